@@ -18,16 +18,16 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// FuzzABCI plays CometBFT: it reads any bytes as decisions about the next call, within the order
-// that ABCI 2.0 allows ("CometBFT's expected behavior", spec/abci), with transactions that are
-// valid, damaged or junk.
+// FuzzABCI plays the part of CometBFT. It reads any bytes as decisions about the next call, within
+// the order that ABCI 2.0 allows ("CometBFT's expected behavior", spec/abci), with transactions
+// that are valid, damaged or junk.
 //
 //	start    = info [init-chain] replay | offer apply… replay
 //	height   = (prepare process | process)… [finalize] finalize commit recheck…
 //	meantime = check-tx | query | info | list | load | offer | apply | a kill and another start
 //
 // Two replicas must agree on every proposal and every result. A third replaces one of them by a
-// snapshot, some of whose chunks are damaged. State, codes, values read and validators must be
+// snapshot, some of whose chunks are damaged. State, codes, read values and validators must be
 // those of a naive model.
 func FuzzABCI(f *testing.F) {
 	for seed := range uint64(16) {
@@ -50,7 +50,7 @@ func TestRandomABCI(t *testing.T) {
 	}
 	t.Log(total)
 	for _, what := range []string{"block", "again", "check", "recheck", "query", "restart", "replayed", "join", "refetched", "junk", "ok"} {
-		require.NotZero(t, total[what], "the random calls never came to %q", what)
+		require.NotZero(t, total[what], "the random calls never reached %q", what)
 	}
 }
 
@@ -63,7 +63,7 @@ func randomDecisions(seed uint64, n int) []byte {
 	return decisions
 }
 
-// decisions reads bytes as choices; when they are used up, every choice is the first.
+// decisions reads bytes as choices; when they are used up, every choice is the first one.
 type decisions []byte
 
 func (d *decisions) choose(n int) int {
@@ -103,14 +103,14 @@ func (s *source) Uint64() uint64 {
 const abciGenesis = `{"chunk_bytes": 150, "snapshot_interval": 2, "open": true, "admins": ["@root"], "grants": [
 	{"grantee": "@alice", "prefix": "a"}, {"grantee": "@bob", "prefix": "ab", "quota": 100}, {"grantee": "*", "prefix": "c", "quota": 50}]}`
 
-// abciWorld is what CometBFT has: the decided blocks, a mempool, and nodes.
+// abciWorld contains the state of CometBFT: the decided blocks, a mempool, and nodes.
 type abciWorld struct {
 	t          *testing.T
 	decisions  *decisions
 	generator  *generator
 	model      *model
 	validators *cmttypes.ValidatorSet
-	blocks     []abciBlock // that of height 1 first
+	blocks     []abciBlock // beginning with height 1
 	replicas   []*replica
 	mempool    [][]byte
 	did        map[string]int
@@ -146,7 +146,7 @@ func playABCI(t *testing.T, bytes []byte) map[string]int {
 	for len(d) > 0 {
 		w.step()
 	}
-	w.block() // whatever was decided, a block can follow
+	w.block() // a block must be possible whatever was decided
 	for _, r := range w.replicas {
 		checkState(t, r.App, w.model)
 	}
@@ -179,7 +179,7 @@ func (w *abciWorld) newReplica() *replica {
 	return r
 }
 
-// open starts the application from what is durable.
+// open starts the application from the durable state.
 func (w *abciWorld) open(r *replica) {
 	r.App = newTestApp(w.t, r.store)
 	r.snapshots = statesync.NewManager(statesync.Options{Target: &restoreInto{replica: r}, Interval: 2, Keep: 2, Workers: 1})
@@ -198,7 +198,8 @@ type onlySnapshots struct{ *statesync.Manager }
 
 func (onlySnapshots) Offered() []SnapshotInfo { return nil }
 
-// replay is the handshake: what was not durable is executed again, with the same results.
+// replay performs the handshake: blocks that were not durable are executed again, with the same
+// results.
 func (w *abciWorld) replay(r *replica) {
 	info, err := r.Info(ctx, &abci.RequestInfo{})
 	require.NoError(w.t, err)
@@ -266,9 +267,9 @@ func (w *abciWorld) block() {
 	w.recheck()
 }
 
-// round plays one round, whose block is decided if it is the last. Everybody must accept the
-// proposal of a correct proposer. All must judge a block with arbitrary contents alike; it may be
-// decided even if they reject it, by other validators.
+// round plays one round, whose block is decided if it is the last. All validators must accept the
+// proposal of a correct proposer, and must agree about a block with arbitrary contents. Such a
+// block may be decided even if they reject it, by other validators.
 func (w *abciWorld) round(height int64, last abci.CommitInfo) [][]byte {
 	txs := w.transactions()
 	honest := w.decisions.choose(3) != 2
@@ -336,7 +337,7 @@ func (w *abciWorld) check(r *replica) {
 	}
 }
 
-// recheck is what CometBFT does with a mempool after each block.
+// recheck does what CometBFT does with a mempool after each block.
 func (w *abciWorld) recheck() {
 	var kept [][]byte
 	for _, raw := range w.mempool[max(0, len(w.mempool)-20):] {
@@ -354,8 +355,8 @@ func (w *abciWorld) recheck() {
 	w.mempool = kept
 }
 
-// query asks for a key that is likely present and compares the answer with the model, or asks for
-// anything.
+// query queries a key that is likely present and compares the response with the model, or makes an
+// arbitrary query.
 func (w *abciWorld) query(r *replica) {
 	w.did["query"]++
 	if w.decisions.choose(2) == 0 || r.Height() == 0 {
@@ -400,8 +401,8 @@ func (w *abciWorld) junk(r *replica) {
 	}
 }
 
-// join replaces the last replica by a new node: it takes a snapshot of the first, with chunks
-// damaged on the way, and then the blocks since.
+// join replaces the last replica by a new node: it restores a snapshot of the first, with chunks
+// damaged on the way, and then executes the blocks since.
 func (w *abciWorld) join() {
 	server, last := w.replicas[0], w.replicas[len(w.replicas)-1]
 	list, err := server.ListSnapshots(ctx, &abci.RequestListSnapshots{})
@@ -461,7 +462,7 @@ func (w *abciWorld) damaged(chunk []byte) []byte {
 	}
 }
 
-// restoreInto is a statesync.Target over a replica's store.
+// restoreInto is a statesync.Target for a replica's store.
 type restoreInto struct {
 	*replica
 	mu struct {
@@ -485,8 +486,10 @@ func (r *restoreInto) Begin(_ int64, m *avlstar.Manifest) error {
 func (r *restoreInto) Write(k uint32, c *avlstar.Chunk) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for leaf := range statesync.Leaves(r.mu.manifest, k, c) {
-		r.mu.leaves[string(leaf.Key)], r.mu.heights[string(leaf.Key)] = bytes.Clone(leaf.Value), leaf.Height
+	height := r.mu.manifest.Entries[k].BoundaryHeight // of the first leaf, in the whole tree
+	for leaf := range c.Leaves() {
+		r.mu.leaves[string(leaf.Key)], r.mu.heights[string(leaf.Key)] = bytes.Clone(leaf.Value), max(leaf.Height, height)
+		height = 0
 	}
 	return nil
 }

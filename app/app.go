@@ -18,27 +18,26 @@ import (
 // Store keeps the state. The application calls Load and Commit from one goroutine at a time, and
 // Durable at any time.
 //
-// Versions are counted references (avlstar.Version). One rule of ownership holds here and
-// everywhere in this program: a version passed as an argument is valid during the call, and a
-// callee that keeps it longer retains it; a version that is returned comes with a reference, which
-// the caller releases.
+// Versions count their references (avlstar.Version). The whole program follows one rule of
+// ownership: a version passed as an argument is valid during the call, and a callee that keeps it
+// longer retains it; a version that is returned comes with a reference, which the caller releases.
 type Store interface {
 	// Load returns the durable state, which the caller releases: height 0 and nil if there is none.
 	Load() (height int64, v *avlstar.Version, err error)
 
-	// Commit hands over the block that made v the state at height. It becomes durable later, in
-	// order of height, each block whole or not at all: see Durable. Commit may block while the
-	// backlog is at its maximum. base is the version before v, and changes is what differs from it,
-	// in ascending key order: nobody modifies their keys and values, so the store may keep them.
-	// In the first commit base is nil, and changes holds every key; then they are valid only while
+	// Commit hands over the block that made v the state at height. The block becomes durable later,
+	// in order of height, completely or not at all: see Durable. Commit may block while the backlog
+	// is at its maximum. base is the version before v, and changes are the differences from it, in
+	// ascending key order. Their keys and values are never modified, so the store may keep them. In
+	// the first commit base is nil, and changes contains every key; then they are valid only while
 	// v is retained. With Options.Source base is never nil: before the first block, it is the
-	// genesis state, which those who keep the state compute themselves. The store retains v and
+	// genesis state, which nodes that keep the state compute themselves. The store retains v and
 	// base for as long as it needs them. After an error, which may concern an earlier block, the
-	// application commits nothing more: the node must stop.
+	// application commits nothing more, and the node must stop.
 	Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error
 
-	// Durable returns the height of the state that a restart would load, 0 if there is none. It
-	// never decreases. Later blocks exist in CometBFT's block store only, which must keep them:
+	// Durable returns the height of the state that a restart would load, or 0 if there is none. It
+	// never decreases. Later blocks exist only in CometBFT's block store, which must keep them:
 	// CometBFT executes them again after a restart.
 	Durable() int64
 }
@@ -47,14 +46,14 @@ type Store interface {
 // abci.Application. All methods may be called concurrently and at any time; the application holds
 // none of its locks while it calls them.
 type Snapshots interface {
-	// Committed reports a committed version; heights ascend. To keep v, it retains it. It must not
-	// block.
+	// Committed reports a committed version; heights ascend. The implementation must retain v if it
+	// keeps it, and must not block.
 	Committed(height int64, v *avlstar.Version)
-	// OldestServed returns the lowest height of a snapshot that is offered, 0 if there is none.
+	// OldestServed returns the lowest height of the offered snapshots, or 0 if there is none.
 	// CometBFT must keep the blocks from there on.
 	OldestServed() int64
-	// Offered describes the snapshots on offer, newest first. Unlike ListSnapshots, it is not
-	// counted as a question of a joining node.
+	// Offered describes the offered snapshots, newest first. Unlike ListSnapshots, it is not
+	// counted as a request of a joining node.
 	Offered() []SnapshotInfo
 
 	ListSnapshots(context.Context, *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error)
@@ -68,59 +67,64 @@ type Options struct {
 	Logger  log.Logger // default: none
 	Store   Store      // required
 	ChainID string     // if set, the state of another chain is refused
-	// KeepRecent is the number of committed versions that answer queries, at least 1; with a
-	// Source, more than Retention.Window.
+	// KeepRecent is the number of committed versions that can be queried, at least 1. With a
+	// Source, it must be greater than Retention.Window.
 	KeepRecent int
-	// KeepRecentBytes limits the memory that these take beyond that of the last one, by keeping
-	// fewer of them; 0: no limit. See drop.
+	// KeepRecentBytes limits the memory that these versions take in addition to the last one, by
+	// keeping fewer of them. 0 means no limit. See drop.
 	KeepRecentBytes uint64
 	RetainBlocks    int64  // number of blocks that CometBFT keeps; 0: all
-	Version         string // of the program, for Info
-	// NewestVersion is the newest app version whose blocks are executed, 0: NewestVersion(). A
-	// version without rules of its own uses those of the newest, so that an upgrade can be
-	// rehearsed before there is one.
+	Version         string // version of the program, for Info
+	// NewestVersion is the newest app version whose blocks are executed; 0 stands for
+	// NewestVersion(). A version without rules of its own uses those of the newest, so that an
+	// upgrade can be rehearsed before its rules exist.
 	NewestVersion uint64
 	Metrics       *Metrics // default: none
-	// Events takes what blocks change, for watchers; nil: nobody does.
+	// Events receives the changes of blocks, for watchers. If it is nil, there are no watchers.
 	Events Events
-	// WatchWait limits the time for which a query about events waits for one; 0: it does not wait.
+	// WatchWait limits the time for which a query for events waits for an event. If it is 0, the
+	// query does not wait.
 	WatchWait time.Duration
-	// Source brings what the tree lacks: then it need not have all of the state. nil: it has.
+	// Source fetches nodes that are missing in the tree, which then need not have the whole state.
+	// If it is nil, the tree has the whole state.
 	Source Source
-	// Retention says what of such a tree stays in memory; what KeepRecords names always does, and
-	// what PreferNonces names while the tree is within Retention.Budget. Retention.Least is to be
-	// the number of blocks that nobody else has on disk yet.
+	// Retention determines which nodes of such a tree stay in memory. Subtrees of KeepRecords
+	// always stay, and those of PreferNonces while the tree is within Retention.Budget.
+	// Retention.Least must return the number of blocks that no other node has on disk yet.
 	Retention avlstar.Retention
-	// Edges are keys to which every version that Commit hands over has the ways, whatever became of
-	// the leaves beside them: where the state is divided. Retention.Keep should hold these ways.
+	// Edges are the keys at which the state is divided. Every version that Commit hands over has
+	// the paths to them, even if leaves next to them were deleted. Retention.Keep should keep these
+	// paths.
 	Edges [][]byte
-	// Life ends all waiting for the Source, as Stop does; nil: only Stop does.
+	// Life ends all waiting for the Source, as Stop does. If it is nil, only Stop does.
 	Life context.Context //nolint:containedctx // it says how long the application lives
-	// WitnessTimeout limits the time that a proposal waits for the Source, times the number of
-	// proposals seen at its height; default DefaultWitnessTimeout.
+	// WitnessTimeout limits the time for which a proposal waits for the Source. It is multiplied by
+	// the number of proposals seen at the height. The default is DefaultWitnessTimeout.
 	WitnessTimeout time.Duration
-	// WitnessBytes limits what a proposal brings from the Source, times the same number; default
-	// DefaultWitnessBytes.
+	// WitnessBytes limits the bytes that a proposal fetches from the Source. It is multiplied by
+	// the same number. The default is DefaultWitnessBytes.
 	WitnessBytes int
-	// BlockWitnessBytes limits what FinalizeBlock brings from the Source for one block; 0: nothing
-	// does. Beyond it the block fails with ErrBlockWitnesses: there is no other result.
+	// BlockWitnessBytes limits the bytes that FinalizeBlock fetches from the Source for one block;
+	// 0 means no limit. Above the limit the block fails with ErrBlockWitnesses, because a decided
+	// block has no other result.
 	BlockWitnessBytes int
-	// ProposalTime limits the time that a proposer spends on executing what it proposes, default
+	// ProposalTime limits the time that a proposer spends on executing its proposal. The default is
 	// DefaultProposalTime.
 	ProposalTime time.Duration
 }
 
-// DefaultProposalTime leaves most of timeout_propose, for which the others wait (3 s, if nobody
-// changed it), for sending the proposal.
+// DefaultProposalTime leaves most of timeout_propose, for which the other validators wait (3 s by
+// default), for sending the proposal.
 const DefaultProposalTime = time.Second
 
-// App is the application. Its methods may be called concurrently; those that read never wait for a
-// block that is being executed.
+// App is the application. Its methods may be called concurrently. Methods that only read never wait
+// for a block that is being executed.
 type App struct {
-	// What Starling does not use: vote extensions, and a mempool of the application's own.
+	// Methods that Starling does not use: vote extensions, and an application mempool.
 	abci.BaseApplication
 
 	options   Options
+	state     backing
 	logger    log.Logger
 	decoder   decoder
 	snapshots atomic.Pointer[Snapshots]
@@ -128,32 +132,34 @@ type App struct {
 	check     checker
 	passed    passedOver
 	ahead     ahead
-	queries   chan struct{}      // has an element for each query that waits for the Source
+	queries   chan struct{}      // one element for each query that waits for the Source
 	life      context.Context    //nolint:containedctx // ends with Stop
-	end       context.CancelFunc // of life
+	end       context.CancelFunc // ends life
 
 	// block is the state machine, which advances block by block.
 	block struct {
 		sync.Mutex
 		height  int64 // committed; 0: none yet
-		initial int64 // height of the first block, known from InitChain
-		// After block height, or of genesis; nil before InitChain. Holds a reference: see replace.
+		initial int64 // height of the first block, from InitChain
+		// The version after block height, or of genesis; nil before InitChain. Holds a reference:
+		// see replace.
 		version  *avlstar.Version
 		params   *Params  // of version
 		pending  *pending // finalized and not yet committed: see giveUp
-		failures error    // a commit failed: nothing is executed any more
+		failures error    // set when a commit failed: no block is executed any more
 	}
 	patience patience // guarded by block's lock
 }
 
 var _ abci.Application = (*App)(nil)
 
-// published is what queries see. It is immutable. When it is replaced, the versions that the new
-// one lacks are released, so a version that was found here may no longer be valid: use acquire.
+// published is the state that queries see. It is immutable. When it is replaced, versions that are
+// not in the new one are released, so a version that was found here may no longer be valid: use
+// acquire.
 type published struct {
-	height int64 // 0: no block is committed
-	// In ascending order; the last one is of height. Each holds a reference, which passes from one
-	// published to the next.
+	height int64 // 0: no block is committed yet
+	// In ascending order of height; the last one is that of height. Each holds a reference, which
+	// passes from one published to the next.
 	recent []committed
 }
 
@@ -164,20 +170,16 @@ type committed struct {
 	version *avlstar.Version
 }
 
-// ErrOtherChain: data belong to another chain, or to another genesis of it, than the one that is
-// asked for.
+// ErrOtherChain is returned if data belong to another chain, or to another genesis of it, than the
+// requested one.
 var ErrOtherChain = errors.New("data of another chain")
 
-// New returns an application that resumes from what the store holds.
+// New returns an application that resumes from the state in the store.
 func New(options Options) (*App, error) {
 	if options.Store == nil {
 		return nil, errors.New("app: no store")
 	}
 	options.KeepRecent = max(options.KeepRecent, 1)
-	if options.Source != nil {
-		// Others that lack what a decided block needed get it from the version before that block.
-		options.KeepRecent = max(options.KeepRecent, options.Retention.Window+1)
-	}
 	if options.ProposalTime == 0 {
 		options.ProposalTime = DefaultProposalTime
 	}
@@ -194,6 +196,11 @@ func New(options Options) (*App, error) {
 		options.WitnessBytes = DefaultWitnessBytes
 	}
 	a := &App{options: options, logger: options.Logger, queries: make(chan struct{}, maxWaitingQueries)}
+	a.state = onDisk{a}
+	if options.Source != nil {
+		a.state = byWitness{a}
+	}
+	a.options.KeepRecent = a.state.keepRecent(options.KeepRecent)
 	if options.Life == nil {
 		options.Life = context.Background()
 	}
@@ -214,7 +221,7 @@ func New(options Options) (*App, error) {
 	return a, nil
 }
 
-// keysOf returns the number of keys of v for a log.
+// keysOf returns the number of keys of v, for a log message.
 func keysOf(v *avlstar.Version) any {
 	if n, ok := v.Count(); ok {
 		return n
@@ -222,12 +229,12 @@ func keysOf(v *avlstar.Version) any {
 	return "unknown"
 }
 
-// adopt makes a state of the store the current one, and retains it.
+// adopt makes a state from the store the current one, and retains it.
 func (a *App) adopt(height int64, v *avlstar.Version) error {
 	if height < 1 || v == nil {
 		return fmt.Errorf("a state at height %d cannot be resumed", height)
 	}
-	v, err := a.begin(height, v)
+	v, err := a.state.begin(height, v)
 	if err != nil {
 		return err
 	}
@@ -237,7 +244,7 @@ func (a *App) adopt(height int64, v *avlstar.Version) error {
 		return err
 	}
 	if want := a.options.ChainID; want != "" && params.ChainId != want {
-		return fmt.Errorf("%w: it is of %q, genesis says %q: use another home folder or the genesis file that belongs to it",
+		return fmt.Errorf("%w: the state is of chain %q, genesis names %q: use another home folder or the matching genesis file",
 			ErrOtherChain, params.ChainId, want)
 	}
 	if err := a.mayExecute(v, &params); err != nil {
@@ -254,14 +261,14 @@ func (a *App) adopt(height int64, v *avlstar.Version) error {
 		}
 	}
 	v.Retain()
-	a.limitMemory(v)
+	a.state.adopted(v)
 	a.replace(height, v, &params)
 	a.publish(nil, false, nil)
 	return nil
 }
 
 // replace makes v the current state and takes over a reference to it. It releases the previous
-// state and gives up a block that waits for its commit. The caller holds block's lock.
+// state and drops a block that waits for its commit. The caller holds block's lock.
 func (a *App) replace(height int64, v *avlstar.Version, params *Params) {
 	a.giveUp()
 	if a.block.version != nil {
@@ -279,7 +286,7 @@ func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool, included
 	drop := a.options.drop(old)
 	recent := append(make([]committed, 0, len(old)-drop+1), old[drop:]...)
 	a.published.Store(&published{height: height, recent: append(recent, committed{height, v})})
-	for _, c := range old[:drop] { // only now that published lacks them: see acquire
+	for _, c := range old[:drop] { // only after published was replaced: see acquire
 		c.version.Release()
 	}
 	a.check.reset(v, a.block.params, rewritten, sameRights, included)
@@ -289,15 +296,15 @@ func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool, included
 	a.options.Metrics.OldestHeight.Set(float64(a.Oldest()))
 }
 
-// drop returns how many of the recent versions, the oldest, are no longer kept behind a new one:
-// as many as are more than KeepRecent, or hold more than KeepRecentBytes together. What a version
-// holds is what the next one does not share with it, so it is what keeping the version costs. If
-// somebody else has an older version (a snapshot, a query), some of that stays in memory for it
-// instead: at most as much as that version's whole state.
+// drop returns the number of the oldest recent versions to drop when a new one is added: those
+// beyond KeepRecent, or beyond KeepRecentBytes in total. A version holds the memory that the next
+// one does not share with it, which is the cost of keeping the version. If an older version is
+// still referenced (by a snapshot or a query), some of that memory stays in use for it instead: at
+// most the size of that version's whole state.
 func (o *Options) drop(recent []committed) int {
 	held := uint64(0)
 	for i := len(recent) - 1; i >= 0; i-- {
-		// A block that changes nothing has the version of the one before.
+		// A block that changes nothing has the version of the block before.
 		if i == len(recent)-1 || recent[i].version != recent[i+1].version {
 			held += recent[i].version.HeldBytes()
 		}
@@ -316,16 +323,16 @@ func (a *App) acquire(height int64) (committed, *tx.Error) {
 		if refused != nil || c.version.TryRetain() {
 			return c, refused
 		}
-		// It was released after it was found: by now published is a newer one.
+		// The version was released after it was found, so published has been replaced.
 	}
 }
 
 // SetSnapshots connects the snapshots. It must be called at most once, before the first block. If
-// there is a state already, it is reported to them. With Options.Source nothing is reported: a
-// version that may lack nodes has neither a manifest nor chunks to offer.
+// there is a state already, it is reported to them. With Options.Source nothing is reported,
+// because a version with missing nodes has neither a manifest nor chunks to offer.
 func (a *App) SetSnapshots(s Snapshots) {
 	a.snapshots.Store(&s)
-	if a.options.Source != nil {
+	if !a.state.offers() {
 		return
 	}
 	if height, v := a.Latest(); v != nil {
@@ -334,9 +341,9 @@ func (a *App) SetSnapshots(s Snapshots) {
 	}
 }
 
-// Restored makes v, which came as a snapshot and is complete, verified and durable, the current
-// state of an application that has none. The application retains v and applies the next block to
-// it; nobody else may. Snapshots.Committed is not called.
+// Restored makes v the current state of an application that has none. v came from a snapshot, and
+// is complete, verified and durable. The application retains v and applies the next block to it; no
+// other code may apply changes to it. Snapshots.Committed is not called.
 func (a *App) Restored(height int64, v *avlstar.Version) error {
 	if err := a.adopt(height, v); err != nil {
 		return fmt.Errorf("restored state: %w", err)
@@ -345,8 +352,9 @@ func (a *App) Restored(height int64, v *avlstar.Version) error {
 	return nil
 }
 
-// Forget drops a restored state on which no block was executed, so that another can be restored:
-// the join was interrupted before CometBFT knew of it. The caller removes it from the store.
+// Forget drops a restored state on which no block was executed, so that another can be restored. It
+// is used when the join was interrupted before CometBFT knew the state. The caller removes the
+// state from the store.
 func (a *App) Forget() {
 	a.block.Lock()
 	defer a.block.Unlock()
@@ -357,8 +365,8 @@ func (a *App) Forget() {
 	a.check.reset(nil, nil, nil, false, nil)
 }
 
-// Latest returns the last committed state, which the caller releases: height 0 and nil if there is
-// none.
+// Latest returns the last committed state, which the caller releases. It returns height 0 and nil
+// if there is none.
 func (a *App) Latest() (height int64, v *avlstar.Version) {
 	c, refused := a.acquire(0)
 	if refused != nil {
@@ -368,9 +376,9 @@ func (a *App) Latest() (height int64, v *avlstar.Version) {
 }
 
 // Version returns the committed state after block height, if it is kept, with a reference that the
-// caller releases. With a Source it may lack nodes, and has those that its block needed.
+// caller releases. With a Source, nodes may be missing in it, except those that its block needed.
 func (a *App) Version(height int64) (v *avlstar.Version, ok bool) {
-	if height <= 0 { // acquire takes 0 for the last one
+	if height <= 0 { // acquire takes 0 for the latest version
 		return nil, false
 	}
 	c, refused := a.acquire(height)
@@ -380,7 +388,7 @@ func (a *App) Version(height int64) (v *avlstar.Version, ok bool) {
 // Height returns the height of the last committed block, 0 if there is none.
 func (a *App) Height() int64 { return a.published.Load().height }
 
-// Oldest returns the height of the oldest state that answers queries, 0 if there is none.
+// Oldest returns the height of the oldest state that can be queried, or 0 if there is none.
 func (a *App) Oldest() int64 {
 	if recent := a.published.Load().recent; len(recent) > 0 {
 		return recent[0].height

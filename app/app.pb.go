@@ -66,7 +66,7 @@ func (m *Params) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_Params proto.InternalMessageInfo
 
-// RangeRequest is the data of a query of path /range. A node refuses one with other fields.
+// RangeRequest is the data of a query with path /range. A node refuses a request with other fields.
 type RangeRequest struct {
 	Start    []byte `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
 	End      []byte `protobuf:"bytes,2,opt,name=end,proto3" json:"end,omitempty"`

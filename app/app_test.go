@@ -24,7 +24,7 @@ func commitBlock(a *App) error {
 	return err
 }
 
-// Before InitChain, and after nonsense, every call answers and none panics.
+// Before InitChain, and after invalid calls, every call returns and none panics.
 func TestBeforeGenesis(t *testing.T) {
 	a := newTestApp(t, &memoryStore{})
 	_, err := a.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: 1})
@@ -51,8 +51,8 @@ func TestBeforeGenesis(t *testing.T) {
 	}
 }
 
-// CometBFT calls InitChain again until the first block is committed; after that, its data and ours
-// do not match.
+// CometBFT calls InitChain again until the first block is committed. After that, its data and the
+// state do not match.
 func TestInitChainAgain(t *testing.T) {
 	a := newTestApp(t, &memoryStore{})
 	first, err := a.InitChain(ctx, initRequest(aliceOwnsA))
@@ -64,10 +64,10 @@ func TestInitChainAgain(t *testing.T) {
 	require.ErrorContains(t, commitBlock(a), "commit without a finalized block")
 	runBlock(t, a)
 	_, err = a.InitChain(ctx, initRequest(aliceOwnsA))
-	require.ErrorContains(t, err, "there is a state at height 1")
+	require.ErrorContains(t, err, "the state is at height 1")
 }
 
-// Until Commit, a block may be executed again, or another instead of it, and no reader sees it.
+// Until Commit, a block may be executed again, or another one in its place, and no reader sees it.
 func TestFinalizeBlockAgain(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	runBlock(t, a, sign(t, "alice", 0, put("a", "1")))
@@ -82,7 +82,7 @@ func TestFinalizeBlockAgain(t *testing.T) {
 	after, err := a.Info(ctx, &abci.RequestInfo{})
 	require.NoError(t, err)
 	require.Equal(t, before, after)
-	for _, path := range []string{PathKey, ""} { // the latter as CometBFT's kvstore is queried
+	for _, path := range []string{PathKey, ""} { // the latter as in queries of CometBFT's kvstore
 		res, err := a.Query(ctx, &abci.RequestQuery{Path: path, Data: []byte("a")})
 		require.NoError(t, err)
 		require.Equal(t, "1", string(res.Value))
@@ -135,9 +135,9 @@ func TestNewRefuses(t *testing.T) {
 	runBlock(t, startChain(t, store, aliceOwnsA))
 	_, err = New(Options{Store: store, ChainID: "another"})
 	require.ErrorIs(t, err, ErrOtherChain)
-	require.ErrorContains(t, err, `it is of "test-chain", genesis says "another"`)
+	require.ErrorContains(t, err, `the state is of chain "test-chain", genesis names "another"`)
 
-	store.mu.leaves["z"] = nil // an empty value is no leaf
+	store.mu.leaves["z"] = nil // an empty value is not a valid leaf
 	_, err = New(Options{Store: store})
 	require.ErrorContains(t, err, "load the state")
 
@@ -147,7 +147,7 @@ func TestNewRefuses(t *testing.T) {
 		says   string
 	}{
 		{func() {}, "name no app version"},
-		{func() { params.AppVersion, params.ChunkBytes = 1, 301 }, "its parameters say chunk_bytes 301"},
+		{func() { params.AppVersion, params.ChunkBytes = 1, 301 }, "its parameters have chunk_bytes 301"},
 		{func() { params = Params{} }, "name no app version"},
 	} {
 		test.change()
@@ -172,13 +172,13 @@ func TestNewRefuses(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoState)
 }
 
-// A joiner that was given a state executes the chain's next blocks and gets the same hashes.
+// A joiner that restored a state executes the chain's next blocks and gets the same hashes.
 func TestRestored(t *testing.T) {
 	validator := startChain(t, &memoryStore{}, aliceOwnsA)
 	runBlock(t, validator, sign(t, "alice", 0, put("a1", "1"), put("a2", "2")))
 	runBlock(t, validator, sign(t, "root", 0, validatorOp(account("v2"), 3)))
 	height := validator.Height()
-	v := copyOf(t, latest(t, validator)) // the validator keeps its own
+	v := copyOf(t, latest(t, validator)) // the validator keeps its own version
 
 	store := &memoryStore{}
 	require.NoError(t, store.Commit(height, v, nil, must(everything(v))))
@@ -189,7 +189,7 @@ func TestRestored(t *testing.T) {
 	require.Error(t, joiner.Restored(1, nil))
 
 	joiner = newTestApp(t, &memoryStore{})
-	joiner.options.Store = store // what the restore wrote, after New saw an empty store
+	joiner.options.Store = store // New saw an empty store; the restore filled it
 	require.NoError(t, joiner.Restored(height, v))
 	require.ErrorContains(t, joiner.Restored(height, v), "there is a state already")
 	v.Release() // the joiner has a reference of its own
@@ -245,7 +245,7 @@ func TestRetainHeight(t *testing.T) {
 	for _, test := range []struct{ height, retain, oldest, durable, want int64 }{
 		{100, 0, 0, 100, 0},   // all
 		{100, 0, 50, 100, 0},  //
-		{9, 10, 0, 9, 0},      // fewer blocks than are kept
+		{9, 10, 0, 9, 0},      // fewer blocks than RetainBlocks
 		{10, 10, 0, 10, 1},    //
 		{100, 10, 0, 100, 91}, //
 		{100, 1, 0, 100, 100}, //
@@ -276,8 +276,8 @@ func TestRetainHeight(t *testing.T) {
 	require.Equal(t, []int64{0, 1, 2, 2, 2}, retained)
 }
 
-// A store that is behind: nothing is pruned that a restart would need, what is published does not
-// wait, and the blocks bring back all that a crash loses.
+// With a store that is behind, nothing is pruned that a restart needs, published states do not
+// wait, and the blocks restore everything that a crash loses.
 func TestStoreFallsBehind(t *testing.T) {
 	rng := rand.New(rand.NewPCG(testSeed(t), 11))
 	store := &memoryStore{}
@@ -307,7 +307,7 @@ func TestStoreFallsBehind(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, next+1, a.Height(), "it is visible at once")
 		require.Equal(t, store.Durable(), committed.RetainHeight)
-		require.LessOrEqual(t, a.Height()-a.Oldest(), int64(1), "keep_recent")
+		require.LessOrEqual(t, a.Height()-a.Oldest(), int64(1), "pruning_keep_recent")
 		require.LessOrEqual(t, a.Height()-store.Durable(), int64(store.lag))
 		if rng.IntN(10) == 0 {
 			store.lag = rng.IntN(20)
@@ -345,7 +345,7 @@ func TestDecoderForgets(t *testing.T) {
 	}
 }
 
-// A block of 10,000 puts under a quota takes linear time: summing up all keys for each put would
+// A block of 10,000 puts under a quota takes linear time. Summing up all keys for each put would
 // take minutes.
 func TestManyPutsUnderAQuota(t *testing.T) {
 	a := startChain(t, &memoryStore{}, `{"admins": ["@root"], "grants": [{"grantee": "@alice", "prefix": "a/", "quota": 200000}]}`)
@@ -357,7 +357,7 @@ func TestManyPutsUnderAQuota(t *testing.T) {
 	require.Equal(t, []tx.Code{tx.CodeOK, tx.CodeQuota, tx.CodeOK}, codes(res))
 }
 
-// Vote extensions and the application's own mempool are not used; calls of them must do no harm.
+// Vote extensions and the application's own mempool are not used; calls to them must do no harm.
 func TestUnusedCalls(t *testing.T) {
 	a := newTestApp(t, &memoryStore{})
 	_, err := a.ExtendVote(context.Background(), &abci.RequestExtendVote{})
@@ -367,8 +367,8 @@ func TestUnusedCalls(t *testing.T) {
 	require.True(t, verified.IsAccepted())
 }
 
-// For as many validators as max_validators admits, CometBFT finds room for their signatures;
-// without room it would panic.
+// CometBFT finds room for the signatures of as many validators as max_validators admits. Without
+// room it would panic.
 func TestMaxValidatorsFitTheBlock(t *testing.T) {
 	perValidator := cmttypes.MaxCommitBytes(1) - cmttypes.MaxCommitBytes(0)
 	require.LessOrEqual(t, perValidator, int64(validatorBytes))

@@ -14,9 +14,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// transfers are blocks of signed transfers, two compare-and-puts each, by accounts with grants of
-// their own, as RainBlock's generator makes them (section 7: most are among a tenth of the
-// accounts).
+// transfers makes blocks of signed transfers, two compare-and-puts each, by accounts with grants of
+// their own, like RainBlock's generator (section 7: most are among a tenth of the accounts).
 type transfers struct {
 	b       *testing.B
 	rnd     *rand.Rand
@@ -31,7 +30,7 @@ func transferValue(n uint64) string {
 	return string(binary.BigEndian.AppendUint64(make([]byte, 0, 100), n)) + string(make([]byte, 92))
 }
 
-// newTransfers starts a chain with n accounts, whose tree may lack nodes if there is a source.
+// newTransfers starts a chain with n accounts. With a source, nodes may be missing in its tree.
 func newTransfers(b *testing.B, n int, source Source) (*transfers, *App) {
 	b.Helper()
 	f := &transfers{b: b, rnd: rand.New(rand.NewPCG(1, 2)), nonces: make([]uint64, n), balance: make([]uint64, n)}
@@ -89,17 +88,17 @@ func (f *transfers) block(n int) (txs [][]byte) {
 	return txs
 }
 
-// BenchmarkFinalizeBlock executes blocks of 1,000 transfers that were checked before: in local
-// mode, and on a tree that could lack nodes and lacks none.
+// BenchmarkFinalizeBlock executes blocks of 1,000 transfers that were checked before: in full-state
+// mode, and on a partial tree in which no node is missing.
 func BenchmarkFinalizeBlock(b *testing.B) {
 	b.Run("local", func(b *testing.B) { finalizeBlocks(b, nil) })
 	b.Run("witnesses in place", func(b *testing.B) { finalizeBlocks(b, noSource{}) })
 }
 
-// noSource is for trees that lack nothing.
+// noSource is for trees in which no node is missing.
 type noSource struct{}
 
-func (noSource) Fetch(context.Context, int64, []avlstar.Want, avlstar.Below) ([]*avlstar.Bag, error) {
+func (noSource) Fetch(context.Context, int64, []avlstar.Want, avlstar.Below) ([]*avlstar.Multiproof, error) {
 	return nil, errSource
 }
 
@@ -128,7 +127,7 @@ func finalizeBlocks(b *testing.B, source Source) {
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N*size), "µs/tx")
 }
 
-// BenchmarkStanding looks up what an account is, before its operations are looked at.
+// BenchmarkStanding determines the standing of an account.
 func BenchmarkStanding(b *testing.B) {
 	f, a := newTransfers(b, 5_000, nil)
 	_, v := a.Latest()

@@ -14,7 +14,7 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// block is what decides about the result of an execution, besides the state before it.
+// block contains all inputs of an execution except the state before the block.
 type block struct {
 	height int64
 	txs    [][]byte
@@ -26,25 +26,25 @@ type pending struct {
 	block
 	// Holds a reference, until commit passes it to App.block or giveUp releases it.
 	version *avlstar.Version
-	// edged: of Options.Edges, made lacks ways that version has.
+	// edged says that version has paths to Options.Edges that are missing in applied.
 	edged bool
-	// What Apply returned, if version is another one of the same state that has more in memory; it
-	// holds a reference then.
+	// applied is the result of Apply, if version is another version of the same state with more
+	// nodes in memory. It then holds a reference.
 	applied   *avlstar.Version
 	params    *Params          // of version
 	changes   []avlstar.Change // they refer to the transactions' bytes, not to a version
 	res       *abci.ResponseFinalizeBlock
 	events    events // for Options.Events
 	rewritten map[[sha256.Size]byte]struct{}
-	executed  []decoded // its transactions, with Options.Source; nil otherwise
+	executed  []decoded // its transactions, with Options.Source; otherwise nil
 }
 
 var errNoGenesis = errors.New("there is no state yet: CometBFT calls InitChain first")
 
 // FinalizeBlock executes a block on the committed state and computes the next state, which Commit
 // saves and publishes. It may be called again before that, with the same block or another. The
-// result depends on nothing but the committed state, the transactions and who signed the last
-// block. With Options.Source it waits for what the tree lacks until ctx or Stop ends it: see
+// result depends only on the committed state, the transactions, and the validators that signed the
+// last block. With Options.Source it waits for missing nodes until ctx or Stop ends it: see
 // App.witnessed.
 func (a *App) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
 	a.block.Lock()
@@ -53,22 +53,10 @@ func (a *App) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlock)
 		return nil, err
 	}
 	b := block{req.Height, req.Txs, lastSigners(req.DecidedLastCommit)}
-	if a.options.Source != nil {
-		return a.finalizeWitnessed(ctx, b)
-	}
-	txs := a.decoder.decodeAll(b.txs, a.block.params.ChainId)
-	defer a.block.version.ForgetAhead() // Apply needs the last of these pages
-	done, err := execute(a.block.version, a.block.params, b, txs, nil)
-	if err != nil {
-		return nil, fmt.Errorf("block %d: %w", b.height, err)
-	}
-	if err := a.apply(done); err != nil {
-		return nil, fmt.Errorf("block %d: %w", b.height, err)
-	}
-	return done.res, nil
+	return a.state.finalize(ctx, b)
 }
 
-// mayFinalize returns an error unless the block at height is the next one, and this program can
+// mayFinalize returns an error unless the block at height is the next one and this program can
 // execute it. The caller holds block's lock.
 func (a *App) mayFinalize(height int64) error {
 	if a.block.failures != nil {
@@ -92,8 +80,8 @@ func (a *App) nextHeight() int64 {
 }
 
 // execute executes a block on v, whose parameters are params; txs are its transactions. The result
-// has no version yet: see apply. If v lacks nodes, needs takes what was found to be lacking, and
-// unless that is nothing there is no result.
+// has no version yet: see apply. If nodes may be missing in v, needs records the missing ones, and
+// the result is nil unless there are none.
 func execute(v *avlstar.Version, params *Params, b block, txs []decoded, needs *needs) (*pending, error) {
 	x := newExecutor(newOverlay(v), params, b.height)
 	x.signed, x.needs = b.signed, needs
@@ -116,7 +104,7 @@ func execute(v *avlstar.Version, params *Params, b block, txs []decoded, needs *
 		case err != nil:
 			return nil, err
 		case needs.lost() && ran.trace:
-			x.name(t.tx) // it may take another way when it is run again
+			x.name(t.tx) // it may take another path when it is run again
 		}
 		res.TxResults[i] = execResult(ran)
 		done.events.collect(i, x.journal)
@@ -146,8 +134,8 @@ func execute(v *avlstar.Version, params *Params, b block, txs []decoded, needs *
 	return done, nil
 }
 
-// apply makes the version of an executed block, which then waits for its commit in the place of
-// what waited before. The caller holds block's lock.
+// apply makes the version of an executed block. The block then waits for its commit, and replaces a
+// block that was waiting. The caller holds block's lock.
 func (a *App) apply(done *pending) error {
 	a.giveUp() // only the latest version of a tree can be changed
 	v, err := a.block.version.Apply(done.changes)
@@ -160,8 +148,8 @@ func (a *App) apply(done *pending) error {
 	return nil
 }
 
-// giveUp releases the finalized block that waits for its commit, if there is one. The caller holds
-// block's lock.
+// giveUp drops the finalized block that waits for its commit, if there is one, and releases its
+// versions. The caller holds block's lock.
 func (a *App) giveUp() {
 	if p := a.block.pending; p != nil {
 		p.version.Release()
@@ -172,7 +160,7 @@ func (a *App) giveUp() {
 	}
 }
 
-// made returns the version that Apply returned, or one with more that has the ways to the edges.
+// made returns the result of Apply, or version if paths to the edges are missing in that result.
 func (p *pending) made() *avlstar.Version {
 	if p.applied != nil && !p.edged {
 		return p.applied
@@ -188,7 +176,7 @@ func execResult(o outcome) *abci.ExecTxResult {
 	if o.result != nil {
 		data, err := o.result.Marshal()
 		if err != nil {
-			panic(err) // it writes into memory of the size that it computed
+			panic(err) // cannot happen: the memory has the computed size
 		}
 		res.Data = data
 	}
@@ -196,8 +184,8 @@ func execResult(o outcome) *abci.ExecTxResult {
 }
 
 // colonID is the hash of the form key:value of a text transaction. PrepareProposal writes key=value
-// into the block. CometBFT does not find the other form there, so it would keep that in its mempool
-// and propose it again for ever: a recheck refuses it by this id.
+// into the block. CometBFT does not find the other form there, so it would keep it in its mempool
+// and propose it again forever. A recheck therefore refuses it by this id.
 func colonID(t *tx.Text) [sha256.Size]byte {
 	return sha256.Sum256(bytes.Join([][]byte{t.Key, t.Value}, []byte(":")))
 }
@@ -208,13 +196,13 @@ func colonID(t *tx.Text) [sha256.Size]byte {
 func (a *App) Commit(context.Context, *abci.RequestCommit) (*abci.ResponseCommit, error) {
 	height, v, err := a.commit()
 	if err != nil {
-		a.logger.Error("the state cannot be saved, the node must stop", "err", err)
+		a.logger.Error("cannot save the state, the node must stop", "err", err)
 		return nil, err
 	}
 	defer v.Release()
 	var oldest int64
 	if s := a.snapshots.Load(); s != nil {
-		if a.options.Source == nil { // see SetSnapshots
+		if a.state.offers() {
 			(*s).Committed(height, v)
 		}
 		oldest = (*s).OldestServed()
@@ -222,7 +210,8 @@ func (a *App) Commit(context.Context, *abci.RequestCommit) (*abci.ResponseCommit
 	return &abci.ResponseCommit{RetainHeight: retainHeight(height, a.options.RetainBlocks, oldest, a.options.Store.Durable())}, nil
 }
 
-// commit returns the new state, which the caller releases.
+// commit saves and publishes the finalized block. It returns the new state, which the caller
+// releases.
 func (a *App) commit() (int64, *avlstar.Version, error) {
 	a.block.Lock()
 	defer a.block.Unlock()
@@ -235,9 +224,8 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 	}
 	var err error
 	base, changes := a.block.version, p.changes
-	if a.block.height == 0 && a.options.Source == nil {
-		base = nil
-		changes, err = everything(p.made())
+	if a.block.height == 0 {
+		base, changes, err = a.state.first(p)
 	}
 	start := time.Now()
 	if err == nil {
@@ -247,22 +235,20 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 		err = a.options.Store.Commit(p.height, p.made(), base, changes)
 	}
 	if err != nil {
-		a.block.failures = fmt.Errorf("save the state of block %d: %w (nothing is lost: once the cause is mended, start the node again)", p.height, err)
+		a.block.failures = fmt.Errorf("save the state of block %d: %w (no data is lost: fix the cause and start the node again)", p.height, err)
 		a.giveUp()
 		return 0, nil, a.block.failures
 	}
 	a.options.Metrics.CommitSeconds.Observe(time.Since(start).Seconds())
 	a.options.Metrics.executed(p.res.TxResults)
-	if a.options.Source != nil {
-		if err := a.shed(p); err != nil {
-			a.block.failures = fmt.Errorf("the state of block %d: %w", p.height, err)
-			a.giveUp()
-			return 0, nil, a.block.failures
-		}
+	if err := a.state.shed(p); err != nil {
+		a.block.failures = fmt.Errorf("the state of block %d: %w", p.height, err)
+		a.giveUp()
+		return 0, nil, a.block.failures
 	}
 	a.block.pending = nil // its reference passes to replace
 	if p.params.AppVersion != a.block.params.AppVersion {
-		a.logger.Info("the blocks from here on are of another app version", "after", p.height, "version", p.params.AppVersion)
+		a.logger.Info("the app version changes with the next block", "after", p.height, "version", p.params.AppVersion)
 	}
 	a.replace(p.height, p.version, p.params)
 	a.publish(p.rewritten, !changeRights(p.changes), p.executed)
@@ -289,7 +275,7 @@ func changeRights(changes []avlstar.Change) bool {
 	return false
 }
 
-// everything lists a whole state as changes. Keys and values are v's own memory: valid until v is
+// everything lists a whole state as changes. Keys and values are memory of v: valid until v is
 // released.
 func everything(v *avlstar.Version) ([]avlstar.Change, error) {
 	n, _ := v.Count()
@@ -303,9 +289,9 @@ func everything(v *avlstar.Version) ([]avlstar.Change, error) {
 	return changes, nil
 }
 
-// retainHeight returns the lowest block that CometBFT must keep, 0: all. A snapshot on offer needs
-// the blocks from its height on. A restart needs those after the durable state, and also that of
-// the durable state itself, for its validators.
+// retainHeight returns the lowest block that CometBFT must keep; 0 means all. A snapshot on offer
+// needs the blocks from its height on. A restart needs the blocks after the durable state, and also
+// the block of the durable state itself, for its validators.
 func retainHeight(height, retainBlocks, oldestServed, durable int64) int64 {
 	if retainBlocks <= 0 || height < retainBlocks {
 		return 0

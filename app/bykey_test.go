@@ -10,7 +10,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// countedRecords are those of a state in memory.
+// countedRecords serves and counts the records of a state in memory.
 type countedRecords struct {
 	state *avlstar.Version
 	reads atomic.Int64
@@ -27,9 +27,8 @@ func (r *countedRecords) Record(_ avlstar.Subtree, key []byte) ([]byte, bool, er
 
 func (r *countedRecords) Release() {}
 
-// TestOnlyQueriesAndChecksReadByKey: what takes part in a decision about a block, or in a proof,
-// reads verified pages. The others answer the same either way, and fail where a record cannot be
-// read.
+// TestOnlyQueriesAndChecksReadByKey: calls that contribute to a block or to a proof read verified
+// pages. The others return the same results either way, and fail if a record cannot be read.
 func TestOnlyQueriesAndChecksReadByKey(t *testing.T) {
 	state := newPagedState(t)
 	for name, read := range readers(t) {
@@ -40,8 +39,8 @@ func TestOnlyQueriesAndChecksReadByKey(t *testing.T) {
 			r := &countedRecords{state: state.full}
 			a.block.version.SetRecords(r)
 			require.Equal(t, want, read(a))
-			// The other transactions have neither nonce nor admin: what they look for is found by
-			// its prefix, in a page.
+			// The other transactions have neither a nonce record nor an admin record: their lookups
+			// search by prefix, in a page.
 			signed := strings.HasPrefix(name, "CheckTx") && len(name) == len("CheckTx 7") && name <= "CheckTx 7"
 			if signed || name == "Query key" || name == "Query nonce" {
 				require.NotZero(t, r.reads.Load())

@@ -13,52 +13,53 @@ import (
 )
 
 // checker is the state of CheckTx: the committed version, and the number of transactions of each
-// account that wait for a block. Each commit resets it; CometBFT's recheck then counts again what
-// is still in the mempool.
+// account that wait for a block. Each commit resets it. CometBFT's recheck then counts the
+// transactions again that are still in the mempool.
 type checker struct {
 	mu struct {
 		sync.Mutex
-		// Committed, or of genesis; nil: none. Holds a reference of its own, which reset releases.
+		// The committed version, or that of genesis; nil if there is none. It holds a reference of
+		// its own, which reset releases.
 		version   *avlstar.Version
 		params    *Params
 		waiting   map[[AccountBytes]byte]uint64
-		rewritten map[[sha256.Size]byte]struct{} // of the last block; see colonID
+		rewritten map[[sha256.Size]byte]struct{} // in the last block; see colonID
 
 		// Signed transactions that were admitted since the last commit, and those that were
 		// admitted before it. The latter are dropped when a right may have changed.
 		admitted, earlier map[[sha256.Size]byte]sender
-		order             [][sha256.Size]byte // of admitted; a ring where it is full
-		oldest            int                 // in order
+		order             [][sha256.Size]byte // order of admitted; a ring when it is full
+		oldest            int                 // index in order
 
-		// Transactions that were let in since the last commit although nodes of the tree were
-		// missing that it takes to check them. Each has a place until its rights were checked, or
-		// the next commit.
+		// Transactions that were let in since the last commit although nodes of the tree that their
+		// check needs were missing. Each has a slot until its rights were checked, or until the
+		// next commit.
 		unchecked map[[sha256.Size]byte]sender
-		// Those of them that have come to the next commit unchecked, and are in no block: they keep
-		// their places until the recheck comes to them, or another commit.
+		// Transactions of unchecked that were still unchecked at the next commit, and are in no
+		// block. They keep their slots until the recheck or another commit.
 		left map[[sha256.Size]byte]struct{}
 	}
 }
 
-// sender is what a recheck needs to know of a transaction. To look at the rights of a mempool of
-// large transactions after every block would delay the next block.
+// sender contains the facts about a transaction that a recheck needs. Checking the rights of a
+// mempool of large transactions again after every block would delay the next block.
 type sender struct {
 	account  [AccountBytes]byte
 	nonce    uint64
-	newcomer bool // when it was checked: see standing.newcomer
+	newcomer bool // whether it was one when it was checked: see standing.newcomer
 }
 
-// maxAdmitted limits the transactions that are remembered: CheckTx never learns whether the mempool
+// maxAdmitted limits the remembered transactions, because CheckTx never learns whether the mempool
 // kept one. The oldest are forgotten first.
 const maxAdmitted = 1 << 16
 
-// maxUnchecked limits the transactions that wait for a block unchecked. A signature and a nonce are
-// all that they cost their senders.
+// maxUnchecked limits the transactions that wait for a block unchecked. They cost their senders
+// only a signature and a nonce.
 const maxUnchecked = 1 << 12
 
-// reset starts again on a committed state, which it retains. sameRights: no block since the last
-// reset has altered what an account is allowed to do. included are transactions of the block, which
-// give up their places.
+// reset starts again on a committed state, which it retains. sameRights says that no block since
+// the last reset has changed an account's rights. included are the transactions of the block, which
+// give up their slots.
 func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha256.Size]byte]struct{}, sameRights bool, included []decoded) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -88,8 +89,8 @@ func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha25
 	c.mu.unchecked = nil
 }
 
-// refresh puts a version of the same state, which it retains, in the place of the one that is
-// checked against.
+// refresh replaces the version that is checked against by another one of the same state, which it
+// retains.
 func (c *checker) refresh(v *avlstar.Version) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,7 +101,7 @@ func (c *checker) refresh(v *avlstar.Version) {
 	}
 }
 
-// state returns the state that CheckTx checks against, nil if there is none yet. The caller
+// state returns the state that CheckTx checks against, or nil if there is none yet. The caller
 // releases the version.
 func (c *checker) state() (*avlstar.Version, *Params) {
 	c.mu.Lock()
@@ -111,13 +112,14 @@ func (c *checker) state() (*avlstar.Version, *Params) {
 	return c.mu.version, c.mu.params
 }
 
-// admit counts the transaction with hash id if its nonce is the account's next one. It need not be
-// checked again unless a right changes, if whole is set; otherwise, and where the account's nonce
-// is missing, it is one of those that wait unchecked. again: the mempool has it.
+// admit counts the transaction with hash id if its nonce is the account's next one. If whole is
+// set, the transaction need not be checked again unless a right changes. Otherwise, or if the
+// account's nonce is missing, it is one of those that wait unchecked. again says that the mempool
+// has it.
 func (c *checker) admit(id [sha256.Size]byte, from sender, whole, again bool) *tx.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.mu.version == nil { // forgotten meanwhile, see App.Forget
+	if c.mu.version == nil { // dropped meanwhile, see App.Forget
 		return tx.Errorf(tx.CodeUnknownHeight, "%v", errNoGenesis)
 	}
 	waiting := c.mu.waiting[from.account]
@@ -127,8 +129,8 @@ func (c *checker) admit(id [sha256.Size]byte, from sender, whole, again bool) *t
 		return refusal(err, tx.CodeUnreadable)
 	}
 	if _, ok := c.mu.admitted[id]; ok {
-		// Perhaps the mempool never got it: anybody who saw the bytes can have them checked by RPC.
-		// If it has it, it drops the second copy.
+		// The mempool may never have received it: anybody who saw the bytes can submit them over
+		// RPC. If the mempool has it, it drops the second copy.
 		return nil
 	}
 	if known {
@@ -157,7 +159,7 @@ func (c *checker) admit(id [sha256.Size]byte, from sender, whole, again bool) *t
 	return nil
 }
 
-// remember enters a transaction as admitted. The caller holds the lock.
+// remember records a transaction as admitted. The caller holds the lock.
 func (c *checker) remember(id [sha256.Size]byte, from sender) {
 	if len(c.mu.order) < maxAdmitted {
 		c.mu.order = append(c.mu.order, id)
@@ -170,8 +172,8 @@ func (c *checker) remember(id [sha256.Size]byte, from sender) {
 }
 
 // leaveUnchecked lets the transaction with hash id in as one that could not be checked, unless
-// there are too many. One that the mempool has (again) stays: it had a place, and to refuse it
-// would lose it. The caller holds the lock.
+// there are too many. A transaction that the mempool already has (again) stays: it had a slot, and
+// a refusal would lose it. The caller holds the lock.
 func (c *checker) leaveUnchecked(id [sha256.Size]byte, from sender, again bool) *tx.Error {
 	if _, ok := c.mu.unchecked[id]; ok {
 		return nil
@@ -181,7 +183,7 @@ func (c *checker) leaveUnchecked(id [sha256.Size]byte, from sender, again bool) 
 		again = true
 	}
 	if len(c.mu.unchecked)+len(c.mu.left) >= maxUnchecked && !again {
-		return tx.Errorf(tx.CodeBusy, "%d transactions wait for parts of the state that this node lacks, send it again later or to another node", maxUnchecked)
+		return tx.Errorf(tx.CodeBusy, "%d transactions wait for missing parts of this node's state: send it again later, or to another node", maxUnchecked)
 	}
 	if c.mu.unchecked == nil {
 		c.mu.unchecked = make(map[[sha256.Size]byte]sender)
@@ -190,15 +192,15 @@ func (c *checker) leaveUnchecked(id [sha256.Size]byte, from sender, again bool) 
 	return nil
 }
 
-// leaveTextUnchecked is leaveUnchecked for a text, which has no nonce.
+// leaveTextUnchecked does what leaveUnchecked does, for a text transaction, which has no nonce.
 func (c *checker) leaveTextUnchecked(id [sha256.Size]byte, again bool) *tx.Error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.leaveUnchecked(id, sender{}, again)
 }
 
-// checked gives the place of a transaction free that was let in unchecked, and has turned out to
-// have what rights it takes. A text is not remembered: it has no nonce to check again.
+// checked frees the slot of a transaction that was let in unchecked, when its rights were
+// confirmed. A text transaction is not remembered, because it has no nonce to check again.
 func (c *checker) checked(id [sha256.Size]byte, newcomer, text bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -215,7 +217,7 @@ func (c *checker) checked(id [sha256.Size]byte, newcomer, text bool) {
 	}
 }
 
-// drop gives the place of a transaction free.
+// drop frees the slot of a transaction.
 func (c *checker) drop(id [sha256.Size]byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -223,8 +225,8 @@ func (c *checker) drop(id [sha256.Size]byte) {
 	delete(c.mu.left, id)
 }
 
-// admittedEarlier returns a transaction that was admitted before the last commit, of which only the
-// nonce must be checked again.
+// admittedEarlier returns a transaction that was admitted before the last commit. Only its nonce
+// must be checked again.
 func (c *checker) admittedEarlier(id [sha256.Size]byte) (sender, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -265,7 +267,7 @@ func committedNonce(v *avlstar.Version, account []byte) (uint64, error) {
 	return decodeUint64(value), err
 }
 
-// numUnchecked returns the number of transactions that have places as unchecked ones.
+// numUnchecked returns the number of transactions that have slots as unchecked ones.
 func (c *checker) numUnchecked() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -279,11 +281,11 @@ func (c *checker) wasRewritten(id [sha256.Size]byte) bool {
 	return ok
 }
 
-// CheckTx keeps out of the mempool what a block would refuse without a trace, and what lacks a
-// right in the committed state, whichever of its operations does. It executes nothing. It admits
-// what may succeed or fail depending on the order of transactions (comparisons, quotas).
+// CheckTx keeps transactions out of the mempool that a block would refuse without a trace, or of
+// which an operation has no right in the committed state. It executes nothing. It admits
+// transactions whose success depends on the order of transactions (comparisons, quotas).
 //
-// It never waits for Options.Source. Where nodes are missing, it asks for them, and lets the
+// It never waits for Options.Source. If nodes are missing, it requests them and lets the
 // transaction in: the recheck after the next block checks it.
 func (a *App) CheckTx(_ context.Context, req *abci.RequestCheckTx) (*abci.ResponseCheckTx, error) {
 	if err := a.checkTx(req); err != nil {
@@ -300,8 +302,8 @@ func (a *App) checkTx(req *abci.RequestCheckTx) *tx.Error {
 	}
 	defer v.Release()
 	refused := a.checkTxOn(v, params, req)
-	if refused != nil && req.Type == abci.CheckTxType_Recheck && a.options.Source != nil {
-		a.check.drop(sha256.Sum256(req.Tx)) // the mempool drops it, too
+	if refused != nil && req.Type == abci.CheckTxType_Recheck {
+		a.state.refused(sha256.Sum256(req.Tx))
 	}
 	return refused
 }
@@ -310,7 +312,7 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	id, again := sha256.Sum256(req.Tx), req.Type == abci.CheckTxType_Recheck
 	if from, ok := a.check.admittedEarlier(id); ok && again {
 		var err error
-		if from.newcomer { // others may have taken the room
+		if from.newcomer { // other newcomers may have taken the room
 			_, err = newExecutor(newCheckOverlay(v), params, 0).mayBegin(from.account[:])
 		}
 		if err != nil && !isMissing(err) {
@@ -323,15 +325,12 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 		return refused
 	}
 	if t.Text != nil && again && a.check.wasRewritten(id) {
-		return tx.Errorf(tx.CodeBadNonce, "it is in a block, written key=value")
+		return tx.Errorf(tx.CodeBadNonce, "it is in a block already, as key=value")
 	}
 	if n, most := cost(t), rulesOf(params.AppVersion).maxCost; n > most {
 		return tx.Errorf(tx.CodeTooLarge, "the transaction names %d keys, a block may name %d: split it", n, most)
 	}
-	var needs *needs
-	if a.options.Source != nil {
-		needs = newNeeds()
-	}
+	needs := a.state.needs()
 	newcomer, err := mayRun(v, params, t, needs)
 	unchecked := needs.lost() && isMissing(err)
 	if err != nil && !unchecked {
@@ -349,9 +348,9 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	return refused
 }
 
-// askFor asks for what it takes to execute a transaction or, if it is unchecked, to check it: so
-// nobody without a right has anything fetched but the records of his account. needs has what a
-// check lacked.
+// askFor requests the nodes for executing a transaction or, if it is unchecked, for checking it. So
+// an account without a right causes only the records of its account to be fetched. needs holds the
+// nodes that a check found missing.
 func (a *App) askFor(v *avlstar.Version, params *Params, t decoded, needs *needs, unchecked bool) *tx.Error {
 	if !unchecked {
 		nameKeys(needs, t.tx)
@@ -370,9 +369,10 @@ func (a *App) askFor(v *avlstar.Version, params *Params, t decoded, needs *needs
 	return nil
 }
 
-// mayRun returns a *tx.Error if an operation lacks a right in the state v, as the grants and admins
-// of the operations before it change it. No right depends on a height, or on a value of a client:
-// none is read. newcomer: it would be a stranger's first transaction. needs takes what v lacks.
+// mayRun returns a *tx.Error if an operation has no right in the state v, as changed by the grants
+// and admins of the operations before it. No right depends on a height or on a client's value, so
+// none is read. newcomer says that it would be a stranger's first transaction. needs records nodes
+// that are missing in v.
 func mayRun(v *avlstar.Version, params *Params, t *tx.Tx, needs *needs) (newcomer bool, err error) {
 	o := newCheckOverlay(v)
 	o.needs = needs
@@ -394,7 +394,8 @@ func mayRun(v *avlstar.Version, params *Params, t *tx.Tx, needs *needs) (newcome
 	return newcomer, nil
 }
 
-// mayBegin returns a *tx.Error if no transaction of the account leaves a trace, whatever it does.
+// mayBegin returns a *tx.Error if no transaction of the account can leave a trace, whatever it
+// does.
 func (x *executor) mayBegin(account []byte) (newcomer bool, err error) {
 	who, err := x.standingOf(account)
 	if err == nil && who.newcomer() {
@@ -403,8 +404,8 @@ func (x *executor) mayBegin(account []byte) (newcomer bool, err error) {
 	return who.newcomer(), err
 }
 
-// right returns a *tx.Error if the account may not do the operation at all. Of what it does, only
-// what changes rights is done.
+// right returns a *tx.Error if the account may not do the operation at all. It makes only those
+// changes of the operation that affect rights.
 func (x *executor) right(account []byte, operation *tx.Operation) error {
 	if key, writes := written(operation); writes {
 		_, err := x.mayTouch(account, key)
@@ -451,7 +452,7 @@ func (x *executor) right(account []byte, operation *tx.Operation) error {
 	return tx.Errorf(tx.CodeMalformed, "unknown operation")
 }
 
-// written returns the client's key that the operation writes, if it writes one.
+// written returns the client's key that the operation writes, if there is one.
 func written(operation *tx.Operation) (key []byte, ok bool) {
 	switch operation.Op.(type) {
 	case *tx.Operation_Put, *tx.Operation_Delete, *tx.Operation_CompareAndPut:

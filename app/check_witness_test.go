@@ -26,7 +26,8 @@ func checked(t *testing.T, a *App, raw []byte, kind abci.CheckTxType) tx.Code {
 	return tx.Code(res.Code)
 }
 
-// CheckTx lets in what it cannot check, asks for what it lacks, and judges at the recheck.
+// CheckTx lets transactions in that it cannot check, requests the missing nodes, and decides at the
+// recheck.
 func TestCheckTxNeverWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source, local, a := startBeside(t, avlstar.Retention{Depth: 1, Window: 1})
@@ -40,13 +41,13 @@ func TestCheckTxNeverWaits(t *testing.T) {
 		require.Equal(t, tx.CodeOK, checked(t, a, wrong, abci.CheckTxType_New), "unchecked")
 		require.Equal(t, 3, a.check.numUnchecked())
 		bubble.Sleep(time.Second)
-		require.Equal(t, 1, a.check.numUnchecked(), "what has its rights gave up its place when they came")
-		require.Equal(t, tx.CodeUnauthorized, checked(t, a, sign(t, "bob", 1, put("b", "x")), abci.CheckTxType_New), "bob's rights have come")
+		require.Equal(t, 1, a.check.numUnchecked(), "a transaction with its rights gives up its slot when they arrive")
+		require.Equal(t, tx.CodeUnauthorized, checked(t, a, sign(t, "bob", 1, put("b", "x")), abci.CheckTxType_New), "bob's rights have arrived")
 
 		runBlock(t, local)
 		runBlock(t, a)
 		source.has(local)
-		require.Equal(t, 1, a.check.numUnchecked(), "until the recheck comes to it")
+		require.Equal(t, 1, a.check.numUnchecked(), "until its recheck")
 		require.Equal(t, tx.CodeOK, checked(t, a, right, abci.CheckTxType_Recheck))
 		require.Equal(t, tx.CodeOK, checked(t, a, next, abci.CheckTxType_Recheck))
 		require.Equal(t, tx.CodeBadNonce, checked(t, a, old, abci.CheckTxType_Recheck))
@@ -54,14 +55,14 @@ func TestCheckTxNeverWaits(t *testing.T) {
 		require.Zero(t, a.check.numUnchecked(), "all of them are checked")
 		bubble.Sleep(time.Second)
 
-		// The rights stay, and what was checked and asked for is there: nothing is fetched.
+		// The rights stay in memory, and the requested keys are present: nothing is fetched.
 		before := source.requests()
 		require.Equal(t, runBlock(t, local, right, next), runBlock(t, a, right, next))
 		require.Equal(t, before, source.requests())
 	})
 }
 
-// Transactions that wait unchecked are bounded: beyond that, the node is busy.
+// Transactions that wait unchecked are bounded: above the bound, the node is busy.
 func TestUncheckedTransactionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source, _, a := startBeside(t, avlstar.Retention{})
@@ -76,7 +77,7 @@ func TestUncheckedTransactionsAreBounded(t *testing.T) {
 		require.Equal(t, tx.CodeOK, checked(t, a, last, abci.CheckTxType_New), "it waits already")
 		require.LessOrEqual(t, source.requests(), 3, "one request at a time")
 
-		// After a block they keep their places, and the recheck leaves them in, also beside new
+		// After a block they keep their slots, and the recheck leaves them in, also along with new
 		// ones.
 		var others [][]byte
 		for i := range maxUnchecked {
@@ -85,7 +86,7 @@ func TestUncheckedTransactionsAreBounded(t *testing.T) {
 		v, params := a.check.state()
 		a.check.reset(v, params, nil, true, a.decoder.decodeAll(others[:10], testChain))
 		v.Release()
-		require.Equal(t, maxUnchecked-10, a.check.numUnchecked(), "those in the block have none any more")
+		require.Equal(t, maxUnchecked-10, a.check.numUnchecked(), "those in the block have given up their slots")
 		for i := range 10 {
 			require.Equal(t, tx.CodeOK, checked(t, a, sign(t, fmt.Sprint("new ", i), 0, put("c", "1")), abci.CheckTxType_New))
 		}
@@ -97,8 +98,8 @@ func TestUncheckedTransactionsAreBounded(t *testing.T) {
 	})
 }
 
-// What proposers ask for does not wait behind unchecked transactions, however many there are: it is
-// fetched while a request for these stands.
+// The wants of proposers do not wait behind unchecked transactions, however many there are: they
+// are fetched while a request for the latter is pending.
 func TestStrangersDoNotDelayProposers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source, _, a := startBeside(t, avlstar.Retention{})
@@ -108,7 +109,7 @@ func TestStrangersDoNotDelayProposers(t *testing.T) {
 			require.Equal(t, tx.CodeOK, checked(t, a, sign(t, fmt.Sprint("stranger ", i), 0, put("c", "1")), abci.CheckTxType_New))
 		}
 		synctest.Wait()
-		source.silence(false) // for what is asked from now on
+		source.silence(false) // for later requests
 		began := time.Now()
 		txs := [][]byte{sign(t, "alice", 4, put("a7", "x"))}
 		for {
@@ -122,12 +123,12 @@ func TestStrangersDoNotDelayProposers(t *testing.T) {
 		}
 		a.ahead.mu.Lock()
 		defer a.ahead.mu.Unlock()
-		require.NotEmpty(t, a.ahead.mu.unchecked, "strangers wait")
+		require.NotEmpty(t, a.ahead.mu.unchecked, "strangers must wait")
 	})
 }
 
-// A request for what is ahead is for as many wants as bring requestBytes, and between two blocks
-// not more than aheadBytes come.
+// A request for later blocks has as many wants as bring requestBytes, and between two blocks at
+// most aheadBytes are fetched.
 func TestFetchedAheadIsBounded(t *testing.T) {
 	const value = 1 << 20
 	rnd := seeds.Rand(t)
@@ -159,7 +160,7 @@ func TestFetchedAheadIsBounded(t *testing.T) {
 	require.Len(t, wants, 1)
 }
 
-// What is taken from a queue can be queued again, and nothing is in it twice.
+// Wants that were taken from a queue can be queued again, and none is in it twice.
 func TestQueueHoldsEachWantOnce(t *testing.T) {
 	rnd := seeds.Rand(t)
 	var queue *needs
@@ -197,7 +198,7 @@ func TestNonceIsFetched(t *testing.T) {
 		began := time.Now()
 		res := ask()
 		require.Equal(t, uint32(tx.CodeUnreadable), res.Code)
-		require.Contains(t, res.Log, "did not come from storage nodes in time")
+		require.Contains(t, res.Log, "storage nodes did not send a part of the state in time")
 		require.Equal(t, queryPatience*DefaultWitnessTimeout, time.Since(began))
 	})
 }

@@ -8,15 +8,15 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// maxCost limits the cost of a block: the time to execute it must not depend on what its sender
-// chose. It is a rule of the app version, because validators must agree on it, and it is above the
-// cost of every single transaction (docs/decisions/0028-cost-of-a-block.md).
+// maxCost limits the cost of a block: the time to execute a block must not depend on its sender's
+// choices. It is a rule of the app version, because validators must agree on it, and it is above
+// the cost of every single transaction (docs/decisions/0028-cost-of-a-block.md).
 const maxCost = 1 << 16
 
-// cost returns the number of keys that t names and its sender chose, with the limits of its ranges
-// and both branches of a Txn, and what is proposed or approved, which may be executed at once: each
-// may lie in a page of its own, which has to be read from the disk. It depends on the transaction
-// alone. The records of the account count as one.
+// cost returns the number of keys that t names, including the limits of its ranges, both branches
+// of a Txn, and the operations that it proposes or approves, which may be executed at once. Each
+// key may be in a page of its own, which must be read from the disk. The cost depends only on the
+// transaction. The records of the account count as one.
 func cost(t *tx.Tx) int {
 	if t.Text != nil {
 		return 1
@@ -28,39 +28,39 @@ func cost(t *tx.Tx) int {
 	return n
 }
 
-// place is a position in a block: a step (see keyAt) of an operation of a transaction; op -1: what
-// comes before the first operation.
+// place is a position in a block: a step (see keyAt) of an operation of a transaction. An op of -1
+// is before the first operation.
 type place struct{ tx, op, step int }
 
 func (p place) before(q place) bool {
 	return cmp.Or(cmp.Compare(p.tx, q.tx), cmp.Compare(p.op, q.op), cmp.Compare(p.step, q.step)) < 0
 }
 
-// lookahead reads what the operations to come look for, in windows, before they are executed:
-// pages from the disk or, where all is in memory, nodes into the processor's cache. It changes no
-// result.
+// lookahead reads the keys of later operations, in windows, before they are executed: pages from
+// the disk or, if everything is in memory, nodes into the processor's cache. It changes no result.
 type lookahead struct {
 	base *avlstar.Version
-	txs  []decoded // that are executed, in order; empty: nothing is read ahead
-	tx   int       // the one that is being executed
-	op   int       // its operation that is being executed
-	done place     // what is before it has been read
+	txs  []decoded // the transactions in order; if it is empty, nothing is read ahead
+	tx   int       // index of the transaction that is being executed
+	op   int       // index of its operation that is being executed
+	done place     // everything before it has been read
 }
 
-// cachedKeys is a number of keys whose ways in a tree, at most 30 cache lines each, fit a core's
-// cache.
+// cachedKeys is a number of keys whose paths in a tree, at most 30 cache lines each, fit in a
+// core's cache.
 const cachedKeys = 128
 
-// minUncached is the number of keys from which on a tree's links do not fit it. Tests lower it.
+// minUncached is the least number of keys at which a tree's links do not fit in a core's cache.
+// Tests lower it.
 var minUncached uint64 = 1 << 17
 
-// reach makes sure that the pages of an operation of the transaction at hand have been read.
+// reach makes sure that the pages for an operation of the current transaction have been read.
 func (l *lookahead) reach(op int) {
 	l.op = op
 	l.step(0)
 }
 
-// step is reach for a step of the operation at hand.
+// step does what reach does, for a step of the current operation.
 func (l *lookahead) step(step int) {
 	at := place{l.tx, l.op, step}
 	if len(l.txs) == 0 || at.before(l.done) {
@@ -68,7 +68,7 @@ func (l *lookahead) step(step int) {
 	}
 	l.done = at
 	switch {
-	case l.base.ReadAhead(l.keys()): // a page can be missing
+	case l.base.ReadAhead(l.keys()): // pages may be missing
 	case l.isCached():
 		l.txs = nil
 	default:
@@ -76,14 +76,14 @@ func (l *lookahead) step(step int) {
 	}
 }
 
-// isCached reports whether the tree's links fit a core's cache. A tree that does not know its size
-// is a large one.
+// isCached reports whether the tree's links fit in a core's cache. A tree of unknown size counts as
+// large.
 func (l *lookahead) isCached() bool {
 	n, counted := l.base.Count()
 	return counted && n < minUncached
 }
 
-// cache looks for keys side by side, which takes a fraction of the time of one walk after another.
+// cache looks up keys side by side, which takes a fraction of the time of one walk after another.
 func (l *lookahead) cache() {
 	var keys [cachedKeys][]byte
 	n := 0
@@ -96,7 +96,7 @@ func (l *lookahead) cache() {
 	l.base.Warm(keys[:n])
 }
 
-// keys yields what the operations from l.done on look for, and moves l.done behind what it yielded.
+// keys yields the keys of the operations from l.done on, and moves l.done behind the yielded keys.
 func (l *lookahead) keys() iter.Seq[[]byte] {
 	return func(yield func([]byte) bool) {
 		for l.done.tx < len(l.txs) {
@@ -128,8 +128,8 @@ func (l *lookahead) keys() iter.Seq[[]byte] {
 	}
 }
 
-// keyOf returns the key of a client that the operation names, or where its range starts; nil if
-// there is none.
+// keyOf returns the client's key that the operation names, or the start of its range; nil if there
+// is none.
 func keyOf(operation *tx.Operation) []byte {
 	switch op := operation.Op.(type) {
 	case *tx.Operation_Put:

@@ -14,7 +14,7 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// deletes returns n deletes of keys that are absent, which need no byte of the sender's quota.
+// deletes returns n deletes of absent keys, which need no byte of the sender's quota.
 func deletes(n int, prefix string) (operations []tx.Operation) {
 	for i := range n {
 		operations = append(operations, del(fmt.Sprint(prefix, i)))
@@ -22,8 +22,8 @@ func deletes(n int, prefix string) (operations []tx.Operation) {
 	return operations
 }
 
-// A block of transactions that name many keys for their bytes took minutes where each key is in a
-// page on disk: a validator does not vote for it, and nobody proposes it.
+// A block of transactions that name many keys for their bytes would take minutes if each key is in
+// a page on disk. So no validator votes for it, and none proposes it.
 func TestCostOfABlock(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	var txs [][]byte
@@ -51,7 +51,7 @@ func TestCostOfABlock(t *testing.T) {
 	require.LessOrEqual(t, blocks, 10)
 }
 
-// Small transactions fill what a large one left.
+// Small transactions fill the room that a large one left.
 func TestCostLeavesRoomForSmallOnes(t *testing.T) {
 	a := startChain(t, &memoryStore{}, `{"open": true, "grants": [{"grantee": "@alice", "prefix": "a"}]}`)
 	var txs [][]byte
@@ -64,7 +64,7 @@ func TestCostLeavesRoomForSmallOnes(t *testing.T) {
 	require.Equal(t, append(txs[:6:6], txs[7]), res.Txs)
 }
 
-// Whatever tx.Decode takes fits into a block.
+// Every transaction that tx.Decode accepts fits into a block.
 func TestLargestTransactionFits(t *testing.T) {
 	for _, rules := range versions {
 		require.LessOrEqual(t, cost(&tx.Tx{Body: &tx.Body{Operations: make([]tx.Operation, tx.MaxOperations)}}), rules.maxCost)
@@ -79,8 +79,8 @@ func TestLargestTransactionFits(t *testing.T) {
 	require.True(t, res.IsAccepted())
 }
 
-// A version whose limit is below what can be decoded refuses such a transaction on sight: no block
-// could hold it.
+// If the limit of a version is below the cost of a transaction that can be decoded, CheckTx refuses
+// the transaction: no block could contain it.
 func TestCheckTxRefusesWhatNoBlockHolds(t *testing.T) {
 	usual := versions[0].maxCost
 	t.Cleanup(func() { versions[0].maxCost = usual })
@@ -93,11 +93,12 @@ func TestCheckTxRefusesWhatNoBlockHolds(t *testing.T) {
 	}
 }
 
-// A proposer on a slow disk proposes what it executes in time, and always something.
+// A proposer with a slow disk proposes the transactions that it executes in time, and always at
+// least one.
 func TestProposalTime(t *testing.T) {
 	state := newPagedState(t)
 	txs := [][]byte{
-		sign(t, "alice", 5, put("a1", "x")), // a wrong nonce is passed over, whatever the time
+		sign(t, "alice", 5, put("a1", "x")), // a wrong nonce is skipped, whatever the time
 		sign(t, "alice", 1, append(deletes(50, "a"), put("a7", "x"))...),
 		sign(t, "bob", 0, put("a17", "x")),
 		[]byte("text=2"),
@@ -107,13 +108,14 @@ func TestProposalTime(t *testing.T) {
 			a, pages := state.app(t)
 			a.options.ProposalTime = limit
 			pages.delay = 2 * time.Second
-			for range 2 { // and so in every round
+			for range 2 { // and in every round
 				began := time.Now()
 				res, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: a.Height() + 1, Txs: txs, MaxTxBytes: 1 << 20})
 				require.NoError(t, err)
 				require.Equal(t, want, res.Txs)
 				if limit == time.Second {
-					// the records of two accounts, one after another, and not one of 51 keys
+					// The records of two accounts are read one after another, but not those of 51
+					// keys.
 					require.Less(t, time.Since(began), 20*time.Second)
 				}
 			}
@@ -121,8 +123,8 @@ func TestProposalTime(t *testing.T) {
 	}
 }
 
-// Transactions that only write are proposed without a look at what they write to; those that read
-// are proposed by what was written before them.
+// Transactions that only write are proposed without reading the keys that they write. Transactions
+// that read see the writes before them.
 func TestWritesAreProposedUnexecuted(t *testing.T) {
 	state := newPagedState(t)
 	var txs [][]byte
@@ -149,8 +151,8 @@ func TestWritesAreProposedUnexecuted(t *testing.T) {
 	require.Equal(t, txs[:3], res.Txs, "the third read exceeds the block's budget")
 }
 
-// What was executed for a proposal and left out is not executed again in the next round: others get
-// their turn.
+// Transactions that were executed for a proposal and left out are not executed again in the next
+// round, so that others get their turn.
 func TestPassedOverOnceAtAHeight(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	var reads []tx.Operation
@@ -180,8 +182,8 @@ func TestPassedOverOnceAtAHeight(t *testing.T) {
 	require.Equal(t, first, passed(3), "the next block tries them again")
 }
 
-// Rights are looked at before anything else, those of all operations, and no value of a client is
-// read: to be refused costs the sender no nonce, so it could be asked for ever.
+// The rights of all operations are checked before anything else, and no client's value is read: a
+// refusal costs the sender no nonce, so the sender could repeat the transaction forever.
 func TestRightsFirst(t *testing.T) {
 	state := newPagedState(t)
 	a, pages := state.app(t)
@@ -189,7 +191,7 @@ func TestRightsFirst(t *testing.T) {
 		want tx.Code
 		raw  []byte
 	}{
-		"the last operation lacks a right":        {tx.CodeUnauthorized, sign(t, "alice", 1, append(deletes(100, "a"), put("b", "1"))...)},
+		"the last operation has no right":         {tx.CodeUnauthorized, sign(t, "alice", 1, append(deletes(100, "a"), put("b", "1"))...)},
 		"and an earlier one fails":                {tx.CodeUnauthorized, sign(t, "alice", 1, cas("a1", "wrong", "x"), put("b", "1"))},
 		"an earlier one fails":                    {tx.CodeOK, sign(t, "alice", 1, cas("a1", "wrong", "x"), put("a2", "1"))},
 		"its own grant comes first":               {tx.CodeOK, sign(t, "root", 2, grantOp(account("root"), "z", 0), put("z1", "1"))},
@@ -209,10 +211,10 @@ func TestRightsFirst(t *testing.T) {
 		a.check.reset(a.block.version, a.block.params, nil, false, nil)
 	}
 
-	require.Zero(t, pages.clients.Load(), "values that no right depends on")
+	require.Zero(t, pages.clients.Load(), "no right depends on values")
 }
 
-// Bytes that somebody else has checked by RPC are not kept out of the mempool by that.
+// A transaction that somebody else submitted over RPC can still enter the mempool.
 func TestSameBytesAreAdmittedAgain(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	check := func(raw []byte) tx.Code {
@@ -221,7 +223,7 @@ func TestSameBytesAreAdmittedAgain(t *testing.T) {
 		return tx.Code(res.Code)
 	}
 	first, second := sign(t, "alice", 0, put("a", "1")), sign(t, "alice", 1, put("a", "2"))
-	for range 3 { // an attacker's, and then the mempool's
+	for range 3 { // an attacker's check, and then the mempool's
 		require.Equal(t, tx.CodeOK, check(first))
 		require.Equal(t, tx.CodeOK, check(second))
 	}
@@ -233,7 +235,7 @@ func TestSameBytesAreAdmittedAgain(t *testing.T) {
 	require.Equal(t, tx.CodeOK, check(second))
 }
 
-// What CheckTx remembers is bounded, and the newest is what it remembers.
+// The transactions that CheckTx remembers are bounded, and the newest are remembered.
 func TestAdmittedIsBounded(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	id := func(n uint64) (id [32]byte) { copy(id[:], encodeUint64(n)); return id }
@@ -249,8 +251,8 @@ func TestAdmittedIsBounded(t *testing.T) {
 	require.Equal(t, tx.CodeBadNonce, a.check.admit(id(0), from, true, false).Code)
 }
 
-// Anybody can make keys. Without a bound, each leaves a nonce record of 47 bytes for ever, under no
-// quota, on a chain that lets everyone write a little.
+// Anybody can make keys. On a chain on which everyone may write a little, each key would leave a
+// nonce record of 47 bytes forever, under no quota, if strangers were not bounded.
 func TestStrangersAreBounded(t *testing.T) {
 	room := 3 * strangerBytes
 	a := startChain(t, &memoryStore{}, fmt.Sprintf(`{"admins": ["@root"], "grants": [{"grantee": "@alice", "prefix": "a"},
@@ -279,11 +281,11 @@ func TestStrangersAreBounded(t *testing.T) {
 	require.Equal(t, tx.CodeOK, check(sign(t, "stranger 0", 1, read("x")), abci.CheckTxType_New), "it has its record")
 	require.Equal(t, tx.CodeOK, check(sign(t, "alice", 1, read("x")), abci.CheckTxType_New))
 
-	// A grant of one's own, the admin's right, or a larger quota makes room, in the same block too.
+	// A grant of its own, the admin's right, or a larger quota makes room, also in the same block.
 	res = runBlock(t, a, sign(t, "root", 0, grantOp(account("stranger 3"), "s", 0), adminOp(account("stranger 5"), false)),
 		firsts[3], sign(t, "stranger 5", 0, grantOp(nil, "d", 2*strangerBytes)), firsts[4], sign(t, "stranger 6", 0, read("x")))
 	require.Equal(t, []tx.Code{0, 0, 0, 0, tx.CodeQuota}, codes(res))
-	// Where everyone may write without a limit, there is none for their nonces. What is undone does
+	// If everyone may write without a limit, there is no limit for their nonces. Undone changes do
 	// not count.
 	res = runBlock(t, a, sign(t, "root", 1, grantOp(nil, "e", 0), put("no right", "1")), sign(t, "stranger 6", 0, read("x")),
 		sign(t, "root", 2, grantOp(nil, "e", 0)), sign(t, "stranger 6", 0, read("x")), sign(t, "root", 3, revokeOp(nil, "e")),
@@ -291,14 +293,14 @@ func TestStrangersAreBounded(t *testing.T) {
 	require.Equal(t, []tx.Code{tx.CodeUnauthorized, tx.CodeQuota, 0, 0, 0, tx.CodeQuota}, codes(res))
 }
 
-// first drops what of three results says that there is one.
+// first returns the value of three results.
 func first(value []byte, _ bool, err error) ([]byte, error) { return value, err }
 
-// Small trees of tests are looked into ahead, too, as large ones are.
+// The small trees of tests are read ahead too, as large ones are.
 func init() { minUncached = 0 }
 
-// TestKeysAreLookedForOnce: what a block looks for is looked for ahead, each key once, in windows
-// that follow each other, and nothing behind its end.
+// TestKeysAreLookedForOnce: the keys of a block are read ahead, each once, in consecutive windows,
+// and none behind the end of the block.
 func TestKeysAreLookedForOnce(t *testing.T) {
 	base, err := avlstar.Empty(avlstar.DefaultChunkBytes)
 	require.NoError(t, err)
@@ -339,7 +341,7 @@ func TestKeysAreLookedForOnce(t *testing.T) {
 			before := l.done
 			if l.reach(op); l.done != before {
 				windows++
-				require.False(t, l.done.before(place{i, op + 1, 0}), "it looks ahead")
+				require.False(t, l.done.before(place{i, op + 1, 0}), "it must read ahead")
 			}
 		}
 	}

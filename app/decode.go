@@ -10,16 +10,16 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// decoder decodes transactions and remembers those that are valid, because CometBFT shows each one
+// decoder decodes transactions and remembers the valid ones. CometBFT passes each transaction
 // several times (CheckTx, a recheck after every block, proposal, block), and verifying a signature
-// costs a hundred times as much as the hash. The result depends on the bytes and the chain only, so
-// remembering it changes no result.
+// costs a hundred times as much as the hash. Decoding depends only on the bytes and the chain, so
+// remembering changes no result.
 type decoder struct {
 	mu struct {
 		sync.Mutex
 		chainID       string
 		recent, older map[[sha256.Size]byte]*tx.Tx // when recent is full, it becomes older
-		cost          int                          // of recent
+		cost          int                          // cost of recent
 	}
 }
 
@@ -39,8 +39,8 @@ func (d *decoder) decode(id [sha256.Size]byte, raw []byte, chainID string) (*tx.
 	return t, nil
 }
 
-// refusal returns err as an answer to a client: nil and a *tx.Error as they are, any other error
-// under the code otherwise.
+// refusal returns err as a response to a client: nil and a *tx.Error unchanged, any other error
+// with the code otherwise.
 func refusal(err error, otherwise tx.Code) *tx.Error {
 	var refused *tx.Error
 	switch {
@@ -65,7 +65,7 @@ func (d *decoder) lookup(id [sha256.Size]byte, chainID string) *tx.Tx {
 }
 
 func (d *decoder) remember(id [sha256.Size]byte, t *tx.Tx, size int) {
-	const perOperation, perTx = 64, 128 // Go structures around the bytes
+	const perOperation, perTx = 64, 128 // for the Go structures around the bytes
 	cost := size + perTx
 	if t.Body != nil {
 		for i := range t.Body.Operations {

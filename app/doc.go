@@ -9,16 +9,17 @@
 //	   one by one:   nonce, then the operations,                          │
 //	   all or        undone together if one fails                         │ Commit: Store, then publish
 //	   nothing                                                            ▼
-//	Query ───────────────────────────────────────────────► published versions (the last keep_recent)
+//	Query ───────────────────────────────────────────────► published versions (the last pruning_keep_recent)
 //
-// One goroutine executes blocks. Queries, CheckTx and snapshot calls read only what is published
-// and never wait for it. The whole state, bookkeeping included, is one tree (docs/spec/records.md).
-// How it reaches the disk, how snapshots travel, and how what a sharded validator's tree lacks
-// comes from others is hidden behind the interfaces Store, Snapshots and Source.
+// One goroutine executes blocks. Queries, CheckTx and snapshot calls read only published versions
+// and never wait for that goroutine. The whole state, including system keys, is one tree
+// (docs/spec/records.md). The interfaces Store, Snapshots and Source hide how the state reaches the
+// disk, how snapshots are transferred, and how a sharded validator obtains missing nodes of its
+// tree.
 //
-// Versions are counted references: every field that keeps one says so, and every reader holds one
-// of its own until it is done. What reads the state returns an error if a part of it cannot be
-// read; then no block, proposal or answer may be made of it.
+// Versions count their references: the comment of every field that keeps one says so, and every
+// reader holds a reference of its own until it is done. Functions that read the state return an
+// error if a part of it cannot be read; then no block, proposal or response may be made from it.
 package app
 
 //go:generate ../scripts/generate-proto.sh app

@@ -14,7 +14,7 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// edgedStore makes of each block what replicas of the ranges between edges are sent.
+// edgedStore makes the updates of each block that replicas of the ranges between edges receive.
 type edgedStore struct {
 	shardedStore
 	edges [][]byte
@@ -31,8 +31,9 @@ func (s *edgedStore) Commit(height int64, v, base *avlstar.Version, changes []av
 	return s.shardedStore.Commit(height, v, base, changes)
 }
 
-// Each committed version has the ways to all edges, from the first block after a start on, also
-// where a block deletes the leaves beside them, so that the way leads where nobody had to look.
+// Each committed version has the paths to all edges, from the first block after a start on. This
+// holds even if a block deletes the leaves next to them, so that a path leads to nodes that no
+// operation needed.
 func TestEveryVersionHasTheWaysToTheEdges(t *testing.T) {
 	rng := seeds.Rand(t)
 	world := rng.Uint64()
@@ -80,5 +81,5 @@ func edgesOfRandomBlocks(t *testing.T, rng *rand.Rand) {
 		require.NoError(t, err)
 		source.has(local)
 	}
-	require.NotZero(t, later, "no block deleted the leaf beside an edge")
+	require.NotZero(t, later, "no block deleted the leaf next to an edge")
 }

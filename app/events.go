@@ -8,41 +8,41 @@ import (
 
 	abci "github.com/cometbft/cometbft/abci/types"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/tx"
 )
 
-// Events takes what blocks change, and answers watchers. Answer is called at any time; the others
-// follow one another.
+// Events receives the changes of blocks, and answers watchers. Answer may be called at any time;
+// the other methods are called one after another.
 type Events interface {
-	// Begin reports the state that the next block is executed on. Events of later blocks that are
-	// there are dropped: these blocks will be executed again, perhaps by another program.
+	// Begin reports the state on which the next block is executed. Stored events of later blocks
+	// are dropped: these blocks will be executed again, perhaps by another program.
 	Begin(height int64) error
-	// Commit takes the events of a block, before the store takes its changes: the store must not
-	// make a state durable before the events that led to it. After an error the application
-	// commits nothing more. Nobody modifies what b refers to.
+	// Commit takes the events of a block before the store takes the block's changes, because the
+	// store must not make a state durable before the events that led to it. After an error the
+	// application commits nothing more. The memory of b is no longer modified.
 	Commit(b event.Block) error
-	// Committed reports that queries are answered from the state after height.
+	// Committed reports that queries see the state after height.
 	Committed(height int64)
-	// Answer answers a request, which was checked. It waits for an event for as long as the request
-	// says, and no longer than wait.
+	// Answer answers a request, which was checked. It waits for an event for the time in the
+	// request, but no longer than wait.
 	Answer(ctx context.Context, r event.Request, wait time.Duration) (event.Answer, error)
 }
 
-// MaxPreviousBytes limits the previous values that the events of one block have together, so that
-// what a block's deletions leave behind does not exceed what its transactions bring. The first
-// events have theirs.
+// MaxPreviousBytes limits the total length of the previous values in the events of one block, so
+// that the events of deletions cannot be much longer than the block's transactions. Events get
+// their previous values in order, until the limit is reached.
 const MaxPreviousBytes = 8 << 20
 
-// events collects the events of a block. The order is that in which its operations change keys, so
-// that all nodes number them alike.
+// events collects the events of a block. They are in the order in which the block's operations
+// change keys, so that all nodes number them alike.
 type events struct {
 	changes  []event.Change
-	previous int // bytes
+	previous int // total length of previous values
 }
 
-// collect adds what a transaction has changed. A record of the journal is an event if the key has
-// another value than before, and is of a client or of a kind that clients hear of.
+// collect adds the changes of a transaction. A record of the journal is an event if the value of
+// the key changed, and if the key is a client's or of a kind that has events.
 func (e *events) collect(number int, journal []undoRecord) {
 	for _, r := range journal {
 		kind := eventKind(r.entry.key, r.after)
@@ -52,7 +52,7 @@ func (e *events) collect(number int, journal []undoRecord) {
 		c := event.Change{Tx: number, Kind: kind, Key: r.entry.key, Value: r.after}
 		if e.previous+len(r.value) <= MaxPreviousBytes {
 			e.previous += len(r.value)
-			c.Previous = bytes.Clone(r.value) // it may be a version's own memory
+			c.Previous = bytes.Clone(r.value) // r.value may be memory of a version
 		} else {
 			c.Omitted = true
 		}
@@ -60,8 +60,8 @@ func (e *events) collect(number int, journal []undoRecord) {
 	}
 }
 
-// eventKind returns the kind of a change to a key, value nil being its deletion; "": it is
-// bookkeeping that follows from other changes, such as a nonce.
+// eventKind returns the kind of a change to a key; a nil value is a deletion. It returns "" for
+// system keys that follow from other changes, such as nonces.
 func eventKind(key, value []byte) string {
 	if key[0] != reserved {
 		if value == nil {
@@ -89,7 +89,7 @@ func eventKind(key, value []byte) string {
 	return ""
 }
 
-// handOver gives the events of a block to Options.Events.
+// handOver passes the events of a block to Options.Events.
 func (a *App) handOver(p *pending) error {
 	if a.options.Events == nil {
 		return nil
@@ -97,15 +97,15 @@ func (a *App) handOver(p *pending) error {
 	return a.options.Events.Commit(event.Block{Height: p.height, Txs: p.txs, Changes: p.events.changes})
 }
 
-// queryEvents answers a query of path event.Path.
+// queryEvents answers a query with path event.Path.
 func (a *App) queryEvents(ctx context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
 	switch {
 	case a.options.Events == nil:
-		return nil, tx.Errorf(tx.CodeUnreadable, "this node keeps no events (state.keep_events is 0 in its app.toml): ask another one")
+		return nil, tx.Errorf(tx.CodeUnreadable, "this node keeps no events (state.keep_events is 0 in its app.toml): ask another node")
 	case req.Prove:
-		return nil, tx.Errorf(tx.CodeBadRequest, "events have no proofs: prove what they say by a query of %s or %s", PathKey, PathRange)
+		return nil, tx.Errorf(tx.CodeBadRequest, "events have no proofs: query %s or %s to prove their values", PathKey, PathRange)
 	case req.Height != 0:
-		return nil, tx.Errorf(tx.CodeBadRequest, "the height from which on to read events is in the data")
+		return nil, tx.Errorf(tx.CodeBadRequest, "the start of the events is set in the data, not by the height")
 	}
 	r, err := event.DecodeRequest(req.Data)
 	if err != nil {
@@ -114,13 +114,13 @@ func (a *App) queryEvents(ctx context.Context, req *abci.RequestQuery) (*abci.Re
 	answer, err := a.options.Events.Answer(ctx, r, a.options.WatchWait)
 	switch {
 	case errors.Is(err, event.ErrBusy):
-		return nil, tx.Errorf(tx.CodeBusy, "%v: ask again later, or another one", err)
+		return nil, tx.Errorf(tx.CodeBusy, "%v: ask again later, or ask another node", err)
 	case err != nil:
 		return nil, tx.Errorf(tx.CodeUnreadable, "%v", err)
 	}
 	res := &abci.ResponseQuery{Key: req.Data, Value: answer.Encode(), Height: answer.Head}
 	if answer.Compacted(r.From) {
-		res.Log = "compacted: the least height whose events are kept here is in the answer"
+		res.Log = "compacted: the answer has the lowest height whose events are kept here"
 	}
 	return res, nil
 }

@@ -10,11 +10,11 @@ import (
 
 	abci "github.com/cometbft/cometbft/abci/types"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/tx"
 )
 
-// heard takes events as the log does.
+// heard records events as the log does.
 type heard struct {
 	begun, committed int64
 	blocks           []event.Block
@@ -38,8 +38,8 @@ func newHeardApp(t *testing.T, h *heard) *App {
 	return a
 }
 
-// Each change of a key is an event, in the order of the operations, also where the end of the
-// transaction changes the key again; what fails and what changes nothing is none.
+// Each change of a key is an event, in the order of the operations, even if the transaction changes
+// the key again. Failed transactions, and operations without effect, make no event.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	h := new(heard)
@@ -60,7 +60,7 @@ func TestEvents(t *testing.T) {
 			lines = append(lines, fmt.Sprintf("%d %s %q=%q was %q", c.Tx, c.Kind, c.Key, c.Value, c.Previous))
 			require.False(t, c.Omitted)
 		}
-		var kinds []string // CometBFT's events are the same ones
+		var kinds []string // CometBFT's events are the same
 		for i, result := range res.TxResults {
 			for _, e := range result.Events {
 				kinds = append(kinds, fmt.Sprintf("%d %s %s", i, e.Attributes[1].Value, e.Attributes[0].Value))
@@ -92,8 +92,8 @@ func TestEvents(t *testing.T) {
 	require.Empty(t, block(3))
 }
 
-// Previous values of a block are limited together: those that come too late are left out, and that
-// is said.
+// The previous values of a block are limited together: those beyond the limit are left out and
+// marked as omitted.
 func TestPreviousValuesAreLimited(t *testing.T) {
 	t.Parallel()
 	var e events

@@ -12,15 +12,15 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Limits of what the reads of one block return together. Every node stores the results, and they
-// must fit into a gRPC message of 4 MiB to the CometBFT process. A result is longer than the read
-// that asks for it, so the number of reads is limited too.
+// Limits of the values that the reads of one block return together. Every node stores the results,
+// and they must fit in a gRPC message of 4 MiB to the CometBFT process. A result is longer than the
+// read that requests it, so the number of reads is limited too.
 const (
-	ReadBudgetBytes = 2 << 20 // of values
-	ReadBudget      = 1 << 15 // reads
+	ReadBudgetBytes = 2 << 20 // total length of values
+	ReadBudget      = 1 << 15 // number of reads
 )
 
-// The events: one for each key that changes, none where a key is set to the value that it has.
+// The events: one for each key whose value changes, and none if a key is set to its present value.
 const (
 	EventType     = "starling"
 	EventKey      = "key"  // attribute: the key in lower-case hex
@@ -40,42 +40,41 @@ const (
 type executor struct {
 	*overlay
 	params     *Params
-	rules      *rules              // of the version that params name
-	height     int64               // of the block
-	reads      reads               // of this block, without those of failed transactions
+	rules      *rules              // of the version in params
+	height     int64               // height of the block
+	reads      reads               // reads of this block, without those of failed transactions
 	validators *validators         // counted when first needed
-	changed    *validatorChange    // by the transaction that runs; nil: it names no validator
-	removed    [][]byte            // by its ranges, if base may lack nodes
-	signed     [][]byte            // addresses of who signed the last block; nil: this is the first
+	changed    *validatorChange    // by the current transaction; nil: it changes no validator
+	removed    [][]byte            // keys removed by its ranges, if nodes may be missing in base
+	signed     [][]byte            // addresses of signers of the last block; nil: this is the first
 	signers    map[string]struct{} // the same, made when first needed
-	deadline   time.Time           // of a proposal: no operation begins after it; zero: none
+	deadline   time.Time           // for a proposal: no operation begins after it; zero: none
 	ahead      lookahead
-	approved   bool // what is executed is a proposal that enough admins have approved
+	approved   bool // a proposal that enough admins approved is being executed
 }
 
-// reads counts what was read against the budget of a block.
+// reads counts reads against the budget of a block.
 type reads struct{ bytes, number uint64 }
 
 // outcome is the result of a transaction.
 type outcome struct {
-	err *tx.Error // nil: done
-	// It changed the state: it succeeded, or it failed and used up its nonce.
+	err *tx.Error // nil if it succeeded
+	// Whether it changed the state: it succeeded, or it failed and used up its nonce.
 	trace  bool
-	late   bool       // the deadline came before its end
-	result *tx.Result // of the operations; nil for text
+	late   bool       // whether the deadline came before its end
+	result *tx.Result // results of the operations; nil for text
 	events []abci.Event
 }
 
-// newExecutor returns an executor for the block at height, with the rules of the version that
-// params name.
+// newExecutor returns an executor for the block at height, with the rules of the version in params.
 func newExecutor(o *overlay, params *Params, height int64) *executor {
 	return &executor{overlay: o, params: params, rules: rulesOf(params.AppVersion), height: height}
 }
 
-// run executes a transaction: all of it, or its nonce alone, or nothing. An error is a failure of
-// this node, not of the transaction: the block must not be made.
+// run executes a transaction: completely, or only its nonce, or not at all. An error is a failure
+// of this node, not of the transaction: the block must not be made.
 //
-// The same holds for everything that run calls: a *tx.Error refuses the operation, on every node
+// The same holds for all functions that run calls: a *tx.Error refuses the operation, on every node
 // alike; any other error is a failure of this node.
 func (x *executor) run(t *tx.Tx) (outcome, error) {
 	if t.Text != nil {
@@ -92,7 +91,8 @@ func (x *executor) run(t *tx.Tx) (outcome, error) {
 	return x.runOperations(body)
 }
 
-// runOperations executes what follows the nonce of a signed transaction, all of it or nothing.
+// runOperations executes the operations of a signed transaction after its nonce, all of them or
+// none.
 func (x *executor) runOperations(body *tx.Body) (outcome, error) {
 	mark, before, counted := x.mark(), x.reads, x.validators.clone()
 	undo := func(refused *tx.Error) outcome {
@@ -132,10 +132,11 @@ func (x *executor) runOperations(body *tx.Body) (outcome, error) {
 	return outcome{trace: true, result: result, events: events}, nil
 }
 
-// late reports whether the deadline has come.
+// late reports whether the deadline has passed.
 func (x *executor) late() bool { return !x.deadline.IsZero() && time.Now().After(x.deadline) }
 
-// spendNonce increments the account's nonce, or returns why the transaction leaves no trace.
+// spendNonce increments the account's nonce, or returns the reason why the transaction leaves no
+// trace.
 func (x *executor) spendNonce(body *tx.Body) error {
 	who, err := x.standingOf(body.Account)
 	if err != nil {
@@ -213,8 +214,8 @@ func checkNonce(account []byte, nonce, next uint64) *tx.Error {
 	return nil
 }
 
-// operation executes one operation of account on one key or record. found reports whether its key
-// was there before.
+// operation executes one operation of account on one key or record. found reports whether the key
+// existed before.
 func (x *executor) operation(account []byte, operation *tx.Operation) (found bool, value []byte, event *abci.Event, err error) {
 	switch op := operation.Op.(type) {
 	case *tx.Operation_Put:
@@ -244,7 +245,7 @@ func (x *executor) operation(account []byte, operation *tx.Operation) (found boo
 	return found, value, event, err
 }
 
-// write sets key to value (nil: deletes it) and returns the event, nil if nothing changes.
+// write sets key to value (nil: deletes it) and returns the event, or nil if nothing changes.
 func (x *executor) write(key, value []byte, kind string) (*abci.Event, error) {
 	old, err := x.set(key, value)
 	if err != nil || bytes.Equal(old, value) {
@@ -260,7 +261,7 @@ func newEvent(key []byte, kind string) *abci.Event {
 	}}
 }
 
-// putOrDelete writes a client's key under the account's grant; value nil deletes it.
+// putOrDelete writes a client's key under the account's grant; a nil value deletes it.
 func (x *executor) putOrDelete(account, key, value []byte) (found bool, event *abci.Event, err error) {
 	old, err := x.mayWrite(account, key, value)
 	if err != nil {
@@ -274,8 +275,8 @@ func (x *executor) putOrDelete(account, key, value []byte) (found bool, event *a
 	return old != nil, event, err
 }
 
-// mayTouch returns the grant by which the account may write key, or a *tx.Error: the grant with the
-// longest prefix decides.
+// mayTouch returns the grant by which the account may write key, or a *tx.Error. The grant with the
+// longest prefix applies.
 func (x *executor) mayTouch(account, key []byte) (grant, error) {
 	if key[0] == reserved {
 		return grant{}, tx.Errorf(tx.CodeReserved, "keys that start with byte 0x00 are the application's own")
@@ -290,8 +291,8 @@ func (x *executor) mayTouch(account, key []byte) (grant, error) {
 	return g, nil
 }
 
-// mayWrite returns a *tx.Error unless the account may set key to value: by its grant, within its
-// quota. old is the value that key has.
+// mayWrite returns a *tx.Error unless the account's grant and quota allow it to set key to value.
+// old is the present value of key.
 func (x *executor) mayWrite(account, key, value []byte) (old []byte, err error) {
 	g, err := x.mayTouch(account, key)
 	if err != nil {
@@ -322,7 +323,7 @@ func (x *executor) compareAndPut(account []byte, op *tx.CompareAndPut) (bool, *a
 	case value == nil && len(op.Expected) > 0:
 		return false, nil, tx.Errorf(tx.CodeCompareFailed, "key %q is absent", shorten(op.Key))
 	case value != nil && len(op.Expected) == 0:
-		return false, nil, tx.Errorf(tx.CodeCompareFailed, "key %q is there, it was expected to be absent", shorten(op.Key))
+		return false, nil, tx.Errorf(tx.CodeCompareFailed, "key %q is present, but was expected to be absent", shorten(op.Key))
 	case !bytes.Equal(value, op.Expected):
 		return false, nil, tx.Errorf(tx.CodeCompareFailed, "key %q has another value than expected", shorten(op.Key))
 	}
@@ -341,7 +342,7 @@ func (x *executor) read(key []byte) ([]byte, error) {
 	return value, nil
 }
 
-// grant gives a grant, or revokes it (KindRevoke).
+// grant creates or updates a grant, or revokes it (KindRevoke).
 func (x *executor) grant(account, grantee, prefix []byte, quota uint64, kind string) (bool, *abci.Event, error) {
 	if err := x.onlyAdmin(account, "give or take back grants"); err != nil {
 		return false, nil, err
@@ -377,5 +378,5 @@ func (x *executor) setAdmin(account []byte, op *tx.SetAdmin) (bool, *abci.Event,
 	return found, event, err
 }
 
-// shorten limits a key to a length that is fit for a message.
+// shorten limits a key to a length suitable for a message.
 func shorten(key []byte) []byte { return key[:min(len(key), 64)] }

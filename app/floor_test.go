@@ -10,8 +10,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Runs of deleted keys that grow, split and come back: what floor remembers of them is never
-// outdated.
+// Runs of deleted keys grow, split and come back; the results that floor remembers for them are
+// never outdated.
 func TestFloorOverDeletedRuns(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -61,9 +61,9 @@ func TestFloorOverDeletedRuns(t *testing.T) {
 	}
 }
 
-// An admin revokes many grants, and every text in the same block searches for a grant beyond them.
-// If floor remembered nothing, each search would pass all of them, and the block would take
-// minutes.
+// An admin revokes many grants, and every text transaction in the same block searches for a grant
+// beyond them. If floor remembered nothing, each search would pass all of them, and the block would
+// take minutes.
 func TestManyRevokesBeforeTexts(t *testing.T) {
 	a := startChain(t, &memoryStore{}, `{"open": true, "admins": ["@root"]}`)
 	var grants, revokes []tx.Operation

@@ -14,7 +14,7 @@ import (
 const fuzzGenesis = `{"chunk_bytes": 100, "open": true, "admins": ["@root"], "grants": [
 	{"grantee": "@alice", "prefix": "a", "quota": 60}, {"grantee": "@bob", "prefix": ""}]}`
 
-// fuzzTxn may be executed by bob.
+// bob has the rights to execute fuzzTxn.
 var fuzzTxn = tx.NewTxn([]tx.Compare{{Key: []byte("b")}, {Key: ParamsKey(), Present: true}},
 	[]tx.Operation{put("b", "1"), put("a", "1"), tx.NewReadRange([]byte("a"), nil, 2), read("b")}, []tx.Operation{del("b"), tx.NewDeleteRange([]byte("a"), []byte("c"), 5)})
 
@@ -38,7 +38,8 @@ func fuzzSeeds(f *testing.F) [][]byte {
 	}
 }
 
-// frame packs transactions into the input of FuzzFinalizeBlock; unframe reads any bytes as such.
+// frame packs transactions into the input of FuzzFinalizeBlock; unframe reads any bytes as such
+// input.
 func frame(txs ...[]byte) []byte {
 	var b []byte
 	for _, raw := range txs {
@@ -107,9 +108,9 @@ func FuzzFinalizeBlock(f *testing.F) {
 	})
 }
 
-// Operations decoded from any bytes and properly signed: what a hostile account or admin can send.
-// A restarted node gets the same results, and the sum of powers and the set of admins stay such
-// that they can be changed again.
+// Operations decoded from any bytes and properly signed, as a hostile account or admin can send
+// them. A restarted node gets the same results, and the sum of powers and the set of admins can
+// still be changed.
 func FuzzSignedOperations(f *testing.F) {
 	for _, operations := range [][]tx.Operation{
 		{put("a", "1"), del("a"), cas("a", "", "2"), read("a"), read(string(ParamsKey()))},
@@ -148,7 +149,7 @@ func FuzzSignedOperations(f *testing.F) {
 	})
 }
 
-// What CheckTx admits leaves a trace if it is in a block as the next transaction.
+// A transaction that CheckTx admits leaves a trace if it is the next one in a block.
 func FuzzCheckTx(f *testing.F) {
 	for _, raw := range fuzzSeeds(f) {
 		f.Add(raw, false)
@@ -171,7 +172,7 @@ func FuzzCheckTx(f *testing.F) {
 	})
 }
 
-// Any query: no panic, and a refusal carries our codespace.
+// Any query: no panic, and a refusal has the codespace of Starling.
 func FuzzQuery(f *testing.F) {
 	for _, path := range []string{PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, ""} {
 		f.Add(path, []byte("a"), int64(0), true)

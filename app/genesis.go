@@ -11,7 +11,7 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// DefaultSnapshotInterval is the snapshot_interval of a genesis file that sets none.
+// DefaultSnapshotInterval is the snapshot interval if the genesis file sets none.
 const DefaultSnapshotInterval = 1000
 
 // ErrGenesis is wrapped by every error about app_state.
@@ -19,22 +19,23 @@ var ErrGenesis = errors.New("genesis: app_state")
 
 // Genesis is the app_state of a genesis file.
 type Genesis struct {
-	// B, 1 to 15,000,000; default 1 MiB.
+	// Chunk limit B, 1 to 15,000,000; default 1 MiB.
 	ChunkBytes uint64 `json:"chunk_bytes,omitempty"`
-	// 1 or more; default DefaultSnapshotInterval.
+	// Number of blocks between snapshots, 1 or more; default DefaultSnapshotInterval.
 	SnapshotInterval int64 `json:"snapshot_interval,omitempty"`
-	// Text transactions are accepted.
+	// Whether text transactions are accepted.
 	Open bool `json:"open"`
 	// Ed25519 public keys, hex or base64.
 	Admins []string       `json:"admins"`
 	Grants []GenesisGrant `json:"grants"`
-	// How many admins must approve of what admins do; 1, the default, to the number of admins.
+	// Number of admins that must approve the operations of admins, from 1 (the default) to the
+	// number of admins.
 	AdminThreshold uint64 `json:"admin_threshold,omitempty"`
 }
 
 // GenesisGrant lets Grantee write under a prefix, given as text or in hex.
 type GenesisGrant struct {
-	Grantee   string `json:"grantee"` // ed25519 public key, hex or base64, or "*": everyone
+	Grantee   string `json:"grantee"` // ed25519 public key, hex or base64; or "*" for everyone
 	Prefix    string `json:"prefix"`
 	PrefixHex string `json:"prefix_hex"`
 	Quota     uint64 `json:"quota"` // in bytes of leaf records; 0: no limit
@@ -59,7 +60,7 @@ func (g GenesisGrant) MarshalJSON() ([]byte, error) {
 // Everyone is the grantee of a grant to all accounts.
 const Everyone = "*"
 
-// genesis is Genesis with its keys decoded.
+// genesis is a Genesis with its keys decoded.
 type genesis struct {
 	Genesis
 	admins [][]byte
@@ -67,13 +68,13 @@ type genesis struct {
 }
 
 type genesisGrant struct {
-	grantee []byte // everyone: 32 zero bytes
+	grantee []byte // for everyone, 32 zero bytes
 	prefix  []byte
 	quota   uint64
 }
 
 // ParseGenesis parses app_state strictly: a field that is unknown, repeated, of the wrong type or
-// out of range is an error that names it. Fields that are left out get their defaults.
+// out of range is an error that names it. Missing fields get their defaults.
 func ParseGenesis(appState json.RawMessage) (Genesis, error) {
 	g, err := parseGenesis(appState)
 	if err != nil {
@@ -86,7 +87,7 @@ func parseGenesis(appState []byte) (genesis, error) {
 	g := genesis{Genesis: Genesis{ChunkBytes: avlstar.DefaultChunkBytes, SnapshotInterval: DefaultSnapshotInterval, AdminThreshold: 1}}
 	if len(appState) == 0 || string(appState) == "null" {
 		return genesis{}, fmt.Errorf(`%w is missing: put {"chunk_bytes": %d, "snapshot_interval": %d, "open": true, "admins": [], "grants": []} `+
-			"into the genesis file, with who may write (`starlingd genesis adopt FILE` does; a CometBFT that was started with the file before has stored it: "+
+			"into the genesis file, with the accounts that may write (`starlingd genesis adopt FILE` does; if CometBFT was started with the file before, it has stored it: "+
 			"`cometbft unsafe-reset-all`)", ErrGenesis, avlstar.DefaultChunkBytes, DefaultSnapshotInterval)
 	}
 	err := parseObject(appState, "", fields{
@@ -186,10 +187,10 @@ func (g *genesis) addGrant(raw json.RawMessage, path string) error {
 // checkPrefix returns an error for a prefix that no grant can have.
 func checkPrefix(prefix []byte) error {
 	if len(prefix) > MaxPrefixBytes {
-		return fmt.Errorf("the prefix has %d bytes, %d are the most", len(prefix), MaxPrefixBytes)
+		return fmt.Errorf("the prefix has %d bytes, at most %d are allowed", len(prefix), MaxPrefixBytes)
 	}
 	if len(prefix) > 0 && prefix[0] == reserved {
-		return errors.New("the prefix starts with byte 0x00, which is kept for bookkeeping records")
+		return errors.New("the prefix starts with byte 0x00, which is reserved for system keys")
 	}
 	return nil
 }
@@ -204,7 +205,7 @@ func decodeAccount(text string) ([]byte, error) {
 		return nil, fmt.Errorf("%q is not an ed25519 public key (32 bytes in hex or base64)", text)
 	}
 	if string(account) == string(everyone) {
-		return nil, fmt.Errorf("%q is no account; \"*\" means everyone in a grant", text)
+		return nil, fmt.Errorf("%q is not an account; \"*\" means everyone in a grant", text)
 	}
 	return account, nil
 }

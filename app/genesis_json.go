@@ -12,15 +12,15 @@ import (
 	"unicode/utf8"
 )
 
-// A strict parser of JSON objects. encoding/json takes the last of two equal fields, and matches
-// names in any case; both are dangerous in a file that all validators must read alike.
+// This file is a strict parser of JSON objects. encoding/json takes the last of two equal fields,
+// and matches names in any case; both are dangerous in a file that all validators must read alike.
 
 type fieldParser func(raw json.RawMessage, path string) error
 
 type fields map[string]fieldParser
 
-// parseObject passes each field of the object raw to its parser. path is the place of the object in
-// the file, for errors ("" at the top).
+// parseObject passes each field of the object raw to its parser. path is the position of the object
+// in the file, for errors ("" at the top).
 func parseObject(raw []byte, path string, known fields) error {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	if token, err := decoder.Token(); err != nil {
@@ -44,7 +44,7 @@ func parseObject(raw []byte, path string, known fields) error {
 			return fmt.Errorf("unknown field %s (known: %s)", join(path, name), strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 		}
 		if seen[name] {
-			return fmt.Errorf("field %s is there twice", join(path, name))
+			return fmt.Errorf("field %s is repeated", join(path, name))
 		}
 		seen[name] = true
 		if err := parse(value, join(path, name)); err != nil {
@@ -66,7 +66,7 @@ func into[T bool | string](to *T, want string) fieldParser {
 		if err := json.Unmarshal(raw, to); err != nil || kindOf(raw) == "null" {
 			return fmt.Errorf("%s must be %s, it is %s", path, want, kindOf(raw))
 		}
-		// encoding/json decodes what is no Unicode (a lone surrogate) as U+FFFD; other decoders do
+		// encoding/json decodes invalid Unicode (a lone surrogate) as U+FFFD; other decoders do
 		// not.
 		if text, ok := any(*to).(string); ok && strings.ContainsRune(text, utf8.RuneError) {
 			return fmt.Errorf("%s is not proper Unicode: write it in hex, if there is such a field", path)
@@ -88,7 +88,7 @@ func intoNumber[T int64 | uint64](to *T) fieldParser {
 func intoList(add fieldParser) fieldParser {
 	return func(raw json.RawMessage, path string) error {
 		var elements []json.RawMessage
-		// null is an empty list, which encoding/json may write so.
+		// null is an empty list: encoding/json may write it in this form.
 		if err := json.Unmarshal(raw, &elements); err != nil {
 			return fmt.Errorf("%s must be a list, it is %s", path, kindOf(raw))
 		}

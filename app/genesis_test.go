@@ -28,7 +28,7 @@ func TestParseGenesis(t *testing.T) {
 		{everyone, []byte("a/"), 0}, {alice, []byte{0xff, 0}, 1<<64 - 1}, {alice, []byte{}, 0},
 	}, g.grants)
 
-	// What is left out has its default, and what is written can be read again.
+	// Missing fields have their defaults, and the output can be parsed again.
 	g, err = parseGenesis([]byte(`{}`))
 	require.NoError(t, err)
 	require.Equal(t, Genesis{ChunkBytes: avlstar.DefaultChunkBytes, SnapshotInterval: DefaultSnapshotInterval, AdminThreshold: 1}, g.Genesis)
@@ -51,7 +51,7 @@ func TestParseGenesisRefuses(t *testing.T) {
 		{`{} {}`, "is followed by more"},
 		{`{"chunk_byte": 1}`, "unknown field chunk_byte (known: admin_threshold, admins, chunk_bytes, grants, open, snapshot_interval)"},
 		{`{"Open": true}`, "unknown field Open"},
-		{`{"open": true, "open": false}`, "field open is there twice"},
+		{`{"open": true, "open": false}`, "field open is repeated"},
 		{`{"open": 1}`, "open must be true or false, it is 1"},
 		{`{"open": null}`, "open must be true or false, it is null"},
 		{`{"chunk_bytes": "1000"}`, `chunk_bytes must be a whole number that fits uint64, it is "1000"`},
@@ -72,7 +72,7 @@ func TestParseGenesisRefuses(t *testing.T) {
 		{`{"admins": [7]}`, "admins[0] must be a public key as text, it is 7"},
 		{`{"admins": ["abcd"]}`, `admins[0]: "abcd" is not an ed25519 public key (32 bytes in hex or base64)`},
 		{`{"admins": ["` + alice + `", "` + strings.ToUpper(alice) + `"]}`, "is admins[0] already"},
-		{`{"admins": ["` + zero + `"]}`, "is no account"},
+		{`{"admins": ["` + zero + `"]}`, "is not an account"},
 		{grant(`7`), "grants[0] must be an object, it is 7"},
 		{grant(`{"prefix": "a"}`), "grants[0].grantee is missing"},
 		{grant(`{"grantee": "` + alice + `"}`), "grants[0].prefix is missing"},
@@ -81,9 +81,9 @@ func TestParseGenesisRefuses(t *testing.T) {
 		{grant(`{"grantee": "` + alice + `", "prefix": "a", "prefix_hex": "61"}`), "grants[0] has both prefix and prefix_hex"},
 		{grant(`{"grantee": "` + alice + `", "prefix_hex": "6"}`), `grants[0].prefix_hex: "6" is not hexadecimal`},
 		{grant(`{"grantee": "` + alice + `", "prefix_hex": "00"}`), "grants[0]: the prefix starts with byte 0x00"},
-		{grant(`{"grantee": "` + alice + `", "prefix": "` + strings.Repeat("p", 4063) + `"}`), "grants[0]: the prefix has 4063 bytes, 4062 are the most"},
+		{grant(`{"grantee": "` + alice + `", "prefix": "` + strings.Repeat("p", 4063) + `"}`), "grants[0]: the prefix has 4063 bytes, at most 4062 are allowed"},
 		{grant(`{"grantee": "everyone", "prefix": "a"}`), "grants[0].grantee"},
-		{grant(`{"grantee": "` + zero + `", "prefix": "a"}`), "is no account"},
+		{grant(`{"grantee": "` + zero + `", "prefix": "a"}`), "is not an account"},
 		{grant(`{"grantee": "*", "prefix": "a"}, {"grantee": "*", "prefix_hex": "61"}`), "grants[1]: the same grantee and prefix as grants[0]"},
 	} {
 		_, err := ParseGenesis([]byte(test.state))

@@ -8,10 +8,10 @@ type grant struct {
 	quota  uint64
 }
 
-// longestPrefix finds, among the records whose key is head ‖ prefix, the longest prefix of key. It
-// looks up the greatest record that is not above the probe, again and again: a record that is no
-// prefix of key rules out every prefix longer than what it shares with key, because such a prefix
-// would lie between the two.
+// longestPrefix finds, among the records whose key is head ‖ prefix, the one with the longest
+// prefix of key. It looks up the greatest record that is not above the probe, again and again: if
+// the record's prefix is not a prefix of key, every prefix longer than the part that it shares with
+// key is ruled out, because such a prefix would lie between the two.
 func (o *overlay) longestPrefix(head, key []byte) (prefix, value []byte, ok bool, err error) {
 	probe := append(bytes.Clone(head), key[:min(len(key), MaxPrefixBytes)]...)
 	for {
@@ -37,7 +37,7 @@ func commonPrefix(a, b []byte) int {
 }
 
 // grantFor returns the grant under which account may write key: the one with the longest prefix
-// among its own and everyone's, and of two equal ones its own.
+// among its own grants and those to everyone. If two are equally long, its own applies.
 func (o *overlay) grantFor(account, key []byte) (g grant, ok bool, err error) {
 	own, ownQuota, hasOwn, err := o.longestPrefix(record(tagGrant, account), key)
 	if err != nil {
@@ -59,15 +59,15 @@ func (o *overlay) anyUnder(head []byte) (bool, error) {
 	return k != nil && bytes.HasPrefix(k, head), err
 }
 
-// covered reports whether a grant of any account covers key: text transactions may not write it
-// then.
+// covered reports whether a grant of any account covers key. Text transactions may not write such a
+// key.
 func (o *overlay) covered(key []byte) (bool, error) {
 	_, _, ok, err := o.longestPrefix(record(tagCover), key)
 	return ok, err
 }
 
-// setGrant writes a grant or, with remove, deletes it, and keeps the number of grants with its
-// prefix up to date. It returns the previous value of the record, and whether it changed.
+// setGrant writes a grant or, with remove, deletes it, and updates the number of grants with its
+// prefix. It returns the previous value of the record, and whether it changed.
 func (o *overlay) setGrant(grantee, prefix []byte, quota uint64, remove bool) (old []byte, changed bool, err error) {
 	key, value := GrantKey(grantee, prefix), encodeUint64(quota)
 	if remove {
@@ -83,7 +83,7 @@ func (o *overlay) setGrant(grantee, prefix []byte, quota uint64, remove bool) (o
 	return old, true, o.countCover(CoverKey(prefix), remove)
 }
 
-// countCover adds one to the number in the cover record key, or, with remove, subtracts one.
+// countCover adds one to the number in the cover record key or, with remove, subtracts one.
 func (o *overlay) countCover(key []byte, remove bool) error {
 	record, err := o.get(key)
 	if err != nil {

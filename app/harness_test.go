@@ -46,7 +46,7 @@ func signFor(t testing.TB, chain, name string, nonce uint64, operations ...tx.Op
 	return raw
 }
 
-// forge signs a body that tx.Sign would perhaps refuse.
+// forge signs a body, even if tx.Sign would refuse it.
 func forge(t testing.TB, chain, name string, nonce uint64, operations ...tx.Operation) []byte {
 	t.Helper()
 	body, err := (&tx.Body{Account: account(name), Nonce: nonce, Operations: operations}).Marshal()
@@ -90,7 +90,7 @@ func confirmedOp(publicKey []byte, power uint64) tx.Operation {
 	return tx.NewConfirmedValidator(publicKey, power)
 }
 
-// vote is what the last commit says of a validator. Its power does not count: records do.
+// vote is the entry of a validator in a last commit. Its power does not count: records do.
 func vote(name string, flag cmtproto.BlockIDFlag) abci.VoteInfo {
 	return abci.VoteInfo{Validator: abci.Validator{Address: key(name).PubKey().Address(), Power: 1}, BlockIdFlag: flag}
 }
@@ -103,7 +103,7 @@ func signedBy(names ...string) (commit abci.CommitInfo) {
 	return commit
 }
 
-// extended is a commit as the proposer of the next block is given it.
+// extended returns a commit in the form that the proposer of the next block receives.
 func extended(commit abci.CommitInfo) (e abci.ExtendedCommitInfo) {
 	for _, v := range commit.Votes {
 		e.Votes = append(e.Votes, abci.ExtendedVoteInfo{Validator: v.Validator, BlockIdFlag: v.BlockIdFlag})
@@ -147,7 +147,7 @@ func withAccounts(text string) string {
 
 func newTestApp(t testing.TB, store Store) *App {
 	t.Helper()
-	// No test depends on how fast it is, unless it is about that.
+	// A test must not depend on its speed, unless it tests that.
 	a, err := New(Options{Store: store, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour})
 	require.NoError(t, err)
 	return a
@@ -200,7 +200,7 @@ func runBlockAfter(t testing.TB, a *App, last abci.CommitInfo, txs ...[]byte) *a
 	return res
 }
 
-// must returns v, and panics on an error: for states that can be read.
+// must returns v, and panics on an error. It is for states that can be read.
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)
@@ -246,11 +246,11 @@ func codes(res *abci.ResponseFinalizeBlock) []tx.Code {
 	return codes
 }
 
-// memoryStore is a Store that keeps what a disk would: leaves and the heights of inner nodes. It
-// checks that the application keeps to the contract, and fails on request. With lag it has a
+// memoryStore is a Store that keeps the content of a disk: leaves and the heights of inner nodes.
+// It checks that the application respects the contract, and fails on request. With lag it has a
 // backlog of blocks, which are written later, or lost (crash).
 type memoryStore struct {
-	lag int // the number of blocks, the newest, that are not written yet
+	lag int // number of the newest blocks that are not written yet
 
 	mu struct {
 		sync.Mutex
@@ -269,7 +269,7 @@ type memoryStore struct {
 type waitingBlock struct {
 	height        int64
 	v, base       *avlstar.Version // hold references
-	changes, seen []avlstar.Change // as they were handed over, and a copy of that
+	changes, seen []avlstar.Change // the changes as they were handed over, and a copy of them
 }
 
 func (b waitingBlock) release() {
@@ -297,7 +297,7 @@ func (s *memoryStore) Load() (int64, *avlstar.Version, error) {
 	return s.mu.height, v, err
 }
 
-// crash drops what is not durable.
+// crash drops the blocks that are not durable.
 func (s *memoryStore) crash() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -320,7 +320,7 @@ func (s *memoryStore) Commit(height int64, v, base *avlstar.Version, changes []a
 		return s.mu.failCommits
 	}
 	if base != s.mu.last {
-		return errors.New("base is not what was committed last")
+		return errors.New("base is not the version that was committed last")
 	}
 	if s.mu.given != 0 && height != s.mu.given+1 {
 		return fmt.Errorf("height %d after %d", height, s.mu.given)

@@ -20,14 +20,8 @@ func (a *App) InitChain(_ context.Context, req *abci.RequestInitChain) (*abci.Re
 	if err != nil {
 		return nil, err
 	}
-	if a.options.Source != nil { // its nodes can leave memory, as those of later states
-		p, err := v.Prune(func(avlstar.Subtree) bool { return false })
-		v.Release()
-		if err != nil {
-			return nil, err
-		}
-		v = p.Version()
-		a.limitMemory(v)
+	if v, err = a.state.genesis(v); err != nil {
+		return nil, err
 	}
 	writable, err := canWrite(v)
 	if err != nil {
@@ -38,7 +32,7 @@ func (a *App) InitChain(_ context.Context, req *abci.RequestInitChain) (*abci.Re
 	defer a.block.Unlock()
 	if a.block.height > 0 {
 		v.Release()
-		return nil, fmt.Errorf("InitChain, but there is a state at height %d: CometBFT's data and the state do not belong together, "+
+		return nil, fmt.Errorf("InitChain was called, but the state is at height %d: CometBFT's data and the state do not match, "+
 			"restore both or reset both", a.block.height)
 	}
 	a.block.initial = max(req.InitialHeight, 1)
@@ -48,11 +42,11 @@ func (a *App) InitChain(_ context.Context, req *abci.RequestInitChain) (*abci.Re
 	hash := v.AppHash()
 	res := &abci.ResponseInitChain{AppHash: hash[:]}
 	if given := req.ConsensusParams.Version; given == nil || given.App != GenesisVersion {
-		// Otherwise headers would carry the version of the genesis file, and Info another one.
+		// Otherwise headers would have the version of the genesis file, and Info another version.
 		res.ConsensusParams = versionUpdate(GenesisVersion)
 	}
 	if !params.Open && !writable {
-		a.logger.Error("nobody can ever write on this chain: genesis is not open and names neither admins nor grants")
+		a.logger.Error("no account can ever write on this chain: genesis is not open and names neither admins nor grants")
 	}
 	a.logger.Info("genesis state", "chain_id", params.ChainId, "app_hash", hash, "keys", keysOf(v))
 	return res, nil
@@ -68,14 +62,14 @@ func canWrite(v *avlstar.Version) (bool, error) {
 }
 
 // GenesisState returns the state before the first block, as InitChain computes it, for programs
-// that keep a part of it. The caller releases it. The error is that of a genesis file that cannot
-// be used.
+// that keep a part of it. The caller releases it. It returns an error if the genesis file is
+// invalid.
 func GenesisState(req *abci.RequestInitChain) (*avlstar.Version, error) {
 	_, v, err := genesisState(req)
 	return v, err
 }
 
-// genesisState depends on nothing but the genesis file.
+// genesisState depends only on the genesis file.
 func genesisState(req *abci.RequestInitChain) (*Params, *avlstar.Version, error) {
 	g, err := parseGenesis(req.AppStateBytes)
 	if err != nil {
@@ -119,7 +113,7 @@ func genesisState(req *abci.RequestInitChain) (*Params, *avlstar.Version, error)
 	return params, v, nil
 }
 
-// record writes the records of admins, their threshold, and grants.
+// record writes the records of the admins, their threshold, and the grants.
 func (g *genesis) record(o *overlay) error {
 	for _, account := range g.admins {
 		if _, err := o.set(AdminKey(account), adminValue); err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// One grant, whose keys are overwritten block by block: the number of kept versions does not bound
-// what they hold, the bytes do. The last version always stays, and a query below the oldest one is
-// told what there is.
+// The keys of one grant are overwritten in each block. The number of kept versions does not bound
+// the memory that they hold, but the bytes do. The last version always stays, and the refusal of a
+// query below the oldest version names the kept heights.
 func TestKeptVersionsAreBoundedByBytes(t *testing.T) {
 	const keys, bound, blocks = 2000, 1 << 20, 30
 	overwrite := func(nonce uint64, n int) []byte {
@@ -46,7 +46,7 @@ func TestKeptVersionsAreBoundedByBytes(t *testing.T) {
 	}
 	all, _ := held(without)
 	require.EqualValues(t, blocks-19, without.Oldest())
-	require.Greater(t, all, uint64(5*bound), "the attack does nothing")
+	require.Greater(t, all, uint64(5*bound), "the attack has no effect")
 	sum, _ := held(attacked)
 	require.LessOrEqual(t, sum, uint64(bound))
 	oldest := attacked.Oldest()
@@ -58,7 +58,7 @@ func TestKeptVersionsAreBoundedByBytes(t *testing.T) {
 	res, err := attacked.Query(ctx, &abci.RequestQuery{Path: PathKey, Data: []byte("k"), Height: oldest - 1})
 	require.NoError(t, err)
 	require.Equal(t, uint32(tx.CodeUnknownHeight), res.Code)
-	require.Contains(t, res.Log, fmt.Sprintf("height %d is not kept here: there are %d to %d ([state] keep_recent and keep_recent_bytes in app.toml)", oldest-1, oldest, blocks))
+	require.Contains(t, res.Log, fmt.Sprintf("height %d is not kept here: heights %d to %d are ([state] pruning_keep_recent and pruning_keep_recent_bytes in app.toml)", oldest-1, oldest, blocks))
 	res, err = attacked.Query(ctx, &abci.RequestQuery{Path: PathKey, Data: []byte("k"), Height: oldest})
 	require.NoError(t, err)
 	require.Zero(t, res.Code)
@@ -70,17 +70,17 @@ func TestKeptVersionsAreBoundedByBytes(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, `{"oldest":0,"latest":0}`, string(res.Value))
 
-	// Small blocks: the number counts again.
+	// With small blocks, the number counts again.
 	for i := range uint64(25) {
 		runBlock(t, attacked, overwrite(blocks+i, 1))
 	}
 	require.EqualValues(t, blocks+25-19, attacked.Oldest())
 
-	// One block that alone exceeds the bound: only the last version stays.
+	// If one block alone exceeds the bound, only the last version stays.
 	tight := start(1)
 	runBlock(t, tight, overwrite(0, keys))
 	runBlock(t, tight, overwrite(1, 1))
 	require.EqualValues(t, 2, tight.Oldest())
-	runBlock(t, tight) // nothing changes: the version is the same, and holds nothing
+	runBlock(t, tight) // the block changes nothing, so the version is the same and holds nothing
 	require.EqualValues(t, 2, tight.Oldest())
 }

@@ -20,43 +20,43 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/dsm/ask"
-	storage "github.com/starling-kv/starling/dsm/source"
-	"github.com/starling-kv/starling/dsm/storagenode"
+	storage "github.com/starling-kv/starling/dsm/client"
+	"github.com/starling-kv/starling/dsm/client/ask"
+	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
-// told is a block of a story, and what local mode made of it.
+// told is one block of a story: its transactions, and the results in full-state mode.
 type told struct {
 	last abci.CommitInfo
 	txs  [][]byte
 	want *abci.ResponseFinalizeBlock
 }
 
-// shardedConfig is a way to execute a story on storage nodes.
+// shardedConfig is a configuration for executing a story on storage nodes.
 type shardedConfig struct {
 	depth, window    int
 	shards, replicas int
-	lag              int64 // blocks by which storage nodes are behind
-	wants            int   // of a request; so an answer comes in several bags
-	restarts         bool  // with the upper tree of what all storage nodes have
+	lag              int64 // number of blocks by which storage nodes are behind
+	wants            int   // maximum number of wants in a request, to get several multiproofs
+	restarts         bool  // restart with the upper tree of a state that all storage nodes have
 }
 
-// TestShardedMetamorphic runs a random list of blocks, with all operations, in local mode and then
-// under many configurations of a sharded validator. Its storage nodes are real ones, behind a
-// network in memory, and begin with the genesis state: what they answer comes from the updates
-// that this validator made of its own blocks, on a tree that lacks most of the state. Results and
-// app hashes must be those of local mode:
+// TestShardedMetamorphic runs a random list of blocks, with all operations, in full-state mode and
+// then under many configurations of a sharded validator. Its storage nodes are real ones, on a
+// network in memory, and begin with the genesis state. They answer from the updates that this
+// validator made of its own blocks, on a tree in which most of the state is missing. Results and
+// app hashes must be those of full-state mode:
 //
 //	              ┌ r         levels of the tree that stay
-//	              ├ window    blocks for which what was fetched stays
-//	blocks ─────▶ ├ shards    ranges, which begin anywhere, also among bookkeeping records ──▶ results, app hashes
-//	              ├ lag       bags are of older states, and revised
-//	              ├ wants     bags of several ranges and requests are merged
-//	              └ restarts  with the upper tree alone, some blocks back
+//	              ├ window    blocks for which fetched nodes stay
+//	blocks ─────▶ ├ shards    ranges, which begin anywhere, also among system keys ──▶ results, app hashes
+//	              ├ lag       multiproofs are of older states, and revised
+//	              ├ wants     multiproofs of several ranges and requests are merged
+//	              └ restarts  with only the upper tree, some blocks back
 func TestShardedMetamorphic(t *testing.T) {
 	rnd := seeds.Rand(t)
 	blocks, configs := 30, 24
@@ -76,7 +76,7 @@ func TestShardedMetamorphic(t *testing.T) {
 	}
 }
 
-// tellStory runs random blocks in local mode.
+// tellStory runs random blocks in full-state mode.
 func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []told) {
 	local := startChain(t, &memoryStore{}, witnessedState)
 	m := &model{state: map[string]string{}, open: true}
@@ -111,30 +111,30 @@ type retelling struct {
 	story     []told
 	network   transporttest.Network
 	ranges    *dsm.Ranges
-	addresses map[dsm.Node]transport.Address
-	nodes     []*storagenode.Node
-	proved    atomic.Int64 // height of the last state that storage nodes take up
+	addresses map[dsm.NodeID]transport.Address
+	nodes     []*server.Server
+	proved    atomic.Int64 // height of the last state that storage nodes may adopt
 
-	source  *storage.Source
+	source  *storage.Client
 	app     *App
-	last    atomic.Int64 // block that was committed
+	last    atomic.Int64 // height of the last committed block
 	fetches atomic.Int64
 	starts  int
 }
 
 // counted counts fetches.
 type counted struct {
-	*storage.Source
+	*storage.Client
 	fetches *atomic.Int64
 }
 
-func (s counted) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error) {
+func (s counted) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Multiproof, error) {
 	s.fetches.Add(1)
-	return s.Source.Fetch(ctx, height, wants, below)
+	return s.Client.Fetch(ctx, height, wants, below)
 }
 
 func retell(t *testing.T, rnd *rand.Rand, c shardedConfig, story []told) {
-	w := &retelling{t: t, c: c, story: story, addresses: map[dsm.Node]transport.Address{}}
+	w := &retelling{t: t, c: c, story: story, addresses: map[dsm.NodeID]transport.Address{}}
 	defer w.startNodes(rnd)()
 	w.start(0)
 	for w.last.Load() < int64(len(story)) {
@@ -161,11 +161,11 @@ func retell(t *testing.T, rnd *rand.Rand, c shardedConfig, story []told) {
 	w.stop()
 	t.Logf("%d fetches, %d starts", w.fetches.Load(), w.starts)
 	if c.depth < 8 && c.window < 4 {
-		require.Positive(t, w.fetches.Load(), "nothing was lacking")
+		require.Positive(t, w.fetches.Load(), "no node was missing")
 	}
 }
 
-// AppHash implements storagenode.Headers.
+// AppHash implements server.Headers.
 func (w *retelling) AppHash(height int64) (avlstar.Hash, bool) {
 	if height < 1 || height > w.proved.Load() {
 		return avlstar.Hash{}, false
@@ -177,21 +177,21 @@ func (w *retelling) hash(height int64) avlstar.Hash {
 	return avlstar.Hash(w.story[height-1].want.AppHash)
 }
 
-// startNodes starts storage nodes that have the genesis state. stop ends them.
+// startNodes starts storage nodes that have the genesis state. stop stops them.
 func (w *retelling) startNodes(rnd *rand.Rand) (stop func()) {
 	t := w.t
 	edges := []string{"\x00", "\x00g", "\x00n", "\x00v", "a", "a1", "a140", "ab", "ab21\x00", "abc", "b", "c", "\xff"}
 	rnd.Shuffle(len(edges), func(i, j int) { edges[i], edges[j] = edges[j], edges[i] })
 	firsts := append([]string{""}, slices.Sorted(slices.Values(edges[:w.c.shards-1]))...)
-	var shards []dsm.Shard
-	of := map[dsm.Node]int{}
+	var shards []dsm.Placement
+	of := map[dsm.NodeID]int{}
 	for i, first := range firsts {
-		s := dsm.Shard{Range: dsm.Range{First: []byte(first)}}
+		s := dsm.Placement{Range: avlstar.KeyRange{First: []byte(first)}}
 		if i+1 < len(firsts) {
 			s.Range.After = []byte(firsts[i+1])
 		}
 		for range w.c.replicas {
-			id := dsm.Node(transporttest.ID(len(of)))
+			id := dsm.NodeID(transporttest.ID(len(of)))
 			of[id] = i
 			s.Replicas = append(s.Replicas, id)
 		}
@@ -208,7 +208,7 @@ func (w *retelling) startNodes(rnd *rand.Rand) (stop func()) {
 	var ends []func()
 	for _, id := range w.ranges.Nodes() {
 		replica := w.replica(genesis, shards[of[id]].Range)
-		node, err := storagenode.NewNode(storagenode.NodeOptions{Making: make(chan struct{}, 4)}, replica)
+		node, err := server.NewServer(server.ServerOptions{Making: make(chan struct{}, 4)}, replica)
 		require.NoError(t, err)
 		mux := new(transport.Mux)
 		node.Register(mux)
@@ -230,17 +230,17 @@ func (w *retelling) startNodes(rnd *rand.Rand) (stop func()) {
 	}
 }
 
-// replica makes that of a range, with the genesis state.
-func (w *retelling) replica(genesis *avlstar.Version, r dsm.Range) *storagenode.Replica {
+// replica makes the replica of a range from the genesis state.
+func (w *retelling) replica(genesis *avlstar.Version, r avlstar.KeyRange) *server.Replica {
 	t, fsys, label := w.t, vfs.NewMem(), []byte("chain, range")
 	require.NoError(t, fsys.MkdirAll("/node", 0o755))
-	disk, err := storagenode.OpenFiles(fsys, path.Join("/node", "states"), label)
+	disk, err := server.OpenFiles(fsys, path.Join("/node", "states"), label)
 	require.NoError(t, err)
-	o := storagenode.Options{
-		Range: avlstar.KeyRange(r), Disk: disk, Headers: w, Log: storagenode.LogOptions{FS: fsys, Dir: path.Join("/node", "log"), Label: label},
+	o := server.Options{
+		Range: r, Disk: disk, Headers: w, Log: server.LogOptions{FS: fsys, Dir: path.Join("/node", "log"), Label: label},
 		ServeHeights: 100, Interval: 1000,
 	}
-	seam, err := genesis.Seam(o.Range)
+	boundary, err := genesis.Boundary(o.Range)
 	require.NoError(t, err)
 	leaves := func(yield func(avlstar.Leaf, error) bool) {
 		for l, err := range genesis.Leaves() {
@@ -249,13 +249,13 @@ func (w *retelling) replica(genesis *avlstar.Version, r dsm.Range) *storagenode.
 			}
 		}
 	}
-	require.NoError(t, storagenode.Create(o, storagenode.StateInfo{Commitment: genesis.Commitment(), Seam: seam}, leaves))
-	replica, err := storagenode.Open(o)
+	require.NoError(t, server.Create(o, server.StateInfo{Commitment: genesis.Commitment(), Boundary: boundary}, leaves))
+	replica, err := server.Open(o)
 	require.NoError(t, err)
 	return replica
 }
 
-// start starts the validator on the state after block height, 0 for genesis.
+// start starts the validator on the state after block height, or on genesis for 0.
 func (w *retelling) start(height int64) {
 	t, policy := w.t, ask.DefaultPolicy()
 	policy.Wants = w.c.wants
@@ -274,7 +274,7 @@ func (w *retelling) start(height int64) {
 		Retention: avlstar.Retention{
 			Depth: w.c.depth, Window: w.c.window,
 			Least: func() int { return int(max(0, w.last.Load()-w.source.Durable())) },
-			Keep: func(first, after []byte) bool { // the ways to edges, which are in each update
+			Keep: func(first, after []byte) bool { // the paths to edges, which are in each update
 				i := sort.Search(len(edges), func(i int) bool { return bytes.Compare(edges[i], first) >= 0 })
 				return i < len(edges) && (after == nil || bytes.Compare(edges[i], after) <= 0)
 			},

@@ -11,22 +11,22 @@ import (
 
 // Metrics are the application's metrics for Prometheus.
 type Metrics struct {
-	Height        prometheus.Gauge       // last committed block
-	OldestHeight  prometheus.Gauge       // of the oldest state that answers queries
-	Keys          prometheus.Gauge       // in the tree, bookkeeping included
-	Bytes         prometheus.Gauge       // of all leaf records
-	Chunks        prometheus.Gauge       // of the tree
-	Memory        MemoryMetrics          // of the tree
-	CommitSeconds prometheus.Histogram   // until the store has taken the state
+	Height        prometheus.Gauge       // height of the last committed block
+	OldestHeight  prometheus.Gauge       // height of the oldest state that can be queried
+	Keys          prometheus.Gauge       // keys in the tree, including system keys
+	Bytes         prometheus.Gauge       // bytes of all leaf records
+	Chunks        prometheus.Gauge       // chunks in the tree
+	Memory        MemoryMetrics          // memory of the tree
+	CommitSeconds prometheus.Histogram   // time until the store has taken the state
 	Transactions  *prometheus.CounterVec // executed in blocks, by code
-	Witness       WitnessMetrics         // of a state that is sharded
+	Witness       WitnessMetrics         // of a sharded state
 }
 
-// WitnessMetrics are about what a tree lacked, and a Source was asked for.
+// WitnessMetrics count nodes that were missing in a tree and requested from a Source.
 type WitnessMetrics struct {
 	Rounds    *prometheus.CounterVec // requests, by call
-	Missing   *prometheus.CounterVec // stubs below which something was asked for, by call
-	Unchecked prometheus.Gauge       // transactions that CheckTx took unchecked
+	Missing   *prometheus.CounterVec // stubs below which nodes were requested, by call
+	Unchecked prometheus.Gauge       // transactions that CheckTx admitted unchecked
 }
 
 // MemoryMetrics are the memory of the tree and of the older versions that queries and snapshots
@@ -45,7 +45,7 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	return m
 }
 
-// NopMetrics returns metrics that are registered nowhere.
+// NopMetrics returns metrics that are not registered.
 func NopMetrics() *Metrics {
 	const namespace, subsystem = "starling", "app"
 	gauge := func(name, help string) prometheus.Gauge {
@@ -53,32 +53,32 @@ func NopMetrics() *Metrics {
 	}
 	m := &Metrics{
 		Height:       gauge("height", "Height of the last committed block."),
-		OldestHeight: gauge("oldest_height", "Height of the oldest state that answers queries."),
-		Keys:         gauge("keys", "Keys in the tree, bookkeeping records included."),
-		Bytes:        gauge("bytes", "Bytes of all leaf records of the tree."),
-		Chunks:       gauge("chunks", "Chunks of the tree."),
+		OldestHeight: gauge("oldest_height", "Height of the oldest state that can be queried."),
+		Keys:         gauge("keys", "Keys in the tree, including system keys."),
+		Bytes:        gauge("bytes", "Bytes of all leaf records in the tree."),
+		Chunks:       gauge("chunks", "Chunks in the tree."),
 		Memory: MemoryMetrics{
-			InnerNodes: gauge("tree_inner_nodes", "Inner nodes in memory, those of older versions included."),
-			Leaves:     gauge("tree_leaves", "Leaves in memory, those of older versions included."),
-			Held:       gauge("tree_held_nodes", "Inner nodes and leaves that only older versions have: what queries, keep_recent and snapshots hold."),
-			HeldBytes:  gauge("tree_held_bytes", "Memory of the nodes and leaves that only older versions have."),
-			NodeBytes:  gauge("tree_node_bytes", "Memory for inner nodes, in use or not."),
-			LeafBytes:  gauge("tree_leaf_bytes", "Memory for leaves, in use or not."),
-			Versions:   gauge("tree_versions", "Versions of the tree that are in use, as of the last block."),
+			InnerNodes: gauge("tree_inner_nodes", "Inner nodes in memory, including those of older versions."),
+			Leaves:     gauge("tree_leaves", "Leaves in memory, including those of older versions."),
+			Held:       gauge("tree_held_nodes", "Inner nodes and leaves that are only in older versions, kept for queries, pruning_keep_recent and snapshots."),
+			HeldBytes:  gauge("tree_held_bytes", "Memory in bytes of the nodes and leaves that are only in older versions."),
+			NodeBytes:  gauge("tree_node_bytes", "Memory in bytes for inner nodes, in use or not."),
+			LeafBytes:  gauge("tree_leaf_bytes", "Memory in bytes for leaves, in use or not."),
+			Versions:   gauge("tree_versions", "Versions of the tree in use after the last block."),
 		},
 		CommitSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem, Name: "commit_seconds",
-			Help: "Time to hand a block's state to the store, waiting included where the disk falls behind.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)}),
+			Help: "Time to hand a block's state to the store, including waits for a slow disk.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 14)}),
 		Transactions: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "transactions_total",
-			Help: "Transactions executed in blocks, by code (0: done)."}, []string{"code"}),
+			Help: "Transactions executed in blocks, by result code (0: success)."}, []string{"code"}),
 		Witness: WitnessMetrics{
 			Rounds: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "witness_rounds_total",
-				Help: "Requests for nodes of the state that the tree of a sharded validator lacked, by what needed them."}, []string{"call"}),
+				Help: "Requests by a partial-state validator for missing nodes of the state, by the call that needed them."}, []string{"call"}),
 			Missing: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "witness_missing_total",
-				Help: "Subtrees that were missing when they were needed, by what needed them."}, []string{"call"}),
-			Unchecked: gauge("witness_unchecked", "Transactions in the mempool whose rights could not be checked yet, since nodes of the state are missing."),
+				Help: "Subtrees of the state that were missing when they were needed, by the call that needed them."}, []string{"call"}),
+			Unchecked: gauge("witness_unchecked", "Transactions in the mempool whose rights could not be checked yet because nodes of the state are missing."),
 		},
 	}
-	// What has not happened is 0.
+	// Counters of calls that have not happened yet start at 0.
 	for _, call := range []string{forBlock, forProposal, forLater, forQuery, forStart} {
 		m.Witness.Rounds.WithLabelValues(call)
 		m.Witness.Missing.WithLabelValues(call)

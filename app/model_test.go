@@ -22,19 +22,19 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// model is the application written naively: one map of all keys, copied for every transaction,
-// where every question is answered by looking at all keys. It knows nothing of trees, overlays or
-// counters.
+// model is a naive implementation of the application: one map of all keys, copied for every
+// transaction, in which every query looks at all keys. It has no trees, overlays or counters.
 type model struct {
 	state map[string]string
 	open  bool
 	reads int // in this block
-	// Validators that signed the last block, by public key; nil: there is none, and those of the
-	// state before this block count.
+	// Validators that signed the last block, by public key. It is nil if there is no last block;
+	// then the validators in the state before this block count.
 	signed map[string]bool
-	before map[string]string // the transaction's operations
+	before map[string]string // state before the transaction's operations
 	height uint64
-	// What runs is a proposal that enough admins have approved; and the nonce of its transaction.
+	// approved says that a proposal that enough admins have approved is being executed, and nonce
+	// is the nonce of its transaction.
 	approved bool
 	nonce    uint64
 }
@@ -60,7 +60,7 @@ func (m *model) begin(last abci.CommitInfo, names ...string) {
 	}
 }
 
-// share returns the part of the power in state that is known to sign: by the last commit, or by b.
+// share returns the share of the power in state that is known to sign: by the last commit, or by b.
 func (m *model) share(state map[string]string, b *tx.Body) *big.Rat {
 	signs := maps.Clone(m.signed)
 	for _, o := range m.executed(b) {
@@ -156,7 +156,7 @@ func (m *model) execute(t *tx.Tx) (tx.Code, []tx.OperationResult) {
 	return 0, results
 }
 
-// quotaOfEveryone sums up what everyone may take; no sum of a test overflows.
+// quotaOfEveryone returns the sum of the quotas of everyone; no sum of a test overflows.
 func (m *model) quotaOfEveryone() (sum uint64) {
 	for k := range m.state {
 		if !strings.HasPrefix(k, "\x00g"+string(make([]byte, 32))) {
@@ -385,7 +385,7 @@ func (g *generator) lastCommit() (commit abci.CommitInfo) {
 	return commit
 }
 
-// transaction returns one whose nonce is mostly the next.
+// transaction returns a transaction whose nonce is usually the next one.
 func (g *generator) transaction(m *model, waiting map[string]uint64) []byte {
 	if g.IntN(8) == 0 {
 		return []byte(g.key() + g.pick("=", ":") + g.value())
@@ -412,8 +412,8 @@ func (g *generator) transaction(m *model, waiting map[string]uint64) []byte {
 	return raw
 }
 
-// Random blocks, compared with the model and with CometBFT's validator set, on two instances: one
-// executes the blocks that the other proposes, and is restarted at times.
+// Random blocks are compared with the model and with CometBFT's validator set, on two instances:
+// one executes the blocks that the other proposes, and is restarted at times.
 func TestAgainstModel(t *testing.T) {
 	g := &generator{Rand: rand.New(rand.NewPCG(testSeed(t), 7)), t: t, names: []string{"alice", "bob", "carol", "root"}}
 	const appState = `{"chunk_bytes": 150, "open": true, "admins": ["@root"], "grants": [
@@ -440,7 +440,7 @@ func TestAgainstModel(t *testing.T) {
 		for range g.IntN(30) {
 			txs = append(txs, g.transaction(m, waiting))
 		}
-		if g.IntN(2) == 0 { // what a proposer selects, otherwise all of them
+		if g.IntN(2) == 0 { // the selection of a proposer, otherwise all of them
 			prepared, err := proposer.PrepareProposal(ctx, &abci.RequestPrepareProposal{Txs: txs, MaxTxBytes: 1 << 20, LocalLastCommit: extended(last)})
 			require.NoError(t, err)
 			txs = prepared.Txs
@@ -489,12 +489,12 @@ func TestAgainstModel(t *testing.T) {
 	}
 	t.Log("codes:", seen, "proposals that were executed:", together)
 	if testing.Short() || os.Getenv("STARLING_SEED") != "" {
-		return // too few blocks for the rare ones, or another world
+		return // too few blocks for the rare codes, or other parameters
 	}
 	require.NotZero(t, together)
 	for _, code := range []tx.Code{tx.CodeOK, tx.CodeUnauthorized, tx.CodeBadNonce, tx.CodeCompareFailed, tx.CodeQuota, tx.CodeTextClosed,
 		tx.CodeNotAdmin, tx.CodeInvalidChange, tx.CodeUnconfirmed, tx.CodeRangeLimit, tx.CodeThreshold} {
-		require.NotZero(t, seen[code], "the random blocks never met code %d", code)
+		require.NotZero(t, seen[code], "code %d does not occur in the random blocks", code)
 	}
 }
 

@@ -7,11 +7,11 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// The model of what admins do together.
+// The model of operations that need several admins.
 
 func (m *model) threshold() int { return max(int(m.u64([]byte("\x00k"))), 1) }
 
-// proposal returns what an account proposed in state, nil if that is nothing.
+// proposalIn returns the proposal of an account in state, or nil if there is none.
 func proposalIn(state map[string]string, account []byte) *tx.Proposal {
 	record, ok := state["\x00o"+string(account)]
 	if !ok {
@@ -24,7 +24,7 @@ func proposalIn(state map[string]string, account []byte) *tx.Proposal {
 	return p
 }
 
-// executed returns the operations that the transaction stands for, with those that it approves of.
+// executed returns the operations of the transaction, including those that it approves.
 func (m *model) executed(b *tx.Body) []tx.Operation {
 	all := slices.Clone(b.Operations)
 	for _, o := range b.Operations {
@@ -104,7 +104,7 @@ func (m *model) together(who string, operation *tx.Operation) (tx.Code, string) 
 	return 0, "\x01"
 }
 
-// together returns an operation of several admins, which mostly can succeed.
+// together returns an operation of several admins, which can usually succeed.
 func (g *generator) together(m *model) tx.Operation {
 	var proposers [][]byte
 	for _, name := range g.names {
@@ -126,7 +126,7 @@ func (g *generator) together(m *model) tx.Operation {
 	if g.IntN(6) == 0 {
 		return tx.NewWithdraw()
 	}
-	operations := []tx.Operation{tx.NewSetThreshold(1)} // or nobody acts alone for long
+	operations := []tx.Operation{tx.NewSetThreshold(1)} // otherwise no admin would act alone
 	if g.IntN(2) == 0 {
 		operations = nil
 	}

@@ -14,7 +14,7 @@ import (
 
 // The model's conditions, ranges and branches: see TestAgainstModel.
 
-// perform returns the result of an operation, without found of those on one key.
+// perform returns the result of an operation. It does not set found for operations on one key.
 func (m *model) perform(who string, operation *tx.Operation) (tx.Code, tx.OperationResult) {
 	switch op := operation.Op.(type) {
 	case *tx.Operation_Compare:
@@ -71,7 +71,7 @@ func (m *model) readRange(op *tx.ReadRange) (tx.Code, tx.OperationResult) {
 	return 0, result
 }
 
-// mayDelete looks for a grant whose prefix all keys of the range have: the keys after the prefix
+// mayDelete searches for a grant whose prefix all keys of the range have: the keys after the prefix
 // begin at end or later.
 func (m *model) mayDelete(who string, op *tx.DeleteRange) bool {
 	for n := 0; n <= len(op.Start); n++ {
@@ -112,7 +112,7 @@ func (m *model) txn(who string, t *tx.Txn) (tx.Code, tx.OperationResult) {
 		may := true
 		switch op := operation.Op.(type) {
 		case *tx.Operation_Put:
-			may = m.mayWrite(who, string(op.Put.Key), "") == 0 // a deletion meets no quota
+			may = m.mayWrite(who, string(op.Put.Key), "") == 0 // a deletion needs no quota
 		case *tx.Operation_Delete:
 			may = m.mayWrite(who, string(op.Delete.Key), "") == 0
 		case *tx.Operation_DeleteRange:
@@ -186,7 +186,7 @@ func (g *generator) compare(state map[string]string) *tx.Compare {
 	return &tx.Compare{Key: []byte(k), Value: []byte(g.pick("", state[k], state[k], "x"))}
 }
 
-// inBranch returns an operation that a branch may hold.
+// inBranch returns an operation that a branch may contain.
 func (g *generator) inBranch() tx.Operation {
 	switch g.IntN(8) {
 	case 0:
@@ -206,7 +206,7 @@ func (g *generator) inBranch() tx.Operation {
 	return put(g.key(), g.value())
 }
 
-// bounds returns those of a range that is not empty, often that of a prefix.
+// bounds returns the bounds of a range that is not empty, often those of a prefix.
 func (g *generator) bounds() (start, end []byte) {
 	start, end = []byte(g.key()), []byte(g.pick("", g.key()))
 	if g.IntN(2) == 0 {
@@ -218,7 +218,7 @@ func (g *generator) bounds() (start, end []byte) {
 	return start, end
 }
 
-// Ranges over a base and what a block did to it: as if all keys were in one list.
+// Ranges over a base and a block's changes have the same results as in one list of all keys.
 func TestRangesOfOverlays(t *testing.T) {
 	for seed := range uint64(20) {
 		g := &generator{Rand: newRand(seed), t: t}
@@ -263,8 +263,8 @@ func TestRangesOfOverlays(t *testing.T) {
 	}
 }
 
-// A block deletes many keys, and each transaction after it reads a range that they were in, or puts
-// one of them back: none passes all of them again.
+// A block deletes many keys, and each transaction after it reads a range that contained them, or
+// puts one of them back: none passes all of them again.
 func TestManyRangesOverDeletedKeys(t *testing.T) {
 	const keys = 20_000
 	state := map[string]string{"z": "x"}
@@ -295,7 +295,7 @@ func TestManyRangesOverDeletedKeys(t *testing.T) {
 	require.Equal(t, keys, passed)
 }
 
-// What all keys of a range have in common, compared with the ends of the prefixes of its start.
+// The common prefix of a range, compared with the ends of the prefixes of its start.
 func TestCommonOfRange(t *testing.T) {
 	rng := newRand(testSeed(t))
 	word := func(least int) []byte {

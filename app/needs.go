@@ -9,36 +9,38 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// What an execution reads is found by running it (docs/decisions/0045-execution-on-witnesses.md).
-// Where the tree lacks a node, the read fails, and what it was for is noted. The rest of the block
-// is run for what else it lacks, and its results are dropped:
+// The keys that an execution reads are found by running it
+// (docs/decisions/0045-execution-on-witnesses.md). If a node is missing in the tree, the read
+// fails, and its wants are recorded. The rest of the block is run to find other missing nodes, and
+// its results are dropped:
 //
 //	tx 0   done
-//	tx 1   lacks a ──► undone, its nonce spent; each of its operations is tried alone; all keys it names are noted
-//	tx 2   lacks b     (as if tx 1 had done nothing)
+//	tx 1   misses a ──► undone, its nonce spent; each of its operations is tried alone; all keys it names are recorded
+//	tx 2   misses b     (as if tx 1 had done nothing)
 //	  …
-//	──► fetch a, b and what was noted ──► run again
+//	──► fetch a, b and the recorded keys ──► run again
 
-// needs are what a run lacked, each once. A nil *needs takes nothing, and nothing was lost.
+// needs are the wants that a run was missing, each once. A nil *needs records nothing, and reports
+// that nothing is missing.
 type needs struct {
 	wants []avlstar.Want
-	index map[string]int // in wants, by idOf, counting those that were taken
-	taken int            // wants that were there before the first, see dequeue
-	// The stubs that reads came upon, anywhere.
+	index map[string]int // position in wants, by idOf, counting those that dequeue took
+	taken int            // number of wants that dequeue took
+	// The stubs that reads reached, anywhere.
 	met map[avlstar.Hash]avlstar.Span
-	// If it is not nil, wants are to be asked for below these stubs, which lie beside the ways to
-	// them: what Apply reported.
+	// If it is not nil, wants are requested below these stubs, which Apply reported and which lie
+	// next to the paths to the wants.
 	held map[avlstar.Hash]avlstar.Span
 }
 
-// maxNeeds limits what one run may lack. A block names maxCost keys, and a few records for each.
+// maxNeeds limits the wants of one run. A block names maxCost keys, and a few records for each.
 const maxNeeds = 4 * maxCost
 
 func newNeeds() *needs {
 	return &needs{index: make(map[string]int), met: make(map[avlstar.Hash]avlstar.Span)}
 }
 
-// add notes a want, whose keys must not be modified afterwards.
+// add records a want, whose keys must not be modified afterwards.
 func (n *needs) add(w avlstar.Want) {
 	if n == nil {
 		return
@@ -54,7 +56,7 @@ func (n *needs) add(w avlstar.Want) {
 	}
 }
 
-// idOf is equal for wants that differ in nothing but Deleted.
+// idOf returns equal strings for wants that differ only in Deleted.
 func idOf(w avlstar.Want) string {
 	form := byte('k')
 	switch {
@@ -66,7 +68,7 @@ func idOf(w avlstar.Want) string {
 	return string(append(append([]byte{form}, w.Key...), w.After...))
 }
 
-// note notes wants, by default the way to the missing node, if err is that a node is missing.
+// note records wants, by default the path to the missing node, if err reports a missing node.
 func (n *needs) note(err error, wants ...avlstar.Want) {
 	var missing *avlstar.MissingNodeError
 	if n == nil || !errors.As(err, &missing) {
@@ -81,27 +83,27 @@ func (n *needs) note(err error, wants ...avlstar.Want) {
 	}
 }
 
-// lost reports whether something is lacking, so that what the run did is of no use.
+// lost reports whether nodes are missing, so that the results of the run cannot be used.
 func (n *needs) lost() bool { return n != nil && len(n.wants) > 0 }
 
-// isMissing reports whether a node of the tree is missing, which a Source may bring.
+// isMissing reports whether err says that a node of the tree is missing, which a Source may fetch.
 func isMissing(err error) bool {
 	var missing *avlstar.MissingNodeError
 	return errors.As(err, &missing)
 }
 
-// lacked returns err. If it is that base lacks a node, it notes wants, by default the way to that
-// node.
+// If err reports that a node is missing in base, this method records wants, by default the path to
+// that node. It returns err.
 func (o *overlay) lacked(err error, wants ...avlstar.Want) error {
 	o.needs.note(err, wants...)
 	return err
 }
 
-// lacks reports whether err is that base lacks a node, so that the run continues for what else it
-// lacks.
+// Whether err reports that a node is missing in base, so that the run continues to find other
+// missing nodes.
 func (o *overlay) lacks(err error) bool { return err != nil && o.needs != nil && isMissing(err) }
 
-// name notes all keys that the transaction names.
+// name records all keys that the transaction names.
 func (o *overlay) name(t *tx.Tx) { nameKeys(o.needs, t) }
 
 func nameKeys(n *needs, t *tx.Tx) {
@@ -117,10 +119,11 @@ func nameKeys(n *needs, t *tx.Tx) {
 	}
 }
 
-// explore finds what a transaction lacks that came upon a missing node. What it did is undone, but
-// for its nonce, so that the next ones of the account come to their operations.
+// explore finds all missing nodes that a transaction needs after it reached one of them. The
+// changes of the transaction are undone except for its nonce, so that later transactions of the
+// account reach their operations.
 func (x *executor) explore(t *tx.Tx) {
-	// Nothing is read ahead meanwhile: the operation that is tried is not the one where ahead is.
+	// Nothing is read ahead meanwhile, because the operation being tried is not the one at ahead.
 	ahead := x.ahead
 	x.ahead = lookahead{}
 	defer func() { x.ahead = ahead }()
@@ -138,7 +141,7 @@ func (x *executor) explore(t *tx.Tx) {
 	x.reads, x.changed = before, nil
 }
 
-// exploreRights finds what it takes to check the rights of a signed transaction, each alone.
+// exploreRights finds the nodes for checking the rights of a signed transaction, each separately.
 func (x *executor) exploreRights(t *tx.Tx) error {
 	account := t.Body.Account
 	looks := []func() error{
@@ -165,7 +168,7 @@ func (x *executor) exploreRights(t *tx.Tx) error {
 	return nil
 }
 
-// exploreOperation executes one operation alone. If that fails, it leaves no trace.
+// exploreOperation executes one operation alone. If that fails, the operation leaves no trace.
 func (x *executor) exploreOperation(account []byte, operation *tx.Operation) {
 	mark, counted := x.mark(), x.validators
 	_, _, err := x.rules.perform(x, account, operation)
@@ -184,13 +187,13 @@ func (x *executor) exploreOperation(account []byte, operation *tx.Operation) {
 		x.exploreProposal(account, operation)
 	}
 	if inner != nil && !isMissing(inner) {
-		return // a failure that the next run meets again
+		return // the next run meets this failure again
 	}
 	key, writes := written(operation)
 	if !writes || !isMissing(err) {
 		return
 	}
-	// It may have come no further than to the key: the quota is looked at after it.
+	// The operation may have failed at the key, before it checked the quota.
 	g, err := x.mayTouch(account, key)
 	if err == nil && g.quota != 0 {
 		_, err = x.usage(g.prefix)
@@ -200,7 +203,7 @@ func (x *executor) exploreOperation(account []byte, operation *tx.Operation) {
 	}
 }
 
-// pretend sets a key whose value in base may be unknown. No block is made of the overlay.
+// pretend sets a key whose value in base may be unknown. No block may be made from the overlay.
 func (o *overlay) pretend(key, value []byte) {
 	e, ok := o.entry(key)
 	if !ok {
@@ -210,17 +213,18 @@ func (o *overlay) pretend(key, value []byte) {
 	o.put(e, value)
 }
 
-// KeepRecords reports whether a subtree with keys in [first, after) may hold bookkeeping records
-// other than nonces (nil is open), for avlstar.Retention.Keep: CheckTx needs the rights of
-// accounts, and does not wait for the network. Those that came into memory stay there. Admins
-// decide how many there are; nonces are as many as accounts were ever seen: see PreferNonces.
+// KeepRecords reports whether a subtree with keys in [first, after) (nil is open) may contain
+// system keys other than nonces. It is meant for avlstar.Retention.Keep: CheckTx needs the rights
+// of accounts, and does not wait for the network. Such records stay in memory once they are there.
+// Admins determine their number, but there are as many nonces as accounts were ever seen: see
+// PreferNonces.
 func KeepRecords(first, after []byte) bool {
 	return (len(first) == 0 || first[0] == reserved) && !PreferNonces(first, after)
 }
 
-// PreferNonces reports whether all keys in [first, after) are those of nonces, for
-// avlstar.Retention.Prefer: they stay while there is memory for them. Where one is missing, CheckTx
-// asks for it, and the recheck judges.
+// PreferNonces reports whether all keys in [first, after) are those of nonces. It is meant for
+// avlstar.Retention.Prefer: nonces stay while there is memory for them. If one is missing, CheckTx
+// requests it, and the recheck uses it.
 func PreferNonces(first, after []byte) bool {
 	nonces := record(tagNonce)
 	return bytes.Compare(first, nonces) >= 0 && len(after) > 0 && bytes.Compare(after, prefixEnd(nonces)) <= 0

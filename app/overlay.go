@@ -8,44 +8,45 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// overlay is the state of a block that is being executed: what changed so far, in key order, over a
+// overlay is the state of a block that is being executed: the changes so far, in key order, over a
 // committed version.
 //
 //	get ────────► entries (btree) ─► base
-//	nearest ────► added, and base without what entries delete
-//	ascendRange ► present, and base without what has an entry
-//	set ────────► entries, and the value before into the journal
+//	nearest ────► added, and base without the keys that entries delete
+//	ascendRange ► present, and base without the keys that have an entry
+//	set ────────► entries, and the previous value into the journal
 //	undo(mark) ─► the journal backwards
 //
-// Methods that read base return an error if base cannot be read. No block must be made of the
-// overlay after that. What base lacks (needs is not nil) is noted, and the overlay can be used
-// further, to find what else is lacking, once what the failed call changed was undone.
+// Methods that read base return an error if base cannot be read. No block may be made from the
+// overlay after that. If needs is not nil, missing nodes of base are recorded. The overlay can then
+// be used to find other missing nodes, after the changes of the failed call were undone.
 //
-// Values are never empty (they have at least 1 byte), so nil is an absent key throughout. The
-// overlay keeps the slices it is given. What get, set and nearest return may be base's own memory,
-// so whoever made the overlay holds a reference to base for as long as these are in use.
+// Values are never empty (they have at least 1 byte), so nil always stands for an absent key. The
+// overlay keeps the slices that it is given. Results of get, set and nearest may be base's own
+// memory, so the owner of the overlay must hold a reference to base as long as they are in use.
 type overlay struct {
-	base    *avlstar.Version // without a reference of its own
-	byKey   bool             // base's values are read so, see newCheckOverlay
+	base    *avlstar.Version // without its own reference
+	byKey   bool             // whether base's values are read by key, see newCheckOverlay
 	entries *btree.BTreeG[*overlayEntry]
-	added   *btree.BTreeG[*overlayEntry] // entries that are present, and were absent in base
+	added   *btree.BTreeG[*overlayEntry] // entries that are present, but were absent in base
 	present *btree.BTreeG[*overlayEntry] // entries that are present; nil: no range was read yet
 	journal []undoRecord
 	quotas  usages
-	// The number of times that a deleted key of base came back: gaps found before that are void.
+	// The number of times that a deleted key of base was put again; gaps found before that are
+	// invalid.
 	revived uint64
 	// The sum of the quotas of the grants to everyone; nil: not known.
 	everyone *uint64
-	needs    *needs       // nil: base lacks nothing
-	wide     bool         // a range is asked for as a whole: a proposer asks once in many blocks
-	probe    overlayEntry // what a search compares entries with
+	needs    *needs       // nil: no node is missing in base
+	wide     bool         // request ranges as a whole: a proposer requests once in many blocks
+	probe    overlayEntry // the entry with which a search compares others
 }
 
-// overlayEntry is a key that was written in this block. Its value may again be the one before.
+// overlayEntry is a key that was written in this block. Its value may equal the one in base again.
 type overlayEntry struct {
 	key    []byte
 	value  []byte
-	before []byte // in base, and base's memory
+	before []byte // value in base, and memory of base
 
 	// gap belongs to a deleted key of base: the greatest key of base below it that is not deleted
 	// (nil: none). It is valid while overlay.revived equals gapAt.
@@ -59,7 +60,7 @@ type overlayEntry struct {
 
 type undoRecord struct {
 	entry        *overlayEntry
-	value, after []byte // before and after the write
+	value, after []byte // value before and after the write
 }
 
 func newOverlay(base *avlstar.Version) *overlay {
@@ -73,8 +74,8 @@ func newEntries() *btree.BTreeG[*overlayEntry] {
 	return btree.NewWithFreeListG(32, less, btree.NewFreeListG[*overlayEntry](0))
 }
 
-// newCheckOverlay is newOverlay for checks, which no block depends on: a value that is on disk is
-// read by its key (avlstar.ByKey).
+// newCheckOverlay returns an overlay for checks, which no block depends on: a value that is on disk
+// is read by its key (avlstar.ByKey).
 func newCheckOverlay(base *avlstar.Version) *overlay {
 	o := newOverlay(base)
 	o.byKey = true
@@ -153,7 +154,7 @@ func (o *overlay) put(e *overlayEntry, value []byte) {
 	}
 }
 
-// mark returns the present position in the journal, for undo.
+// mark returns the current position in the journal, for undo.
 func (o *overlay) mark() int { return len(o.journal) }
 
 // undo reverts every set since mark.
@@ -164,13 +165,13 @@ func (o *overlay) undo(mark int) {
 	o.keep(mark)
 }
 
-// keep drops the journal since mark: what was set can no longer be undone.
+// keep drops the journal since mark, so that the writes since then can no longer be undone.
 func (o *overlay) keep(mark int) {
 	clear(o.journal[mark:]) // the values in it may be large
 	o.journal = o.journal[:mark]
 }
 
-// nearest returns the greatest key ≤ key that is present or, if below is set, the greatest key <
+// nearest returns the greatest present key ≤ key or, if below is set, the greatest present key <
 // key; nil if there is none.
 func (o *overlay) nearest(key []byte, below bool) (k, value []byte, err error) {
 	if k, value, err = o.baseNearest(key, below); err != nil {
@@ -191,9 +192,9 @@ func (o *overlay) nearest(key []byte, below bool) (k, value []byte, err error) {
 	return k, value, nil
 }
 
-// baseNearest is nearest for the keys of base that are not deleted, with their present values. The
-// result is stored in the entries of all deleted keys that the search passed, so that a block that
-// deletes many records does not pass them again in every later search.
+// baseNearest does what nearest does, for the keys of base that are not deleted, with their current
+// values. The result is stored in the entries of all deleted keys that the search passed, so that
+// later searches in a block that deletes many records do not pass them again.
 func (o *overlay) baseNearest(key []byte, below bool) (k, value []byte, err error) {
 	var run []*overlayEntry
 	for key != nil {
@@ -223,7 +224,7 @@ func (o *overlay) baseNearest(key []byte, below bool) (k, value []byte, err erro
 	return k, value, nil
 }
 
-// ascend visits the keys in [start, end) that were written in this block, in order; end nil is
+// ascend visits the keys in [start, end) that were written in this block, in order; a nil end is
 // open.
 func (o *overlay) ascend(start, end []byte, visit func(*overlayEntry)) {
 	o.entries.AscendGreaterOrEqual(&overlayEntry{key: start}, func(e *overlayEntry) bool {
@@ -246,7 +247,7 @@ func (o *overlay) changes() []avlstar.Change {
 	return changes
 }
 
-// recordBytes returns the length of the leaf record, 0 if it is absent.
+// recordBytes returns the length of the leaf record, or 0 if value is nil.
 func recordBytes(key, value []byte) uint64 {
 	if value == nil {
 		return 0
@@ -254,7 +255,7 @@ func recordBytes(key, value []byte) uint64 {
 	return avlstar.RecordBytes(len(key), len(value))
 }
 
-// prefixEnd returns the least key above all keys that start with prefix, nil if there is none.
+// prefixEnd returns the least key above all keys that start with prefix, or nil if there is none.
 func prefixEnd(prefix []byte) []byte {
 	for i := len(prefix) - 1; i >= 0; i-- {
 		if prefix[i] != 0xff {

@@ -7,23 +7,25 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Ranges are read from two ordered sets that exclude each other: the keys of base without an
-// entry, and the entries that are present. A block that deletes many keys must not pass them again
-// in every later range, so what was passed once is skipped:
+// Ranges are read from two disjoint ordered sets: the keys of base without an entry, and the
+// entries that are present. A block that deletes many keys must not pass them again in every later
+// range, so keys that were passed once are skipped:
 //
 //	base     a   b   c   d   e   f         entries  b: deleted   c: new value   d: deleted   cc: added
 //	              └───┴───┘──────┐         present  c, cc
 //	              beyond = e ◄───┘         range    a, c, cc, e, f
 //
-// Entries never leave an overlay, so a key of base that has one keeps it: what is remembered in
-// beyond is never outdated, whatever is set or undone.
+// Entries never leave an overlay, so a key of base that has an entry keeps it, and beyond stays
+// valid whatever is set or undone.
 
-// perRangeKey is about how many bytes are asked for, for each key of a range that base lacks.
+// perRangeKey is the approximate number of bytes that are requested for each key of a range that is
+// missing in base.
 const perRangeKey = 4 << 10
 
 // ascendRange yields the keys in [start, end) that are present and their values, in order, until
-// yield returns false; an empty bound is open. most is about how many keys the caller wants: it
-// limits what is asked for where base lacks nodes. Keys and values may be base's own memory.
+// yield returns false; an empty bound is open. most is the approximate number of keys that the
+// caller wants. It limits the request if nodes are missing in base. Keys and values may be base's
+// own memory.
 func (o *overlay) ascendRange(start, end []byte, most int, yield func(key, value []byte) bool) error {
 	if len(start) == 0 {
 		start = nil
@@ -32,7 +34,7 @@ func (o *overlay) ascendRange(start, end []byte, most int, yield func(key, value
 		end = nil
 	}
 	o.listPresent()
-	at, inclusive := start, true // where the present entries that were not yielded yet begin
+	at, inclusive := start, true // where the present entries begin that were not yielded yet
 	upTo := func(bound []byte) bool {
 		more := true
 		o.present.AscendGreaterOrEqual(&overlayEntry{key: at}, func(e *overlayEntry) bool {
@@ -62,7 +64,7 @@ func (o *overlay) ascendRange(start, end []byte, most int, yield func(key, value
 // ascendUntouched yields the keys of base in [from, end) that have no entry, until yield returns
 // false.
 func (o *overlay) ascendUntouched(from, end []byte, most int, yield func(avlstar.KV) bool) error {
-	var run []*overlayEntry // that were passed since the last key without an entry
+	var run []*overlayEntry // entries that were passed since the last key without an entry
 	pass := func(beyond []byte) {
 		for _, e := range run {
 			e.beyond, e.passed = beyond, true
@@ -100,8 +102,8 @@ func (o *overlay) ascendUntouched(from, end []byte, most int, yield func(avlstar
 	}
 }
 
-// rangeRoom returns how many bytes of a range that base lacks are asked for at once, where the
-// caller wants most keys.
+// rangeRoom returns the number of bytes that are requested at once for a range with missing nodes,
+// if the caller wants most keys.
 func (o *overlay) rangeRoom(most int) uint64 {
 	if o.wide {
 		return min(tx.MaxDeleteBytes+tx.MaxValueBytes, uint64(most)*tx.MaxValueBytes)

@@ -107,8 +107,8 @@ func TestOverlayIsAMap(t *testing.T) {
 	})
 }
 
-// What a block overwrites is not copied: otherwise a block that deletes many large values would
-// need as much memory again as they take.
+// Overwritten values are not copied: otherwise a block that deletes many large values would need
+// twice their memory.
 func TestOverlayCopiesNoLargeValues(t *testing.T) {
 	state := map[string]string{}
 	for i := range 16 {
@@ -126,7 +126,7 @@ func TestOverlayCopiesNoLargeValues(t *testing.T) {
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(avlstar.MaxValueBytes))
 }
 
-// longestPrefix finds what trying every prefix finds.
+// longestPrefix finds the prefix that trying every prefix finds.
 func TestLongestPrefix(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		inBase := rapid.SliceOfN(shortKeys, 0, 10).Draw(t, "in base")
@@ -139,7 +139,7 @@ func TestLongestPrefix(t *testing.T) {
 			state[string(GrantKey(grantee, []byte(p)))] = "x"
 			prefixes[p] = true
 		}
-		// Neighbours in key order that are not alice's.
+		// Neighbours in key order that are not alice's grants.
 		state[string(GrantKey(nil, []byte("a")))] = "x"
 		state[string(CoverKey([]byte("a")))] = "x"
 		state[string(NonceKey(grantee))] = "x"

@@ -9,55 +9,56 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// What later blocks will need is fetched ahead. Strangers can send as many transactions as they
-// like, so only they wait behind what they send:
+// Nodes that later blocks will need are fetched ahead. Accounts without rights can send as many
+// transactions as they like, so their requests delay only each other:
 //
-//	who asks                for what                               waits in   fetched by
-//	proposers               what was left out of a proposal        proposed   a goroutine of its own
-//	CheckTx, with rights    the keys of the transaction            checked    ┐ another one, a half of
-//	CheckTx, unchecked      the records that the check lacked      unchecked  ┘ each request for both
+//	caller                  requested                              queue      fetched by
+//	proposers               nodes of transactions left out         proposed   a goroutine of its own
+//	CheckTx, with rights    the keys of the transaction            checked    ┐ another one, half of
+//	CheckTx, unchecked      the records that the check missed      unchecked  ┘ each request for either
 const (
-	// maxQueued limits the wants that wait in proposed and in checked. What is beyond it is found
-	// to be missing when it is needed.
+	// maxQueued limits the wants that wait in proposed and in checked. Wants beyond the limit are
+	// dropped; their nodes are fetched when they are needed.
 	maxQueued = 1 << 14
-	// maxShare limits the wants of an unchecked transaction. The recheck asks for more.
+	// maxShare limits the wants of an unchecked transaction. The recheck requests more.
 	maxShare = 32
-	// A request is for at most maxRequest wants, and for fewer, down to minRequest, if more than
-	// requestBytes came for the last ones. So one brings at most maxRequest values of 1 MiB.
+	// A request has at most maxRequest wants. It has fewer, down to minRequest, if the responses to
+	// the last requests exceeded requestBytes. So a response has at most maxRequest values of 1
+	// MiB.
 	minRequest, maxRequest = 16, 256
 	requestBytes           = 4 << 20
-	// aheadBytes limits what each goroutine brings between two blocks: it stays in memory for a
-	// window of blocks.
+	// aheadBytes limits the bytes that each goroutine fetches between two blocks: they stay in
+	// memory for a window of blocks.
 	aheadBytes = 64 << 20
 )
 
-// aheadTimeout ends a request, whose answer holds nothing up. It does not depend on how long a
-// proposal may wait: else a line that is a little slower would bring nothing, ever.
+// aheadTimeout ends a request for which nothing waits. It does not depend on how long a proposal
+// may wait, because a slightly slower network would then never deliver anything.
 const aheadTimeout = 10 * time.Second
 
-// ahead is what waits to be fetched ahead. Each goroutine makes one request at a time, and ends
-// when nothing waits for it.
+// ahead holds the wants that wait to be fetched ahead. Each goroutine makes one request at a time,
+// and ends when no wants are left for it.
 type ahead struct {
 	mu struct {
 		sync.Mutex
-		proposed, checked *needs // nil: nothing waits
+		proposed, checked *needs // nil: the queue is empty
 		unchecked         []asked
 		line              [2]line
 	}
 	running sync.WaitGroup
 }
 
-// asked is what one unchecked transaction waits for.
+// asked holds the wants of one unchecked transaction.
 type asked struct {
 	id    [sha256.Size]byte
 	wants []avlstar.Want
 }
 
-// line is one of the goroutines. It is guarded by ahead.mu.
+// line is the state of one of the goroutines. It is guarded by ahead.mu.
 type line struct {
 	busy  bool
-	most  int // wants of the next request; 0: maxRequest
-	bytes int // that it brought since the last commit
+	most  int // number of wants in the next request; 0: maxRequest
+	bytes int // bytes that it fetched since the last commit
 }
 
 const (
@@ -65,25 +66,25 @@ const (
 	lineOfChecks    = 1
 )
 
-// ask queues those of wants that v lacks, for a proposer. It never blocks.
+// ask queues those of wants that are missing in v, for a proposer. It never blocks.
 func (a *App) ask(v *avlstar.Version, wants []avlstar.Want) {
-	lacking, _ := v.Lacks(wants)
+	lacking, _ := v.Missing(wants)
 	a.ahead.add(a, lineOfProposers, lacking, func() { enqueue(&a.ahead.mu.proposed, lacking) })
 }
 
-// askChecked queues those of wants that v lacks, for a transaction that was checked.
+// askChecked queues those of wants that are missing in v, for a transaction that was checked.
 func (a *App) askChecked(v *avlstar.Version, wants []avlstar.Want) {
-	lacking, _ := v.Lacks(wants)
+	lacking, _ := v.Missing(wants)
 	a.ahead.add(a, lineOfChecks, lacking, func() { enqueue(&a.ahead.mu.checked, lacking) })
 }
 
-// askUnchecked queues a share of those of wants that v lacks, for a transaction that was let in
+// askUnchecked queues some of those wants that are missing in v, for a transaction that was let in
 // unchecked.
 func (a *App) askUnchecked(v *avlstar.Version, id [sha256.Size]byte, wants []avlstar.Want) {
-	lacking, _ := v.Lacks(wants)
+	lacking, _ := v.Missing(wants)
 	lacking = lacking[:min(len(lacking), maxShare)]
 	a.ahead.add(a, lineOfChecks, lacking, func() {
-		if h := &a.ahead; len(h.mu.unchecked) < 2*maxUnchecked { // those of the last block, too
+		if h := &a.ahead; len(h.mu.unchecked) < 2*maxUnchecked { // with those of the last block
 			h.mu.unchecked = append(h.mu.unchecked, asked{id, lacking})
 		}
 	})
@@ -100,7 +101,8 @@ func enqueue(queue **needs, wants []avlstar.Want) {
 	}
 }
 
-// add calls enqueue under the lock, if something is lacking, and starts the goroutine that fetches.
+// add calls enqueue under the lock if wants are missing, and starts the goroutine that fetches
+// them.
 func (h *ahead) add(a *App, which int, lacking []avlstar.Want, enqueue func()) {
 	if len(lacking) == 0 {
 		return
@@ -117,13 +119,13 @@ func (h *ahead) add(a *App, which int, lacking []avlstar.Want, enqueue func()) {
 	}
 }
 
-// take returns what a goroutine is to request next, and which unchecked transactions had waited for
-// all of that; nothing, if nothing waits: then the goroutine ends.
+// take returns the next wants that a goroutine requests, and the unchecked transactions whose last
+// wants are among them. If there are no wants, the goroutine ends.
 func (h *ahead) take(which int) (wants []avlstar.Want, ids [][sha256.Size]byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := &h.mu.line[which]
-	if l.bytes > aheadBytes { // what waits is found to be missing when it is needed
+	if l.bytes > aheadBytes { // nodes of dropped wants are fetched when they are needed
 		if which == lineOfProposers {
 			h.mu.proposed = nil
 		} else {
@@ -155,7 +157,7 @@ func (h *ahead) take(which int) (wants []avlstar.Want, ids [][sha256.Size]byte) 
 	return wants, ids
 }
 
-// dequeue takes at most n of a queue, the oldest first.
+// dequeue takes at most n wants from a queue, the oldest first.
 func dequeue(queue **needs, n int) []avlstar.Want {
 	q := *queue
 	if q == nil {
@@ -173,7 +175,8 @@ func dequeue(queue **needs, n int) []avlstar.Want {
 	return wants
 }
 
-// came counts what a request of a goroutine brought, and how many wants the next one is for.
+// came records the bytes that a goroutine's request returned, and adapts the number of wants of its
+// next request.
 func (h *ahead) came(which, wants, bytes int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -184,7 +187,7 @@ func (h *ahead) came(which, wants, bytes int) {
 	}
 }
 
-// committed begins to count anew.
+// committed resets the byte counts.
 func (h *ahead) committed() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -193,8 +196,8 @@ func (h *ahead) committed() {
 	}
 }
 
-// fetchAhead fetches what was asked for until nothing waits. What does not come is dropped: whoever
-// needs it asks again.
+// fetchAhead fetches queued wants until none are left. Nodes that do not arrive are dropped:
+// callers that need them request them again.
 func (a *App) fetchAhead(which int) {
 	for wants, ids := a.ahead.take(which); len(wants) > 0; wants, ids = a.ahead.take(which) {
 		bytes, err := a.fetchQueued(wants)
@@ -213,7 +216,7 @@ func (a *App) fetchQueued(wants []avlstar.Want) (bytes int, err error) {
 	if refused != nil {
 		return 0, refused
 	}
-	wants, held := at.version.Lacks(wants) // some may be here by now
+	wants, held := at.version.Missing(wants) // some may have arrived meanwhile
 	at.version.Release()
 	if len(held) == 0 {
 		return 0, nil
@@ -231,8 +234,9 @@ func (a *App) fetchQueued(wants []avlstar.Want) (bytes int, err error) {
 	return f.bytes, err
 }
 
-// checkArrived checks a transaction that was let in unchecked, now that what it lacked may be here.
-// If it has its rights, it gives up its place. If not, it keeps it, and the recheck refuses it.
+// checkArrived checks a transaction that was let in unchecked, now that the missing nodes may be
+// present. If it has its rights, it gives up its slot. Otherwise it keeps the slot, and the recheck
+// refuses it.
 func (a *App) checkArrived(id [sha256.Size]byte) {
 	v, params := a.check.state()
 	if v == nil {
@@ -241,7 +245,7 @@ func (a *App) checkArrived(id [sha256.Size]byte) {
 	defer v.Release()
 	t := a.decoder.lookup(id, params.ChainId)
 	if t == nil {
-		return // it is forgotten by now
+		return // forgotten meanwhile
 	}
 	newcomer, err := mayRun(v, params, t, nil)
 	if err != nil {
@@ -254,8 +258,8 @@ func (a *App) checkArrived(id [sha256.Size]byte) {
 	a.askChecked(v, n.wants)
 }
 
-// latestVersion returns the newest version of the tree: only that can be grafted into. It is nil if
-// there is no state any more. The caller holds block's lock.
+// latestVersion returns the newest version of the tree, the only one into which nodes can be
+// grafted. It is nil if there is no state any more. The caller holds block's lock.
 func (a *App) latestVersion() *avlstar.Version {
 	if p := a.block.pending; p != nil {
 		return p.version
@@ -263,8 +267,8 @@ func (a *App) latestVersion() *avlstar.Version {
 	return a.block.version
 }
 
-// renew puts next in the place of latestVersion. It takes over a reference. The caller holds
-// block's lock.
+// renew replaces latestVersion by next, and takes over its reference. The caller holds block's
+// lock.
 func (a *App) renew(next *avlstar.Version) {
 	p := a.block.pending
 	if p == nil {

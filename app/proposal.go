@@ -24,7 +24,7 @@ type passedOver struct {
 	txs    map[[sha256.Size]byte]struct{}
 }
 
-// of returns those of a height, and forgets those of others.
+// of returns the transactions for a height, and forgets those for other heights.
 func (p *passedOver) of(height int64) map[[sha256.Size]byte]struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -43,13 +43,14 @@ func (p *passedOver) add(height int64, id [sha256.Size]byte) {
 }
 
 // PrepareProposal goes through the mempool's transactions in order and proposes those that leave a
-// trace: others would only fill the block. Text is proposed as key=value, and only once. Reads that
-// exceed the block's budget wait for the next block. What it tries, proposed or not, costs no more
-// than a block may, and takes Options.ProposalTime at most: the rest waits too. Transactions that
-// only write are not executed, unless one that reads or administers comes after them.
+// trace: others would only fill the block. Text is proposed as key=value, and only once.
+// Transactions whose reads exceed the block's budget wait for the next block. All transactions that
+// it tries, proposed or not, cost no more than a block may, and take at most Options.ProposalTime;
+// the rest waits too. Transactions that only write are not executed, unless a transaction that
+// reads or administers comes after them.
 //
-// With Options.Source, all are executed, since nothing has to be read from a disk; those that lack
-// a node are left out.
+// With Options.Source, all transactions are executed, since nothing has to be read from a disk.
+// Transactions for which a node is missing are left out.
 func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposal) (*abci.ResponsePrepareProposal, error) {
 	deadline := time.Now().Add(a.options.ProposalTime)
 	a.block.Lock()
@@ -68,8 +69,8 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		executor: newExecutor(newOverlay(v), params, req.Height), texts: make(map[string]struct{}), room: req.MaxTxBytes,
 		passed: a.passed.of(req.Height),
 	}
-	if a.options.Source != nil {
-		p.needs, p.wide = newNeeds(), true
+	if p.needs = a.state.needs(); p.needs != nil {
+		p.wide = true
 		defer func() { a.ask(v, p.needs.wants) }() // for the next height
 	}
 	p.deadline, p.signed = deadline, proposedSigners(req.LocalLastCommit)
@@ -97,21 +98,22 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 type proposer struct {
 	*executor
 	txs    [][]byte
-	texts  map[string]struct{} // of txs
+	texts  map[string]struct{} // text transactions in txs
 	passed map[[sha256.Size]byte]struct{}
 	room   int64
-	cost   int // of what was tried
+	cost   int // cost of the transactions that were tried
 	writes []unexecuted
 }
 
-// unexecuted is a proposed transaction that only writes, whose nonce alone was executed yet.
+// unexecuted is a proposed transaction that only writes. Only its nonce was executed so far.
 type unexecuted struct {
-	at   int // in the mempool's list
+	at   int // index in the mempool's list
 	body *tx.Body
 }
 
 // try tries the transaction at index i if there is room for it, and proposes it if it leaves a
-// trace. inVain: all of it was executed and undone, because it waits for the next block.
+// trace. inVain says that all of it was executed and undone, because it must wait for the next
+// block.
 func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 	if _, again := p.passed[t.id]; again || p.cost+cost(t.tx) > p.rules.maxCost {
 		return false, nil
@@ -148,8 +150,8 @@ func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 	case done.late && len(p.txs) > 0:
 		return false, nil // nothing is executed after it
 	}
-	// A first one that is late is proposed all the same: its nonce is spent, so it leaves a trace,
-	// and otherwise it would never come into a block.
+	// If the first transaction is late, it is proposed all the same: its nonce is spent, so it
+	// leaves a trace, and otherwise it would never be in a block.
 	p.keep(mark)
 	if t.tx.Text != nil {
 		p.texts[string(raw)] = struct{}{}
@@ -159,8 +161,8 @@ func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 	return false, nil
 }
 
-// run executes a transaction, but for the operations of one that only writes: its nonce alone
-// decides whether it leaves a trace, and no other nonce or text depends on what it writes. So
+// run executes a transaction. If the transaction only writes, run executes only its nonce, which
+// alone determines whether it leaves a trace; and no other nonce or text depends on its writes. So
 // 10,000 deletes, each in a page of its own, take no time of a proposal.
 func (p *proposer) run(i int, t *tx.Tx) (outcome, error) {
 	if p.needs == nil && onlyWrites(t) {
@@ -177,7 +179,8 @@ func (p *proposer) run(i int, t *tx.Tx) (outcome, error) {
 	return p.executor.run(t)
 }
 
-// executeWrites executes the operations that wait, if t may depend on them. late: the time is over.
+// executeWrites executes the operations that wait, if t may depend on them. late says that the time
+// of the proposal is over.
 func (p *proposer) executeWrites(t *tx.Tx) (late bool, err error) {
 	if len(p.writes) == 0 || t.Body == nil || onlyWrites(t) {
 		return false, nil
@@ -193,7 +196,7 @@ func (p *proposer) executeWrites(t *tx.Tx) (late bool, err error) {
 	return false, nil
 }
 
-// onlyWrites reports whether a transaction is signed, and consists of writes under grants.
+// onlyWrites reports whether a transaction is signed, and consists only of writes under grants.
 func onlyWrites(t *tx.Tx) bool {
 	return t.Body != nil && !slices.ContainsFunc(t.Body.Operations, func(o tx.Operation) bool {
 		switch o.Op.(type) {
@@ -204,14 +207,14 @@ func onlyWrites(t *tx.Tx) bool {
 	})
 }
 
-// ProcessProposal rejects a block only for what no honest proposer can have proposed, whatever the
-// state: a transaction that does not decode, or a cost above the limit. FinalizeBlock executes the
-// others, or refuses their transactions one by one.
+// ProcessProposal rejects a block only for reasons that do not depend on the state, and that no
+// correct proposer causes: a transaction that does not decode, or a cost above the limit.
+// FinalizeBlock executes all other blocks, or refuses their transactions one by one.
 //
-// With Options.Source it also rejects a block for which nodes of the tree are missing that do not
-// come within Options.WitnessTimeout and WitnessBytes, times the number of proposals seen at the
-// height: see docs/decisions/0045-execution-on-witnesses.md for why this may depend on more than
-// block and state.
+// With Options.Source it also rejects a block if missing nodes do not arrive within
+// Options.WitnessTimeout and WitnessBytes, times the number of proposals seen at the height.
+// docs/decisions/0045-execution-on-witnesses.md explains why this may depend on more than block and
+// state.
 func (a *App) ProcessProposal(ctx context.Context, req *abci.RequestProcessProposal) (*abci.ResponseProcessProposal, error) {
 	v, params := a.check.state()
 	if v == nil {
@@ -235,7 +238,7 @@ func (a *App) ProcessProposal(ctx context.Context, req *abci.RequestProcessPropo
 			return &abci.ResponseProcessProposal{Status: abci.ResponseProcessProposal_REJECT}, nil //nolint:nilerr // a refusal is an answer
 		}
 	}
-	if a.options.Source != nil && !a.processWitnessed(ctx, req, txs) {
+	if !a.state.process(ctx, req, txs) {
 		return &abci.ResponseProcessProposal{Status: abci.ResponseProcessProposal_REJECT}, nil
 	}
 	return &abci.ResponseProcessProposal{Status: abci.ResponseProcessProposal_ACCEPT}, nil

@@ -10,8 +10,8 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/proto/tendermint/crypto"
 
+	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/event"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -25,13 +25,13 @@ const (
 	PathHeights   = "/heights"   // value: JSON, a HeightsInfo
 )
 
-// Limits of an answer to PathRange, whichever is reached first. A single entry always fits. With
-// its proof, an answer stays below the 4 MiB of a gRPC message.
+// Limits of a response to PathRange, whichever is reached first. A single entry always fits. With
+// its proof, a response stays below the 4 MiB of a gRPC message.
 const (
 	MaxRangeEntries = 10_000
-	MaxRangeBytes   = 2 << 20 // of keys and values, or of keys and hashes of values
+	MaxRangeBytes   = 2 << 20 // length of keys and values, or of keys and hashes of values
 
-	// MaxHashedBytes limits the values that are read for an answer without values.
+	// MaxHashedBytes limits the values that are read for a response without values.
 	MaxHashedBytes = 16 << 20
 )
 
@@ -43,21 +43,21 @@ type SnapshotInfo struct {
 	Hash   string `json:"hash"` // AppHash, lower-case hex
 }
 
-// HeightsInfo says which states answer queries: all from Oldest to Latest. Both are 0 while there
+// HeightsInfo names the states that can be queried: all from Oldest to Latest. Both are 0 if there
 // is none.
 type HeightsInfo struct {
 	Oldest int64 `json:"oldest"`
 	Latest int64 `json:"latest"`
 }
 
-// Query answers from a committed state, by default the latest.
+// Query reads from a committed state, by default the latest.
 func (a *App) Query(ctx context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, error) {
 	var (
 		res *abci.ResponseQuery
 		err *tx.Error
 	)
 	switch req.Path {
-	case PathKey, "": // as CometBFT's kvstore is queried
+	case PathKey, "": // the path of queries of CometBFT's kvstore
 		res, err = a.queryKey(ctx, req)
 	case PathRange:
 		res, err = a.queryRange(ctx, req)
@@ -89,7 +89,7 @@ func (p *published) at(height int64) (committed, *tx.Error) {
 		return latest, nil
 	}
 	if height < oldest || height > latest.height { // recent has no gaps
-		return committed{}, tx.Errorf(tx.CodeUnknownHeight, "height %d is not kept here: there are %d to %d ([state] keep_recent and keep_recent_bytes in app.toml)",
+		return committed{}, tx.Errorf(tx.CodeUnknownHeight, "height %d is not kept here: heights %d to %d are ([state] pruning_keep_recent and pruning_keep_recent_bytes in app.toml)",
 			height, oldest, latest.height)
 	}
 	return p.recent[height-oldest], nil
@@ -105,7 +105,7 @@ func (a *App) queryKey(ctx context.Context, req *abci.RequestQuery) (*abci.Respo
 	}
 	defer at.version.Release()
 	var res *abci.ResponseQuery
-	err := a.reading(ctx, at, func(v *avlstar.Version, needs *needs) (err error) {
+	err := a.state.read(ctx, at, func(v *avlstar.Version, needs *needs) (err error) {
 		res, err = readKey(v, req, needs)
 		return err
 	})
@@ -116,7 +116,7 @@ func (a *App) queryKey(ctx context.Context, req *abci.RequestQuery) (*abci.Respo
 	return res, nil
 }
 
-// readKey answers from v. needs takes what v lacks.
+// readKey reads from v. needs records nodes that are missing in v.
 func readKey(v *avlstar.Version, req *abci.RequestQuery, needs *needs) (*abci.ResponseQuery, error) {
 	get := v.ByKey().Get
 	if req.Prove { // the proof reads the page
@@ -134,9 +134,9 @@ func readKey(v *avlstar.Version, req *abci.RequestQuery, needs *needs) (*abci.Re
 	if req.Prove {
 		proof, err := v.Prove(req.Data)
 		if err != nil {
-			// A proof of absence shows both neighbours.
+			// A proof of absence contains both neighbours.
 			needs.note(err, avlstar.Want{Key: req.Data}, avlstar.Want{Key: req.Data, Next: true})
-			// The request was checked before: only reading can fail.
+			// The request was checked before, so only reading can fail.
 			return nil, fmt.Errorf("no proof: %w", err)
 		}
 		res.ProofOps = proofOps(avlstar.OpState, req.Data, proof.State, proof.Map)
@@ -165,7 +165,7 @@ func (a *App) queryRange(ctx context.Context, req *abci.RequestQuery) (*abci.Res
 	}
 	defer at.version.Release()
 	var res *abci.ResponseQuery
-	err := a.reading(ctx, at, func(v *avlstar.Version, needs *needs) (err error) {
+	err := a.state.read(ctx, at, func(v *avlstar.Version, needs *needs) (err error) {
 		res, err = answerRange(v, r, req, needs)
 		return err
 	})
@@ -176,7 +176,7 @@ func (a *App) queryRange(ctx context.Context, req *abci.RequestQuery) (*abci.Res
 	return res, nil
 }
 
-// answerRange answers from v. needs takes what v lacks.
+// answerRange reads from v. needs records nodes that are missing in v.
 func answerRange(v *avlstar.Version, r *RangeRequest, req *abci.RequestQuery, needs *needs) (*abci.ResponseQuery, error) {
 	read := readRange
 	if r.Reverse {
@@ -193,15 +193,15 @@ func answerRange(v *avlstar.Version, r *RangeRequest, req *abci.RequestQuery, ne
 	}
 	res := &abci.ResponseQuery{Key: req.Data}
 	if req.Prove {
-		// The answer may have fewer entries than the request allows: what is proved is the answer.
-		// One in reverse is all of the range from its last entry on.
+		// The response may have fewer entries than the request allows, and the proof is that of the
+		// response. A response in reverse is the whole range from its last entry on.
 		start, limit, rest := r.Start, max(len(answer.Entries), 1), answer.Next
 		if r.Reverse && len(rest) > 0 {
-			start, rest = bytes.Clone(rest), nil // it outlives v
+			start, rest = bytes.Clone(rest), nil // it must outlive v
 		}
 		entries, next, proof, err := v.ProveRange(start, r.End, limit)
 		if err != nil {
-			// The request was checked before: only reading can fail.
+			// The request was checked before, so only reading can fail.
 			needs.note(err)
 			return nil, fmt.Errorf("no proof: %w", err)
 		}
@@ -222,10 +222,10 @@ func answerRange(v *avlstar.Version, r *RangeRequest, req *abci.RequestQuery, ne
 func decodeRange(data []byte) (*RangeRequest, *tx.Error) {
 	r := new(RangeRequest)
 	if err := r.Unmarshal(data); err != nil {
-		return nil, tx.Errorf(tx.CodeBadRequest, "the data is no RangeRequest: %v", err)
+		return nil, tx.Errorf(tx.CodeBadRequest, "the data is not a RangeRequest: %v", err)
 	}
 	if again, err := r.Marshal(); err != nil || !bytes.Equal(again, data) {
-		// What an older node does not know must not be ignored.
+		// A node must not ignore a field that it does not know.
 		return nil, tx.Errorf(tx.CodeBadRequest, "the RangeRequest has a field that this node does not know, or is not in its only encoding (fields in order, no defaults): ask a newer node, or without that option")
 	}
 	if len(r.Start) > avlstar.MaxKeyBytes || len(r.End) > avlstar.MaxKeyBytes {
@@ -243,8 +243,8 @@ func decodeRange(data []byte) (*RangeRequest, *tx.Error) {
 	return r, nil
 }
 
-// page collects the entries of an answer. Their keys and values may be the version's own memory: it
-// must be encoded before that is released.
+// page collects the entries of a response. Their keys and values may be memory of the version, so
+// the response must be encoded before the version is released.
 type page struct {
 	answer       RangeResponse
 	keysOnly     bool
@@ -260,7 +260,7 @@ func newPage(r *RangeRequest) *page {
 	return p
 }
 
-// add appends an entry, and reports whether there is room for it.
+// add appends an entry, or returns false if there is no room for it.
 func (p *page) add(key, value []byte) bool {
 	e := Entry{Key: key, Value: value}
 	if p.keysOnly {
@@ -276,7 +276,7 @@ func (p *page) add(key, value []byte) bool {
 	return true
 }
 
-// readRange reads as much of the range as an answer may hold.
+// readRange reads as much of the range as a response may contain.
 func readRange(v *avlstar.Version, r *RangeRequest) (*RangeResponse, error) {
 	p := newPage(r)
 	for kv, err := range v.Ascend(r.Start, r.End) {
@@ -291,7 +291,7 @@ func readRange(v *avlstar.Version, r *RangeRequest) (*RangeResponse, error) {
 	return &p.answer, nil
 }
 
-// readReverse is readRange from the end.
+// readReverse does what readRange does, from the end.
 func readReverse(v *avlstar.Version, r *RangeRequest) (*RangeResponse, error) {
 	p := newPage(r)
 	key, below := r.End, true
@@ -318,7 +318,7 @@ func (a *App) queryNonce(ctx context.Context, req *abci.RequestQuery) (*abci.Res
 		return nil, tx.Errorf(tx.CodeBadRequest, "an account has %d bytes, this one has %d", AccountBytes, len(req.Data))
 	}
 	if req.Height != 0 || req.Prove {
-		return nil, tx.Errorf(tx.CodeBadRequest, "the next nonce counts waiting transactions, so it has neither height nor proof: query the record 0x00 'n' ‖ account by %s", PathKey)
+		return nil, tx.Errorf(tx.CodeBadRequest, "the next nonce counts waiting transactions, so height and proof are not supported: query the record 0x00 'n' ‖ account by %s", PathKey)
 	}
 	next, err := a.check.nextNonce(req.Data)
 	if isMissing(err) {

@@ -10,31 +10,33 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Queries read what their height's tree lacks from a small tree of their own, which begins with the
-// root's hash: so strangers' questions neither touch nor enlarge the tree that decides about
-// blocks, wait for it, or delay it, and older heights are read in the same way.
+// Queries read nodes that are missing in the tree of their height from a small tree of their own,
+// which begins with the root's hash. So queries of untrusted clients neither touch nor enlarge the
+// tree on which blocks are executed, wait for it, or delay it, and older heights are read in the
+// same way.
 
 const (
-	// queryPatience is how many times Options.WitnessTimeout a query waits for the Source.
+	// queryPatience is the time that a query waits for the Source, as a multiple of
+	// Options.WitnessTimeout.
 	queryPatience = 5
-	// maxWaitingQueries limits the queries that wait for it at the same time.
+	// maxWaitingQueries limits the queries that wait for the Source at the same time.
 	maxWaitingQueries = 64
-	// rangeRound limits the bytes of leaf records that one request of a query asks for.
+	// rangeRound limits the bytes of leaf records that one request of a query fetches.
 	rangeRound = 256 << 10
 )
 
-// reading calls read with a version of the state at, until it does not return that nodes are
-// missing: at first with the one that is kept, then with others, of which it notes in needs what
-// they lack. What read keeps must not be memory of its version.
-func (a *App) reading(ctx context.Context, at committed, read func(v *avlstar.Version, needs *needs) error) error {
-	if err := read(at.version, nil); !isMissing(err) || a.options.Source == nil {
+// read implements backing. It calls read with a version of the state at until read reports no
+// missing nodes: first with the version that is kept, then with others, which grow by the missing
+// nodes that needs records. Data that read keeps must not be memory of its version.
+func (a byWitness) read(ctx context.Context, at committed, read func(v *avlstar.Version, needs *needs) error) error {
+	if err := read(at.version, nil); !isMissing(err) {
 		return err
 	}
 	select {
 	case a.queries <- struct{}{}:
 		defer func() { <-a.queries }()
 	default:
-		return tx.Errorf(tx.CodeBusy, "%d queries wait for parts of the state that this node lacks, ask again later or another node", maxWaitingQueries)
+		return tx.Errorf(tx.CodeBusy, "%d queries wait for missing parts of this node's state: ask again later, or ask another node", maxWaitingQueries)
 	}
 	ctx, cancel := a.alive(ctx)
 	defer cancel()
@@ -46,7 +48,7 @@ func (a *App) reading(ctx context.Context, at committed, read func(v *avlstar.Ve
 	}
 	v := p.Version()
 	defer func() { v.Release() }()
-	f := &fetcher{app: a, call: forQuery, height: at.height, version: func() *avlstar.Version { return v }, replace: func(next *avlstar.Version) {
+	f := &fetcher{app: a.App, call: forQuery, height: at.height, version: func() *avlstar.Version { return v }, replace: func(next *avlstar.Version) {
 		v.Release()
 		v = next
 	}}
@@ -57,12 +59,12 @@ func (a *App) reading(ctx context.Context, at committed, read func(v *avlstar.Ve
 			return err
 		}
 		if err := f.bring(ctx, needs); err != nil {
-			return fmt.Errorf("a part of the state did not come from storage nodes in time: %w", err)
+			return fmt.Errorf("storage nodes did not send a part of the state in time: %w", err)
 		}
 	}
 }
 
-// fetchNonce returns the account's next nonce where its record is missing.
+// fetchNonce returns the account's next nonce if its record is missing.
 func (a *App) fetchNonce(ctx context.Context, account []byte) (uint64, error) {
 	at, refused := a.acquire(0)
 	if refused != nil {
@@ -70,7 +72,7 @@ func (a *App) fetchNonce(ctx context.Context, account []byte) (uint64, error) {
 	}
 	defer at.version.Release()
 	var next uint64
-	err := a.reading(ctx, at, func(v *avlstar.Version, needs *needs) (err error) {
+	err := a.state.read(ctx, at, func(v *avlstar.Version, needs *needs) (err error) {
 		if next, err = committedNonce(v, account); err != nil {
 			needs.note(err, avlstar.Want{Key: NonceKey(account)})
 		}
@@ -79,8 +81,9 @@ func (a *App) fetchNonce(ctx context.Context, account []byte) (uint64, error) {
 	return next + a.check.waitingOf(account), err
 }
 
-// addRange notes what of a range is missing in v, after reading it failed: as many subtrees as
-// room holds bytes of, and then the way to the next, below which there are smaller ones.
+// addRange records the nodes of a range that are missing in v, after reading it failed: as many
+// subtrees as fit in room, in bytes, and then the path to the next one, below which there are
+// smaller subtrees.
 func (n *needs) addRange(v *avlstar.Version, start, end []byte, room uint64, err error) {
 	var missing *avlstar.MissingNodeError
 	if n == nil || !errors.As(err, &missing) {
@@ -107,8 +110,9 @@ func (n *needs) addRange(v *avlstar.Version, start, end []byte, room uint64, err
 	}
 }
 
-// addStub notes what is missing in v, after a search for the greatest key below another failed: the
-// subtree that the search led to or, if that is large, the way through it.
+// addStub records the nodes that are missing in v, after a search for the greatest key below
+// another one failed: the subtree that the search reached or, if that is large, the path through
+// it.
 func (n *needs) addStub(v *avlstar.Version, err error) {
 	var missing *avlstar.MissingNodeError
 	if n == nil || !errors.As(err, &missing) {

@@ -15,7 +15,7 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// queryProved asks for a range with a proof, and verifies that as a client would.
+// queryProved queries a range with a proof, and verifies it as a client would.
 func queryProved(t *testing.T, a *App, r RangeRequest) *RangeResponse {
 	t.Helper()
 	res, err := a.Query(ctx, &abci.RequestQuery{Path: PathRange, Data: must(r.Marshal()), Prove: true})
@@ -97,7 +97,7 @@ func TestQueryRangeOptions(t *testing.T) {
 	}
 }
 
-// Without values an answer has more entries, but the values that are read for it are bounded too.
+// Without values a response has more entries, but the values that are read for it are bounded too.
 func TestQueryKeysOfLargeValues(t *testing.T) {
 	a := startChain(t, &memoryStore{}, `{"open": true}`)
 	const values = MaxHashedBytes/avlstar.MaxValueBytes + 3
@@ -113,7 +113,7 @@ func TestQueryKeysOfLargeValues(t *testing.T) {
 	}
 }
 
-// What a node does not know is refused, never ignored.
+// A field that a node does not know is refused, never ignored.
 func TestQueryRangeOfUnknownOptions(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	runBlock(t, a)

@@ -14,8 +14,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// provedRange queries a range as a verifying client does: nothing in the answer counts unless the
-// proof shows it.
+// provedRange queries a range as a verifying client does: it uses only the parts of the response
+// that the proof verifies.
 func provedRange(a *App, request []byte) (entries []Entry, next []byte, err error) {
 	res, err := a.Query(ctx, &abci.RequestQuery{Path: PathRange, Data: request, Prove: true})
 	if err != nil {
@@ -67,7 +67,8 @@ func provedKey(a *App, key []byte, height int64) (value []byte, answered int64, 
 	return value, res.Height, avlstar.VerifyProof(hash, key, value, proof)
 }
 
-// Queries answer from each of the last keep_recent versions, with proofs of values and of absence.
+// Queries read from each of the last pruning_keep_recent versions, with proofs of values and of
+// absence.
 func TestQueryRecentHeights(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	for i := range uint64(7) {
@@ -90,11 +91,11 @@ func TestQueryRecentHeights(t *testing.T) {
 	for _, height := range []int64{-1, 1, 3, 8, 1 << 62} {
 		_, _, err := provedKey(a, []byte("a"), height)
 		require.ErrorIs(t, err, &tx.Error{Code: tx.CodeUnknownHeight})
-		require.ErrorContains(t, err, "there are 4 to 7")
+		require.ErrorContains(t, err, "heights 4 to 7")
 	}
 }
 
-// Reading everything page by page, each page proved complete, gives the state.
+// Reading everything page by page, with a proof that each page is complete, returns the state.
 func TestQueryRange(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	var operations []tx.Operation
@@ -129,7 +130,7 @@ func TestQueryRange(t *testing.T) {
 		{RangeRequest{Start: []byte("a1"), End: []byte("a2")}, 100},
 		{RangeRequest{Start: []byte("b")}, 0},
 		{RangeRequest{Start: []byte("a0001"), End: []byte("a0002")}, 0},
-		// Bookkeeping: params, validator, admin, grant, its count, nonce.
+		// System keys: params, validator, admin, grant, its count, nonce.
 		{RangeRequest{End: []byte{1}}, 6},
 	} {
 		data, err := test.request.Marshal()
@@ -149,7 +150,7 @@ func TestQueryRange(t *testing.T) {
 	}
 }
 
-// However large the values are, the length of an answer is limited; one entry always fits.
+// However large the values are, the length of a response is limited; one entry always fits.
 func TestQueryRangeBytes(t *testing.T) {
 	a := startChain(t, &memoryStore{}, `{"open": true}`)
 	for i := range 6 {

@@ -14,47 +14,49 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// A chain whose validators do not sign stands still for ever, and no transaction can mend it. So a
-// transaction must not hand a third of the power to keys that nobody is known to hold:
+// If the validators of a chain do not sign, the chain halts forever, and no transaction can repair
+// it. So a transaction must not give a third of the power to keys that are not known to sign:
 //
-//	signing = validators that signed the block before, as this block's own last commit says
-//	        ∪ those that this transaction confirms
+//	signing = validators that signed the block before, according to this block's own last commit
+//	        ∪ validators that this transaction confirms
 //
-//	refused ⇔ its changes lower the part of the power that signing has, to two thirds or less
+//	refused ⇔ its changes lower the share of the power that signing has, to two thirds or less
 //
-// Records decide, not the set that is in force: changes of the last two blocks, which CometBFT has
-// not put in force yet, count as if they were. The first block has no commit before it: there the
-// validators of genesis count as signing.
+// The records count, not the set that is in force: changes of the last two blocks, which CometBFT
+// has not put in force yet, count as if they were. The first block has no commit before it; there
+// the validators of genesis count as signing.
 
-// Share is the power of the validators that sign, as a part of all power.
+// Share is the power of the validators that sign, as a share of the total power.
 type Share struct {
 	Signing uint64
 	Total   uint64 // at most MaxTotalPower
 }
 
-// decides reports whether it is more than two thirds: enough for a block (CometBFT
+// decides reports whether s is more than two thirds, which is enough for a block (CometBFT
 // types/validation.go VerifyCommit).
 func (s Share) decides() bool { return 3*s.Signing > 2*s.Total }
 
-// below reports whether it is a smaller part than o.
+// below reports whether s is a smaller share than o.
 func (s Share) below(o Share) bool {
 	high, low := bits.Mul64(s.Signing, o.Total)
 	otherHigh, otherLow := bits.Mul64(o.Signing, s.Total)
 	return high < otherHigh || high == otherHigh && low < otherLow
 }
 
-// MayHalt reports whether a change that leads from before to s is refused: it could stop the chain.
+// MayHalt reports whether a change from before to s must be refused because it could halt the
+// chain.
 func (s Share) MayHalt(before Share) bool { return s.below(before) && !s.decides() }
 
-// String formats it for people: rounded down, so that two thirds or less never look like more.
+// String formats s for people. The percentage is rounded down, so that two thirds or less never
+// look like more.
 func (s Share) String() string {
 	high, low := bits.Mul64(s.Signing, 1000)
 	permille, _ := bits.Div64(high, low, max(s.Total, 1)) // at most 1000
 	return fmt.Sprintf("%d of %d (%d.%d %%)", s.Signing, s.Total, permille/10, permille%10)
 }
 
-// lastSigners returns the addresses of the validators that signed the last block, nil if there is
-// no block before.
+// lastSigners returns the addresses of the validators that signed the last block, or nil if there
+// is no block before.
 func lastSigners(commit abci.CommitInfo) [][]byte {
 	var signed [][]byte
 	for _, vote := range commit.Votes {
@@ -63,7 +65,8 @@ func lastSigners(commit abci.CommitInfo) [][]byte {
 	return signed
 }
 
-// proposedSigners is lastSigners for a proposer, whose last commit becomes that of its block.
+// proposedSigners does what lastSigners does, for a proposer, whose last commit becomes that of its
+// block.
 func proposedSigners(commit abci.ExtendedCommitInfo) [][]byte {
 	var signed [][]byte
 	for _, vote := range commit.Votes {
@@ -72,8 +75,7 @@ func proposedSigners(commit abci.ExtendedCommitInfo) [][]byte {
 	return signed
 }
 
-// addSigner returns signed, which is not nil any more, with the validator if its vote is for the
-// block.
+// addSigner appends the validator to signed if its vote is for the block. The result is never nil.
 func addSigner(signed [][]byte, v abci.Validator, flag cmtproto.BlockIDFlag) [][]byte {
 	if signed == nil {
 		signed = [][]byte{}
@@ -100,9 +102,9 @@ func (x *executor) signs(publicKey []byte) (bool, error) {
 	return ok, nil
 }
 
-// validatorChange is what one transaction does to the validators.
+// validatorChange is the change that one transaction makes to the validators.
 type validatorChange struct {
-	before Share // without what the transaction confirms
+	before Share // without the confirmations of the transaction
 	keys   map[string]changedValidator
 }
 
@@ -125,11 +127,11 @@ func (c *validatorChange) note(op *tx.SetValidator, old uint64, signs bool) {
 	c.keys[string(op.PublicKey)] = v
 }
 
-// judge refuses the change if it may halt the chain. after is the share at the transaction's end,
-// without what it confirms.
+// judge refuses the change if it may halt the chain. after is the share at the end of the
+// transaction, without its confirmations.
 func (c *validatorChange) judge(after Share) *tx.Error {
 	before := c.before
-	for _, v := range c.keys { // sums: their order is of no consequence
+	for _, v := range c.keys { // only sums, so the order does not matter
 		if v.confirmed && !v.signs {
 			before.Signing += v.before
 			after.Signing += v.after
@@ -138,8 +140,8 @@ func (c *validatorChange) judge(after Share) *tx.Error {
 	if !after.MayHalt(before) {
 		return nil
 	}
-	return tx.Errorf(tx.CodeUnconfirmed, "of the power, %v would lie with validators that signed the last block or that this transaction confirms, "+
-		"before it %v: with two thirds or less the chain stands still; confirm those whose nodes sign%s", after, before, c.unconfirmed())
+	return tx.Errorf(tx.CodeUnconfirmed, "the power of validators that signed the last block, or that this transaction confirms, would be %v, and is %v now: "+
+		"with two thirds or less the chain halts; confirm the validators whose nodes sign%s", after, before, c.unconfirmed())
 }
 
 // unconfirmed names some of the keys that the transaction could confirm.

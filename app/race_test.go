@@ -14,12 +14,12 @@ import (
 )
 
 // Queries with proofs, CheckTx and snapshot calls run while blocks are executed, under the race
-// detector, and every answer is right for the height that it names.
+// detector, and every response is correct for the height that it names.
 func TestConcurrentReaders(t *testing.T) {
 	// With 1, a version is often released between the moment when a reader finds it and its
 	// TryRetain.
 	for _, keep := range []int{1, 4} {
-		t.Run(fmt.Sprintf("keep_recent %d", keep), func(t *testing.T) { concurrentReaders(t, keep) })
+		t.Run(fmt.Sprintf("pruning_keep_recent %d", keep), func(t *testing.T) { concurrentReaders(t, keep) })
 	}
 }
 
@@ -39,13 +39,13 @@ func concurrentReaders(t *testing.T, keep int) {
 	var (
 		readers sync.WaitGroup
 		stop    atomic.Bool
-		rounds  []chan struct{} // of each reader: it has read once since the test last looked
+		rounds  []chan struct{} // for each reader: it has read once since the test last checked
 	)
 	reader := func(read func(i int) error) {
 		round := make(chan struct{}, 1)
 		rounds = append(rounds, round)
 		readers.Go(func() {
-			defer close(round) // the test does not wait for a reader that failed
+			defer close(round) // the test must not wait for a reader that failed
 			for i := 0; !stop.Load(); i++ {
 				if err := read(i); err != nil {
 					t.Error(err)
@@ -76,8 +76,9 @@ func concurrentReaders(t *testing.T, keep int) {
 		return err
 	})
 	reader(func(i int) error {
-		// The proof is checked against the state that published named, which may be another one by
-		// now: so only its form is checked. But everything in the answer is of one state.
+		// The proof would have to be checked against the state that published named, which may have
+		// been replaced, so only its form is checked. But everything in the response is of one
+		// state.
 		res, err := a.Query(ctx, &abci.RequestQuery{Path: PathRange, Data: everything, Prove: i%2 == 0})
 		if err == nil && res.Code != 0 {
 			err = fmt.Errorf("range: %s", res.Log)
@@ -118,7 +119,7 @@ func concurrentReaders(t *testing.T, keep int) {
 	for i, raw := range waiting {
 		res := runBlock(t, a, raw)
 		require.Zero(t, res.TxResults[0].Code)
-		if i%4 == 0 { // all of them read while the blocks are made, however slow they are
+		if i%4 == 0 { // all of them read while the blocks are made, even if they are slow
 			for _, round := range rounds {
 				<-round
 			}

@@ -13,19 +13,20 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Queries, checks and proposals, each of which fetches or has something fetched, run beside blocks
-// that do: the state is that of local mode, and every answer is right for its height.
+// Queries, checks and proposals, each of which fetches nodes or has them fetched, run during blocks
+// that do the same. The state is that of full-state mode, and every response is correct for its
+// height.
 func TestReadersOnWitnesses(t *testing.T) {
 	source, local, a := startBeside(t, avlstar.Retention{})
 	defer a.Stop()
-	a.options.WitnessTimeout = time.Hour // however slow the machine is
+	a.options.WitnessTimeout = time.Hour // even if the machine is slow
 	const blocks = 30
 	key := func(i int) string { return fmt.Sprintf("a%s%d", []string{"", "b", "bc", "1"}[i%4], 7*(i%50)) }
 	var txs [][]byte
 	for i := range blocks {
 		txs = append(txs, sign(t, "alice", uint64(4+i), put("a0", fmt.Sprint(2+i)), put(key(3*i+1), "x"), del(key(3*i+2)), read(key(3*i+3))))
 	}
-	// What the readers do is bounded by what the blocks do: each goes round once for each block.
+	// The readers' work is bounded by the blocks: each reader makes one pass for each block.
 	var (
 		readers sync.WaitGroup
 		rounds  []chan int
@@ -73,7 +74,7 @@ func TestReadersOnWitnesses(t *testing.T) {
 		require.Equal(t, want, finalize(t, a, raw), "block %d", i)
 		_, err := local.Commit(ctx, &abci.RequestCommit{})
 		require.NoError(t, err)
-		source.has(local) // before anybody can ask for it
+		source.has(local) // before it can be requested
 		_, err = a.Commit(ctx, &abci.RequestCommit{})
 		require.NoError(t, err)
 	}

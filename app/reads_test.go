@@ -10,7 +10,7 @@ import (
 )
 
 // The results of a block's reads fit into a gRPC message with everything else, even if each result
-// is longer than the operation that asks for it.
+// is longer than the operation that requests it.
 func TestReadsOfABlockAreBounded(t *testing.T) {
 	a := startChain(t, &memoryStore{}, `{"grants": [{"grantee": "@alice", "prefix": "a"}]}`)
 	reads := make([]tx.Operation, tx.MaxOperations)

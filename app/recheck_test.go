@@ -10,9 +10,9 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// After a block, CometBFT checks its whole mempool again while the next block waits. To execute a
-// transaction of 10,000 operations takes 10 ms, five thousand of them a minute: so, while no right
-// has changed, only the nonce is checked.
+// After a block, CometBFT checks its whole mempool again while the next block waits. Executing a
+// transaction of 10,000 operations takes 10 ms, and five thousand of them about a minute. So while
+// no right has changed, only the nonce is checked.
 func TestRecheck(t *testing.T) {
 	a := startChain(t, &memoryStore{}, `{"admins": ["@root"], "grants": [{"grantee": "@alice", "prefix": "a"}, {"grantee": "@bob", "prefix": "b"}]}`)
 	check := func(raw []byte, kind abci.CheckTxType) tx.Code {
@@ -37,12 +37,12 @@ func TestRecheck(t *testing.T) {
 	require.True(t, known(txs[0]) && known(txs[1]))
 	require.False(t, known(gap))
 	require.Equal(t, tx.CodeBadNonce, check(txs[0], abci.CheckTxType_Recheck), "it is in the block")
-	require.Equal(t, tx.CodeBadNonce, check(txs[2], abci.CheckTxType_Recheck), "the one before comes first")
+	require.Equal(t, tx.CodeBadNonce, check(txs[2], abci.CheckTxType_Recheck), "the transaction before it comes first")
 	require.Equal(t, tx.CodeBadNonce, check(gap, abci.CheckTxType_Recheck))
 	require.Equal(t, tx.CodeOK, check(txs[1], abci.CheckTxType_Recheck))
 	require.Equal(t, tx.CodeOK, check(txs[2], abci.CheckTxType_Recheck))
 	require.Equal(t, tx.CodeOK, check(txs[2], abci.CheckTxType_New), "CometBFT knows whether it waits already")
-	require.Equal(t, tx.CodeBadNonce, check(sign(t, "alice", 2, put("a", "2")), abci.CheckTxType_New), "another one with its nonce")
+	require.Equal(t, tx.CodeBadNonce, check(sign(t, "alice", 2, put("a", "2")), abci.CheckTxType_New), "another transaction with its nonce")
 
 	runBlock(t, a)
 	require.True(t, known(txs[1]) && known(txs[2]))

@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// versionsInUse finalizes a block with change, which frees what was released before, and counts the
-// versions in use, without that of the block.
+// versionsInUse finalizes a block with change, which frees versions that were released before, and
+// counts the versions in use, without that of the block.
 func versionsInUse(t testing.TB, a *App, change []byte) int {
 	t.Helper()
 	finalize(t, a, change)
@@ -32,8 +32,8 @@ func released(v *avlstar.Version) bool {
 	return true
 }
 
-// Whatever is queried, and however often a block is executed again: in the end only the versions of
-// the last keep_recent blocks are in use.
+// Whatever is queried, and however often a block is executed again: at the end only the versions of
+// the last pruning_keep_recent blocks are in use.
 func TestNoReferenceLeaks(t *testing.T) {
 	for _, keep := range []int{1, 3} {
 		a := newTestApp(t, &memoryStore{})
@@ -53,7 +53,7 @@ func TestNoReferenceLeaks(t *testing.T) {
 			all = append(all, a.block.pending.version)
 			block := sign(t, "alice", height, put("a", fmt.Sprint(height)), put(fmt.Sprintf("a%d", height%5), fmt.Sprint(height)), read("a1"))
 			if height%4 == 3 {
-				block = nil // changes nothing: the block has no version of its own
+				block = nil // the block changes nothing, so it has no version of its own
 			}
 			runBlock(t, a, block)
 			if block != nil {
@@ -66,12 +66,12 @@ func TestNoReferenceLeaks(t *testing.T) {
 		}
 		runBlock(t, a, sign(t, "alice", 12, put("a", "12")))
 		runBlock(t, a, sign(t, "alice", 13, put("a", "13")))
-		require.Equal(t, keep, versionsInUse(t, a, sign(t, "alice", 14, put("a", "x"))), "keep_recent %d", keep)
+		require.Equal(t, keep, versionsInUse(t, a, sign(t, "alice", 14, put("a", "x"))), "pruning_keep_recent %d", keep)
 		for i, v := range all {
 			require.True(t, released(v), "version %d", i)
 		}
 		_, err := a.InitChain(ctx, initRequest(aliceOwnsA))
-		require.ErrorContains(t, err, "there is a state")
+		require.ErrorContains(t, err, "the state is at height")
 
 		last := a.block.version
 		a.options.Store.(*memoryStore).mu.failCommits = errors.New("no space left on device")
@@ -85,7 +85,7 @@ func TestNoReferenceLeaks(t *testing.T) {
 	}
 }
 
-// askEverything makes every call that reads, for every height that is kept and some that are not.
+// askEverything makes every call that reads, for every kept height and some others.
 func askEverything(t *testing.T, a *App) {
 	t.Helper()
 	var request RangeRequest
@@ -115,8 +115,8 @@ func askEverything(t *testing.T, a *App) {
 	require.NoError(t, err)
 }
 
-// What a restart loads, or a snapshot restores, belongs to the application alone once it was handed
-// over.
+// A state that a restart loads, or a snapshot restores, belongs only to the application after it
+// was handed over.
 func TestHandedOverVersionsAreReleased(t *testing.T) {
 	store := &memoryStore{}
 	first := startChain(t, store, aliceOwnsA)
@@ -147,8 +147,8 @@ func TestHandedOverVersionsAreReleased(t *testing.T) {
 	require.True(t, released(store.mu.last), "a state that is refused")
 }
 
-// Readers that never finish, halfway through an old state: blocks are executed all the same, and
-// what these readers see does not change. The memory is freed when they are done.
+// Readers that never finish, in the middle of an old state: blocks are executed all the same, and
+// the data that these readers see does not change. The memory is freed when they are done.
 func TestSlowReadersDelayNoBlock(t *testing.T) {
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	a.options.KeepRecent = 1
@@ -161,11 +161,11 @@ func TestSlowReadersDelayNoBlock(t *testing.T) {
 	runBlock(t, a, sign(t, "alice", 0, operations("old")...))
 	at, refused := a.acquire(0)
 	require.Nil(t, refused)
-	checked, _ := a.check.state() // as CheckTx of a transaction that takes for ever
+	checked, _ := a.check.state() // as CheckTx does for a transaction that never ends
 	require.Same(t, at.version, checked)
 
 	began, goOn, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	go func() { // as readRange and ProveRange
+	go func() { // as readRange and ProveRange do
 		keys := 0
 		for kv, err := range at.version.Ascend([]byte("a"), nil) {
 			if err != nil {
@@ -186,7 +186,7 @@ func TestSlowReadersDelayNoBlock(t *testing.T) {
 	}()
 	<-began
 	const blocks = 20
-	for i := range uint64(blocks) { // would never return if it waited for the reader
+	for i := range uint64(blocks) { // it would never return if it waited for the reader
 		runBlock(t, a, sign(t, "alice", i+1, operations(fmt.Sprint(i))...))
 	}
 	require.Equal(t, 2, versionsInUse(t, a, sign(t, "alice", blocks+1, put("a", "x"))), "the reader's and the last one")
@@ -246,7 +246,7 @@ func TestMemoryStaysAsItIs(t *testing.T) {
 	}
 	late := a.block.version.Memory()
 	require.Equal(t, early, late)
-	// The 4 of keep_recent, and the one that the last commit released.
+	// The 4 versions of pruning_keep_recent, and the one that the last commit released.
 	require.Equal(t, 5, late.Versions)
 }
 

@@ -11,8 +11,8 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// A joiner that was given the upper tree of a state fetches the records without which it cannot
-// start, and executes the next blocks. If these do not come, it has no state, and can be given
+// A joiner that restored the upper tree of a state fetches the records that it needs to start, and
+// executes the next blocks. If these records do not arrive, it has no state, and can restore
 // another.
 func TestRestoredPart(t *testing.T) {
 	for _, depth := range []int{0, 3} {
@@ -27,9 +27,9 @@ func TestRestoredPart(t *testing.T) {
 				require.NoError(t, err)
 				b, err := full.Upper(depth)
 				require.NoError(t, err)
-				bag, err := avlstar.DecodeBag(b)
+				multiproof, err := avlstar.DecodeMultiproof(b)
 				require.NoError(t, err)
-				grafted, _, err := p.Graft(bag)
+				grafted, _, err := p.Graft(multiproof)
 				require.NoError(t, err)
 				p.Release()
 				return grafted.Version()
@@ -62,7 +62,7 @@ func TestRestoredPart(t *testing.T) {
 			var missing *avlstar.MissingNodeError
 			require.True(t, errors.As(err, &missing), "it has all of the state")
 			v.Release()
-			store.height, store.at = height, full.Commitment() // what a join says of it
+			store.height, store.at = height, full.Commitment() // the root that a join reports
 			for i := range uint64(4) {
 				block := [][]byte{sign(t, "alice", 4+i, put("a7", "new"), read("a14"), del("a21"))}
 				require.Equal(t, runBlock(t, local, block...), runBlock(t, a, block...))

@@ -27,16 +27,16 @@ import (
 //
 //	commit | restart [newest=n] | info | records | get KEY [height=n] | range [start=] [end=] [limit=n] | nonce NAME | query PATH
 //
-// A transaction is "text WORDS", "raw HEX" or "NAME[#nonce][@chain]: operation; operation…", with
-// the operations put K V, del K, cas K EXPECTED V ("-": absent), read K, read-nonce NAME, grant
+// A transaction is "text WORDS", "raw HEX" or "NAME[#nonce][@chain]: operation; operation…". The
+// operations are put K V, del K, cas K EXPECTED V ("-": absent), read K, read-nonce NAME, grant
 // NAME|* PREFIX [QUOTA], revoke NAME|* PREFIX, validator NAME POWER [confirmed], admin NAME,
 // unadmin NAME, upgrade VERSION HEIGHT [INFO], cancel VERSION, compare K V|-|present, list START
 // END LIMIT, clear START END LIMIT, clear-part START END LIMIT, and "if K V|-|present and … then
 // OPERATION & … else OPERATION & …"; and threshold N, propose EXPIRES / OPERATION / OPERATION…,
-// withdraw, approve NAME (what that account proposes in the last state), approve-other NAME. "" is
-// empty, w*n is w with its last letter n times, \xNN a byte. Without #nonce it is the account's
-// committed nonce plus its earlier lines in the same command. What "[label] " stands before is sent
-// once more by "again: label".
+// withdraw, approve NAME (the proposal of that account in the last state), approve-other NAME. ""
+// is empty, w*n is w with its last letter n times, \xNN a byte. Without #nonce the nonce is the
+// account's committed nonce plus the number of its earlier lines in the same command. A transaction
+// after "[label] " is sent again by "again: label".
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		if !strings.HasSuffix(path, ".txt") {
@@ -159,7 +159,7 @@ func (s *script) genesis(d *datadriven.TestData) string {
 	return out
 }
 
-// restart starts a program that knows the app versions up to newest, on what the store holds.
+// restart starts a program that knows the app versions up to newest, on the state in the store.
 func (s *script) restart(d *datadriven.TestData) (err error) {
 	options := Options{Store: s.store, KeepRecent: 4, ChainID: testChain}
 	if d.HasArg("newest") {
@@ -206,7 +206,7 @@ func (s *script) finalize(d *datadriven.TestData) string {
 	return out.String()
 }
 
-// lastCommit returns the commit of a block's arguments.
+// lastCommit returns the commit in a block's arguments.
 func lastCommit(d *datadriven.TestData) (commit abci.CommitInfo) {
 	for _, flag := range []struct {
 		argument string
@@ -273,7 +273,7 @@ func describeOperation(o *tx.OperationResult) string {
 	return text
 }
 
-// printable formats a key or value; 0x00 records with their account in hex.
+// printable formats a key or value; system keys have their account in hex.
 func printable(b []byte) string {
 	if len(b) == 1 && b[0] == 1 {
 		return "0x01"

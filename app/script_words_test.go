@@ -11,7 +11,7 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// How the scripts write transactions: see TestScripts.
+// The notation of transactions in scripts: see TestScripts.
 
 // transactions parses the lines of a command.
 func (s *script) transactions(d *datadriven.TestData) [][]byte {
@@ -169,7 +169,7 @@ func (s *script) operation(d *datadriven.TestData, words []string) tx.Operation 
 			d.Fatalf(s.t, "%v", err)
 		}
 		return o
-	case "approve": // what the account proposes in the last state
+	case "approve": // the proposal of the account in the last state
 		return tx.NewApprove(who(1), s.digest(who(1)))
 	case "approve-other":
 		return tx.NewApprove(who(1), [tx.DigestBytes]byte{1})
@@ -214,7 +214,7 @@ func splitWords(words []string, at string) (parts [][]string) {
 	return parts
 }
 
-// digest returns that of what the account proposes in the last state; of nothing: zero.
+// digest returns the digest of the account's proposal in the last state, or zeros if there is none.
 func (s *script) digest(proposer []byte) (digest [tx.DigestBytes]byte) {
 	_, v := s.app.Latest()
 	defer v.Release()

@@ -11,14 +11,15 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// A validator that holds a part of the state has, for Retention.Window blocks, what each block
-// needed that it executed: whoever lacks it can be given it, when nobody else has it.
+// A partial-state validator keeps the nodes that each of its blocks needed for Retention.Window
+// blocks. It can send them to a validator in which they are missing, even if no other node has
+// them.
 func TestDecidedBlocksCanBeServed(t *testing.T) {
 	const window = 6
 	synctest.Test(t, func(t *testing.T) {
 		source, local, a := startBeside(t, avlstar.Retention{Window: window})
 		defer a.Stop()
-		blocks := map[int64][]avlstar.Change{} // without bookkeeping
+		blocks := map[int64][]avlstar.Change{} // without system keys
 		for i := range 3 * window {
 			value := fmt.Sprint("new ", i)
 			changed, deleted := fmt.Sprintf("a%d", 7*i), fmt.Sprintf("abc%d", 7*i)
@@ -46,7 +47,7 @@ func TestDecidedBlocksCanBeServed(t *testing.T) {
 	})
 }
 
-// applyFrom makes changes on a tree that has the root's hash, and what v gives it.
+// applyFrom makes changes on a tree that has the root's hash and the nodes that v sends.
 func applyFrom(t *testing.T, v *avlstar.Version, changes []avlstar.Change) avlstar.Hash {
 	t.Helper()
 	p, err := avlstar.NewPartial(v.Commitment())
@@ -60,13 +61,13 @@ func applyFrom(t *testing.T, v *avlstar.Version, changes []avlstar.Change) avlst
 			defer after.Release()
 			return after.AppHash()
 		}
-		b, err := v.Bag(missing.Wants(changes), avlstar.Below{Depth: 1 << 30, Held: missing.Held(), Partly: true})
+		b, err := v.Multiproof(missing.Wants(changes), avlstar.Below{Depth: 1 << 30, Held: missing.Held(), Partly: true})
 		require.NoError(t, err)
-		bag, err := avlstar.DecodeBag(b)
+		multiproof, err := avlstar.DecodeMultiproof(b)
 		require.NoError(t, err)
-		next, done, err := p.Graft(bag)
+		next, done, err := p.Graft(multiproof)
 		require.NoError(t, err)
-		require.NotZero(t, done.Inner+done.Leaves, "what the block needed is gone")
+		require.NotZero(t, done.Inner+done.Leaves, "the nodes that the block needed are gone")
 		p.Release()
 		p = next
 	}

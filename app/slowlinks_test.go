@@ -16,25 +16,25 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// slowNetwork is validators whose links to the storage nodes are slow, each by itself. Some of
-// them, less than a third, propose and vote as they like.
+// slowNetwork is a set of validators whose links to the storage nodes are slow, each independently.
+// Some of them, fewer than a third, are Byzantine and propose and vote arbitrarily.
 //
-//	round r:  proposer r mod n ──► ProcessProposal of all, side by side ──► more than two thirds: decided
-//	                                                                    └─► others: round r+1, another proposal
-//	decided:  FinalizeBlock of all, also of those that had rejected it
+//	round r:  proposer r mod n ──► ProcessProposal of all, in parallel ──► more than two thirds: decided
+//	                                                                   └─► fewer: round r+1, another proposal
+//	decided:  FinalizeBlock of all, also of validators that had rejected it
 type slowNetwork struct {
 	t     *testing.T
 	rnd   *rand.Rand
 	slow  time.Duration // the longest delay of a request
-	liars int           // the first ones
+	liars int           // number of Byzantine validators, the first ones
 
-	local      *App // in local mode, for what is right
+	local      *App // in full-state mode, for the correct results
 	validators []*App
 	sources    []*fakeSource
 	generator  *generator
 	model      *model
-	rounds     []int // of each height
-	decided    int   // transactions
+	rounds     []int // number of rounds of each height
+	decided    int   // number of transactions
 }
 
 func newSlowNetwork(t *testing.T, rnd *rand.Rand, slow time.Duration) *slowNetwork {
@@ -58,8 +58,9 @@ func (n *slowNetwork) links() {
 	}
 }
 
-// proposal is what a validator proposes of the mempool. Most have everything, as in local mode, so
-// that they leave nothing out; liars propose what nobody could fetch ahead.
+// proposal returns a validator's proposal from the mempool. Most validators have the whole state,
+// as in full-state mode, so that they leave nothing out; Byzantine ones propose transactions whose
+// nodes no validator could fetch ahead.
 func (n *slowNetwork) proposal(who int, mempool [][]byte) [][]byte {
 	a := n.local
 	if n.rnd.IntN(4) == 0 {
@@ -77,7 +78,7 @@ func (n *slowNetwork) proposal(who int, mempool [][]byte) [][]byte {
 	return res.Txs
 }
 
-// votes returns how many prevote for a block.
+// votes returns the number of prevotes for a block.
 func (n *slowNetwork) votes(block [][]byte) (prevotes int) {
 	var all sync.WaitGroup
 	accepted := make([]bool, len(n.validators))
@@ -97,7 +98,7 @@ func (n *slowNetwork) votes(block [][]byte) (prevotes int) {
 	return prevotes
 }
 
-// height decides a block, and has all execute it.
+// height decides a block, and makes all validators execute it.
 func (n *slowNetwork) height() {
 	t := n.t
 	var mempool [][]byte
@@ -133,8 +134,9 @@ func (n *slowNetwork) height() {
 	}
 }
 
-// However slow the links are, each height is decided, since the time that a proposal has grows with
-// each one at its height; and whatever the rounds were, all have the results of local mode.
+// However slow the links are, each height is decided, since the time for a proposal grows with each
+// proposal at its height. Whatever the rounds were, all validators have the results of full-state
+// mode.
 func TestSlowLinks(t *testing.T) {
 	rnd := seeds.Rand(t)
 	heights := 12
@@ -158,8 +160,8 @@ func TestSlowLinks(t *testing.T) {
 				}
 				t.Logf("requests of up to %v: %d heights with %d transactions in %d rounds, %d at most, %v", slow, heights, n.decided, total, most, time.Since(began).Round(time.Second))
 				require.Positive(t, n.decided)
-				// A liar's proposal, or vote, costs a round; a request that takes n times the
-				// limit, n rounds, and what has come stays.
+				// A Byzantine proposal or vote costs a round. A request that takes n times the
+				// limit costs n rounds, and nodes that have arrived stay.
 				require.LessOrEqual(t, most, 4*(n.liars+1)+int(2*slow/DefaultWitnessTimeout))
 			})
 		})

@@ -6,8 +6,8 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 )
 
-// ListSnapshots, OfferSnapshot, LoadSnapshotChunk and ApplySnapshotChunk are those of Snapshots.
-// Without Snapshots, nothing is offered and nothing is accepted.
+// ListSnapshots, OfferSnapshot, LoadSnapshotChunk and ApplySnapshotChunk call the methods of
+// Snapshots. Without Snapshots, nothing is offered and nothing is accepted.
 func (a *App) ListSnapshots(ctx context.Context, req *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
 	if s := a.snapshots.Load(); s != nil {
 		return (*s).ListSnapshots(ctx, req)

@@ -10,38 +10,40 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
-// Source brings what the tree of a sharded validator lacks. Its methods are called concurrently,
-// and without a lock of the application.
+// Source fetches nodes that are missing in the tree of a sharded validator. Its methods are called
+// concurrently, and without a lock of the application.
 type Source interface {
-	// Fetch returns bags of the state after block height, which open what wants name below the
-	// stubs below.Held (below.Depth is beyond all of them): see avlstar.Version.Bag. It may bring
-	// a part of that, nodes of older states, or nothing; and it should return as soon as it has
-	// something, since it is called again for the rest. below.MaxBytes, if it is not 0, is about
-	// how much it brings at most. An error says why nothing, or not all, came. It returns soon
-	// after ctx has ended. The caller does not modify the bags.
-	Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error)
+	// Fetch returns multiproofs of the state after block height, which open wants below the stubs
+	// below.Held (below.Depth is beyond all of them): see avlstar.Version.Multiproof. It may return
+	// a part of that, nodes of older states, or nothing. It should return as soon as it has
+	// something, since it is called again for the rest. below.MaxBytes, if it is not 0, is the
+	// approximate maximum of the bytes that it returns. An error explains why nothing, or not
+	// everything, was fetched. Fetch returns soon after ctx has ended. The caller does not modify
+	// the multiproofs.
+	Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Multiproof, error)
 }
 
 const (
 	// DefaultWitnessTimeout leaves most of timeout_prevote's round for voting.
 	DefaultWitnessTimeout = time.Second
-	// DefaultWitnessBytes is far above what a network brings in DefaultWitnessTimeout, and far
-	// below the values of all keys that a block may name.
+	// DefaultWitnessBytes is far above the bytes that a network delivers in DefaultWitnessTimeout,
+	// and far below the total values of all keys that a block may name.
 	DefaultWitnessBytes = 256 << 20
 
-	// Pauses between two requests of which the first brought nothing.
+	// Pauses between two requests, if the first returned nothing.
 	minPause, maxPause = 50 * time.Millisecond, time.Second
 
-	// logEvery is how often a wait is logged.
+	// logEvery is the interval at which a wait is logged.
 	logEvery = 10 * time.Second
 
-	// startTimeout limits the time for the records without which nothing can start.
+	// startTimeout limits the time for fetching the records that the application needs to start.
 	startTimeout = time.Minute
 )
 
-// The calls for which something is fetched, as metrics name them.
+// The calls for which nodes are fetched, as labels of metrics.
 const (
 	forBlock    = "finalize_block"
 	forProposal = "process_proposal"
@@ -50,31 +52,31 @@ const (
 	forStart    = "start"
 )
 
-var errTooMuch = errors.New("it takes more than a proposal may bring from storage nodes at once")
+var errTooMuch = errors.New("it needs more bytes than a proposal may fetch from storage nodes at once")
 
-// ErrBlockWitnesses: a block that was decided needs more of the state than
+// ErrBlockWitnesses is returned if a decided block needs more of the state than
 // Options.BlockWitnessBytes. The application stays at the block before.
 var ErrBlockWitnesses = errors.New("the block needs more of the state than this machine has memory for: start this home on a machine with more memory, or join with a new node in local mode")
 
 var errMoved = errors.New("the state advanced while nodes of it were being fetched")
 
-// fetcher brings nodes into one version, which it replaces by others of the same state.
+// fetcher fetches nodes into one version, which it replaces by others of the same state.
 type fetcher struct {
 	app     *App
 	call    string
 	height  int64
-	lock    sync.Locker // held by the caller, and given up while it waits; nil: none
+	lock    sync.Locker // held by the caller, and released while it waits; nil: none
 	version func() *avlstar.Version
 	replace func(next *avlstar.Version) // takes over a reference
 
 	rounds int
-	bytes  int // of the bags that came
-	most   int // of bytes, from which on nothing more is asked for; 0: no limit
+	bytes  int // length of the multiproofs that it received
+	most   int // number of bytes at which nothing more is requested; 0: no limit
 	logged time.Time
 }
 
 // ofBlock returns the fetcher for the committed state. The caller holds block's lock, which is
-// given up during each fetch.
+// released during each fetch.
 func (a *App) ofBlock(call string) *fetcher {
 	height := a.block.height
 	return &fetcher{
@@ -89,11 +91,11 @@ func (a *App) ofBlock(call string) *fetcher {
 	}
 }
 
-// bring fetches what n names until the version has it. An error is that of ctx, or a failure of
-// this node: what comes from the source, or does not, is never one.
+// bring fetches the nodes for n until the version has them. An error is that of ctx, or a failure
+// of this node; the source causes none, whatever it returns.
 func (f *fetcher) bring(ctx context.Context, n *needs) error {
 	pause := minPause
-	exact := n.held // nil: the stubs on the ways to wants
+	exact := n.held // nil: the stubs on the paths to wants
 	began := f.version()
 	for first := true; ; first = false {
 		wants, held := n.wants, exact
@@ -101,11 +103,11 @@ func (f *fetcher) bring(ctx context.Context, n *needs) error {
 		case v == nil:
 			return errMoved
 		case exact == nil:
-			wants, held = v.Lacks(n.wants)
+			wants, held = v.Missing(n.wants)
 		case v != began:
-			return nil // perhaps another request brought it: this one would bring nothing new, ever
+			return nil // another request may have fetched the nodes, and this one would never help
 		}
-		if len(held) == 0 && first { // it lies beside the ways to what was noted
+		if len(held) == 0 && first { // the missing nodes lie next to the paths to wants
 			exact = n.met
 			wants, held = n.wants, exact
 		}
@@ -117,27 +119,28 @@ func (f *fetcher) bring(ctx context.Context, n *needs) error {
 		case err != nil:
 			return err
 		case exact != nil && grown:
-			return nil // who found it missing finds out whether that was all
+			return nil // the caller finds out whether that was all
 		case grown:
 			pause = minPause
 		default:
 			f.log(wants, held, why)
 			if err := f.sleep(ctx, pause); err != nil {
-				return fmt.Errorf("%w: %d nodes of the state after block %d are missing, the first on the way to key %q", err, len(held), f.height, shorten(wants[0].Key))
+				return fmt.Errorf("%w: %d nodes of the state after block %d are missing, the first on the path to key %q", err, len(held), f.height, shorten(wants[0].Key))
 			}
 			pause = min(2*pause, maxPause)
 		}
 	}
 }
 
-// once fetches once and reports whether the version has more now. why is what the source said.
+// once fetches once and reports whether the version has more nodes now. why is the error of the
+// source.
 func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlstar.Hash]avlstar.Span) (grown bool, why, err error) {
 	if f.most > 0 && f.bytes >= f.most {
 		why := errTooMuch
 		if f.call == forBlock {
 			why = ErrBlockWitnesses
 		}
-		return false, nil, fmt.Errorf("%w: %d of %d bytes have come, and %d nodes of the state after block %d are missing", why, f.bytes, f.most, len(held), f.height)
+		return false, nil, fmt.Errorf("%w: %d of %d bytes have arrived, and %d nodes of the state after block %d are missing", why, f.bytes, f.most, len(held), f.height)
 	}
 	f.rounds++
 	m := &f.app.options.Metrics.Witness
@@ -146,18 +149,18 @@ func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlst
 	if f.lock != nil {
 		f.lock.Unlock()
 	}
-	bags, why := f.app.options.Source.Fetch(ctx, f.height, wants, avlstar.Below{Depth: math.MaxInt, Held: held, MaxBytes: max(0, f.most-f.bytes)})
+	multiproofs, why := f.app.options.Source.Fetch(ctx, f.height, wants, avlstar.Below{Depth: math.MaxInt, Held: held, MaxBytes: max(0, f.most-f.bytes)})
 	if f.lock != nil {
 		f.lock.Lock()
 	}
-	for _, b := range bags {
+	for _, b := range multiproofs {
 		f.bytes += b.Bytes()
 	}
 	v := f.version()
 	if v == nil {
 		return false, why, errMoved
 	}
-	next, done, err := v.Graft(bags...)
+	next, done, err := v.Graft(multiproofs...)
 	if err != nil {
 		return false, why, fmt.Errorf("the state after block %d: %w", f.height, err)
 	}
@@ -169,23 +172,16 @@ func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlst
 	return true, why, nil
 }
 
-// sleep waits without the lock. It returns the error of ctx if that ends meanwhile.
+// sleep waits without the lock. If ctx ends meanwhile, it returns the error of ctx.
 func (f *fetcher) sleep(ctx context.Context, pause time.Duration) error {
 	if f.lock != nil {
 		f.lock.Unlock()
 		defer f.lock.Lock()
 	}
-	t := time.NewTimer(pause)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
+	return sleep.For(ctx, pause)
 }
 
-// log says what is being waited for, at first and then every logEvery.
+// log logs the missing nodes, at first and then every logEvery.
 func (f *fetcher) log(wants []avlstar.Want, held map[avlstar.Hash]avlstar.Span, why error) {
 	if now := time.Now(); f.call == forBlock && (f.logged.IsZero() || now.Sub(f.logged) >= logEvery) {
 		f.logged = now
@@ -198,14 +194,13 @@ func (f *fetcher) log(wants []avlstar.Want, held map[avlstar.Hash]avlstar.Span, 
 				greatest = w.Key
 			}
 		}
-		f.app.logger.Error("the block waits for nodes of the state that nobody has sent yet", "state", f.height, "nodes", len(held), "wants", len(wants),
+		f.app.logger.Error("the block waits for missing nodes of the state", "state", f.height, "nodes", len(held), "wants", len(wants),
 			"from_key", fmt.Sprintf("%q", shorten(least)), "to_key", fmt.Sprintf("%q", shorten(greatest)), "err", why)
 	}
 }
 
-// refresh makes next, a version of the same state as the committed one, the one that is executed
-// on, checked against and shown to queries. It takes over a reference. The caller holds block's
-// lock.
+// refresh replaces the committed version by next, a version of the same state, for execution,
+// checks and queries. It takes over a reference. The caller holds block's lock.
 func (a *App) refresh(next *avlstar.Version) {
 	old := a.block.version
 	a.block.version = next
@@ -216,14 +211,14 @@ func (a *App) refresh(next *avlstar.Version) {
 		next.Retain()
 		last.version = next
 		a.published.Store(&published{height: p.height, recent: recent})
-		before.Release() // only now that published lacks it: see acquire
+		before.Release() // only after published was replaced: see acquire
 	}
 	a.check.refresh(next)
 	old.Release()
 }
 
-// alive returns a context that ends with ctx, and with Stop. The caller calls the function that is
-// returned when it does not need it any more.
+// alive returns a context that ends with ctx, and with Stop. The caller must call the returned
+// function when it no longer needs the context.
 func (a *App) alive(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(a.life, cancel)
@@ -233,8 +228,8 @@ func (a *App) alive(ctx context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// Stop ends all waiting for a Source, for good: a block that lacks nodes fails, and is executed by
-// the next start. It returns when nothing is being fetched ahead.
+// Stop ends all waiting for a Source permanently: a block with missing nodes fails, and is executed
+// after the next start. Stop returns when no nodes are being fetched ahead.
 func (a *App) Stop() {
 	a.ahead.mu.Lock()
 	a.end()
@@ -242,7 +237,7 @@ func (a *App) Stop() {
 	a.ahead.running.Wait()
 }
 
-// retention returns what versions keep in memory.
+// retention returns the rules for the nodes that versions keep in memory.
 func (a *App) retention() avlstar.Retention {
 	r := a.options.Retention
 	keep, prefer := r.Keep, r.Prefer
@@ -253,20 +248,16 @@ func (a *App) retention() avlstar.Retention {
 	return r
 }
 
-// begin returns v, with a reference, or a version like it that has the records without which the
-// application cannot start.
-func (a *App) begin(height int64, v *avlstar.Version) (*avlstar.Version, error) {
+// begin implements backing.
+func (a byWitness) begin(height int64, v *avlstar.Version) (*avlstar.Version, error) {
 	v.Retain()
-	if a.options.Source == nil {
-		return v, nil
-	}
 	ctx, cancel := context.WithTimeout(a.life, startTimeout)
 	defer cancel()
-	n := newNeeds() // without what was met: perhaps nothing is lacking
+	n := newNeeds() // without the stubs that were reached: perhaps nothing is missing
 	for _, key := range [][]byte{ParamsKey(), UpgradeKey(), StrangersKey()} {
 		n.add(avlstar.Want{Key: key})
 	}
-	f := &fetcher{app: a, call: forStart, height: height, version: func() *avlstar.Version { return v }, replace: func(next *avlstar.Version) {
+	f := &fetcher{app: a.App, call: forStart, height: height, version: func() *avlstar.Version { return v }, replace: func(next *avlstar.Version) {
 		v.Release()
 		v = next
 	}}
@@ -277,16 +268,8 @@ func (a *App) begin(height int64, v *avlstar.Version) (*avlstar.Version, error) 
 	return v, nil
 }
 
-// limitMemory turns on Options.Retention for the tree of v, once for each tree.
-func (a *App) limitMemory(v *avlstar.Version) {
-	if p, ok := v.Partial(); ok && a.options.Source != nil {
-		p.EnableRetention(a.retention())
-	}
-}
-
-// shed ends the block p: what is not to be kept leaves the memory of its version. The caller holds
-// block's lock.
-func (a *App) shed(p *pending) error {
+// shed implements backing.
+func (a byWitness) shed(p *pending) error {
 	partial, ok := p.version.Partial()
 	if !ok {
 		return nil

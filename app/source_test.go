@@ -19,20 +19,20 @@ import (
 
 var errSource = errors.New("nobody answers")
 
-// fakeSource is a Source over the full trees of all heights, which delays, loses and divides what
-// it brings, inside of a bubble.
+// fakeSource is a Source over the full trees of all heights, which delays, loses and divides its
+// responses, inside a bubble of testing/synctest.
 type fakeSource struct {
 	t *testing.T
 
 	mu struct {
 		sync.Mutex
-		rnd    *rand.Rand                 // nil: no misbehaviour
+		rnd    *rand.Rand                 // nil: it responds correctly
 		full   map[int64]*avlstar.Version // by height; each with a reference
-		silent bool                       // it brings nothing until ctx ends
-		wants  []avlstar.Want             // of the last request
+		silent bool                       // it returns nothing until ctx ends
+		wants  []avlstar.Want             // wants of the last request
 		calls  int
-		bytes  int // of all bags
-		bad    int // calls since the last one that was answered well
+		bytes  int // length of all multiproofs
+		bad    int // number of calls since the last correct response
 		delay  time.Duration
 	}
 }
@@ -48,7 +48,7 @@ func newFakeSource(t *testing.T, rnd *rand.Rand) *fakeSource {
 	return s
 }
 
-// has takes over the latest state of a.
+// has adopts the latest state of a.
 func (s *fakeSource) has(a *App) {
 	height, v := a.Latest()
 	s.mu.Lock()
@@ -74,7 +74,7 @@ func (s *fakeSource) sent(bytes int) {
 	s.mu.bytes += bytes
 }
 
-// took returns the bytes of all bags.
+// took returns the total length of all multiproofs.
 func (s *fakeSource) took() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,13 +87,13 @@ func (s *fakeSource) requests() int {
 	return s.mu.calls
 }
 
-// how a request is answered.
+// how describes the response to a request.
 type how struct {
-	v            *avlstar.Version // of the height, or an older one
+	v            *avlstar.Version // version of the height, or an older one
 	stale        bool
 	silent, fail bool
 	delay        time.Duration
-	portion      int // of wants that are answered
+	portion      int // number of wants that are answered
 	apart        bool
 }
 
@@ -103,7 +103,7 @@ func (s *fakeSource) choose(height int64, wants []avlstar.Want) how {
 	s.mu.calls++
 	s.mu.wants = wants
 	h := how{v: s.mu.full[height], silent: s.mu.silent, delay: s.mu.delay, portion: len(wants)}
-	// It answers well at least every third time: no query waits longer than it may.
+	// At least every third response is correct, so that no query waits longer than it may.
 	if s.mu.bad++; s.mu.rnd != nil && s.mu.bad == 3 {
 		s.mu.bad = 0
 	} else if r := s.mu.rnd; r != nil {
@@ -120,7 +120,7 @@ func (s *fakeSource) choose(height int64, wants []avlstar.Want) how {
 	return h
 }
 
-func (s *fakeSource) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error) {
+func (s *fakeSource) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Multiproof, error) {
 	h := s.choose(height, wants)
 	if h.delay > 0 {
 		select {
@@ -140,7 +140,7 @@ func (s *fakeSource) Fetch(ctx context.Context, height int64, wants []avlstar.Wa
 		s.t.Errorf("a request without wants at height %d", height)
 	}
 	if h.stale {
-		below = avlstar.Below{} // the stubs may be others there
+		below = avlstar.Below{} // the stubs may be others in that version
 	}
 	parts := [][]avlstar.Want{wants[:h.portion]}
 	most, came := below.MaxBytes, 0
@@ -150,27 +150,27 @@ func (s *fakeSource) Fetch(ctx context.Context, height int64, wants []avlstar.Wa
 			parts = append(parts, wants[i:i+1])
 		}
 	}
-	var bags []*avlstar.Bag
+	var multiproofs []*avlstar.Multiproof
 	for _, part := range parts {
-		b, err := h.v.Bag(part, below)
+		b, err := h.v.Multiproof(part, below)
 		if err != nil {
 			return nil, err
 		}
-		bag, err := avlstar.DecodeBag(b)
+		multiproof, err := avlstar.DecodeMultiproof(b)
 		if err != nil {
 			return nil, err
 		}
-		bags = append(bags, bag)
+		multiproofs = append(multiproofs, multiproof)
 		s.sent(len(b))
 		if came += len(b); most > 0 && came >= most {
 			break
 		}
 	}
-	return bags, nil
+	return multiproofs, nil
 }
 
-// shardedStore is the Store of a node that keeps no state: a start takes the root of the newest
-// one.
+// shardedStore is the Store of a node that keeps no state: a start uses the root of the newest
+// state.
 type shardedStore struct {
 	t      *testing.T
 	height int64
@@ -202,7 +202,7 @@ func (s *shardedStore) Commit(height int64, v, base *avlstar.Version, changes []
 	return nil
 }
 
-// startSharded starts an application on what store has, or on genesis.
+// startSharded starts an application on the state in store, or on genesis.
 func startSharded(t *testing.T, store *shardedStore, source Source, r avlstar.Retention, appState string) *App {
 	t.Helper()
 	a, err := New(Options{Store: store, Source: source, Retention: r, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour})
@@ -214,8 +214,8 @@ func startSharded(t *testing.T, store *shardedStore, source Source, r avlstar.Re
 	return a
 }
 
-// startBare starts an application that has the root's hash of the latest state of full, and what it
-// takes to start.
+// startBare starts an application that has the root's hash of the latest state of full, and the
+// records that it needs to start.
 func startBare(t *testing.T, full *App, source Source, r avlstar.Retention) *App {
 	t.Helper()
 	height, v := full.Latest()
@@ -223,8 +223,8 @@ func startBare(t *testing.T, full *App, source Source, r avlstar.Retention) *App
 	return startSharded(t, &shardedStore{t: t, height: height, at: v.Commitment()}, source, r, "")
 }
 
-// startBeside starts a chain in local mode with what prefill writes, a source over it, and an
-// application that has the root's hash of its state.
+// startBeside starts a chain in full-state mode with the transactions of prefill, a source over it,
+// and an application that has the root's hash of its state.
 func startBeside(t *testing.T, r avlstar.Retention) (source *fakeSource, local, a *App) {
 	t.Helper()
 	source = newFakeSource(t, nil)

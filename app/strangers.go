@@ -8,17 +8,17 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// A stranger is an account that may write only by what everyone was granted. Its first transaction
-// leaves a nonce record, which must stay, or the transaction could be repeated; and anybody can
-// make as many keys as he likes. So the records that strangers made are counted, and may together
-// take as many bytes as the quotas of all grants to everyone allow.
+// A stranger is an account that may write only under a grant to everyone. Its first transaction
+// leaves a nonce record. The record must stay, because otherwise the transaction could be repeated;
+// but anybody can make any number of keys. So the records that strangers made are counted, and
+// together they may take at most as many bytes as the quotas of all grants to everyone allow.
 
 // strangerBytes is the length of a nonce record.
 var strangerBytes = avlstar.RecordBytes(2+AccountBytes, 8)
 
-// standing is what an account is, before its operations are looked at.
+// standing describes an account before its operations are executed.
 type standing struct {
-	stranger bool // it holds neither a grant of its own, nor is it an admin
+	stranger bool // it is not an admin and has no grant of its own
 	nonce    uint64
 }
 
@@ -44,8 +44,8 @@ func (o *overlay) standingOf(account []byte) (standing, error) {
 // newcomer reports whether the next transaction of the account counts as a stranger's first one.
 func (s standing) newcomer() bool { return s.stranger && s.nonce == 0 }
 
-// roomForStranger returns the number of strangers with one more, or a *tx.Error if there is no room
-// for it.
+// roomForStranger returns the number of strangers including a new one, or a *tx.Error if there is
+// no room for it.
 func (o *overlay) roomForStranger() (uint64, error) {
 	value, err := o.get(StrangersKey())
 	if err != nil {
@@ -63,8 +63,8 @@ func (o *overlay) roomForStranger() (uint64, error) {
 	return count, nil
 }
 
-// quotaOfEveryone returns the sum of the quotas of all grants to everyone, MaxUint64 if one of them
-// has none. It looks at each of them, once in a block unless one changes.
+// quotaOfEveryone returns the sum of the quotas of all grants to everyone, or MaxUint64 if one of
+// them has no quota. It reads all of them, once in a block unless one changes.
 func (o *overlay) quotaOfEveryone() (uint64, error) {
 	if o.everyone != nil {
 		return *o.everyone, nil

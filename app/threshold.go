@@ -11,21 +11,22 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// The threshold is how many admins must approve of what admins may do. It is 1 unless its record
-// says more, and then every admin acts alone:
+// The threshold is the number of admins that must approve operations of admins. It is 1, so that
+// every admin acts alone, unless its record has a higher number:
 //
 //	root:  propose [grant …, set validator …] ──► record 00 'o' ‖ root: operations, approvals {root}
 //	ann:   approve root's, with its digest    ──► approvals {ann, root}: as many as the threshold?
-//	                                                 └──► the record goes, the operations are executed
+//	                                                 └──► the record is deleted, the operations are executed
 //
-// Each admin has one proposal at most, so that a thief of one key cannot crowd out the others'. An
-// approval names the digest of the proposing transaction's sign bytes, which hold chain, proposer,
-// nonce and operations, so it is of these and no others. It counts while its account is an admin.
+// Each admin has at most one proposal, so that the thief of one key cannot crowd out the others. An
+// approval names the digest of the proposing transaction's sign bytes, which contain chain,
+// proposer, nonce and operations, so it approves exactly these. It counts while its account is an
+// admin.
 
-// MaxProposalBlocks limits how long a proposal can be approved, in blocks.
+// MaxProposalBlocks limits the number of blocks in which a proposal can be approved.
 const MaxProposalBlocks = 1_000_000
 
-// threshold returns how many admins must approve.
+// threshold returns the number of admins that must approve.
 func (o *overlay) threshold() (uint64, error) {
 	value, err := o.get(ThresholdKey())
 	if err != nil || value == nil {
@@ -34,20 +35,20 @@ func (o *overlay) threshold() (uint64, error) {
 	return decodeUint64(value), nil
 }
 
-// anAdmin returns a *tx.Error if account is no admin.
+// anAdmin returns a *tx.Error if account is not an admin.
 func (x *executor) anAdmin(account []byte, what string) error {
 	admin, err := x.isAdmin(account)
 	if err != nil {
 		return err
 	}
 	if !admin {
-		return tx.Errorf(tx.CodeNotAdmin, "account %x is no admin: only an admin may %s", account, what)
+		return tx.Errorf(tx.CodeNotAdmin, "account %x is not an admin: only an admin may %s", account, what)
 	}
 	return nil
 }
 
-// onlyAdmin returns a *tx.Error unless account is an admin that may act alone, or as many admins as
-// it takes have approved.
+// onlyAdmin returns a *tx.Error unless account is an admin that may act alone, or enough admins
+// have approved.
 func (x *executor) onlyAdmin(account []byte, what string) error {
 	if x.approved {
 		return nil
@@ -62,7 +63,7 @@ func (x *executor) onlyAdmin(account []byte, what string) error {
 	return err
 }
 
-// setThreshold returns whether there was a record.
+// setThreshold sets the threshold and returns whether there was a record.
 func (x *executor) setThreshold(account []byte, op *tx.SetThreshold) (bool, *abci.Event, error) {
 	if err := x.onlyAdmin(account, "change how many admins must approve"); err != nil {
 		return false, nil, err
@@ -82,7 +83,7 @@ func (x *executor) setThreshold(account []byte, op *tx.SetThreshold) (bool, *abc
 	return old != nil, event, err
 }
 
-// encodeThreshold returns the record, nil for the default.
+// encodeThreshold returns the record, or nil for the default.
 func encodeThreshold(admins uint64) []byte {
 	if admins == 1 {
 		return nil
@@ -90,8 +91,8 @@ func encodeThreshold(admins uint64) []byte {
 	return encodeUint64(admins)
 }
 
-// countAdmins counts the admins. All of their records have the same length, so the total length
-// says how many there are.
+// countAdmins returns the number of admins. All of their records have the same length, so the
+// number follows from the total length.
 func (x *executor) countAdmins() (uint64, error) {
 	start := record(tagAdmin)
 	end := prefixEnd(start)
@@ -105,7 +106,8 @@ func (x *executor) countAdmins() (uint64, error) {
 	return sum / recordBytes(AdminKey(everyone), adminValue), nil
 }
 
-// mayRemoveAdmin returns a *tx.Error if too few admins would be left without account, which is one.
+// mayRemoveAdmin returns a *tx.Error if too few admins would be left without account, which is an
+// admin.
 func (x *executor) mayRemoveAdmin(account []byte) error {
 	admins, err := x.countAdmins()
 	if err != nil {
@@ -125,7 +127,7 @@ func (x *executor) mayRemoveAdmin(account []byte) error {
 	return nil
 }
 
-// proposal returns what proposer proposes, nil if that is nothing.
+// proposal returns the proposal of proposer, or nil if there is none.
 func (x *executor) proposal(proposer []byte) (*tx.Proposal, error) {
 	value, err := x.get(ProposalKey(proposer))
 	if err != nil || value == nil {
@@ -138,7 +140,7 @@ func (x *executor) proposal(proposer []byte) (*tx.Proposal, error) {
 	return p, nil
 }
 
-// propose replaces what the account proposes.
+// propose replaces the account's proposal.
 func (x *executor) propose(account []byte, op *tx.Propose) (tx.OperationResult, []abci.Event, error) {
 	fail := func(err error) (tx.OperationResult, []abci.Event, error) { return tx.OperationResult{}, nil, err }
 	if err := x.anAdmin(account, "propose changes"); err != nil {
@@ -156,7 +158,7 @@ func (x *executor) propose(account []byte, op *tx.Propose) (tx.OperationResult, 
 	if op.Expires < height || op.Expires-height > MaxProposalBlocks {
 		return fail(tx.Errorf(tx.CodeInvalidChange, "the proposal expires after block %d, it must be from this one, %d, to %d", op.Expires, height, height+MaxProposalBlocks))
 	}
-	next, err := x.nonce(account) // after this transaction's
+	next, err := x.nonce(account) // the next nonce after this transaction
 	if err != nil {
 		return fail(err)
 	}
@@ -179,7 +181,7 @@ func (x *executor) approve(account []byte, op *tx.Approve) (tx.OperationResult, 
 	}
 	digest, err := p.Digest(x.params.ChainId, op.Proposer)
 	if err != nil {
-		panic(err) // it encodes into memory of the size that it computed
+		panic(err) // cannot happen: the memory has the computed size
 	}
 	if !bytes.Equal(digest[:], op.Digest) {
 		return fail(tx.Errorf(tx.CodeInvalidChange, "account %x proposes something else now: its digest is %x", op.Proposer, digest))
@@ -187,8 +189,8 @@ func (x *executor) approve(account []byte, op *tx.Approve) (tx.OperationResult, 
 	return x.countApproval(op.Proposer, account, p, true)
 }
 
-// countApproval adds an approval to what proposer proposes, and executes that if it is the last one
-// that it takes: then the result's value is 01.
+// countApproval adds an approval to the proposal of proposer. If that reaches the threshold, it
+// executes the proposal, and the value in the result is 01.
 func (x *executor) countApproval(proposer, account []byte, p *tx.Proposal, found bool) (tx.OperationResult, []abci.Event, error) {
 	fail := func(err error) (tx.OperationResult, []abci.Event, error) { return tx.OperationResult{}, nil, err }
 	var approvals [][]byte
@@ -211,7 +213,7 @@ func (x *executor) countApproval(proposer, account []byte, p *tx.Proposal, found
 	if uint64(len(p.Approvals)) < needed {
 		record, err := p.Marshal()
 		if err != nil {
-			panic(err) // it writes into memory of the size that it computed
+			panic(err) // cannot happen: the memory has the computed size
 		}
 		event, err := x.write(key, record, KindProposal)
 		return tx.OperationResult{Found: found}, list(event), err
@@ -224,7 +226,7 @@ func (x *executor) countApproval(proposer, account []byte, p *tx.Proposal, found
 	return tx.OperationResult{Found: found, Value: adminValue}, append(list(event), events...), err
 }
 
-// executeProposal executes what enough admins have approved.
+// executeProposal executes a proposal that enough admins have approved.
 func (x *executor) executeProposal(proposer []byte, p *tx.Propose) (events []abci.Event, err error) {
 	x.approved = true
 	defer func() { x.approved = false }()
@@ -249,8 +251,8 @@ func list(event *abci.Event) []abci.Event {
 	return []abci.Event{*event}
 }
 
-// exploreProposal finds what it takes to execute the operations that the operation, which came upon
-// a missing node, may execute: each alone.
+// exploreProposal finds the missing nodes for the operations of a proposal, each separately, after
+// the operation that proposes or approves it reached a missing node.
 func (x *executor) exploreProposal(account []byte, operation *tx.Operation) {
 	var proposed *tx.Propose
 	switch op := operation.Op.(type) {
@@ -260,7 +262,7 @@ func (x *executor) exploreProposal(account []byte, operation *tx.Operation) {
 		account = op.Approve.Proposer
 		p, err := x.proposal(account)
 		if err != nil || p == nil {
-			return // what is missing was noted
+			return // the missing node was recorded
 		}
 		proposed = &p.Propose
 	default:

@@ -14,11 +14,12 @@ import (
 // Conditions, ranges and if / then / else, in one transaction:
 //
 //	txn ─► rights of all writes of both branches ─► compares ─┬─ all hold ──► success ─┐
-//	                                                          └─ otherwise ─► failure ─┴─► results of the one that ran
+//	                                                          └─ otherwise ─► failure ─┴─► results of the executed branch
 //
-// What a range costs is its limit, which the sender names, so a block is priced without the state.
+// The cost of a range is its limit, which the sender names, so the cost of a block does not depend
+// on the state.
 
-// errLate: the deadline of a proposal came in the middle of an operation.
+// errLate is returned if the deadline of a proposal passes during an operation.
 var errLate = errors.New("the time of the proposal is over")
 
 // perform executes one operation of account.
@@ -57,13 +58,13 @@ func (x *executor) compare(c *tx.Compare) (tx.OperationResult, error) {
 	case value == nil:
 		return tx.OperationResult{}, tx.Errorf(tx.CodeCompareFailed, "key %q is absent", shorten(c.Key))
 	case len(c.Value) == 0:
-		return tx.OperationResult{}, tx.Errorf(tx.CodeCompareFailed, "key %q is there, it was expected to be absent", shorten(c.Key))
+		return tx.OperationResult{}, tx.Errorf(tx.CodeCompareFailed, "key %q is present, but was expected to be absent", shorten(c.Key))
 	}
 	return tx.OperationResult{}, tx.Errorf(tx.CodeCompareFailed, "key %q has another value than expected", shorten(c.Key))
 }
 
-// txn executes a branch. It is a *tx.Error if the account lacks a right that a write of either
-// branch needs.
+// txn executes a branch. It returns a *tx.Error if the account has no right to one of the writes of
+// either branch.
 func (x *executor) txn(account []byte, t *tx.Txn) (tx.OperationResult, []abci.Event, error) {
 	fail := func(err error) (tx.OperationResult, []abci.Event, error) { return tx.OperationResult{}, nil, err }
 	if err := x.rightsOfBranches(account, t); err != nil {
@@ -98,7 +99,7 @@ func (x *executor) txn(account []byte, t *tx.Txn) (tx.OperationResult, []abci.Ev
 	return result, events, nil
 }
 
-// inBranch names the place of a refusal.
+// inBranch adds the branch and the index of the operation to a refusal.
 func inBranch(branch, i int, err error) error {
 	var refused *tx.Error
 	if errors.As(err, &refused) {
@@ -107,8 +108,8 @@ func inBranch(branch, i int, err error) error {
 	return err
 }
 
-// rightsOfBranches returns a *tx.Error if the account may not do what one of the branches does, so
-// that no condition decides about that.
+// rightsOfBranches returns a *tx.Error if the account has no right to the operations of one of the
+// branches, so that the result does not depend on a condition.
 func (x *executor) rightsOfBranches(account []byte, t *tx.Txn) error {
 	for b, branch := range t.Branches() {
 		for i := range branch {
@@ -120,7 +121,7 @@ func (x *executor) rightsOfBranches(account []byte, t *tx.Txn) error {
 	return nil
 }
 
-// mayDelete returns a *tx.Error unless one grant covers all keys that the range may hold.
+// mayDelete returns a *tx.Error unless one grant covers all keys that the range may contain.
 func (x *executor) mayDelete(account []byte, op *tx.DeleteRange) error {
 	prefix := commonOfRange(op.Start, op.End)
 	_, ok, err := x.grantFor(account, prefix)
@@ -134,7 +135,7 @@ func (x *executor) mayDelete(account []byte, op *tx.DeleteRange) error {
 	return err
 }
 
-// commonOfRange returns the longest prefix that all possible keys in [start, end) have; an empty
+// commonOfRange returns the longest common prefix of all possible keys in [start, end); an empty
 // end is open.
 func commonOfRange(start, end []byte) []byte {
 	n := 0
@@ -154,11 +155,11 @@ func commonOfRange(start, end []byte) []byte {
 	return start[:n]
 }
 
-// readRange reads the first keys of a range, as long as they fit.
+// readRange reads the first keys of a range, as many as fit.
 func (x *executor) readRange(op *tx.ReadRange) (tx.OperationResult, error) {
 	var (
 		result tx.OperationResult
-		length int // of keys and values
+		length int // total length of keys and values
 	)
 	err := x.ascendRange(op.Start, op.End, int(op.Limit), func(key, value []byte) bool {
 		with := length + len(key) + len(value)
@@ -177,8 +178,8 @@ func (x *executor) readRange(op *tx.ReadRange) (tx.OperationResult, error) {
 	return result, x.spendReads(uint64(length), max(1, uint64(len(result.Entries))))
 }
 
-// deleteRange removes a range, or the first part of it. The keys that it removes count as read: an
-// event names each of them, while the sender named none.
+// deleteRange removes a range, or the first part of it. The removed keys count as reads: there is
+// an event for each of them, although the sender did not name them.
 func (x *executor) deleteRange(account []byte, op *tx.DeleteRange) (tx.OperationResult, []abci.Event, error) {
 	fail := func(err error) (tx.OperationResult, []abci.Event, error) { return tx.OperationResult{}, nil, err }
 	if err := x.mayDelete(account, op); err != nil {
@@ -186,7 +187,7 @@ func (x *executor) deleteRange(account []byte, op *tx.DeleteRange) (tx.Operation
 	}
 	var (
 		keys         [][]byte
-		length, size uint64 // of keys, of records
+		length, size uint64 // of keys and of records
 		more         bool
 	)
 	err := x.ascendRange(op.Start, op.End, int(op.Limit), func(key, value []byte) bool {
@@ -196,7 +197,7 @@ func (x *executor) deleteRange(account []byte, op *tx.DeleteRange) (tx.Operation
 			return false
 		}
 		length += uint64(len(key))
-		keys = append(keys, bytes.Clone(key)) // a block's changes keep no memory of its base
+		keys = append(keys, bytes.Clone(key)) // changes must not refer to memory of base
 		return true
 	})
 	switch {
@@ -215,7 +216,7 @@ func (x *executor) deleteRange(account []byte, op *tx.DeleteRange) (tx.Operation
 		if err != nil {
 			return fail(err)
 		}
-		events = append(events, *event) // the key was there
+		events = append(events, *event) // not nil: the key was present
 	}
 	if x.needs != nil {
 		x.removed = append(x.removed, keys...)
@@ -223,7 +224,7 @@ func (x *executor) deleteRange(account []byte, op *tx.DeleteRange) (tx.Operation
 	return result, events, nil
 }
 
-// spendReads takes what is read from the budget of the block, or returns a *tx.Error.
+// spendReads subtracts reads from the budget of the block, or returns a *tx.Error.
 func (x *executor) spendReads(length, number uint64) error {
 	after := reads{x.reads.bytes + length, x.reads.number + number}
 	switch {
@@ -236,17 +237,17 @@ func (x *executor) spendReads(length, number uint64) error {
 	return nil
 }
 
-// exploreRange finds what a range lacks whose rights could not be looked up.
+// exploreRange finds the missing nodes of a range whose rights could not be checked.
 func (x *executor) exploreRange(op *tx.DeleteRange) error {
-	n := 0 // and it notes what it lacks
+	n := 0 // ascendRange records the missing nodes
 	return x.ascendRange(op.Start, op.End, int(op.Limit), func(_, _ []byte) bool {
 		n++
 		return n <= int(op.Limit)
 	})
 }
 
-// exploreTxn finds what a Txn lacks that came upon a missing node: each part alone, of both
-// branches, because its conditions may come out otherwise when they are known.
+// exploreTxn finds the missing nodes of a Txn that reached one of them. It tries each part of both
+// branches separately, because the results of its conditions may differ when all nodes are present.
 func (x *executor) exploreTxn(account []byte, t *tx.Txn) error {
 	for i := range t.Compares {
 		if _, err := x.get(t.Compares[i].Key); err != nil && !isMissing(err) {
@@ -264,8 +265,7 @@ func (x *executor) exploreTxn(account []byte, t *tx.Txn) error {
 	return nil
 }
 
-// wantsOf appends a want for each key of a client that the operation names, in both branches of a
-// Txn.
+// wantsOf appends a want for each client's key that the operation names, in both branches of a Txn.
 func wantsOf(wants []avlstar.Want, operation *tx.Operation) []avlstar.Want {
 	if t := operation.GetTxn(); t != nil {
 		for i := range t.Compares {
@@ -284,8 +284,8 @@ func wantsOf(wants []avlstar.Want, operation *tx.Operation) []avlstar.Want {
 	return wants
 }
 
-// keyAt returns the key that the operation names at a step: a Txn has one for each compare and for
-// each operation of its branches, every other operation has one. key is nil if it names none.
+// keyAt returns the key that the operation names at a step. A Txn has a step for each compare and
+// for each operation of its branches, every other operation has one. key is nil if it names none.
 func keyAt(operation *tx.Operation, step int) (key []byte, last bool) {
 	t := operation.GetTxn()
 	if t == nil {
@@ -301,8 +301,8 @@ func keyAt(operation *tx.Operation, step int) (key []byte, last bool) {
 	return keyOf(&t.Failure[step-len(t.Success)]), last
 }
 
-// governed appends what decides about the rights to the writes of the operation: keys that it
-// writes, and what all keys of a range have in common.
+// governed appends the keys that determine the rights to the writes of the operation: keys that it
+// writes, and the common prefix of the keys of a range.
 func governed(keys [][]byte, operation *tx.Operation) [][]byte {
 	switch op := operation.Op.(type) {
 	case *tx.Operation_DeleteRange:

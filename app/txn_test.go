@@ -10,7 +10,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// What a transaction costs is known without the state: the limits of its ranges, and both branches.
+// The cost of a transaction is known without the state: the limits of its ranges, and both
+// branches.
 func TestCostOfTxns(t *testing.T) {
 	all := []byte("a")
 	signed := func(operations ...tx.Operation) *tx.Tx {
@@ -25,7 +26,7 @@ func TestCostOfTxns(t *testing.T) {
 	most := signed(tx.NewTxn(compare, []tx.Operation{tx.NewReadRange(all, nil, tx.MaxOperations-3)}, []tx.Operation{del("a")}))
 	require.Equal(t, 1+tx.MaxOperations, cost(most))
 
-	// A proposal holds no more than a block may cost.
+	// A proposal contains no more than a block may cost.
 	a := startChain(t, &memoryStore{}, `{"admins": ["@root"], "grants": [{"grantee": "*", "prefix": ""}]}`)
 	var txs [][]byte
 	for i := range 10 {
@@ -39,7 +40,7 @@ func TestCostOfTxns(t *testing.T) {
 	require.False(t, processed.IsAccepted())
 }
 
-// The keys that txns name are read ahead one window after the other, as those of operations.
+// The keys of txns are read ahead one window after the other, like those of operations.
 func TestTxnsLookAhead(t *testing.T) {
 	var (
 		success, failure []tx.Operation

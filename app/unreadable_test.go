@@ -17,14 +17,14 @@ import (
 
 var errDisk = errors.New("the disk is broken")
 
-// failingPages are the pages of a state. The reads numbered from, …, to-1 fail.
+// failingPages serves the pages of a state. The reads numbered from, …, to-1 fail.
 type failingPages struct {
 	// Its chunks are the pages: with a chunk_bytes this small, both are the largest subtrees of
 	// that size.
 	state    *avlstar.Version
 	pages    map[avlstar.Stub]uint32
 	reads    atomic.Int64
-	clients  atomic.Int64 // reads of pages without a bookkeeping record
+	clients  atomic.Int64 // reads of pages without a system key
 	from, to int64
 	delay    time.Duration // of each read, in a bubble
 }
@@ -65,7 +65,7 @@ func (s *pagedStore) Commit(int64, *avlstar.Version, *avlstar.Version, []avlstar
 	return nil
 }
 
-// pagedState makes trees of one state, of which only what lies above pages is in memory.
+// pagedState makes trees of one state with only the nodes above pages in memory.
 type pagedState struct {
 	height int64
 	full   *avlstar.Version
@@ -108,7 +108,7 @@ type answer struct {
 	err  error
 }
 
-// answerOf turns the code that tells a client that the state cannot be read into an error.
+// answerOf returns an error for the code that reports to a client that the state cannot be read.
 func answerOf(res interface{ GetCode() uint32 }, log string, err error) answer {
 	if err == nil && res.GetCode() == uint32(tx.CodeUnreadable) {
 		err = fmt.Errorf("%w: %s", errDisk, log)
@@ -131,7 +131,7 @@ func check(t *testing.T, raw []byte) func(*App) answer {
 	}
 }
 
-// readers returns everything that reads the state.
+// readers returns all calls that read the state.
 func readers(t *testing.T) map[string]func(*App) answer {
 	block := [][]byte{
 		sign(t, "alice", 1, put("a7", "other"), put("a61", "new"), del("a8"), cas("a9", "value 9", "x"), cas("a10", "wrong", "x")),
@@ -173,9 +173,9 @@ func readers(t *testing.T) map[string]func(*App) answer {
 }
 
 // TestWhatCannotBeRead makes every page read of each reader fail, one by one: alone, and with all
-// later reads. The reader must fail, or give the usual answer if it read the page again or did
-// without it. It must never answer as if a key were absent. Afterwards, with the disk mended, it
-// gives the usual answer.
+// later reads. The reader must fail, or return the usual result if it read the page again or did
+// not need it. It must never return a result as if a key were absent. Afterwards, when the disk
+// works again, it returns the usual result.
 func TestWhatCannotBeRead(t *testing.T) {
 	state := newPagedState(t)
 	for name, read := range readers(t) {
@@ -201,7 +201,7 @@ func TestWhatCannotBeRead(t *testing.T) {
 						require.Equal(t, want, got, "read %d of %d", n, reads)
 					}
 					pages.heal()
-					require.Equal(t, want, read(a), "the disk was mended after read %d of %d", n, reads)
+					require.Equal(t, want, read(a), "the disk was repaired after read %d of %d", n, reads)
 				}
 			}
 		})

@@ -16,7 +16,7 @@ type usages struct {
 
 func newUsages() usages { return usages{bytes: make(map[string]*uint64)} }
 
-// moved counts that the length of key's record changed from old to new bytes (0: absent).
+// moved records that the length of key's record changed from old to new bytes (0: absent).
 func (u *usages) moved(key []byte, old, new uint64) {
 	if old == new || key[0] == reserved {
 		return
@@ -31,8 +31,8 @@ func (u *usages) moved(key []byte, old, new uint64) {
 	}
 }
 
-// usage returns the total length of all leaf records under prefix in the current state. Bookkeeping
-// records are under no prefix.
+// usage returns the total length of all leaf records under prefix in the current state. System keys
+// do not count.
 func (o *overlay) usage(prefix []byte) (uint64, error) {
 	if used, ok := o.quotas.bytes[string(prefix)]; ok {
 		return *used, nil
@@ -55,11 +55,11 @@ func (o *overlay) usage(prefix []byte) (uint64, error) {
 	return sum, nil
 }
 
-// baseBytes is RangeBytes of base.
+// baseBytes returns the result of RangeBytes for base.
 func (o *overlay) baseBytes(start, end []byte) (uint64, error) {
 	sum, err := o.base.RangeBytes(start, end)
 	if err != nil {
-		wants := []avlstar.Want{{Key: start}} // it follows the ways to both ends
+		wants := []avlstar.Want{{Key: start}} // RangeBytes follows the paths to both ends
 		if end != nil {
 			wants = append(wants, avlstar.Want{Key: end})
 		}

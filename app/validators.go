@@ -12,11 +12,11 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// CometBFT halts the chain if it refuses a validator update. So everything that it checks is
+// CometBFT halts the chain if it refuses a validator update. So everything that CometBFT checks is
 // checked here, when the operation is executed:
 //
 //   - state/execution.go validateValidatorUpdates: no negative power, a key type that the consensus
-//     parameters allow (InitChain insists on ed25519 among them);
+//     parameters allow (InitChain requires ed25519 among them);
 //   - types/validator_set.go updateWithChangeSet: no duplicates (there is one record and one update
 //     per validator), no removal of an absent validator (only differences between blocks are
 //     reported), never an empty set, a limited sum of powers;
@@ -26,11 +26,11 @@ import (
 const (
 	// validatorBytes is the maximum length of a validator's signature in a commit: 3,358 bytes in
 	// CometBFT v0.40 (MaxCommitSigBytes plus its overhead, sized for post-quantum signatures),
-	// rounded up. It is a constant of ours because all nodes must compute the same number.
+	// rounded up. It is a constant of this package because all nodes must compute the same number.
 	validatorBytes = 3_400
 
-	// blockReserve is what must remain of a block for its header, the frame of the commit, and
-	// transactions.
+	// blockReserve is the part of a block that must remain for its header, the frame of the commit,
+	// and transactions.
 	blockReserve = 64 << 10
 
 	mostValidators = 10_000 // types.MaxVotesCount
@@ -50,8 +50,7 @@ func (v *validators) clone() *validators {
 	return &c
 }
 
-// countValidators sums up the validators' records at first use; setValidator keeps the sum up to
-// date.
+// countValidators sums up the validators' records at first use; setValidator updates the sum.
 func (x *executor) countValidators() (*validators, error) {
 	if x.validators != nil {
 		return x.validators, nil
@@ -114,7 +113,7 @@ func (x *executor) setValidator(account []byte, op *tx.SetValidator) (bool, *abc
 		return false, nil, err
 	}
 	old, after := decodeUint64(record), *counted
-	if op.Power > MaxTotalPower { // checked before it is added: the sum must not overflow
+	if op.Power > MaxTotalPower { // checked first, so that the sum cannot overflow
 		return false, nil, tx.Errorf(tx.CodeInvalidChange, "power %d is above the limit for the sum of all powers, %d", op.Power, uint64(MaxTotalPower))
 	}
 	after.replace(old, op.Power, signs)
@@ -122,7 +121,7 @@ func (x *executor) setValidator(account []byte, op *tx.SetValidator) (bool, *abc
 	case after.count == 0:
 		return false, nil, tx.Errorf(tx.CodeInvalidChange, "validator %x is the last one: add another first", op.PublicKey)
 	case after.power.Total > MaxTotalPower:
-		return false, nil, tx.Errorf(tx.CodeInvalidChange, "the powers would sum up to %d, %d is the most", after.power.Total, uint64(MaxTotalPower))
+		return false, nil, tx.Errorf(tx.CodeInvalidChange, "the powers would add up to %d, at most %d is allowed", after.power.Total, uint64(MaxTotalPower))
 	case old == 0 && after.count > int(x.params.MaxValidators):
 		return false, nil, tx.Errorf(tx.CodeInvalidChange, "there are %d validators, the most for which block.max_bytes of genesis leaves room", x.params.MaxValidators)
 	}
@@ -177,7 +176,7 @@ func genesisValidators(o *overlay, updates []abci.ValidatorUpdate, most uint32) 
 			return err
 		}
 		if old != nil {
-			return fmt.Errorf("genesis: validators[%d] is there twice", i)
+			return fmt.Errorf("genesis: validators[%d] is repeated", i)
 		}
 	}
 	return nil
@@ -209,7 +208,7 @@ func maxValidators(p *cmtproto.ConsensusParams) (uint32, error) {
 	return uint32(min(n, mostValidators)), nil
 }
 
-// ValidatorPower reads the voting power of a validator in a state, 0 if it is none.
+// ValidatorPower returns the voting power of a validator in a state, or 0 if it is not a validator.
 func ValidatorPower(v *avlstar.Version, publicKey []byte) (uint64, error) {
 	value, _, err := v.Get(ValidatorKey(publicKey))
 	return decodeUint64(value), err

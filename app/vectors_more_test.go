@@ -45,7 +45,7 @@ func (s *chainScript) block(comment, want string, txs ...[]byte) {
 	s.after(abci.CommitInfo{}, comment, want, txs...)
 }
 
-// after is block for one with a last commit.
+// after does what block does, for a block with a last commit.
 func (s *chainScript) after(last abci.CommitInfo, comment, want string, txs ...[]byte) {
 	s.blocks = append(s.blocks, vectorInput{comment, txs, last})
 	s.want = append(s.want, want)
@@ -92,7 +92,7 @@ func moreChains(t *testing.T) []*vectorFile {
 
 func rightsChain(s *chainScript) {
 	long := strings.Repeat("q", 60)
-	s.block("who may send: an admin or who holds a grant, whatever the nonce; then the nonce; then the rights", "5 5 0 5 0 4 4 5 5 0",
+	s.block("checks in order: the sender is an admin or holds a grant; the nonce; the rights", "5 5 0 5 0 4 4 5 5 0",
 		// No grant, no trace, even with a wrong nonce.
 		s.at(0, "dave", read("x")), s.at(7, "dave", read("x")),
 		// An admin needs no grant.
@@ -195,7 +195,7 @@ func readsChain(s *chainScript) {
 		s.by("alice", many(10_000)...), s.by("alice", many(10_000)...), s.by("alice", many(10_000)...),
 		s.by("alice", append(many(ReadBudget-30_000), fails)...), s.by("alice", many(ReadBudget-30_000)...), s.by("alice", read("k")),
 		s.by("alice", put("d", "3")))
-	s.block("each block begins anew", "0", s.by("alice", read("c")))
+	s.block("each block starts with a full budget", "0", s.by("alice", read("c")))
 }
 
 func upgradesChain(s *chainScript) {
@@ -206,7 +206,7 @@ func upgradesChain(s *chainScript) {
 	s.block("the last one counts; what changes nothing has no event; a failed transaction takes its own back", "0 0 11 11 10",
 		s.by("root", up(2, 4, "https://example.org/2")), s.by("root", up(2, 4, "https://example.org/2")), s.by("root", up(2, 9, ""), up(2, 2, "")),
 		s.by("root", cancel(3)), s.by("alice", cancel(2)))
-	s.block("taken back and scheduled anew", "0 11 0",
+	s.block("canceled and scheduled again", "0 11 0",
 		s.by("root", cancel(2)), s.by("root", cancel(2)), s.by("root", up(2, 7, ""), read("\x00u"), cancel(2), read("\x00u"), up(2, 5, "five")))
 	s.block("not yet", "0", s.by("alice", put("a", "4")))
 	s.block("the last block of version 1: it still executes by that, and its state is of version 2", "11 11 0",
@@ -231,7 +231,7 @@ func signersChain(s *chainScript) {
 	s.after(mixed, "a vote for nil counts as none; below two thirds only what lowers the part further is refused", "13 13 0 0 0 13",
 		s.by("root", v("v1", 9)), s.by("root", v("v2", 8)), s.by("root", v("v2", 6)), s.by("root", v("v1", 9), v("v2", 5), v("v3", 7)),
 		s.by("root", v("v1", 3), v("v2", 2), v("v3", 2)), s.by("root", v("v1", 17), v("v2", 10), v("v3", 14)))
-	s.after(signedBy("v1"), "confirmed: new, as it was, with another power; for this transaction only, and whatever it says of the key besides", "0 13 0 13 0",
+	s.after(signedBy("v1"), "a new validator, an unchanged one, one with another power: the confirmation holds for this transaction only, whatever else it says about the key", "0 13 0 13 0",
 		s.by("root", v("v1", 9), yes("v2", 10)), s.by("root", v("v1", 8)), s.by("root", v("v1", 8), yes("v3", 15), v("v3", 14)),
 		s.by("root", yes("v3", 14), v("v2", 100)), s.by("root", yes("v3", 14), yes("v2", 1000)))
 	s.after(signedBy("v3", "none"), "a transaction is judged at its end; one that is refused leaves its nonce only", "0 13 0",

@@ -17,7 +17,7 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-var update = flag.Bool("update", false, "write testdata/blocks.json anew")
+var update = flag.Bool("update", false, "write testdata/blocks.json again")
 
 const vectorsPath = "testdata/blocks.json"
 
@@ -33,7 +33,7 @@ type vectorFile struct {
 	GenesisAppHash   string            `json:"genesis_app_hash"`
 	GenesisState     []vectorRecord    `json:"genesis_state"`
 	Blocks           []vectorBlock     `json:"blocks"`
-	// Bytes in runs (see internal/hexruns); these have no chains of their own.
+	// Bytes are in runs (see internal/hexruns). These chains have no MoreChains of their own.
 	MoreChains []*vectorFile `json:"more_chains,omitempty"`
 }
 
@@ -50,12 +50,12 @@ type vectorRecord struct {
 type vectorBlock struct {
 	Comment string `json:"comment"`
 	Height  int64  `json:"height"`
-	// Who voted for the block before, and how; empty: there is no block before.
+	// The votes for the block before; empty if there is no block before.
 	LastCommit       []vectorVote      `json:"last_commit,omitempty"`
 	Txs              []string          `json:"txs"`
 	Results          []vectorResult    `json:"results"`
 	ValidatorUpdates []vectorValidator `json:"validator_updates"`
-	// Of the blocks that follow, if it is new.
+	// App version of the following blocks, if it changes.
 	AppVersion uint64         `json:"app_version,omitempty"`
 	AppHash    string         `json:"app_hash"`
 	State      []vectorRecord `json:"state"`
@@ -189,8 +189,7 @@ func (file *vectorFile) fill(t *testing.T, blocks []vectorInput, text func([]byt
 
 const vectorChain = "vectors-1"
 
-// vectorVersions is the newest app version in the file; versions differ in nothing but their
-// number.
+// vectorVersions is the newest app version in the file; the versions differ only in their number.
 const vectorVersions = 3
 
 // makeVectors builds a chain in which every code of a transaction occurs, and moreChains.

@@ -6,7 +6,7 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// propose returns a proposal by name, with its next nonce, and the approval of it.
+// propose returns a proposal by name with its next nonce, and the operation that approves it.
 func (s *chainScript) propose(name string, expires uint64, operations ...tx.Operation) (raw []byte, approval tx.Operation) {
 	operation, err := tx.NewPropose(expires, operations...)
 	require.NoError(s.t, err)

@@ -35,9 +35,9 @@ func txnsChain(s *chainScript) {
 		s.by("bob", branch([]tx.Compare{is("a1", "1")}, all(put("b2", "1")), all(put("x", "1")))), s.by("bob", branch([]tx.Compare{is("a1", "1")}, all(put("x", "1")), all(put("b2", "1")))),
 		s.by("bob", branch([]tx.Compare{is("a1", "1")}, all(read("a1")), all(clear("a", "b", 1)))), s.by("bob", branch([]tx.Compare{is("a1", "1")}, all(read("a1"), list("a", "", 1)), all(clear("b", "c", 1)))),
 		s.by("bob", branch([]tx.Compare{is("a1", "1")}, all(put("b2", strings.Repeat("b", 60))), nil)), s.by("bob", branch([]tx.Compare{is("a1", "2")}, all(put("b2", strings.Repeat("b", 60))), all(put("b2", "1")))),
-		// The right comes first, then what fails in the branch.
+		// The right comes first, then the failure in the branch.
 		s.by("bob", branch(nil, all(put("b2", strings.Repeat("b", 60))), all(del("x")))), s.by("bob", list("b", "c", 9)))
-	s.block("what a branch refuses undoes the transaction, but for its nonce", "14 0",
+	s.block("a refusal in a branch undoes the transaction except for its nonce", "14 0",
 		s.by("alice", put("u1", "1"), branch(nil, all(put("u2", "1"), clear("a", "b", 2)), nil)), s.by("alice", list("u", "v", 9), list("a", "b", 9)))
 	s.block("ranges: in order, with what the block did; exactly the limit, and one more", "0 0 0 14 0 0",
 		s.by("alice", list("a", "b", 3), list("a", "b", 2), list("a1", "a1\x00", 1), list("", "", 2), list("x", "", 5)),
@@ -53,7 +53,7 @@ func txnsChain(s *chainScript) {
 	half := strings.Repeat("x", ReadBudgetBytes/2)
 	big := func(key string) []byte { return s.by("alice", put(key, half)) }
 	s.block("large values", "0 0 0 0 0", big("h1"), big("h2"), big("h3"), big("h4"), big("h5"))
-	s.block("a range that is read ends before 1 MiB, but for its first key; its keys count in the budget of the block", "0 12 0 0",
+	s.block("a range read ends before 1 MiB, except that it has at least one key; its keys count in the block's budget", "0 12 0 0",
 		s.by("alice", list("h", "i", 9)), s.by("alice", list("h2", "i", 9)), s.by("alice", list("a", "b", 9)), s.by("alice", list("x", "y", 1)))
 	s.block("a range that is deleted ends before 4 MiB; of it, the keys count as read", "14 0 0", s.by("alice", clear("h", "i", 9)), s.by("alice", part("h", "i", 9)), s.by("alice", clear("h", "i", 9)))
 	empty := func(n int) (many []tx.Operation) {

@@ -11,19 +11,20 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// The app version decides by which rules a block is executed. It is a field of the parameters
-// record, so the AppHash proves it, and the consensus parameter version.app, so headers carry it:
+// The app version determines the rules by which a block is executed. It is a field of the
+// parameters record, so the AppHash proves it, and the consensus parameter version.app, so headers
+// contain it:
 //
-//	schedule_upgrade {2, H} ──► record 00 'u' ──► block H: executed under 1, its state says 2 ──► block H+1: executed under 2
+//	schedule_upgrade {2, H} ──► record 00 'u' ──► block H: executed under 1, its state has 2 ──► block H+1: executed under 2
 //	                                                              │
-//	                                                              └── a program that knows only 1 ends here (UpgradeError)
+//	                                                              └── a program that knows only 1 stops here (UpgradeError)
 
-// rules are what differs between versions. Whatever a new version does differently becomes a field
-// here, and a block is executed only by the rules of its version. So old blocks give the same
-// results when they are replayed.
+// rules contains the differences between versions. Everything that a new version does differently
+// becomes a field here, and a block is executed only by the rules of its version. So old blocks
+// have the same results when they are replayed.
 type rules struct {
 	perform func(x *executor, account []byte, operation *tx.Operation) (tx.OperationResult, []abci.Event, error)
-	maxCost int // of a block; at least the cost of the largest transaction
+	maxCost int // maximum cost of a block; at least the cost of the largest transaction
 }
 
 // versions holds the rules of all versions, those of version 1 first.
@@ -31,23 +32,23 @@ var versions = []rules{
 	{perform: (*executor).perform, maxCost: maxCost},
 }
 
-// GenesisVersion is the version of every chain at its beginning.
+// GenesisVersion is the version with which every chain begins.
 const GenesisVersion uint64 = 1
 
 // NewestVersion returns the newest version that this program knows.
 func NewestVersion() uint64 { return uint64(len(versions)) }
 
-// rulesOf returns the rules of a version. Versions above the newest, which only a rehearsal has
-// (Options.NewestVersion), use those of the newest.
+// rulesOf returns the rules of a version. Versions above the newest exist only in a rehearsal
+// (Options.NewestVersion), and use the rules of the newest.
 func rulesOf(version uint64) *rules {
 	return &versions[min(max(version, GenesisVersion), NewestVersion())-1]
 }
 
-// UpgradeError: the next block has an app version that this program does not know.
+// UpgradeError is returned if the next block has an app version that this program does not know.
 type UpgradeError struct {
-	Version uint64 // that is required
-	Newest  uint64 // that this program knows
-	Height  int64  // of the last block of the version before; 0: unknown
+	Version uint64 // required version
+	Newest  uint64 // newest version that this program knows
+	Height  int64  // height of the last block of the version before; 0: unknown
 	Info    string // from the transaction that scheduled the upgrade
 }
 
@@ -57,10 +58,10 @@ func (e *UpgradeError) Error() string {
 		since = fmt.Sprintf(" after block %d", e.Height)
 	}
 	if e.Info != "" {
-		info = fmt.Sprintf(" (the upgrade's own words: %q)", e.Info)
+		info = fmt.Sprintf(" (upgrade info: %q)", e.Info)
 	}
 	return fmt.Sprintf("this program is too old: the chain is of app version %d%s, and the newest that this program knows is %d: "+
-		"install a starlingd that knows version %d and start it on the same home, nothing else is needed%s", e.Version, since, e.Newest, e.Version, info)
+		"install a starlingd that knows version %d and start it with the same home folder%s", e.Version, since, e.Newest, e.Version, info)
 }
 
 // newest returns the newest version that this application executes.
@@ -84,7 +85,7 @@ func (a *App) mayExecute(v *avlstar.Version, params *Params) error {
 }
 
 // MayExecute returns an UpgradeError if the block after this state needs a newer program. It is
-// meant for callers that are about to keep a state that they received.
+// meant for callers that are about to store a state that they received.
 func (a *App) MayExecute(v *avlstar.Version) error {
 	params, err := ReadParams(v)
 	if err != nil {
@@ -104,7 +105,8 @@ func (a *App) CanGoOn() error {
 	return a.MayExecute(v)
 }
 
-// readUpgrade reads the record of the upgrade that was scheduled last, nil if there is none.
+// readUpgrade reads the record of the upgrade that was scheduled last, or returns nil if there is
+// none.
 func readUpgrade(v *avlstar.Version) (*tx.ScheduleUpgrade, error) {
 	value, ok, err := v.Get(UpgradeKey())
 	if err != nil || !ok {
@@ -117,8 +119,8 @@ func readUpgrade(v *avlstar.Version) (*tx.ScheduleUpgrade, error) {
 	return u, nil
 }
 
-// scheduled returns the pending upgrade, nil if there is none. The record of an upgrade that has
-// begun is kept, because it holds the height at which that was.
+// scheduled returns the pending upgrade, or nil if there is none. The record of an upgrade that has
+// begun is kept, because it contains the height at which it began.
 func (x *executor) scheduled() (*tx.ScheduleUpgrade, error) {
 	value, err := x.get(UpgradeKey())
 	if err != nil || value == nil {
@@ -165,14 +167,14 @@ func (x *executor) scheduleUpgrade(account []byte, op *tx.ScheduleUpgrade) (bool
 	}
 	value, err := op.Marshal()
 	if err != nil {
-		panic(err) // it writes into memory of the size that it computed
+		panic(err) // cannot happen: the memory has the computed size
 	}
 	event, err := x.write(UpgradeKey(), value, KindUpgrade)
 	return before != nil, event, err
 }
 
-// beginUpgrade ends the last block of a version: it writes and returns the parameters of the next
-// version, nil if this is not the last block.
+// beginUpgrade writes and returns the parameters of the next version after the last block of a
+// version. It returns nil if this is not the last block.
 func (x *executor) beginUpgrade() (*Params, error) {
 	u, err := x.scheduled()
 	if err != nil || u == nil || u.Height != uint64(x.height) {
@@ -182,7 +184,7 @@ func (x *executor) beginUpgrade() (*Params, error) {
 	next.AppVersion = u.Version
 	value, err := next.Marshal()
 	if err != nil {
-		panic(err) // it writes into memory of the size that it computed
+		panic(err) // cannot happen: the memory has the computed size
 	}
 	if _, err := x.set(ParamsKey(), value); err != nil {
 		return nil, err
@@ -190,7 +192,7 @@ func (x *executor) beginUpgrade() (*Params, error) {
 	return &next, nil
 }
 
-// versionUpdate tells CometBFT the app version of the blocks that follow.
+// versionUpdate returns the update that tells CometBFT the app version of the following blocks.
 func versionUpdate(version uint64) *cmtproto.ConsensusParams {
 	return &cmtproto.ConsensusParams{Version: &cmtproto.VersionParams{App: version}}
 }

@@ -13,11 +13,11 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// finalizeWitnessed is FinalizeBlock with a Source. It ends with the only result that there is, or
-// without one. The caller holds block's lock, which is given up while it waits.
-func (a *App) finalizeWitnessed(ctx context.Context, b block) (*abci.ResponseFinalizeBlock, error) {
+// finalize implements backing. It returns the only possible result, or an error. The caller holds
+// block's lock, which is released while it waits.
+func (a byWitness) finalize(ctx context.Context, b block) (*abci.ResponseFinalizeBlock, error) {
 	if p := a.block.pending; p != nil && p.same(b) {
-		return p.res, nil // as ProcessProposal left it
+		return p.res, nil // executed by ProcessProposal
 	}
 	ctx, cancel := a.alive(ctx)
 	defer cancel()
@@ -30,17 +30,18 @@ func (a *App) finalizeWitnessed(ctx context.Context, b block) (*abci.ResponseFin
 	return done.res, nil
 }
 
-// same reports whether the result of b is that of p.
+// same reports whether b and p have the same inputs, and hence the same result.
 func (p *block) same(b block) bool {
 	return p.height == b.height && slices.EqualFunc(p.txs, b.txs, bytes.Equal) &&
 		(p.signed == nil) == (b.signed == nil) && slices.EqualFunc(p.signed, b.signed, bytes.Equal)
 }
 
-// witnessed executes a block, whose transactions are txs, as often as it takes to fetch what it
-// needs by f; then it waits for its commit. The error is that of ctx or of f's limit, or a failure
-// of this node. The caller holds block's lock, which is given up during each fetch.
+// witnessed executes a block, whose transactions are txs, as often as necessary to fetch the nodes
+// that it needs with f. The block then waits for its commit. An error is that of ctx or of f's
+// limit, or a failure of this node. The caller holds block's lock, which is released during each
+// fetch.
 func (a *App) witnessed(ctx context.Context, b block, txs []decoded, f *fetcher) (*pending, error) {
-	a.giveUp() // so that what comes is grafted into the committed state
+	a.giveUp() // so that received nodes are grafted into the committed state
 	if err := f.bring(ctx, a.edges()); err != nil {
 		return nil, err
 	}
@@ -60,7 +61,7 @@ func (a *App) witnessed(ctx context.Context, b block, txs []decoded, f *fetcher)
 	}
 }
 
-// edges names the ways to Options.Edges.
+// edges returns the wants of the paths to Options.Edges.
 func (a *App) edges() *needs {
 	n := newNeeds()
 	for _, key := range a.options.Edges {
@@ -69,8 +70,8 @@ func (a *App) edges() *needs {
 	return n
 }
 
-// applyWitnessed is apply, which may need nodes beside the ways to keys that are deleted, and ways
-// to edges that lead elsewhere once the leaf beside the edge is deleted.
+// applyWitnessed does what apply does, and fetches missing nodes: nodes next to the paths to
+// deleted keys, and paths to edges that lead elsewhere after the leaf next to the edge was deleted.
 func (a *App) applyWitnessed(ctx context.Context, done *pending, f *fetcher) error {
 	for {
 		err := a.apply(done)
@@ -87,8 +88,8 @@ func (a *App) applyWitnessed(ctx context.Context, done *pending, f *fetcher) err
 	}
 }
 
-// bringEdges fetches what the version of a block that waits for its commit lacks of the ways to
-// Options.Edges. After an error the block does not wait any more.
+// bringEdges fetches missing nodes on the paths to Options.Edges into the version of a block that
+// waits for its commit. After an error the block no longer waits.
 func (a *App) bringEdges(ctx context.Context, done *pending, f *fetcher) error {
 	into := &fetcher{
 		app: a, call: f.call, height: f.height, lock: f.lock, replace: a.renew,
@@ -114,11 +115,11 @@ func (a *App) bringEdges(ctx context.Context, done *pending, f *fetcher) error {
 	}
 }
 
-// lackedEdges returns what to ask for so that v has the ways to edges; nil: it has. The state
-// before the block has the same subtrees, and the least key of one leads to it there, while the way
-// to the edge may end at a leaf that the block has deleted.
+// lackedEdges returns the wants for the missing paths from v to edges, or nil if none is missing.
+// The state before the block has the same subtrees. There, the least key of a subtree leads to it,
+// while the path to the edge may end at a leaf that the block has deleted.
 func lackedEdges(v *avlstar.Version, edges []avlstar.Want) *needs {
-	lacking, held := v.Lacks(edges)
+	lacking, held := v.Missing(edges)
 	if len(held) == 0 {
 		return nil
 	}
@@ -143,8 +144,9 @@ type patience struct {
 	seen   int
 }
 
-// next returns by how much the limits of the next proposal at height are multiplied: as CometBFT's
-// timeouts, they grow with each, so that a network that is slow for all decides in the end.
+// next returns the factor for the limits of the next proposal at height. Like CometBFT's timeouts,
+// the limits grow with each proposal, so that a network that is slow for all validators decides in
+// the end.
 func (p *patience) next(height int64) int {
 	if p.height != height {
 		p.height, p.seen = height, 0
@@ -153,9 +155,10 @@ func (p *patience) next(height int64) int {
 	return p.seen
 }
 
-// processWitnessed reports whether this node has executed the proposal in time: it prevotes for no
-// other. Then the block waits for its commit, and FinalizeBlock has nothing left to do.
-func (a *App) processWitnessed(ctx context.Context, req *abci.RequestProcessProposal, txs []decoded) bool {
+// process implements backing. It reports whether this node has executed the proposal in time,
+// because it prevotes only for such proposals. The block then waits for its commit, and
+// FinalizeBlock has nothing left to do.
+func (a byWitness) process(ctx context.Context, req *abci.RequestProcessProposal, txs []decoded) bool {
 	a.block.Lock()
 	defer a.block.Unlock()
 	b := block{req.Height, req.Txs, lastSigners(req.ProposedLastCommit)}
@@ -176,8 +179,8 @@ func (a *App) processWitnessed(ctx context.Context, req *abci.RequestProcessProp
 	return err == nil
 }
 
-// deletable reports whether the tree has what it takes to make the deletions of a transaction, and
-// notes what it lacks.
+// deletable reports whether all nodes for the deletions of a transaction are present, and records
+// the missing ones.
 func (p *proposer) deletable(t decoded) bool {
 	if p.needs == nil || t.tx.Body == nil {
 		return true
@@ -190,7 +193,7 @@ func (p *proposer) deletable(t decoded) bool {
 	for _, key := range p.removed {
 		wants = append(wants, avlstar.Want{Key: key, Deleted: true})
 	}
-	lacking, _ := p.base.Lacks(wants)
+	lacking, _ := p.base.Missing(wants)
 	for _, w := range lacking {
 		p.needs.add(w)
 	}

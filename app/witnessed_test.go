@@ -22,7 +22,7 @@ import (
 const witnessedState = `{"chunk_bytes": 150, "open": true, "admins": ["@root"], "grants": [
 	{"grantee": "@alice", "prefix": "a"}, {"grantee": "@bob", "prefix": "ab", "quota": 900}, {"grantee": "*", "prefix": "c", "quota": 300}]}`
 
-// prefill makes a tree that is large enough to lack something.
+// prefill returns transactions that make a tree that is large enough for nodes to be missing.
 func prefill(t *testing.T) (txs [][]byte) {
 	for i := range 4 {
 		var operations []tx.Operation
@@ -34,8 +34,8 @@ func prefill(t *testing.T) (txs [][]byte) {
 	return txs
 }
 
-// Random blocks with all operations, in local mode and on a tree that lacks most of it: results,
-// app hashes and answers are the same, whatever the source does.
+// Random blocks with all operations, in full-state mode and on a tree in which most nodes are
+// missing. Results, app hashes and query results are the same, whatever the source does.
 func TestExecutionOnWitnesses(t *testing.T) {
 	rnd := seeds.Rand(t)
 	worlds, blocks := 8, 25
@@ -89,7 +89,7 @@ func executeOnWitnesses(t *testing.T, rnd *rand.Rand, blocks int) {
 			_, err := sharded.CheckTx(ctx, &abci.RequestCheckTx{Tx: raw})
 			require.NoError(t, err)
 		}
-		if rnd.IntN(6) == 0 { // a start, with the root's hash alone
+		if rnd.IntN(6) == 0 { // a start with only the root's hash
 			sharded.Stop()
 			sharded = startSharded(t, store, source, keep, "")
 		}
@@ -108,7 +108,7 @@ func deletion(t *testing.T, g *generator, m *model) []byte {
 	return sign(t, "alice", m.u64(NonceKey(account("alice"))), operations...)
 }
 
-// compareAnswers asks both the same, at heights that both keep.
+// compareAnswers makes the same queries of both, at heights that both keep.
 func compareAnswers(t *testing.T, rnd *rand.Rand, local, sharded *App) {
 	t.Helper()
 	key := []byte(fmt.Sprintf("a%d", rnd.IntN(400)))
@@ -132,8 +132,9 @@ func compareAnswers(t *testing.T, rnd *rand.Rand, local, sharded *App) {
 	}
 }
 
-// A proposal that cannot be executed in time is rejected, after a time that grows with each at its
-// height; the block is decided all the same by others, and FinalizeBlock waits for what it lacks.
+// A proposal that cannot be executed in time is rejected, after a time that grows with each
+// proposal at its height. The block is decided all the same by others, and FinalizeBlock waits for
+// missing nodes.
 func TestProposalsWaitForWitnesses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source, local, a := startBeside(t, avlstar.Retention{})
@@ -159,13 +160,13 @@ func TestProposalsWaitForWitnesses(t *testing.T) {
 		source.has(local)
 
 		began = time.Now()
-		require.False(t, processed(t, a, abci.CommitInfo{}, sign(t, "alice", 5, put("abc0", "x"))), "each height begins anew")
+		require.False(t, processed(t, a, abci.CommitInfo{}, sign(t, "alice", 5, put("abc0", "x"))), "each height begins again")
 		require.Equal(t, DefaultWitnessTimeout, time.Since(began))
 	})
 }
 
-// A proposal that takes more bytes than it may is rejected before they all have come, and the limit
-// grows with each at its height; a decided block has none.
+// A proposal that needs more bytes than it may fetch is rejected before all of them have arrived,
+// and the limit grows with each proposal at its height; a decided block has no such limit.
 func TestProposalsHaveAByteLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source, local, a := startBeside(t, avlstar.Retention{})
@@ -178,7 +179,7 @@ func TestProposalsHaveAByteLimit(t *testing.T) {
 		a.options.WitnessBytes = 1500
 		before, rounds := source.took(), 1
 		for ; !processed(t, a, abci.CommitInfo{}, block...); rounds++ {
-			const oneMore = 1000 // that exceeds the limit
+			const oneMore = 1000 // it exceeds the limit
 			require.LessOrEqual(t, source.took()-before, rounds*a.options.WitnessBytes+oneMore)
 			before = source.took()
 		}
@@ -186,14 +187,15 @@ func TestProposalsHaveAByteLimit(t *testing.T) {
 		require.Equal(t, runBlock(t, local, block...), runBlock(t, a, block...))
 		source.has(local)
 
-		// Nobody may refuse a block that was decided.
+		// A block that was decided must not be refused.
 		a.options.WitnessBytes = 1
 		block = [][]byte{sign(t, "alice", 5, put("abc7", "new"), put("a17", "new"))}
 		require.Equal(t, runBlock(t, local, block...), runBlock(t, a, block...))
 	})
 }
 
-// What a decided block brings has a limit, too: beyond it the block fails, and nothing else does.
+// The bytes that a decided block fetches have a limit too: above it the block fails, and nothing
+// else.
 func TestDecidedBlocksHaveAByteLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source, local, a := startBeside(t, avlstar.Retention{})
@@ -203,7 +205,7 @@ func TestDecidedBlocksHaveAByteLimit(t *testing.T) {
 			operations = append(operations, put(fmt.Sprintf("a%d", 7*k), "new"))
 		}
 		large := [][]byte{sign(t, "alice", 4, operations...)}
-		const limit, oneMore = 1500, 1000 // that exceeds it
+		const limit, oneMore = 1500, 1000 // it exceeds the limit
 		a.options.BlockWitnessBytes = limit
 		req := &abci.RequestFinalizeBlock{Height: 2, Txs: large}
 		for range 2 {
@@ -215,7 +217,7 @@ func TestDecidedBlocksHaveAByteLimit(t *testing.T) {
 			require.Equal(t, int64(1), a.Height())
 		}
 
-		// What a proposal brought does not count: that has a limit of its own.
+		// The bytes that a proposal fetched do not count: it has a limit of its own.
 		require.True(t, processed(t, a, abci.CommitInfo{}, large...))
 		require.Equal(t, runBlock(t, local, large...), runBlock(t, a, large...))
 		source.has(local)
@@ -224,7 +226,7 @@ func TestDecidedBlocksHaveAByteLimit(t *testing.T) {
 	})
 }
 
-// FinalizeBlock waits until its context or Stop ends, and leaves the state as it was.
+// FinalizeBlock waits until its context or Stop ends, and leaves the state unchanged.
 func TestFinalizeBlockWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source, local, a := startBeside(t, avlstar.Retention{})
@@ -269,16 +271,16 @@ func TestFinalizeBlockWaits(t *testing.T) {
 	})
 }
 
-// emptyHanded is a Source that brings nothing, while something else happens.
+// emptyHanded is a Source that returns nothing, while something else happens.
 type emptyHanded struct{ meanwhile func() }
 
-func (s emptyHanded) Fetch(context.Context, int64, []avlstar.Want, avlstar.Below) ([]*avlstar.Bag, error) {
+func (s emptyHanded) Fetch(context.Context, int64, []avlstar.Want, avlstar.Below) ([]*avlstar.Multiproof, error) {
 	s.meanwhile()
 	return nil, nil
 }
 
-// What Apply lacked may be brought by a request for a later block: whoever waits for it runs again,
-// although its own requests bring nothing new any more.
+// A request for a later block may fetch the nodes that Apply found missing. A call that waits for
+// them runs again, although its own requests return nothing new.
 func TestAnotherRequestBroughtIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		local := startChain(t, &memoryStore{}, witnessedState)
@@ -296,12 +298,13 @@ func TestAnotherRequestBroughtIt(t *testing.T) {
 	})
 }
 
-// A proposer leaves out what it lacks, and what depends on it, and has it for the next height.
+// This proposer leaves out transactions with missing nodes, and those that depend on them. It has
+// the nodes for the next height.
 func TestProposerLeavesOutWhatItLacks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source, local, a := startBeside(t, avlstar.Retention{Depth: 2, Window: 100})
 		defer a.Stop()
-		// What is in memory after this block: the rights of alice, a0 and a7.
+		// In memory after this block: the rights of alice, a0 and a7.
 		first := sign(t, "alice", 4, put("a0", "x"), put("a7", "y"))
 		require.Equal(t, runBlock(t, local, first), runBlock(t, a, first))
 		source.has(local)
@@ -321,7 +324,7 @@ func TestProposerLeavesOutWhatItLacks(t *testing.T) {
 		source.delayed(time.Millisecond)
 		require.Equal(t, txs[:1], propose())
 		bubble.Sleep(time.Second)
-		for range 3 { // of a chain of reads, each asks for the next
+		for range 3 { // in a chain of reads, each requests the next
 			propose()
 			bubble.Sleep(time.Second)
 		}
@@ -330,8 +333,8 @@ func TestProposerLeavesOutWhatItLacks(t *testing.T) {
 	})
 }
 
-// What ProcessProposal executed is used for the same block only: who signed the last one decides
-// whether validators may be added.
+// The result of ProcessProposal is used only for the same block: the signers of the last block
+// determine whether validators may be added.
 func TestProposalOfOtherSigners(t *testing.T) {
 	absent := abci.CommitInfo{Votes: []abci.VoteInfo{vote("v1", cmtproto.BlockIDFlagAbsent)}}
 	local := startChain(t, &memoryStore{}, witnessedState)
@@ -348,8 +351,8 @@ func TestProposalOfOtherSigners(t *testing.T) {
 	require.Equal(t, runBlock(t, local), runBlock(t, a), "no signers are known")
 }
 
-// What a transaction lacks is sought apart from the block: its operations are not those that are
-// read ahead.
+// The missing nodes of a transaction are searched for outside of the block: its operations are not
+// those that are read ahead.
 func TestExploringReadsNothingAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := newFakeSource(t, rand.New(rand.NewPCG(1, 4)))
@@ -381,8 +384,8 @@ func TestExploringReadsNothingAhead(t *testing.T) {
 	})
 }
 
-// A proposer asks for a range as a whole. It is its turn once in many blocks, and what it was
-// brought does not stay for as long as many turns would take.
+// A proposer requests a range as a whole. Its turn comes only once in many blocks, and the nodes
+// would not stay in memory until its next turns.
 func TestProposerAsksForWholeRanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := newFakeSource(t, rand.New(rand.NewPCG(1, 4)))

@@ -9,25 +9,25 @@ import (
 	"sync/atomic"
 )
 
-// Who needs many pages reads them together, because each waits for the disk: Apply those on the way
-// to its changes (bring), and who reads many keys one after another those of the next ones
-// (ReadAhead).
+// Pages are read in parallel, because each read waits for the disk. Apply and Replay read the pages
+// on the paths to their changes (bring). A caller that reads many keys in turn reads the pages of
+// the next keys (ReadAhead).
 
-// maxBrought limits the memory of the pages that are read before a block is made, in bytes of leaf
-// records.
+// maxBrought limits the memory of the pages that are read before a block is applied, in bytes of
+// leaf records.
 const maxBrought = 16 << 20
 
-// minAhead is the least number of bytes that ReadAhead reads at once, however little memory the
-// tree is to take.
+// minAhead is the least number of bytes that ReadAhead reads at once, even if the tree's budget is
+// small.
 const minAhead = 256 << 10
 
-// ReadAhead reads the pages on the way to keys in parallel, as many as a quarter of the tree's
-// budget holds, and keeps them until the next call: every reader of the tree finds them without
-// waiting for the disk. It stops to ask for keys when it has enough, so the caller knows how far it
-// came, and calls again there. The order of keys does not matter, so they may be those of an
-// execution. It reports whether a page can be missing at all: if not, it asks for no key.
+// ReadAhead reads the pages on the paths to keys in parallel, up to a quarter of the tree's budget,
+// and keeps them until the next call. Meanwhile every reader of the tree finds them without waiting
+// for the disk. It stops iterating over keys when it has read enough, so the caller knows where to
+// continue. Keys may be in any order, such as the order of execution. It returns false, without
+// reading a key, if the tree keeps all pages in memory.
 //
-// A page that cannot be read is left out: whoever needs it meets the error.
+// A page that cannot be read is skipped: a reader that needs it gets the error.
 func (v *Version) ReadAhead(keys iter.Seq[[]byte]) bool {
 	t := v.tree
 	if !v.partial || t.paging == nil {
@@ -47,19 +47,19 @@ func (v *Version) ReadAhead(keys iter.Seq[[]byte]) bool {
 	return true
 }
 
-// ForgetAhead frees what ReadAhead keeps.
+// ForgetAhead frees the pages that ReadAhead keeps.
 func (v *Version) ForgetAhead() {
 	if p := v.tree.paging; p != nil {
 		p.ahead.Store(nil)
 	}
 }
 
-// pagesTo returns the pages on the way to keys that are not in memory, each once. It stops when
-// they take more than most bytes.
+// pagesTo returns the pages on the paths to keys that are not in memory, each once. It stops when
+// they exceed most bytes.
 func (v *Version) pagesTo(keys iter.Seq[[]byte], most uint64) (wanted []Subtree) {
 	var (
 		sum  uint64
-		last Subtree // found last: keys that follow each other often lie in one page
+		last Subtree // the page found last: consecutive keys often lie in one page
 		seen = make(map[Hash]struct{})
 	)
 	for key := range keys {
@@ -70,7 +70,7 @@ func (v *Version) pagesTo(keys iter.Seq[[]byte], most uint64) (wanted []Subtree)
 			continue
 		}
 		s, n := v.locate(key, false)
-		if n != 0 || s.Stub == emptyStub {
+		if n != 0 || s.Stub == emptyStub || !v.isAway(s) {
 			continue
 		}
 		last = s
@@ -86,15 +86,15 @@ func (v *Version) pagesTo(keys iter.Seq[[]byte], most uint64) (wanted []Subtree)
 	return wanted
 }
 
-// fetchAll reads pages in parallel and returns what use makes of each: the zero value where one
-// cannot be read. After an error the others may be missing too.
+// fetchAll reads pages in parallel and returns the result of use for each. The result is the zero
+// value if the page cannot be read; after an error, other results may be zero values too.
 func fetchAll[T any](t *tree, wanted []Subtree, use func(*Page) T) []T {
 	var (
 		made = make([]T, len(wanted))
 		wg   sync.WaitGroup
 		next atomic.Int64
 	)
-	for range min(4*runtime.GOMAXPROCS(0), len(wanted)) { // they wait for the disk
+	for range min(4*runtime.GOMAXPROCS(0), len(wanted)) { // the goroutines wait for the disk
 		wg.Go(func() {
 			for i := int(next.Add(1)) - 1; i < len(wanted); i = int(next.Add(1)) - 1 {
 				page, err := t.fetchPage(wanted[i])
@@ -109,21 +109,15 @@ func fetchAll[T any](t *tree, wanted []Subtree, use func(*Page) T) []T {
 	return made
 }
 
-// bring reads the pages to which ops lead before the walk needs them one after another. It ignores
-// errors: the walk will meet them again. Encoders need not wait for the disk, so the gate is open
-// meanwhile.
-func (t *tree) bring(v *Version, ops []op, changes []Change, g *making) {
+// bring reads the pages that keys lead to, before the walk needs them one after another. It ignores
+// errors: the walk will meet them again. The gate is open meanwhile, because encoders need not wait
+// while Apply or Replay waits for the disk.
+func (t *tree) bring(v *Version, keys iter.Seq[[]byte], g *making) {
 	p := t.paging
 	if p == nil || !v.partial {
 		return
 	}
-	wanted := v.pagesTo(func(yield func([]byte) bool) {
-		for _, o := range ops {
-			if !yield(changes[o.i].Key) {
-				return
-			}
-		}
-	}, maxBrought)
+	wanted := v.pagesTo(keys, maxBrought)
 	if len(wanted) == 0 {
 		return
 	}

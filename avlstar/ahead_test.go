@@ -9,8 +9,8 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// TestReadAhead reads keys, present and absent, in windows: each page comes from the disk once, the
-// answers are the usual ones, and a window takes no more memory than it may.
+// TestReadAhead reads keys, present and absent, in windows. Each page is read from the disk once,
+// reads return the usual results, and a window takes no more memory than it may.
 func TestReadAhead(t *testing.T) {
 	smallPages(t, 2000)
 	rnd := seeds.Rand(t)
@@ -56,7 +56,7 @@ func TestReadAhead(t *testing.T) {
 	}
 	require.Greater(t, windows, 2)
 
-	// What cannot be read ahead is an error where it is needed, and what was read is forgotten.
+	// A page that cannot be read ahead is an error when it is needed. ForgetAhead frees the pages.
 	v.ForgetAhead()
 	d.broken.Store(true)
 	require.True(t, v.ReadAhead(slices.Values(keys[:10])))

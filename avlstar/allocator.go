@@ -7,18 +7,19 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// allocator hands out nodes and records of a memory to one goroutine. It keeps a slab, and a page
-// of each class, to itself. A shared allocator locks the memory when it needs another slab or page.
-// Then no more may be needed than was reserved (memory.extend), so that the lists do not move, and
-// nothing may be freed meanwhile.
+// allocator hands out nodes and records of a memory to one goroutine. It owns one slab, and one
+// page of each class. A shared allocator locks the memory when it needs another slab or page. While
+// it is in use, no more slabs and pages may be taken than memory.extend reserved, so that the lists
+// do not move, and nothing may be freed.
 type allocator struct {
 	view
 	m      *memory
 	shared bool
 
 	slab  uint32
-	nodes *block // of slab; nil: none
-	// next are the nodes that newNode returns next, in turn; they are being fetched into the cache.
+	nodes *block // of slab; nil if it has none
+	// next holds the nodes that newNode returns next, in turn; they are being fetched into the
+	// cache.
 	next  [4]ref
 	turn  int
 	pages [len(classBytes)]struct {
@@ -44,7 +45,7 @@ func (a *allocator) newNode() ref {
 	return n
 }
 
-// take returns a node of the slab, or of another one when the slab is full.
+// take returns a node of the slab, or of another slab when this one is full.
 func (a *allocator) take() ref {
 	if a.nodes == nil || a.nodes.full() {
 		if a.shared {
@@ -97,7 +98,7 @@ func (a *allocator) newRecord(n int) (ref, []byte) {
 
 // putRecord stores a leaf.
 func (a *allocator) putRecord(epoch uint32, key, value []byte) ref {
-	// In a chunk, a record has the height in the place of the epoch.
+	// RecordBytes counts the height byte of a chunk's record; here the epoch stands in its place.
 	n := recordHeader - 1 + int(RecordBytes(len(key), len(value)))
 	r, b := a.newRecord(n)
 	binary.LittleEndian.PutUint32(b, epoch)
@@ -105,7 +106,8 @@ func (a *allocator) putRecord(epoch uint32, key, value []byte) ref {
 	return r
 }
 
-// close returns what is left to the memory. No other allocator may be in use.
+// close returns the unused part of the slab and pages to the memory. No other allocator may be in
+// use.
 func (a *allocator) close() {
 	if a.nodes != nil {
 		a.m.giveSlab(a.slab)

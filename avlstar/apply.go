@@ -17,14 +17,15 @@ type Change struct{ Key, Value []byte }
 var ErrInvalidChange = errors.New("invalid change")
 
 // Apply returns the version after one block of changes; v does not change. The changes may be in
-// any order, but each key only once; they are made in ascending key order. To delete an absent key,
-// or to put the value that is there, changes nothing. If nothing changes at all, the result is v
-// itself with one more reference (with Paging perhaps another version of the same state). Keys and
-// values are copied. With Paging, Apply fails with a *PageError if a page cannot be read; a Partial
-// that lacks something, with a *MissingNodeError that names all it is known to lack.
+// any order, but may contain each key only once; they are made in ascending key order. Deleting an
+// absent key or putting the present value changes nothing. If nothing changes at all, the result is
+// v itself with one more reference (with Paging perhaps another version of the same state). Keys
+// and values are copied. With Paging, Apply fails with a *PageError if a page cannot be read. In a
+// Partial where nodes are missing, it fails with a *MissingNodeError that names all nodes known to
+// be missing.
 //
-// History is linear: later versions of the tree must have been released, and are dropped; otherwise
-// the error is ErrNotLatest. One Apply of a tree runs at a time, and others wait for it; readers
+// History is linear: all later versions of the tree must have been released, and are then dropped;
+// otherwise the error is ErrNotLatest. A tree runs one Apply at a time; other calls wait. Readers
 // never wait.
 func (v *Version) Apply(changes []Change) (*Version, error) {
 	g := v.tree.gate.begin()
@@ -40,6 +41,9 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	defer t.mu.Unlock()
 	v.inUse()
 	defer runtime.KeepAlive(v)
+	if t.paging != nil && v.full != nil {
+		return nil, fmt.Errorf("avlstar: apply: the tree has pages of the range %s only; use Replay", v.full)
+	}
 	if err := t.rewind(v); err != nil {
 		return nil, fmt.Errorf("avlstar: apply: %w", err)
 	}
@@ -47,7 +51,13 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	t.reclaim(max(t.early(len(ops)), t.excess()), &done)
 	nodes, held := t.mu.nodes+t.mu.leaves, t.held()
 	base := t.evict(v)
-	t.bring(base, ops, changes, g)
+	t.bring(base, func(yield func([]byte) bool) {
+		for _, o := range ops {
+			if !yield(changes[o.i].Key) {
+				return
+			}
+		}
+	}, g)
 	next, err := t.apply(base, ops, changes, c)
 	var missing *MissingNodeError
 	if errors.As(err, &missing) {
@@ -55,13 +65,13 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	}
 	switch {
 	case base == v:
-	case next == nil && err == nil: // pages that were evicted stay so
+	case next == nil && err == nil: // evicted pages stay evicted
 		next = base
 	default:
 		base.Release()
 	}
 	if next != nil {
-		next.parent = v.epoch // base and v differ only in what is in memory
+		next.parent = v.epoch // base and v differ only in the nodes in memory
 		next.from = v.epoch
 		if next.index != nil {
 			next.index.open.Store(next.epoch)
@@ -82,7 +92,7 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	return next, err
 }
 
-// op is a change: its index, and what it is compared by first.
+// op is a change: its index, and the prefix of its key.
 type op struct {
 	prefix uint64
 	i      uint32
@@ -114,7 +124,7 @@ func sortChanges(changes []Change) ([]op, error) {
 	slices.SortFunc(ops, compare)
 	for i := 1; i < len(ops); i++ {
 		if a, b := ops[i-1], ops[i]; a.prefix == b.prefix && compare(a, b) == 0 {
-			return nil, fmt.Errorf("%w: key %s twice, give its final change only", ErrInvalidChange, abbreviate(changes[a.i].Key))
+			return nil, fmt.Errorf("%w: key %s twice: give only its final change", ErrInvalidChange, abbreviate(changes[a.i].Key))
 		}
 	}
 	return ops, nil
@@ -127,10 +137,10 @@ func (c Change) check() error {
 	return checkValue(c.Value)
 }
 
-// apply makes the version after v, nil if ops change nothing. The caller holds t.mu.
+// apply makes the version after v, or returns nil if ops change nothing. The caller holds t.mu.
 func (t *tree) apply(v *Version, ops []op, changes []Change, c *crew) (*Version, error) {
 	if err := t.room(changes, v); err != nil {
-		t.reclaim(math.MaxInt, new(Reclaimed)) // not yet freed is not needed
+		t.reclaim(math.MaxInt, new(Reclaimed)) // free all dead nodes that wait
 		if err := t.room(changes, v); err != nil {
 			return nil, err
 		}
@@ -148,7 +158,7 @@ func (t *tree) apply(v *Version, ops []op, changes []Change, c *crew) (*Version,
 			return nil, fmt.Errorf("avlstar: apply: %w", err)
 		}
 	}
-	if next.root == v.root && next.top == v.top { // every change makes another root
+	if next.root == v.root && next.top == v.top { // every change would make another root
 		return nil, nil
 	}
 	return t.publish(next)
@@ -190,7 +200,7 @@ func (t *tree) took(e *edit, next *Version) {
 
 // settle accounts for what an edit made and dropped. The edit's allocator must be closed.
 func (t *tree) settle(e *edit, next *Version) {
-	next.upper += uint64(e.upper) // both may be negative: the sum wraps around, and back
+	next.upper += uint64(e.upper) // both sums may be negative: they wrap around, and back
 	next.leaves += uint64(e.leaves)
 	latest := t.mu.alive[len(t.mu.alive)-1]
 	if len(e.dead) > 0 {
@@ -205,8 +215,8 @@ func (t *tree) settle(e *edit, next *Version) {
 	e.clean(&t.mu.memory)
 }
 
-// added returns how many more leaves there are in memory after ops: not above 0 if they remove as
-// many. An update whose old leaf had no entry is not counted, and waits for the next growth.
+// added returns the net growth of the number of leaves in memory by ops, at least 0. An update
+// whose old leaf had no entry is not counted, and waits for the next growth.
 func added(ops []indexOp) (n int) {
 	for _, op := range ops {
 		switch {

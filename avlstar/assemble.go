@@ -6,16 +6,16 @@ import (
 	"sync"
 )
 
-// Assembler joins the chunks of a manifest, as they arrive, to the version that the manifest
-// describes. The place of a chunk in the tree is known when all chunks before it are there. Then it
-// is copied, by goroutines that add chunks or, at the end, by all cores. Add may be called
-// concurrently.
+// Assembler joins the chunks of a manifest, as they arrive, into the version that the manifest
+// describes. The position of a chunk in the tree is known when all chunks before it have arrived.
+// The chunk is then copied by a goroutine that adds chunks or, at the end, by one of as many
+// goroutines as there are cores. Add may be called concurrently.
 //
-//	Add(k) ──► waiting for those before it ──► ready: its place is known ──► placed: copied, let go
+//	Add(k) ──► waiting for those before it ──► ready: position known ──► placed: copied, then freed
 //	                                              └── Add places some, Finish the rest
 type Assembler struct {
-	// Free takes the bytes of each chunk back when nothing here refers to them any more. It is
-	// called concurrently, by Add and Finish. nil: they are left to the garbage collector.
+	// Free takes back the bytes of each chunk that was copied. Add and Finish call it concurrently.
+	// If it is nil, the bytes are left to the garbage collector.
 	Free func(chunk []byte)
 
 	m *Manifest
@@ -33,18 +33,18 @@ type Assembler struct {
 	placing sync.WaitGroup
 }
 
-// readyChunk is a chunk whose place is known.
+// readyChunk is a chunk whose position is known.
 type readyChunk struct {
 	k    int
 	base uint64
 }
 
-// placesPerAdd is the number of chunks that an Add copies: one for its own, and one of those that
-// had to wait.
+// placesPerAdd is the number of chunks that an Add copies: one to make up for its own, and one of
+// those that had to wait.
 const placesPerAdd = 2
 
-// NewAssembler begins to assemble the version that m describes. m should have passed
-// Manifest.Commitment; otherwise Finish may fail.
+// NewAssembler begins to assemble the version that m describes. Manifest.Commitment should have
+// accepted m; otherwise Finish may fail.
 func NewAssembler(m *Manifest) *Assembler {
 	a := &Assembler{m: m, l: newLoader(m.ChunkBytes)}
 	a.l.placed = make([]placed, len(m.Entries))
@@ -52,8 +52,9 @@ func NewAssembler(m *Manifest) *Assembler {
 	return a
 }
 
-// Add takes chunk k, which must have been verified against this manifest, or against one that has
-// the same chunk. It becomes part of the tree: from then on, c.Leaves yields nothing.
+// Add takes chunk k, which must have been verified against this manifest, or against another
+// manifest with the same chunk. The chunk becomes part of the tree: from then on, c.Leaves yields
+// nothing.
 func (a *Assembler) Add(k uint32, c *Chunk) error {
 	if err := a.add(k, c); err != nil {
 		return err
@@ -78,7 +79,7 @@ func (a *Assembler) add(k uint32, c *Chunk) error {
 	case c == nil:
 		return fmt.Errorf("%w %d: it is missing", ErrInvalidChunk, k)
 	case a.mu.chunks[k] != nil:
-		return fmt.Errorf("%w %d: it was added before", ErrInvalidChunk, k)
+		return fmt.Errorf("%w %d: already added", ErrInvalidChunk, k)
 	case c.run == nil:
 		return fmt.Errorf("%w %d: it is part of another tree already", ErrInvalidChunk, k)
 	}
@@ -90,7 +91,7 @@ func (a *Assembler) add(k uint32, c *Chunk) error {
 	return a.mu.err
 }
 
-// advance marks the chunks as ready that have all chunks before them. The caller holds a.mu.
+// advance marks chunks as ready when all chunks before them are present. The caller holds a.mu.
 func (a *Assembler) advance() error {
 	for ; a.mu.next < len(a.mu.chunks) && a.mu.chunks[a.mu.next] != nil; a.mu.next++ {
 		k, run := a.mu.next, a.mu.chunks[a.mu.next].run
@@ -106,8 +107,8 @@ func (a *Assembler) advance() error {
 	return a.l.reserve(a.mu.base)
 }
 
-// place copies one ready chunk. It returns false if there is none, or on an error, which is also
-// kept in a.mu.err.
+// place copies one ready chunk. It returns false if none is ready or on an error, which it also
+// stores in a.mu.err.
 func (a *Assembler) place() (bool, error) {
 	a.mu.Lock()
 	if len(a.mu.ready) == 0 || a.mu.err != nil {
@@ -167,9 +168,9 @@ func (a *Assembler) Finish() (*Version, error) {
 	return a.l.finish(true, a.mu.base, 0)
 }
 
-// Assemble joins all chunks of m to the version that m describes. It fails if a chunk is missing
-// (nil) or not the one that m lists. The version has memory of its own. The chunks drop what they
-// refer to as they are copied, so they can be used only once.
+// Assemble joins all chunks of m into the version that m describes. It fails if a chunk is missing
+// (nil) or is not the one that m lists. The version has memory of its own. The chunks are emptied
+// as they are copied, so they can be used only once.
 func Assemble(m *Manifest, chunks []*Chunk) (*Version, error) {
 	if len(chunks) != len(m.Entries) {
 		return nil, fmt.Errorf("%w: %d chunks, the manifest has %d", ErrInvalidChunk, len(chunks), len(m.Entries))
@@ -183,7 +184,7 @@ func Assemble(m *Manifest, chunks []*Chunk) (*Version, error) {
 			return nil, err
 		}
 	}
-	if _, err := m.Commitment(); err != nil { // before anything is taken from a chunk
+	if _, err := m.Commitment(); err != nil { // check before a chunk is emptied
 		return nil, err
 	}
 	return a.Finish()

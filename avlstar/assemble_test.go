@@ -11,7 +11,8 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// The same version results in whatever order chunks arrive, and however many at once.
+// The same version results in whatever order chunks arrive, and however many arrive at the same
+// time.
 func TestAssemblerInAnyOrder(t *testing.T) {
 	r := seeds.Rand(t)
 	v := cutTree(t, r, 5000, 6000, 100)
@@ -48,7 +49,7 @@ func TestAssemblerInAnyOrder(t *testing.T) {
 				got, err := a.Finish()
 				require.NoError(t, err)
 				requireSame(t, v, got)
-				// It is a version like any other.
+				// It can be used like any other version.
 				next := mustApply(t, got, Change{Key: []byte("new"), Value: []byte{byte(rand.Uint32())}})
 				requireInvariants(t, next)
 			})
@@ -74,14 +75,14 @@ func TestAssemblerRefuses(t *testing.T) {
 	c := chunk(v, 0)
 	require.NoError(t, a.Add(0, c))
 	require.Nil(t, c.Bytes(), "it is part of the tree")
-	require.ErrorContains(t, a.Add(0, chunk(v, 0)), "before")
+	require.ErrorContains(t, a.Add(0, chunk(v, 0)), "already added")
 	require.ErrorContains(t, NewAssembler(v.Manifest()).Add(0, c), "another tree")
 	_, err := a.Finish()
 	require.ErrorIs(t, err, ErrInvalidChunk)
 	require.ErrorContains(t, err, "1: it is missing")
 }
 
-// TestUsedLists verifies chunks with lists that hold something else, of any length.
+// TestUsedLists verifies chunks with reused lists that have other content and any length.
 func TestUsedLists(t *testing.T) {
 	rnd := seeds.Rand(t)
 	v := mustApply(t, mustEmpty(t, 2000), manyKeys(rnd, 500)...)

@@ -60,9 +60,9 @@ func BenchmarkApply(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "apply-p99-µs")
 }
 
-// BenchmarkReleasedTogether makes 50 versions of 300,000 keys, 1,000 random changes each, releases
-// them together and makes 50 more, of which each is released at once. longest-µs is the longest
-// Apply of those, typical-µs their median.
+// BenchmarkReleasedTogether makes 50 versions of 300,000 keys, 1,000 random changes each, and
+// releases them together. It then makes 50 more, and releases each at once. longest-µs is the
+// longest Apply of the latter, typical-µs their median.
 func BenchmarkReleasedTogether(b *testing.B) {
 	v := mustEmpty(b, DefaultChunkBytes)
 	load := make([]Change, 300_000)
@@ -201,8 +201,8 @@ func (p *slicePages) Page(s Subtree) (*Page, error) {
 	return VerifyPage(s.Stub, records)
 }
 
-// BenchmarkApplyPaged is BenchmarkApply, with half as many changes, on a tree of which only what
-// lies above pages is in memory.
+// BenchmarkApplyPaged does what BenchmarkApply does, with half as many changes, on a tree with only
+// the nodes above pages in memory.
 func BenchmarkApplyPaged(b *testing.B) {
 	var p slicePages
 	for l := range mustLeaves(b, benchVersion(b)) {

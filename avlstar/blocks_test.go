@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// scaled returns how often a test repeats something that takes long: fewer times if each step is
-// checked or watched.
+// scaled returns how often a test repeats a slow step: fewer times if each step is checked (debug)
+// or instrumented.
 func scaled(n int) int {
 	switch {
 	case debug && underRace:
@@ -23,7 +23,7 @@ func scaled(n int) int {
 	return n
 }
 
-// model is what a version must contain.
+// model is the expected content of a version.
 type model map[string][]byte
 
 func (m model) apply(block []Change) {
@@ -59,14 +59,14 @@ func (m model) requireContent(t require.TestingT, v *Version) {
 	}
 }
 
-// randomKey draws from about n keys for each of several kinds. They cover all the ways in which the
-// first 8 bytes of keys, which inner nodes keep, can be of little use.
+// randomKey draws from about n keys for each of several kinds. These cover all cases in which the
+// first 8 bytes of keys, which inner nodes keep, do not help much.
 func randomKey(rnd *rand.Rand, n int) []byte {
 	x := rnd.IntN(n)
 	switch rnd.IntN(6) {
 	case 0: // shorter than 8 bytes
 		return fmt.Append(nil, x)
-	case 1: // zeros at the end, with which prefixOf pads
+	case 1: // zeros at the end, as prefixOf pads
 		return append(fmt.Append(nil, x%9), make([]byte, x%11)...)
 	case 2: // equal 8 bytes
 		return fmt.Appendf(nil, "equal 8 %d", x)
@@ -79,8 +79,8 @@ func randomKey(rnd *rand.Rand, n int) []byte {
 	return key[:20]
 }
 
-// randomValue is mostly short; with large, some values exceed the size classes of a page (8 KiB) or
-// the page itself (64 KiB).
+// randomValue is usually short. With large set, some values exceed the size classes of a page (8
+// KiB) or the page itself (64 KiB).
 func randomValue(rnd *rand.Rand, large bool) []byte {
 	n := 1 + rnd.IntN(1<<rnd.IntN(9))
 	if large {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// schemeKey returns one of about space keys: spread, with one prefix of 8 bytes, decimal, with few
-// prefixes, or with zeros at the end.
+// schemeKey returns one of about space keys. Depending on scheme, keys are spread, have one prefix
+// of 8 bytes, are decimal, have few prefixes, or have zeros at the end.
 func schemeKey(rnd *rand.Rand, scheme, space int) []byte {
 	x := rnd.IntN(space)
 	switch scheme {
@@ -117,7 +117,7 @@ func borderBlock(t *testing.T, rnd *rand.Rand, v *Version, scheme, space, n int)
 					k--
 				}
 			}
-		case p == 6: // the same, but one key of each is left or put again
+		case p == 6: // the same, but one key of each range is left or put again
 			h := uint8(2 + rnd.IntN(int(v.top.Height)))
 			on := false
 			for _, l := range leaves {
@@ -149,7 +149,7 @@ func borderBlock(t *testing.T, rnd *rand.Rand, v *Version, scheme, space, n int)
 				}
 				k -= c
 			}
-		case p == 8: // about every second one, mainly values
+		case p == 8: // about every second key, mostly values
 			d := rnd.Float64()
 			step := 1 + rnd.IntN(1+2*len(leaves)/k)
 			for i := 0; i < len(leaves); i += step {

@@ -19,23 +19,24 @@ import (
 //	                     /   \
 //	                    b     c
 //
-// It trusts nothing: every inner node must have the height 1 + that of its higher child, children
-// whose heights differ by at most 1, and a number of bytes that does not overflow. Callers check
-// that keys ascend. Heights are bytes and descend along the stack, so it never holds more than 255
-// frames, whatever the input.
+// It checks all of its input: every inner node must be 1 higher than its higher child, the heights
+// of its children may differ by at most 1, and its number of bytes must not overflow. Callers check
+// that keys ascend. Heights are bytes and descend along the stack, so the stack never holds more
+// than 255 frames, whatever the input.
 type builder struct {
 	chunkBytes uint64 // B, to count the upper nodes
 	upperOnly  bool   // refuse a small inner node: its chunks would not be maximal
 
-	// join makes an inner node that passed all checks, and returns what the caller needs of it: its
-	// ref, its hash. k is the number of the subtree whose least key is the node's key.
+	// join makes an inner node that passed all checks, and returns its ref and its hash; a caller
+	// that needs only one of them may return 0 for the other. k is the number of the subtree whose
+	// least key is the node's key.
 	join func(k uint32, s Stat, left, right *sub) (ref, Hash)
 
 	added uint32 // number of subtrees
 	upper uint64 // inner nodes that are not small; a tree has one chunk more than these
 
 	stack []frame
-	tail  sub // what lies right of the last frame
+	tail  sub // the subtree on the right of the last frame
 }
 
 // frame is an inner node whose right subtree is still growing.
@@ -81,7 +82,7 @@ func (b *builder) closeBelow(height int) error {
 	return nil
 }
 
-// close makes the inner node of a frame and its right subtree, and checks it.
+// close makes the inner node of a frame and its right subtree, and checks that node.
 func (b *builder) close(f *frame) error {
 	l, r := int(f.left.Height), int(b.tail.Height)
 	if int(f.height) != 1+max(l, r) {

@@ -6,8 +6,8 @@ import (
 	"github.com/starling-kv/starling/avlstar/sha256mb"
 )
 
-// bulk hashes messages of different lengths, each in a batch with others of the same length. The
-// hashes are in place after flush.
+// bulk hashes messages of different lengths, each in a batch with others of the same length. All
+// hashes are written when flush returns.
 type bulk struct {
 	lots []*lot // one for each length
 }
@@ -21,15 +21,15 @@ type lot struct {
 }
 
 const (
-	// maxLots limits the number of lengths that wait at a time; above it, the fullest lot is hashed
-	// early.
+	// maxLots limits the number of lengths that wait at a time; above the limit, the fullest lot is
+	// hashed early.
 	maxLots = 64
 	// maxBulkBytes is the length of the longest message that is batched: a longer one keeps a core
 	// busy by itself.
 	maxBulkBytes = 4096
 )
 
-// add appends a message, which must not change before flush. Its hash is written to to.
+// add appends a message, which must not change before flush. Its hash is written to *to.
 func (b *bulk) add(message []byte, to *Hash) {
 	if len(message) > maxBulkBytes {
 		*to = sha256.Sum256(message)
@@ -42,7 +42,7 @@ func (b *bulk) add(message []byte, to *Hash) {
 	}
 }
 
-// lot returns the lot for a length. It tries that of the previous message first.
+// lot returns the lot for a length. It tries the lot of the previous message first.
 func (b *bulk) lot(length int) *lot {
 	for i, l := range b.lots {
 		if l.length == length || l.n == 0 {
@@ -78,7 +78,7 @@ func (l *lot) flush() {
 	sha256mb.Sum(out[:l.n], l.messages[:l.n])
 	for i := range l.n {
 		*l.to[i] = out[i]
-		l.messages[i] = nil // it may be large
+		l.messages[i] = nil // the message may be large
 	}
 	l.n = 0
 }

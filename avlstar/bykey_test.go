@@ -12,7 +12,7 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// fakeRecords knows what a version knows, or less.
+// fakeRecords knows the keys of a version, or fewer.
 type fakeRecords struct {
 	v        *Version
 	knows    func(key []byte) bool
@@ -34,7 +34,7 @@ func (r *fakeRecords) Record(s Subtree, key []byte) ([]byte, bool, error) {
 
 func (r *fakeRecords) Release() { r.released.Add(1) }
 
-// pagedPair returns a tree in memory and the same one of which only what lies above pages is.
+// pagedPair returns a tree in memory, and the same tree with only the nodes above pages in memory.
 func pagedPair(t *testing.T) (full, paged *Version, d *disk, keys [][]byte) {
 	smallPages(t, 500)
 	block := randomBlock(seeds.Rand(t), 2_000, 1<<30, 0, false)
@@ -49,8 +49,8 @@ func pagedPair(t *testing.T) (full, paged *Version, d *disk, keys [][]byte) {
 	return full, paged, d, keys
 }
 
-// A value is read by its key without its page; what is not known there comes from the page, and so
-// does absence.
+// A value is read by its key without its page. Unknown keys are looked up in the page, which also
+// proves absence.
 func TestByKey(t *testing.T) {
 	full, v, d, keys := pagedPair(t)
 	r := &fakeRecords{v: full, knows: func([]byte) bool { return true }}
@@ -86,8 +86,8 @@ func TestByKey(t *testing.T) {
 
 func first[A, B any](a A, _ B) A { return a }
 
-// A record that cannot be read is an error that names the page, and what needs no record does not
-// ask for one.
+// If a record cannot be read, the error names the page. Reads that need no record do not ask for
+// one.
 func TestByKeyFailsWhereRecordsDo(t *testing.T) {
 	full, v, _, keys := pagedPair(t)
 	defer v.Release()
@@ -103,7 +103,7 @@ func TestByKeyFailsWhereRecordsDo(t *testing.T) {
 	r.reads.Store(0)
 	next := mustApply(t, v, Change{keys[0], []byte("in memory")})
 	defer next.Release()
-	value, ok, err := next.ByKey().Get(keys[0]) // it has no records
+	value, ok, err := next.ByKey().Get(keys[0]) // next has no records
 	require.NoError(t, err)
 	require.True(t, ok)
 	require.Equal(t, "in memory", string(value))
@@ -115,7 +115,7 @@ func TestByKeyFailsWhereRecordsDo(t *testing.T) {
 	require.Zero(t, r.reads.Load())
 }
 
-// The stubs from any key on are those to which it and the keys after it lead, each once.
+// Stubs from a key on are the stubs to which it and the keys after it lead, each once.
 func TestStubs(t *testing.T) {
 	full, v, d, keys := pagedPair(t)
 	defer v.Release()

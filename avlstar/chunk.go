@@ -11,16 +11,16 @@ import (
 // ErrInvalidChunk is wrapped by the errors of VerifyChunk and Assemble about a chunk.
 var ErrInvalidChunk = errors.New("invalid chunk")
 
-// Chunk is a verified chunk. It refers to the bytes that it was verified from, until an Assembler
-// has copied it into a tree.
+// Chunk is a verified chunk. It refers to the bytes that were verified, until an Assembler has
+// copied it into a tree.
 type Chunk struct {
 	run  *run // nil when it is part of a tree
 	root Stub
 	n    uint64
 }
 
-// Leaves yields the leaves of the chunk in key order, with heights as in its encoding: the first
-// has 0. When the chunk is part of a tree, it yields nothing.
+// Leaves yields the leaves of the chunk in key order, with the heights of its encoding: the first
+// leaf has height 0. It yields nothing when the chunk is part of a tree.
 func (c *Chunk) Leaves() iter.Seq[Leaf] {
 	return func(yield func(Leaf) bool) {
 		if c.run == nil {
@@ -35,8 +35,8 @@ func (c *Chunk) Leaves() iter.Seq[Leaf] {
 	}
 }
 
-// Bytes returns the encoding that the chunk was verified from, which must not be modified. It
-// returns nil when the chunk is part of a tree.
+// Bytes returns the verified encoding, which must not be modified; nil when the chunk is part of a
+// tree.
 func (c *Chunk) Bytes() []byte {
 	if c.run == nil {
 		return nil
@@ -47,11 +47,12 @@ func (c *Chunk) Bytes() []byte {
 // Len returns the number of leaves.
 func (c *Chunk) Len() uint64 { return c.n }
 
-// Root returns the chunk's commitment: its entry in the manifest, and its identity across versions.
+// Root returns the chunk's commitment, as in its manifest entry. Equal chunks of different versions
+// have equal roots.
 func (c *Chunk) Root() Stub { return c.root }
 
 // Chunk returns the encoding of chunk k: its leaf records in key order
-// (docs/spec/chunks.md#leaf-records). The manifest has its length.
+// (docs/spec/chunks.md#leaf-records). The manifest lists its length.
 func (v *Version) Chunk(k uint32) ([]byte, error) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
@@ -111,7 +112,7 @@ func (e *encoder) appendRecords(b []byte, n ref) ([]byte, uint8, error) {
 	return b, height, nil
 }
 
-// appendPage does what appendRecords does for the child of n on one side, of which only a stub is
+// appendPage does what appendRecords does for a child of n, given by its side, that is only a stub
 // in memory.
 func (e *encoder) appendPage(b []byte, n ref, side int) ([]byte, uint8, error) {
 	p, err := e.pageBelow(n, side)
@@ -121,10 +122,11 @@ func (e *encoder) appendPage(b []byte, n ref, side int) ([]byte, uint8, error) {
 	return append(b, p.data...), e.image(n).height(side), nil
 }
 
-// VerifyChunk checks data as chunk k of m, without other chunks: its length, that it decodes
-// completely into a proper AVL tree of strictly ascending keys, the hash of its first key (chunk 0:
-// any), and its root. If m was verified, then so is every byte of data. The chunk refers to data,
-// which must not change until the chunk is part of a tree. It may be called concurrently.
+// VerifyChunk checks data as chunk k of m, without other chunks. It checks the length of data, that
+// data decodes completely into a proper AVL tree of strictly ascending keys, the hash of its first
+// key (chunk 0 may have any first key), and its root. If m was verified, then so is every byte of
+// data. The chunk refers to data, which must not change until the chunk is part of a tree.
+// VerifyChunk may be called concurrently.
 func (m *Manifest) VerifyChunk(k uint32, data []byte) (*Chunk, error) {
 	c, err := m.verifyChunk(k, data)
 	if err != nil {
@@ -152,8 +154,8 @@ func (m *Manifest) verifyChunk(k uint32, data []byte) (*Chunk, error) {
 	return &Chunk{run: r, root: r.root.Stub, n: uint64(r.len())}, nil
 }
 
-// Done gives the chunk's memory, but for its bytes, to others that are verified. Nobody may use the
-// chunk afterwards. To forget it costs only that memory.
+// Done frees the chunk's memory for use by other chunks, except its bytes. The chunk must not be
+// used afterwards. Calling Done is optional.
 func (c *Chunk) Done() {
 	if c.run != nil {
 		c.run.done()
@@ -161,7 +163,7 @@ func (c *Chunk) Done() {
 	}
 }
 
-// checkRecord checks what only the manifest's entry says about the first record of chunk k.
+// checkRecord checks the first record of chunk k against the manifest's entry.
 func (e *Entry) checkRecord(k uint32, i int, l Leaf) error {
 	switch {
 	case i > 0:

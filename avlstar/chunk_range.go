@@ -5,9 +5,9 @@ import (
 	"runtime"
 )
 
-// ChunkRange returns the bytes [from, to) of the encoding of chunk k, as Chunk would. It costs what
-// those bytes cost, and a way down to each of their ends: the lengths in the nodes say where a
-// subtree's records lie.
+// ChunkRange returns the bytes [from, to) of what Chunk returns for chunk k. It encodes only those
+// bytes, and walks down to both of their ends: the lengths in the nodes determine where a subtree's
+// records lie.
 //
 //	        (n)            bytes of the left subtree: 300
 //	   ┌─────┴─────┐
@@ -35,7 +35,7 @@ func (v *Version) ChunkRange(k uint32, from, to uint64) ([]byte, error) {
 	return b, nil
 }
 
-// appendRange appends the bytes [from, to) of the leaf records below c, of which the first has the
+// appendRange appends the bytes [from, to) of the leaf records below c, whose first record has the
 // height first.
 func (e *encoder) appendRange(b []byte, c chunkRoot, first uint8, from, to uint64) ([]byte, error) {
 	begin := len(b)

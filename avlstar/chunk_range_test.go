@@ -50,7 +50,7 @@ func TestChunkRangeIsPartOfTheChunk(t *testing.T) {
 	requireRanges(t, rnd, cutTree(t, rnd, 64<<10, 12_000, 20))
 }
 
-// Of what lies on disk, no more is read than the pages that a range lies in.
+// A range reads only the pages on disk in which it lies.
 func TestChunkRangeReadsItsPagesOnly(t *testing.T) {
 	smallPages(t, 1000)
 	rnd := seeds.Rand(t)
@@ -86,7 +86,7 @@ func TestChunkRangeReadsItsPagesOnly(t *testing.T) {
 	require.NotZero(t, broken)
 }
 
-// A range takes the memory of its own bytes, however long the chunk is.
+// A range takes only the memory of its own bytes, however long the chunk is.
 func TestChunkRangeAllocatesItsOwnBytesOnly(t *testing.T) {
 	v := cutTree(t, seeds.Rand(t), 1<<20, 20_000, 40)
 	e := v.Manifest().Entries[0]

@@ -7,18 +7,18 @@ import (
 )
 
 const (
-	// DefaultChunkBytes is the chunk limit B of a genesis file that sets none.
+	// DefaultChunkBytes is the chunk limit B if the genesis file sets none.
 	DefaultChunkBytes = 1 << 20
-	// MaxChunkBytes is the largest chunk limit: a chunk fits into CometBFT's chunk message of
-	// 16,000,000 bytes, with room around it.
+	// MaxChunkBytes is the largest chunk limit: a chunk and its envelope fit into CometBFT's chunk
+	// message of 16,000,000 bytes.
 	MaxChunkBytes = 15_000_000
 )
 
 // ErrInvalidCommitment is wrapped by the errors of DecodeCommitment.
 var ErrInvalidCommitment = errors.New("invalid commitment")
 
-// Commitment is what the AppHash commits to. Its 53 bytes are the first thing that a node requests
-// when it knows an AppHash and nothing else.
+// Commitment holds the values that the AppHash commits to. Its 53 bytes are the first thing that a
+// node requests when it knows only an AppHash.
 type Commitment struct {
 	ChunkBytes uint64 // B
 	Chunks     uint32 // m
@@ -29,7 +29,7 @@ type Commitment struct {
 // root (docs/spec/tree.md#commitment).
 const CommitmentBytes = 8 + 4 + statBytes + 32
 
-// The keys of the simple Merkle map under the AppHash, in the map's order.
+// Keys of the simple Merkle map under the AppHash, in the map's order.
 const (
 	mapChunksKey = "chunks"
 	mapStateKey  = "state"
@@ -41,7 +41,7 @@ func (c Commitment) AppHash() Hash {
 	return hashMapInner(hashMapLeaf(mapChunksKey, c.chunksValue()), hashMapLeaf(mapStateKey, c.Root.Hash[:]))
 }
 
-// chunksValue returns the map's value of "chunks".
+// chunksValue returns the value of the map's key "chunks".
 func (c Commitment) chunksValue() []byte {
 	b := make([]byte, 0, CommitmentBytes)
 	b = binary.BigEndian.AppendUint64(b, c.ChunkBytes)
@@ -52,11 +52,11 @@ func (c Commitment) chunksValue() []byte {
 // Encode returns the 53 bytes u64be(B) ‖ u32be(m) ‖ stat(root) ‖ state root.
 func (c Commitment) Encode() []byte { return append(c.chunksValue(), c.Root.Hash[:]...) }
 
-// DecodeCommitment is the inverse of Encode. It checks the form only: compare the result's AppHash
+// DecodeCommitment is the inverse of Encode. It checks only the form: compare the result's AppHash
 // with a trusted one.
 func DecodeCommitment(b []byte) (Commitment, error) {
 	if len(b) != CommitmentBytes {
-		return Commitment{}, fmt.Errorf("%w: %d bytes, it has %d", ErrInvalidCommitment, len(b), CommitmentBytes)
+		return Commitment{}, fmt.Errorf("%w: %d bytes, want %d", ErrInvalidCommitment, len(b), CommitmentBytes)
 	}
 	c := Commitment{
 		ChunkBytes: binary.BigEndian.Uint64(b),
@@ -78,7 +78,7 @@ var emptyStub = Stub{Hash: emptyRoot}
 
 func checkChunkBytes(chunkBytes uint64) error {
 	if chunkBytes < 1 || chunkBytes > MaxChunkBytes {
-		return fmt.Errorf("chunk limit of %d bytes, it is 1 to %d", chunkBytes, MaxChunkBytes)
+		return fmt.Errorf("chunk limit of %d bytes, must be 1 to %d", chunkBytes, MaxChunkBytes)
 	}
 	return nil
 }

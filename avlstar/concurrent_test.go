@@ -21,8 +21,8 @@ type snapshot struct {
 }
 
 // TestManyReaders reads many versions while a writer commits new ones and releases them in any
-// order. Readers take them from a place where the writer may replace and release them at the same
-// time.
+// order. Readers take them from a shared slot in which the writer may replace and release them at
+// the same time.
 func TestManyReaders(t *testing.T) {
 	rnd := seeds.Rand(t)
 	var places [8]atomic.Pointer[snapshot]
@@ -83,7 +83,7 @@ func TestManyReaders(t *testing.T) {
 	requireOnlyLatest(t, v)
 }
 
-// read does one of the things that readers do, and checks the result.
+// read performs one random read, and checks the result.
 func (s *snapshot) read(rnd *rand.Rand) error {
 	key := []byte(s.keys[rnd.IntN(len(s.keys))])
 	absent := append(bytes.Clone(key), "absent"...)
@@ -155,8 +155,8 @@ func (s *snapshot) read(rnd *rand.Rand) error {
 	return nil
 }
 
-// TestWriterDoesNotWait stops readers halfway through whatever they iterate over, until the writer
-// has made many versions.
+// TestWriterDoesNotWait stops readers in the middle of their iterations until the writer has made
+// many versions.
 func TestWriterDoesNotWait(t *testing.T) {
 	v := stateOf(t, 50, 50)
 	want := v.AppHash()
@@ -218,7 +218,7 @@ func TestWriterDoesNotWait(t *testing.T) {
 	for i := range 200 { // i*7+1 is never i, modulo 100
 		next = advance(t, next, Change{fmt.Appendf(nil, "k%02d", i%100), fmt.Append(nil, i)}, Change{Key: fmt.Appendf(nil, "k%02d", (i*7+1)%100)})
 	}
-	close(commits) // only now do they continue
+	close(commits) // only now do the readers continue
 	readers.Wait()
 	requireInvariants(t, next)
 }

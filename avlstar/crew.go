@@ -5,12 +5,12 @@ import (
 	"sync"
 )
 
-// maxWorkers limits the goroutines that share a block.
+// maxWorkers limits the goroutines that work on a block.
 const maxWorkers = 8
 
-// crew is the other goroutines that help with one block. They are started as soon as the block is
-// known to be large, so that a core that sleeps is awake when there is work to share: in a virtual
-// machine, waking it takes as long as a tenth of a block.
+// crew is a group of goroutines that help with one block. They are started as soon as the block is
+// known to be large, so that sleeping cores are awake when there is work: in a VM, waking a core
+// takes a tenth of the time of a block.
 type crew struct {
 	others int
 	begun  chan struct{} // closed when there is work, or when there will be none
@@ -23,7 +23,7 @@ type crew struct {
 	busy sync.WaitGroup
 }
 
-// callCrew starts as many helpers as are worth it for this number of changes. dismiss must follow.
+// callCrew starts helpers for this number of changes. The caller must call dismiss later.
 func callCrew(changes int) *crew {
 	c := &crew{begun: make(chan struct{})}
 	if changes < tune.minChanges {
@@ -55,7 +55,7 @@ func (c *crew) used() bool {
 	}
 }
 
-// begin reports whether there is still something to do.
+// begin reports whether there is still work. If so, the caller must call busy.Done when it is done.
 func (c *crew) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,9 +65,8 @@ func (c *crew) begin() bool {
 	return !c.mu.closed
 }
 
-// do lets all goroutines run work, which must return only when nothing is left to share. It returns
-// when the work is done; it does not wait for helpers that have found no core to run on. It can be
-// called once.
+// do runs work on all goroutines; work must return only when nothing is left to share. do returns
+// when the work is done, without waiting for helpers that got no core. It can be called once.
 func (c *crew) do(work func(worker int)) {
 	c.work = work
 	close(c.begun)
@@ -78,7 +77,7 @@ func (c *crew) do(work func(worker int)) {
 	c.busy.Wait()
 }
 
-// dismiss ends the helpers that have nothing to do.
+// dismiss ends idle helpers.
 func (c *crew) dismiss() {
 	if !c.used() {
 		c.mu.closed = true

@@ -7,25 +7,25 @@ import (
 	"slices"
 )
 
-// MinCutBytes is the least limit of a cut: smaller subtrees may not be in memory (see Paging).
+// MinCutBytes is the least limit of a cut: with Paging, smaller subtrees may not be in memory.
 const MinCutBytes = maxPageBytes
 
 // Cut is a tree, or a chunk, divided again with a smaller limit than that of its chunks. If two
 // versions differ in a few leaves of a chunk, most pieces of that chunk are equal, and equal pieces
 // have the same Stub (docs/spec/chunks.md#sub-manifests).
 //
-// A cut of a version refers to it and holds no reference of its own; a cut of a chunk refers to its
-// bytes. Its methods may be called concurrently.
+// A cut of a version refers to that version without holding a reference; a cut of a chunk refers to
+// the bytes of the chunk. Its methods may be called concurrently.
 type Cut struct {
 	manifest *Manifest
 	roots    []chunkRoot
-	version  *Version // or
+	version  *Version // exactly one of version and run is set
 	run      *run
 	byRoot   map[Stub]uint32
 }
 
 // Cut divides v into maximal subtrees of at most limit bytes (MinCutBytes to MaxChunkBytes), or
-// single leaves. It hashes nothing, and reads no page.
+// single leaves. It computes no hash and reads no page.
 func (v *Version) Cut(limit uint64) (*Cut, error) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
@@ -94,8 +94,8 @@ func (c *Cut) index() *Cut {
 // Manifest lists the pieces as if they were chunks, with the limit as B. It must not be modified.
 func (c *Cut) Manifest() *Manifest { return c.manifest }
 
-// Find returns the number of a piece with that root. The bytes of two such pieces are equal, except
-// for the first height.
+// Find returns the number of a piece with that root. Two pieces with equal roots have equal bytes,
+// except for the height in the first record.
 func (c *Cut) Find(root Stub) (k uint32, ok bool) {
 	k, ok = c.byRoot[root]
 	return k, ok
@@ -124,8 +124,8 @@ func (c *Cut) Piece(k uint32) ([]byte, error) {
 	return b, nil
 }
 
-// VerifySubManifest decodes the manifest of a chunk that is cut with a smaller limit, and proves it
-// against the chunk's root, which must be trusted. After that, VerifyChunk can verify every piece
+// VerifySubManifest decodes the manifest of a chunk that is cut with a smaller limit, and verifies
+// it against the chunk's root, which must be trusted. After that, VerifyChunk can verify each piece
 // alone, except for the key of the first piece, which nothing commits to.
 func VerifySubManifest(b []byte, chunk Stub, limit uint64) (*Manifest, error) {
 	if uint64(len(b)) >= chunk.Bytes {

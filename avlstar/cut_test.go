@@ -71,7 +71,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// If a few leaves change, most pieces of the chunks that change are found in the previous version.
+// If a few leaves change, most pieces of the chunks that changed are found in the previous version.
 func TestCutFindsWhatIsTheSame(t *testing.T) {
 	r := seeds.Rand(t)
 	v := cutTree(t, r, 64<<10, 8000, 200)

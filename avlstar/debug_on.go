@@ -9,9 +9,9 @@ import (
 	"slices"
 )
 
-// debug: every version is checked completely when it is made, every node of the memory is accounted
-// for, and what is freed is overwritten, so that a use after it is noticed. See go test -tags
-// avlstardebug.
+// debug enables three checks (go test -tags avlstardebug): every version is checked completely when
+// it is made, every node of the memory must be accounted for, and freed memory is overwritten, so
+// that a use after free is noticed.
 const debug = true
 
 const poison = 0xdddd_dddd_dddd_dddd
@@ -27,7 +27,7 @@ func (t *tree) check(v *Version) {
 	}
 	for i, a := range t.mu.alive[:len(t.mu.alive)-1] {
 		next := t.mu.alive[i+1].version
-		c.must(t.mu.bytesOf(slices.Concat(a.held...)) == a.version.HeldBytes(), "version %d holds another number of bytes", a.version.epoch)
+		c.must(t.mu.bytesOf(slices.Concat(a.held...)) == a.version.HeldBytes(), "version %d: wrong number of held bytes", a.version.epoch)
 		for _, d := range slices.Concat(a.held...) {
 			c.must(d.born <= a.version.epoch, "node of epoch %d held by version %d", d.born, a.version.epoch)
 			if d.n.isLeaf() {
@@ -40,30 +40,9 @@ func (t *tree) check(v *Version) {
 		}
 		c.must(next.epoch > a.version.epoch, "versions out of order")
 	}
-	if t.mu.side != nil {
-		for _, s := range t.mu.side.versions {
-			for _, n := range s.made {
-				if n.isLeaf() {
-					c.heldLeaves++
-				} else {
-					c.heldInner++
-				}
-			}
-		}
-	}
 	c.must(t.mu.nodes == c.inner+c.heldInner, "%d inner nodes in memory, %d in the latest version and %d held", t.mu.nodes, c.inner, c.heldInner)
 	c.must(t.mu.leaves == c.leaves+c.standIns+c.heldLeaves, "%d leaves in memory, %d and %d stand-ins in the latest version and %d held",
 		t.mu.leaves, c.leaves, c.standIns, c.heldLeaves)
-}
-
-// checkSide panics unless the last version of the side line satisfies all invariants but one: how
-// many upper nodes there are is the undo record's word, until the caller of Before compares the app
-// hash. The caller holds t.mu.
-func (t *tree) checkSide() {
-	v := t.mu.side.versions[len(t.mu.side.versions)-1].version
-	c := checker{v: v}
-	c.walk(v.root, v.top, nil, nil)
-	t.check(t.mu.alive[len(t.mu.alive)-1].version)
 }
 
 type checker struct {
@@ -77,7 +56,7 @@ func (c *checker) must(ok bool, format string, args ...any) {
 	}
 }
 
-// walk checks the subtree n, whose keys are in [low, high), against what its parent says of it.
+// walk checks the subtree n, whose keys are in [low, high), against its stub s in its parent.
 func (c *checker) walk(n ref, s Stub, low, high []byte) {
 	v := c.v
 	switch {
@@ -98,7 +77,7 @@ func (c *checker) walk(n ref, s Stub, low, high []byte) {
 		c.must(i.ownHeight() == s.Height && i.total() == s.Bytes && i.sum() == s.Hash, "node %x: its parent says %v", key, s)
 		c.must(max(i.height(left), i.height(right))-min(i.height(left), i.height(right)) <= 1, "node %x out of balance", key)
 		if first := v.end(l.child[right], left); first != 0 {
-			c.must(bytes.Equal(v.key(first), key), "node %x does not bear the least key on its right", key)
+			c.must(bytes.Equal(v.key(first), key), "node %x does not have the least key of its right subtree", key)
 			c.must(first == i.leaf(), "node %x refers to another leaf", key)
 		} else {
 			c.must(v.standIn(i.leaf()), "node %x refers to a leaf that is not in this version", key)

@@ -2,18 +2,19 @@ package avlstar
 
 import "bytes"
 
-// edit makes one version. The version's nodes are those of its epoch: edit changes them in place
-// and copies all others. While it runs, the heights in the images are right; bytes and hashes are
-// right only where they are not marked dirty, and resolver computes the others at the end.
+// edit makes one version. The new version's own nodes are those of its epoch: edit changes these in
+// place, and copies all others before changing them. While it runs, the heights in the images are
+// correct. Bytes and hashes are correct only where they are not marked dirty; resolver computes the
+// others at the end.
 //
-// Insertion, deletion and rotations are those of the AVL* paper (Fynn et al. 2022, algorithms 1–4)
-// without their bookkeeping of chunks. Where these leave a choice, it is that of cosmos/iavl v1.3.6
-// (mutable_tree.go: recursiveSet, recursiveRemove, balance).
+// Insertion, deletion and rotations are those of the AVL* paper (Fynn et al. 2022, algorithms 1–4),
+// without the paper's tracking of chunks. Where the paper leaves a choice, edit chooses as
+// cosmos/iavl v1.3.6 does (mutable_tree.go: recursiveSet, recursiveRemove, balance).
 //
-// The changes are made one after another in key order, but not each from the root: a change that
-// leaves the height and the least key of a subtree as they were changes nothing above it that the
-// next change could depend on. So the walk continues from the lowest node below which the next key
-// lies, and goes up only where it must.
+// The changes are made one after another in key order, but not each from the root. A change that
+// leaves the height and the least key of a subtree unchanged changes nothing above it that the next
+// change could depend on. So the walk continues from the lowest node that has the next key below
+// it, and goes up only where it must.
 //
 //	changes   b   c          x           the walk goes root → n → b, n → c, and only then up and down to x
 //	              root
@@ -23,19 +24,19 @@ type edit struct {
 	*allocator
 	tree       *tree
 	before     *Version
-	stubs      bool // there may be stubs, and so also stand-ins (graft.go)
+	stubs      bool // the tree may contain stubs, and hence stand-ins (graft.go)
 	epoch      uint32
 	chunkBytes uint64
 	upper      int64 // change of the number of inner nodes above the chunks, so far
 	leaves     int64 // change of the number of leaves
-	canFail    bool  // then made is kept, for undo
+	canFail    bool  // whether the edit can fail; then made is kept, for undo
 
 	changes []Change
 	ops     []op
 	next    int // the first of ops that is not made yet
-	warm    int // the first of ops whose path was not fetched into the cache
+	warm    int // the first of ops whose path was not prefetched
 	start   ref // the previous root
-	low     ref // record of the least key below top; 0 if that is the tree's left edge
+	low     ref // record of the least key below top; 0 if top begins at the tree's left edge
 
 	// top is above the root, which is its left child.
 	top struct {
@@ -43,15 +44,15 @@ type edit struct {
 		image image
 	}
 
-	dead      []dead // nodes of older versions that the new one lacks
-	discarded []ref  // nodes of epoch that it lacks, to be freed
+	dead      []dead // nodes of older versions that are not in the new one
+	discarded []ref  // nodes of epoch that are not in the new version, to be freed
 	made      []ref  // nodes of epoch, if the edit can fail
-	keys      []ref  // inner nodes that had got another key when they were put here
-	index     *index // nil: none
+	keys      []ref  // inner nodes whose key had changed when they were added here
+	index     *index // nil if there is none
 	indexed   []indexOp
 
-	// Details of an outcome, which go up with it. slot: what the parent of a lifted node said of
-	// it. least: the hash of the key of a renamed one.
+	// slot and least are details of the outcome that is being passed up. slot holds the stub of a
+	// lifted node, from its former parent; least holds the hash of a renamed least key.
 	slot struct {
 		Stub
 		dirty bool
@@ -67,18 +68,14 @@ type edit struct {
 		key    []byte
 		record int
 	}
-	// latest is the page that was read last, of those that bring had not made ready.
-	latest struct {
-		hash Hash
-		run  *run
-	}
+	latest latestPage
 }
 
 // outcome is the result of a visit of a subtree.
 type outcome struct {
 	n ref
-	// least is the leaf that now has the subtree's least key, for the inner node above that refers
-	// to it; 0: as before. If the bit renamed is set, it is another key, whose hash is in
+	// least is the leaf that now has the subtree's least key, to which an inner node above refers;
+	// 0 if it did not change. If the bit renamed is set, the key itself changed, and its hash is in
 	// edit.least.
 	least ref
 	bits  uint32
@@ -87,16 +84,16 @@ type outcome struct {
 const (
 	heightBits = 0xff
 	changed    = 1 << 8  // n is another node, or was changed
-	gone       = 1 << 9  // nothing is left: it was a leaf
-	lifted     = 1 << 10 // n took the place of its parent: its bytes and hash are in edit.slot
+	gone       = 1 << 9  // the subtree was a leaf, which was deleted
+	lifted     = 1 << 10 // n replaced its parent: its bytes and hash are in edit.slot
 	renamed    = 1 << 11
 )
 
 func (o outcome) height() uint8      { return uint8(o.bits & heightBits) }
 func (o outcome) is(bit uint32) bool { return o.bits&bit != 0 }
 
-// run makes all changes below e.top and reports whether there was one. It passes every outcome that
-// concerns what is above to noted, and stops when noted returns false.
+// run makes all changes below e.top and reports whether anything changed. It passes every outcome
+// that concerns nodes above e.top to noted, and stops when noted returns false.
 func (e *edit) run(noted func(outcome) (goOn bool)) (any bool) {
 	top, i := &e.top.link, &e.top.image
 	e.start = top.child[left]
@@ -132,9 +129,9 @@ func (e *edit) run(noted func(outcome) (goOn bool)) (any bool) {
 	return any
 }
 
-// visit makes the changes of the child of a node on one side whose keys are below that of inner
-// node bound (0: no bound). It returns when they are made, or earlier when something changed that
-// concerns the nodes above. The least key below is that of inner node low (0: see edit.low).
+// visit makes the changes in the child of a node, on the given side, whose keys are below the key
+// of inner node bound (0: no bound). It returns when they are made, or earlier when a change
+// concerns the nodes above. The least key of the child is that of inner node low (0: see edit.low).
 func (e *edit) visit(up *link, upImage *image, side int, low, bound ref) outcome {
 	n := up.child[side]
 	height := upImage.height(side)
@@ -188,7 +185,7 @@ func (e *edit) visit(up *link, upImage *image, side int, low, bound ref) outcome
 	}
 }
 
-// came completes the outcome r of a subtree's root with out, which has the changed bit if the
+// came completes r, the outcome of a subtree's root, with out, which has the changed bit if the
 // subtree was grafted.
 func (e *edit) came(out, r outcome) outcome {
 	switch {
@@ -243,7 +240,7 @@ func (e *edit) visitLeaf(n ref, upImage *image, side int) outcome {
 	newSide, keyLeaf := right, leaf
 	if order < 0 {
 		newSide, keyLeaf, out.least = left, n, leaf
-		// No key above is renamed: a key below the least of a subtree leads there only on the
+		// No key above is renamed: a key below the least key of a subtree leads there only on the
 		// tree's left edge.
 	}
 	l.child[newSide] = leaf
@@ -256,15 +253,15 @@ func (e *edit) visitLeaf(n ref, upImage *image, side int) outcome {
 	return out
 }
 
-// copySlot makes n the child of a node on one side, with what the slot from of image other says of
-// it.
+// copySlot makes n the child of a node on one side, and copies the stub and the dirty bit of n from
+// the slot from of image other.
 func copySlot(l *link, i *image, side int, n ref, other *image, from int) {
 	l.child[side] = n
 	i.setStub(side, other.stub(from))
 	i[imageFlags] = i[imageFlags]&^dirty(side) | other[imageFlags]>>from&1<<side
 }
 
-// put makes the outcome r of a child the new child.
+// put stores the outcome r of a child in its parent.
 func (e *edit) put(l *link, i *image, side int, r outcome) {
 	l.child[side] = r.n
 	if !r.is(lifted) {
@@ -279,12 +276,13 @@ func (e *edit) put(l *link, i *image, side int, r outcome) {
 	}
 }
 
-// lift replaces inner node n, whose other child is gone, by its child on one side.
+// lift replaces inner node n, after one child was deleted, by the other child, which is on the
+// given side.
 func (e *edit) lift(n ref, side int) outcome {
 	i := e.image(n)
 	out := outcome{n: e.link(n).child[side], bits: uint32(i.height(side)) | changed | lifted}
 	e.slot.Stub, e.slot.dirty = i.stub(side), i.isDirty(side)
-	if side == right { // the least key was on the left; now it is that of n
+	if side == right { // the least key was on the left; now it is the key of n
 		out.least, out.bits = i.leaf(), out.bits|renamed
 		e.least.hash, e.least.dirty = *i.keyHash(), i[imageFlags]&dirtyKey != 0
 	} else {
@@ -294,11 +292,11 @@ func (e *edit) lift(n ref, side int) outcome {
 	return out
 }
 
-// setKey updates the key of n, which is the least of its right subtree.
+// setKey updates the key of n, which is the least key of its right subtree.
 func (e *edit) setKey(n ref, l *link, i *image, r outcome) {
 	e.unless(i.leaf(), r.least)
 	i.setLeaf(r.least)
-	i.setFlag(moved) // whoever writes the leaf to disk writes the height with it
+	i.setFlag(moved) // the leaf's record on disk contains the height, so it must be written too
 	if !r.is(renamed) {
 		return
 	}
@@ -315,9 +313,9 @@ func (e *edit) keyUnknown(n ref, i *image) {
 	e.keys = append(e.keys, n)
 }
 
-// balance rotates if the heights of n's children differ by 2: doubly only if the inner grandchild
-// is strictly higher. n is of epoch. It returns the root of the subtree and its height; before is
-// the previous height. For low see visit.
+// balance rotates if the heights of n's children differ by 2. It rotates twice only if the inner
+// grandchild is strictly higher. n is of epoch. It returns the root of the subtree and its height;
+// before is the previous height. For low see visit.
 func (e *edit) balance(n ref, before uint8, low ref) (ref, uint8) {
 	i := e.image(n)
 	high := left
@@ -376,7 +374,7 @@ func (e *edit) rotate(n, c ref, side int, before uint8) ref {
 	return c
 }
 
-// own returns a node that e may change in the place of inner node n: n itself, or a copy.
+// own returns a node that e may change in place of inner node n: n itself, or a copy.
 func (e *edit) own(n ref) ref {
 	old := e.image(n)
 	if old.epoch() == e.epoch {
@@ -392,8 +390,8 @@ func (e *edit) own(n ref) ref {
 	return c
 }
 
-// ownChild owns the inner child of n on one side; n is of epoch. The least key below n is that of
-// inner node low.
+// ownChild replaces the inner child of n on one side by one that e may change (own); n is of epoch.
+// The least key below n is that of inner node low.
 func (e *edit) ownChild(n ref, side int, low ref) ref {
 	c := e.link(n).child[side]
 	if c == 0 {
@@ -423,14 +421,14 @@ func (e *edit) newLeaf(c *Change) ref {
 	return e.newRecord(c.Key, c.Value)
 }
 
-// reindex notes that the leaf now took the place of old; 0: none.
+// reindex records that leaf now replaces leaf old; 0 stands for no leaf.
 func (e *edit) reindex(key []byte, old, now ref) {
 	if e.index != nil {
 		e.indexed = append(e.indexed, indexOp{e.index.tag(key), old, now})
 	}
 }
 
-// kill removes a node of the given epoch from the version that is made.
+// kill removes a node, which was made in epoch, from the new version.
 func (e *edit) kill(n ref, epoch uint32) {
 	switch {
 	case epoch < e.epoch:
@@ -439,21 +437,21 @@ func (e *edit) kill(n ref, epoch uint32) {
 		}
 		e.dead = append(e.dead, dead{n, epoch})
 	case n.isInner():
-		e.image(n).setEpoch(freed) // it may still be in keys
+		e.image(n).setEpoch(freed) // the node may still be in keys
 		e.discarded = append(e.discarded, n)
-	default: // it was grafted: a leaf that was put stays, because its key changes only once
+	default: // a grafted leaf; a leaf that was put stays, because its key changes only once
 		e.setRecordEpoch(n, freed)
 		e.discarded = append(e.discarded, n)
 	}
 }
 
-// missing records the error that a change needs the child of a node on one side, of which there is
-// only a stub. Its keys begin with that of inner node low (0: see edit.low).
-func (e *edit) missing(i *image, side int, low ref, change int, beside bool) {
+// missing records the error that a change needs the child of a node on one side, which is only a
+// stub. The keys of the stub begin with that of inner node low (0: see edit.low).
+func (e *edit) missing(i *image, side int, low ref, change int, sibling bool) {
 	if e.err != nil {
 		return
 	}
-	missing := &MissingNodeError{Node: i.stub(side), Key: bytes.Clone(e.change(&e.ops[change]).Key), Beside: beside}
+	missing := &MissingNodeError{Node: i.stub(side), Key: bytes.Clone(e.change(&e.ops[change]).Key), Sibling: sibling}
 	if low != 0 {
 		missing.First = bytes.Clone(e.keyOf(low))
 	} else if e.low != 0 {
@@ -462,7 +460,7 @@ func (e *edit) missing(i *image, side int, low ref, change int, beside bool) {
 	e.err = missing
 }
 
-// undo frees everything that was made. The allocator must be closed.
+// undo frees all nodes that the edit made. The allocator must be closed.
 func (e *edit) undo(m *memory) {
 	for _, n := range e.made {
 		switch {
@@ -477,7 +475,7 @@ func (e *edit) undo(m *memory) {
 	e.clean(m)
 }
 
-// clean frees what was made and discarded. The allocator must be closed.
+// clean frees nodes that the edit made and discarded. The allocator must be closed.
 func (e *edit) clean(m *memory) {
 	for _, n := range e.discarded {
 		if n.isLeaf() {

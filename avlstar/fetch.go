@@ -1,12 +1,13 @@
 package avlstar
 
-// fetchGroup is the number of paths that are fetched at a time. Each is a chain of cache misses,
-// but the misses of different paths overlap: a core handles twenty and more at once. Many more than
-// the walk needs soon would be evicted from the cache again.
+// fetchGroup is the number of paths that are prefetched at a time. Each path is a chain of cache
+// misses, but the misses of different paths overlap: a core handles twenty or more at once. If the
+// group were much larger, the walk's next paths would be evicted from the cache before it needs
+// them.
 const fetchGroup = 128
 
-// fetch brings the paths of the next changes into the cache. The walk, which follows one after
-// another, then finds them there.
+// fetch brings the paths of the next changes into the cache, so that the walk, which follows them
+// one after another, finds them there.
 func (e *edit) fetch() {
 	ops := e.ops[e.warm:min(e.warm+fetchGroup, len(e.ops))]
 	e.warm += len(ops)
@@ -27,7 +28,7 @@ func (e *edit) fetch() {
 			}
 			l := w.link(n)
 			side := right
-			if ops[i].prefix < l.prefix { // a guess if they are equal
+			if ops[i].prefix < l.prefix { // a guess if the prefixes are equal
 				side = left
 			}
 			n = l.child[side]

@@ -8,30 +8,30 @@ import (
 	"github.com/starling-kv/starling/avlstar/hugemem"
 )
 
-// A walk through a large tree visits another page of the processor's at every step; with pages of
-// 4 KiB, most steps miss the TLB too. So the slabs and pages of a large tree are cut from frames of
-// 2 MiB (package hugemem). What a search reads, the links, lies together.
+// A walk through a large tree visits another memory page at every step; with pages of 4 KiB, most
+// steps miss the TLB too. So the slabs and pages of a large tree are cut from frames of 2 MiB
+// (package hugemem). Links, which are what a search reads, lie together.
 //
 //	frame of links     links of slab │ links of slab │ …   64
 //	frame of images    images of slab │ …                   8
 //	frame of records   page │ page │ …                     32
 //
-// The first tune.heapBytes of a tree lie in Go's heap, because most trees are small, and so does a
-// page that is a single large record. All of a tree does where there are no frames.
+// The first tune.heapBytes of a tree lie in Go's heap, because most trees are small. So does a page
+// that is a single large record. Where frames are not available, the whole tree lies in Go's heap.
 //
-// A frame with pieces in use stays, but what is free in frames beyond a quarter of what is in use
-// is given back to the system piece by piece: a tree that shrinks, as one with Paging may, leaves
-// some pieces in use in most frames.
+// A frame with pieces in use is kept, but free pieces beyond a quarter of those in use are returned
+// to the system one by one: a tree that shrinks, as a tree with Paging may, leaves pieces in use in
+// most frames.
 //
-// Go's garbage collector does not see frames. They are given back when the last version of a tree
-// is released, or when a tree of which some version was never released is found to be garbage. So
-// what reads a version's memory must keep the version reachable meanwhile (runtime.KeepAlive).
+// Go's garbage collector does not see frames. They are returned when the last version of a tree is
+// released, or when a tree with a version that was never released becomes garbage. So code that
+// reads a version's memory must keep the version reachable meanwhile (runtime.KeepAlive).
 type frames struct {
 	kinds   *[indexPieces + 1]pieces
 	cleanup runtime.Cleanup // of kinds
 }
 
-// Kinds of pieces of frames.
+// Kinds of pieces, which frames are cut into.
 const (
 	linkPieces = iota
 	imagePieces
@@ -39,36 +39,38 @@ const (
 	indexPieces // whole frames
 )
 
-// pieceBytes are the lengths of pieces, by kind.
+// pieceBytes holds the length of a piece of each kind.
 var pieceBytes = [...]int{
 	linkPieces: slabNodes * 16, imagePieces: slabNodes * 128, recordPieces: pageBytes, indexPieces: hugemem.FrameBytes,
 }
 
-// takeFrame is changed by tests.
+// takeFrame is a variable so that tests can replace it.
 var takeFrame = hugemem.Take
 
-// pieces are the frames that are cut into pieces of one kind.
+// pieces holds the frames that are cut into pieces of one kind.
 type pieces struct {
-	frames []*hugemem.Frame // nil: given back
-	blocks []*block         // which of their pieces are free
-	room   lowest           // frames with free pieces, and some that were given back
+	frames []*hugemem.Frame // nil if the frame was returned
+	blocks []*block         // which pieces of each frame are free
+	room   lowest           // frames with free pieces, and some that were returned
 	free   lowest           // indices without a frame
 
-	dropped []uint64 // of each frame the free pieces that have no memory, as bits
-	used    int      // pieces
-	idle    int      // free pieces that have memory
-	// last has the complements of the frames with such pieces, so that the last one is on top, and
-	// of some that have none any more; listed are those that it has.
+	dropped []uint64 // for each frame, a bit set of the free pieces that have no memory
+	used    int      // number of pieces in use
+	idle    int      // number of free pieces that have memory
+	// last contains the complements of the numbers of frames with idle pieces, so that the last
+	// such frame is on top, and of some that no longer have any. listed marks the frames that last
+	// contains.
 	last   lowest
 	listed []bool
 }
 
-// place says where a piece is: its frame and its number in it, plus 1. 0 is in Go's heap.
+// place locates a piece: its frame and its number in that frame, plus 1. 0 means that it is in Go's
+// heap.
 type place uint32
 
-const placeShift = 6 // pieces of a frame: 64 at most
+const placeShift = 6 // a frame has at most 64 pieces
 
-// newPiece returns a piece of this kind; nil if it is to be made in Go's heap.
+// newPiece returns a piece of this kind, or nil if the caller should allocate it in Go's heap.
 func (m *memory) newPiece(kind int) ([]byte, place) {
 	if !inFrames || uint64(m.slabCount)*slabNodes*nodeBytes+m.leafBytes < tune.heapBytes {
 		return nil, 0
@@ -80,14 +82,14 @@ func (m *memory) newPiece(kind int) ([]byte, place) {
 	return m.frames.kinds[kind].take(pieceBytes[kind])
 }
 
-// freePiece gives a piece back.
+// freePiece returns a piece to its frame.
 func (m *memory) freePiece(kind int, at place) {
 	if at != 0 {
 		m.frames.kinds[kind].give(at, pieceBytes[kind])
 	}
 }
 
-// freeFrames gives all frames back. The memory must not be used afterwards.
+// freeFrames returns all frames to the system. The memory must not be used afterwards.
 func (m *memory) freeFrames() {
 	if m.frames != nil {
 		m.frames.cleanup.Stop()
@@ -96,7 +98,7 @@ func (m *memory) freeFrames() {
 	}
 }
 
-// giveFrames gives frames back; their memory returns behind it.
+// giveFrames returns frames to the system in the background.
 func giveFrames(kinds *[indexPieces + 1]pieces) {
 	var all []*hugemem.Frame
 	for i := range kinds {
@@ -105,7 +107,7 @@ func giveFrames(kinds *[indexPieces + 1]pieces) {
 	hugemem.GiveAll(slices.DeleteFunc(all, func(f *hugemem.Frame) bool { return f == nil }))
 }
 
-// take returns the first free piece, nil if there is none and no other frame.
+// take returns the first free piece, or nil if there is none and no frame can be added.
 func (p *pieces) take(size int) ([]byte, place) {
 	for len(p.room) > 0 && p.blocks[p.room[0]].slots == 0 {
 		p.free.push(p.room.pop())
@@ -131,7 +133,7 @@ func (p *pieces) take(size int) ([]byte, place) {
 	return p.frames[i].Bytes()[from : from+size : from+size], place(i<<placeShift|piece) + 1
 }
 
-// add takes another frame.
+// add adds a frame. It reports false if none is available.
 func (p *pieces) add(size int) bool {
 	frame := takeFrame()
 	if frame == nil {
@@ -150,7 +152,7 @@ func (p *pieces) add(size int) bool {
 	return true
 }
 
-// idleOf returns the free pieces of a frame that have memory, as bits.
+// idleOf returns a bit set of the free pieces of a frame that have memory.
 func (p *pieces) idleOf(i uint32) uint64 {
 	if p.frames[i] == nil {
 		return 0
@@ -158,7 +160,7 @@ func (p *pieces) idleOf(i uint32) uint64 {
 	return p.blocks[i].free[0] &^ p.dropped[i]
 }
 
-// list notes a frame with such pieces.
+// list adds a frame with idle pieces to last.
 func (p *pieces) list(i uint32) {
 	if !p.listed[i] {
 		p.listed[i] = true
@@ -166,7 +168,7 @@ func (p *pieces) list(i uint32) {
 	}
 }
 
-// give takes a piece back.
+// give frees a piece.
 func (p *pieces) give(at place, size int) {
 	i, piece := uint32(at-1)>>placeShift, uint32(at-1)%(1<<placeShift)
 	b := p.blocks[i]
@@ -176,7 +178,7 @@ func (p *pieces) give(at place, size int) {
 	b.give(piece)
 	p.used--
 	p.idle++
-	if b.used == 0 { // it is taken out of room later
+	if b.used == 0 { // the frame's index is removed from room later
 		p.idle -= bits.OnesCount64(p.idleOf(i))
 		p.frames[i].Give()
 		p.frames[i], *b = nil, block{}
@@ -188,10 +190,11 @@ func (p *pieces) give(at place, size int) {
 	}
 }
 
-// idleFrames is how much may lie free of each kind, however small the tree is.
+// idleFrames is the number of frames of free memory that each kind keeps, even if the tree is
+// small.
 const idleFrames = 1
 
-// drop gives the memory of the last piece that is free back to the system. There must be one.
+// drop returns the memory of the last idle piece to the system. There must be one.
 func (p *pieces) drop(size int) {
 	for p.idleOf(^p.last[0]) == 0 {
 		p.listed[^p.last.pop()] = false

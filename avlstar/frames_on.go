@@ -2,5 +2,5 @@
 
 package avlstar
 
-// inFrames is off where a tool watches Go's heap.
+// inFrames is false in builds where a tool checks Go's heap.
 const inFrames = true

@@ -20,7 +20,7 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// allInFrames lets also the smallest tree take frames, until the test ends.
+// allInFrames lets even the smallest tree take frames, until the test ends.
 func allInFrames(t *testing.T) {
 	if !inFrames {
 		t.Skip("this build has all trees in Go's heap")
@@ -61,7 +61,7 @@ func manyKeys(rnd *rand.Rand, n int) []Change {
 	return block
 }
 
-// TestFramesReturn: when the last version of a tree is released, its frames are given back, and not
+// TestFramesReturn: the frames of a tree are returned when its last version is released, and not
 // before.
 func TestFramesReturn(t *testing.T) {
 	allInFrames(t)
@@ -83,8 +83,8 @@ func TestFramesReturn(t *testing.T) {
 	require.PanicsWithValue(t, "avlstar: use of a released version", func() { _, _, _ = v.View([]byte("a")) })
 }
 
-// TestFramesOfGarbageReturn: a tree whose versions were not released gives its frames back when it
-// is garbage; so does one that was not finished.
+// TestFramesOfGarbageReturn: a tree whose versions were not released returns its frames when it
+// becomes garbage. So does a tree that was not finished.
 func TestFramesOfGarbageReturn(t *testing.T) {
 	allInFrames(t)
 	rnd := seeds.Rand(t)
@@ -107,13 +107,13 @@ func TestFramesOfGarbageReturn(t *testing.T) {
 		return n
 	}()
 	require.Greater(t, grown, 3)
-	for tries := 0; hugemem.Lent() > before; tries++ { // cleanups run beside the program
+	for tries := 0; hugemem.Lent() > before; tries++ { // cleanups run concurrently
 		require.Less(t, tries, 10_000, "collections, and %d frames are still lent", hugemem.Lent())
 		runtime.GC()
 	}
 }
 
-// TestFramesShrink: a tree that loses its keys gives its frames back.
+// TestFramesShrink: a tree that loses its keys returns its frames.
 func TestFramesShrink(t *testing.T) {
 	allInFrames(t)
 	rnd := seeds.Rand(t)
@@ -124,7 +124,7 @@ func TestFramesShrink(t *testing.T) {
 		block[i].Value = nil
 	}
 	v = advance(t, v, block[1:]...)
-	for i := range 100 { // each gives up a part of what was released
+	for i := range 100 { // each Apply frees a part of the released nodes
 		v = advance(t, v, Change{[]byte("one"), []byte{1, byte(i)}})
 	}
 	require.LessOrEqual(t, framesOf(v), 3, "of %d", large)
@@ -132,9 +132,10 @@ func TestFramesShrink(t *testing.T) {
 }
 
 // TestBytesAKey: a tree that was made by blocks of 10,000 puts takes little more than its nodes,
-// which have 272 bytes a key of 20 bytes with a value of 100: what the last block replaced, and the
-// rest of the last frame of each kind. A frame is 10 bytes for each of 200,000 keys, and what is
-// drawn decides whether there are 28 or 29: the limit has room for one more.
+// which have 272 bytes for each key of 20 bytes with a value of 100. The rest is the nodes that the
+// last block replaced, and the unused part of the last frame of each kind. A frame is 10 bytes for
+// each of 200,000 keys, and the random keys determine whether there are 28 or 29: the limit has
+// room for one more.
 func TestBytesAKey(t *testing.T) {
 	usual := tune
 	allInFrames(t)
@@ -176,8 +177,8 @@ func TestBytesAKey(t *testing.T) {
 	}
 }
 
-// TestPieces takes and gives back pieces of frames at random: each keeps its content, what is free
-// and has memory is counted and bounded, and a piece that was dropped can be taken again.
+// TestPieces takes and gives back pieces of frames at random. Each keeps its content, the free
+// pieces that have memory are counted and bounded, and a piece that was dropped can be taken again.
 func TestPieces(t *testing.T) {
 	allInFrames(t)
 	rnd := seeds.Rand(t)
@@ -207,7 +208,8 @@ func TestPieces(t *testing.T) {
 				list[i] = list[len(list)-1]
 				list = list[:len(list)-1]
 			}
-			// last is that of the last idle one, first that of the first that this step dropped
+			// last is the number of the last idle piece, first that of the first one that this step
+			// dropped
 			idle, last, first := 0, -1, math.MaxInt
 			had = append(had, make([]uint64, len(p.frames)-len(had))...)
 			for i, f := range p.frames {
@@ -238,8 +240,8 @@ func TestPieces(t *testing.T) {
 	require.LessOrEqual(t, hugemem.Lent(), lent)
 }
 
-// TestFramesRunOut: where no frame is to be had, a tree continues in Go's heap, with the same
-// results, and gives back what it had.
+// TestFramesRunOut: if no frame is available, a tree continues in Go's heap, with the same results,
+// and returns the frames that it had.
 func TestFramesRunOut(t *testing.T) {
 	allInFrames(t)
 	usual := takeFrame
@@ -277,9 +279,9 @@ func TestTreesInFrames(t *testing.T) {
 	}
 }
 
-// TestReadersKeepTheirVersion: frames are given back when no version of their tree can be reached.
-// So whatever checks that a version is in use also keeps it until it is done; find does it for
-// nobody, since it returns a reference only.
+// TestReadersKeepTheirVersion: frames are returned when no version of their tree can be reached. So
+// a function that checks that a version is in use must also keep it alive until it returns. find
+// does not, since it returns only a reference.
 func TestReadersKeepTheirVersion(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)

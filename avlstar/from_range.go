@@ -7,27 +7,42 @@ import (
 	"iter"
 )
 
-// FromRange builds what a storage node has of the version that c commits to: everything in r, and
-// the stubs of its seam outside (Version.Seam). leaves yields the leaves in r in key order, with
-// their heights, as Partial.Leaves does; keys and values are copied. The result has the root
-// c.Root; otherwise the error is ErrOtherState, or that of leaves. c must be trusted, or compared
-// with a header before the result is used: no node commits to c.Chunks. As in FromLeaves, subtrees
-// are built in parallel while leaves are read.
+// FromRange builds a storage node's part of the version that c commits to: all nodes in r, and
+// outside of r the stubs of its boundary proof (Version.Boundary). leaves yields the leaves in r in
+// key order, with their heights, as Partial.Leaves does; keys and values are copied. If the root of
+// the result would not be c.Root, the error is ErrOtherState. An error that leaves yields is
+// returned as it is. c must be trusted, or be compared with a header before the result is used,
+// because no node commits to c.Chunks. As in FromLeaves, subtrees are built in parallel while
+// leaves are read.
 //
-//	           (n)                  the seam
+//	           (n)                  the boundary proof
 //	     ┌──────┴──────┐
 //	   stub       ┌────┴────┐
-//	────────┬── run   run   run ──┬──   leaves in r; those that share a run with the outside are
-//	 outside│           r         │outside    runs of their own
-func FromRange(c Commitment, r KeyRange, seam *Bag, leaves iter.Seq2[Leaf, error]) (*Partial, error) {
-	v, err := fromRange(c, r, seam, leaves)
+//	────────┬── run   run   run ──┬──   leaves in r; a leaf that shares a run with the outside is
+//	 outside│           r         │outside    a run of its own
+func FromRange(c Commitment, r KeyRange, boundary *Multiproof, leaves iter.Seq2[Leaf, error]) (*Partial, error) {
+	return partialFromRange(c, r, boundary, nil, leaves)
+}
+
+// FromRangePaged does what FromRange does, for a tree with Paging. The leaves must be stored: no
+// page stays in memory. Pages are subtrees that have only keys of r. Such a tree replays updates
+// for r (Partial.Replay); Apply refuses it.
+func FromRangePaged(c Commitment, r KeyRange, boundary *Multiproof, p Paging, leaves iter.Seq2[Leaf, error]) (*Partial, error) {
+	return partialFromRange(c, r, boundary, &p, leaves)
+}
+
+func partialFromRange(c Commitment, r KeyRange, boundary *Multiproof, p *Paging, leaves iter.Seq2[Leaf, error]) (*Partial, error) {
+	v, err := fromRange(c, r, boundary, p != nil, leaves)
 	if err != nil {
 		return nil, fmt.Errorf("avlstar: tree from a range: %w", err)
+	}
+	if p != nil {
+		v.EnablePaging(*p)
 	}
 	return &Partial{v}, nil
 }
 
-func fromRange(c Commitment, r KeyRange, seam *Bag, leaves iter.Seq2[Leaf, error]) (*Version, error) {
+func fromRange(c Commitment, r KeyRange, boundary *Multiproof, paged bool, leaves iter.Seq2[Leaf, error]) (*Version, error) {
 	if err := r.Check(); err != nil {
 		return nil, err
 	}
@@ -37,20 +52,21 @@ func fromRange(c Commitment, r KeyRange, seam *Bag, leaves iter.Seq2[Leaf, error
 	if (c.Chunks == 0) != (c.Root == emptyStub) {
 		return nil, fmt.Errorf("%w: a state of %d bytes in %d chunks", ErrOtherState, c.Root.Bytes, c.Chunks)
 	}
-	before, behind, err := seam.outside(c, r)
+	before, behind, err := boundary.outside(c, r)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
 	}
 	s := newStream(c.ChunkBytes)
+	s.paged = paged
 	first, failed, err := s.readRange(r, before, behind, leaves)
-	if waited := s.wait(); waited != nil && failed == nil { // that of the earlier leaf
+	if waited := s.wait(); waited != nil && failed == nil { // of an earlier leaf
 		err = waited
 	}
 	if failed != nil {
 		return nil, failed
 	}
 	if err == nil {
-		err = s.placeSeam(behind)
+		err = s.placeBoundary(behind)
 	}
 	if first == nil && len(behind) > 0 {
 		first = behind[0].key
@@ -66,7 +82,7 @@ func fromRange(c Commitment, r KeyRange, seam *Bag, leaves iter.Seq2[Leaf, error
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
 	case v.top != c.Root:
-		return nil, fmt.Errorf("%w: leaves and seam have the root %s, not %s", ErrOtherState, v.top.Hash, c.Root.Hash)
+		return nil, fmt.Errorf("%w: leaves and boundary proof have the root %s, not %s", ErrOtherState, v.top.Hash, c.Root.Hash)
 	}
 	if v.leaves, v.upper = 0, 0; c.Chunks > 0 {
 		v.upper = uint64(c.Chunks - 1)
@@ -74,12 +90,13 @@ func fromRange(c Commitment, r KeyRange, seam *Bag, leaves iter.Seq2[Leaf, error
 	return s.tree.publish(v)
 }
 
-// readRange reads the leaves in r, behind what the seam has before them. It returns the first key,
-// and the error that leaves yielded apart from that of what they are.
+// readRange places the items of the boundary proof before r and reads the leaves in r. It returns
+// the first key, the error that leaves yielded (failed), and the error if the leaves are invalid
+// (err).
 func (s *stream) readRange(
-	r KeyRange, before, behind []seamItem, leaves iter.Seq2[Leaf, error],
+	r KeyRange, before, behind []boundaryItem, leaves iter.Seq2[Leaf, error],
 ) (first []byte, failed, err error) {
-	if err := s.placeSeam(before); err != nil {
+	if err := s.placeBoundary(before); err != nil {
 		return nil, nil, err
 	}
 	s.apart = len(before) > 0
@@ -102,8 +119,8 @@ func (s *stream) readRange(
 	return first, failed, err
 }
 
-// placeSeam places items of a seam like leaves. No run may be waiting to be placed.
-func (s *stream) placeSeam(items []seamItem) error {
+// placeBoundary places items of a boundary proof like leaves. No run may be waiting to be placed.
+func (s *stream) placeBoundary(items []boundaryItem) error {
 	for i := range items {
 		if err := s.reserve(s.count + 1); err != nil {
 			return err
@@ -114,7 +131,7 @@ func (s *stream) placeSeam(items []seamItem) error {
 		case it.value != nil:
 			p.leaf = s.leaves.putRecord(0, it.key, it.value)
 			p.root.n, p.root.Hash = p.leaf, hashLeaf(it.keyHash, sha256.Sum256(it.value))
-		case s.count > 0: // no node has the key of the tree's first
+		case s.count > 0: // no inner node has the tree's first key
 			p.leaf = s.leaves.putRecord(0, it.key, nil) // a stand-in
 		}
 		s.placed = append(s.placed, p)

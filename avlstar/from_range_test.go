@@ -51,39 +51,43 @@ func TestFromRangeOfManyRuns(t *testing.T) {
 func TestFromRangeOfOtherLeaves(t *testing.T) {
 	v := stateOf(t, 50, 40)
 	r := KeyRange{First: []byte("k21"), After: []byte("k50")}
-	seam, err := v.Seam(r)
-	right := mustDecodeBag(t, seam, err)
-	seam, err = v.Seam(KeyRange{First: []byte("k30")})
-	elsewhere := mustDecodeBag(t, seam, err)
-	seam, err = mustApply(t, v, Change{[]byte("k01"), []byte("1")}).Seam(r)
-	newer := mustDecodeBag(t, seam, err)
+	boundary, err := v.Boundary(r)
+	right := mustDecodeMultiproof(t, boundary, err)
+	boundary, err = v.Boundary(KeyRange{First: []byte("k30")})
+	elsewhere := mustDecodeMultiproof(t, boundary, err)
+	boundary, err = mustApply(t, v, Change{[]byte("k01"), []byte("1")}).Boundary(r)
+	newer := mustDecodeMultiproof(t, boundary, err)
 	want := leavesOf(t, v, r)
 	c := v.Commitment()
-	for name, given := range map[string]func() (Commitment, *Bag, []Leaf){
-		"a leaf less":               func() (Commitment, *Bag, []Leaf) { return c, right, want[1:] },
-		"no leaves":                 func() (Commitment, *Bag, []Leaf) { return c, right, nil },
-		"a leaf outside":            func() (Commitment, *Bag, []Leaf) { return c, right, append(want, Leaf{Key: r.After, Value: r.After}) },
-		"another value":             func() (Commitment, *Bag, []Leaf) { want[3].Value = []byte("lie"); return c, right, want },
-		"another height":            func() (Commitment, *Bag, []Leaf) { want[3].Height ^= 1; return c, right, want },
-		"a great height":            func() (Commitment, *Bag, []Leaf) { want[3].Height = 200; return c, right, want },
-		"a key twice":               func() (Commitment, *Bag, []Leaf) { return c, right, slices.Insert(want, 4, want[4]) },
-		"no key":                    func() (Commitment, *Bag, []Leaf) { return c, right, append(want, Leaf{Key: []byte("k49")}) },
-		"no seam":                   func() (Commitment, *Bag, []Leaf) { return c, nil, want },
-		"the seam of another range": func() (Commitment, *Bag, []Leaf) { return c, elsewhere, want },
-		"a newer seam":              func() (Commitment, *Bag, []Leaf) { return c, newer, want },
-		"another root": func() (Commitment, *Bag, []Leaf) {
+	for name, given := range map[string]func() (Commitment, *Multiproof, []Leaf){
+		"a leaf less": func() (Commitment, *Multiproof, []Leaf) { return c, right, want[1:] },
+		"no leaves":   func() (Commitment, *Multiproof, []Leaf) { return c, right, nil },
+		"a leaf outside": func() (Commitment, *Multiproof, []Leaf) {
+			return c, right, append(want, Leaf{Key: r.After, Value: r.After})
+		},
+		"another value":                       func() (Commitment, *Multiproof, []Leaf) { want[3].Value = []byte("lie"); return c, right, want },
+		"another height":                      func() (Commitment, *Multiproof, []Leaf) { want[3].Height ^= 1; return c, right, want },
+		"a great height":                      func() (Commitment, *Multiproof, []Leaf) { want[3].Height = 200; return c, right, want },
+		"a key twice":                         func() (Commitment, *Multiproof, []Leaf) { return c, right, slices.Insert(want, 4, want[4]) },
+		"no key":                              func() (Commitment, *Multiproof, []Leaf) { return c, right, append(want, Leaf{Key: []byte("k49")}) },
+		"no boundary proof":                   func() (Commitment, *Multiproof, []Leaf) { return c, nil, want },
+		"the boundary proof of another range": func() (Commitment, *Multiproof, []Leaf) { return c, elsewhere, want },
+		"a newer boundary proof":              func() (Commitment, *Multiproof, []Leaf) { return c, newer, want },
+		"another root": func() (Commitment, *Multiproof, []Leaf) {
 			other := c
 			other.Root.Hash[0]++
 			return other, right, want
 		},
-		"no chunks":    func() (Commitment, *Bag, []Leaf) { return Commitment{ChunkBytes: 50, Root: c.Root}, right, want },
-		"no B":         func() (Commitment, *Bag, []Leaf) { return Commitment{Chunks: 1, Root: c.Root}, right, want },
-		"empty or not": func() (Commitment, *Bag, []Leaf) { return Commitment{ChunkBytes: 50, Root: emptyStub}, nil, want },
+		"no chunks": func() (Commitment, *Multiproof, []Leaf) { return Commitment{ChunkBytes: 50, Root: c.Root}, right, want },
+		"no B":      func() (Commitment, *Multiproof, []Leaf) { return Commitment{Chunks: 1, Root: c.Root}, right, want },
+		"empty or not": func() (Commitment, *Multiproof, []Leaf) {
+			return Commitment{ChunkBytes: 50, Root: emptyStub}, nil, want
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want = leavesOf(t, v, r)
-			c, seam, leaves := given()
-			_, err := FromRange(c, r, seam, withoutError(slices.Values(leaves)))
+			c, boundary, leaves := given()
+			_, err := FromRange(c, r, boundary, withoutError(slices.Values(leaves)))
 			require.ErrorIs(t, err, ErrOtherState)
 		})
 	}
@@ -92,7 +96,7 @@ func TestFromRangeOfOtherLeaves(t *testing.T) {
 	_, err = FromRange(c, r, right, func(yield func(Leaf, error) bool) { _ = yield(want[0], nil) && yield(Leaf{}, broken) })
 	require.ErrorIs(t, err, broken)
 	require.NotErrorIs(t, err, ErrOtherState)
-	_, err = FromRange(c, KeyRange{After: []byte{}}, right, withoutError(slices.Values(want)))
+	_, err = FromRange(c, KeyRange{First: []byte("k"), After: []byte("k")}, right, withoutError(slices.Values(want)))
 	require.ErrorContains(t, err, "no key is in the range")
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fuzzKeys are keys whose first 8 bytes are of little use: equal, padded with zeros, prefixes of
+// fuzzKeys are keys whose first 8 bytes do not help much: equal, padded with zeros, or prefixes of
 // each other.
 var fuzzKeys = func() (keys [][]byte) {
 	for i := range byte(8) {
@@ -20,12 +20,12 @@ var fuzzKeys = func() (keys [][]byte) {
 	return slices.CompactFunc(keys, bytes.Equal)
 }()
 
-// FuzzApply makes blocks of its input, with pins, releases, released forks and pruning between
-// them, and compares every version with the naive reference tree.
+// FuzzApply makes blocks from its input, with kept versions, releases, released forks and pruning
+// between them, and compares every version with the naive reference tree.
 //
 //	input  = chunk limit:u8 ‖ block …
 //	block  = what:u8 ‖ number of changes:u8 ‖ change …
-//	change = key:u8 ‖ value:u8      an index of fuzzKeys; what the value is made of, from 0xc0 on a deletion
+//	change = key:u8 ‖ value:u8      an index of fuzzKeys; the source of the value, from 0xc0 on a deletion
 func FuzzApply(f *testing.F) {
 	f.Fuzz(func(t *testing.T, input []byte) {
 		if len(input) > 1000 {
@@ -63,7 +63,7 @@ func fuzzValue(b byte) []byte {
 	return bytes.Repeat([]byte{b}, 1+int(b)/8)
 }
 
-// fuzzed is a version with its reference, and older versions that are pinned.
+// fuzzed is a version with its reference, and older versions that are kept.
 type fuzzed struct {
 	v       *Version
 	content model
@@ -78,7 +78,7 @@ func (w *fuzzed) step(t *testing.T, what byte, block []Change) {
 	if what&prune != 0 {
 		partial = applyPartial(t, w.v, block)
 	}
-	// Another version of the same block and what follows it, and half of it again.
+	// Make another version from the same block, a following one, and one from half of the block.
 	if what&fork != 0 {
 		a := mustApply(t, w.v, slices.Concat(block, []Change{{[]byte("fork"), []byte("1")}})...)
 		b := mustApply(t, a, block[:len(block)/2]...)

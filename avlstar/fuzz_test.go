@@ -45,8 +45,8 @@ func FuzzDecodeManifest(f *testing.F) {
 	})
 }
 
-// FuzzVerifyChunk gives each input the manifest that fits it best, so that only the chunk itself
-// decides. A naive decoder decides whether it is a chunk.
+// FuzzVerifyChunk gives each input the manifest that fits it best, so that the result depends only
+// on the chunk itself. A naive decoder determines whether it is a chunk.
 func FuzzVerifyChunk(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, height uint8) {
 		if len(data) > 1<<13 {
@@ -75,7 +75,7 @@ func FuzzVerifyChunk(f *testing.F) {
 	})
 }
 
-// refDecodeChunk is a naive decoder of chunks; it returns nil if b is none.
+// refDecodeChunk is a naive decoder of chunks; it returns nil if b is not a chunk.
 func refDecodeChunk(b []byte) *refNode {
 	var leaves []refLeaf
 	for len(b) > 0 {
@@ -101,8 +101,8 @@ func refDecodeChunk(b []byte) *refNode {
 	return refCartesian(leaves)
 }
 
-// refCartesian builds the tree whose inner nodes have the heights of all leaves but the first. It
-// returns nil if that is not an AVL tree.
+// refCartesian builds the tree whose inner nodes have the heights of all leaves except the first.
+// It returns nil if that is not an AVL tree.
 func refCartesian(leaves []refLeaf) *refNode {
 	switch len(leaves) {
 	case 0:
@@ -127,7 +127,7 @@ func refCartesian(leaves []refLeaf) *refNode {
 	return n
 }
 
-// FuzzVerifyPage gives each input the stub that fits it best. What is accepted must decode as the
+// FuzzVerifyPage gives each input the stub that fits it best. An accepted page must decode as the
 // naive decoder decodes it.
 func FuzzVerifyPage(f *testing.F) {
 	f.Add([]byte{0, 1, 'a', 1, 'x', 1, 1, 'b', 2, 'y', 'z', 0}, uint8(1), []byte("b"))

@@ -5,19 +5,20 @@ import (
 	"time"
 )
 
-// gate lets those who encode chunks give way to who makes a version: a block is made in
-// milliseconds, on all processors, and one that is busy encoding would be missed. runtime.Gosched
-// would not do: the processor would come back to the same goroutine.
+// gate makes chunk encoding yield to block execution. Apply takes milliseconds on all processors,
+// and needs those that encode. runtime.Gosched is not enough: the processor would return to the
+// same goroutine.
 //
 //	Apply      ├────making────┤             ├───making───┤
 //	encoder  ──64 KiB──┤ waits ├─64 KiB──64 KiB──┤ waits ├── …
 //
-// Whoever encodes looks at the gate after each piece. It waits maxGiveWay at most, and as long in
-// all for a MiB: so peers are served however closely blocks follow each other.
+// An encoder checks the gate after each piece. It waits at most maxGiveWay at a time, and at most
+// maxGiveWay in total for each MiB, so that peers are served even if blocks follow each other
+// closely.
 type gate struct {
-	// making is closed when the Apply under way ends; nil: there is none.
+	// making is closed when the running Apply ends; nil if none is running.
 	making atomic.Pointer[chan struct{}]
-	// encoded counts bytes, so that many small chunks are one piece.
+	// encoded counts the encoded bytes of all chunks, so that many small chunks count as one piece.
 	encoded atomic.Uint64
 }
 
@@ -26,14 +27,14 @@ const (
 	maxGiveWay   = 20 * time.Millisecond
 )
 
-// making is what closes the gate.
+// making is one closing of the gate.
 type making struct {
 	gate *gate
 	made *chan struct{} // see gate.making
 }
 
-// begin closes the gate until end. Of two that overlap, which Apply makes wait for each other, one
-// may open it for both.
+// begin closes the gate until end. If a call of Apply waits for another one, the end of either may
+// open the gate for both.
 func (g *gate) begin() *making {
 	m := &making{gate: g}
 	m.again()
@@ -55,20 +56,20 @@ func (m *making) end() {
 // encoder encodes leaf records of a version.
 type encoder struct {
 	*Version
-	next int           // length at which it gives way
-	wait time.Duration // that it may still wait
+	next int           // length at which it checks the gate
+	wait time.Duration // time that it may still wait
 }
 
-// newEncoder returns an encoder of that many bytes.
+// newEncoder returns an encoder for that number of bytes.
 func (v *Version) newEncoder(bytes uint64) encoder {
 	next := giveWayEvery - int(v.tree.gate.encoded.Load()%giveWayEvery)
 	return encoder{Version: v, next: next, wait: maxGiveWay * time.Duration(max(bytes, giveWayEvery)) / (1 << 20)}
 }
 
-// end accounts for what was encoded.
+// end adds the encoded bytes to the gate's count.
 func (e *encoder) end(b []byte) { e.tree.gate.encoded.Add(uint64(len(b))) }
 
-// giveWay waits while a version is made, if it may.
+// giveWay waits while a version is being made, until the encoder has waited as long as it may.
 func (e *encoder) giveWay(b []byte) {
 	e.next = len(b) + giveWayEvery
 	made := e.tree.gate.making.Load()

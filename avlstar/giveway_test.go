@@ -21,7 +21,7 @@ func ofBytes(t *testing.T, n int) *Version {
 	return advance(t, mustEmpty(t, MaxChunkBytes), changes...)
 }
 
-// took runs f and returns the time that it took, on the bubble's clock: only waiting takes time.
+// took runs f and returns the time that it took on the fake clock, where only waiting takes time.
 func took(f func()) time.Duration {
 	began := time.Now()
 	f()
@@ -72,18 +72,18 @@ func TestEncodersGiveWay(t *testing.T) {
 				bubble.Sleep(5 * time.Millisecond)
 				made.end()
 			})
-			require.Equal(t, 5*time.Millisecond, encode(), "%s: it waits until the version is made", name)
+			require.Equal(t, 5*time.Millisecond, encode(), "%s: it must wait until the version is made", name)
 			wait.Wait()
 
 			made = v.tree.gate.begin()
-			require.Equal(t, maxGiveWay*time.Duration(bytes[name])/(1<<20), encode(), "%s: nobody starves", name)
+			require.Equal(t, maxGiveWay*time.Duration(bytes[name])/(1<<20), encode(), "%s: encoding must not starve", name)
 			made.end()
 		}
 	})
 }
 
-// TestSmallChunksGiveWayTogether encodes many small chunks: together they wait as one of their
-// length, and not each of them.
+// TestSmallChunksGiveWayTogether encodes many small chunks. Together they wait as one chunk of
+// their total length does, and not each of them.
 func TestSmallChunksGiveWayTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := ofBytes(t, 10_000)
@@ -108,7 +108,7 @@ func TestSmallChunksGiveWayTogether(t *testing.T) {
 	})
 }
 
-// TestRateBesideBlocks encodes beside blocks of 2 ms that follow each other without a pause.
+// This test encodes during blocks of 2 ms that follow each other without a pause.
 func TestRateBesideBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := ofBytes(t, 1<<20)
@@ -141,9 +141,9 @@ func TestRateBesideBlocks(t *testing.T) {
 	})
 }
 
-// TestApplyClosesTheGate looks at the gate from inside an Apply and after Apply that end in each
-// way. It is open while Apply reads the pages that it will need together, and closed while it makes
-// the version, which reads again what could not be read.
+// TestApplyClosesTheGate checks the gate during an Apply, and after Apply has ended with each
+// possible outcome. The gate is open while Apply reads the pages that it will need, and closed
+// while it makes the version, which reads pages again that could not be read.
 func TestApplyClosesTheGate(t *testing.T) {
 	var p slicePages
 	for l := range mustLeaves(t, ofBytes(t, 100_000)) {
@@ -176,7 +176,7 @@ func TestApplyClosesTheGate(t *testing.T) {
 	open()
 }
 
-// gatePages notes of each read whether the gate is closed. The first one fails.
+// gatePages records for each read whether the gate is closed. The first read fails.
 type gatePages struct {
 	Pages
 	gate   *gate

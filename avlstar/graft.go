@@ -7,9 +7,9 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// Where an edit comes to a stub, it grafts: it copies the nodes of the page that are on the way to
-// its changes into the tree, as nodes of the new version. What lies beside them remains a stub.
-// Older versions keep the stub that they have.
+// An edit that reaches a stub grafts: it copies the nodes of the page on the paths to its changes
+// into the tree, as nodes of the new version. The siblings of these nodes remain stubs. Older
+// versions keep their stub.
 //
 //	      stub                 (n)            ops: e
 //	   a…………………h      →     stub  (e)
@@ -21,8 +21,8 @@ import (
 // when the leaf is read or the node dies.
 
 // graft replaces the stub on one side of a node. The stub's keys begin with that of inner node low
-// and are below that of inner node bound (0: no bound). It returns the new root, 0 on an error, and
-// the subtree's least leaf, if it was copied.
+// and are below that of inner node bound (0: no bound). It returns the new root, or 0 on an error,
+// and the subtree's least leaf, if it was copied.
 func (e *edit) graft(up *image, side int, low, bound ref) (n, least ref) {
 	to := e.next + 1
 	for to < len(e.ops) && (bound == 0 || e.less(e.ops[to], bound, e.link(bound))) {
@@ -36,8 +36,8 @@ func (e *edit) graft(up *image, side int, low, bound ref) (n, least ref) {
 	return e.copyPath(r, at, e.ops[e.next:to])
 }
 
-// graftRoot grafts only the root, an inner node, of the stub on one side of inner node n, which is
-// of epoch. The stub's keys begin with that of inner node low.
+// graftRoot replaces the stub on one side of inner node n, which is of epoch, by the root of the
+// subtree only, which must be an inner node. The stub's keys begin with that of inner node low.
 func (e *edit) graftRoot(n ref, side int, low ref) ref {
 	r, at, ok := e.find(low, e.image(n).stub(side))
 	if !ok || !at.isInner() {
@@ -49,8 +49,8 @@ func (e *edit) graftRoot(n ref, side int, low ref) ref {
 	return c
 }
 
-// graftTop makes sure that the root is in memory: a stub becomes the root when everything beside it
-// was deleted.
+// graftTop makes sure that the root is in memory. The root is a stub if all keys outside of that
+// stub were deleted.
 func (e *edit) graftTop() {
 	top, i := &e.top.link, &e.top.image
 	if e.tree.paging == nil || e.err != nil || top.child[left] != 0 || i.stub(left) == emptyStub {
@@ -64,8 +64,8 @@ func (e *edit) graftTop() {
 	top.child[left], _ = e.copyPath(r, at, nil)
 }
 
-// find returns the node with this stub, whose keys begin with that of inner node low (0: with that
-// of e.low). It is in a page of the previous version, which has these keys too.
+// find returns the node with this stub, whose keys begin with that of inner node low (0: that of
+// e.low). The node is in a page of the previous version, which has these keys too.
 func (e *edit) find(low ref, stub Stub) (r *run, at ref, ok bool) {
 	if e.tree.paging == nil || e.err != nil {
 		return nil, 0, false
@@ -90,7 +90,7 @@ func (e *edit) find(low ref, stub Stub) (r *run, at ref, ok bool) {
 }
 
 // findFirst finds the node with this stub on the left edge of the tree, where no inner node has its
-// least key. Keys that came first in the previous version may have been deleted, each by one of the
+// least key. The first keys of the previous version may have been deleted, each by one of the
 // changes.
 func (e *edit) findFirst(stub Stub) (r *run, at ref, ok bool) {
 	for tries := 0; tries <= len(e.changes); {
@@ -116,25 +116,39 @@ func (e *edit) findFirst(stub Stub) (r *run, at ref, ok bool) {
 	return nil, 0, false
 }
 
-// page returns the nodes of page s, nil on an error, which is then in e.err.
+// page returns the nodes of page s, or nil on an error, which it stores in e.err.
 func (e *edit) page(s Subtree) *run {
-	if r := e.tree.paging.runs[s.Hash]; r != nil {
-		return r
-	}
-	if e.latest.run != nil && e.latest.hash == s.Hash {
-		return e.latest.run
-	}
-	p, err := e.tree.fetchPage(s)
+	r, err := e.latest.page(e.tree, s)
 	if err != nil {
 		e.err = err
-		return nil
 	}
-	e.tree.paging.loaded.Add(1)
-	e.latest.hash, e.latest.run = s.Hash, p.nodes()
-	return e.latest.run
+	return r
 }
 
-// copyPath copies node n of r, and the nodes below it on the way to ops.
+// latestPage is the page that was read last, not counting pages that bring read.
+type latestPage struct {
+	hash Hash
+	run  *run
+}
+
+// page returns the nodes of page s of t.
+func (l *latestPage) page(t *tree, s Subtree) (*run, error) {
+	if r := t.paging.runs[s.Hash]; r != nil {
+		return r, nil
+	}
+	if l.run != nil && l.hash == s.Hash {
+		return l.run, nil
+	}
+	p, err := t.fetchPage(s)
+	if err != nil {
+		return nil, err
+	}
+	t.paging.loaded.Add(1)
+	l.hash, l.run = s.Hash, p.nodes()
+	return l.run, nil
+}
+
+// copyPath copies node n of r, and the nodes below it on the paths to ops.
 func (e *edit) copyPath(r *run, n ref, ops []op) (c, least ref) {
 	if n.isLeaf() {
 		l := r.leaf(int(n &^ leafBit))
@@ -163,7 +177,8 @@ func (e *edit) copyPath(r *run, n ref, ops []op) (c, least ref) {
 	return c, least
 }
 
-// newRecord stores the record of a leaf that the previous version has too, or a stand-in.
+// newRecord stores the record of a leaf, or a stand-in. If the edit can fail, it notes the record
+// for undo.
 func (e *edit) newRecord(key, value []byte) ref {
 	r := e.putRecord(e.epoch, key, value)
 	if e.canFail {
@@ -179,19 +194,19 @@ func (w *view) standIn(r ref) bool {
 	return b[at+n] == 0
 }
 
-// unless kills old, if it is a stand-in, unless it is next, which replaces it.
+// unless kills old if it is a stand-in, except if it is next, the record that replaces it.
 func (e *edit) unless(old, next ref) {
 	if e.stubs && old != 0 && old != next && e.standIn(old) {
 		e.kill(old, e.recordEpoch(old))
 	}
 }
 
-// sweep makes stubs of pages that are stored and were not changed lately. It makes a version of its
-// own, so that readers of older ones are not disturbed.
+// sweep turns pages that are stored and did not change recently into stubs. It makes a new version,
+// so that readers of older versions are not disturbed.
 type sweep struct {
 	*edit
-	from   []byte // where it begins; nil: at the least key
-	to     []byte // where the next sweep begins; nil: it reached the end
+	from   []byte // least key of the sweep; nil: the tree's least key
+	to     []byte // where the next sweep begins; nil if this one reached the end
 	newest uint32 // only pages of this epoch or older are evicted
 	want   int64  // bytes to free
 	freed  int64
@@ -201,16 +216,17 @@ type sweep struct {
 // swept is the result for a subtree.
 type swept struct {
 	n     ref
-	other bool // n is another node, or none
-	least bool // its least leaf was evicted
+	other bool // whether n is another node, or none
+	least bool // whether its least leaf was evicted
 }
 
-// minAge is the age, in versions, of the youngest pages that a sweep evicts at first. Each lap that
-// frees too little lowers it.
+// minAge is the age, in versions, of the youngest pages that a sweep evicts at first. Each sweep of
+// the whole tree that frees too little lowers the age.
 const minAge = 64
 
-// evict returns a version like v without some of its pages, which the caller releases, if the tree
-// takes more memory than its budget; otherwise v itself. The caller holds t.mu.
+// evict returns a version of the same state as v without some of its pages if the tree takes more
+// memory than its budget; the caller releases it. Otherwise it returns v itself. The caller holds
+// t.mu.
 func (t *tree) evict(v *Version) *Version {
 	p := t.paging
 	if p == nil || !v.root.isInner() {
@@ -225,19 +241,19 @@ func (t *tree) evict(v *Version) *Version {
 		return v
 	}
 	p.resting = false
-	want := have - budget + budget/16 // a little more, so that not every block must evict
+	want := have - budget + budget/16 // free somewhat more, so that not every block must evict
 	next := t.sameState(v)
 	a := newAllocator(&t.mu.memory, false)
 	s := sweep{edit: t.newEdit(v, next, nil, nil, &a), from: p.cursor, want: want}
 	s.stubs = true
 	lap := 0
-	for ; lap < 2; lap++ { // the second lap begins at the least key; perhaps the first one too
+	for ; lap < 2; lap++ { // the second lap begins at the least key; the first one may do so too
 		s.newest = 0
 		if v.epoch > p.age {
 			s.newest = min(stored, v.epoch-p.age)
 		}
 		s.to = nil
-		next.root = s.walk(next.root, next.top, nil).n
+		next.root = s.walk(next.root, Subtree{Stub: next.top}).n
 		if p.cursor = bytes.Clone(s.to); s.to != nil || s.freed >= want {
 			break
 		}
@@ -249,7 +265,7 @@ func (t *tree) evict(v *Version) *Version {
 	switch {
 	case s.freed >= want/2:
 		p.age = min(p.age+1, minAge)
-	case p.age == 0 && lap == 2: // everything was evicted that could be
+	case p.age == 0 && lap == 2: // all pages that may be evicted were evicted
 		p.resting, p.idle = true, stored
 	default:
 		p.age /= 2
@@ -261,18 +277,18 @@ func (t *tree) evict(v *Version) *Version {
 	return next
 }
 
-// sameState begins a version that differs from v only in what is in memory; keep ends it. The
-// caller holds t.mu.
+// sameState begins a version that differs from v only in which nodes are in memory; keep ends it.
+// The caller holds t.mu.
 func (t *tree) sameState(v *Version) *Version {
 	t.mu.epoch = max(t.mu.epoch, v.epoch) + 1
 	return &Version{
 		chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, from: v.from, grown: true, shed: v.shed, partial: true,
-		upper: v.upper, leaves: v.leaves, uncounted: v.uncounted, root: v.root, top: v.top,
+		full: v.full, upper: v.upper, leaves: v.leaves, uncounted: v.uncounted, root: v.root, top: v.top,
 	}
 }
 
-// keep makes next, which sameState began and e made, the latest version if it differs from the one
-// before, and reports whether it does. The caller holds t.mu.
+// keep makes next the latest version if it differs from the one before, and reports whether it
+// does. sameState began next, and e made it. The caller holds t.mu.
 func (t *tree) keep(e *edit, next *Version, differs bool) bool {
 	e.close()
 	if !differs {
@@ -291,18 +307,18 @@ func (t *tree) resident() int64 {
 	return int64(t.eachBytes() * (all - min(t.held(), all)))
 }
 
-// eachBytes estimates the memory of a node or leaf.
+// eachBytes estimates the memory of a node or leaf, in bytes.
 func (t *tree) eachBytes() uint64 {
 	all := t.mu.nodes + t.mu.leaves
 	return (t.mu.nodes*nodeBytes + t.mu.leafBytes) / max(all, 1)
 }
 
-// maxExcess limits what excess returns, so that a block takes no longer than a large one.
+// maxExcess limits what excess returns, so that a small block takes no longer than a large one.
 const maxExcess = 1 << 16
 
-// excess returns how many nodes of versions that were given up an Apply frees first because the
-// tree, with all that waits so, takes more memory than its budget. To evict pages instead would not
-// help: what leaves the tree waits behind them. The caller holds t.mu.
+// excess returns the number of dead nodes that an Apply frees first, because the tree with all
+// nodes that wait to be freed takes more memory than its budget. Evicting pages instead would not
+// help, since evicted nodes would have to wait behind these. The caller holds t.mu.
 func (t *tree) excess() int {
 	if t.paging == nil {
 		return 0
@@ -318,41 +334,49 @@ func isPage(s Stat, chunkBytes uint64) bool {
 	return s.Height == 0 || s.Bytes <= min(tune.pageBytes, chunkBytes)
 }
 
-// walk sweeps the subtree n, whose keys are below after (nil: the tree's end).
-func (s *sweep) walk(n ref, stub Stub, after []byte) swept {
+// walk sweeps the subtree at, whose root is n.
+func (s *sweep) walk(n ref, at Subtree) swept {
 	kept := swept{n: n}
-	if n == 0 || s.from != nil && after != nil && bytes.Compare(after, s.from) <= 0 {
+	if n == 0 || s.from != nil && at.After != nil && bytes.Compare(at.After, s.from) <= 0 {
 		return kept
 	}
-	if isPage(stub.Stat, s.chunkBytes) && n != s.before.root {
-		if s.freed >= s.want || s.epochOf(n) > s.newest {
+	if isPage(at.Stat, s.chunkBytes) && n != s.before.root {
+		if s.freed >= s.want || s.epochOf(n) > s.newest || s.crosses(at) {
 			return kept
 		}
 		s.drop(n)
 		s.pages++
 		if told := s.tree.paging.Evicted; told != nil {
-			told(stub)
+			told(at.Stub)
 		}
 		if s.freed >= s.want {
-			s.to = after
+			s.to = at.After
 		}
 		return swept{other: true, least: true}
 	}
-	key := s.keyOf(n)
-	l := s.walk(s.link(n).child[left], s.image(n).stub(left), key)
+	below, above := splitAt(&s.view, at, n)
+	l := s.walk(s.link(n).child[left], below)
 	if s.freed >= s.want && s.to == nil {
-		s.to = key
+		s.to = above.First
 	}
 	var r swept
 	if s.freed < s.want {
-		r = s.walk(s.link(n).child[right], s.image(n).stub(right), after)
+		r = s.walk(s.link(n).child[right], above)
 	} else {
 		r.n = s.link(n).child[right]
 	}
 	return s.join(n, l, r)
 }
 
-// join makes l and r the children of inner node n, or of a copy, where they are others.
+// crosses reports whether a subtree of a tree that has only a range of the keys is on the path to
+// an edge of that range, or outside: only Pages of that range are stored.
+func (s *sweep) crosses(at Subtree) bool {
+	full := s.before.full
+	return full != nil && !full.Covers(KeyRange{First: at.First, After: at.After})
+}
+
+// join makes l and r the children of inner node n, or of a copy of n if they differ from its
+// children.
 func (s *sweep) join(n ref, l, r swept) swept {
 	if !l.other && !r.other {
 		return swept{n: n}
@@ -365,7 +389,7 @@ func (s *sweep) join(n ref, l, r swept) swept {
 	return swept{n: c, other: true, least: l.least}
 }
 
-// drop removes the nodes and leaves below n from the version that is made.
+// drop removes the nodes and leaves below n from the new version.
 func (s *sweep) drop(n ref) {
 	switch {
 	case n == 0:

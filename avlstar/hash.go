@@ -12,8 +12,8 @@ type Hash [32]byte
 // String returns the hash in lower-case hexadecimal.
 func (h Hash) String() string { return hex.EncodeToString(h[:]) }
 
-// Stat is what a parent (for the root: the AppHash) commits to beside a subtree's hash: its height
-// and the length of its leaf records.
+// Stat is the height of a subtree and the length of its leaf records. A parent (for the root: the
+// AppHash) commits to it along with the subtree's hash.
 type Stat struct {
 	Height uint8
 	Bytes  uint64

@@ -38,8 +38,8 @@ func TestDamagedManifests(t *testing.T) {
 	}
 }
 
-// TestDamagedChunks damages every byte of every chunk; the manifest has the right length for it, or
-// another.
+// TestDamagedChunks damages every byte of every chunk. The manifest has the correct length for it,
+// or another length.
 func TestDamagedChunks(t *testing.T) {
 	v := stateOf(t, 60, 24)
 	m := v.Manifest()
@@ -49,7 +49,7 @@ func TestDamagedChunks(t *testing.T) {
 		for what, b := range damages(chunk) {
 			_, err := m.VerifyChunk(uint32(k), b)
 			require.ErrorIs(t, err, ErrInvalidChunk, "chunk %d: %s", k, what)
-			// A manifest with a false length: now only the hash of the root can show it.
+			// In a manifest with a false length, only the hash of the root can reveal that.
 			lie := &Manifest{ChunkBytes: m.ChunkBytes, Entries: slices.Clone(m.Entries)}
 			lie.Entries[k].Root.Bytes = uint64(len(b))
 			_, err = lie.VerifyChunk(uint32(k), b)
@@ -94,7 +94,7 @@ func TestDamagedCommitments(t *testing.T) {
 	}
 }
 
-// TestHostileManifests passes shapes to the builder that would harm a careless one.
+// TestHostileManifests passes shapes to the builder that would harm a careless implementation.
 func TestHostileManifests(t *testing.T) {
 	header := func(m uint64) []byte {
 		return binary.AppendUvarint([]byte{manifestVersion, 50}, m)
@@ -123,7 +123,7 @@ func TestHostileManifests(t *testing.T) {
 	} {
 		_, err := VerifyManifest(b, Hash{})
 		require.ErrorIs(t, err, ErrInvalidManifest, name)
-		// One that decodes is refused everywhere else too.
+		// A manifest that decodes is refused everywhere else too.
 		if m, err := DecodeManifest(b); err == nil {
 			require.Equal(t, b, m.Encode())
 			_, err = m.Commitment()
@@ -188,8 +188,8 @@ func TestAssembleRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "does not ascend")
 }
 
-// TestChunkHeights compares the heights in a chunk with those in the whole tree: only that of the
-// first leaf differs.
+// TestChunkHeights compares the heights in a chunk with those in the whole tree: only the height of
+// the first leaf differs.
 func TestChunkHeights(t *testing.T) {
 	v := stateOf(t, 60, 24)
 	m := v.Manifest()

@@ -10,8 +10,8 @@ import (
 )
 
 // TestICS23 checks proofs of random trees, some of them large, with ics23/go alone. It also checks
-// that the encoder, which writes directly from the tree's memory, makes the same bytes as ics23's
-// own from what that decodes.
+// that the encoder, which writes directly from the tree's memory, makes the bytes that ics23's own
+// encoder makes from the decoded proof.
 func TestICS23(t *testing.T) {
 	rnd := seeds.Rand(t)
 	present, absent := 0, 0
@@ -46,7 +46,7 @@ func TestICS23(t *testing.T) {
 			if p.State == nil {
 				continue
 			}
-			// It holds for no other root, and does not prove the opposite.
+			// The proof is invalid for any other root, and does not prove the opposite.
 			other, root := Hash{1}, v.Root().Hash
 			var s ics23.CommitmentProof
 			require.NoError(t, s.Unmarshal(p.State))

@@ -10,46 +10,48 @@ import (
 	"unsafe"
 )
 
-// index finds the leaf of a key by its hash: two or three cache lines instead of a walk
-// (docs/decisions/0037-index-by-hash.md). It belongs to a tree, and all versions share it.
+// index finds the leaf of a key by its hash, which reads two or three cache lines instead of
+// walking the tree (docs/decisions/0037-index-by-hash.md). It belongs to a tree, and all versions
+// share it.
 //
 //	cell   seq │ 5 tags │ 5 refs │ 5 epochs of birth      a cache line
 //	pair   cell │ cell                                    a key's home is one of them
-//	table  pair │ pair │ pair │ …                         a key has two: the second for what the first has no room for
+//	table  pair │ pair │ pair │ …                         a key has two: the second for what does not fit in the first
 //
 // An entry names the newest leaf of a key. So it is valid in each version in use that is not older
-// than the leaf; an older one walks. Before a version is published, the entries of all leaves that
-// it replaces or lacks are gone. Hence what a reader finds lies in its own version, which keeps it
-// alive, also where the entry is removed meanwhile.
+// than the leaf; readers of an older version walk. Before a version is published, the entries of
+// all leaves that it replaces or deletes are removed. Hence a leaf that a reader finds is in the
+// reader's own version, which keeps the leaf alive even if the entry is removed meanwhile.
 //
-// What is not found proves nothing: the reader walks, and enters the leaf that it comes to, if its
-// version is the newest. So an entry may be missing at any time: where both pairs are full, where a
-// tree was loaded, while entries move, while a cell is being written.
+// A missing entry proves nothing: the reader walks, and enters the leaf that it finds if its
+// version is the newest. An entry may be missing at any time: when both pairs are full, after a
+// tree was loaded, while entries move, or while a cell is being written.
 //
-// Writers are Apply, which holds tree.mu, and readers that enter a leaf. Apply closes the index to
-// these while it changes entries (open), and waits for a cell that one of them has locked. Readers
-// wait for nobody.
+// The writers are Apply, which holds tree.mu, and readers that enter a leaf. While Apply changes
+// entries, it closes the index to these readers (open), and waits for any cell that one of them has
+// locked. A lookup never waits.
 //
-// Keys come from strangers: they cannot know the hash, whose seed is random. If they did, the keys
-// beyond ten of a pair would be found by walking.
+// Untrusted clients choose the keys, but cannot know their hashes, since the seed is random. If
+// they did, keys beyond the ten of a pair would be found by walking.
 type index struct {
 	seed  maphash.Seed
-	tags  uint32 // the bits of a hash that are used: all, but in tests
+	tags  uint32 // mask for the bits of a hash that are used: all of them, except in tests
 	table atomic.Pointer[table]
-	// open is the epoch of the version whose readers may enter leaves: the newest. closed: none.
+	// open is the epoch of the newest version, whose readers may enter leaves. It is closed if no
+	// reader may.
 	open atomic.Uint32
-	used atomic.Int64 // entries
+	used atomic.Int64 // number of entries
 }
 
-// closed is the epoch of no version.
+// closed is an epoch that no version has.
 const closed = freed
 
-// table is where an index has its pairs. It grows by a pair at a time, into which a half of another
-// one goes (linear hashing: Litwin 1980), so that a block never moves everything.
+// table has the pairs of an index. It grows by one pair at a time, which takes over half of the
+// entries of another pair (linear hashing: Litwin 1980), so that no block has to move all entries.
 type table struct {
 	segments []*segment
 	pairs    uint32
-	mask     uint32 // the least 2^k - 1 that is not less than pairs
+	mask     uint32 // the least 2^k - 1 that is at least pairs
 }
 
 type (
@@ -60,29 +62,29 @@ type (
 
 const (
 	segmentPairs = 2 << 20 / 128
-	// cellSlots is the number of entries in a cell, whose words follow each other by kind.
+	// cellSlots is the number of entries in a cell. The words of a cell are grouped by kind.
 	cellSlots = 5
 	cellTags  = 1
 	cellRefs  = cellTags + cellSlots
 	cellBorn  = cellRefs + cellSlots
 
-	// pairEntries is how many entries there are for each pair, of the ten that it has room for,
-	// before the table grows: 22 bytes for an entry.
+	// pairEntries is the average number of entries in a pair, out of ten, above which the table
+	// grows. An entry then takes 22 bytes.
 	pairEntries = 5.8
 	minPairs    = 64
-	// maxSplits limits how many pairs a part of a block adds besides those for its own leaves: a
-	// table grows slowly into what readers entered.
+	// maxSplits limits the number of pairs that a part of a block adds in addition to those for its
+	// own leaves: the table grows slowly to fit the entries of readers.
 	maxSplits = 256
 )
 
-// indexOp is a change of an index: the leaf old of a key with this tag was replaced by the leaf
-// now. 0: there was none, or there is none any more.
+// indexOp is a change of an index: leaf now replaces leaf old of a key with this tag. 0 stands for
+// no leaf.
 type indexOp struct {
 	tag      uint32
 	old, now ref
 }
 
-// EnableIndex gives v's tree an index by hash, which makes View, Get, Has and ViewMany faster in
+// EnableIndex adds an index by hash to v's tree, which makes View, Get, Has and ViewMany faster in
 // the versions that Apply makes from now on. It takes about 22 bytes for each key in memory. No
 // result depends on it, and absence is always proved by a walk.
 func (v *Version) EnableIndex() {
@@ -106,7 +108,7 @@ func (v *Version) EnableIndex() {
 
 // newSegment returns a segment without entries.
 func (m *memory) newSegment() *segment {
-	piece, _ := m.newPiece(indexPieces) // it stays until the tree ends
+	piece, _ := m.newPiece(indexPieces) // the segment stays until the tree ends
 	if piece == nil {
 		return new(segment)
 	}
@@ -118,7 +120,7 @@ func (x *index) tag(key []byte) uint32 { return uint32(maphash.Bytes(x.seed, key
 
 func (t *table) setPairs(n uint32) { t.pairs, t.mask = n, 1<<bits.Len32(n)-1 }
 
-// at returns the number of the pair of a hash.
+// at returns the number of the pair for a hash.
 func (t *table) at(hash uint32) uint32 {
 	i := hash & t.mask
 	if i >= t.pairs {
@@ -129,7 +131,7 @@ func (t *table) at(hash uint32) uint32 {
 
 func (t *table) pair(i uint32) *pair { return &t.segments[i/segmentPairs][i%segmentPairs] }
 
-// second is the hash by which a tag's second pair is found.
+// second returns the hash that determines a tag's second pair.
 func second(tag uint32) uint32 { return uint32(uint64(tag) * 0x9e37_79b9_7f4a_7c15 >> 32) }
 
 // cells returns the cells where an entry with this tag may be, its home first.
@@ -138,8 +140,8 @@ func (t *table) cells(tag uint32) [4]*cell {
 	return [4]*cell{&a[home], &a[1-home], &b[home], &b[1-home]}
 }
 
-// match returns the first leaf with this tag that is in the version of this epoch, from slot i on,
-// and the slot behind it; 0 if there is none, or if the cell is being written.
+// match returns the first leaf with this tag, from slot i on, that the version of this epoch may
+// contain, and the slot after it. The leaf is 0 if there is none, or if the cell is being written.
 func (c *cell) match(tag, epoch uint32, i int) (ref, int) {
 	seq := c[0].Load()
 	if seq%2 != 0 {
@@ -160,7 +162,7 @@ func (c *cell) match(tag, epoch uint32, i int) (ref, int) {
 	return 0, cellSlots
 }
 
-// find returns the leaf of key in v, 0 if the index does not have it.
+// find returns the leaf of key in v, or 0 if the index does not have it.
 func (x *index) find(v *Version, key []byte, tag uint32) ref {
 	t := x.table.Load()
 	home := tag >> 31
@@ -179,8 +181,8 @@ func (x *index) find(v *Version, key []byte, tag uint32) ref {
 	return 0
 }
 
-// leafOf returns the leaf of v with this key as findEqual does, and enters it if the index lacks
-// it.
+// leafOf returns the leaf of v with this key, as findEqual does, and adds it to the index if it is
+// not there.
 func (x *index) leafOf(v *Version, key []byte) ref {
 	v.inUse()
 	defer runtime.KeepAlive(v)
@@ -195,7 +197,7 @@ func (x *index) leafOf(v *Version, key []byte) ref {
 	return n
 }
 
-// leafGroup is Version.leafGroup.
+// leafGroup implements Version.leafGroup.
 func (x *index) leafGroup(v *Version, keys [][]byte) (at [manyWalks]ref) {
 	t := x.table.Load()
 	var tags [manyWalks]uint32
@@ -203,7 +205,7 @@ func (x *index) leafGroup(v *Version, keys [][]byte) (at [manyWalks]ref) {
 		tags[i] = x.tag(key)
 		prefetchPair(t.pair(t.at(tags[i])))
 	}
-	for i := range keys { // what find will compare with, unless the pair is full
+	for i := range keys { // prefetch the records that find will compare, unless the pair is full
 		p := t.pair(t.at(tags[i]))
 		for side := range p {
 			if n, _ := p[side].match(tags[i], v.epoch, 0); n != 0 {
@@ -233,15 +235,15 @@ func (x *index) leafGroup(v *Version, keys [][]byte) (at [manyWalks]ref) {
 	return at
 }
 
-// enter adds leaf n of v to the index, if v is the newest version and there is room. It gives up
-// where another goroutine is writing.
+// enter adds leaf n of v to the index, if v is the newest version and there is room. It gives up if
+// another goroutine is writing to the cell.
 func (x *index) enter(v *Version, n ref, tag uint32) {
 	if x.open.Load() != v.epoch {
 		return
 	}
 	t := x.table.Load()
 	cells := t.cells(tag)
-	// Who enters this leaf locks its home, so that it is entered once.
+	// The home cell is locked first, so that the leaf is entered only once.
 	if !cells[0].tryLock() {
 		return
 	}
@@ -264,14 +266,15 @@ func (x *index) enter(v *Version, n ref, tag uint32) {
 		}
 		defer room.unlock()
 	}
-	// Apply closes the index before it looks at a cell.
+	// Apply closes the index before it reads a cell, so an entry written while open is v.epoch is
+	// seen.
 	if i := room.slot(0); i >= 0 && x.open.Load() == v.epoch && x.table.Load() == t {
 		room.set(i, tag, n, v.recordEpoch(n))
 		x.used.Add(1)
 	}
 }
 
-// slot returns the slot of leaf n, or for 0 an empty one; -1 if there is none.
+// slot returns the slot of leaf n, or an empty slot if n is 0; -1 if there is none.
 func (c *cell) slot(n ref) int {
 	for i := range cellSlots {
 		if ref(c[cellRefs+i].Load()) == n {
@@ -295,7 +298,7 @@ func (c *cell) tryLock() bool {
 
 func (c *cell) unlock() { c[0].Add(1) }
 
-// lock waits for a reader that enters a leaf.
+// lock locks the cell, after waiting for a reader that is entering a leaf.
 func (c *cell) lock() {
 	for !c.tryLock() {
 		runtime.Gosched()
@@ -309,11 +312,11 @@ func (c *cell) await() {
 	}
 }
 
-// close keeps readers from entering leaves. The caller holds tree.mu.
+// close stops readers from entering leaves. The caller holds tree.mu.
 func (x *index) close() { x.open.Store(closed) }
 
-// change makes changes, of leaves that were born in epoch. Its caller holds tree.mu and has closed
-// the index.
+// change makes changes, with new leaves that were born in epoch. The caller holds tree.mu and has
+// closed the index.
 func (x *index) change(ops []indexOp, epoch uint32) {
 	const ahead = 8
 	t := x.table.Load()
@@ -356,8 +359,8 @@ func (x *index) put(t *table, op indexOp, born uint32) {
 	x.used.Add(1)
 }
 
-// grow adds pairs for as many leaves as there are, and more others. The caller holds tree.mu and
-// has closed the index.
+// grow adds pairs until there is room for the present entries and more new ones. The caller holds
+// tree.mu and has closed the index.
 func (x *index) grow(m *memory, more int) {
 	old := x.table.Load()
 	want := uint32(min(float64(x.used.Load()+int64(more))/pairEntries, 1<<30))
@@ -375,8 +378,8 @@ func (x *index) grow(m *memory, more int) {
 	x.table.Store(t)
 }
 
-// split adds a pair, and moves to it the entries that belong there. Those who still have a table
-// without it do not find them.
+// split adds a pair, and moves the entries that belong there. Readers that still use a table
+// without the new pair do not find these entries.
 func (t *table) split() {
 	was := *t
 	t.setPairs(t.pairs + 1)

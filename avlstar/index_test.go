@@ -15,10 +15,10 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// testTags is the mask of tags with which all trees of tests get an index; 0: they get none.
+// testTags is the mask of tags with which all trees of tests get an index; 0: they get no index.
 var testTags uint32
 
-// fewTags makes most keys share their pairs, and many their tags, with others.
+// fewTags makes most keys share their pairs with others, and many also share their tags.
 const fewTags = 1<<31 | 1<<9 | 7
 
 // indexAll gives all trees an index, until the test ends.
@@ -36,8 +36,8 @@ func withIndex(v *Version) *Version {
 	return v
 }
 
-// requireIndex checks the index of a tree whose latest version is v: each entry names a leaf of v,
-// once, where readers look for it.
+// requireIndex checks the index of a tree whose latest version is v. Each entry must name a leaf of
+// v, occur once, and be where readers look for it.
 func requireIndex(t require.TestingT, v *Version) {
 	x := v.tree.mu.index
 	if x == nil || v.tree.mu.alive[len(v.tree.mu.alive)-1].version != v {
@@ -56,7 +56,7 @@ func requireIndex(t require.TestingT, v *Version) {
 				require.False(t, seen[n], "a leaf has two entries")
 				seen[n] = true
 				key := v.key(n)
-				require.Equal(t, n, v.findEqual(key), "a leaf that v lacks")
+				require.Equal(t, n, v.findEqual(key), "a leaf that is not in v")
 				tag := x.tag(key)
 				require.Equal(t, tag, c[cellTags+i].Load())
 				require.Equal(t, v.recordEpoch(n), c[cellBorn+i].Load())
@@ -68,7 +68,8 @@ func requireIndex(t require.TestingT, v *Version) {
 	require.Len(t, seen, int(x.used.Load()))
 }
 
-// requireFound checks that reads, alone and together, find what iteration yields, and nothing else.
+// requireFound checks that reads, alone and together, find the keys that iteration yields, and
+// nothing else.
 func requireFound(t require.TestingT, v *Version) {
 	if v.index == nil {
 		return
@@ -77,7 +78,7 @@ func requireFound(t require.TestingT, v *Version) {
 	for l := range mustLeaves(t, v) {
 		keys, values = append(keys, bytes.Clone(l.Key)), append(values, bytes.Clone(l.Value))
 	}
-	for range 2 { // what is found by walking is entered
+	for range 2 { // keys that are found by walking are entered
 		for i, key := range keys {
 			value, ok := mustGet(t, v, key)
 			require.True(t, ok)
@@ -93,8 +94,8 @@ func requireFound(t require.TestingT, v *Version) {
 	requireIndex(t, v)
 }
 
-// TestStoriesWithIndex repeats stories of other tests, which hold versions for long, give some up,
-// and undo blocks, with an index; also with one in which most keys have no room.
+// TestStoriesWithIndex repeats other tests, which keep versions for long, give some up, and undo
+// blocks, with an index. One of the indexes has no room for most keys.
 func TestStoriesWithIndex(t *testing.T) {
 	for _, tags := range []uint32{math.MaxUint32, fewTags} {
 		for name, story := range map[string]func(*testing.T){
@@ -132,8 +133,8 @@ func found(v *Version, block []Change) float64 {
 	return float64(n) / float64(len(block))
 }
 
-// TestIndexGrows: the index has nearly all keys of a tree that blocks made, at every size, and
-// takes 22 bytes for each.
+// TestIndexGrows: the index has nearly all keys of a tree that was made by blocks, at every size,
+// and takes 22 bytes for each.
 func TestIndexGrows(t *testing.T) {
 	rnd := seeds.Rand(t)
 	v, all := mustEmpty(t, DefaultChunkBytes), []Change(nil)
@@ -154,7 +155,7 @@ func TestIndexGrows(t *testing.T) {
 	v.Release()
 }
 
-// TestIndexOfLoadedTree: reads enter what they find by walking.
+// TestIndexOfLoadedTree: reads enter the leaves that they find by walking.
 func TestIndexOfLoadedTree(t *testing.T) {
 	rnd := seeds.Rand(t)
 	all := random20(rnd, 20_000)
@@ -169,7 +170,7 @@ func TestIndexOfLoadedTree(t *testing.T) {
 	require.Nil(t, old.index, "it may be in use by others")
 	requireFound(t, v)
 	require.Greater(t, found(v, all), 0.95)
-	// Readers of an older version do not enter what it has.
+	// Readers of an older version do not enter their leaves.
 	next := mustApply(t, v, Change{Key: all[0].Key})
 	require.Zero(t, found(next, all[:1]))
 	requireFound(t, v)
@@ -177,7 +178,8 @@ func TestIndexOfLoadedTree(t *testing.T) {
 	require.False(t, mustHas(t, next, all[0].Key))
 	require.True(t, mustHas(t, v, all[0].Key))
 	next.Release()
-	// A version that is given up takes its entries along, and what died in it is found again.
+	// When a version is undone, its entries are removed, and leaves that died in it are found
+	// again.
 	next = mustApply(t, v, Change{all[1].Key, []byte("other")}, Change{[]byte("two"), []byte("new")})
 	require.Equal(t, 1.0, found(next, []Change{all[1], {Key: []byte("two")}}))
 	next.Release()
@@ -203,7 +205,7 @@ func TestIndexIsFull(t *testing.T) {
 	require.Positive(t, v.index.used.Load())
 }
 
-// TestIndexWithFailingDisk: a block that fails leaves the index as it was.
+// TestIndexWithFailingDisk: a block that fails does not change the index.
 func TestIndexWithFailingDisk(t *testing.T) {
 	rnd := seeds.Rand(t)
 	smallPages(t, 300)
@@ -231,8 +233,8 @@ func TestIndexWithFailingDisk(t *testing.T) {
 	require.Positive(t, failed)
 }
 
-// TestIndexOfMany reads versions of all ages, by several goroutines, while a writer makes others,
-// deletes and puts the same few keys again, and gives some up.
+// TestIndexOfMany reads versions of all ages in several goroutines, while a writer makes others,
+// deletes and puts the same few keys again, and gives some versions up.
 func TestIndexOfMany(t *testing.T) {
 	for _, tags := range []uint32{math.MaxUint32, fewTags} {
 		t.Run(fmt.Sprintf("tags %x", tags), func(t *testing.T) {
@@ -299,8 +301,8 @@ func TestIndexOfMany(t *testing.T) {
 	}
 }
 
-// BenchmarkIndex compares reads and blocks of 1,000 changes of a tree of a million keys with those
-// of the same tree without an index.
+// BenchmarkIndex compares reads and blocks of 1,000 changes of a tree of a million keys with and
+// without an index.
 func BenchmarkIndex(b *testing.B) {
 	for _, indexed := range []bool{false, true} {
 		v := mustEmpty(b, DefaultChunkBytes)

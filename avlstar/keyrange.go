@@ -5,41 +5,71 @@ import (
 	"fmt"
 	"iter"
 	"runtime"
+	"strconv"
 )
 
-// KeyRange is a part of all keys, [First, After), of which a storage node keeps the leaves
-// (RainBlock, section 4: the bottom layer is sharded). An empty First and a nil After are open. The
-// ranges of a network cover all keys.
+// KeyRange is the range [First, After) of keys whose leaves a storage node keeps (RainBlock,
+// section 4: the bottom layer is sharded). An empty First or After leaves that end open. The ranges
+// of a network cover all keys.
 type KeyRange struct{ First, After []byte }
 
 // Contains reports whether key is in r.
 func (r KeyRange) Contains(key []byte) bool {
-	return bytes.Compare(key, r.First) >= 0 && (r.After == nil || bytes.Compare(key, r.After) < 0)
+	return bytes.Compare(key, r.First) >= 0 && (len(r.After) == 0 || bytes.Compare(key, r.After) < 0)
+}
+
+// Covers reports whether all keys of other are in r.
+func (r KeyRange) Covers(other KeyRange) bool {
+	return bytes.Compare(r.First, other.First) <= 0 &&
+		(len(r.After) == 0 || len(other.After) > 0 && bytes.Compare(other.After, r.After) <= 0)
+}
+
+// overlaps reports whether r has keys from first up to after (nil: open).
+func (r KeyRange) overlaps(first, after []byte) bool {
+	return (len(r.After) == 0 || bytes.Compare(first, r.After) < 0) && (after == nil || bytes.Compare(after, r.First) > 0)
+}
+
+// Equal reports whether two ranges contain the same keys.
+func (r KeyRange) Equal(other KeyRange) bool {
+	return bytes.Equal(r.First, other.First) && bytes.Equal(r.After, other.After)
+}
+
+// String returns the range for logs and errors, such as ["a", "m"); an open end is empty.
+func (r KeyRange) String() string {
+	return "[" + quoteKey(r.First) + ", " + quoteKey(r.After) + ")"
+}
+
+// quoteKey quotes a key and truncates a long one.
+func quoteKey(key []byte) string {
+	const most = 40
+	switch {
+	case len(key) == 0:
+		return ""
+	case len(key) > most:
+		return strconv.QuoteToASCII(string(key[:most])) + "…"
+	}
+	return strconv.QuoteToASCII(string(key))
 }
 
 // Check returns an error unless First is below After.
 func (r KeyRange) Check() error {
-	if r.After != nil && bytes.Compare(r.First, r.After) >= 0 {
+	if len(r.After) > 0 && bytes.Compare(r.First, r.After) >= 0 {
 		return fmt.Errorf("avlstar: no key is in the range from %s up to %s", abbreviate(r.First), abbreviate(r.After))
 	}
 	return nil
 }
 
-// clone returns a copy that refers to no memory of the caller.
+// clone returns a copy that shares no memory with r.
 func (r KeyRange) clone() *KeyRange {
 	return &KeyRange{First: bytes.Clone(r.First), After: bytes.Clone(r.After)}
 }
 
-func (r KeyRange) equal(o *KeyRange) bool {
-	return o != nil && bytes.Equal(r.First, o.First) && bytes.Equal(r.After, o.After) && (r.After == nil) == (o.After == nil)
-}
-
-// Seam returns the bag that opens the ways to both edges of r, from the root down; an open edge
-// needs none. Outside r it has stubs and, where an edge is no key of the tree, the leaf before it;
-// no stub in it has keys on both sides of an edge. So it is all that a replica of r needs of the
-// rest.
+// Boundary returns the multiproof that opens the paths to both edges of r, from the root down; an
+// open edge needs none. Outside of r it has stubs and, if an edge is not a key of the tree, the
+// leaf before that edge; no stub in it has keys on both sides of an edge. So a replica of r needs
+// nothing else from outside of r.
 //
-//	              (n)             First = m, After = s: the ways to both are open
+//	              (n)             First = m, After = s: the paths to both are open
 //	       ┌───────┴───────┐
 //	      (m)             (s)
 //	  ┌────┴────┐     ┌────┴────┐
@@ -47,8 +77,8 @@ func (r KeyRange) equal(o *KeyRange) bool {
 //	outside     in r, of the     outside
 //	            replica itself
 //
-// The error is a *MissingNodeError, or a *PageError, where v lacks a node on these ways.
-func (v *Version) Seam(r KeyRange) ([]byte, error) {
+// The error is a *MissingNodeError or a *PageError if a node on these paths is not in v.
+func (v *Version) Boundary(r KeyRange) ([]byte, error) {
 	if err := r.Check(); err != nil {
 		return nil, err
 	}
@@ -56,37 +86,37 @@ func (v *Version) Seam(r KeyRange) ([]byte, error) {
 	if len(r.First) > 0 {
 		wants = append(wants, Want{Key: r.First})
 	}
-	if r.After != nil {
+	if len(r.After) > 0 {
 		wants = append(wants, Want{Key: r.After})
 	}
 	if err := v.lacksWay(wants); err != nil {
-		return nil, fmt.Errorf("avlstar: seam: %w", err)
+		return nil, fmt.Errorf("avlstar: boundary proof: %w", err)
 	}
-	return v.Bag(wants, Below{})
+	return v.Multiproof(wants, Below{})
 }
 
-// lacksWay returns a *MissingNodeError if v lacks the way to what is wanted, with the key to fetch
-// the rest of the way by.
+// lacksWay returns a *MissingNodeError if a node on the path to a want is not in v, with the key
+// for fetching the rest of the path.
 func (v *Version) lacksWay(wants []Want) error {
 	v.inUse()
 	defer runtime.KeepAlive(v)
-	if !v.partial || v.tree.paging != nil {
+	if !v.lacking() {
 		return nil
 	}
 	for _, w := range wants {
-		if s, n := v.locate(w.Key, false); n == 0 && s.Stub != emptyStub {
+		if s, n := v.locate(w.Key, false); n == 0 && s.Stub != emptyStub && !v.isAway(s) {
 			return &MissingNodeError{Node: s.Stub, Key: bytes.Clone(w.Key)}
 		}
 	}
 	return nil
 }
 
-// Seam is that of Version.
-func (p *Partial) Seam(r KeyRange) ([]byte, error) { return p.v.Seam(r) }
+// Boundary does what Version.Boundary does.
+func (p *Partial) Boundary(r KeyRange) ([]byte, error) { return p.v.Boundary(r) }
 
 // Leaves yields the leaves in r, in key order, with the heights that FromRange needs. Keys and
-// values are the tree's memory: valid until p is released, not to be modified. Where p lacks a leaf
-// of r, a *MissingNodeError is yielded last.
+// values are memory of the tree: they are valid until p is released, and must not be modified. If a
+// leaf of r is not in p, a *MissingNodeError is yielded last.
 func (p *Partial) Leaves(r KeyRange) iter.Seq2[Leaf, error] {
 	return func(yield func(Leaf, error) bool) {
 		v := p.v
@@ -98,11 +128,11 @@ func (p *Partial) Leaves(r KeyRange) iter.Seq2[Leaf, error] {
 	}
 }
 
-// leavesIn yields the leaves in r of the subtree s, which is n. h is the height of the inner node
-// that has its least key.
+// leavesIn yields the leaves in r of the subtree s, whose root is n. h is the height of the inner
+// node that has the least key of s.
 func (v *Version) leavesIn(s Subtree, n ref, h uint8, r KeyRange, yield func(Leaf, error) bool) bool {
 	switch {
-	case r.After != nil && bytes.Compare(s.First, r.After) >= 0 || s.After != nil && bytes.Compare(s.After, r.First) <= 0:
+	case !r.overlaps(s.First, s.After):
 		return true
 	case n == 0:
 		first := s.First
@@ -123,50 +153,53 @@ func (v *Version) leavesIn(s Subtree, n ref, h uint8, r KeyRange, yield func(Lea
 	return v.leavesIn(below, v.link(n).child[left], h, r, yield) && v.leavesIn(above, v.link(n).child[right], s.Height, r, yield)
 }
 
-// seamItem is an item of a seam that lies outside of the range.
-type seamItem struct {
-	bagItem
-	keyHash Hash // of bagItem.key, where there is one
+// boundaryItem is an item of a boundary proof that lies outside of the range.
+type boundaryItem struct {
+	multiproofItem
+	keyHash Hash // of multiproofItem.key, if there is one
 }
 
-// outside returns what b, the seam of the version that c commits to, has before and behind r. It
-// fails if b is not of that version. What b has inside r it needs only to be proved.
-func (b *Bag) outside(c Commitment, r KeyRange) (before, behind []seamItem, err error) {
-	open := len(r.First) == 0 && r.After == nil
+// outside returns the items of b before and behind r. b is the boundary proof of the version that c
+// commits to; outside fails if it is not of that version. The items inside r serve only to verify
+// b.
+func (b *Multiproof) outside(c Commitment, r KeyRange) (before, behind []boundaryItem, err error) {
+	open := len(r.First) == 0 && len(r.After) == 0
 	switch {
 	case b == nil || len(b.trees) == 0:
 		if !open && c.Root != emptyStub {
-			return nil, nil, fmt.Errorf("the seam is empty")
+			return nil, nil, fmt.Errorf("the boundary proof is empty")
 		}
 		return nil, nil, nil
 	case len(b.trees) > 1 || b.trees[0].root.Stub != c.Root:
-		return nil, nil, fmt.Errorf("the seam is not of the tree with root %s", c.Root.Hash)
+		return nil, nil, fmt.Errorf("the boundary proof is not of the tree with root %s", c.Root.Hash)
 	}
 	for k := b.trees[0].from; k < b.trees[0].to; k++ {
-		it := seamItem{bagItem: b.item(int(k)), keyHash: *b.images[k].keyHash()}
+		it := boundaryItem{multiproofItem: b.item(int(k)), keyHash: *b.images[k].keyHash()}
 		switch {
 		case len(r.First) > 0 && bytes.Compare(it.key, r.First) < 0: // a first stub has no key
 			before = append(before, it)
-		case r.After != nil && bytes.Compare(it.key, r.After) >= 0:
+		case len(r.After) > 0 && bytes.Compare(it.key, r.After) >= 0:
 			behind = append(behind, it)
 		}
 	}
 	return before, behind, nil
 }
 
-// reaches returns an error if the last item before r is a stub that can have keys of r; next is the
-// least key behind it. In a seam from Version.Seam it cannot: the way to r.First ends at the leaf
-// before it or, if that is a stub, at the leaf of r.First. Without this check, who calls keys of r
-// deleted could hide them in a stub, with the right root.
+// reaches returns an error if the last item before r is a stub that could contain keys of r; next
+// is the least key behind it. In a boundary proof from Version.Boundary it cannot: the path to
+// r.First ends at the leaf before r.First or, if that is in a stub, at the leaf of r.First. Without
+// this check, a sender that claims deletions in r could hide the keys in a stub, with the correct
+// root.
 //
-// Nor may the first item behind r be a stub that begins with r.After, to which a seam opens the
-// way: who took it could not make the seam of its own range.
-func (r KeyRange) reaches(before, behind []seamItem, next []byte) error {
+// The first item behind r must not be a stub that begins with r.After either, because a boundary
+// proof opens the path to r.After. Otherwise the replica could not make the boundary proof of its
+// own range.
+func (r KeyRange) reaches(before, behind []boundaryItem, next []byte) error {
 	if len(behind) > 0 && behind[0].value == nil && bytes.Equal(behind[0].key, r.After) {
-		return fmt.Errorf("the seam has a stub in the place of key %s, with which the next range begins", abbreviate(r.After))
+		return fmt.Errorf("the boundary proof has a stub instead of key %s, with which the next range begins", abbreviate(r.After))
 	}
 	if last := len(before) - 1; last >= 0 && before[last].value == nil && !bytes.Equal(next, r.First) {
-		return fmt.Errorf("a stub of the seam can have keys of the range from %s on", abbreviate(r.First))
+		return fmt.Errorf("a stub of the boundary proof can have keys of the range from %s on", abbreviate(r.First))
 	}
 	return nil
 }

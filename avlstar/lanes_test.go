@@ -24,7 +24,7 @@ var best []tier
 func useKernel(t *testing.T, k *sha256mb.Kernel) {
 	tiers := reflect.ValueOf(k).Elem().FieldByName("tiers")
 	if tiers.Type().Elem().Size() != unsafe.Sizeof(tier{}) {
-		t.Fatal("sha256mb's tier is another one now")
+		t.Fatal("sha256mb's tier has changed")
 	}
 	before := best
 	best = *(*[]tier)(tiers.Addr().UnsafePointer())

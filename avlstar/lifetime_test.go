@@ -11,8 +11,8 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// TestLifetimes keeps versions for random times and releases them in random orders. Those that are
-// kept do not change; the others are freed.
+// TestLifetimes keeps versions for random times and releases them in random orders. The versions
+// that are kept do not change; the others are freed.
 func TestLifetimes(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for name, policy := range map[string]pinPolicy{
@@ -59,7 +59,7 @@ func TestLifetimes(t *testing.T) {
 	}
 }
 
-// advanceChecked is advance for a version v with this content.
+// advanceChecked does what advance does, for a version v with this content.
 func (p *pins) advanceChecked(t require.TestingT, v *Version, block []Change, content model) *Version {
 	next := p.advance(t, v, block)
 	for i := range p.held {
@@ -70,9 +70,9 @@ func (p *pins) advanceChecked(t require.TestingT, v *Version, block []Change, co
 	return next
 }
 
-// TestReleasedTogether releases the oldest versions, many between two Apply and in any order. None
-// of their nodes is passed from one to another, each Apply frees a bounded number of them, and in
-// the end the tree holds what it would hold if they had been released one by one.
+// TestReleasedTogether releases the oldest versions, many between two calls of Apply and in any
+// order. No node is passed from one of them to another, each Apply frees a bounded number of nodes,
+// and at the end the tree holds the same nodes as if the versions had been released one by one.
 func TestReleasedTogether(t *testing.T) {
 	rnd := seeds.Rand(t)
 	reclaimSlowly(t, 300)
@@ -201,7 +201,7 @@ func TestSameVersion(t *testing.T) {
 	require.False(t, v.TryRetain())
 }
 
-// TestRewind goes back several versions; the versions between are released before, while, or after
+// TestRewind goes back several versions. The versions between are released before, while or after
 // newer ones are made.
 func TestRewind(t *testing.T) {
 	rnd := seeds.Rand(t)
@@ -222,7 +222,7 @@ func TestRewind(t *testing.T) {
 					later = append(later[:i], later[i+1:]...)
 				}
 			}
-			// Apply must neither wait for a release at the same time nor be disturbed by it.
+			// Apply must neither wait for a concurrent release nor be disturbed by it.
 			if rnd.IntN(2) == 0 && len(later) > 0 {
 				var wg sync.WaitGroup
 				for _, l := range later {

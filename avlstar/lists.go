@@ -1,10 +1,10 @@
 package avlstar
 
-// spare keeps the lists of one block for the next: otherwise they would be most of a block's
+// spare keeps the lists of one block for the next; otherwise they would be most of a block's
 // garbage. Their elements hold no pointers.
 type spare[T any] struct{ lists [][]T }
 
-// maxSpare limits the number of lists that are kept, and their capacity.
+// Limits on the number of lists that are kept, and on their capacity.
 const (
 	maxSpare      = 128
 	maxSpareItems = 1 << 17

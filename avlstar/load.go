@@ -12,18 +12,18 @@ import (
 )
 
 // loader fills the memory of a new tree with runs. Inner node n of the tree gets the key of leaf n.
-// So the place of a run is known as soon as the number of leaves before it is, and runs are placed
-// in parallel.
+// So the position of a run is known as soon as the number of leaves before it is known, and runs
+// are placed in parallel.
 //
 //	leaves        0 ……… a-1 │ a ……… b-1 │ b ………        a run each
-//	inner nodes   1 ……… a-1 │ a ……… b-1 │ b ………        a, b: above the runs, made by upper when all are placed
+//	inner nodes   1 ……… a-1 │ a ……… b-1 │ b ………        a, b: above the runs, made when all are placed
 type loader struct {
 	tree       *tree
 	chunkBytes uint64
 	mu         sync.Mutex // guards the tree's memory while runs are placed
-	leaves     allocator  // of records
+	leaves     allocator  // for records
 	placed     []placed
-	paged      bool // only what lies above pages: nodes are then numbered in order of arrival
+	paged      bool // load only nodes above pages: nodes are then numbered in order of arrival
 }
 
 func newLoader(chunkBytes uint64) loader {
@@ -31,16 +31,17 @@ func newLoader(chunkBytes uint64) loader {
 	return loader{tree: t, chunkBytes: chunkBytes, leaves: newAllocator(&t.mu.memory, false)}
 }
 
-// placed is what the tree above a run needs to know of it.
+// placed describes a run that was placed, as the tree above it needs it.
 type placed struct {
 	base     uint32 // leaves before it
 	boundary uint8  // height of the inner node that has its least key
 	root     sub
-	leaf     ref // its first
+	leaf     ref // the first leaf
 	keyHash  Hash
 }
 
-// reserve creates the nodes for the first n leaves. The caller holds mu, or is alone.
+// reserve creates the nodes for the first n leaves. The caller holds mu, or no other goroutine uses
+// the loader yet.
 func (l *loader) reserve(n uint64) error {
 	if l.paged {
 		return nil
@@ -56,7 +57,7 @@ func (l *loader) reserve(n uint64) error {
 }
 
 // place copies the nodes and leaves of a run into the tree, behind base other leaves. reserve must
-// have been called for them. It may be called concurrently.
+// have been called for them. place may be called concurrently.
 func (l *loader) place(r *run, base uint32, boundary uint8) (placed, error) {
 	if l.paged {
 		return l.placeUpper(r, base, boundary), nil
@@ -103,7 +104,8 @@ func (l *loader) place(r *run, base uint32, boundary uint8) (placed, error) {
 	return p, nil
 }
 
-// placeUpper is place for what lies above pages, and for the root in any case.
+// placeUpper does what place does, but only for the nodes above pages, and for the root in any
+// case.
 func (l *loader) placeUpper(r *run, base uint32, boundary uint8) placed {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,13 +117,13 @@ func (l *loader) placeUpper(r *run, base uint32, boundary uint8) placed {
 		return p
 	}
 	p.root.n = l.upper(r, r.root.n)
-	if base > 0 { // otherwise no node has the first key
+	if base > 0 { // otherwise no inner node has the first key
 		p.leaf = l.leaves.putRecord(0, r.leaf(0).Key, nil)
 	}
 	return p
 }
 
-// upper copies inner node n of a run, and what lies below it but above pages.
+// upper copies inner node n of a run, and the nodes below it that are above pages.
 func (l *loader) upper(r *run, n ref) ref {
 	c := l.leaves.newNode()
 	*l.leaves.image(c) = r.images[n]
@@ -136,8 +138,8 @@ func (l *loader) upper(r *run, n ref) ref {
 	return c
 }
 
-// finish makes the upper tree and publishes the version. leaves is the number of all leaves, upper
-// that of the runs' nodes that are in no chunk.
+// finish makes the upper tree and publishes the version. leaves is the number of all leaves. upper
+// is the number of nodes of the runs that are in no chunk.
 func (l *loader) finish(upperOnly bool, leaves, upper uint64) (*Version, error) {
 	v := &Version{chunkBytes: l.chunkBytes, leaves: leaves, top: emptyStub, upper: upper, partial: l.paged}
 	if err := l.joinPlaced(v, upperOnly); err != nil {
@@ -146,7 +148,8 @@ func (l *loader) finish(upperOnly bool, leaves, upper uint64) (*Version, error) 
 	return l.tree.publish(v)
 }
 
-// joinPlaced makes the upper tree, and v with it. v.leaves is the number of leaves, and of stubs.
+// joinPlaced makes the upper tree and sets the root of v. v.leaves is the number of leaves and
+// stubs.
 func (l *loader) joinPlaced(v *Version, upperOnly bool) error {
 	if v.leaves > 0 {
 		b := builder{chunkBytes: l.chunkBytes, upperOnly: upperOnly, join: l.join}
@@ -187,7 +190,7 @@ func (l *loader) join(k uint32, _ Stat, lt, rt *sub) (ref, Hash) {
 	return n, i.sum()
 }
 
-// settle tells the memory that the nodes of n leaves are in use.
+// settle marks the nodes of n leaves as in use.
 func (l *loader) settle(n uint64) {
 	m := &l.tree.mu.memory
 	m.nodes = n - 1
@@ -203,8 +206,8 @@ func (l *loader) settle(n uint64) {
 	}
 }
 
-// runHeight is the height of the subtrees that FromLeaves builds at a time: 377 to 4,096 leaves,
-// whose nodes fit into a core's cache.
+// runHeight is the height of the subtrees that FromLeaves builds at a time: they have 377 to 4,096
+// leaves, and their nodes fit into a core's cache.
 const runHeight = 12
 
 // FromLeaves rebuilds a version in one linear pass from its leaves in key order, as Leaves yields
@@ -216,8 +219,8 @@ func FromLeaves(chunkBytes uint64, leaves iter.Seq2[Leaf, error]) (*Version, err
 	return treeFromLeaves(chunkBytes, nil, leaves)
 }
 
-// FromLeavesPaged is FromLeaves for a tree with Paging. The leaves must be stored: no page stays in
-// memory.
+// FromLeavesPaged does what FromLeaves does, for a tree with Paging. The leaves must be stored: no
+// page stays in memory.
 func FromLeavesPaged(chunkBytes uint64, p Paging, leaves iter.Seq2[Leaf, error]) (*Version, error) {
 	return treeFromLeaves(chunkBytes, &p, leaves)
 }
@@ -247,26 +250,27 @@ func treeFromLeaves(chunkBytes uint64, p *Paging, leaves iter.Seq2[Leaf, error])
 // stream cuts leaves into runs, which other goroutines build.
 type stream struct {
 	loader
-	count uint64 // leaves so far, and stubs before them
-	// The tree can have other leaves before the first one (apart), and behind the last one (open),
-	// in one run with them. Then, up to a boundary above all runs, each leaf is a run of its own.
+	count uint64 // leaves so far, and stubs of the boundary proof
+	// If apart is set, other leaves may precede the first one, in one run with it; if open is set,
+	// other leaves may follow the last one, in one run with it. Then each leaf, up to a boundary
+	// above all runs, is a run of its own.
 	apart, open bool
 
 	now  *piece
 	work chan *piece
-	free chan *piece // a fixed number of them, which limits the memory
+	free chan *piece // a fixed number of pieces, which limits the memory
 	wg   sync.WaitGroup
 
 	mu     sync.Mutex
-	above  uint64 // nodes of runs that are in no chunk
+	above  uint64 // number of nodes of runs that are in no chunk
 	failed error
-	at     uint32 // the leaf at which failed occurred
+	at     uint32 // leaf at which failed occurred
 }
 
 // piece is a run that is being built.
 type piece struct {
 	data     []byte
-	index    int // in placed
+	index    int // index in placed
 	base     uint32
 	boundary uint8
 }
@@ -299,7 +303,7 @@ func (s *stream) read(leaves iter.Seq2[Leaf, error]) error {
 		if err == nil {
 			err = checkValue(l.Value)
 		}
-		// A run cannot have more leaves than this: it will be refused.
+		// A run that would have more leaves than this is invalid, and is refused later.
 		if err == nil && s.now != nil && (s.apart || l.Height > runHeight || inRun > 1<<runHeight) {
 			if bytes.Compare(l.Key, last) <= 0 {
 				err = fmt.Errorf("key %s does not ascend", abbreviate(l.Key))

@@ -23,7 +23,7 @@ func treeOf(t require.TestingT, n int) *Version {
 	return advance(t, mustEmpty(t, 4000), block...)
 }
 
-// requireEqual is requireSame for large trees: got must have the nodes of want.
+// requireEqual does what requireSame does, for large trees: got must have the nodes of want.
 func requireEqual(t require.TestingT, want, got *Version) {
 	require.Equal(t, want.Commitment(), got.Commitment())
 	require.Equal(t, want.Len(), got.Len())
@@ -47,7 +47,7 @@ func requireEqual(t require.TestingT, want, got *Version) {
 	require.True(t, same(want.root, got.root), "nodes")
 }
 
-// TestLoadSizes rebuilds trees around the size of a run, and applies changes to them.
+// TestLoadSizes rebuilds trees whose size is near that of a run, and applies changes to them.
 func TestLoadSizes(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4095, 4096, 4097, 4098, 8193, max(20_000, scaled(50_000))} {
 		for _, procs := range []int{1, 8} {
@@ -77,7 +77,8 @@ func TestLoadSizes(t *testing.T) {
 	}
 }
 
-// TestLoadOfOtherShapes reloads trees whose subtrees of height 12 have from 377 leaves, not 4,096.
+// TestLoadOfOtherShapes reloads trees whose subtrees of height 12 have as few as 377 leaves, not
+// 4,096.
 func TestLoadOfOtherShapes(t *testing.T) {
 	rnd := seeds.Rand(t)
 	v := mustEmpty(t, 10_000)

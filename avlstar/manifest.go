@@ -14,13 +14,13 @@ import (
 // a manifest.
 var ErrInvalidManifest = errors.New("invalid manifest")
 
-// manifestVersion is the first number of a manifest.
+// manifestVersion is the format version, with which a manifest begins.
 const manifestVersion = 1
 
 // minEntryBytes is the length of the shortest entry after the first.
 const minEntryBytes = 1 + 32 + 1 + 1 + 32
 
-// Manifest lists the chunks of a tree. With it the upper tree can be rebuilt, and each chunk
+// Manifest lists the chunks of a tree. With it, the upper tree can be rebuilt and each chunk can be
 // checked alone.
 type Manifest struct {
 	ChunkBytes uint64 // B
@@ -36,8 +36,8 @@ type Entry struct {
 }
 
 // Manifest returns the manifest of v, which must not be modified. The first call makes it, in a
-// walk over the upper tree. It panics if a node of that is missing, which only a tree of a Partial
-// can lack: see TryManifest.
+// walk over the upper tree. It panics if a node of the upper tree is missing, which is possible
+// only in the tree of a Partial: see TryManifest.
 func (v *Version) Manifest() *Manifest {
 	if err := v.upperTree(); err != nil {
 		panic(fmt.Sprintf("avlstar: the manifest of a partial tree: %v", err))
@@ -46,7 +46,7 @@ func (v *Version) Manifest() *Manifest {
 }
 
 // upperTree walks the upper tree once and keeps the roots of the chunks and the manifest, or the
-// error for what is missing.
+// error if a node is missing.
 func (v *Version) upperTree() error {
 	v.inUse()
 	defer runtime.KeepAlive(v)
@@ -60,7 +60,7 @@ func (v *Version) upperTree() error {
 	return v.upperErr
 }
 
-// walkUpper is walkUpper for a subtree of v: the error is a *MissingNodeError.
+// walkUpper is the function walkUpper for a subtree of v, with a *MissingNodeError as its error.
 func (v *Version) walkUpper(m *Manifest, roots *[]chunkRoot, s chunkRoot) error {
 	if missing, ok := walkUpper(&v.view, m, roots, s, 0, nil); !ok {
 		return v.missingStub(missing)
@@ -68,7 +68,7 @@ func (v *Version) walkUpper(m *Manifest, roots *[]chunkRoot, s chunkRoot) error 
 	return nil
 }
 
-// chunkRoot is the root of a chunk, the child of a node on one side.
+// chunkRoot is the root of a chunk. It is the child of node up on the given side.
 type chunkRoot struct {
 	sub
 	up   ref
@@ -76,9 +76,9 @@ type chunkRoot struct {
 }
 
 // walkUpper appends the chunks of s to m and roots. h is the height of the inner node whose key is
-// the least key of s, and keyHash the place of that key's hash; nil if there is no such node
-// because it is the least key of all. ok is false if a subtree that is larger than a chunk is a
-// stub: missing.
+// the least key of s. keyHash points to the hash of that key; it is nil if there is no such node,
+// because the key is the least of all. ok is false if a subtree that is larger than a chunk is only
+// a stub, which is then returned as missing.
 func walkUpper(w nodes, m *Manifest, roots *[]chunkRoot, s chunkRoot, h uint8, keyHash *Hash) (missing Stub, ok bool) {
 	if !isSmall(s.Stat, m.ChunkBytes) {
 		if s.n == 0 {
@@ -98,7 +98,7 @@ func walkUpper(w nodes, m *Manifest, roots *[]chunkRoot, s chunkRoot, h uint8, k
 	return Stub{}, true
 }
 
-// Encode returns the manifest's only encoding (docs/spec/chunks.md#manifest):
+// Encode returns the unique encoding of the manifest (docs/spec/chunks.md#manifest):
 //
 //	manifest     = uvarint(version = 1) ‖ uvarint(B) ‖ uvarint(m) ‖ entry × m
 //	entry 0      = root height:u8 ‖ uvarint(bytes) ‖ root hash:32
@@ -120,7 +120,7 @@ func (m *Manifest) Encode() []byte {
 	return b
 }
 
-// DecodeManifest is the inverse of Encode. It checks the form only; see VerifyManifest. Its
+// DecodeManifest is the inverse of Encode. It checks only the form; see VerifyManifest. Its
 // allocations are proportional to len(b).
 func DecodeManifest(b []byte) (*Manifest, error) {
 	m, err := decodeManifest(b)
@@ -140,13 +140,13 @@ func decodeManifest(b []byte) (*Manifest, error) {
 	}
 	version, chunkBytes, count := header[0], header[1], header[2]
 	if version != manifestVersion {
-		return nil, fmt.Errorf("version %d, known is %d", version, manifestVersion)
+		return nil, fmt.Errorf("version %d, only %d is known", version, manifestVersion)
 	}
 	if err := checkChunkBytes(chunkBytes); err != nil {
 		return nil, err
 	}
 	if count > math.MaxUint32 {
-		return nil, fmt.Errorf("%d chunks, it is at most 2^32-1", count)
+		return nil, fmt.Errorf("%d chunks, at most 2^32-1 are allowed", count)
 	}
 	m := &Manifest{ChunkBytes: chunkBytes, Entries: make([]Entry, 0, min(count, uint64(len(b)/minEntryBytes+1)))}
 	for k := range count {
@@ -162,7 +162,7 @@ func decodeManifest(b []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// decode decodes the entry at the beginning of b and returns what follows it.
+// decode decodes the entry at the beginning of b and returns the bytes after it.
 func (e *Entry) decode(b []byte, first bool, chunkBytes uint64) (rest []byte, err error) {
 	if !first {
 		if len(b) < 1+len(e.FirstKeyHash) {
@@ -184,16 +184,16 @@ func (e *Entry) decode(b []byte, first bool, chunkBytes uint64) (rest []byte, er
 	b = b[copy(e.Root.Hash[:], b):]
 	switch {
 	case e.Root.Height == 0 && (e.Root.Bytes < record.MinBytes || e.Root.Bytes > record.MaxBytes):
-		return nil, fmt.Errorf("leaf record of %d bytes, it has %d to %d", e.Root.Bytes, record.MinBytes, record.MaxBytes)
+		return nil, fmt.Errorf("leaf record of %d bytes, must be %d to %d", e.Root.Bytes, record.MinBytes, record.MaxBytes)
 	case e.Root.Height > 0 && e.Root.Bytes > chunkBytes:
 		return nil, fmt.Errorf("chunk of %d bytes, more than the limit of %d, and not a leaf", e.Root.Bytes, chunkBytes)
 	}
 	return b, nil
 }
 
-// VerifyManifest decodes a manifest and proves it against a trusted AppHash: it rebuilds the upper
-// tree, checks every invariant of the AVL tree and of the chunks, and compares. After that the
-// height, length and hash of every chunk are known to be true.
+// VerifyManifest decodes a manifest and verifies it against a trusted AppHash: it rebuilds the
+// upper tree, checks every invariant of the AVL tree and of the chunks, and compares the result
+// with the AppHash. After that, the height, length and root hash of every chunk can be trusted.
 func VerifyManifest(b []byte, appHash Hash) (*Manifest, error) {
 	m, err := DecodeManifest(b)
 	if err != nil {
@@ -209,8 +209,8 @@ func VerifyManifest(b []byte, appHash Hash) (*Manifest, error) {
 	return m, nil
 }
 
-// Commitment rebuilds the upper tree and returns what an AppHash would commit to. It fails if that
-// is not a proper tree of maximal chunks.
+// Commitment rebuilds the upper tree and returns the commitment of the tree that m describes. It
+// fails if that is not a proper tree of maximal chunks.
 func (m *Manifest) Commitment() (Commitment, error) {
 	c := Commitment{ChunkBytes: m.ChunkBytes, Chunks: uint32(len(m.Entries)), Root: emptyStub}
 	if len(m.Entries) == 0 {

@@ -6,19 +6,19 @@ import (
 	"runtime"
 )
 
-// manyWalks is the number of walks that go side by side: about as many reads as a core's memory
-// system has under way at once.
+// manyWalks is the number of walks that proceed at the same time: about as many reads as a core's
+// memory system can have in flight.
 const manyWalks = 16
 
 // ViewMany sets each values[i] to the value of keys[i], as View returns it; nil if that key is
-// absent. The walks to keys go side by side, so that each waits for memory while others do:
+// absent. The walks to the keys proceed side by side, so that their waits for memory overlap:
 //
 //	key 0    root ─► n ……… ─► n ─► leaf
 //	key 1    root ── ─► n ……… ─► n ─► leaf
 //	key 2    root ── ── ─► n ……… ─► n ─► leaf
 //
 // If a page cannot be read, the error is that of View for the first such key, and values are
-// undefined. There must be as many values as keys.
+// undefined. values must be at least as long as keys.
 func (v *Version) ViewMany(values, keys [][]byte) error {
 	v.inUse()
 	defer runtime.KeepAlive(v)
@@ -33,8 +33,8 @@ func (v *Version) ViewMany(values, keys [][]byte) error {
 	return nil
 }
 
-// Warm brings the ways to keys into the processor's cache, side by side as ViewMany does, for reads
-// that follow soon. It reads no page.
+// Warm brings the paths to keys into the processor's cache, side by side as ViewMany does, for
+// reads that follow soon. It reads no page.
 func (v *Version) Warm(keys [][]byte) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
@@ -65,7 +65,7 @@ func (v *Version) viewGroup(values, keys [][]byte) error {
 	return nil
 }
 
-// leafGroup is walkGroup, by the index where there is one.
+// leafGroup is walkGroup, but uses the index if there is one.
 func (v *Version) leafGroup(keys [][]byte) (at [manyWalks]ref) {
 	if v.index == nil {
 		return v.walkGroup(keys)
@@ -73,8 +73,8 @@ func (v *Version) leafGroup(keys [][]byte) (at [manyWalks]ref) {
 	return v.index.leafGroup(v, keys)
 }
 
-// walkGroup returns the leaf on the way to each key, of manyWalks at most; 0: a stub is there, or
-// the tree is empty.
+// walkGroup returns the leaf on the path to each of at most manyWalks keys; 0 if a stub is there,
+// or if the tree is empty.
 func (v *Version) walkGroup(keys [][]byte) (at [manyWalks]ref) {
 	var prefix [manyWalks]uint64
 	for i, key := range keys {

@@ -51,8 +51,9 @@ func requireViews(t *testing.T, rnd *rand.Rand, v *Version, block []Change) {
 	require.Equal(t, "from before", string(values[len(keys)]), "a value without a key")
 }
 
-// TestViewMany: it returns what View does, in all versions of random trees, also of keys that begin
-// alike, of the empty tree, and where pages are in memory, elsewhere, or cannot be read.
+// TestViewMany: ViewMany returns the results of View in all versions of random trees, also for keys
+// with equal prefixes, for the empty tree, and for pages that are in memory, on disk, or
+// unreadable.
 func TestViewMany(t *testing.T) {
 	smallPages(t, 300)
 	rnd := seeds.Rand(t)

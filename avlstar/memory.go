@@ -9,9 +9,9 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// ref names a node of a tree's memory: an inner node below leafBit, the record of a leaf from there
-// on. 0 is neither: in the slot of an inner node it is a subtree that is not in memory (a stub), as
-// a root the empty tree.
+// ref names a node of a tree's memory: an inner node if it is below leafBit, otherwise the record
+// of a leaf. 0 is neither. In the slot of an inner node, 0 is a subtree that is not in memory (a
+// stub); as a root, it is the empty tree.
 type ref uint32
 
 const leafBit ref = 1 << 31
@@ -36,7 +36,7 @@ const (
 	maxPages  = 1 << (31 - pageShift)
 )
 
-// link is what a search reads of an inner node: 16 bytes, four in a cache line.
+// link is the part of an inner node that a search reads: 16 bytes, four in a cache line.
 type link struct {
 	prefix uint64 // the first 8 bytes of its key, big-endian, padded with zeros
 	child  [2]ref // left and right
@@ -57,12 +57,12 @@ type view struct {
 func (w *view) link(n ref) *link   { return &w.slabs[n>>slabShift].links[n%slabNodes] }
 func (w *view) image(n ref) *image { return &w.slabs[n>>slabShift].images[n%slabNodes] }
 
-// memory is the writer's side of a tree: what is free. The lowest slab or page with room is used
+// memory keeps track of what is free in a tree's memory. The lowest slab or page with room is used
 // first, so that those above it become empty and are given back. One goroutine at a time may call
 // its methods; see allocator.
 type memory struct {
 	view
-	mu sync.Mutex // of shared allocators
+	mu sync.Mutex // guards the memory while allocators share it
 
 	slabBlocks []*block // parallel to slabs
 	slabRoom   lowest
@@ -74,19 +74,20 @@ type memory struct {
 	pageRoom   [len(classBytes)]lowest
 	freePages  lowest
 	leaves     uint64 // records in use
-	leafBytes  uint64 // of pages
+	leafBytes  uint64 // total length of the pages
 
-	frames *frames // that slabs and pages are cut from; nil: none yet
+	frames *frames // the frames from which slabs and pages are cut; nil if there is none yet
 }
 
-// block records which slots of a slab or a page are free. It lies apart from them, because to look
-// at a slot that died a while ago would be a cache miss.
+// block records which slots of a slab or a page are free. It is stored apart from them, because
+// reading a slot that died a while ago would be a cache miss.
 type block struct {
 	free        []uint64 // one bit per slot
 	word        uint16   // words before this one are 0
 	used, slots uint16   // slots is 0 if the slab or page was given back
-	class       uint8    // of a page: index of classBytes, or largeClass
-	// In the heap of blocks with room; its index is not reused until it leaves that.
+	class       uint8    // for a page: index of classBytes, or largeClass
+	// Whether the block is in the heap of blocks with room. Its index is not reused before it
+	// leaves that heap.
 	queued bool
 	places [2]place // of the slab's links and images, or of the page
 }
@@ -115,7 +116,7 @@ func (b *block) take() uint32 {
 	return uint32(b.word)*64 + uint32(bit)
 }
 
-// give takes a slot back.
+// give frees a slot.
 func (b *block) give(slot uint32) {
 	word := uint16(slot / 64)
 	b.free[word] |= 1 << (slot % 64)
@@ -123,8 +124,8 @@ func (b *block) give(slot uint32) {
 	b.used--
 }
 
-// classBytes are the sizes of records: steps of 16 bytes up to 512, then those of which a page can
-// hold 112, 96, …. Larger records have a page of their own.
+// classBytes are the sizes of records: steps of 16 bytes up to 512, then the largest sizes of which
+// a page can hold 112, 96, …. A larger record has a page of its own.
 var classBytes = [...]uint16{
 	16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 272, 288, 304, 320, 336, 352, 368, 384, 400, 416, 432, 448,
 	464, 480, 496, 512, 576, 672, 816, 1008, 1168, 1360, 1632, 2032, 2336, 2720, 3120, 3632, 4096, 5040, 5952, 7280, 8192,
@@ -132,7 +133,7 @@ var classBytes = [...]uint16{
 
 const largeClass = 0xff
 
-// classOf is the smallest class for n bytes, by n rounded up to units.
+// classOf is the smallest class for n bytes, indexed by n in units, rounded up.
 var classOf = func() (table [8192/unitBytes + 1]uint8) {
 	c := 0
 	for units := range table {
@@ -217,8 +218,8 @@ func (m *memory) newSlab(b *block) (s slab) {
 	return s
 }
 
-// extend adds indices without a slab or a page. It moves the lists, which no other goroutine may
-// use meanwhile.
+// extend adds indices without a slab or a page. It may move the lists, so no other goroutine may
+// use them meanwhile.
 func (m *memory) extend(slabs, pages int) {
 	if len(m.slabs)+slabs > maxSlabs || len(m.pages)+pages > maxPages {
 		panic("avlstar: more slabs or pages than room allows") // refs would wrap around
@@ -260,7 +261,7 @@ func (m *memory) givePage(p uint32) {
 	}
 }
 
-// addPage returns the index of a page, which belongs to the caller until givePage.
+// addPage stores a page and returns its index. The page belongs to the caller until givePage.
 func (m *memory) addPage(page []byte, b *block) uint32 {
 	m.leafBytes += uint64(len(page))
 	if len(m.freePages) == 0 {
@@ -322,11 +323,11 @@ func (m *memory) freeRecord(r ref) {
 //
 //	epoch:u32le ‖ uvarint(len key) ‖ key ‖ uvarint(len value) ‖ value
 //
-// Behind the epoch, that is the record of a chunk without its height (package record). A record
-// without a value, of length 0, is a stand-in for a leaf that is not in memory (graft.go).
+// After the epoch, it equals the record of a chunk without its height (package record). A record
+// whose value is empty is a stand-in for a leaf that is not in memory (graft.go).
 const recordHeader = 4
 
-// record returns the page from the record on.
+// record returns the bytes of the page from the record on.
 func (w *view) record(r ref) []byte {
 	return w.pages[(r&^leafBit)>>pageShift][r%(1<<pageShift)*unitBytes:]
 }
@@ -350,8 +351,8 @@ func (w *view) key(r ref) []byte {
 	return b[at : at+n : at+n]
 }
 
-// leaf returns key and value of a leaf. The capacity of the value exceeds its length, so that it
-// can be hashed in place.
+// leaf returns the key and the value of a leaf. The capacity of the value exceeds its length, so
+// that it can be hashed in place.
 func (w *view) leaf(r ref) (key, value []byte) {
 	b := w.record(r)
 	n, at := record.Length(b, recordHeader)
@@ -360,7 +361,7 @@ func (w *view) leaf(r ref) (key, value []byte) {
 	return key, b[at : at+n]
 }
 
-// body returns what follows the epoch: the record of a chunk behind its height.
+// body returns the bytes after the epoch: the record of a chunk without its height.
 func (w *view) body(r ref) []byte {
 	b := w.record(r)
 	n, at := record.Length(b, recordHeader)
@@ -368,8 +369,8 @@ func (w *view) body(r ref) []byte {
 	return b[recordHeader : at+n]
 }
 
-// prefixOf returns the prefix of a key in a link. Keys with different prefixes are in the order of
-// these.
+// prefixOf returns the prefix of a key for a link. Keys with different prefixes are ordered as
+// their prefixes are.
 func prefixOf(key []byte) uint64 {
 	if len(key) >= 8 {
 		return binary.BigEndian.Uint64(key)

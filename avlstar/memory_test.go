@@ -11,11 +11,11 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// TestMemoryReturns makes a million changes, twice, with 20 versions pinned for the first third.
+// TestMemoryReturns makes a million changes, twice, with 20 versions kept during the first third.
 // When these are released, the tree holds its nodes and leaves and nothing else. A slab or page
-// with one of them in use stays, so those that the pins made necessary become empty only as their
-// content changes; at the end they take at most 1.5 times what they took at first (leaves: twice).
-// Go's heap is then at its level.
+// with one of them in use stays, so the slabs and pages that the kept versions made necessary
+// become empty only as their content changes. At the end they take at most 1.5 times their initial
+// memory (leaves: twice). Go's heap then has its initial size.
 func TestMemoryReturns(t *testing.T) {
 	rnd := seeds.Rand(t)
 	const keys = 100_000
@@ -54,7 +54,7 @@ func TestMemoryReturns(t *testing.T) {
 				}
 				seen[i] = true
 				c := Change{Key: key(i), Value: value()}
-				if rnd.IntN(20) == 0 { // deleted; it comes back in a later block
+				if rnd.IntN(20) == 0 { // deleted; it is put again in a later block
 					c.Value = nil
 				}
 				block = append(block, c)
@@ -90,7 +90,7 @@ func TestMemoryReturns(t *testing.T) {
 			require.LessOrEqual(t, now.LeafBytes, start.LeafBytes*2)
 		}
 		if round > 0 {
-			// Slabs and pages above the lowest become empty at random, so the number that is left
+			// Slabs and pages above the lowest become empty at random, so the remaining number
 			// varies a little.
 			require.Less(t, float64(after.HeapAlloc), 1.3*float64(heap.HeapAlloc), "Go heap")
 			require.Less(t, float64(after.HeapObjects), 1.1*float64(heap.HeapObjects)+1000)
@@ -100,8 +100,8 @@ func TestMemoryReturns(t *testing.T) {
 	runtime.KeepAlive(v)
 }
 
-// TestFewObjects: a tree is slabs and pages, and the lists of its last Apply. There is no Go object
-// for a key, and what the caller passed to Apply is not kept.
+// TestFewObjects: a tree consists of slabs and pages, and the lists of its last Apply. There is no
+// Go object for a key, and the slices that the caller passed to Apply are not kept.
 func TestFewObjects(t *testing.T) {
 	load := func(n int) *Version {
 		block := make([]Change, n)
@@ -127,15 +127,15 @@ func TestFewObjects(t *testing.T) {
 
 func settle() (m runtime.MemStats) {
 	for range 2 {
-		runtime.GC() // the second one frees what pools kept during the first
+		runtime.GC() // the second call frees objects that pools kept during the first
 	}
 	runtime.ReadMemStats(&m)
 	return m
 }
 
-// TestHeldBytes replaces what versions share, in random trees, and releases versions in random
-// order: what each holds is the memory of what only it and earlier ones have, and what the oldest
-// holds becomes free when it is released.
+// TestHeldBytes replaces nodes that versions share, in random trees, and releases versions in
+// random order. Each version holds the memory of the nodes that are only in it and earlier ones.
+// The memory that the oldest holds becomes free when it is released.
 func TestHeldBytes(t *testing.T) {
 	rnd := seeds.Rand(t)
 	inUse := func(v *Version) (sum uint64) { // slots of nodes and leaves

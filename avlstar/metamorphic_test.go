@@ -20,15 +20,15 @@ import (
 // TestMetamorphic runs a random list of blocks under many configurations. After every block, all
 // must agree with each other and with the naive reference tree:
 //
-//	               ┌ pins      released at once, kept, at random, in random order, forks given up; freed at once or slowly
-//	               ├ lanes     each kernel of this CPU
-//	blocks ──────▶ ├ procs     GOMAXPROCS 1, 2, 8           ──▶ root, manifest, chunks, proofs
-//	               ├ batches   a block in several Apply calls
-//	               ├ reload    from leaves or from chunks, between blocks
-//	               ├ partial   all stubs but what a block touches
-//	               ├ bags      a validator with the upper tree, and bags of this version or older ones
-//	               ├ paged     pages leave memory and come back
-//	               └ index     values are found by their keys' hashes
+//	               ┌ pins         released at once, kept, at random, in random order, forks given up; freed at once or slowly
+//	               ├ lanes        each kernel of this CPU
+//	blocks ──────▶ ├ procs        GOMAXPROCS 1, 2, 8           ──▶ root, manifest, chunks, proofs
+//	               ├ batches      a block in several calls of Apply
+//	               ├ reload       from leaves or from chunks, between blocks
+//	               ├ partial      stubs for everything except the nodes that a block touches
+//	               ├ multiproofs  a validator with the upper tree, and multiproofs of this version or older ones
+//	               ├ paged        pages leave memory and come back
+//	               └ index        values are found by their keys' hashes
 func TestMetamorphic(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for i := range scaled(8) {
@@ -68,14 +68,14 @@ func (s *story) compareAll(t *testing.T) {
 	t.Run("reload from chunks", func(t *testing.T) { s.requireRun(t, want, config{reload: fromChunks}) })
 	t.Run("partial", func(t *testing.T) { s.requireRun(t, want, config{partial: true}) })
 	for _, depth := range []int{0, 1, 5, 100} {
-		t.Run(fmt.Sprint("bags below ", depth), func(t *testing.T) {
-			s.requireRun(t, want, config{bags: true, depth: depth})
-			s.requireRun(t, want, config{bags: true, depth: depth, pins: pinSome, reload: reloadSometimes})
+		t.Run(fmt.Sprint("multiproofs below ", depth), func(t *testing.T) {
+			s.requireRun(t, want, config{multiproofs: true, depth: depth})
+			s.requireRun(t, want, config{multiproofs: true, depth: depth, pins: pinSome, reload: reloadSometimes})
 			usual := tune
 			defer func() { tune = usual }()
 			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4))
 			tune.minChanges, tune.minTask, tune.minTaskHeight, tune.maxBackoff = 4, 2, 2, 0
-			s.requireRun(t, want, config{bags: true, depth: depth})
+			s.requireRun(t, want, config{multiproofs: true, depth: depth})
 		})
 	}
 	for _, n := range []uint64{1, 300, 3000} {
@@ -115,7 +115,7 @@ type story struct {
 	chunkBytes uint64
 	blocks     [][]Change
 	ask        [][]byte
-	seed       uint64 // for what a configuration chooses at random
+	seed       uint64 // for the random choices of a configuration
 }
 
 func newStory(rnd *rand.Rand, blocks int) *story {
@@ -134,7 +134,7 @@ func newStory(rnd *rand.Rand, blocks int) *story {
 	return s
 }
 
-// outcomeOf is what all configurations must agree on after a block.
+// outcomeOf holds the results that must be equal in all configurations after a block.
 type outcomeOf struct {
 	Commitment      Commitment
 	Manifest        Hash
@@ -143,13 +143,13 @@ type outcomeOf struct {
 }
 
 type config struct {
-	pins    pinPolicy
-	batch   int // changes of one Apply, 0: all
-	reload  func(t *testing.T, rnd *rand.Rand, v *Version) *Version
-	partial bool
-	paged   bool
-	bags    bool // with depth inner nodes of each way in memory, at least
-	depth   int
+	pins        pinPolicy
+	batch       int // number of changes of one Apply, 0: all
+	reload      func(t *testing.T, rnd *rand.Rand, v *Version) *Version
+	partial     bool
+	paged       bool
+	multiproofs bool // with at least depth inner nodes of each path in memory
+	depth       int
 }
 
 func (s *story) requireRun(t *testing.T, want []outcomeOf, c config) {
@@ -170,9 +170,9 @@ func (s *story) run(t *testing.T, c config) (outcomes []outcomeOf) {
 		paging.enable(v)
 		c.reload = paging.reload
 	}
-	receiver := bagReceiver{depth: c.depth, rnd: rnd}
+	receiver := multiproofReceiver{depth: c.depth, rnd: rnd}
 	for i, block := range s.blocks {
-		if c.bags {
+		if c.multiproofs {
 			receiver.apply(t, v, block)
 		}
 		var partial *Partial
@@ -196,7 +196,7 @@ func (s *story) run(t *testing.T, c config) (outcomes []outcomeOf) {
 				v = again
 			}
 		}
-		if c.bags {
+		if c.multiproofs {
 			receiver.require(t, v)
 		}
 		if partial != nil {
@@ -206,7 +206,7 @@ func (s *story) run(t *testing.T, c config) (outcomes []outcomeOf) {
 		full := i%8 == 7 || i+1 == len(s.blocks)
 		outcomes = append(outcomes, s.outcome(t, v, full))
 	}
-	for _, h := range p.held { // unchanged, whatever has left memory since
+	for _, h := range p.held { // unchanged, even if nodes have left memory since
 		requireRebuilds(t, h.v)
 		requireFound(t, h.v)
 	}
@@ -310,8 +310,8 @@ func reloadSometimes(t *testing.T, rnd *rand.Rand, v *Version) *Version {
 	return v
 }
 
-// applyPartial applies a block to a tree that has only what the block touches, and adds what an
-// error names, until it works.
+// applyPartial applies a block to a tree with only the nodes that the block touches, and adds the
+// nodes that an error names, until it succeeds.
 func applyPartial(t *testing.T, v *Version, block []Change) *Partial {
 	t.Helper()
 	var needed [][]byte
@@ -329,7 +329,7 @@ func applyPartial(t *testing.T, v *Version, block []Change) *Partial {
 			p.Release()
 			return next
 		}
-		require.False(t, have[missing.Node], "asked for twice")
+		require.False(t, have[missing.Node], "requested twice")
 		have[missing.Node] = true
 		p.Release()
 	}

@@ -7,9 +7,9 @@ import (
 	"sort"
 )
 
-// MissingNodeError names the subtree that an operation needs, and of which there is only a stub.
-// That of Apply knows more: All is what the block needs as far as that can be seen without it, so
-// that one request brings it, as a rule.
+// MissingNodeError names a subtree that an operation needs and that is only a stub. In an error of
+// Apply, All names every subtree that the block is known to need, so that usually one request
+// fetches them all.
 //
 //	      (m)            changes of c, d, t and x: the error is that c leads to a stub,
 //	   ┌───┴───┐         and All names it and the two to which t and x lead
@@ -18,23 +18,23 @@ import (
 //	       stub  stub
 type MissingNodeError struct {
 	Node Stub   // the stub
-	Key  []byte // the key on whose way it lies
-	// Beside: it lies beside that way, where a deletion needs it to rotate.
-	Beside bool
-	// First is its least key, if Apply needs it: changes before may have brought it to that way.
-	// nil: all that is left before it was deleted by them.
+	Key  []byte // a key whose path leads to it
+	// Whether the subtree is a sibling on that path, which a deletion needs for a rotation.
+	Sibling bool
+	// First is the least key of the subtree, if Apply needs it: earlier changes may have moved the
+	// subtree onto that path. It is nil if they deleted everything to the left of the subtree.
 	First []byte
 
-	others []*MissingNodeError // of Apply, in key order
-	wants  []Want              // of Apply: for the others, and for this one if it is seen
-	span   Span                // of Apply: see Held
-	// seen: the stub is where the block leads before anything changes, so that wants open it.
+	others []*MissingNodeError // set by Apply, in key order
+	wants  []Want              // set by Apply: for the others, and for this one if seen
+	span   Span                // set by Apply: see Held
+	// seen reports that a path of the unchanged version leads to the stub, so that wants open it.
 	seen bool
 }
 
-// All returns e and, of an error of Apply, one for each other subtree that the block needs, in key
-// order. It does not depend on how many goroutines applied the block. Of what lies beside the way
-// of a deletion, that is named which it may rotate; there may be more.
+// All returns e and, for an error of Apply, one error for each other subtree that the block needs,
+// in key order. The result does not depend on the number of goroutines. Siblings on the path of a
+// deletion are included if they may be rotated; the deletion may need more.
 func (e *MissingNodeError) All() []*MissingNodeError {
 	return append([]*MissingNodeError{e}, e.others...)
 }
@@ -44,7 +44,7 @@ func (e *MissingNodeError) Held() map[Hash]Span {
 	held := make(map[Hash]Span, 1+len(e.others))
 	for _, m := range e.All() {
 		if m == e && !e.seen {
-			held[m.Node.Hash] = Span{} // where it lay before the block is not known
+			held[m.Node.Hash] = Span{} // its range before the block is unknown
 			continue
 		}
 		held[m.Node.Hash] = m.span
@@ -52,19 +52,19 @@ func (e *MissingNodeError) Held() map[Hash]Span {
 	return held
 }
 
-// Wants returns what to ask a node that has all of the version to which changes were applied (nil:
-// which was read), with Held as Below.Held and nothing above Below.Depth.
+// Wants returns the wants to request from a node with the full version to which changes were
+// applied (nil if it was only read). The request must have Held as Below.Held and Below.Depth 0.
 func (e *MissingNodeError) Wants(changes []Change) []Want {
 	wants := slices.Clone(e.wants)
 	for _, m := range e.All() {
-		if m.Beside && m.First != nil && (m != e || e.seen) {
-			wants = append(wants, Want{Key: m.First}) // perhaps another node has it than the way
+		if m.Sibling && m.First != nil && (m != e || e.seen) {
+			wants = append(wants, Want{Key: m.First}) // another storage node may hold it
 		}
 	}
 	if e.seen {
 		return wants
 	}
-	if !e.Beside {
+	if !e.Sibling {
 		wants = append(wants, Want{Key: e.Key})
 	}
 	switch {
@@ -73,7 +73,7 @@ func (e *MissingNodeError) Wants(changes []Change) []Want {
 	case e.First != nil:
 		return append(wants, Want{Key: e.First})
 	}
-	// It begins with the least key, or with that behind one that was deleted.
+	// The subtree begins with the least key, or with the key after a deleted one.
 	wants = append(wants, Want{})
 	for _, c := range changes {
 		if c.Value == nil {
@@ -84,13 +84,13 @@ func (e *MissingNodeError) Wants(changes []Change) []Want {
 }
 
 func (e *MissingNodeError) Error() string {
-	return fmt.Sprintf("the node %s of height %d and %d bytes on the way to key %s is missing",
+	return fmt.Sprintf("the node %s of height %d and %d bytes on the path to key %s is missing",
 		e.Node.Hash, e.Node.Height, e.Node.Bytes, abbreviate(e.Key))
 }
 
-// see completes e, the error of applying ops to v, with all else that they need.
+// see completes e, the error of applying ops to v, with all other subtrees that ops need.
 func (e *MissingNodeError) see(v *Version, ops []op, changes []Change) {
-	l := lack{v: v, changes: changes}
+	l := missingNodes{v: v, changes: changes}
 	l.walk(v.root, Subtree{Stub: v.top}, ops)
 	slices.Sort(l.wanted)
 	for _, i := range slices.Compact(l.wanted) {
@@ -109,20 +109,21 @@ func (e *MissingNodeError) see(v *Version, ops []op, changes []Change) {
 	}
 }
 
-// lack finds what a version lacks of what a block needs. A change needs the way to its key. A
-// deletion also rotates where the side that it is on gets lower, and the other is higher already:
-// it needs that node, and its inner child where that is the higher one. How high a subtree will be
-// is known as far as its nodes are there; of a stub, that it may get lower.
-type lack struct {
+// This search finds the subtrees that a block needs and that are missing in a version. A change
+// needs the path to its key. A deletion also rotates if its side gets lower and the other side is
+// higher already: then it needs the root of the other side, and the inner child of that root if it
+// is the higher one. Heights after the block are known as far as nodes are in memory; a stub may
+// get lower.
+type missingNodes struct {
 	v       *Version
 	changes []Change
 	found   []*MissingNodeError
 	wanted  []uint32 // indices of changes
 }
 
-// walk visits the subtree s, which is n, and to which ops lead. It reports whether the deletions
-// among them may make it lower.
-func (l *lack) walk(n ref, s Subtree, ops []op) (lower bool) {
+// walk visits the subtree s, whose root is n. ops lead to it. walk reports whether the deletions
+// among ops may make it lower.
+func (l *missingNodes) walk(n ref, s Subtree, ops []op) (lower bool) {
 	switch {
 	case len(ops) == 0 || n == 0 && s.Stub == emptyStub:
 		return false
@@ -143,9 +144,9 @@ func (l *lack) walk(n ref, s Subtree, ops []op) (lower bool) {
 	var lowered [2]bool
 	for side := range 2 {
 		lowered[side] = l.walk(at.child[side], sides[side], of[side])
-		// A leaf that goes is replaced by its sibling, which need not be there.
+		// A deleted leaf is replaced by its sibling, which need not be in memory.
 		if other := 1 - side; lowered[side] && len(of[other]) == 0 && i.height(other) > i.height(side) && i.height(side) > 0 {
-			l.beside(sides[other], at.child[other], other, of[side])
+			l.sibling(sides[other], at.child[other], other, of[side])
 		}
 	}
 	switch {
@@ -154,13 +155,13 @@ func (l *lack) walk(n ref, s Subtree, ops []op) (lower bool) {
 	case !lowered[left] && !lowered[right]:
 		return false
 	}
-	// If both sides are equally high, and not leaves, one deletion does not matter.
+	// If both sides are equally high, and are not leaves, one deletion does not change the height.
 	return i.height(left) != i.height(right) || i.height(left) == 0 || len(ops) > 1
 }
 
-// beside adds what a rotation needs of s, which is n, the child of the node that rotates on one
-// side. ops are on the other side.
-func (l *lack) beside(s Subtree, n ref, side int, ops []op) {
+// A rotation at the parent of s needs s, or its inner child: this method adds the one that is
+// missing. n is the root of s, and side is the side of s in its parent. ops are on the other side.
+func (l *missingNodes) sibling(s Subtree, n ref, side int, ops []op) {
 	deletion := ops[slices.IndexFunc(ops, l.deletes)]
 	if n != 0 {
 		inner := [2]Subtree{}
@@ -174,11 +175,11 @@ func (l *lack) beside(s Subtree, n ref, side int, ops []op) {
 	l.wanted = append(l.wanted, deletion.i)
 }
 
-func (l *lack) add(s Subtree, key []byte, beside bool) {
+func (l *missingNodes) add(s Subtree, key []byte, sibling bool) {
 	key = bytes.Clone(key)
-	l.found = append(l.found, &MissingNodeError{Node: s.Stub, Key: key, Beside: beside, First: bytes.Clone(s.First), span: spanOf(s).with(key)})
+	l.found = append(l.found, &MissingNodeError{Node: s.Stub, Key: key, Sibling: sibling, First: bytes.Clone(s.First), span: spanOf(s).with(key)})
 }
 
-func (l *lack) key(o op) []byte { return l.changes[o.i].Key }
+func (l *missingNodes) key(o op) []byte { return l.changes[o.i].Key }
 
-func (l *lack) deletes(o op) bool { return l.changes[o.i].Value == nil }
+func (l *missingNodes) deletes(o op) bool { return l.changes[o.i].Value == nil }

@@ -12,10 +12,10 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// applyAsking applies a block to p and asks v, the state before it, for what is missing. It returns
-// the result and how often it asked.
+// applyAsking applies a block to p and requests missing nodes from v, the state before it. It
+// returns the result and the number of requests.
 func applyAsking(t require.TestingT, p *Partial, v *Version, block []Change) (next *Partial, rounds int) {
-	r := bagReceiver{p: p}
+	r := multiproofReceiver{p: p}
 	for {
 		next, err := r.p.Apply(block)
 		var missing *MissingNodeError
@@ -28,8 +28,8 @@ func applyAsking(t require.TestingT, p *Partial, v *Version, block []Change) (ne
 	}
 }
 
-// TestMissingIsAskedAtOnce: one request brings all that puts need, or one deletion, and nearly
-// always all that a block needs.
+// TestMissingIsAskedAtOnce: one request fetches all nodes that puts or one deletion need, and
+// nearly always all that a block needs.
 func TestMissingIsAskedAtOnce(t *testing.T) {
 	rnd := seeds.Rand(t)
 	var blocks, rounds, asked int
@@ -56,18 +56,18 @@ func TestMissingIsAskedAtOnce(t *testing.T) {
 		full.Release()
 		v.Release()
 	}
-	t.Logf("%d blocks, %d lacked something and asked %d times", blocks, asked, rounds)
+	t.Logf("%d blocks, %d needed missing nodes and sent %d requests", blocks, asked, rounds)
 }
 
-// TestMissingIsTheSame: what an Apply lacks, and what it leaves, does not depend on how many
-// goroutines made it.
+// TestMissingIsTheSame: the nodes that an Apply reports as missing, and the tree that it leaves, do
+// not depend on the number of goroutines.
 func TestMissingIsTheSame(t *testing.T) {
 	rnd := seeds.Rand(t)
 	usual := tune
 	defer func() { tune = usual }()
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	failed, made := 0, 0
-	// Few rounds may draw no block that lacks a node, or none that does not: then there are more.
+	// A few rounds may draw no block with a missing node, or only such blocks: then there are more.
 	for round := 0; round < scaled(60) || round < 1000 && (failed == 0 || made == 0); round++ {
 		tune = usual
 		tune.minChanges, tune.minTask, tune.minTaskHeight, tune.maxBackoff = 4, 1+rnd.IntN(3), uint8(1+rnd.IntN(3)), 0
@@ -108,7 +108,7 @@ func TestMissingIsTheSame(t *testing.T) {
 	require.Positive(t, made)
 }
 
-// lacking returns a part of v that has all that block needs, or lacks a little.
+// The result is a part of v in which all nodes that block needs are present, or a few are missing.
 func lacking(t require.TestingT, rnd *rand.Rand, v *Version, block []Change) *Partial {
 	var keys [][]byte
 	for _, c := range block {
@@ -116,13 +116,13 @@ func lacking(t require.TestingT, rnd *rand.Rand, v *Version, block []Change) *Pa
 			keys = append(keys, c.Key)
 		}
 	}
-	beside := rnd.IntN(2) == 0
-	p, err := v.Prune(func(s Subtree) bool { return !touches(s, keys) && (beside || rnd.IntN(2) == 0) })
+	sibling := rnd.IntN(2) == 0
+	p, err := v.Prune(func(s Subtree) bool { return !touches(s, keys) && (sibling || rnd.IntN(2) == 0) })
 	require.NoError(t, err)
 	return p
 }
 
-// requireAll checks that an error names stubs, each once and after the first one in key order.
+// requireAll checks that an error names stubs, each once and all after the first one in key order.
 func requireAll(t require.TestingT, missing *MissingNodeError, ends []Stub) {
 	all, last := missing.All(), -1
 	require.Len(t, missing.Held(), len(all))

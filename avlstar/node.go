@@ -2,10 +2,10 @@ package avlstar
 
 import "encoding/binary"
 
-// image is an inner node as it is hashed (docs/spec/tree.md#hashes), with data of the tree's memory
-// in the place of SHA-256's padding. So a node needs no encoding, and to hash it reads nothing
-// else: height, bytes and hash of a node are in its parent's image, those of the root in its
-// Version.
+// image is an inner node as it is hashed (docs/spec/tree.md#hashes), followed by data of the tree's
+// memory where SHA-256's padding would be. So a node needs no encoding, and hashing a node reads
+// nothing else: the height, bytes and hash of a node are in its parent's image, and those of the
+// root in its Version.
 //
 //	0     01
 //	1     height and bytes of the left child   (9)
@@ -23,19 +23,19 @@ const (
 	imageStat  = 1
 	imageKey   = 19
 	imageHash  = 51
-	imageBytes = 115 // what is hashed
+	imageBytes = 115 // number of bytes that are hashed
 
 	imageFlags = 115
 	imageRef   = 116
 	imageEpoch = 120
 )
 
-// Flags of an image. A published node has none but moved.
+// Flags of an image. A published node has no flag except moved.
 const (
 	dirtyLeft  = 1 << iota // hash and bytes of the left child must be computed
-	dirtyRight             // those of the right child
+	dirtyRight             // the same for the right child
 	dirtyKey               // SHA256(key) must be computed
-	moved                  // key, leaf or height differ from those in the previous version
+	moved                  // key, leaf or height differ from the previous version
 )
 
 // freed is the epoch of a node that is in no version.
@@ -77,7 +77,7 @@ func (i *image) newerThan(epoch uint32) bool    { return i.epoch() > epoch }
 func isSmall(s Stat, chunkBytes uint64) bool    { return s.Bytes <= chunkBytes || s.Height == 0 }
 func (i *image) isSmall(chunkBytes uint64) bool { return i.total() <= chunkBytes }
 
-// sub is a subtree: its node and what its parent says of it.
+// sub is a subtree: its node, and its stub in its parent.
 type sub struct {
 	Stub
 	n ref
@@ -86,7 +86,8 @@ type sub struct {
 // keyOf returns the key of inner node n.
 func (w *view) keyOf(n ref) []byte { return w.key(w.image(n).leaf()) }
 
-// less reports whether key is below that of inner node n, whose link is l. prefix is that of key.
+// less reports whether key, which has this prefix, is below the key of inner node n, whose link is
+// l.
 func (w *view) less(key []byte, prefix uint64, n ref, l *link) bool {
 	if prefix != l.prefix {
 		return prefix < l.prefix

@@ -8,9 +8,10 @@ import (
 	"sort"
 )
 
-// maxPageBytes is the maximum length of a page. Most have a third of it or more, because a parent
-// of two smaller ones would be a page itself. Smaller pages are read faster
-// (docs/decisions/0011-pages-leave-memory.md); with larger ones, less stays in memory above them.
+// maxPageBytes is the maximum length of a page. Most pages have a third of it or more, because a
+// parent of two smaller ones would be a page itself. Smaller pages are read faster
+// (docs/decisions/0011-pages-leave-memory.md); with larger pages, fewer nodes stay in memory above
+// them.
 const maxPageBytes = 4 << 10
 
 // ErrInvalidPage is wrapped by the errors of VerifyPage.
@@ -23,28 +24,28 @@ type Pages interface {
 	// failure of this node; it never means that a key is absent.
 	//
 	// The leaves of s begin with key s.First, and their records have s.Bytes bytes. A stored state
-	// may have other leaves behind them, still below s.After, that were deleted since; and, if
-	// s.First is nil, before them.
+	// may have other leaves behind them, still below s.After, that have been deleted since. If
+	// s.First is nil, it may also have such leaves before them.
 	Page(s Subtree) (*Page, error)
 }
 
 // Page is a subtree whose leaf records were verified against its stub. It never changes and refers
-// to no tree, so it can be kept for any time, and serves every version that has it.
+// to no tree, so it can be kept as long as needed, and serves every version that contains it.
 //
 //	data   record 0 │ record 1 │ …      as in a chunk; the first has height 0
 //	at     0          offset     …
 type Page struct {
 	data []byte
 	at   []uint32
-	run  *run // as it was verified; nil: made again when it is needed
+	run  *run // from VerifyPage; if nil, it is rebuilt when needed
 }
 
-// VerifyPage proves that records, encoded as in a chunk (docs/spec/chunks.md#leaf-records), are the
-// leaves of the subtree with this stub. It ignores the height of the first record, so records may
-// be cut out of a longer list of leaves. It keeps no reference to records.
+// VerifyPage verifies that records, encoded as in a chunk (docs/spec/chunks.md#leaf-records), are
+// the leaves of the subtree with this stub. It ignores the height of the first record, so records
+// may be cut out of a longer list of leaves. It keeps no reference to records.
 func VerifyPage(s Stub, records []byte) (*Page, error) {
 	if uint64(len(records)) != s.Bytes {
-		return nil, fmt.Errorf("%w: %d bytes, its stub says %d", ErrInvalidPage, len(records), s.Bytes)
+		return nil, fmt.Errorf("%w: %d bytes, want %d", ErrInvalidPage, len(records), s.Bytes)
 	}
 	data := bytes.Clone(records)
 	if len(data) > 0 {
@@ -55,16 +56,16 @@ func VerifyPage(s Stub, records []byte) (*Page, error) {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidPage, err)
 	}
 	if r.root.Stub != s {
-		return nil, fmt.Errorf("%w: root %s of height %d, its stub says %s of height %d", ErrInvalidPage, r.root.Hash, r.root.Height, s.Hash, s.Height)
+		return nil, fmt.Errorf("%w: root %s of height %d, want %s of height %d", ErrInvalidPage, r.root.Hash, r.root.Height, s.Hash, s.Height)
 	}
 	return &Page{data: data, at: r.at, run: r}, nil
 }
 
-// Compact returns the page without what only Apply and proofs need, which they make again. It is
-// about half as large.
+// Compact returns the page without its nodes, which makes it about half as large. Apply and proofs
+// rebuild the nodes when they need them.
 func (p *Page) Compact() *Page { return &Page{data: p.data, at: p.at} }
 
-// Size returns about how many bytes of memory the page takes when it is compact.
+// Size returns the approximate memory that the page takes when it is compact, in bytes.
 func (p *Page) Size() int { return cap(p.data) + 4*cap(p.at) + 96 }
 
 // nodes returns the page as a subtree with its hashes.
@@ -88,8 +89,8 @@ func (p *Page) below(key []byte) int {
 	return sort.Search(r.len(), func(i int) bool { return bytes.Compare(r.leaf(i).Key, key) >= 0 })
 }
 
-// find returns the leaf with the greatest key that is not above key, or the first leaf if there is
-// none.
+// find returns the leaf with the greatest key that is not above key. If there is none, it returns
+// the first leaf.
 func (p *Page) find(key []byte) Leaf {
 	i := p.below(key)
 	r := p.records()
@@ -99,8 +100,8 @@ func (p *Page) find(key []byte) Leaf {
 	return r.leaf(max(i-1, 0))
 }
 
-// leaves yields the leaves in [start, end), nil being open, until yield returns false; it returns
-// that. The first leaf of the page gets the height first.
+// leaves yields the leaves in [start, end) until yield returns false; a nil bound is open. It
+// returns false if yield did. The first leaf of the page gets the height first.
 func (p *Page) leaves(start, end []byte, first uint8, yield func(Leaf) bool) bool {
 	r, i := p.records(), 0
 	if start != nil {
@@ -122,7 +123,7 @@ func (p *Page) leaves(start, end []byte, first uint8, yield func(Leaf) bool) boo
 	return true
 }
 
-// bytesBelow returns the length of the records of keys less than key.
+// bytesBelow returns the total length of the records with keys less than key.
 func (p *Page) bytesBelow(key []byte) uint64 {
 	if i := p.below(key); i < len(p.at) {
 		return uint64(p.at[i])
@@ -130,7 +131,7 @@ func (p *Page) bytesBelow(key []byte) uint64 {
 	return uint64(len(p.data))
 }
 
-// nodes is what a walk that also enters pages reads of nodes: those of a tree, or those of a page.
+// nodes gives a walk that also enters pages access to nodes: those of a tree, or those of a page.
 type nodes interface {
 	link(n ref) *link
 	image(n ref) *image
@@ -140,7 +141,7 @@ type nodes interface {
 
 var _, _ nodes = (*view)(nil), runNodes{}
 
-// runNodes are the nodes of a run, by their refs in it.
+// runNodes gives access to the nodes of a run by their refs in it.
 type runNodes struct{ r *run }
 
 func (w runNodes) link(n ref) *link   { return &w.r.links[n] }
@@ -154,7 +155,7 @@ func (w runNodes) leaf(n ref) (key, value []byte) {
 // childOf returns a child of inner node n.
 func childOf(w nodes, n ref, side int) sub { return sub{w.image(n).stub(side), w.link(n).child[side]} }
 
-// node returns the node with this stub on the way to key.
+// node returns the node with this stub on the path to key.
 func (r *run) node(s Stub, key []byte) (ref, bool) {
 	at := r.root
 	for at.Stub != s {

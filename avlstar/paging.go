@@ -8,25 +8,27 @@ import (
 	"sync/atomic"
 )
 
-// Paging lets a tree be larger than memory. Pages, subtrees of at most 4 KiB of leaf records, leave
-// memory when they are stored and were not changed lately; only their stubs stay. When they are
-// needed, they are read from Pages and verified; the results are the same
+// Paging lets a tree be larger than memory. Pages are subtrees of at most 4 KiB of leaf records. A
+// page leaves memory when it is stored and was not changed recently; only its stub stays. When a
+// page is needed, it is read from Pages and verified; results are the same as without Paging
 // (docs/decisions/0011-pages-leave-memory.md).
 //
-//	     root                     always in memory: what lies above pages
+//	     root                     always in memory: nodes above pages
 //	 ┌────┴────┐
 //	…       ┌──┴──┐
-//	      page   page             a stub; or nodes in memory, where it was changed since it was stored, or lately
+//	      page   page             a stub; or nodes in memory, if it is not stored yet or changed recently
 //
-// Readers use a page as it is, a Page. Only Apply copies nodes of a page back into the tree, and
-// only those on the way to its changes: if one key of a page changes, the rest stays out of memory.
+// Readers use a page as a Page. Only Apply and Replay copy nodes of a page back into the tree, and
+// only those on the paths to their changes: if one key of a page changes, the rest stays out of
+// memory. A tree that has only a range of the keys (FromRangePaged) keeps the paths to the edges of
+// that range in memory, and the stubs of the boundary proof outside: those are not pages.
 type Paging struct {
 	Pages Pages
-	// Budget returns how many bytes the tree should take. Apply calls it. What lies above pages,
-	// what is not stored yet, and what only older versions have are not evicted, so they may exceed
-	// it.
+	// Budget returns the number of bytes that the tree should take. Apply and Replay call it. Nodes
+	// above pages, nodes that are not stored yet, and nodes of older versions are not evicted, so
+	// the tree may exceed the budget.
 	Budget func() int64
-	// Evicted is called by Apply for each page that leaves memory. It may be nil.
+	// Apply and Replay call Evicted for each page that leaves memory. It may be nil.
 	Evicted func(page Stub)
 }
 
@@ -35,29 +37,29 @@ type paging struct {
 	Paging
 	stored atomic.Uint32 // epoch of the newest version that is stored completely
 
-	// Guarded by tree.mu, but loaded.
+	// Guarded by tree.mu, except loaded.
 	cursor  []byte        // where the next sweep begins
-	age     uint32        // the current age, in versions, below which pages stay
-	idle    uint32        // the value of stored when a whole lap freed nothing
+	age     uint32        // current minimum age, in versions, of pages that are evicted
+	idle    uint32        // value of stored when a sweep of the whole tree freed nothing
 	resting bool          // no sweep until more is stored
-	evicted uint64        // pages
-	loaded  atomic.Uint64 // pages, by Apply
-	runs    map[Hash]*run // pages for the block that is being made, by their hashes
+	evicted uint64        // number of pages
+	loaded  atomic.Uint64 // number of pages that Apply and Replay read
+	runs    map[Hash]*run // pages for the current block, by hash
 
-	ahead atomic.Pointer[map[Hash]*Page] // see ReadAhead; what it points to does not change
+	ahead atomic.Pointer[map[Hash]*Page] // see ReadAhead; the map is never modified
 }
 
-// EnablePaging lets pages of v's tree leave memory, from the next Apply on. It must be called at
-// most once, and not concurrently with Stored. Of a tree that Apply made, nothing counts as stored
-// until Stored is called; a tree made from leaves or chunks counts as stored.
+// EnablePaging lets pages of v's tree leave memory, from the next Apply or Replay on. It must be
+// called at most once, and not concurrently with Stored. Versions that Apply or Replay made count
+// as stored only after Stored is called; a tree made from leaves or chunks counts as stored.
 func (v *Version) EnablePaging(p Paging) {
 	v.tree.mu.Lock()
 	defer v.tree.mu.Unlock()
 	v.tree.paging = &paging{Paging: p, age: minAge}
 }
 
-// Stored reports that Pages can return every page of v from now on, at least while v, or a later
-// version made before this call, is referenced. v itself may have been released.
+// Stored tells the tree that Pages can return every page of v from now on, at least while v, or a
+// later version made before this call, is referenced. v itself may have been released.
 func (v *Version) Stored() {
 	p := v.tree.paging
 	if p == nil {
@@ -71,7 +73,7 @@ func (v *Version) Stored() {
 	}
 }
 
-// PageError: a page could not be read.
+// PageError reports that a page could not be read.
 type PageError struct {
 	Page Subtree
 	Err  error
@@ -87,7 +89,8 @@ func (e *PageError) Error() string {
 
 func (e *PageError) Unwrap() error { return e.Err }
 
-// pageError returns a *PageError that may outlive the tree, in whose memory the keys of s are.
+// pageError returns a *PageError that may outlive the tree. It copies the keys of s, which are in
+// the tree's memory.
 func pageError(s Subtree, err error) error {
 	s.First, s.After = bytes.Clone(s.First), bytes.Clone(s.After)
 	return &PageError{s, err}
@@ -107,16 +110,24 @@ func (t *tree) fetchPage(s Subtree) (*Page, error) {
 	return page, nil
 }
 
-// page reads the page s, a stub on the way to key.
+// isAway reports whether the stub s of v is a page, which can be read. In a tree that has only a
+// range of the keys, a stub is a page if it can have keys of the range: Replay leaves no other stub
+// there (KeyRange.reaches). Subtrees that become pages have only keys of the range (sweep.walk). An
+// update may delete the keys between such a page and an edge, so that the page reaches the edge.
+func (v *Version) isAway(s Subtree) bool {
+	return v.tree.paging != nil && (v.full == nil || v.full.overlaps(s.First, s.After))
+}
+
+// page reads the page s, a stub on the path to key.
 func (v *Version) page(s Subtree, key []byte) (*Page, error) {
-	if v.tree.paging == nil {
+	if !v.isAway(s) {
 		return nil, &MissingNodeError{Node: s.Stub, Key: bytes.Clone(key)}
 	}
 	return v.tree.fetchPage(s)
 }
 
-// pageOn reads the page on the way to key; nil without an error if there is none. If v has no
-// stubs, it does not look at the tree, on which another goroutine may be enabling paging.
+// pageOn reads the page on the path to key; it returns nil without an error if there is none. If v
+// has no stubs, it does not read v.tree.paging, which another goroutine may be setting.
 func (v *Version) pageOn(key []byte) (*Page, error) {
 	if !v.partial {
 		return nil, nil
@@ -128,8 +139,8 @@ func (v *Version) pageOn(key []byte) (*Page, error) {
 	return v.page(s, key)
 }
 
-// pageBelow reads the page that is the child of inner node n on one side, of which only a stub is
-// in memory; n 0: the root.
+// pageBelow reads the page that is the child of inner node n on one side and only a stub in memory.
+// If n is 0, it reads the root.
 func (v *Version) pageBelow(n ref, side int) (*Page, error) {
 	if n == 0 {
 		return v.page(Subtree{Stub: v.top}, nil)
@@ -137,13 +148,14 @@ func (v *Version) pageBelow(n ref, side int) (*Page, error) {
 	key := v.keyOf(n)
 	s, _ := v.locate(key, side == left)
 	if side == left {
-		key = s.First // the way to the node's own key leads to the right
+		key = s.First // the path to the node's own key leads to the right
 	}
 	return v.page(s, key)
 }
 
-// Stubs yields the pages that are not in memory, in key order, from the one to which key from leads
-// (nil: the first). It reads none. First and After are v's memory, valid until it is released.
+// Stubs yields the pages that are not in memory, and the missing subtrees of a Partial, in key
+// order, from the one to which key from leads (nil: the first). It reads none of them. First and
+// After are memory of v, valid until v is released.
 func (v *Version) Stubs(from []byte) iter.Seq[Subtree] {
 	return func(yield func(Subtree) bool) {
 		v.inUse()
@@ -154,7 +166,7 @@ func (v *Version) Stubs(from []byte) iter.Seq[Subtree] {
 	}
 }
 
-// stubs yields those of the subtree s, which is n.
+// stubs yields the pages that are not in memory in the subtree s, whose root is n.
 func (v *Version) stubs(n ref, s Subtree, from []byte, yield func(Subtree) bool) bool {
 	switch {
 	case n.isLeaf() || s.After != nil && bytes.Compare(s.After, from) <= 0:
@@ -167,8 +179,8 @@ func (v *Version) stubs(n ref, s Subtree, from []byte, yield func(Subtree) bool)
 		v.stubs(l.child[right], Subtree{First: key, After: s.After, Stub: i.stub(right)}, from, yield)
 }
 
-// locate returns the leaf or the stub on the way to key or, if before is set, to the keys less than
-// it; n is 0 for a stub.
+// locate returns the leaf or the stub on the path to key or, if before is set, to the keys less
+// than key; n is 0 for a stub.
 func (v *Version) locate(key []byte, before bool) (s Subtree, n ref) {
 	s, n = Subtree{Stub: v.top}, v.root
 	for n.isInner() {

@@ -15,7 +15,7 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// rootAway returns a tree of one leaf that was a stub until everything beside it was deleted.
+// rootAway returns a tree of one leaf that was a stub until all other leaves were deleted.
 func rootAway(t *testing.T) *Version {
 	d := &disk{}
 	v := mustEmpty(t, 1<<20)
@@ -32,7 +32,7 @@ func rootAway(t *testing.T) *Version {
 	return v
 }
 
-// TestLastLeafWasAway: the root is in memory, even if it was in a page.
+// TestLastLeafWasAway: the root is in memory, even if it was in a page before.
 func TestLastLeafWasAway(t *testing.T) {
 	v := rootAway(t)
 	n := 0
@@ -56,7 +56,8 @@ func TestLastLeafWasAway(t *testing.T) {
 
 func spreadKey(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)*0x9e3779b97f4a7c15) }
 
-// TestPagesLeaveWithoutChanges: what left memory before a block that changes nothing stays away.
+// TestPagesLeaveWithoutChanges: pages that leave memory before a block without changes stay
+// evicted.
 func TestPagesLeaveWithoutChanges(t *testing.T) {
 	d := &disk{}
 	v := mustEmpty(t, 1<<20)
@@ -99,8 +100,8 @@ func TestPagedLargeBlock(t *testing.T) {
 	require.Equal(t, full.AppHash(), again.AppHash())
 }
 
-// TestPagedLeftEdge deletes from the least key on, where no inner node has the least key of a stub.
-// The time must not be quadratic.
+// TestPagedLeftEdge deletes keys from the least one on, where no inner node has the least key of a
+// stub. The time must not be quadratic.
 func TestPagedLeftEdge(t *testing.T) {
 	for name, from := range map[string]int{"left edge": 0, "middle": 30_000} {
 		t.Run(name, func(t *testing.T) {
@@ -254,7 +255,7 @@ func TestPagedStory(t *testing.T) {
 	require.NotZero(t, failures)
 }
 
-// requireAlike reports where two versions answer differently. It may run in any goroutine.
+// requireAlike reports differences between the reads of two versions. It may run in any goroutine.
 func requireAlike(t *testing.T, w, v *Version) {
 	var a, b []string
 	for l := range mustLeaves(t, w) {

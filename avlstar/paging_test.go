@@ -15,15 +15,18 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// disk holds what a tree's pages are read from: the leaves of several versions, as a store keeps
-// them for versions that are still in use.
+// disk holds the data that a tree's pages are read from: the leaves of several versions, as a store
+// keeps them for versions that are still in use.
 type disk struct {
 	generations [][]Leaf // oldest first
 	reads       atomic.Int64
 	broken      atomic.Bool
 }
 
-var errBroken = errors.New("the disk is broken")
+var (
+	errBroken = errors.New("the disk is broken")
+	errNoPage = errors.New("no generation has the page")
+)
 
 // store makes v the newest generation.
 func (d *disk) store(t require.TestingT, v *Version) {
@@ -66,7 +69,7 @@ func (d *disk) Page(s Subtree) (*Page, error) {
 			}
 		}
 	}
-	return nil, fmt.Errorf("no generation has the page %v", s)
+	return nil, fmt.Errorf("%w %v", errNoPage, s)
 }
 
 // smallPages makes pages small, so that the small trees of tests have many.
@@ -147,8 +150,8 @@ func TestPageOfAnotherStub(t *testing.T) {
 	require.ErrorIs(t, err, ErrInvalidPage)
 }
 
-// TestPagesLeave: with a budget of 0, only what lies above pages stays, and a page that is read
-// back has its former content.
+// TestPagesLeave: with a budget of 0, only nodes above pages stay, and a page that is read back has
+// its former content.
 func TestPagesLeave(t *testing.T) {
 	smallPages(t, 1000)
 	rnd := seeds.Rand(t)
@@ -175,7 +178,7 @@ func TestPagesLeave(t *testing.T) {
 }
 
 // TestReleasedTogetherWithinBudget: nodes that wait to be freed because many versions were released
-// together count as memory that the tree takes, and the next Apply frees them.
+// together count towards the tree's memory, and the next Apply frees them.
 func TestReleasedTogetherWithinBudget(t *testing.T) {
 	smallPages(t, 1000)
 	rnd := seeds.Rand(t)
@@ -202,17 +205,17 @@ func TestReleasedTogetherWithinBudget(t *testing.T) {
 	v = advance(t, v, Change{[]byte("one"), []byte("1")})
 	m := v.Memory()
 	require.LessOrEqual(t, int64(m.HeldBytes)+v.tree.resident(), budget.Load()*51/50, "of %d; a node is as large as the mean", held)
-	require.Zero(t, m.Evicted, "to free what nobody needs was enough")
+	require.Zero(t, m.Evicted, "freeing unused nodes was enough")
 	require.LessOrEqual(t, v.Reclaimed().Freed, maxExcess)
 
-	budget.Store(0) // pages leave, too
+	budget.Store(0) // pages leave too
 	v = age(t, v)
 	require.NotZero(t, v.Memory().Evicted)
 	v.Release()
 }
 
-// TestBrokenPages: what cannot be read is an error, never an absent key, and has no effect later
-// on.
+// TestBrokenPages: a page that cannot be read is an error, never an absent key, and has no effect
+// later.
 func TestBrokenPages(t *testing.T) {
 	smallPages(t, 500)
 	rnd := seeds.Rand(t)

@@ -9,12 +9,12 @@ import (
 	"sync/atomic"
 )
 
-// Changes in different subtrees do not affect each other unless something above these subtrees
-// rotates: what a rotation moves depends on the changes before it. So a large block is cut along
-// the tree. One goroutine makes and hashes the changes of each subtree, in its own cache. Then it
-// is checked that, in the order of the keys, no node above would have been rotated at any moment.
-// Where one would, the changes below that node are made again, in order, as one task. That is rare:
-// the subtrees are large, and their heights seldom change.
+// Changes in different subtrees do not affect each other unless a node above these subtrees
+// rotates, because the effect of a rotation depends on the changes before it. So a large block is
+// cut along the tree. One goroutine makes and hashes the changes of each subtree, in the cache of
+// its core. Then a check simulates the changes in key order: if a node above would have rotated at
+// any moment, the changes below it are made again, in order, as one task. That is rare: the
+// subtrees are large, and their heights seldom change.
 //
 //	            fork                  copied when its subtrees are done
 //	       ┌─────┴─────┐
@@ -25,76 +25,79 @@ type plan struct {
 	tree     *tree
 	v, next  *Version
 	changes  []Change
-	want     int // number of changes in a task
+	want     int // target number of changes in a task
 	tasks    []*task
 	forks    []*fork
-	given    []*task     // made again as part of another
-	openings []allocator // to be closed
-	// lacks: a change needs what is not in memory. Then the block is made in order, which finds the
-	// first such change; rotations have nothing to do with it.
+	given    []*task     // tasks whose changes were made again as part of another task
+	openings []allocator // allocators to be closed
+	// Set when a change needs a node that is not in memory. The block is then made in order, which
+	// finds the first such change.
 	lacks atomic.Bool
 }
 
-// part is what forks and tasks have in common: a subtree and the changes in it.
+// part is the common part of forks and tasks: a subtree and the changes in it.
 type part struct {
 	parent *fork
-	side   int // of parent
+	side   int // side in parent
 	ops    []op
 	bearer *Hash // SHA256 of the least key
 	was    uint8 // previous height
 	low    ref   // inner node with the least key; 0: on the left edge of the tree
 }
 
-// fork is an inner node above the tasks.
+// fork is an inner node above tasks.
 type fork struct {
 	part
 	n ref
-	// heights are those of the children and of the fork itself, as the changes are made in key
-	// order.
+	// heights are those of the children, and height that of the fork itself, while the changes are
+	// simulated in key order.
 	heights [2]uint8
 	height  uint8
-	moved   bool     // its height changed, perhaps back
-	child   [2]*fork // where it is a fork
-	task    [2]*task // where it is a task; if it is neither, nothing changes there
+	moved   bool     // whether its height changed, even if it changed back
+	child   [2]*fork // children that are forks
+	task    [2]*task // children that are tasks; if a child is neither, nothing changes there
 }
 
-// task is a subtree whose changes one goroutine makes. edit.top has the subtree as its left child:
-// first the previous one, in the end the new one.
+// task is a subtree whose changes one goroutine makes. The left child of edit.top is the subtree:
+// the previous one at first, and finally the new one.
 type task struct {
 	part
 	edit    *edit
 	tally   tally
 	changed bool
-	heights []uint8 // that it had, one after another
-	least   outcome // least, and whether it is renamed
+	heights []uint8 // the heights that it had, one after another
+	least   outcome // the least leaf, and whether it is renamed
 	renamed Hash    // SHA256 of least's key
 	failed  bool
 }
 
-// tune decides when a block is cut, and how far. Tests lower it, so that every block has rotations
-// above its tasks.
+// tune decides when a block is cut, and into how many tasks. Tests lower it, so that every block
+// has rotations above its tasks.
 var tune = struct {
-	minChanges int // smaller blocks are not worth the goroutines
-	minTask    int // changes of a task
-	// Lower subtrees are not cut: their heights change often, and there is little in them to share.
+	minChanges int // in a smaller block, starting goroutines does not pay
+	minTask    int // minimum number of changes in a task
+	// Lower subtrees are not cut: their heights change often, and there is little work in them to
+	// share.
 	minTaskHeight uint8
-	// The maximum number of blocks that are made in order at once, after some that had to be.
+	// The maximum number of following blocks that are made in order from the start, after parallel
+	// attempts failed.
 	maxBackoff int
 	pageBytes  uint64
-	minReclaim int // nodes that every Apply may free, whatever it made
-	// What a tree may take of Go's heap before it takes frames (frames.go).
+	minReclaim int // number of nodes that each Apply may free in any case
+	// Bytes of Go's heap that a tree may take before it takes frames (frames.go).
 	heapBytes uint64
 }{256, 16, 7, 64, maxPageBytes, 1 << 12, 4 << 20}
 
-// maxTask limits the changes of a task, so that what a goroutine makes stays in its cache until it
-// hashes it.
+// maxTask limits the changes of a task, so that new nodes stay in the core's cache until they are
+// hashed.
 const maxTask = 64
 
-// maxMends limits how often parts of a block are made again before the whole block is made in
-// order. The block is also made in order if half of its changes would be made again.
+// maxMends limits the number of times that parts of a block are made again before the whole block
+// is made in order. The block is also made in order if half of its changes would have to be made
+// again.
 const maxMends = 16
 
-// inParallel makes next with several goroutines and reports whether it did.
+// inParallel makes next with several goroutines. It returns false if it did not.
 func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew) bool {
 	if c.workers() == 1 || v.top.Height < tune.minTaskHeight+2 {
 		return false
@@ -109,7 +112,7 @@ func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew)
 		return false
 	}
 	p.share(c)
-	done := p.mend()
+	done := p.repair()
 	for i := range p.openings {
 		p.openings[i].close()
 	}
@@ -132,7 +135,8 @@ func (t *tree) inParallel(v, next *Version, ops []op, changes []Change, c *crew)
 	return true
 }
 
-// cut makes tasks of the subtree n and returns its fork; nil if it is a task itself.
+// cut divides the subtree n into tasks and returns its fork, or nil if the subtree is one task
+// itself.
 func (p *plan) cut(n ref, of part) *fork {
 	if len(of.ops) == 0 {
 		return nil
@@ -146,7 +150,7 @@ func (p *plan) cut(n ref, of part) *fork {
 	l, i := p.v.link(n), p.v.image(n)
 	f := &fork{part: of, n: n}
 	p.forks = append(p.forks, f)
-	at := sort.Search(len(of.ops), func(k int) bool { // the first that goes right
+	at := sort.Search(len(of.ops), func(k int) bool { // index of the first op that goes right
 		return !p.v.less(p.changes[of.ops[k].i].Key, of.ops[k].prefix, n, l)
 	})
 	f.child[left] = p.cut(l.child[left], part{f, left, of.ops[:at:at], of.bearer, i.height(left), of.low})
@@ -181,7 +185,7 @@ func (p *plan) share(c *crew) {
 	})
 }
 
-// reserve makes sure that shared allocators find as much as the changes can need.
+// reserve reserves the most memory that shared allocators can need for the changes.
 func (p *plan) reserve(allocators int) {
 	nodes, pages := needs(p.changes, p.v)
 	slabs := nodes/slabNodes + allocators
@@ -207,7 +211,7 @@ func (p *plan) prepare(t *task) {
 	t.edit = e
 }
 
-// release accounts for what a task did, or undoes it, and keeps its lists for the next block.
+// release accounts for a task's nodes, or frees them, and keeps its lists for the next block.
 func (p *plan) release(t *task, done bool) {
 	mu, e := &p.tree.mu, t.edit
 	if done {
@@ -249,8 +253,8 @@ func (p *plan) do(g *group, a *allocator, tasks []*task) {
 func (t *task) run() {
 	e := t.edit
 	t.changed = e.run(func(r outcome) (goOn bool) {
-		// The next key may now be less than the one that a node above is to get: in order, it would
-		// go to the left of that node.
+		// The next key may now be less than the new key of a node above. In order, it would go to
+		// the left of that node.
 		t.failed = r.is(gone) || r.is(renamed) && e.next < len(e.ops) && string(e.change(&e.ops[e.next]).Key) < string(e.key(r.least))
 		if t.failed {
 			return false
@@ -272,13 +276,13 @@ func (t *task) run() {
 		}
 		return true
 	})
-	t.failed = t.failed || e.err != nil // made in order, it will occur again
+	t.failed = t.failed || e.err != nil // when the block is made in order, the error occurs again
 }
 
-// mend makes the subtrees that were cut at a rotation again, as one task each. It reports whether
-// it could: it gives up if the rotation is at the root, or if too much would have to be made again
-// (an attacker can aim blocks at that).
-func (p *plan) mend() bool {
+// After a rotation above tasks, this method makes the changes of the affected subtree again, as one
+// task. It reports whether it succeeded: it gives up if the rotation is at the root, or if too many
+// changes would have to be made again, which an attacker could cause on purpose.
+func (p *plan) repair() bool {
 	again, mends := 0, 0
 	for {
 		if p.lacks.Load() {
@@ -317,7 +321,7 @@ func (p part) isBelow(f *fork) bool {
 }
 
 // unbalanced returns a fork that would be out of balance at some moment if the changes were made in
-// key order, nil if there is none.
+// key order, or nil if there is none.
 func (p *plan) unbalanced() *fork {
 	for _, f := range p.forks {
 		i := p.v.image(f.n)
@@ -343,7 +347,7 @@ func (p *plan) unbalanced() *fork {
 	return nil
 }
 
-// join makes what is above the tasks, and so completes next.
+// join makes the nodes above the tasks, which completes next.
 func (p *plan) join(root *fork) {
 	t := p.tree
 	a := newAllocator(&t.mu.memory, false)
@@ -357,13 +361,13 @@ func (p *plan) join(root *fork) {
 	t.mu.work.finish(e, p.next)
 }
 
-// join copies a fork whose subtrees changed and gives it its new children.
+// join copies a fork whose subtrees changed, and sets the new children of the copy.
 func (e *edit) join(f *fork) outcome {
 	out := outcome{n: f.n, bits: uint32(f.was)}
-	var hash Hash // of the key of out.least
+	var hash Hash // hash of the key of out.least
 	for side := range 2 {
 		var o outcome
-		var stub Stub // of a task, which is hashed
+		var stub Stub // stub of a task, whose hash is already computed
 		if f.child[side] != nil {
 			o = e.join(f.child[side])
 		} else if t := f.task[side]; t != nil && t.changed {

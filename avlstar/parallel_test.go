@@ -13,14 +13,14 @@ import (
 )
 
 // TestParallelIsInOrder makes blocks that are aimed at the borders of subtrees with one goroutine
-// and with several. The limits of cutting are lowered until nearly every block has rotations above
-// its tasks, or as they are.
+// and with several. The limits of tune are either unchanged, or so low that nearly every block has
+// rotations above its tasks.
 func TestParallelIsInOrder(t *testing.T) {
 	rnd := seeds.Rand(t)
 	normal := tune
 	defer func() { tune = normal }()
 	usual := tune
-	usual.minReclaim = 1 << 30 // what is left to later versions depends on what was freed before
+	usual.minReclaim = 1 << 30 // the nodes left to later versions depend on those freed before
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	for round := range max(4, scaled(60)) {
 		tune = usual
@@ -75,7 +75,7 @@ func compareWithOrder(t *testing.T, rnd *rand.Rand, space, most int) {
 	v.Release()
 }
 
-// described is everything that must not depend on how a version was made.
+// described holds everything that must not depend on how a version was made.
 type described struct {
 	commitment    Commitment
 	keys          uint64
@@ -129,8 +129,8 @@ func TestAimedBlock(t *testing.T) {
 	require.Positive(t, next.tree.mu.backoff, "it was made in order, and so are the next")
 }
 
-// TestPagesRunOut: a block that might need more pages than refs can name is refused, whatever it
-// needs in the end. Here few pages are left, as after gigabytes of large values.
+// TestPagesRunOut: a block that might need more pages than refs can name is refused, even if it
+// would need fewer. Here few pages are left, as after gigabytes of large values.
 func TestPagesRunOut(t *testing.T) {
 	for _, procs := range []int{1, 2} {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(procs))
@@ -149,7 +149,7 @@ func TestPagesRunOut(t *testing.T) {
 		v = advance(t, v, block[:500]...)
 		requireInvariants(t, v)
 
-		// Pages of released versions that are not freed yet are no reason to refuse.
+		// Pages of released versions that are not freed yet are not a reason to refuse.
 		reclaimSlowly(t, 1)
 		for i := range block[:499] {
 			block[i].Value = nil
@@ -161,8 +161,8 @@ func TestPagesRunOut(t *testing.T) {
 	}
 }
 
-// TestHeldListsAreShort pins a version over many blocks: the lists that hold its nodes are no
-// longer than the nodes are many.
+// TestHeldListsAreShort keeps a version over many blocks: the lists that hold its nodes are no
+// longer than the number of nodes.
 func TestHeldListsAreShort(t *testing.T) {
 	rnd := seeds.Rand(t)
 	v := mustEmpty(t, 1<<20)

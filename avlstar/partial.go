@@ -7,27 +7,27 @@ import (
 	"runtime"
 )
 
-// Partial is a version of which some subtrees are stubs: their hash, height and length are known
-// from their parent's image, and nothing else. An operation fails with a *MissingNodeError if it
-// needs what is missing; otherwise its results are those of the full tree.
+// Partial is a version in which some subtrees are stubs: only their hash, height and length are
+// known, from the image of their parent. An operation that needs a missing node fails with a
+// *MissingNodeError; otherwise its results are those of the full tree.
 //
-//	    (m)                   Get, Prove of a key from e to z, and changes of those: as in the full tree
+//	    (m)                   Get and Prove of a key from m to z, and changes there: as in the full tree
 //	  ┌──┴──┐
-//	stub   (s)                Get of b: MissingNodeError, that names the stub
+//	stub   (s)                Get of b: a MissingNodeError that names the stub
 //	[a,m) ┌─┴─┐
 //	     m=1 s=2
 //
-// References, reading and applying are as for a Version.
+// References, reads and changes work as for a Version.
 type Partial struct{ v *Version }
 
-// Subtree is a subtree and the range of its keys, [First, After); nil is open.
+// Subtree is a subtree and its key range [First, After); a nil bound is open.
 type Subtree struct {
 	Stub
 	First, After []byte
 }
 
-// NewPartial returns the state that c commits to, of which only the root's stub is there. Graft
-// adds to it. c must be trusted.
+// NewPartial returns the state that c commits to, with only the root's stub. Graft adds nodes to
+// it. c must be trusted.
 func NewPartial(c Commitment) (*Partial, error) {
 	if err := checkChunkBytes(c.ChunkBytes); err != nil {
 		return nil, fmt.Errorf("avlstar: %w", err)
@@ -46,8 +46,8 @@ func NewPartial(c Commitment) (*Partial, error) {
 	return &Partial{v}, nil
 }
 
-// Prune returns a partial copy of v, which is a tree of its own. stub decides, from the root down,
-// which subtrees become stubs; it is not called for subtrees of those.
+// Prune returns a partial copy of v as a new tree. stub decides, from the root down, which subtrees
+// become stubs; it is not called for subtrees below a stub.
 func (v *Version) Prune(stub func(Subtree) bool) (*Partial, error) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
@@ -66,7 +66,7 @@ func (v *Version) Prune(stub func(Subtree) bool) (*Partial, error) {
 	return &Partial{next}, nil
 }
 
-// Prune makes more of p's subtrees stubs, in a copy.
+// Prune returns a copy of p in which more subtrees are stubs.
 func (p *Partial) Prune(stub func(Subtree) bool) (*Partial, error) { return p.v.Prune(stub) }
 
 type pruning struct {
@@ -76,11 +76,11 @@ type pruning struct {
 	err  error
 }
 
-// copy copies the subtree s, whose keys are in [first, after), and returns its root, 0 if it
+// copy copies the subtree s, whose keys are in [first, after), and returns its root, or 0 if it
 // becomes a stub.
 func (p *pruning) copy(w nodes, s sub, first, after []byte) ref {
 	at := Subtree{s.Stub, first, after}
-	if p.err != nil || s.n == 0 && (p.from.tree.paging == nil || s.Stub == emptyStub) || p.stub(at) {
+	if p.err != nil || s.n == 0 && (s.Stub == emptyStub || !p.from.isAway(at)) || p.stub(at) {
 		return 0
 	}
 	if s.n == 0 { // a page
@@ -113,7 +113,7 @@ func (p *pruning) copy(w nodes, s sub, first, after []byte) ref {
 	return n
 }
 
-// Get returns a copy of the value of key; ok is false where key is absent.
+// Get returns a copy of the value of key; ok is false if key is absent.
 func (p *Partial) Get(key []byte) (value []byte, ok bool, err error) {
 	v := p.v
 	v.inUse()
@@ -131,7 +131,7 @@ func (p *Partial) Get(key []byte) (value []byte, ok bool, err error) {
 	return bytes.Clone(way.value), true, nil
 }
 
-// Apply is that of Version.
+// Apply does what Version.Apply does.
 func (p *Partial) Apply(changes []Change) (*Partial, error) {
 	v, err := p.v.Apply(changes)
 	if err != nil {
@@ -140,36 +140,39 @@ func (p *Partial) Apply(changes []Change) (*Partial, error) {
 	return &Partial{v}, nil
 }
 
-// Prove is that of Version.
+// Prove does what Version.Prove does.
 func (p *Partial) Prove(key []byte) (Proof, error) { return p.v.Prove(key) }
 
-// Commitment is that of Version: that of the full tree.
+// Commitment returns the commitment of the full tree.
 func (p *Partial) Commitment() Commitment { return p.v.Commitment() }
 
-// AppHash is that of Version.
+// AppHash does what Version.AppHash does.
 func (p *Partial) AppHash() Hash { return p.v.AppHash() }
 
-// Len returns the number of leaves of the full tree; ok is false where that is unknown, since
-// nothing commits to it (NewPartial).
+// Len returns the number of leaves of the full tree. ok is false if it is unknown because nothing
+// commits to it (NewPartial).
 func (p *Partial) Len() (n uint64, ok bool) { return p.v.Len(), !p.v.uncounted }
 
-// Graft is that of Version.
-func (p *Partial) Graft(bags ...*Bag) (*Partial, Grafted, error) {
-	v, done, err := p.v.Graft(bags...)
+// Graft does what Version.Graft does.
+func (p *Partial) Graft(multiproofs ...*Multiproof) (*Partial, Grafted, error) {
+	v, done, err := p.v.Graft(multiproofs...)
 	if err != nil {
 		return nil, done, err
 	}
 	return &Partial{v}, done, nil
 }
 
-// Bag is that of Version. It fails with a *MissingNodeError where p lacks what is wanted.
-func (p *Partial) Bag(wants []Want, below Below) ([]byte, error) { return p.v.Bag(wants, below) }
+// Multiproof does what Version.Multiproof does. It fails with a *MissingNodeError if a wanted node
+// is missing in p.
+func (p *Partial) Multiproof(wants []Want, below Below) ([]byte, error) {
+	return p.v.Multiproof(wants, below)
+}
 
-// Stubs is that of Version.
+// Stubs does what Version.Stubs does.
 func (p *Partial) Stubs(from []byte) iter.Seq[Subtree] { return p.v.Stubs(from) }
 
-// Retain is that of Version.
+// Retain does what Version.Retain does.
 func (p *Partial) Retain() { p.v.Retain() }
 
-// Release is that of Version.
+// Release does what Version.Release does.
 func (p *Partial) Release() { p.v.Release() }

@@ -1,10 +1,10 @@
 package avlstar
 
-// Upper is that of Version: where p lacks a node, there is a stub.
+// Upper does what Version.Upper does. A node that is missing in p becomes a stub.
 func (p *Partial) Upper(depth int) ([]byte, error) { return p.v.Upper(depth) }
 
-// HeldBytes is that of Version.
+// HeldBytes does what Version.HeldBytes does.
 func (p *Partial) HeldBytes() uint64 { return p.v.HeldBytes() }
 
-// Memory is that of Version.
+// Memory does what Version.Memory does.
 func (p *Partial) Memory() MemoryStats { return p.v.Memory() }

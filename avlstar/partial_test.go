@@ -12,7 +12,7 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// pruneTo returns a partial tree of what lies on the way to some keys.
+// pruneTo returns a partial tree with the nodes on the paths to some keys.
 func pruneTo(t require.TestingT, v *Version, keys ...[]byte) *Partial {
 	keys = slices.SortedFunc(slices.Values(keys), bytes.Compare)
 	p, err := v.Prune(func(s Subtree) bool { return !touches(s, keys) })
@@ -44,7 +44,7 @@ func TestRotationNeedsStub(t *testing.T) {
 	p := pruneTo(t, v, a, []byte("b"))
 	before := p.v.Memory()
 	stub := v.child(v.root, right).Stub
-	// The change that fails is the last one, or is not.
+	// The failing change is the last one, or an earlier one.
 	for _, block := range [][]Change{{{Key: a}}, {{Key: a}, {Key: d}}} {
 		_, err := p.Apply(block)
 		requireMissing(t, err, stub, a)
@@ -126,8 +126,8 @@ func TestAbsenceNeedsNeighbour(t *testing.T) {
 }
 
 // TestRandomPruning compares partial trees, and partial trees of these, with the full one. Results
-// are equal, or an error names a stub that lies on the key's way; with its content, the operation
-// gets further.
+// are equal, or an error names a stub on the path to the key; with the content of that stub, the
+// operation gets further.
 func TestRandomPruning(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for range scaled(60) {
@@ -153,7 +153,7 @@ func TestRandomPruning(t *testing.T) {
 			require.Equal(t, wantProof, proof)
 			g.forget(rnd)
 		}
-		for range 10 { // each block on the same version
+		for range 10 { // each block is applied to the same version
 			block := randomBlock(rnd, rnd.IntN(1<<rnd.IntN(7)), keys, rnd.Float64(), false)
 			want := mustApply(t, v, block...)
 			var next *Partial
@@ -162,7 +162,7 @@ func TestRandomPruning(t *testing.T) {
 			})
 			require.Equal(t, want.Commitment(), next.Commitment())
 			requireLen(t, want.Len(), next)
-			for _, c := range block { // what was changed is present now
+			for _, c := range block { // the changed nodes are present now
 				got, ok, err := next.Get(c.Key)
 				if err == nil {
 					require.Equal(t, c.Value != nil, ok)
@@ -178,7 +178,7 @@ func TestRandomPruning(t *testing.T) {
 	}
 }
 
-// pruned makes partial trees of v that lack less and less.
+// pruned makes partial trees of v in which fewer and fewer nodes are missing.
 type pruned struct {
 	v    *Version
 	have func(Stub) bool
@@ -192,7 +192,7 @@ func newPruned(v *Version, rnd *rand.Rand) *pruned {
 	return g
 }
 
-// forget chooses again what is present.
+// forget chooses again which nodes are present.
 func (g *pruned) forget(rnd *rand.Rand) {
 	salt, odds := byte(rnd.Uint32()), []byte{0, 10, 60, 128, 255}[rnd.IntN(5)]
 	g.have = func(s Stub) bool { return s.Hash[0]^salt >= odds }
@@ -214,7 +214,8 @@ func (g *pruned) tree(t require.TestingT) *Partial {
 	return again
 }
 
-// until repeats an operation, and adds what its error names as missing, until it succeeds.
+// until repeats an operation, and adds the nodes that its error names as missing, until it
+// succeeds.
 func (g *pruned) until(t require.TestingT, do func(*Partial) error, asked func([]byte) bool) {
 	for {
 		p := g.tree(t)

@@ -15,7 +15,7 @@ const (
 	pinAll                  // kept until the end
 	pinSome                 // some kept; some of those released later, oldest first
 	pinShuffled             // the same, in any order
-	pinForks                // the same, and versions beside the next one, released
+	pinForks                // the same, and released forks of the version before
 )
 
 // pins holds versions, with their content where it is known.
@@ -53,11 +53,12 @@ func (p *pins) advance(t require.TestingT, v *Version, block []Change) *Version 
 	return next
 }
 
-// requireReclaimed checks what the Apply that made a version from v, when the tree held before,
-// gave back of versions that had been released. early is what it could before it made anything.
+// requireReclaimed checks the nodes of released versions that an Apply freed. The Apply made a
+// version from v; before is the memory of the tree before it. early is the number of nodes that it
+// could free before it made any.
 func (p *pins) requireReclaimed(t require.TestingT, v *Version, before MemoryStats, early int) {
 	now, done := v.Memory(), v.Reclaimed()
-	if p.policy != pinForks { // versions that were given up are freed beside that
+	if p.policy != pinForks { // versions that were given up are freed in addition
 		made := int(now.InnerNodes+now.Leaves) - int(before.InnerNodes+before.Leaves) + done.Freed
 		died := int(now.Held) - int(before.Held) + done.Freed
 		most := max(2*max(made, died)+tune.minReclaim, early)
@@ -67,7 +68,7 @@ func (p *pins) requireReclaimed(t require.TestingT, v *Version, before MemorySta
 		require.LessOrEqual(t, done.Freed+done.PassedOn, most)
 	}
 	if len(p.held) == 0 && v.tree.paging == nil {
-		require.Zero(t, done.PassedOn, "no version but the one that was changed is in use")
+		require.Zero(t, done.PassedOn, "only the version that was changed is in use")
 	}
 }
 
@@ -106,8 +107,8 @@ func (p *pins) releaseAll() {
 	p.held = nil
 }
 
-// requireOnlyLatest checks, after all other versions were released, that the tree holds v alone
-// once a few more Apply have given them up.
+// requireOnlyLatest checks, after all other versions were released, that the tree holds only v once
+// a few more calls of Apply have given the others up.
 func requireOnlyLatest(t require.TestingT, v *Version) {
 	for held := uint64(math.MaxUint64); ; {
 		same, err := v.Apply(nil)
@@ -129,7 +130,7 @@ func requireOnlyLatest(t require.TestingT, v *Version) {
 	requireInvariants(t, v)
 }
 
-// reclaimSlowly makes an Apply that makes nothing free only this number of nodes, so that versions
+// reclaimSlowly makes an Apply without new nodes free only this number of nodes, so that versions
 // are given up in parts.
 func reclaimSlowly(t interface{ Cleanup(func()) }, nodes int) {
 	usual := tune.minReclaim

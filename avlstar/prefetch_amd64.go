@@ -7,7 +7,7 @@ package avlstar
 //go:noescape
 func prefetchNode(l *link, i *image)
 
-// prefetchLink fetches the link of an inner node alone.
+// prefetchLink fetches only the link of an inner node into the cache.
 //
 //go:noescape
 func prefetchLink(l *link)

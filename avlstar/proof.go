@@ -9,7 +9,7 @@ import (
 	ics23 "github.com/cosmos/ics23/go"
 )
 
-// Types of the proof operators in the answer to a query, and the key of the state's root in the
+// Types of the proof operators in the response to a query, and the key of the state's root in the
 // simple Merkle map.
 const (
 	OpState = "ics23:starling"
@@ -19,7 +19,7 @@ const (
 )
 
 // ErrInvalidProof is wrapped by every error of VerifyProof and VerifyRange. The sender of such a
-// proof is broken or lies: no honest node makes one.
+// proof is faulty or Byzantine: no correct node makes one.
 var ErrInvalidProof = errors.New("invalid proof")
 
 // StateSpec is the ICS-23 proof spec of the state tree (docs/spec/proofs.md#specs). The leaf is
@@ -43,21 +43,20 @@ var StateSpec = &ics23.ProofSpec{
 	},
 }
 
-// MapSpec is the ICS-23 proof spec of the simple Merkle map above the state tree: that of the
-// Cosmos multi-store. Read only.
+// MapSpec is the ICS-23 proof spec of the simple Merkle map above the state tree. It is the spec of
+// the Cosmos multi-store. Read only.
 var MapSpec = ics23.TendermintSpec
 
-// Proof shows that a key has a value, or that it is absent, under an AppHash: two serialised
-// cosmos.ics23.v1.CommitmentProof.
+// Proof proves that a key has a value, or that it is absent, under an AppHash. It consists of two
+// serialised cosmos.ics23.v1.CommitmentProof.
 //
 //	AppHash ──Map──▶ root of the state tree ──State──▶ SHA256(key), SHA256(value)
 //
-// The empty tree has nothing to prove against: State is empty, and Map shows that the root is
-// SHA256("").
+// For the empty tree, State is empty, and Map proves that the root is SHA256("").
 type Proof struct{ State, Map []byte }
 
 // Prove returns the proof of key in v: of its value if it is present, otherwise of its absence
-// between its neighbours. It fails for a key that no tree can hold, and with a *PageError.
+// between its neighbours. It fails if no tree can hold the key, and with a *PageError.
 func (v *Version) Prove(key []byte) (Proof, error) {
 	if err := checkKey(key); err != nil {
 		return Proof{}, fmt.Errorf("avlstar: cannot prove: %w", err)
@@ -74,10 +73,10 @@ func (v *Version) Prove(key []byte) (Proof, error) {
 // VerifyProof checks that under appHash key has value or, if value is empty or nil, that key is
 // absent.
 //
-// First a decoder reads the proof, which accepts a single encoding and limits depth and lengths
-// before anything is hashed (proof_codec.go). Then ics23/go verifies it under MapSpec and
-// StateSpec. So a key in a state has exactly one proof, byte for byte: whatever was altered, added
-// or left out is refused.
+// First a decoder reads the proof. It accepts only one encoding, and limits depth and lengths
+// before anything is hashed (proof_codec.go). Then ics23/go verifies the proof under MapSpec and
+// StateSpec. So a key in a state has exactly one proof, byte for byte: a proof with anything
+// altered, added or left out is refused.
 func VerifyProof(appHash Hash, key, value []byte, p Proof) error {
 	if err := verifyProof(appHash, key, value, p); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidProof, err)

@@ -11,8 +11,8 @@ import (
 )
 
 // The encoding of cosmos.ics23.v1.CommitmentProof (protobuf), as far as StateSpec and MapSpec leave
-// a choice: fields in the order of their numbers, defaults left out, no unknown fields. Everything
-// else is fixed by the specs, and the decoder compares it:
+// a choice: fields in the order of their numbers, defaults left out, no unknown fields. The specs
+// fix everything else, and the decoder compares it:
 //
 //	CommitmentProof    0a ExistenceProof | 12 NonExistenceProof
 //	NonExistenceProof  0a key  [12 ExistenceProof (left)]  [1a ExistenceProof (right)]
@@ -21,7 +21,7 @@ import (
 //	InnerOp            08 01 12 33 prefix:51 1a 20 right:32   (the path comes from the left child)
 //	                 | 08 01 12 53 prefix:51 left:32          (... from the right child)
 //
-// The length of each message and byte string comes before it, as a uvarint.
+// The length of each message and byte string precedes it, as a uvarint.
 const (
 	innerPrefixBytes = 51 // 01 ‖ stat(left):9 ‖ stat(right):9 ‖ SHA256(key):32
 
@@ -29,8 +29,8 @@ const (
 	// that height has more than 10^26 leaves.
 	maxProofDepth = 128
 
-	// maxStateProofBytes is the length of the longest state operator: a proof of absence, both of
-	// whose neighbours have the largest key and value.
+	// maxStateProofBytes is the length of the longest state operator: a proof of absence in which
+	// both neighbours have the largest key and value.
 	maxStateProofBytes = 2*(MaxKeyBytes+MaxValueBytes+maxProofDepth*innerOpBytes+64) + MaxKeyBytes + 64
 	innerOpBytes       = 2 + 89 // tag, length, and the longer of the two forms
 )
@@ -43,8 +43,8 @@ var (
 )
 
 // decodeStateProof decodes a proof of presence or absence under StateSpec. It refuses every
-// encoding but that of CommitmentProof.Marshal. The result refers to b. It hashes nothing, and its
-// allocations are proportional to what it has read.
+// encoding except that of CommitmentProof.Marshal. The result refers to b. It computes no hash, and
+// its allocations are proportional to the bytes that it has read.
 func decodeStateProof(b []byte) (*ics23.CommitmentProof, error) {
 	if len(b) > maxStateProofBytes {
 		return nil, fmt.Errorf("%d bytes, a proof has at most %d", len(b), maxStateProofBytes)
@@ -99,7 +99,7 @@ func decodeNonExistence(body []byte) (*ics23.NonExistenceProof, error) {
 // protoReader reads protobuf fields of wire type 2 (length-delimited) in a given order.
 type protoReader struct{ b []byte }
 
-// peek returns the next field's tag, at the end 0 (which no field has).
+// peek returns the next field's tag. At the end it returns 0, which is not a valid tag.
 func (r *protoReader) peek() byte {
 	if len(r.b) == 0 {
 		return 0
@@ -108,7 +108,7 @@ func (r *protoReader) peek() byte {
 }
 
 // field reads the field with this tag and minLen to maxLen bytes. The result has no spare capacity,
-// because ics23/go appends to what it is given.
+// because ics23/go appends to the slices that it is given.
 func (r *protoReader) field(tag byte, minLen, maxLen int, what string) ([]byte, error) {
 	if r.peek() != tag {
 		return nil, fmt.Errorf("%s is missing", what)
@@ -129,7 +129,7 @@ func (r *protoReader) field(tag byte, minLen, maxLen int, what string) ([]byte, 
 
 func (r *protoReader) end() error {
 	if len(r.b) != 0 {
-		return fmt.Errorf("%d bytes that do not belong there", len(r.b))
+		return fmt.Errorf("%d extra bytes at the end", len(r.b))
 	}
 	return nil
 }
@@ -196,7 +196,7 @@ const (
 	mapChunksLeafAt = 61
 )
 
-// mapProof returns the proof that root is the state's, in the map whose other leaf has the hash
+// mapProof returns the proof that root is the state's root in a map whose other leaf has the hash
 // chunksLeaf.
 func mapProof(root, chunksLeaf Hash) *ics23.CommitmentProof {
 	return &ics23.CommitmentProof{Proof: &ics23.CommitmentProof_Exist{Exist: &ics23.ExistenceProof{
@@ -207,7 +207,7 @@ func mapProof(root, chunksLeaf Hash) *ics23.CommitmentProof {
 	}}}
 }
 
-// decodeMapProof decodes what mapProof makes and refuses everything else: only two hashes may
+// decodeMapProof decodes results of mapProof and refuses everything else: only the two hashes may
 // differ.
 func decodeMapProof(b []byte) (root, chunksLeaf Hash, err error) {
 	if len(b) != mapProofBytes {
@@ -221,12 +221,12 @@ func decodeMapProof(b []byte) (root, chunksLeaf Hash, err error) {
 	return root, chunksLeaf, nil
 }
 
-// marshalProof serialises a proof of ours. That cannot fail: the generated code has no error for
-// such a message.
+// marshalProof serialises a proof that this package made. That cannot fail: the generated code
+// returns no error for such a message.
 func marshalProof(p *ics23.CommitmentProof) []byte {
 	b, err := p.Marshal()
 	if err != nil {
-		panic(fmt.Sprintf("avlstar: a proof does not serialise: %v", err))
+		panic(fmt.Sprintf("avlstar: cannot serialise a proof: %v", err))
 	}
 	return b
 }

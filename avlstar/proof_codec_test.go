@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestHostileStateProofs verifies proofs that a liar makes from the honest one. Where the error
-// names the reason, only the named check refuses it: ics23/go alone would accept it.
+// TestHostileStateProofs verifies proofs that were forged from a correct one. Where the error names
+// the reason, only the named check refuses the proof: ics23/go alone would accept it.
 func TestHostileStateProofs(t *testing.T) {
 	v := stateOf(t, 50, 20)
 	presence := func() *ics23.ExistenceProof { return proofMessage(t, v, "k06").GetExist() }
@@ -29,14 +29,14 @@ func TestHostileStateProofs(t *testing.T) {
 		name, key, reason string
 		state             func() []byte
 	}{
-		{"unknown field", "k06", "do not belong", func() []byte { return append(exist(presence()), 0x7a, 0) }},
+		{"unknown field", "k06", "extra bytes", func() []byte { return append(exist(presence()), 0x7a, 0) }},
 		{"unknown field inside", "k06", "is missing", func() []byte {
 			e := presence()
 			b, err := e.Marshal()
 			require.NoError(t, err)
 			return wrap(0x0a, append(b, 0x7a, 0))
 		}},
-		{"the message twice", "k06", "do not belong", func() []byte { return append(exist(presence()), exist(presence())...) }},
+		{"the message twice", "k06", "extra bytes", func() []byte { return append(exist(presence()), exist(presence())...) }},
 		{"length of the message in a longer form", "k06", "length", func() []byte {
 			e := presence()
 			b, err := e.Marshal()
@@ -162,7 +162,7 @@ func TestHostileStateProofs(t *testing.T) {
 	}
 }
 
-// TestHostileMapProofs verifies map operators that lead to the app hash, or to one of the liar's.
+// TestHostileMapProofs verifies map operators that lead to the app hash, or to a forged one.
 func TestHostileMapProofs(t *testing.T) {
 	v := stateOf(t, 50, 20)
 	p, err := v.Prove([]byte("k06"))
@@ -200,7 +200,7 @@ func TestHostileMapProofs(t *testing.T) {
 	}
 }
 
-// What the decoder accepts is what Marshal makes.
+// The decoder accepts exactly the results of Marshal.
 func FuzzVerifyProof(f *testing.F) {
 	v := stateOf(f, 50, 9)
 	for _, k := range []string{"k00", "k06", "k07", "a", "z"} {

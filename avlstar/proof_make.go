@@ -3,12 +3,14 @@ package avlstar
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// proveState returns the state operator for key, nil in the empty tree. It is what
-// CommitmentProof.Marshal makes (proof_codec.go), written directly from the tree's memory.
+// proveState returns the state operator for key, or nil in the empty tree. It has the bytes that
+// CommitmentProof.Marshal would return (proof_codec.go), but is written directly from the tree's
+// memory.
 func (v *Version) proveState(key []byte) ([]byte, error) {
 	if v.top == emptyStub {
 		return nil, nil
@@ -22,7 +24,7 @@ func (v *Version) proveState(key []byte) ([]byte, error) {
 		return appendExistence(nil, 0x0a, p), nil
 	}
 	b := appendField(make([]byte, 0, 8192), 0x0a, key)
-	if bytes.Compare(p.key, key) < 0 { // otherwise key is below all
+	if bytes.Compare(p.key, key) < 0 { // otherwise key is below all keys
 		b = appendExistence(b, 0x12, p)
 		if p, err = v.after(p, key); err != nil {
 			return nil, err
@@ -34,26 +36,25 @@ func (v *Version) proveState(key []byte) ([]byte, error) {
 	return appendField(nil, 0x12, b), nil
 }
 
-// path is the way from the root to a leaf; key is nil if there is no leaf.
+// path is the path from the root to a leaf; key is nil if there is no leaf.
 type path struct {
 	key, value []byte
 	steps      []step
 }
 
-// step goes from a node to its child on one side.
+// step leads from a node to its child on one side.
 type step struct {
-	page  *run // that the node is in; nil: in the tree
+	page  *run // the page that contains the node; nil: the node is in the tree
 	n     ref
 	side  int
 	image *image
 }
 
-// maxSteps is the number of steps for which no memory is allocated: a tree of 2^31 leaves is no
-// higher than 44.
+// maxSteps is the number of steps of a path that need no allocation: a tree of 2^31 leaves is at
+// most 44 high.
 const maxSteps = 48
 
-// path returns the way to the leaf at which a search for key ends. It is made in the memory of
-// steps.
+// path returns the path to the leaf at which a search for key ends. It uses the memory of steps.
 func (v *Version) path(key []byte, steps []step) (path, error) {
 	p := path{steps: steps}
 	prefix := prefixOf(key)
@@ -77,23 +78,22 @@ func (v *Version) path(key []byte, steps []step) (path, error) {
 }
 
 // complete completes a path that has reached a leaf, or a stub, whose page it then descends. asked
-// is the key for an error.
+// is the key that a MissingNodeError names.
 func (v *Version) complete(p path, n ref, asked []byte, choose func(r *run, n ref) int) (path, error) {
 	if n.isLeaf() {
 		p.key, p.value = v.leaf(n)
 		return p, nil
 	}
-	if len(p.steps) == 0 || v.tree.paging == nil {
-		stub := v.top
-		if len(p.steps) > 0 {
-			last := p.steps[len(p.steps)-1]
-			stub = last.image.stub(last.side)
-		}
-		return path{}, &MissingNodeError{Node: stub, Key: bytes.Clone(asked)}
+	var last step
+	if len(p.steps) > 0 {
+		last = p.steps[len(p.steps)-1]
 	}
-	last := p.steps[len(p.steps)-1]
 	page, err := v.pageBelow(last.n, last.side)
-	if err != nil {
+	var missing *MissingNodeError
+	switch {
+	case errors.As(err, &missing):
+		return path{}, &MissingNodeError{Node: missing.Node, Key: bytes.Clone(asked)}
+	case err != nil:
 		return path{}, err
 	}
 	r := page.nodes()
@@ -111,7 +111,7 @@ func descendPage(p path, r *run, n ref, choose func(r *run, n ref) int) path {
 	return p
 }
 
-// after returns the way to the leaf right of p, a path without a leaf if p is the last.
+// after returns the path to the leaf on the right of p, or a path without a leaf if p is the last.
 func (v *Version) after(p path, asked []byte) (path, error) {
 	i := len(p.steps) - 1
 	for ; i >= 0 && p.steps[i].side == right; i-- { //nolint:revive // the last step to the left
@@ -165,7 +165,7 @@ func appendExistence(b []byte, tag byte, p path) []byte {
 	return b
 }
 
-// innerOpLen returns the length of an inner operation whose path comes from this side.
+// innerOpLen returns the length of an inner operation on a path that comes from this side.
 func innerOpLen(side int) int {
 	if side == left {
 		return len(leftInnerOp) + innerPrefixBytes + len(innerSuffix) + 32
@@ -173,7 +173,7 @@ func innerOpLen(side int) int {
 	return len(rightInnerOp) + innerPrefixBytes + 32
 }
 
-// fieldBytes returns the length of a field of n bytes with its tag and length.
+// fieldBytes returns the length of a field of n bytes, including its tag and length.
 func fieldBytes(n int) int { return 1 + int(record.UvarintBytes(n)) + n }
 
 func appendField(b []byte, tag byte, field []byte) []byte {
@@ -182,7 +182,7 @@ func appendField(b []byte, tag byte, field []byte) []byte {
 	return append(b, field...)
 }
 
-// below returns the greatest key below key, nil if there is none.
+// below returns the greatest key below key, or nil if there is none.
 func (v *Version) below(key []byte) ([]byte, error) {
 	s, n := v.locate(key, true)
 	switch {
@@ -191,7 +191,7 @@ func (v *Version) below(key []byte) ([]byte, error) {
 			return k, nil
 		}
 	case s.Stub != emptyStub:
-		p, err := v.page(s, justBelow(key)) // the way to key may lead elsewhere
+		p, err := v.page(s, justBelow(key)) // the path to key may lead elsewhere
 		if err != nil {
 			return nil, err
 		}

@@ -14,8 +14,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// drawState draws a version made by a few blocks, and its keys and values in order. It is small:
-// shapes matter, not size.
+// drawState draws a version made by a few blocks, and its keys and values in order. It is small,
+// because the shapes matter and not the size.
 func drawState(t *rapid.T) (*Version, []KV) {
 	v, err := Empty(rapid.Uint64Range(1, 300).Draw(t, "B"))
 	require.NoError(t, err)
@@ -56,7 +56,7 @@ func stateOf(t testing.TB, chunkBytes uint64, n int) *Version {
 	return v
 }
 
-// requireICS23 checks a proof with ics23/go alone, as another program's light client would.
+// requireICS23 checks a proof with ics23/go alone, as a light client in another program would.
 func requireICS23(t require.TestingT, v *Version, key, value []byte, p Proof) {
 	root, appHash := v.Root().Hash, v.AppHash()
 	var m ics23.CommitmentProof
@@ -129,7 +129,7 @@ func TestProveRefusesImpossibleKeys(t *testing.T) {
 	require.NoError(t, VerifyProof(v.AppHash(), longest, nil, p))
 }
 
-// A proof holds for one key, one value, one app hash.
+// A proof is valid for one key, one value and one app hash.
 func TestProofOfSomethingElse(t *testing.T) {
 	v, older := stateOf(t, 50, 20), stateOf(t, 50, 19)
 	for _, k := range []string{"k06", "k07"} { // present, absent
@@ -246,8 +246,8 @@ func TestProofsOfLargestKeysAndValues(t *testing.T) {
 	require.NoError(t, VerifyRange(v.AppHash(), absent, nil, 1, entries, next, p))
 }
 
-// ics23/go appends to the byte strings it is given, so no two verifications may share one that has
-// spare capacity.
+// ics23/go appends to the byte strings that it is given, so two verifications must not share a
+// string that has spare capacity.
 func TestVerifyProofConcurrently(t *testing.T) {
 	v := stateOf(t, 50, 20)
 	var wg sync.WaitGroup

@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestProofVectors makes every proof of the vectors byte for byte, and verifies it with our decoder
-// and with ics23/go alone.
+// TestProofVectors makes every proof of the vectors byte for byte, and verifies it with this
+// package's decoder and with ics23/go alone.
 func TestProofVectors(t *testing.T) {
 	proofs, absent, empty := 0, 0, 0
 	eachVector(t, func(t *testing.T, v *Version, state vectorBlock) {

@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// world is a version and all that must agree with it: a map of the keys, the naive reference tree,
-// and what a disk would hold.
+// world is a version and everything that must agree with it: a map of the keys, the naive reference
+// tree, and the content of a disk.
 type world struct {
 	v     *Version
 	model map[string][]byte
@@ -30,7 +30,7 @@ func newWorld(t require.TestingT, chunkBytes uint64) *world {
 	return &world{v: v, model: map[string][]byte{}, disk: map[string]uint8{}}
 }
 
-// apply makes one block of changes in the version and in everything beside it.
+// apply makes one block of changes in the version and in everything that must agree with it.
 func (w *world) apply(t require.TestingT, changes map[string][]byte) {
 	base := w.v
 	var block []Change
@@ -53,7 +53,7 @@ func (w *world) apply(t require.TestingT, changes map[string][]byte) {
 	}
 }
 
-// check compares all that a version returns with the reference.
+// check compares all results of a version with the reference.
 func (w *world) check(t require.TestingT) {
 	requireInvariants(t, w.v)
 	B := int(w.v.ChunkBytes())
@@ -71,8 +71,8 @@ func (w *world) check(t require.TestingT) {
 	w.checkDisk(t)
 }
 
-// checkDisk rebuilds the version from what was written to disk. There, the first leaf may have an
-// old height.
+// checkDisk rebuilds the version from the data that was written to disk. There, the first leaf may
+// have an old height.
 func (w *world) checkDisk(t require.TestingT) {
 	leaves := func(yield func(Leaf, error) bool) {
 		for _, key := range slices.Sorted(maps.Keys(w.model)) {
@@ -121,7 +121,8 @@ func (w *world) checkReads(t require.TestingT, key, end []byte) {
 	}
 }
 
-// TestRapid compares small worlds with the reference after every block; rapid shrinks what fails.
+// TestRapid compares small worlds with the reference after every block; rapid shrinks failing
+// cases.
 func TestRapid(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t, rapid.Uint64Range(1, 120).Draw(t, "B"))
@@ -172,7 +173,7 @@ func TestRandomBlocks(t *testing.T) {
 }
 
 // TestNewInnerFurtherBack checks that with an older base, or none, the result still includes all
-// that changed.
+// changed nodes.
 func TestNewInnerFurtherBack(t *testing.T) {
 	rnd := seeds.Rand(t)
 	w := newWorld(t, 100)
@@ -221,7 +222,7 @@ func TestOldVersionsStay(t *testing.T) {
 		w.apply(t, block)
 		versions, hashes = append(versions, w.v), append(hashes, w.v.AppHash())
 		leaves = append(leaves, slices.Collect(mustLeaves(t, w.v)))
-		// A version that followed it and was released does not disturb it.
+		// A version that followed it and was released has no effect.
 		mustApply(t, w.v, Change{[]byte("5"), []byte("fork")}, Change{Key: []byte("50")}).Release()
 	}
 	for i, v := range versions {
@@ -248,7 +249,7 @@ func TestConcurrentReaders(t *testing.T) {
 					mustHas(t, v, l.Key)
 				}
 				if sum != v.Root().Bytes || sum != mustRangeBytes(t, v, nil, nil) {
-					t.Errorf("%d bytes read, the root says %d", sum, v.Root().Bytes)
+					t.Errorf("%d bytes read, the root has %d", sum, v.Root().Bytes)
 				}
 				if _, err := VerifyManifest(v.Manifest().Encode(), v.AppHash()); err != nil {
 					t.Error(err)
@@ -277,7 +278,7 @@ func TestConcurrentReaders(t *testing.T) {
 	}
 }
 
-// collect2 is slices.Collect for the first values of a Seq2.
+// collect2 returns the first values of a Seq2, as slices.Collect does for a Seq.
 func collect2[K, V any](seq iter.Seq2[K, V]) (keys []K) {
 	for k := range seq {
 		keys = append(keys, k)

@@ -10,8 +10,8 @@ import (
 // KV is a key and its value.
 type KV struct{ Key, Value []byte }
 
-// KeyEntry is a key with the length and the SHA-256 of its value, which is all that a proof takes
-// of the value.
+// KeyEntry is a key with the length and the SHA-256 of its value. A proof needs nothing else of the
+// value.
 type KeyEntry struct {
 	Key        []byte
 	ValueBytes int
@@ -21,21 +21,21 @@ type KeyEntry struct {
 // KeyEntryOf returns the KeyEntry of a key and its value.
 func KeyEntryOf(key, value []byte) KeyEntry { return KeyEntry{key, len(value), sha256.Sum256(value)} }
 
-// RangeProof shows that certain entries are all there is in a range. Tree has the tree's leaves of
-// the range, with stubs around them (range_codec.go); Map is the same operator as in Proof. Tree is
+// RangeProof proves that a list of entries is complete for a range. Tree has the tree's leaves in
+// the range, with stubs around them (range_codec.go). Map is the same operator as in Proof. Tree is
 // empty for the empty tree.
 //
 //	  stub   stub  neighbour │ result  result  ...  result │ neighbour  stub   stub
 //	└─── below start ───────┘ └──── start <= key < end ───┘ └─── end or next ────┘
 //
-// It is complete because there are only results between the two neighbours, and all items together
-// hash to the AppHash.
+// The list is complete because there are only results between the two neighbours, and all items
+// together hash to the AppHash.
 type RangeProof struct{ Tree, Map []byte }
 
-// ProveRange answers a range query: at most limit entries with keys in [start, end), and their
-// proof. An empty bound is open. next is the first key that limit cut off, from which a client
-// continues, nil if the range is exhausted. A limit below 1, and a start that is not below end, are
-// errors. The entries must not be modified.
+// ProveRange answers a range query. It returns at most limit entries with keys in [start, end), and
+// their proof. An empty bound is open. next is the first key that limit cut off, from which a
+// client continues; it is nil if the range is exhausted. It is an error if limit is below 1, or if
+// start is not below end. The entries must not be modified.
 func (v *Version) ProveRange(start, end []byte, limit int) (entries []KV, next []byte, p RangeProof, err error) {
 	if err := checkRange(start, end, limit); err != nil {
 		return nil, nil, RangeProof{}, fmt.Errorf("avlstar: cannot prove: %w", err)
@@ -57,15 +57,15 @@ func (v *Version) ProveRange(start, end []byte, limit int) (entries []KV, next [
 	return entries, next, RangeProof{Tree: tree, Map: v.proveMap()}, nil
 }
 
-// VerifyRange checks that under appHash entries are all there is in [start, end) or, if next is
-// set, in [start, next), and that next is then the first key after them and below end. An empty
-// bound is open, an empty next is none.
+// VerifyRange checks that under appHash the list of entries is complete for [start, end) or, if
+// next is set, for [start, next), and that next is the first key after them and below end. An empty
+// bound is open; an empty next means that there is none.
 //
-// If next is set, an answer may have fewer entries than limit, because servers also limit the bytes
-// of an answer. It may not have more, and not none: so a client that continues from next always
-// advances.
+// If next is set, a response may have fewer entries than limit, because servers also limit the
+// bytes of a response. It must have at least one entry and not more than limit, so that a client
+// that continues from next always advances.
 func VerifyRange(appHash Hash, start, end []byte, limit int, entries []KV, next []byte, p RangeProof) error {
-	if len(entries) > limit { // before they are hashed
+	if len(entries) > limit { // check before the entries are hashed
 		return fmt.Errorf("%w of a range: %d entries, more than the limit of %d", ErrInvalidProof, len(entries), limit)
 	}
 	keys := make([]KeyEntry, len(entries))
@@ -75,7 +75,7 @@ func VerifyRange(appHash Hash, start, end []byte, limit int, entries []KV, next 
 	return VerifyKeys(appHash, start, end, limit, keys, next, p)
 }
 
-// VerifyKeys is VerifyRange of an answer without values. The proof is the same one.
+// VerifyKeys does what VerifyRange does for a response without values. The proof is the same.
 func VerifyKeys(appHash Hash, start, end []byte, limit int, entries []KeyEntry, next []byte, p RangeProof) error {
 	if err := verifyRange(appHash, start, end, limit, entries, next, p); err != nil {
 		return fmt.Errorf("%w of a range: %w", ErrInvalidProof, err)
@@ -120,8 +120,8 @@ func verifyRange(appHash Hash, start, end []byte, limit int, entries []KeyEntry,
 	if rebuilt.Hash != root {
 		return errors.New("the items do not hash to the state's root")
 	}
-	// Only the other leaf of the map has the height and the bytes of the root. Without this check,
-	// the value length of a neighbour that is the tree's only leaf could be forged.
+	// Only the other leaf of the map contains the height and the bytes of the root. Without this
+	// check, the value length of a neighbour that is the tree's only leaf could be forged.
 	c := Commitment{ChunkBytes: t.chunkBytes, Chunks: t.chunks, Root: rebuilt}
 	if c.AppHash() != appHash {
 		return errors.New("height, bytes or number of chunks are not those of the app hash")
@@ -129,7 +129,7 @@ func verifyRange(appHash Hash, start, end []byte, limit int, entries []KeyEntry,
 	return nil
 }
 
-// checkRange checks a question.
+// checkRange checks a query.
 func checkRange(start, end []byte, limit int) error {
 	if limit < 1 {
 		return fmt.Errorf("limit %d, must be 1 or more", limit)
@@ -140,7 +140,7 @@ func checkRange(start, end []byte, limit int) error {
 	return nil
 }
 
-// checkAnswer checks an answer against the question, as far as that needs no proof.
+// checkAnswer checks a response against the query, as far as possible without the proof.
 func checkAnswer(start, end []byte, limit int, entries []KeyEntry, next []byte) error {
 	if len(entries) > limit {
 		return fmt.Errorf("%d entries, more than the limit of %d", len(entries), limit)
@@ -160,7 +160,7 @@ func checkAnswer(start, end []byte, limit int, entries []KeyEntry, next []byte) 
 	}
 	if len(next) != 0 {
 		if len(entries) == 0 {
-			return errors.New("a next key, but no entries: who asks on would not advance")
+			return errors.New("a next key, but no entries: a client that continues would not advance")
 		}
 		if bytes.Compare(last, next) >= 0 {
 			return errors.New("the next key is not above the last entry")
@@ -174,9 +174,9 @@ func checkAnswer(start, end []byte, limit int, entries []KeyEntry, next []byte) 
 }
 
 // checkComplete checks that the order is stub* neighbour? result* neighbour? stub*, that stubs are
-// only outside neighbours, that the left neighbour is below start, and that the right one is next
-// or, without next, not below end. If items are leaves and stubs of the tree in key order, then
-// nothing between the neighbours was left out.
+// only outside the neighbours, that the left neighbour is below start, and that the right one is
+// next or, without next, not below end. If the items are leaves and stubs of the tree in key order,
+// then nothing between the neighbours was left out.
 func checkComplete(items []rangeItem, start, end, next []byte) error {
 	i := 0
 	skip := func(kind byte) {
@@ -207,14 +207,14 @@ func checkComplete(items []rangeItem, start, end, next []byte) error {
 		return errors.New("a next key, but no neighbour after the entries")
 	}
 	if i != len(items) {
-		return fmt.Errorf("item %d does not belong there", i)
+		return fmt.Errorf("item %d is out of place", i)
 	}
 	return nil
 }
 
-// checkCoarse refuses a stub that was split into those of its two children, which would be a second
-// proof of the same. Two stubs are siblings if the boundary between them is lower than those beside
-// it (a Cartesian tree).
+// checkCoarse refuses a stub that was split into the stubs of its two children, which would be a
+// second proof of the same fact. Two stubs are siblings if the boundary between them is lower than
+// the next boundary on either side (a Cartesian tree).
 func checkCoarse(items []rangeItem) error {
 	for i := 1; i < len(items); i++ {
 		if items[i-1].kind != stubKind || items[i].kind != stubKind {
@@ -228,7 +228,7 @@ func checkCoarse(items []rangeItem) error {
 	return nil
 }
 
-// openBound maps an empty bound to nil, which is open.
+// openBound returns nil, which is open, for an empty bound.
 func openBound(b []byte) []byte {
 	if len(b) == 0 {
 		return nil

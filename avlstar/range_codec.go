@@ -49,7 +49,7 @@ type rangeItem struct {
 	boundary uint8
 	keyHash  Hash // SHA256 of the least key; unused for the first item
 	stub     Stub
-	// Only of leaves: the key, and length and SHA256 of the value.
+	// Set only for leaves: the key, and the length and SHA256 of the value.
 	key       []byte
 	valueLen  int
 	valueHash Hash
@@ -89,9 +89,9 @@ func (t *rangeTree) encode() []byte {
 	return b
 }
 
-// decodeRangeTree decodes what encode makes, for an answer with these entries, whose keys and
-// values have proper lengths. It refuses every other encoding. Its allocations are proportional to
-// what it has read and to the number of entries.
+// decodeRangeTree decodes results of encode, for a response with these entries, whose keys and
+// values have valid lengths. It refuses every other encoding. Its allocations are proportional to
+// the bytes that it has read and to the number of entries.
 func decodeRangeTree(b []byte, entries []KeyEntry) (*rangeTree, error) {
 	if len(b) > maxRangeFixed+len(entries)*resultItemBytes {
 		return nil, fmt.Errorf("a tree of %d bytes is too long for %d entries", len(b), len(entries))
@@ -206,7 +206,8 @@ func (r *rangeReader) stub(boundary byte, first bool) (it rangeItem, err error) 
 	return rangeItem{kind: stubKind, boundary: boundary, keyHash: keyHash, stub: s}, nil
 }
 
-// commitment reads a stub's height, bytes and hash. A height may be more than its bytes allow.
+// commitment reads a stub's height, bytes and hash. It accepts a height that is impossible for that
+// number of bytes.
 func (r *rangeReader) commitment() (s Stub, err error) {
 	if s.Height, err = r.byte(); err != nil {
 		return s, err

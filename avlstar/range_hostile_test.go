@@ -12,11 +12,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The families of lies are those of go-ethereum's TestBadRangeProof and TestGappedRangeProof, for
-// our encoding.
+// The families of false proofs are those of go-ethereum's TestBadRangeProof and
+// TestGappedRangeProof, for this encoding.
 
-// lie is an honest answer and its proof in parts, for a liar to change. Unless he changes hashes,
-// its items remain true to those of the tree, so that only the named check can refuse it.
+// lie is a correct response and its proof in parts, which a test falsifies. Unless the test changes
+// hashes, the items still match those of the tree, so that only the named check can refuse them.
 type lie struct {
 	start, end, next []byte
 	limit            int
@@ -85,7 +85,7 @@ func TestHostileRangeProofs(t *testing.T) {
 		limit        int
 		change       func(l *lie)
 	}{
-		// The answer.
+		// The response.
 		{"key changed", "do not hash", 9, func(l *lie) { l.entries[1].Key = []byte("k081") }},
 		{"value changed", "do not hash", 9, func(l *lie) { l.entries[1].Value = []byte("value 5") }},
 		{"value emptied", "value of 0 bytes", 9, func(l *lie) { l.entries[1].Value = nil }},
@@ -107,11 +107,11 @@ func TestHostileRangeProofs(t *testing.T) {
 		}},
 		{"more than the limit", "more than the limit", 9, func(l *lie) { l.limit = 4 }},
 		// Completeness.
-		{"a result in a stub", "does not belong", 9, func(l *lie) { l.hide("k10") }},
-		{"the first result in a stub", "does not belong", 9, func(l *lie) { l.hide("k06") }},
-		{"the last result in a stub", "does not belong", 9, func(l *lie) { l.hide("k14") }},
+		{"a result in a stub", "out of place", 9, func(l *lie) { l.hide("k10") }},
+		{"the first result in a stub", "out of place", 9, func(l *lie) { l.hide("k06") }},
+		{"the last result in a stub", "out of place", 9, func(l *lie) { l.hide("k14") }},
 		{"the left neighbour in a stub", "no neighbour below", 9, func(l *lie) { l.hide("k04") }},
-		{"the right neighbour in a stub", "does not belong", 9, func(l *lie) { l.hide("k16") }},
+		{"the right neighbour in a stub", "out of place", 9, func(l *lie) { l.hide("k16") }},
 		{"everything in one stub", "no neighbour below", 9, func(l *lie) {
 			l.entries = nil
 			l.tree.items = []rangeItem{{kind: stubKind, stub: v.Root()}}
@@ -128,7 +128,7 @@ func TestHostileRangeProofs(t *testing.T) {
 			l.tree.items[l.at("k10")].kind = neighbourKind
 			l.entries = slices.Delete(l.entries, 2, 3)
 		}},
-		{"a neighbour beyond a hidden result", "does not belong", 9, func(l *lie) {
+		{"a neighbour beyond a hidden result", "out of place", 9, func(l *lie) {
 			l.hide("k14")
 			l.hide("k16")
 			l.tree.items = slices.DeleteFunc(l.tree.items, func(it rangeItem) bool { return string(it.key) == "k16" })
@@ -202,9 +202,9 @@ func TestHostileRangeOfOneLeaf(t *testing.T) {
 	require.ErrorContains(t, l.verify(v.AppHash()), "those of the app hash")
 }
 
-// TestEveryTrueTree gives the verifier, for small trees, every tree of items whose hashes are true:
-// each subtree as a stub or opened, each leaf as neighbour or result, for every question and every
-// next key. It must accept the proof of the honest answer and no other.
+// TestEveryTrueTree gives the verifier, for small trees, every tree of items whose hashes are
+// correct: each subtree as a stub or opened, each leaf as neighbour or result, for every query and
+// every next key. It must accept only the proof of the correct response.
 func TestEveryTrueTree(t *testing.T) {
 	for n := 1; n <= 4; n++ {
 		v := stateOf(t, 20, n)
@@ -250,7 +250,7 @@ func TestEveryTrueTree(t *testing.T) {
 				}
 			}
 		}
-		questions := 0 // with an answer for each limit that makes a difference
+		questions := 0 // queries, each with a response for every limit that makes a difference
 		for _, start := range bounds {
 			for _, end := range bounds {
 				if end == nil || bytes.Compare(start, end) < 0 {
@@ -263,7 +263,7 @@ func TestEveryTrueTree(t *testing.T) {
 	}
 }
 
-// trueTrees returns every list of items for the subtree s that hashes to it.
+// trueTrees returns every list of items for the subtree s that has its hash.
 func trueTrees(v *Version, s sub, boundary uint8, first []byte) [][]rangeItem {
 	lists := [][]rangeItem{{{kind: stubKind, boundary: boundary, keyHash: sha256.Sum256(first), stub: s.Stub}}}
 	if s.n.isLeaf() {
@@ -292,8 +292,8 @@ func FuzzVerifyRange(f *testing.F) {
 	}
 	f.Add([]byte{}, []byte{}, 1, 0, []byte{}, []byte{1, 50, 1, 0, 0, 5}, []byte{})
 	f.Fuzz(func(t *testing.T, start, end []byte, limit, n int, next, tree, m []byte) {
-		// The entries are true, because a fuzzer cannot guess hashes. It chooses their number, the
-		// proof and the question.
+		// The entries are correct, because a fuzzer cannot guess hashes. It chooses their number,
+		// the proof and the query.
 		entries, _ := naiveRange(slices.Collect(ascending(t, v)), start, end, min(max(n, 0), 99))
 		if t, err := decodeRangeTree(tree, keysOf(entries)); err == nil && !bytes.Equal(t.encode(), tree) {
 			panic("a second encoding")

@@ -5,13 +5,13 @@ import (
 	"crypto/sha256"
 )
 
-// proveRange returns RangeProof.Tree for what ProveRange answers, nil in the empty tree.
+// proveRange returns RangeProof.Tree for a result of ProveRange, or nil in the empty tree.
 func (v *Version) proveRange(start, end, next []byte) ([]byte, error) {
 	if v.root == 0 {
 		return nil, nil
 	}
-	// The leaves to show are those from lo to hi inclusive: the neighbours. A neighbour that is nil
-	// does not exist; then the leaves to show reach to that end of the tree.
+	// The leaves to show are those from lo to hi inclusive: the neighbours. If a neighbour is nil,
+	// it does not exist, and the leaves to show extend to that end of the tree.
 	lo, err := v.below(start)
 	if err != nil {
 		return nil, err

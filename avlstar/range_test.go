@@ -52,7 +52,7 @@ func TestRangesOfRandomStates(t *testing.T) {
 			if limit < math.MaxInt {
 				require.NoError(t, VerifyRange(v.AppHash(), start, end, limit+1, got, next, p))
 			}
-			// An incomplete answer is refused.
+			// An incomplete response is refused.
 			lies := map[string][]KV{"one more": append(slices.Clone(got), KV{[]byte("ddddd"), []byte("v")})}
 			if len(got) > 0 {
 				i := rapid.IntRange(0, len(got)-1).Draw(t, "victim")

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var update = flag.Bool("update", false, "write the vectors in testdata anew")
+var update = flag.Bool("update", false, "write the vectors in testdata again")
 
 // rangeFile is testdata/range.json; docs/spec/proofs.md explains its fields.
 type rangeFile struct {
@@ -158,8 +158,8 @@ func honestOrEmpty(t *testing.T, v *Version, start, end string, limit int) *lie 
 	return &lie{start: []byte(start), end: []byte(end), limit: limit, m: v.proveMap()}
 }
 
-// TestSpecExamples checks that the worked examples of docs/spec/proofs.md are what this package
-// makes.
+// TestSpecExamples checks that this package makes exactly the worked examples of
+// docs/spec/proofs.md.
 func TestSpecExamples(t *testing.T) {
 	hexes := exampleDigits(t, "../docs/spec/proofs.md")
 	f := rangeVectors(t)
@@ -190,7 +190,7 @@ func exampleDigits(t *testing.T, path string) string {
 	return hexes.String()
 }
 
-// requireVectors checks that the file is what this package makes, and returns what it says. With
+// requireVectors checks that this package makes exactly the file, and returns its content. With
 // -update, it writes the file.
 func requireVectors[T any](t *testing.T, path string, vectors T) (read T) {
 	t.Helper()
@@ -203,12 +203,12 @@ func requireVectors[T any](t *testing.T, path string, vectors T) (read T) {
 	again := fmt.Sprintf("go test ./avlstar -run %s -update", t.Name())
 	b, err := os.ReadFile(path)
 	require.NoError(t, err, "make it with: %s", again)
-	require.Equal(t, string(b), string(made), "after a change that is meant: %s", again)
+	require.Equal(t, string(b), string(made), "after an intended change: %s", again)
 	require.NoError(t, json.Unmarshal(b, &read))
 	return read
 }
 
-// TestRangeVectors checks that testdata/range.json is what this package makes, and verifies it from
+// TestRangeVectors checks that this package makes exactly testdata/range.json, and verifies it from
 // the file alone.
 func TestRangeVectors(t *testing.T) {
 	f := requireVectors(t, "testdata/range.json", rangeVectors(t))

@@ -18,13 +18,12 @@ var needsNoPage = map[string]string{
 	"Warm": "reads nothing", "Graft": "reads nothing",
 	"Len": "in the version", "ChunkBytes": "in the version", "NumChunks": "in the version", "Hashed": "in the version", "Memory": "in the tree", "Reclaimed": "in the tree", "HeldBytes": "in the version",
 	"Root": "in the version", "Commitment": "in the version", "AppHash": "in the version",
-	"Partial": "a conversion", "Count": "in the version", "Lacks": "names stubs and reads nothing below them", "TryManifest": "as Manifest", "ChunkKeys": "as Manifest",
-	"Undo": "TestBeforeFailsWherePagesDo", "Before": "as Undo",
+	"Partial": "a conversion", "Count": "in the version", "Missing": "names stubs and reads nothing below them", "TryManifest": "as Manifest", "ChunkKeys": "as Manifest",
 	"NewInner": "new nodes are not stored yet, so in memory",
 	"Manifest": "chunks begin above pages", "Cut": "pieces begin above pages, Piece reads them", "CutChunk": "as Cut",
 }
 
-// readsOf lists the methods that read leaves: that with key, or all.
+// readsOf lists the methods that read leaves: the leaf with key, or all.
 var readsOf = map[string]func(v *Version, key []byte) error{
 	"Get":  func(v *Version, key []byte) error { _, _, err := v.Get(key); return err },
 	"View": func(v *Version, key []byte) error { _, _, err := v.View(key); return err },
@@ -46,14 +45,14 @@ var readsOf = map[string]func(v *Version, key []byte) error{
 		}
 		return nil
 	},
-	"Leaves": func(v *Version, _ []byte) error { return lastError(v.Leaves()) },
-	"Bag":    func(v *Version, key []byte) error { _, err := v.Bag([]Want{{Key: key}}, Below{}); return err },
-	"Upper":  func(v *Version, _ []byte) error { _, err := v.Upper(1 << 20); return err },
+	"Leaves":     func(v *Version, _ []byte) error { return lastError(v.Leaves()) },
+	"Multiproof": func(v *Version, key []byte) error { _, err := v.Multiproof([]Want{{Key: key}}, Below{}); return err },
+	"Upper":      func(v *Version, _ []byte) error { _, err := v.Upper(1 << 20); return err },
 	"UpperWithin": func(v *Version, _ []byte) error {
 		_, err := v.UpperWithin(1<<20, 1<<30)
 		return err
 	},
-	"Seam": func(v *Version, key []byte) error { _, err := v.Seam(KeyRange{First: key}); return err },
+	"Boundary": func(v *Version, key []byte) error { _, err := v.Boundary(KeyRange{First: key}); return err },
 	"UpdateOf": func(v *Version, key []byte) error {
 		_, err := v.UpdateOf(v, KeyRange{After: key}, nil)
 		return err
@@ -109,15 +108,15 @@ var readsOf = map[string]func(v *Version, key []byte) error{
 	},
 }
 
-// lastError returns the error that an iterator ended with. It must be the last thing that it
-// yields, with a zero value.
+// lastError returns the error with which an iterator ended. It must be the last thing that the
+// iterator yields, with a zero value.
 func lastError[T any](seq func(yield func(T, error) bool)) (last error) {
 	for x, err := range seq {
 		if last != nil {
 			panic("something was yielded after an error")
 		}
 		if last = err; err != nil && !reflect.ValueOf(x).IsZero() {
-			panic("something was yielded beside an error")
+			panic("something was yielded along with an error")
 		}
 	}
 	return last
@@ -163,7 +162,7 @@ func TestEveryReadFailsWhereAPageDoes(t *testing.T) {
 	require.ErrorIs(t, err, errBroken, "Cut.Piece")
 }
 
-// TestEveryReadOfAPartialTreeFails is the same for a tree without paging, where what is missing
+// TestEveryReadOfAPartialTreeFails does the same for a tree without paging, where missing nodes
 // cannot be read at all.
 func TestEveryReadOfAPartialTreeFails(t *testing.T) {
 	full := stateOf(t, 50, 20)

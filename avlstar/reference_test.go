@@ -11,8 +11,8 @@ import (
 // shares nothing with the implementation; heights, sums, keys and hashes are computed again at
 // every use.
 type refNode struct {
-	key, value  []byte   // of a leaf
-	left, right *refNode // of an inner node
+	key, value  []byte   // for a leaf
+	left, right *refNode // for an inner node
 }
 
 func (n *refNode) leaf() bool { return n.left == nil }
@@ -24,7 +24,7 @@ func (n *refNode) height() int {
 	return 1 + max(n.left.height(), n.right.height())
 }
 
-// least returns the least key below n; that of the right child is the key of its parent.
+// least returns the least key below n; the least key of the right child is the key of its parent.
 func (n *refNode) least() []byte {
 	if n.leaf() {
 		return n.key

@@ -8,33 +8,36 @@ import (
 	"slices"
 )
 
-// Replay returns the version after an update; p, which must be full inside r, does not change. The
-// result is full inside r too, and has the root u.To.Root; what is outside it takes from u.Seam
-// alone, so p need not know what happened there. Keys and values are copied.
+// Replay returns the version after an update. p must be full inside r, and does not change. The
+// result is full inside r too, and has the root u.To.Root. The nodes outside of r come only from
+// u.Boundary, so p need not contain the changes there. Keys and values are copied.
 //
-// Errors: ErrOtherState if u does not lead there, whatever is wrong with it; *MissingNodeError if p
-// is not full inside r; ErrNotLatest and ErrTooLarge as for Apply. Then p is as it was. An update
-// that changes nothing makes no version: the result is p with one more reference. Changes in u that
-// change nothing are taken as such. The result has no index by hash (Version.EnableIndex).
+// The error is ErrOtherState if u does not lead to that root, whatever is wrong with u;
+// *MissingNodeError if p is not full inside r; *PageError if a page cannot be read; and
+// ErrNotLatest or ErrTooLarge as for Apply. After an error p is unchanged. A tree that has pages of
+// a range (FromRangePaged) replays only updates for that range. An update without effect makes no
+// version: the result is p with one more reference. Single changes without effect are accepted. The
+// result has no index by hash (Version.EnableIndex).
 //
-// # How
+// # How it works
 //
 // A tree is determined by its leaves and the heights of the inner nodes between them, one for each
-// leaf but the first (docs/spec/chunks.md#shape): it is the Cartesian tree over these heights. So
-// the new tree is made of the leaves and heights that the update changes, and of all the others,
-// which the version before has. A subtree of that version is one of the new tree, as it is, if
+// leaf except the first (docs/spec/chunks.md#shape): it is the Cartesian tree over these heights.
+// So the new tree is made of the leaves and heights that the update changes, and of all others from
+// the version before. A subtree of that version is reused unchanged if
 //
 //   - all its keys are in r, and no leaf in the range of its keys is put or deleted,
-//   - no inner node of it has another height, so the heights between its leaves are as they were,
-//   - the inner nodes between it and its neighbours are higher in the new tree (above a subtree
-//     that is the first or the last of the tree, there is nothing to compare with).
+//   - no inner node in it has another height, so the heights between its leaves are unchanged,
+//   - the inner nodes between it and its neighbours are higher in the new tree (there is no such
+//     node before the first subtree of the tree, or behind the last).
 //
-// The last is what makes a node the root of just these leaves: in a Cartesian tree, leaves between
-// two boundaries that are higher than all boundaries between them form a subtree. The walk takes
-// the version before apart until it has the greatest such subtrees, and builder joins them with new
-// leaves and the outside of the seam. What it took apart dies, as in Apply. It takes apart the ways
-// to what the update names, and beside them a subtree next to a boundary that became as low as its
-// root: so the cost is that of Apply, the number of keys named times the height.
+// The last condition makes a node the root of exactly these leaves: in a Cartesian tree, leaves
+// between two boundaries that are higher than all boundaries between them form a subtree. The walk
+// takes the version before apart until it has the largest such subtrees, and builder joins them
+// with new leaves and the items of the boundary proof outside of r. Nodes that were taken apart
+// die, as in Apply. These nodes are on the paths to the keys of the update, or in subtrees next to
+// a boundary that became as low as their root. So the cost is that of Apply: the number of keys
+// times the height.
 //
 //	before       (c 3)             f put, with height 1         after        (c 3)
 //	        ┌──────┴──────┐        d has height 1, e 2                ┌──────┴──────┐
@@ -44,8 +47,11 @@ import (
 //	                       ┌──┴──┐                                          ┌──┴──┐ ┌──┴──┐
 //	                       d     e                                          c     d e     f
 //
-// A rotation across an edge of r needs nothing else: on one side of the edge it is in the seam, and
-// on the other the replica has all of the tree.
+// With Paging, the walk enters a page where it would take a subtree apart. Nodes of the page are
+// not copied: the parts of it are stubs, and only the new inner nodes that join them are in memory.
+//
+// A rotation across an edge of r needs nothing else: on one side of the edge its nodes are in the
+// boundary proof, and on the other side the replica has the whole tree.
 func (p *Partial) Replay(r KeyRange, u Update) (*Partial, error) {
 	v, err := p.v.replay(r, &u)
 	if err != nil {
@@ -75,23 +81,37 @@ func (v *Version) replay(r KeyRange, u *Update) (*Version, error) {
 	if err := t.rewind(v); err != nil {
 		return nil, err
 	}
+	touches := len(u.Changes) + len(u.Moved)
 	switch {
 	case u.To.ChunkBytes != v.chunkBytes:
 		return nil, fmt.Errorf("%w: chunks of at most %d bytes, not %d", ErrOtherState, u.To.ChunkBytes, v.chunkBytes)
-	case len(u.Changes)+len(u.Moved) == 0 && u.To == v.Commitment():
+	case touches == 0 && u.To == v.Commitment():
 		v.Retain()
 		return v, nil
+	case t.paging != nil && (v.full == nil || !r.Equal(*v.full)):
+		return nil, fmt.Errorf("the tree does not have pages of the range %s only", r)
 	}
-	if rp.touched, err = u.touched(v, r); err != nil {
+	var done Reclaimed
+	t.reclaim(max(t.early(touches), t.excess()), &done)
+	nodes, held := t.mu.nodes+t.mu.leaves, t.held()
+	base := t.evict(v)
+	if base != v {
+		defer base.Release()
+	}
+	t.bring(base, u.leadTo(base), g)
+	if t.paging != nil {
+		defer func() { t.paging.runs = nil }()
+	}
+	if rp.touched, err = u.touched(base, r); err != nil {
 		return nil, err
 	}
 	rp.sortTouched()
-	var done Reclaimed
-	t.reclaim(max(t.early(len(rp.touched)), t.excess()), &done)
-	nodes, held := t.mu.nodes+t.mu.leaves, t.held()
-	next, err := t.replay(v, rp)
+	next, err := t.replay(base, rp)
+	if err == nil {
+		next.parent, next.from = v.epoch, v.epoch // base and v differ only in the nodes in memory
+	}
 	made, died := int(t.mu.nodes+t.mu.leaves)-int(nodes), int(t.held())-int(held)
-	t.mu.usual.nodes, t.mu.usual.changes = max(made, died, 0), len(rp.touched)
+	t.mu.usual.nodes, t.mu.usual.changes = max(made, died, 0), touches
 	t.reclaim(2*t.mu.usual.nodes+tune.minReclaim-done.Freed-done.PassedOn, &done)
 	t.mu.reclaimed = done
 	t.account()
@@ -100,10 +120,11 @@ func (v *Version) replay(r KeyRange, u *Update) (*Version, error) {
 
 // replay makes the version after v. The caller holds t.mu.
 func (t *tree) replay(v *Version, r *replaying) (*Version, error) {
-	full := r.r.equal(v.full)
-	if t.roomOf(r.needs(t, v, full)) != nil {
-		t.reclaim(math.MaxInt, new(Reclaimed)) // not yet freed is not needed
-		if err := t.roomOf(r.needs(t, v, full)); err != nil {
+	full := v.full != nil && r.r.Equal(*v.full)
+	r.full = full && t.paging == nil
+	if t.roomOf(r.needs(t, v)) != nil {
+		t.reclaim(math.MaxInt, new(Reclaimed)) // free all dead nodes that wait
+		if err := t.roomOf(r.needs(t, v)); err != nil {
 			return nil, err
 		}
 	}
@@ -112,7 +133,7 @@ func (t *tree) replay(v *Version, r *replaying) (*Version, error) {
 	}
 	t.mu.epoch = max(t.mu.epoch, v.epoch) + 1
 	next := &Version{chunkBytes: v.chunkBytes, epoch: t.mu.epoch, parent: v.epoch, from: v.epoch, partial: true, uncounted: true}
-	if r.full = full; full {
+	if full {
 		next.full = v.full
 	}
 	a := newAllocator(&t.mu.memory, false)
@@ -136,35 +157,33 @@ func (t *tree) replay(v *Version, r *replaying) (*Version, error) {
 	return t.publish(next)
 }
 
-// replaying makes one version from an update. Like an edit, it makes new nodes, and kills those of
-// the version before that the new one lacks.
+// replaying makes one version from an update. Like an edit, it makes new nodes, and kills nodes of
+// the version before that are not in the new one.
 type replaying struct {
 	*edit
 	r              KeyRange
 	to             Commitment
 	touched        []touch
 	order          []op // prefixes of touched
-	before, behind []seamItem
-	// full: the version before has no stub, and so no stand-in, with a key in r. Then no record is
-	// read to look for one.
-	full bool
-	// pages: stubs of the version before can be read, as pages of this version, which is that one.
-	// nil: they are missing.
-	pages *Version
-	parts []stretch // of the new tree, in key order
-	added []stretch // those that builder has: parts, some of them taken apart further
+	before, behind []boundaryItem
+	// full says that the version before has no stub or page, and so no stand-in, with a key in r.
+	// Then no record is read to look for one.
+	full  bool
+	parts []stretch // parts of the new tree, in key order
+	added []stretch // parts that were passed to build, some of them taken apart further
 	build builder
 }
 
-// stretch is a part of the new tree: a subtree of the version before, a leaf, a stub of the seam.
+// stretch is a part of the new tree: a subtree of the version before, a leaf, or a stub of the
+// boundary proof.
 type stretch struct {
-	sub            // new: the hash is 0, and computed later
-	boundary uint8 // height of the inner node that has its least key; nothing to the tree's first
-	whole    bool  // it is of the version before, and can be taken apart
+	sub            // a new node has hash 0, computed later
+	boundary uint8 // height of the inner node with its least key; ignored for the tree's first
+	whole    bool  // it is from the version before, so it can be taken apart
 
-	// Of its least key, unless it is on the left edge of the tree:
+	// The following fields describe its least key. They are unset on the left edge of the tree.
 	prefix  uint64
-	bearer  ref    // its leaf; 0: not in memory, then key is set
+	bearer  ref    // its leaf; 0: not in memory, and key is set instead
 	key     []byte // or nil
 	keyHash *Hash  // nil: to be computed
 }
@@ -172,6 +191,7 @@ type stretch struct {
 // border is a boundary between two leaves of the version before: the inner node that has the key of
 // the second one. n is 0 at an edge of the tree.
 type border struct {
+	page   *run // the page that contains n; nil: n is in the tree
 	n      ref
 	height uint8
 }
@@ -180,19 +200,19 @@ func newReplaying(r KeyRange, u *Update) (*replaying, error) {
 	if (u.To.Chunks == 0) != (u.To.Root == emptyStub) {
 		return nil, fmt.Errorf("a state of %d bytes in %d chunks", u.To.Root.Bytes, u.To.Chunks)
 	}
-	if err := checkSeam(u.Seam); err != nil {
-		return nil, fmt.Errorf("seam: %w", err)
+	if err := checkBoundary(u.Boundary); err != nil {
+		return nil, fmt.Errorf("boundary proof: %w", err)
 	}
-	seam, err := DecodeBag(u.Seam)
+	boundary, err := DecodeMultiproof(u.Boundary)
 	if err != nil {
-		return nil, fmt.Errorf("seam: %w", err)
+		return nil, fmt.Errorf("boundary proof: %w", err)
 	}
 	p := &replaying{r: r, to: u.To}
-	p.before, p.behind, err = seam.outside(u.To, r)
+	p.before, p.behind, err = boundary.outside(u.To, r)
 	return p, err
 }
 
-// sortTouched makes the order of what is touched, which is in key order.
+// sortTouched fills order from touched, which is in key order.
 func (r *replaying) sortTouched() {
 	r.order = make([]op, len(r.touched))
 	for i := range r.touched {
@@ -200,14 +220,17 @@ func (r *replaying) sortTouched() {
 	}
 }
 
-// needs returns the maximum number of nodes and pages that the update can need. A false one can
-// name as many keys as it has bytes, and must not end the replica: so each key that is named counts
-// for what it takes, and not for the largest that a change could take.
+// needs returns the maximum number of nodes and pages that the update can need. A false update can
+// name as many keys as it has bytes, and must not stop the replica. So each key counts with its own
+// size, and not with the largest possible size.
 //
-// The version before is taken apart along one way for each key that is named, and for each edge of
-// the range; and beside each, along two more where a boundary is not higher than the subtrees next
-// to it. Each node that is taken apart leaves one part more, and the parts are joined again.
-func (r *replaying) needs(t *tree, v *Version, full bool) (nodes, pages int) {
+// The version before is taken apart along one path for each key and for each edge of the range; and
+// next to each such path, along two more paths if a boundary is not higher than the subtrees next
+// to it. Each node that is taken apart adds one part, and the parts are joined again.
+//
+// Pages have nodes that are not in memory, so with Paging the number of keys of the tree limits the
+// number of nodes instead.
+func (r *replaying) needs(t *tree, v *Version) (nodes, pages int) {
 	named, puts := len(r.touched)+len(r.before)+len(r.behind)+2, 0
 	var perClass [len(classBytes)]int
 	add := func(key, value []byte) {
@@ -223,7 +246,7 @@ func (r *replaying) needs(t *tree, v *Version, full bool) (nodes, pages int) {
 			add(r.touched[i].key, r.touched[i].value)
 		}
 	}
-	for _, items := range [][]seamItem{r.before, r.behind} {
+	for _, items := range [][]boundaryItem{r.before, r.behind} {
 		for i := range items {
 			add(items[i].key, items[i].value) // a leaf, or a stand-in
 		}
@@ -232,26 +255,33 @@ func (r *replaying) needs(t *tree, v *Version, full bool) (nodes, pages int) {
 		slots := pageBytes / int(classBytes[class])
 		pages += (n + slots - 1) / slots
 	}
-	nodes = min(named*3*(int(v.top.Height)+2), int(t.mu.nodes)+1+puts)
-	if !full { // stand-ins; most of these trees are small, otherwise the lists grow
+	there := t.mu.nodes
+	if t.paging != nil {
+		there = v.top.Bytes / RecordBytes(1, 1)
+	}
+	nodes = int(min(uint64(named)*3*(uint64(v.top.Height)+2), there+1+uint64(puts)))
+	switch { // stand-ins; most of them are small, and otherwise the lists grow
+	case t.paging != nil:
+		pages += nodes/128 + 1 // as for Apply: an honest update names many keys too
+	case !r.full:
 		pages += nodes / 16
 	}
 	return nodes, pages
 }
 
-// assemble makes the tree without the hashes of what is new, below r.top. v is the version before.
+// assemble makes the tree below r.top, without the hashes of new nodes. v is the version before.
 func (r *replaying) assemble(v *Version) error {
-	// About eight parts come of an entry that changes something; others make none, so that a long
-	// list of these must not take memory here.
+	// An entry that has an effect makes about eight parts, other entries make none. A long list of
+	// the latter must not take memory here.
 	r.parts = make([]stretch, 0, len(r.before)+len(r.behind)+8*min(len(r.touched), 1<<12)+2*int(v.top.Height)+1)
-	r.seam(r.before)
+	r.boundary(r.before)
 	if v.top != emptyStub {
-		r.walk(sub{v.top, v.root}, border{}, [2]bool{len(r.r.First) == 0, r.r.After == nil}, 0, len(r.touched))
+		r.walk(nil, sub{v.top, v.root}, border{}, [2]bool{len(r.r.First) == 0, len(r.r.After) == 0}, 0, len(r.touched))
 	} else {
 		r.insert(0, len(r.touched))
 	}
 	inside := len(r.before)
-	r.seam(r.behind)
+	r.boundary(r.behind)
 	if r.err != nil {
 		return r.err
 	}
@@ -265,7 +295,7 @@ func (r *replaying) assemble(v *Version) error {
 	return r.join()
 }
 
-// least returns the least key of a part, nil if it is on the left edge of the tree.
+// least returns the least key of a part, or nil if the part is on the left edge of the tree.
 func (r *replaying) least(x *stretch) []byte {
 	if x.bearer != 0 {
 		return r.view.key(x.bearer)
@@ -275,6 +305,11 @@ func (r *replaying) least(x *stretch) []byte {
 
 // join joins the parts.
 func (r *replaying) join() error {
+	if len(r.parts) == 1 {
+		if err := r.openRoot(&r.parts[0]); err != nil {
+			return err
+		}
+	}
 	r.added = make([]stretch, 0, len(r.parts)+16)
 	r.build = builder{chunkBytes: math.MaxUint64, join: r.inner}
 	for i := range r.parts {
@@ -282,11 +317,7 @@ func (r *replaying) join() error {
 		if i+1 < len(r.parts) {
 			next = int(r.parts[i+1].boundary)
 		}
-		var after []byte
-		if i+1 < len(r.parts) && r.pages != nil {
-			after = r.least(&r.parts[i+1])
-		}
-		if err := r.add(&r.parts[i], next, after); err != nil {
+		if err := r.add(&r.parts[i], next); err != nil {
 			return err
 		}
 	}
@@ -303,10 +334,9 @@ func (r *replaying) join() error {
 	return nil
 }
 
-// add gives a part to builder or, if there is a boundary beside it that is not higher, its halves.
-// next is the height of the boundary behind it, and after the least key there, if pages can be
-// read.
-func (r *replaying) add(x *stretch, next int, after []byte) error {
+// add passes a part to build. If a boundary on either side is not higher than the part, it passes
+// the part's halves instead. next is the height of the boundary behind the part.
+func (r *replaying) add(x *stretch, next int) error {
 	boundary := int(x.boundary)
 	switch {
 	case len(r.added) == 0:
@@ -321,27 +351,41 @@ func (r *replaying) add(x *stretch, next int, after []byte) error {
 		}
 		return nil
 	}
-	if x.n == 0 && r.pages != nil {
-		if x.sub = r.open(x.sub, r.least(x), after, 0, 0); r.err != nil {
-			return r.err
+	page, n, height := (*run)(nil), x.n, x.Height
+	if n == 0 {
+		if page, n = r.open(x.Stub, r.least(x)); n == 0 {
+			if r.err != nil {
+				return r.err
+			}
+			return &MissingNodeError{Node: x.Stub, Key: bytes.Clone(r.least(x))}
 		}
 	}
-	if x.n == 0 {
-		return &MissingNodeError{Node: x.Stub, Key: bytes.Clone(r.least(x))}
+	w := r.nodesOf(page)
+	l, rt := *x, stretch{sub: childOf(w, n, right), boundary: height, whole: true}
+	l.sub = childOf(w, n, left)
+	r.bear(&rt, border{page: page, n: n})
+	if page == nil {
+		r.die(n, true)
+	} else { // its children are stubs
+		l.n, rt.n = 0, 0
 	}
-	n, height := x.n, x.Height
-	l, rt := *x, stretch{sub: childOf(&r.view, n, right), boundary: height, whole: true}
-	l.sub = childOf(&r.view, n, left)
-	r.bear(&rt, n)
-	r.die(n, true)
-	var middle []byte
-	if r.pages != nil {
-		middle = r.least(&rt)
-	}
-	if err := r.add(&l, int(height), middle); err != nil {
+	if err := r.add(&l, int(height)); err != nil {
 		return err
 	}
-	return r.add(&rt, next, after)
+	return r.add(&rt, next)
+}
+
+// openRoot brings the root into memory if x, the only part, is a page: everything else was deleted.
+func (r *replaying) openRoot(x *stretch) error {
+	if x.n != 0 || r.tree.paging == nil {
+		return nil
+	}
+	page, n := r.open(x.Stub, r.least(x))
+	if n != 0 {
+		x.n, _ = r.copyPath(page, n, nil)
+		x.whole = false // it is complete: no boundary is next to it
+	}
+	return r.err
 }
 
 // inner makes the inner node between parts k-1 and k of r.added; see builder.join.
@@ -368,7 +412,7 @@ func (r *replaying) inner(k uint32, _ Stat, lt, rt *sub) (ref, Hash) {
 	return n, Hash{}
 }
 
-// setChild makes c a child of a new node. One in memory without a hash is new.
+// setChild makes c a child of a new node. A child in memory without a hash is new, and so dirty.
 func (r *replaying) setChild(l *link, i *image, side int, c *sub) {
 	l.child[side] = c.n
 	i.setStub(side, c.Stub)
@@ -377,8 +421,8 @@ func (r *replaying) setChild(l *link, i *image, side int, c *sub) {
 	}
 }
 
-// seam appends items of the seam as parts.
-func (r *replaying) seam(items []seamItem) {
+// boundary appends items of the boundary proof as parts.
+func (r *replaying) boundary(items []boundaryItem) {
 	for k := range items {
 		it := &items[k]
 		x := stretch{sub: sub{Stub: it.stub}, boundary: it.boundary, key: it.key, prefix: prefixOf(it.key), keyHash: &it.keyHash}
@@ -395,9 +439,10 @@ func (r *replaying) newLeafSub(key, value []byte) sub {
 	return sub{Stub: Stub{Stat: Stat{Bytes: RecordBytes(len(key), len(value))}}, n: r.newRecord(key, value)}
 }
 
-// search returns the first of r.touched[from:to] with a key that is not below that of inner node n.
-func (r *replaying) search(n ref, from, to int) int {
-	l := r.link(n)
+// search returns the index of the first of r.touched[from:to] whose key is not below that of inner
+// node n.
+func (r *replaying) search(w nodes, n ref, from, to int) int {
+	l := w.link(n)
 	i, _ := slices.BinarySearchFunc(r.ops[from:to], l.prefix, func(o op, prefix uint64) int {
 		switch {
 		case o.prefix != prefix:
@@ -405,7 +450,7 @@ func (r *replaying) search(n ref, from, to int) int {
 				return -1
 			}
 			return 1
-		case bytes.Compare(r.touched[o.i].key, r.keyOf(n)) < 0:
+		case bytes.Compare(r.touched[o.i].key, w.keyOf(n)) < 0:
 			return -1
 		}
 		return 1

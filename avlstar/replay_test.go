@@ -31,10 +31,10 @@ type keptReplica struct {
 	leaves []Leaf
 }
 
-// mustReplica makes the replica of r that a storage node gets from one that has it.
+// mustReplica makes a replica of r as a storage node does from the data of another one.
 func mustReplica(t require.TestingT, v *Version, r KeyRange) *Partial {
-	b, err := v.Seam(r)
-	p, err := FromRange(v.Commitment(), r, mustDecodeBag(t, b, err), withoutError(slices.Values(leavesOf(t, v, r))))
+	b, err := v.Boundary(r)
+	p, err := FromRange(v.Commitment(), r, mustDecodeMultiproof(t, b, err), withoutError(slices.Values(leavesOf(t, v, r))))
 	require.NoError(t, err)
 	require.Equal(t, v.Commitment(), p.Commitment())
 	return p
@@ -68,7 +68,7 @@ func mustUpdate(t require.TestingT, v, base *Version, r KeyRange, block []Change
 	return u
 }
 
-// replay replays a block, which made v of base.
+// replay replays a block, which made v from base.
 func (r *replica) replay(t require.TestingT, v, base *Version, block []Change) {
 	u := mustUpdate(t, v, base, r.r, block)
 	if key := append(bytes.Clone(r.r.First), 0, 0, 1); r.r.Contains(key) && r.rnd.IntN(2) == 0 {
@@ -78,8 +78,9 @@ func (r *replica) replay(t require.TestingT, v, base *Version, block []Change) {
 		before := r.p.v.Memory()
 		_, err := r.p.Replay(r.r, wrong)
 		require.ErrorIs(t, err, ErrOtherState)
-		now := r.p.v.Memory()
-		require.Equal(t, before.InnerNodes+before.Leaves-before.Held, now.InnerNodes+now.Leaves-now.Held, "nodes are left")
+		if now := r.p.v.Memory(); r.p.v.tree.paging == nil { // otherwise pages may have left
+			require.Equal(t, before.InnerNodes+before.Leaves-before.Held, now.InnerNodes+now.Leaves-now.Held, "nodes are left")
+		}
 	}
 	if r.rnd.IntN(3) == 0 { // a version that is given up
 		fork, err := r.p.Replay(r.r, u)
@@ -99,7 +100,7 @@ func (r *replica) replay(t require.TestingT, v, base *Version, block []Change) {
 	}
 }
 
-// release releases any of the versions that were kept, which is as it was.
+// release releases any of the kept versions, which must be unchanged.
 func (r *replica) release(t require.TestingT) {
 	i := r.rnd.IntN(len(r.kept))
 	k := r.kept[i]
@@ -109,7 +110,7 @@ func (r *replica) release(t require.TestingT) {
 	r.kept = slices.Delete(r.kept, i, i+1)
 }
 
-// require checks that it answers as v does.
+// require checks that its reads have the same results as those of v.
 func (r *replica) require(t require.TestingT, v *Version, keys int) {
 	want := leavesOf(t, v, r.r)
 	require.Equal(t, want, mustReplicaLeaves(t, r.p, r.r))
@@ -136,9 +137,9 @@ func (r *replica) require(t require.TestingT, v *Version, keys int) {
 		wants = append(wants, Want{Key: wants[0].Key, Range: true, After: wants[1].Key})
 	}
 	for _, below := range []Below{{}, {Depth: 3}} {
-		full, err := v.Bag(wants, below)
+		full, err := v.Multiproof(wants, below)
 		require.NoError(t, err)
-		got, err := r.p.Bag(wants, below)
+		got, err := r.p.Multiproof(wants, below)
 		require.NoError(t, err)
 		require.Equal(t, full, got)
 	}
@@ -244,8 +245,8 @@ func rangeBlock(rnd *rand.Rand, v *Version, ranges []KeyRange, keys int, deletes
 }
 
 // TestReplicas applies random blocks to a tree, and replays them in replicas of ranges that cover
-// all keys. After each, every replica has the root of the tree, and answers in its range as the
-// tree does.
+// all keys. After each, every replica has the root of the tree, and reads in its range have the
+// same results as in the tree.
 func TestReplicas(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for i := range scaled(20) {
@@ -287,12 +288,12 @@ func replicasOf(t *testing.T, rnd *rand.Rand, blocks int) {
 			if i%4 == 3 || rnd.IntN(8) == 0 {
 				r.require(t, next, keys)
 			}
-			if rnd.IntN(20) == 0 { // it begins anew from what it has
+			if rnd.IntN(20) == 0 { // it is rebuilt from its own data
 				for len(r.kept) > 0 {
 					r.release(t)
 				}
-				b, err := r.p.Seam(r.r)
-				again, err := FromRange(r.p.Commitment(), r.r, mustDecodeBag(t, b, err), r.p.Leaves(r.r))
+				b, err := r.p.Boundary(r.r)
+				again, err := FromRange(r.p.Commitment(), r.r, mustDecodeMultiproof(t, b, err), r.p.Leaves(r.r))
 				require.NoError(t, err)
 				requireMemory(t, again)
 				r.p.Release()
@@ -313,16 +314,16 @@ func replicasOf(t *testing.T, rnd *rand.Rand, blocks int) {
 	v.Release()
 }
 
-// TestReplayOfWrongUpdates: what does not lead to the version that is named is refused, whatever is
-// wrong with it. Then nothing is left of it, and the right update can be replayed.
+// TestReplayOfWrongUpdates: an update that does not lead to the named version is refused, whatever
+// is wrong with it. Nothing of it is left then, and the correct update can be replayed.
 func TestReplayOfWrongUpdates(t *testing.T) {
 	v := stateOf(t, 50, 40)
 	r := KeyRange{First: []byte("k20"), After: []byte("k50")}
 	block := []Change{{[]byte("k07"), []byte("x")}, {Key: []byte("k24")}, {[]byte("k31"), []byte("y")}, {[]byte("k44"), []byte("z")}}
 	next := mustApply(t, v, block...)
-	seam, err := v.Seam(r)
+	boundary, err := v.Boundary(r)
 	require.NoError(t, err)
-	elsewhere, err := next.Seam(KeyRange{First: []byte("k60")})
+	elsewhere, err := next.Boundary(KeyRange{First: []byte("k60")})
 	require.NoError(t, err)
 	leaf := appendLeafItem(nil, Leaf{Key: []byte("k"), Value: []byte("v")})
 	for name, damage := range map[string]func(u *Update){
@@ -353,20 +354,20 @@ func TestReplayOfWrongUpdates(t *testing.T) {
 			u.Changes = append(u.Changes, UpdateChange{Change: Change{Key: []byte("k47")}})
 			u.To.Root.Hash[1]++
 		},
-		"a key outside of the range": func(u *Update) { u.Changes = append(u.Changes, UpdateChange{Change: block[0]}) },
-		"keys that do not ascend":    func(u *Update) { slices.Reverse(u.Changes) },
-		"a key twice":                func(u *Update) { u.Changes = append(u.Changes, u.Changes[len(u.Changes)-1]) },
-		"an empty value":             func(u *Update) { u.Changes[1].Value = []byte{} },
-		"an old seam":                func(u *Update) { u.Seam = seam },
-		"the seam of another range":  func(u *Update) { u.Seam = elsewhere },
-		"an empty seam":              func(u *Update) { u.Seam = []byte{bagVersion} },
-		"no seam":                    func(u *Update) { u.Seam = nil },
-		"two trees":                  func(u *Update) { u.Seam = appendTree(bytes.Clone(u.Seam), 1, leaf) },
-		"half a seam":                func(u *Update) { u.Seam = u.Seam[:len(u.Seam)/2] },
-		"the old root":               func(u *Update) { u.To.Root = v.Root() },
-		"another root":               func(u *Update) { u.To.Root.Hash[0]++ },
-		"other chunks":               func(u *Update) { u.To.ChunkBytes++ },
-		"no chunks":                  func(u *Update) { u.To.Chunks = 0 },
+		"a key outside of the range":          func(u *Update) { u.Changes = append(u.Changes, UpdateChange{Change: block[0]}) },
+		"keys that do not ascend":             func(u *Update) { slices.Reverse(u.Changes) },
+		"a key twice":                         func(u *Update) { u.Changes = append(u.Changes, u.Changes[len(u.Changes)-1]) },
+		"an empty value":                      func(u *Update) { u.Changes[1].Value = []byte{} },
+		"an old boundary proof":               func(u *Update) { u.Boundary = boundary },
+		"the boundary proof of another range": func(u *Update) { u.Boundary = elsewhere },
+		"an empty boundary proof":             func(u *Update) { u.Boundary = []byte{multiproofVersion} },
+		"no boundary proof":                   func(u *Update) { u.Boundary = nil },
+		"two trees":                           func(u *Update) { u.Boundary = appendTree(bytes.Clone(u.Boundary), 1, leaf) },
+		"half a boundary proof":               func(u *Update) { u.Boundary = u.Boundary[:len(u.Boundary)/2] },
+		"the old root":                        func(u *Update) { u.To.Root = v.Root() },
+		"another root":                        func(u *Update) { u.To.Root.Hash[0]++ },
+		"other chunks":                        func(u *Update) { u.To.ChunkBytes++ },
+		"no chunks":                           func(u *Update) { u.To.Chunks = 0 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := mustReplica(t, v, r)
@@ -390,17 +391,17 @@ func TestReplayOfWrongUpdates(t *testing.T) {
 	}
 }
 
-// TestReplayOfHugeLies: an update that names more keys than a tree could ever hold the ways of is
-// refused as a lie, and not as too large, which would end the replica.
+// TestReplayOfHugeLies: a false update may name so many keys that no tree could hold the paths to
+// them. It is refused as false, and not as too large, which would stop the replica.
 func TestReplayOfHugeLies(t *testing.T) {
 	v := stateOf(t, 50, 40)
 	p := mustReplica(t, v, KeyRange{})
 	to := mustApply(t, v, Change{[]byte("k31"), []byte("y")}).Commitment()
 	for name, value := range map[string][]byte{"deletions of absent keys": nil, "new values": []byte("y")} {
 		t.Run(name, func(t *testing.T) {
-			u := Update{To: to, Seam: []byte{bagVersion}}
+			u := Update{To: to, Boundary: []byte{multiproofVersion}}
 			count := 700_000
-			if testing.Short() { // the race detector takes a minute for as many
+			if testing.Short() { // the race detector takes a minute for that many
 				count = 50_000
 			}
 			for i := range count {
@@ -417,13 +418,13 @@ func TestReplayOfHugeLies(t *testing.T) {
 	}
 }
 
-// TestLengthOfUpdates: blocks that are made to have long updates keep the limit that
+// TestLengthOfUpdates: blocks that are designed to have long updates stay within the limit that
 // docs/spec/updates.md derives.
 func TestLengthOfUpdates(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for _, step := range []int{1, 7, 64} {
-		// A tree of which all keys are as long as they may be. It is perfect, so that one insertion
-		// in each of many subtrees makes the whole way to it higher.
+		// All keys of the tree have the maximum length. It is perfect, so that one insertion in
+		// each of many subtrees makes the whole path to it higher.
 		const n = 1 << 11
 		key := func(i int) []byte {
 			return append(fmt.Appendf(nil, "%06d", i), bytes.Repeat([]byte{'k'}, MaxKeyBytes-6)...)
@@ -446,7 +447,7 @@ func TestLengthOfUpdates(t *testing.T) {
 		}
 		m, h := len(u.Changes), int(next.Root().Height)
 		nodes := 3 * (2*m + m*(h-bits.Len(uint(m))+1))
-		got, limit := len(u.Encode()), 64+records+nodes*(2+h/7)+len(u.Seam)
+		got, limit := len(u.Encode()), 64+records+nodes*(2+h/7)+len(u.Boundary)
 		require.LessOrEqual(t, got, limit)
 		require.Positive(t, len(u.Moved))
 		t.Logf("%d changes of %d bytes: %d moved nodes, an update of %d bytes, the limit is %d", m, records, len(u.Moved), got, limit)
@@ -456,19 +457,20 @@ func TestLengthOfUpdates(t *testing.T) {
 	}
 }
 
-// TestSeamCannotHideKeys: whoever calls keys of a range deleted, and names a root that has them in
-// a stub of the seam, is refused: else the replica would have the right root without the keys.
-func TestSeamCannotHideKeys(t *testing.T) {
+// TestBoundaryCannotHideKeys: an update claims that keys of a range were deleted, and names a root
+// that has them in a stub of the boundary proof. It is refused; otherwise the replica would have
+// the correct root without the keys.
+func TestBoundaryCannotHideKeys(t *testing.T) {
 	v := stateOf(t, 50, 40)
 	r := KeyRange{First: []byte("k20"), After: []byte("k50")}
-	seam, err := v.Bag([]Want{{Key: []byte("k36")}, {Key: r.After}}, Below{})
-	bag := mustDecodeBag(t, seam, err)
-	before, _, err := bag.outside(v.Commitment(), r)
+	boundary, err := v.Multiproof([]Want{{Key: []byte("k36")}, {Key: r.After}}, Below{})
+	multiproof := mustDecodeMultiproof(t, boundary, err)
+	before, _, err := multiproof.outside(v.Commitment(), r)
 	require.NoError(t, err)
 	require.NotEmpty(t, before)
-	var hidden []UpdateChange // those of the stub that crosses the edge
+	var hidden []UpdateChange // keys of the stub that crosses the edge
 	cut := before[len(before)-1].key
-	for s := range prunedTo(t, v, bag).Stubs(cut) {
+	for s := range prunedTo(t, v, multiproof).Stubs(cut) {
 		require.Less(t, string(r.First), string(s.After), "no stub crosses the edge")
 		for _, l := range leavesOf(t, v, KeyRange{First: r.First, After: s.After}) {
 			hidden = append(hidden, UpdateChange{Change: Change{Key: l.Key}})
@@ -477,44 +479,44 @@ func TestSeamCannotHideKeys(t *testing.T) {
 	}
 	require.NotEmpty(t, hidden)
 	p := mustReplica(t, v, r)
-	u := Update{To: v.Commitment(), Changes: hidden, Seam: seam}
+	u := Update{To: v.Commitment(), Changes: hidden, Boundary: boundary}
 	_, err = p.Replay(r, u)
 	require.ErrorIs(t, err, ErrOtherState)
-	require.ErrorContains(t, err, "a stub of the seam can have keys of the range")
+	require.ErrorContains(t, err, "a stub of the boundary proof can have keys of the range")
 	rest := slices.DeleteFunc(leavesOf(t, v, r), func(l Leaf) bool { return string(l.Key) <= string(hidden[len(hidden)-1].Key) })
-	_, err = FromRange(v.Commitment(), r, bag, withoutError(slices.Values(rest)))
+	_, err = FromRange(v.Commitment(), r, multiproof, withoutError(slices.Values(rest)))
 	require.ErrorIs(t, err, ErrOtherState)
-	require.ErrorContains(t, err, "a stub of the seam can have keys of the range")
+	require.ErrorContains(t, err, "a stub of the boundary proof can have keys of the range")
 }
 
-// TestSeamOpensTheNextRange: a seam with the right root, which has a stub where the next range
-// begins, is refused: the replica could not make its own seam of that.
-func TestSeamOpensTheNextRange(t *testing.T) {
+// TestBoundaryOpensTheNextRange: a boundary proof with the correct root that has a stub where the
+// next range begins is refused, because the replica could not make its own boundary proof from it.
+func TestBoundaryOpensTheNextRange(t *testing.T) {
 	v := stateOf(t, 50, 40)
 	tried := 0
 	for _, after := range leavesOf(t, v, KeyRange{First: []byte("k21")}) {
 		r := KeyRange{First: []byte("k20"), After: after.Key}
 		below := append(bytes.Clone(after.Key[:len(after.Key)-1]), after.Key[len(after.Key)-1]-1, 0xff)
-		seam, err := v.Bag([]Want{{Key: r.First}, {Key: below}}, Below{})
-		bag := mustDecodeBag(t, seam, err)
-		_, behind, err := bag.outside(v.Commitment(), r)
+		boundary, err := v.Multiproof([]Want{{Key: r.First}, {Key: below}}, Below{})
+		multiproof := mustDecodeMultiproof(t, boundary, err)
+		_, behind, err := multiproof.outside(v.Commitment(), r)
 		require.NoError(t, err)
 		if len(behind) == 0 || behind[0].value != nil || !bytes.Equal(behind[0].key, r.After) {
 			continue
 		}
 		tried++
 		p := mustReplica(t, v, r)
-		_, err = p.Replay(r, Update{To: v.Commitment(), Changes: []UpdateChange{{Change: Change{Key: []byte("k200")}}}, Seam: seam})
+		_, err = p.Replay(r, Update{To: v.Commitment(), Changes: []UpdateChange{{Change: Change{Key: []byte("k200")}}}, Boundary: boundary})
 		require.ErrorIs(t, err, ErrOtherState)
 		require.ErrorContains(t, err, "with which the next range begins")
-		_, err = FromRange(v.Commitment(), r, bag, withoutError(slices.Values(leavesOf(t, v, r))))
+		_, err = FromRange(v.Commitment(), r, multiproof, withoutError(slices.Values(leavesOf(t, v, r))))
 		require.ErrorIs(t, err, ErrOtherState)
 	}
 	require.NotZero(t, tried)
 }
 
-// prunedTo returns what a bag has of v.
-func prunedTo(t require.TestingT, v *Version, b *Bag) *Partial {
+// prunedTo returns the part of v that a multiproof contains.
+func prunedTo(t require.TestingT, v *Version, b *Multiproof) *Partial {
 	p, err := NewPartial(v.Commitment())
 	require.NoError(t, err)
 	p, _, err = p.Graft(b)
@@ -522,7 +524,7 @@ func prunedTo(t require.TestingT, v *Version, b *Bag) *Partial {
 	return p
 }
 
-// TestDamagedUpdate changes every byte of an update: what comes out never has another root.
+// TestDamagedUpdate changes every byte of an update: the result never has another root.
 func TestDamagedUpdate(t *testing.T) {
 	v := stateOf(t, 50, 40)
 	r := KeyRange{First: []byte("k20"), After: []byte("k50")}
@@ -567,7 +569,7 @@ func TestDamagedUpdate(t *testing.T) {
 			}
 		}
 	}
-	require.LessOrEqual(t, same, 1, "the height of a leaf that was put can be left out where it is as it was")
+	require.LessOrEqual(t, same, 1, "the height of a leaf that was put can be left out where it did not change")
 	for n := range b {
 		require.False(t, try(b[:n]))
 	}
@@ -575,8 +577,8 @@ func TestDamagedUpdate(t *testing.T) {
 	require.Positive(t, other)
 }
 
-// TestReplayOfAnyPartial: a partial tree need not come from FromRange. What it lacks in the range
-// is named if it is needed.
+// TestReplayOfAnyPartial: a partial tree need not come from FromRange. If a node of the range is
+// needed and missing, the error names it.
 func TestReplayOfAnyPartial(t *testing.T) {
 	rnd := seeds.Rand(t)
 	done, lacking := 0, 0
@@ -610,7 +612,7 @@ func TestReplayOfAnyPartial(t *testing.T) {
 	require.Positive(t, lacking)
 }
 
-// TestReplayKeepsHistoryLinear: a version is replayed on only while none after it is in use.
+// TestReplayKeepsHistoryLinear: a version can be replayed on only while no later version is in use.
 func TestReplayKeepsHistoryLinear(t *testing.T) {
 	v := stateOf(t, 50, 40)
 	r := KeyRange{First: []byte("k20")}

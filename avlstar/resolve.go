@@ -7,10 +7,10 @@ import (
 	"github.com/starling-kv/starling/avlstar/sha256mb"
 )
 
-// resolver computes what an edit left open: bytes and hashes of what is dirty, children before
-// parents (the lazy hash resolution of the DSM-Tree, Ponnapalli et al. 2020). Nodes of the same
-// height do not depend on each other, so they are hashed together: sha256mb is fast at many
-// messages of the same length.
+// resolver computes the bytes and hashes that an edit left dirty, children before parents (the lazy
+// hash resolution of the DSM-Tree, Ponnapalli et al. 2020). Nodes of the same height do not depend
+// on each other, so they are hashed together: sha256mb is fast for many messages of the same
+// length.
 //
 //	                   top            last, by one goroutine
 //	            ┌───────┴───────┐
@@ -30,19 +30,19 @@ type group struct {
 	w          *view
 	chunkBytes uint64
 	jobs       []innerJob // breadth first
-	heights    levels     // of jobs
+	heights    levels     // heights of jobs
 	leaves     []leafJob
 	valueHash  []Hash
 	bulk       bulk
 }
 
-// tally counts what was hashed.
+// tally counts hashed nodes.
 type tally struct {
 	inner, leaves uint64
 	upper         uint64 // inner nodes above the chunks
 }
 
-// count adds what was hashed to the numbers of v.
+// count adds the hashed nodes to the numbers of v.
 func (v *Version) count(t *tally) {
 	v.hashedInner += t.inner
 	v.hashedLeaves += t.leaves
@@ -68,20 +68,20 @@ type leafJob struct {
 	side   int
 }
 
-// grow makes sure that there is this number of groups.
+// grow makes sure that there are at least this many groups.
 func (r *resolver) grow(groups int) {
 	for len(r.groups) < groups {
 		r.groups = append(r.groups, group{})
 	}
 }
 
-// finish hashes what is still dirty below e.top, and makes that the state of v.
+// finish hashes the dirty nodes below e.top, and makes the result the state of v.
 func (r *resolver) finish(e *edit, v *Version) {
 	r.hash(e, v)
 	e.tree.took(e, v)
 }
 
-// hash hashes what is still dirty below e.top.
+// hash hashes the dirty nodes below e.top.
 func (r *resolver) hash(e *edit, v *Version) {
 	r.grow(1)
 	g := &r.groups[0]
@@ -93,7 +93,7 @@ func (r *resolver) hash(e *edit, v *Version) {
 	v.count(&t)
 }
 
-// share hashes most of what e left open with several goroutines, if it is much.
+// share hashes most of the dirty nodes of e with several goroutines, if there are many.
 func (r *resolver) share(e *edit, v *Version, c *crew) {
 	if c.workers() == 1 || c.used() {
 		return
@@ -117,21 +117,21 @@ func (r *resolver) share(e *edit, v *Version, c *crew) {
 	for i := range tallies {
 		v.count(&tallies[i])
 	}
-	clear(r.tasks) // they refer to e, which refers to the changes
+	clear(r.tasks) // the tasks refer to e, which refers to the changes
 }
 
-// maxTurn limits the tasks of a turn.
+// maxTurn limits the number of tasks in a turn.
 const maxTurn = 8
 
-// turns hands out tasks: many at a time at first, because many nodes are hashed faster together,
-// and fewer towards the end, so that all workers end at about the same time.
+// turns hands out tasks. At first it hands out many at a time, because many nodes are hashed faster
+// together, and later fewer, so that all workers end at about the same time.
 type turns struct {
 	mu      sync.Mutex
 	next, n int
 	workers int
 }
 
-// take returns the next tasks, [from, to), which is empty when all are taken.
+// take returns the next tasks, [from, to). The interval is empty when no tasks are left.
 func (t *turns) take() (from, to int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -144,7 +144,7 @@ func (t *turns) take() (from, to int) {
 func (b *bulk) hashKeys(e *edit) {
 	for _, n := range e.keys {
 		i := e.image(n)
-		if i.epoch() != e.epoch || i[imageFlags]&dirtyKey == 0 { // it was removed again
+		if i.epoch() != e.epoch || i[imageFlags]&dirtyKey == 0 { // the node was removed again
 			continue
 		}
 		i[imageFlags] &^= dirtyKey
@@ -154,7 +154,7 @@ func (b *bulk) hashKeys(e *edit) {
 }
 
 // split cuts the dirty tree into slightly more than want subtrees of about equal size, and clears
-// their marks: what is above them remains to be done.
+// their dirty marks. The nodes above these subtrees remain to be hashed.
 func (r *resolver) split(e *edit, want int) {
 	r.tasks = r.tasks[:0]
 	if n := e.top.link.child[left]; n.isInner() && e.top.image.isDirty(left) {
@@ -196,8 +196,8 @@ func (g *group) put(j innerJob) {
 	g.heights.add(j.height())
 }
 
-// finish hashes what was put, and everything dirty below. It collects that breadth first, so that a
-// node is being fetched into the cache while others are visited.
+// finish hashes the nodes that were put, and all dirty nodes below them. It collects them breadth
+// first, so that a node is fetched into the cache while others are visited.
 func (g *group) finish() {
 	for k := 0; k < len(g.jobs); k++ {
 		j := &g.jobs[k]
@@ -217,9 +217,9 @@ func (g *group) finish() {
 	}
 }
 
-// children puts the dirty children of an inner node on the lists. bearer is the place of SHA256 of
-// the node's least key: the image of the inner node that has this key. It is nil on the left edge
-// of the tree, where no node has it.
+// children adds the dirty children of an inner node to the lists. bearer points to the SHA256 of
+// the node's least key, which is in the image of the inner node that has this key. It is nil on the
+// left edge of the tree, where no inner node has the key.
 func (g *group) children(l *link, i *image, bearer *Hash, t *tally) {
 	flags := i[imageFlags]
 	i[imageFlags] = flags &^ (dirtyLeft | dirtyRight)
@@ -280,7 +280,7 @@ func (g *group) hashLeaves() {
 		g.valueHash = make([]Hash, n+n/4)
 	}
 	values := g.valueHash[:n]
-	var first Hash // of the tree's least key
+	var first Hash // hash of the tree's least key
 	for k := range g.leaves {
 		j := &g.leaves[k]
 		key, value := g.w.leaf(j.leaf)
@@ -300,7 +300,7 @@ func (g *group) hashLeaves() {
 	images.flush()
 }
 
-// levels sorts things by their height (a counting sort).
+// levels groups numbered items by their height (a counting sort).
 type levels struct {
 	heights []uint8
 	order   []uint32
@@ -311,7 +311,7 @@ func (l *levels) reset() { l.heights = l.heights[:0] }
 
 func (l *levels) add(height uint8) { l.heights = append(l.heights, height) }
 
-// sort returns the numbers of the things of each height, lowest first.
+// sort returns the numbers of the items of each height, lowest first.
 func (l *levels) sort() [][]uint32 {
 	var count, next [256]int
 	for _, h := range l.heights {

@@ -14,10 +14,10 @@ import (
 )
 
 // TestGroups applies blocks so large that several goroutines make and hash them, in trees of every
-// shape. The result must be that of one goroutine, and that of small blocks.
+// shape. The result must equal that of one goroutine, and that of small blocks.
 func TestGroups(t *testing.T) {
 	rnd := seeds.Rand(t)
-	// New keys in one place, so that everything above must rotate.
+	// New keys in one corner, so that everything above must rotate.
 	corner := func(n int) (block []Change) {
 		for i := range n {
 			block = append(block, Change{fmt.Appendf(nil, "shared/prefix/that/is/long/000123%06d", i), []byte("new")})
@@ -90,7 +90,7 @@ func newInnerOf(v *Version) (all []string) {
 	return all
 }
 
-// TestHashed: exactly what the previous version lacks is hashed.
+// TestHashed: exactly the nodes that are not in the previous version are hashed.
 func TestHashed(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for _, n := range []int{1, 30, 1000} {
@@ -128,8 +128,8 @@ func TestHashed(t *testing.T) {
 	}
 }
 
-// TestBulk hashes messages of many lengths at once: more than wait at a time, and longer ones than
-// are batched.
+// TestBulk hashes messages of many lengths at once: more lengths than may wait at a time, and
+// messages that are too long for a batch.
 func TestBulk(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 3))
 	var b bulk

@@ -7,45 +7,49 @@ import (
 	"slices"
 )
 
-// Retention says what a Partial that gets bags keeps in memory: a validator has the upper tree, and
-// below it what was needed lately (RainBlock, section 4.1). Everything else becomes a stub again.
+// Retention determines which nodes a Partial that receives multiproofs keeps in memory. A validator
+// keeps the upper tree and recently used nodes below it (RainBlock, section 4.1). All others become
+// stubs again.
 //
 //	depth 0          (n)               always in memory
 //	              ┌───┴───┐
-//	depth 2      (n)     stub          above Depth, a stub stays until a bag opens it
+//	depth 2      (n)     stub          above Depth, a stub stays until a multiproof opens it
 //	    ───────┌──┴──┐──────────────
 //	         stub    (n)               changed or grafted in the last Window blocks
 type Retention struct {
-	// Depth is how many inner nodes of each way stay; 0: the root's hash is all that stays.
+	// Depth is the number of inner nodes of each path that stay. If it is 0, only the root's hash
+	// stays.
 	Depth int
-	// Window is how many blocks that stays which was changed or grafted below Depth. A path in a
-	// bag that is younger than that always leads to what the tree has.
+	// Window is the number of blocks that nodes below Depth stay after they were changed or
+	// grafted. A path in a multiproof younger than Window always leads to nodes that are in the
+	// tree.
 	Window int
-	// Budget returns how many bytes the tree should take. While it takes more, the window is
-	// shorter. nil: no limit.
+	// Budget returns the number of bytes that the tree should take. While the tree takes more, the
+	// window is shorter. If Budget is nil, there is no limit.
 	Budget func() int64
-	// Keep reports whether a subtree below Depth stays whatever its age, with keys in [first,
-	// after); nil is open. It is asked for each subtree that would become a stub, and must be true
-	// for all that hold a key to keep. It may be nil.
+	// Keep reports whether a subtree below Depth, with keys in [first, after) (nil: open), stays
+	// whatever its age. It is called for each subtree that would become a stub, and must return
+	// true if the subtree has a key to keep. It may be nil.
 	Keep func(first, after []byte) bool
-	// Prefer is like Keep, for what stays only while the tree is within Budget. Without a Budget,
-	// it does nothing, since what stays would have no limit.
+	// Prefer is like Keep, but is called only while the tree is within Budget. Without a Budget it
+	// has no effect, since nothing would limit the nodes that stay.
 	Prefer func(first, after []byte) bool
-	// Least returns the number of last blocks of which everything stays that they changed or
-	// grafted, whatever Window and Budget say: nobody else has that on disk yet, so it could not be
-	// fetched again. It is called once for each block, by Shed, under the lock of the tree. nil: 0.
+	// Least returns the number of recent blocks whose changed and grafted nodes stay regardless of
+	// Window and Budget: no storage node has them on disk yet, so they could not be fetched again.
+	// Shed calls it once per block, while it holds the lock of the tree. If Least is nil, the
+	// number is 0.
 	Least func() int
 }
 
 // retention is the state of a tree's Retention. It is guarded by tree.mu.
 type retention struct {
 	Retention
-	blocks []uint32 // epochs of the versions that Shed was called on, oldest first
-	window int      // the current one
+	blocks []uint32 // epochs of the versions on which Shed was called, oldest first
+	window int      // current window, in blocks
 	cursor []byte   // where the next sweep begins; nil: at the least key
 }
 
-// EnableRetention says what Shed keeps. It must be called at most once.
+// EnableRetention determines which nodes Shed keeps. It must be called at most once.
 func (p *Partial) EnableRetention(r Retention) {
 	t := p.v.tree
 	t.mu.Lock()
@@ -54,18 +58,19 @@ func (p *Partial) EnableRetention(r Retention) {
 }
 
 const (
-	// minVisits is how many nodes a sweep visits at least.
+	// minVisits is the least number of nodes that a sweep visits.
 	minVisits = 1024
-	// lapsOfWindow is how many times in a window the sweeps come to each node, while the budget is
-	// kept. More of them visit more nodes that are too young, which is most of what a sweep costs;
-	// with fewer, what has aged stays longer.
+	// lapsOfWindow is the number of times per window that sweeps visit each node, while the tree is
+	// within its budget. With more laps, more nodes are visited too early, which is most of the
+	// cost of a sweep; with fewer, old nodes stay longer.
 	lapsOfWindow = 1
 )
 
-// Shed ends a block, so it is to be called once for each, whether it changed anything or not, but
-// not again for the same one: Window counts calls. It returns a version like p, the state after the
-// block, without some of what Retention does not keep. Each call visits a part of what is in
-// memory, so that a few calls come to all of it. History is linear, as for Apply: ErrNotLatest.
+// Shed must be called exactly once after each block, even if the block changed nothing: Window
+// counts calls. p is the state after the block. Shed returns a version of the same state without
+// some of the nodes that Retention does not keep. Each call visits a part of the nodes in memory,
+// so that a few calls visit all. History is linear, as for Apply: otherwise the error is
+// ErrNotLatest.
 func (p *Partial) Shed() (*Partial, error) {
 	v, t := p.v, p.v.tree
 	t.mu.Lock()
@@ -82,7 +87,7 @@ func (p *Partial) Shed() (*Partial, error) {
 	return &Partial{next}, nil
 }
 
-// shed returns v, or a version that has less in memory. The caller holds t.mu.
+// shed returns v, or a version with fewer nodes in memory. The caller holds t.mu.
 func (t *tree) shed(v *Version) *Version {
 	r := t.retention
 	if r == nil || v.epoch+1 >= freed {
@@ -105,11 +110,11 @@ func (t *tree) shed(v *Version) *Version {
 		r.blocks = slices.Delete(r.blocks, 0, n-most)
 	}
 	at := len(r.blocks) - 1 - max(r.window, least)
-	if at < 0 { // of blocks before these it is not known which nodes they made
+	if at < 0 { // the nodes of earlier blocks are not known
 		return v
 	}
 	next := t.sameState(v)
-	next.shed = true
+	next.shed, next.full = true, nil
 	a := newAllocator(&t.mu.memory, false)
 	s := shedding{sweep: sweep{edit: t.newEdit(v, next, nil, nil, &a), from: r.cursor, newest: r.blocks[at]}, Retention: r.Retention}
 	if !within {
@@ -129,16 +134,16 @@ func (t *tree) shed(v *Version) *Version {
 type shedding struct {
 	sweep
 	Retention
-	left int // nodes that it may still visit
+	left int // number of nodes that it may still visit
 }
 
-// between is a subtree and the inner nodes that have the keys at its ends; 0: it is open.
+// between is a subtree, and the inner nodes that have the keys at its ends; 0 means an open end.
 type between struct {
 	n, first, after ref
-	edge            bool // keys below the cursor may be in it
+	edge            bool // whether it may contain keys below the cursor
 }
 
-// keyAt returns the key of inner node n, nil for 0.
+// keyAt returns the key of inner node n, or nil if n is 0.
 func (s *shedding) keyAt(n ref) []byte {
 	if n == 0 {
 		return nil
@@ -155,8 +160,8 @@ func (s *shedding) keeps(at between) bool {
 	return s.Keep != nil && s.Keep(first, after) || s.Prefer != nil && s.Prefer(first, after)
 }
 
-// walk sweeps a subtree, which has depth inner nodes above it. Of most nodes it reads link and
-// epoch only: keys are compared along the cursor alone.
+// walk sweeps a subtree, which has depth inner nodes above it. It reads only the link and the epoch
+// of most nodes: keys are compared only along the cursor.
 func (s *shedding) walk(at between, depth int) swept {
 	n := at.n
 	kept := swept{n: n}
@@ -182,7 +187,7 @@ func (s *shedding) walk(at between, depth int) swept {
 	c := s.link(n).child
 	s.prefetch(c[right])
 	l, onRight := swept{n: c[left]}, false
-	if at.edge && bytes.Compare(s.keyOf(n), s.from) <= 0 { // the left side was swept before
+	if at.edge && bytes.Compare(s.keyOf(n), s.from) <= 0 { // the left side was swept earlier
 		onRight = true
 	} else {
 		l = s.walk(between{c[left], at.first, n, at.edge}, depth+1)
@@ -191,7 +196,7 @@ func (s *shedding) walk(at between, depth int) swept {
 	return s.join(n, l, r)
 }
 
-// prefetch fetches what walk reads of a node.
+// prefetch fetches the parts of a node that walk reads into the cache.
 func (s *shedding) prefetch(n ref) {
 	switch {
 	case n.isLeaf():

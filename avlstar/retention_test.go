@@ -10,14 +10,14 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// TestLeastStays: what the last blocks changed stays in memory as long as Least says so, however
-// small window and budget are, and leaves it afterwards.
+// TestLeastStays: nodes that changed in the last blocks stay in memory as long as Least requires,
+// however small the window and the budget are, and leave it afterwards.
 func TestLeastStays(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for range scaled(10) {
 		const n = 2000
 		v := randomState(t, rnd, n)
-		r := bagReceiver{depth: rnd.IntN(3)}
+		r := multiproofReceiver{depth: rnd.IntN(3)}
 		r.start(t, v)
 		least := 0
 		r.p.EnableRetention(Retention{
@@ -29,8 +29,8 @@ func TestLeastStays(t *testing.T) {
 				value, ok := mustGet(t, v, c.Key)
 				return ok && bytes.Equal(c.Value, value) // it changes nothing
 			})
-			b, err := v.Bag(wantsOf(block), Below{})
-			r.graft(t, mustDecodeBag(t, b, err))
+			b, err := v.Multiproof(wantsOf(block), Below{})
+			r.graft(t, mustDecodeMultiproof(t, b, err))
 			next := mustApply(t, v, block...)
 			for {
 				after, err := r.p.Apply(block)
@@ -46,7 +46,7 @@ func TestLeastStays(t *testing.T) {
 			v.Release()
 			v = next
 			if least++; i < 50 && rnd.IntN(5) == 0 {
-				least = rnd.IntN(least + 1) // others have it on disk
+				least = rnd.IntN(least + 1) // others are on disk
 			}
 			blocks = append(blocks, block)
 			r.shed(t)
@@ -58,7 +58,7 @@ func TestLeastStays(t *testing.T) {
 				}
 			}
 			for _, key := range changed {
-				if mustHas(t, v, key) { // of an absent key, a neighbour may be older
+				if mustHas(t, v, key) { // a neighbour of an absent key may be older
 					_, ok, err := r.p.Get(key)
 					require.NoError(t, err)
 					require.True(t, ok)
@@ -77,8 +77,8 @@ func TestLeastStays(t *testing.T) {
 	}
 }
 
-// TestPreferStaysWithinTheBudget: what Prefer names stays whatever its age while the tree is within
-// its budget, and leaves it when it is not, or when there is none.
+// TestPreferStaysWithinTheBudget: nodes that Prefer names stay whatever their age while the tree is
+// within its budget. They leave when it is not, or when there is no budget.
 func TestPreferStaysWithinTheBudget(t *testing.T) {
 	for _, budget := range []bool{true, false} {
 		v := randomState(t, seeds.Rand(t), 3000)

@@ -16,7 +16,7 @@ import (
 // nodes in a tree (load.go).
 //
 //	leaf       0   1   2   3        data, from offset at[i] on
-//	inner          1   2   3        links[i], images[i]; refs in them count from the run's beginning
+//	inner          1   2   3        links[i], images[i]; refs in them count from the start of the run
 type run struct {
 	data   []byte
 	at     []uint32
@@ -27,14 +27,14 @@ type run struct {
 	first  Hash // SHA256 of the least key
 }
 
-// limits are what is known of a run before it is decoded.
+// limits holds what is known about a run before it is decoded.
 type limits struct {
 	chunkBytes uint64
-	// No inner node is higher. So there are at most 2^height leaves, and what was proved limits
-	// what is allocated.
+	// No inner node may be higher. So there are at most 2^height leaves, and the verified height
+	// limits the allocations.
 	height uint8
 	check  func(i int, l Leaf) error
-	// short reports that the run does not last: it takes lists that another gave back (done).
+	// short says that the run is short-lived: it reuses lists that another run gave back (done).
 	short bool
 }
 
@@ -58,8 +58,8 @@ func newRun(data []byte, lim limits) (*run, error) {
 	return r, nil
 }
 
-// spares are runs of which only the lists are left. A sync.Pool would lose them to most garbage
-// collections, which are frequent beside a tree that is not in Go's heap.
+// spares holds runs of which only the lists are left. A sync.Pool would lose them in most garbage
+// collections, which are frequent because a large tree is not in Go's heap.
 type spares struct {
 	sync.Mutex
 	runs []*run
@@ -69,7 +69,8 @@ var spareRuns spares
 
 const (
 	maxSpareRuns = 8
-	// maxSpareRun is the length above which the lists of a run are not kept: most chunks have less.
+	// maxSpareRun is the length above which the lists of a run are not kept: most chunks have fewer
+	// leaves.
 	maxSpareRun = 1 << 14
 )
 
@@ -86,14 +87,14 @@ func (s *spares) take() *run {
 	return r
 }
 
-// forget leaves all to the garbage collector: nothing is being loaded any more.
+// forget leaves all spare runs to the garbage collector, when loading has ended.
 func (s *spares) forget() {
 	s.Lock()
 	defer s.Unlock()
 	s.runs = nil
 }
 
-// done gives the lists of a short run back, which nobody may use any more.
+// done gives back the lists of a short run, which must not be used any more.
 func (r *run) done() {
 	const most = maxSpareRun + maxSpareRun/8 // see resized
 	if cap(r.links) <= most && cap(r.at) <= 2*most {
@@ -107,8 +108,8 @@ func (r *run) done() {
 }
 
 // resized returns a list of n elements, in the memory of s if that is enough. The content is
-// arbitrary. A long list, as for a chunk, has room for a few more: chunks are about as long as each
-// other, and the next may be a little longer.
+// arbitrary. A long list, as for a chunk, gets some extra capacity: chunks have similar lengths,
+// and the next one may be a little longer.
 func resized[T any](s []T, n int) []T {
 	const long = 1 << 10
 	switch {
@@ -123,8 +124,8 @@ func resized[T any](s []T, n int) []T {
 // len returns the number of leaves.
 func (r *run) len() int { return len(r.at) }
 
-// leaf returns leaf i, with the height in its record. The capacity of key and value exceeds their
-// length, so that they can be hashed in place.
+// leaf returns leaf i, with the height in its record. The capacities of key and value exceed their
+// lengths, so that they can be hashed in place.
 func (r *run) leaf(i int) (l Leaf) {
 	at := int(r.at[i])
 	l.Height = r.data[at]
@@ -135,7 +136,7 @@ func (r *run) leaf(i int) (l Leaf) {
 	return l
 }
 
-// end returns where record i ends.
+// end returns the offset at which record i ends.
 func (r *run) end(i int) int {
 	if i+1 < len(r.at) {
 		return int(r.at[i+1])
@@ -143,7 +144,7 @@ func (r *run) end(i int) int {
 	return len(r.data)
 }
 
-// decode finds the records, and checks each of them and that keys ascend.
+// decode finds the records, and checks each of them and that their keys ascend.
 func (r *run) decode(lim limits) error {
 	if len(r.data) > math.MaxUint32 {
 		return fmt.Errorf("%d bytes of records", len(r.data))
@@ -179,7 +180,8 @@ func (r *run) decode(lim limits) error {
 // shape makes the nodes without their hashes.
 func (r *run) shape(lim limits, s *scratch) error {
 	n := r.len()
-	// What join makes is set completely; node 0 does not exist.
+	// join sets its images and links completely, so only those of node 0, which does not exist,
+	// must be cleared.
 	r.links, r.images = resized(r.links, n), resized(r.images, n)
 	r.links[0], r.images[0] = link{}, image{}
 	b := builder{chunkBytes: lim.chunkBytes, join: func(k uint32, stat Stat, l, rt *sub) (ref, Hash) {
@@ -192,7 +194,7 @@ func (r *run) shape(lim limits, s *scratch) error {
 		s.parent(l.n, k, left)
 		s.parent(rt.n, k, right)
 		s.heights.heights[k] = stat.Height
-		return ref(k), Hash{} // later
+		return ref(k), Hash{} // hashed later
 	}}
 	for i := range n {
 		l := r.leaf(i)
@@ -207,7 +209,7 @@ func (r *run) shape(lim limits, s *scratch) error {
 		return err
 	}
 	r.root, r.upper = *root, b.upper
-	s.parent(root.n, 0, left) // image 0 belongs to no node: the root's hash is written there
+	s.parent(root.n, 0, left) // image 0 belongs to no node: the root's hash is written to it
 	return nil
 }
 
@@ -230,11 +232,11 @@ func (r *run) hash(s *scratch) {
 	r.root.Hash = *r.images[0].hash(left)
 }
 
-// scratch is what newRun needs only while it runs.
+// scratch holds memory that newRun needs only while it runs.
 type scratch struct {
 	values         []Hash
 	leafTo, nodeTo []uint32 // 2·parent + side of each leaf and inner node
-	heights        levels   // of inner nodes; 0 is none
+	heights        levels   // heights of inner nodes; 0: there is none
 	bulk           bulk
 }
 
@@ -255,7 +257,7 @@ func putScratch(s *scratch) {
 	}
 }
 
-// parent records where the hash of n goes.
+// parent records where the hash of n is written: child side of inner node k.
 func (s *scratch) parent(n ref, k uint32, side int) {
 	to := 2*k + uint32(side)
 	if n.isLeaf() {
@@ -265,7 +267,7 @@ func (s *scratch) parent(n ref, k uint32, side int) {
 	}
 }
 
-// to returns where the hash of n goes.
+// to returns where the hash of n is written.
 func (s *scratch) to(images []image, n ref) *Hash {
 	var to uint32
 	if n.isLeaf() {
@@ -276,7 +278,8 @@ func (s *scratch) to(images []image, n ref) *Hash {
 	return images[to/2].hash(int(to % 2))
 }
 
-// hashInner hashes the inner nodes, level by level, once those of leaves and keys are in place.
+// hashInner hashes the inner nodes, level by level, after the hashes of leaves and keys were
+// written.
 func (s *scratch) hashInner(images []image) {
 	var b imageBatch
 	for _, level := range s.heights.sort()[1:] { // without node 0

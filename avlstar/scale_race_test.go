@@ -2,5 +2,5 @@
 
 package avlstar
 
-// underRace: the race detector makes everything several times slower.
+// underRace says that the race detector is on, which makes everything several times slower.
 const underRace = true

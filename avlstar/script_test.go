@@ -12,8 +12,8 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// TestScripts runs testdata/tree: what the tree looks like after each block. After an intended
-// change:
+// TestScripts runs testdata/tree, which records the shape of the tree after each block. After an
+// intended change:
 //
 //	go test ./avlstar -run TestScripts -rewrite
 //
@@ -22,11 +22,11 @@ import (
 //	new chunk-bytes=N      begins with the empty tree
 //	apply                  one block, a line each: "put KEY VALUE", "put KEY VALUE*COUNT" or "del KEY";
 //	                       prints the tree
-//	new-inner              inner nodes that the last block made or moved: what goes to disk
+//	new-inner              inner nodes that the last block made or moved, which are written to disk
 //	manifest               the manifest, decoded
 //	chunk N                the records of a chunk: height key=value
-//	update first=K after=K what the last block sends to a replica of a range; prints that and, once it is
-//	                       replayed, the replica; a node made by that has an asterisk
+//	update first=K after=K the update of the last block for a replica of a range; prints it and, once it
+//	                       is replayed, the replica; a node made by the replay has an asterisk
 //
 // The tree is printed as
 //
@@ -148,8 +148,8 @@ func drawUpdate(t *testing.T, base *Version, u Update) string {
 		}
 		fmt.Fprintf(&b, " h%d\n", c.height)
 	}
-	b.WriteString("seam:")
-	before, behind, err := mustDecodeBag(t, u.Seam, nil).outside(u.To, KeyRange{First: []byte{0xff}})
+	b.WriteString("boundary proof:")
+	before, behind, err := mustDecodeMultiproof(t, u.Boundary, nil).outside(u.To, KeyRange{First: []byte{0xff}})
 	require.NoError(t, err)
 	for i, it := range append(before, behind...) {
 		key := string(it.key)

@@ -29,8 +29,8 @@ func TestSlabGivenBackInsideApply(t *testing.T) {
 	requireInvariants(t, pinned)
 }
 
-// TestSlabGivenBackInUndo fails in a partial tree after a block has used one slot of a slab twice,
-// and no other of that slab.
+// TestSlabGivenBackInUndo makes a block fail in a partial tree after it has used one slot of a slab
+// twice, and no other slot of that slab.
 func TestSlabGivenBackInUndo(t *testing.T) {
 	var block []Change
 	for i := range slabNodes + 3 {
@@ -47,8 +47,8 @@ func TestSlabGivenBackInUndo(t *testing.T) {
 		require.NoError(t, err)
 		before := p.v.Memory()
 		require.Equal(t, uint64(slabNodes-1), before.InnerNodes, "slab 0 is full")
-		// Their parent is made again for leaf 2 and removed for leaf 3. Its slot is the
-		// grandparent's when leaf 4 turns out to be missing.
+		// Their parent is made again for leaf 2 and removed for leaf 3. The grandparent uses its
+		// slot when leaf 4 turns out to be missing.
 		_, err = p.Apply([]Change{{Key: at[2].Key}, {Key: at[3].Key}, {Key: at[4].Key}})
 		var missing *MissingNodeError
 		require.ErrorAs(t, err, &missing)
@@ -79,8 +79,8 @@ func TestRoomStaysShort(t *testing.T) {
 	}
 }
 
-// TestRecordSizes puts a record of every length. Each can be read, alone and with all others around
-// it, and when all are freed no page is left.
+// TestRecordSizes puts a record of every length. Each can be read, alone and with all others next
+// to it, and when all are freed no page is left.
 func TestRecordSizes(t *testing.T) {
 	var m memory
 	rnd := seeds.Rand(t)
@@ -117,7 +117,7 @@ func TestRecordSizes(t *testing.T) {
 	}
 	require.Equal(t, uint64(len(all)), m.leaves)
 	if step == 1 {
-		require.Less(t, m.leafBytes, used*5/4, "what size classes waste")
+		require.Less(t, m.leafBytes, used*5/4, "waste of the size classes")
 	}
 	rnd.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	for i, s := range all {

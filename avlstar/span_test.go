@@ -14,7 +14,7 @@ import (
 )
 
 // TestSpans: a receiver that asks several ranges of keys, each for its own wants below the stubs
-// whose spans reach into it, gets what it gets from one node that has everything.
+// whose spans overlap it, receives the same nodes as from one node with the full tree.
 func TestSpans(t *testing.T) {
 	rnd := seeds.Rand(t)
 	fewer := 0
@@ -22,19 +22,19 @@ func TestSpans(t *testing.T) {
 		n := 1 + rnd.IntN(600)
 		v := randomState(t, rnd, n)
 		depth := rnd.IntN(8)
-		whole, parts := bagReceiver{depth: depth}, bagReceiver{depth: depth}
+		whole, parts := multiproofReceiver{depth: depth}, multiproofReceiver{depth: depth}
 		whole.start(t, v)
 		parts.start(t, v)
 		edges := randomEdges(rnd, n)
 		block := randomBlock(rnd, 1+rnd.IntN(40), 2*n, 0.5, false)
 
-		lacking, held := parts.p.v.Lacks(wantsOf(block))
+		lacking, held := parts.p.v.Missing(wantsOf(block))
 		fewer += parts.askParts(t, v, edges, lacking, held)
-		lacking, _ = parts.p.v.Lacks(wantsOf(block))
-		again, heldWhole := whole.p.v.Lacks(wantsOf(block))
-		b, err := v.Bag(again, Below{Depth: math.MaxInt, Held: heldWhole})
-		whole.graft(t, mustDecodeBag(t, b, err))
-		again, _ = whole.p.v.Lacks(wantsOf(block))
+		lacking, _ = parts.p.v.Missing(wantsOf(block))
+		again, heldWhole := whole.p.v.Missing(wantsOf(block))
+		b, err := v.Multiproof(again, Below{Depth: math.MaxInt, Held: heldWhole})
+		whole.graft(t, mustDecodeMultiproof(t, b, err))
+		again, _ = whole.p.v.Missing(wantsOf(block))
 		require.Equal(t, again, lacking)
 
 		for {
@@ -70,8 +70,9 @@ func randomEdges(rnd *rand.Rand, n int) (edges [][]byte) {
 	return edges
 }
 
-// askParts asks the range of each want, and returns how many stubs were not named to some range.
-func (r *bagReceiver) askParts(t *testing.T, v *Version, edges [][]byte, wants []Want, held map[Hash]Span) (fewer int) {
+// askParts asks the range of each want, and returns the number of stubs that were not sent to some
+// range.
+func (r *multiproofReceiver) askParts(t *testing.T, v *Version, edges [][]byte, wants []Want, held map[Hash]Span) (fewer int) {
 	index := func(key []byte) int {
 		i, found := slices.BinarySearchFunc(edges, key, bytes.Compare)
 		if found {
@@ -83,7 +84,7 @@ func (r *bagReceiver) askParts(t *testing.T, v *Version, edges [][]byte, wants [
 	for _, w := range wants {
 		parts[index(w.Key)] = append(parts[index(w.Key)], w)
 	}
-	var bags []*Bag
+	var multiproofs []*Multiproof
 	for i, wants := range parts {
 		if len(wants) == 0 {
 			continue
@@ -95,9 +96,9 @@ func (r *bagReceiver) askParts(t *testing.T, v *Version, edges [][]byte, wants [
 			}
 		}
 		fewer += len(held) - len(part)
-		b, err := v.Bag(wants, Below{Depth: math.MaxInt, Held: part})
-		bags = append(bags, mustDecodeBag(t, b, err))
+		b, err := v.Multiproof(wants, Below{Depth: math.MaxInt, Held: part})
+		multiproofs = append(multiproofs, mustDecodeMultiproof(t, b, err))
 	}
-	r.graft(t, bags...)
+	r.graft(t, multiproofs...)
 	return fewer
 }

@@ -4,50 +4,53 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"iter"
 	"math/bits"
 	"runtime"
 	"slices"
 )
 
-// Update is what one block changes for a replica of a range: its changes, and what these and
-// changes elsewhere did to the tree's shape there. It is logical: new nodes and their hashes follow
-// from it (docs/spec/updates.md, also for how long it can be).
+// Update describes one block for a replica of a range: its changes in the range, and how all
+// changes altered the tree's shape there. It is logical: new nodes and their hashes follow from it
+// (docs/spec/updates.md, also for its length).
 type Update struct {
-	// To is the version after the block. Nothing but a header commits to To.Chunks: compare
-	// To.AppHash with a proved one before the result of Replay is used.
+	// To is the version after the block. Only a header commits to To.Chunks: compare To.AppHash
+	// with a proved one before you use the result of Replay.
 	To Commitment
-	// Changes are those of the block in the range that change something, in ascending key order.
+	// Changes are the effective changes of the block in the range, in ascending key order.
 	Changes []UpdateChange
-	// Moved are the other inner nodes with a key in the range that have another height than before,
-	// or are new, in ascending key order. There may be more.
+	// Moved are the other inner nodes with a key in the range that are new or whose height changed,
+	// in ascending key order. It may contain further nodes.
 	Moved []MovedNode
-	// Seam is that of the version after the block, for the range (Version.Seam).
-	Seam []byte
+	// Boundary is the boundary proof of the version after the block, for the range
+	// (Version.Boundary).
+	Boundary []byte
 }
 
-// UpdateChange is a change of a leaf. A nil Value: deleted.
+// UpdateChange is a change of a leaf. If Value is nil, the leaf is deleted.
 type UpdateChange struct {
 	Change
-	// Height is that of the inner node with the same key; 0: there is none, or it has the height
-	// that it had before.
+	// Height is the height of the inner node with the same key. It is 0 if there is none, or if its
+	// height did not change.
 	Height uint8
 }
 
-// MovedNode is the inner node that has the key of an inner node of the version before, and its
-// height now. Keys are long, and here both sides know them: so they are named by where they were.
+// MovedNode is an inner node whose key belonged to an inner node of the version before, and its new
+// height. Keys are long, and both sides have them, so the node is named by the old position of its
+// key.
 type MovedNode struct {
-	// Place is where the inner node with this key was: a binary 1, and then the way from the root
-	// down to it, 0 for left and 1 for right. Place 0 is the leaf with the least key, which no
-	// inner node had.
+	// Place is where the inner node with this key was: a binary 1, and then the path from the root
+	// down to it, 0 for left and 1 for right. Place 0 is the leaf with the least key, which was not
+	// the key of an inner node.
 	Place  uint64
 	Height uint8
 }
 
-// maxPlaceDepth is the greatest depth of a node that a Place can name. A tree in which one is
-// deeper has more leaves than its memory can hold.
+// maxPlaceDepth is the greatest depth that a Place can name. A deeper tree would have more leaves
+// than fit into its memory.
 const maxPlaceDepth = 63
 
-// order is greater the greater the key of the node is.
+// order returns a number that ascends with the key of the node.
 func (m MovedNode) order() uint64 {
 	if m.Place == 0 {
 		return 0
@@ -56,35 +59,40 @@ func (m MovedNode) order() uint64 {
 	return (m.Place<<1 | 1) << (maxPlaceDepth - depth) // the leading 1 is shifted out
 }
 
+// steps returns the number of steps from the root to the node; for Place 0, where it is not known,
+// the result is 0.
+func (m MovedNode) steps() int { return max(bits.Len64(m.Place)-1, 0) }
+
 var (
 	// ErrInvalidUpdate is wrapped by the errors of DecodeUpdate.
 	ErrInvalidUpdate = errors.New("invalid update")
-	// ErrOtherState: what was given for a version does not make that version.
+	// ErrOtherState is returned if the data do not lead to the version that they are for.
 	ErrOtherState = errors.New("not the state that was named")
 )
 
-// UpdateOf returns the update of a block for replicas of r. v is what Apply returned, or a version
-// that Graft made of it, and base the version that Apply was called on: ErrOtherState if v is
-// another version, such as one that Shed made of it. changes are all of the block, in any order, or
-// those in r. Their keys and values are not copied; those that change nothing are left out. A nil
-// base is one that has no key in r, so changes must put every key in r then. Other errors are those
-// of Seam: what v needs are the ways to both edges of r as they are after the block.
+// UpdateOf returns the update of a block for replicas of r. v is the result of Apply, or a version
+// that Graft made from that result. base is the version on which Apply was called. If v is another
+// version, such as one that Shed made, the error is ErrOtherState. changes are those of the block,
+// in any order, or only those in r. Their keys and values are not copied; changes without effect
+// are left out. A nil base stands for a state without keys in r, so changes must then put every key
+// in r. Other errors are those of Boundary: v needs the paths to both edges of r as they are after
+// the block.
 func (v *Version) UpdateOf(base *Version, r KeyRange, changes []Change) (Update, error) {
 	if base != nil && (base.tree != v.tree || base.top != v.top && (v.from != base.epoch || v.shed)) {
-		return Update{}, fmt.Errorf("avlstar: update: %w: it is not what applying a block to the base made, or lacks some of that", ErrOtherState)
+		return Update{}, fmt.Errorf("avlstar: update: %w: the version was not made by applying a block to the base, or nodes of it were shed since", ErrOtherState)
 	}
-	seam, err := v.Seam(r)
+	boundary, err := v.Boundary(r)
 	if err != nil {
 		return Update{}, err
 	}
-	u := Update{To: v.Commitment(), Seam: seam}
+	u := Update{To: v.Commitment(), Boundary: boundary}
 	if base != nil && base.top == v.top {
 		return u, nil // nothing changed
 	}
 	defer runtime.KeepAlive(base)
 	w := newInRange{view: &v.view, r: r, all: base == nil}
 	if base != nil {
-		// A node that was copied twice records only whether it moved the second time.
+		// A node that was copied twice records only whether the second copy moved.
 		w.epoch, w.movedOnly = base.epoch, !v.grown
 	}
 	ordered := make([]Change, 0, len(changes))
@@ -100,7 +108,7 @@ func (v *Version) UpdateOf(base *Version, r KeyRange, changes []Change) (Update,
 		}
 	}
 	w.found = make([]foundInRange, 0, len(ordered))
-	w.walk(v.root, v.top, len(r.First) == 0, r.After == nil)
+	w.walk(v.root, v.top, len(r.First) == 0, len(r.After) == 0)
 	if w.missing != nil {
 		return Update{}, fmt.Errorf("avlstar: update: %w", w.missing)
 	}
@@ -110,7 +118,7 @@ func (v *Version) UpdateOf(base *Version, r KeyRange, changes []Change) (Update,
 	return u, nil
 }
 
-// take adds what the walk found to u, and of changes those that change something.
+// take adds the nodes that the walk found and the effective changes to u.
 func (u *Update) take(found []foundInRange, changes []Change, base *Version) error {
 	u.Changes = make([]UpdateChange, 0, len(changes))
 	for len(found)+len(changes) > 0 {
@@ -128,7 +136,7 @@ func (u *Update) take(found []foundInRange, changes []Change, base *Version) err
 			}
 		case order == 0 && changes[0].Value != nil && found[0].leaf:
 			u.Changes = append(u.Changes, UpdateChange{changes[0], found[0].height})
-		case order == 0 && found[0].height > 0: // the value is as it was
+		case order == 0 && found[0].height > 0: // the value did not change
 			if err := u.move(base, found[0]); err != nil {
 				return err
 			}
@@ -151,14 +159,14 @@ func (u *Update) take(found []foundInRange, changes []Change, base *Version) err
 	return nil
 }
 
-// move adds an inner node unless it was in base, with the same height.
+// move adds an inner node unless base has an inner node with the same key and height.
 func (u *Update) move(base *Version, found foundInRange) error {
 	if base == nil {
-		return fmt.Errorf("%w: without a base, all keys are to be put: %s is not", ErrOtherState, abbreviate(found.key))
+		return fmt.Errorf("%w: without a base, the changes must put every key: key %s is not put", ErrOtherState, abbreviate(found.key))
 	}
 	place, height, err := base.place(found.key)
 	switch {
-	case isMissing(err): // a graft brought it: base has its subtree as a stub, as it is
+	case isMissing(err): // a graft added the node: base has its subtree as a stub, unchanged
 		return nil
 	case err == nil && height != found.height:
 		u.Moved = append(u.Moved, MovedNode{place, found.height})
@@ -172,7 +180,7 @@ func isMissing(err error) bool {
 }
 
 // place returns the Place of the inner node with a key, and its height: 0 for the least key of all,
-// which none has.
+// which is not the key of an inner node.
 func (v *Version) place(key []byte) (place uint64, height uint8, err error) {
 	n, s, prefix := v.root, v.top, prefixOf(key)
 	place = 1
@@ -198,7 +206,7 @@ func (v *Version) place(key []byte) (place uint64, height uint8, err error) {
 	return 0, 0, fmt.Errorf("%w: the base has no inner node with key %s", ErrOtherState, abbreviate(key))
 }
 
-// UpdateOf is that of Version.
+// UpdateOf does what Version.UpdateOf does.
 func (p *Partial) UpdateOf(base *Partial, r KeyRange, changes []Change) (Update, error) {
 	if base == nil {
 		return p.v.UpdateOf(nil, r, changes)
@@ -206,30 +214,30 @@ func (p *Partial) UpdateOf(base *Partial, r KeyRange, changes []Change) (Update,
 	return p.v.UpdateOf(base.v, r, changes)
 }
 
-// newInRange finds the inner nodes that moved, and the leaves that are new, in a range, without a
-// visit of what is outside.
+// newInRange finds the moved inner nodes and the new leaves in a range, without visiting nodes
+// outside of it.
 type newInRange struct {
 	*view
 	r     KeyRange
 	epoch uint32
 	all   bool // everything is new
-	// movedOnly: nodes are left out that were copied, and have the height that they had.
+	// If movedOnly is set, copied nodes with an unchanged height are left out.
 	movedOnly bool
-	low       ref // inner node with the least key of what is visited; 0: it is the tree's least
+	low       ref // inner node with the least key of the visited subtree; 0: the tree's least key
 	found     []foundInRange
-	missing   *MissingNodeError // if all: a leaf of the range is not in memory
+	missing   *MissingNodeError // set if all is set and a leaf of the range is not in memory
 }
 
-// foundInRange is a key, which is the version's memory.
+// foundInRange describes one key. The key is memory of the version.
 type foundInRange struct {
 	key    []byte
-	height uint8 // of its inner node, if that is new or has another height; or 0
+	height uint8 // height of its inner node, if that is new or its height changed; otherwise 0
 	leaf   bool  // its leaf is new
 }
 
-// walk visits the subtree n, of which all keys are above r.First, and all below r.After, if that is
-// set: then no key is read to find out. Keys are found in order: an inner node's own is the least
-// of its right side.
+// walk visits the subtree n. above says that all keys of n are above r.First, and below that they
+// are below r.After; these keys are then not read. Keys are found in order: an inner node's own key
+// is the least key of its right side.
 func (w *newInRange) walk(n ref, s Stub, above, below bool) {
 	switch {
 	case n == 0:
@@ -271,18 +279,18 @@ func (w *newInRange) walk(n ref, s Stub, above, below bool) {
 	}
 }
 
-// touch is what an update says of one key.
+// touch is one key of an update.
 type touch struct {
 	key     []byte
-	value   []byte // nil: it is not put
-	height  uint8  // of the inner node that has the key; 0: as it was, or there is none
+	value   []byte // nil: not put
+	height  uint8  // height of the inner node with the key; 0: unchanged, or there is none
 	deleted bool
 }
 
-// changes reports whether the leaf may be another one, or none.
+// changes reports whether the leaf may be new, changed or deleted.
 func (t *touch) changes() bool { return t.deleted || t.value != nil }
 
-// check returns an error unless u could have been made for r, whatever the version before.
+// check returns an error if u cannot be an update for r, whatever the version before it is.
 func (u *Update) check(r KeyRange) error {
 	for i := range u.Changes {
 		c := &u.Changes[i]
@@ -306,7 +314,7 @@ func (u *Update) check(r KeyRange) error {
 	return nil
 }
 
-// check checks m, which follows others.
+// check checks m, which follows the nodes before.
 func (m MovedNode) check(before []MovedNode) error {
 	switch {
 	case m.Height == 0:
@@ -317,9 +325,10 @@ func (m MovedNode) check(before []MovedNode) error {
 	return nil
 }
 
-// touched returns what u says of each key, in ascending order. v is the version before; keys may be
-// its memory.
+// touched returns the keys of u in ascending order. v is the version before; the keys may be memory
+// of v.
 func (u *Update) touched(v *Version, r KeyRange) ([]touch, error) {
+	var latest latestPage
 	touched := make([]touch, 0, len(u.Changes)+len(u.Moved))
 	changes := u.Changes
 	add := func() {
@@ -328,7 +337,7 @@ func (u *Update) touched(v *Version, r KeyRange) ([]touch, error) {
 		changes = changes[1:]
 	}
 	for _, m := range u.Moved {
-		key, err := v.keyAt(m.Place, r)
+		key, err := v.keyAt(m, r, &latest)
 		if err != nil {
 			return nil, err
 		}
@@ -349,39 +358,65 @@ func (u *Update) touched(v *Version, r KeyRange) ([]touch, error) {
 	return touched, nil
 }
 
-// keyAt returns the key of the node at a Place: ErrOtherState if there is none, *MissingNodeError
-// if it may be below a stub, of a version that is not known to be full in r.
-func (v *Version) keyAt(place uint64, r KeyRange) ([]byte, error) {
-	n, s, low := v.root, v.top, ref(0)
-	down := func(side int) {
-		if side == right {
-			low = n
+// leadTo yields keys that lead to the pages of v that u needs, though perhaps not to all.
+func (u *Update) leadTo(v *Version) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for _, m := range u.Moved {
+			_, s, n, _ := v.toPlace(&v.view, Subtree{Stub: v.top}, v.root, m.Place, m.steps())
+			if n == 0 && !yield(s.First) {
+				return
+			}
 		}
-		n, s = v.link(n).child[side], v.image(n).stub(side)
+		for i := range u.Changes {
+			if !yield(u.Changes[i].Key) {
+				return
+			}
+		}
 	}
-	for i := bits.Len64(place) - 2; i >= 0 && n.isInner(); i-- {
-		down(int(place >> i & 1))
-		if i == 0 && n.isInner() {
-			return v.keyOf(n), nil
+}
+
+// keyAt returns the key of the node at the Place of m. The error is ErrOtherState if there is no
+// such node; *MissingNodeError if it may be below a stub of a version that is not known to be full
+// in r; and *PageError if a page on the path cannot be read.
+func (v *Version) keyAt(m MovedNode, r KeyRange, latest *latestPage) ([]byte, error) {
+	place := m.Place
+	w, s, n, rest := v.toPlace(&v.view, Subtree{Stub: v.top}, v.root, place, m.steps())
+	if n == 0 && s.Stub != emptyStub && v.isAway(s) {
+		page, err := latest.page(v.tree, s)
+		if err != nil {
+			return nil, err
 		}
+		w, s, n, rest = v.toPlace(runNodes{page}, s, page.root.n, place, rest)
 	}
 	switch {
-	case place == 1 && n.isInner():
-		return v.keyOf(n), nil
-	case place == 0:
-		for n.isInner() {
-			down(left)
+	case place > 0 && rest == 0 && n.isInner():
+		return w.keyOf(n), nil
+	case place == 0 && n.isLeaf():
+		key, _ := w.leaf(n)
+		return key, nil
+	case n == 0 && s.Stub != emptyStub && (v.full == nil || !r.Equal(*v.full)):
+		key := s.First
+		if key == nil {
+			key = r.First
 		}
-		if n.isLeaf() {
-			return v.key(n), nil
-		}
-	}
-	if n == 0 && s != emptyStub && !r.equal(v.full) {
-		missing := &MissingNodeError{Node: s, Key: bytes.Clone(r.First)}
-		if low != 0 {
-			missing.Key = bytes.Clone(v.keyOf(low))
-		}
-		return nil, missing
+		return nil, &MissingNodeError{Node: s.Stub, Key: bytes.Clone(key)}
 	}
 	return nil, fmt.Errorf("%w: there is no inner node at place %b", ErrOtherState, place)
+}
+
+// toPlace goes down from the subtree s, whose root is n, along the last rest steps of a Place, or
+// to the left for place 0. It stops at a leaf or a stub, and returns the number of steps that are
+// left.
+func (v *Version) toPlace(w nodes, s Subtree, n ref, place uint64, rest int) (nodes, Subtree, ref, int) {
+	for n.isInner() && (place == 0 || rest > 0) {
+		side := left
+		if place > 0 {
+			rest--
+			side = int(place >> rest & 1)
+		}
+		sides := [2]Subtree{}
+		sides[left], sides[right] = splitAt(w, s, n)
+		s, n = sides[side], w.link(n).child[side]
+	}
+	return w, s, n, rest
 }

@@ -12,30 +12,31 @@ import (
 // The encoding of an update (docs/spec/updates.md). A leaf that is put has the height of its inner
 // node in its record, as in a chunk.
 //
-//	update  = version:u8 (1) ‖ commitment:53 ‖ uvarint(number of changes) ‖ change ...
-//	          ‖ uvarint(number of moved nodes) ‖ moved ... ‖ seam
-//	change  = kind:u8 ‖ body                                    in ascending key order
-//	deleted = uvarint(len key) ‖ key                            kind 0
-//	put     = leaf record; height 0: none, or as it was         kind 1
-//	moved   = uvarint(place) ‖ height:u8                        in ascending order of keys
-//	seam    = bag of one tree, or of none
+//	update   = version:u8 (1) ‖ commitment:53 ‖ uvarint(number of changes) ‖ change ...
+//	           ‖ uvarint(number of moved nodes) ‖ moved ... ‖ boundary
+//	change   = kind:u8 ‖ body                                    in ascending key order
+//	deleted  = uvarint(len key) ‖ key                            kind 0
+//	put      = leaf record; height 0: none, or unchanged         kind 1
+//	moved    = uvarint(place) ‖ height:u8                        in ascending order of keys
+//	boundary = multiproof of one tree, or of none
 const (
 	updateVersion = 1
 
 	updateDeleted = 0
 	updatePut     = 1
 
-	minUpdateChange = 1 + 1 + 1 // the shortest is a deleted key of one byte
+	minUpdateChange = 1 + 1 + 1 // the shortest change deletes a key of one byte
 	minMovedNode    = 1 + 1
 
-	// maxSeamItems is the number of items of two ways in the highest tree that the formats allow.
-	maxSeamItems = 2 * (255 + 1)
+	// maxBoundaryItems is the number of items of two paths in the highest tree that the formats
+	// allow.
+	maxBoundaryItems = 2 * (255 + 1)
 )
 
-// Encode returns the encoding of what UpdateOf or DecodeUpdate returned. It has one: that of an
-// update which was decoded is equal to the bytes it was decoded from.
+// Encode returns the encoding of an update from UpdateOf or DecodeUpdate. The encoding is unique: a
+// decoded update encodes to the bytes that it was decoded from.
 func (u Update) Encode() []byte {
-	size := 1 + CommitmentBytes + 2*binary.MaxVarintLen64 + len(u.Seam)
+	size := 1 + CommitmentBytes + 2*binary.MaxVarintLen64 + len(u.Boundary)
 	for i := range u.Changes {
 		c := &u.Changes[i]
 		size += 1 + int(RecordBytes(len(c.Key), len(c.Value)))
@@ -56,16 +57,16 @@ func (u Update) Encode() []byte {
 	for _, m := range u.Moved {
 		b = append(binary.AppendUvarint(b, m.Place), m.Height)
 	}
-	return append(b, u.Seam...)
+	return append(b, u.Boundary...)
 }
 
 func appendKey(b, key []byte) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(key))), key...)
 }
 
-// DecodeUpdate decodes what Encode returns, and refuses every other encoding. It checks the form:
-// what the update leads to, Replay finds out. The result refers to b; beside that, it takes at most
-// 20 times the length of b. All errors wrap ErrInvalidUpdate.
+// DecodeUpdate decodes the result of Encode, and refuses every other encoding. It checks only the
+// form; Replay checks the state that the update leads to. The result refers to b and takes at most
+// 20 times the length of b in addition. All errors wrap ErrInvalidUpdate.
 func DecodeUpdate(b []byte) (Update, error) {
 	u, err := decodeUpdate(b)
 	if err != nil {
@@ -109,14 +110,14 @@ func decodeUpdate(b []byte) (u Update, err error) {
 			return u, fmt.Errorf("moved node %d: %w", i, err)
 		}
 	}
-	if err := checkSeam(b); err != nil {
-		return u, fmt.Errorf("seam: %w", err)
+	if err := checkBoundary(b); err != nil {
+		return u, fmt.Errorf("boundary proof: %w", err)
 	}
-	u.Seam = b
+	u.Boundary = b
 	return u, nil
 }
 
-// numberOf decodes a number of things, each of which takes at least `least` bytes.
+// numberOf decodes the number of items in a list. Each item takes at least `least` bytes.
 func numberOf(what string, b []byte, least int) (n uint64, rest []byte, err error) {
 	n, b, err = record.Uvarint(b)
 	switch {
@@ -157,14 +158,14 @@ func (m *MovedNode) decode(b []byte) (rest []byte, err error) {
 	return b[1:], nil
 }
 
-// checkSeam checks that b is the encoding of a bag that can be a seam, and allocates nothing: such
-// a bag has one tree at most, and that a limited number of items, however long b is.
-func checkSeam(b []byte) error {
+// checkBoundary checks, without allocating memory, that b encodes a multiproof that can be a
+// boundary proof: it has at most one tree, with a limited number of items, however long b is.
+func checkBoundary(b []byte) error {
 	switch {
 	case len(b) == 0:
 		return record.ErrShort
-	case b[0] != bagVersion:
-		return fmt.Errorf("version %d, only %d is known", b[0], bagVersion)
+	case b[0] != multiproofVersion:
+		return fmt.Errorf("version %d, only %d is known", b[0], multiproofVersion)
 	case len(b) == 1:
 		return nil
 	}
@@ -172,16 +173,16 @@ func checkSeam(b []byte) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("number of items: %w", err)
-	case n < 1 || n > maxSeamItems:
-		return fmt.Errorf("%d items, it has 1 to %d", n, maxSeamItems)
+	case n < 1 || n > maxBoundaryItems:
+		return fmt.Errorf("%d items, must be 1 to %d", n, maxBoundaryItems)
 	}
 	for i := range n {
-		if _, b, err = decodeBagItem(b, i == 0); err != nil {
+		if _, b, err = decodeMultiproofItem(b, i == 0); err != nil {
 			return fmt.Errorf("item %d: %w", i, err)
 		}
 	}
 	if len(b) > 0 {
-		return fmt.Errorf("%d bytes behind its tree", len(b))
+		return fmt.Errorf("%d extra bytes after its tree", len(b))
 	}
 	return nil
 }

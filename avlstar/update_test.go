@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// TestUpdateHasNewInner: an update has, of all that NewInner yields, what is in its range, and of
-// the changes those that change something.
+// TestUpdateHasNewInner: an update contains the nodes that NewInner yields and that are in its
+// range, and the changes that have an effect.
 func TestUpdateHasNewInner(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for range scaled(30) {
@@ -47,14 +47,14 @@ func TestUpdateHasNewInner(t *testing.T) {
 				require.Equal(t, heights[string(c.Key)], c.Height)
 				delete(heights, string(c.Key))
 			}
-			for key, height := range heights { // of some only the leaf is another
+			for key, height := range heights { // some have only another leaf
 				if _, before, err := base.place([]byte(key)); err == nil && before == height {
 					delete(heights, key)
 				}
 			}
 			require.Len(t, u.Moved, len(heights))
 			for _, m := range u.Moved {
-				key, err := base.keyAt(m.Place, KeyRange{})
+				key, err := base.keyAt(m, KeyRange{}, nil)
 				require.NoError(t, err)
 				require.Equal(t, heights[string(key)], m.Height)
 			}
@@ -102,7 +102,7 @@ func TestPlaces(t *testing.T) {
 			if i > 0 {
 				require.Greater(t, m.order(), last.order())
 			}
-			key, err := v.keyAt(place, KeyRange{})
+			key, err := v.keyAt(MovedNode{Place: place}, KeyRange{}, nil)
 			require.NoError(t, err)
 			require.Equal(t, l.Key, key)
 			if absent := append(bytes.Clone(l.Key), 0); !mustHas(t, v, absent) {
@@ -113,7 +113,7 @@ func TestPlaces(t *testing.T) {
 		}
 		for range 50 {
 			if place := rnd.Uint64() >> rnd.IntN(64); place>>v.Root().Height > 1 {
-				_, err := v.keyAt(place, KeyRange{})
+				_, err := v.keyAt(MovedNode{Place: place}, KeyRange{}, nil)
 				require.ErrorIs(t, err, ErrOtherState, "%b", place)
 			}
 		}
@@ -134,14 +134,14 @@ func TestUpdateOfGrafted(t *testing.T) {
 		}
 		want, err := full.UpdateOf(v, r, block)
 		require.NoError(t, err)
-		receiver := bagReceiver{depth: rnd.IntN(4), rnd: rnd}
+		receiver := multiproofReceiver{depth: rnd.IntN(4), rnd: rnd}
 		p, err := NewPartial(v.Commitment())
 		require.NoError(t, err)
 		receiver.p = p
 		b, err := v.Upper(receiver.depth)
-		receiver.graft(t, mustDecodeBag(t, b, err))
-		b, err = v.Bag(wantsOf(block), Below{})
-		receiver.graft(t, mustDecodeBag(t, b, err))
+		receiver.graft(t, mustDecodeMultiproof(t, b, err))
+		b, err = v.Multiproof(wantsOf(block), Below{})
+		receiver.graft(t, mustDecodeMultiproof(t, b, err))
 		base := receiver.p
 		next, err := base.Apply(block)
 		var missing *MissingNodeError
@@ -156,12 +156,12 @@ func TestUpdateOfGrafted(t *testing.T) {
 			if r.After != nil {
 				wants = append(wants, Want{Key: r.After})
 			}
-			b, err = full.Bag(wants, Below{})
-			receiver.graft(t, mustDecodeBag(t, b, err))
+			b, err = full.Multiproof(wants, Below{})
+			receiver.graft(t, mustDecodeMultiproof(t, b, err))
 		}
 		u, err := receiver.p.UpdateOf(base, r, block)
 		require.NoError(t, err)
-		require.Equal(t, want.Seam, u.Seam)
+		require.Equal(t, want.Boundary, u.Boundary)
 		require.Equal(t, want.Moved, u.Moved)
 		require.Len(t, u.Changes, len(want.Changes))
 		after, err := mustReplica(t, v, r).Replay(r, u)
@@ -170,8 +170,8 @@ func TestUpdateOfGrafted(t *testing.T) {
 	}
 }
 
-// TestUpdateOfOtherVersions: a version that is not what Apply made of the base is refused, instead
-// of an update that lacks something.
+// TestUpdateOfOtherVersions: a version that Apply did not make from the base is refused. Otherwise
+// nodes could be missing in the update.
 func TestUpdateOfOtherVersions(t *testing.T) {
 	v := stateOf(t, 50, 40)
 	p, err := v.Prune(func(Subtree) bool { return false })
@@ -199,7 +199,7 @@ func TestUpdateOfOtherVersions(t *testing.T) {
 	require.ErrorAs(t, err, &missing)
 }
 
-// TestUpdateOfAPartial: a validator that has the ways to the changes and to the edges of a range
+// TestUpdateOfAPartial: a validator that has the paths to the changes and to the edges of a range
 // makes the same updates.
 func TestUpdateOfAPartial(t *testing.T) {
 	v := stateOf(t, 50, 40)
@@ -341,7 +341,7 @@ func updateVectors(t *testing.T) updateFile {
 		return append(append(bytes.Clone(good[:head]), byte(changes)), rest...)
 	}
 	moved := func(nodes int, rest ...byte) []byte { return to(0, append([]byte{byte(nodes)}, rest...)...) }
-	seam := func(rest ...byte) []byte { return moved(0, append([]byte{bagVersion}, rest...)...) }
+	boundary := func(rest ...byte) []byte { return moved(0, append([]byte{multiproofVersion}, rest...)...) }
 	leaf := appendLeafItem(nil, Leaf{Key: []byte("k"), Value: []byte("v")})
 	commitment := bytes.Clone(good)
 	clear(commitment[1+8 : 1+12])
@@ -354,31 +354,31 @@ func updateVectors(t *testing.T) updateFile {
 		{"half a commitment", "it is cut", good[:40]},
 		{"a state without chunks", "only the empty tree has none", commitment},
 		{"no moved nodes", "their number is cut", to(0)},
-		{"no seam", "it is cut", moved(0)},
-		{"more changes than bytes", "there is no room for so many", to(100, 0, bagVersion)},
-		{"a number of changes in two bytes", "not in its shortest form", append(append(bytes.Clone(good[:head]), 0x80, 0, 0), bagVersion)},
-		{"an unknown kind", "kinds are 0 and 1", to(1, 2, 1, 'k', 0, bagVersion)},
-		{"an empty key", "it has 1 to 4096 bytes", to(1, updateDeleted, 0, 0, bagVersion)},
-		{"an empty value", "it has 1 to 1048576 bytes", to(1, updatePut, 1, 1, 'k', 0, 0, bagVersion)},
-		{"keys that do not ascend", "the second is the first again", to(2, updateDeleted, 1, 'k', updateDeleted, 1, 'k', 0, bagVersion)},
-		{"more moved nodes than bytes", "there is no room for so many", moved(100, bagVersion)},
-		{"a number of moved nodes in two bytes", "not in its shortest form", to(0, 0x80, 0, bagVersion)},
-		{"a place in two bytes", "not in its shortest form", moved(1, 0x81, 0, 1, bagVersion)},
+		{"no boundary proof", "it is cut", moved(0)},
+		{"more changes than bytes", "there is no room for so many", to(100, 0, multiproofVersion)},
+		{"a number of changes in two bytes", "not in its shortest form", append(append(bytes.Clone(good[:head]), 0x80, 0, 0), multiproofVersion)},
+		{"an unknown kind", "kinds are 0 and 1", to(1, 2, 1, 'k', 0, multiproofVersion)},
+		{"an empty key", "it has 1 to 4096 bytes", to(1, updateDeleted, 0, 0, multiproofVersion)},
+		{"an empty value", "it has 1 to 1048576 bytes", to(1, updatePut, 1, 1, 'k', 0, 0, multiproofVersion)},
+		{"keys that do not ascend", "the second is the first again", to(2, updateDeleted, 1, 'k', updateDeleted, 1, 'k', 0, multiproofVersion)},
+		{"more moved nodes than bytes", "there is no room for so many", moved(100, multiproofVersion)},
+		{"a number of moved nodes in two bytes", "not in its shortest form", to(0, 0x80, 0, multiproofVersion)},
+		{"a place in two bytes", "not in its shortest form", moved(1, 0x81, 0, 1, multiproofVersion)},
 		{"a place without a height", "it is cut", moved(1, 5)},
-		{"a height of 0", "no inner node has it", moved(1, 1, 0, bagVersion)},
-		{"places that do not ascend", "the root's key is above those on its left", moved(2, 1, 3, 2, 2, bagVersion)},
-		{"a place twice", "keys ascend", moved(2, 5, 3, 5, 3, bagVersion)},
-		{"a seam of version 2", "only version 1 of bags is known", moved(0, 2)},
-		{"a seam of two trees", "a seam has one", seam(append(appendTree(nil, 1, leaf), appendTree(nil, 1, leaf)...)...)},
-		{"a seam of too many items", "two ways have at most 512", seam(0x81, 4)},
-		{"a seam that is cut", "its last item", good[:len(good)-1]},
+		{"a height of 0", "no inner node has it", moved(1, 1, 0, multiproofVersion)},
+		{"places that do not ascend", "the root's key is above those on its left", moved(2, 1, 3, 2, 2, multiproofVersion)},
+		{"a place twice", "keys ascend", moved(2, 5, 3, 5, 3, multiproofVersion)},
+		{"a boundary proof of version 2", "only version 1 of multiproofs is known", moved(0, 2)},
+		{"a boundary proof of two trees", "a boundary proof has one", boundary(append(appendTree(nil, 1, leaf), appendTree(nil, 1, leaf)...)...)},
+		{"a boundary proof of too many items", "two ways have at most 512", boundary(0x81, 4)},
+		{"a boundary proof that is cut", "its last item", good[:len(good)-1]},
 	} {
 		f.Lies = append(f.Lies, updateVector{Name: c.name, Update: c.b, Reason: c.reason})
 	}
 	return f
 }
 
-// TestUpdateVectors checks that testdata/updates.json is what this package makes, and replays it
+// TestUpdateVectors checks that this package makes exactly testdata/updates.json, and replays it
 // from the file alone.
 func TestUpdateVectors(t *testing.T) {
 	f := requireVectors(t, "testdata/updates.json", updateVectors(t))
@@ -410,8 +410,8 @@ func TestUpdateSpecExample(t *testing.T) {
 	require.Equal(t, hex.EncodeToString(example.Update), exampleDigits(t, "../docs/spec/updates.md"))
 }
 
-// FuzzDecodeUpdate: what is decoded has one encoding and, replayed, leads to what it names or to an
-// error. The seeds are the vectors.
+// FuzzDecodeUpdate: a decoded update has one encoding. Replayed, it leads to the state that it
+// names or to an error. The seeds are the vectors.
 func FuzzDecodeUpdate(f *testing.F) {
 	b, err := os.ReadFile("testdata/updates.json")
 	require.NoError(f, err)

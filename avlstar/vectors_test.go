@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The vectors in testdata/vectors were made by another, independent implementation. The README.md
-// there explains the fields.
+// An independent implementation made the vectors in testdata/vectors. The README.md there explains
+// the fields.
 
 // hexBytes is a byte string in lower-case hexadecimal.
 type hexBytes []byte
@@ -109,7 +109,7 @@ func (b vectorBlock) changes(t testing.TB) []Change {
 	return changes
 }
 
-// eachVector calls fn with every version of every vector file, the genesis' first.
+// eachVector calls fn with every version of every vector file, beginning with genesis.
 func eachVector(t *testing.T, fn func(t *testing.T, v *Version, want vectorBlock)) {
 	for _, f := range loadVectors(t, "starling-vectors-1") {
 		t.Run(f.Name, func(t *testing.T) {

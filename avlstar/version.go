@@ -19,30 +19,30 @@ import (
 // be modified, and are valid until the version is released or unreachable.
 //
 // Part of a version may have left memory (Paging). A method that needs a page that cannot be read
-// returns a *PageError; no method takes a key for absent that it could not look for. An iterator
-// yields the error last, with a zero value.
+// returns a *PageError, and never reports the key as absent. An iterator yields the error last,
+// with a zero value.
 type Version struct {
 	view
 	tree    *tree
-	index   *index  // nil: none
-	records Records // nil: none; set before others have the version, see ByKey
+	index   *index  // nil if there is none
+	records Records // nil if there is none; set before the version is shared, see ByKey
 	refs    atomic.Int64
 	held    atomic.Uint64 // bytes, see HeldBytes; written under tree.mu
 
-	root       ref  // 0: the empty tree, or a stub of a partial one
+	root       ref  // 0: the tree is empty, or the root of a partial tree is a stub
 	top        Stub // height, bytes and hash of the root
 	chunkBytes uint64
 	epoch      uint32
 	parent     uint32 // epoch of the version from which this one was made
 	from       uint32 // epoch of the version to which the last block was applied
-	grown      bool   // grafts brought more of the state since then
-	shed       bool   // Shed took some of it since then
-	upper      uint64 // inner nodes above the chunks, of which there is one more
+	grown      bool   // whether grafts added nodes since then
+	shed       bool   // whether Shed removed nodes since then
+	upper      uint64 // number of inner nodes above the chunks; there is one more chunk than these
 	leaves     uint64
-	partial    bool // there may be stubs
-	aside      bool // Before made it
-	uncounted  bool // leaves is unknown
-	// full is a range in which it has no stub; nil: unknown. It does not change.
+	partial    bool // whether there may be stubs
+	uncounted  bool // whether leaves is unknown
+	// full is a range in which the version has no stub other than pages; nil if none is known. If
+	// it is set in a tree with Paging, stubs outside of it are not pages. It does not change.
 	full *KeyRange
 
 	hashedInner, hashedLeaves uint64
@@ -65,7 +65,7 @@ func Empty(chunkBytes uint64) (*Version, error) {
 }
 
 // find returns the leaf with the greatest key that is not above key, or the least leaf if there is
-// none; 0 if the tree is empty or a stub is on the way.
+// none. It returns 0 if the tree is empty or a stub is on the path.
 func (v *Version) find(key []byte) ref {
 	v.inUse()
 	prefix, n := prefixOf(key), v.root
@@ -80,9 +80,9 @@ func (v *Version) find(key []byte) ref {
 	return n
 }
 
-// findEqual returns the leaf with this key, 0 if there is none or a stub is on the way. It first
-// compares prefixes only, which seldom fails: so it reads only the links of inner nodes, and its
-// loop has no branch to predict.
+// findEqual returns the leaf with this key, or 0 if there is none or a stub is on the path. It
+// first compares only prefixes, which are almost always enough. So it reads only the links of inner
+// nodes, and its loop has no branch to predict.
 func (v *Version) findEqual(key []byte) ref {
 	v.inUse()
 	prefix, n := prefixOf(key), v.root
@@ -92,7 +92,7 @@ func (v *Version) findEqual(key []byte) ref {
 		n = l.child[(1-below)%2]
 	}
 	if n != 0 {
-		prefetchRecord(&v.record(n)[0]) // both its lines at once
+		prefetchRecord(&v.record(n)[0]) // both cache lines at once
 	}
 	if n == 0 && !v.partial || n != 0 && bytes.Equal(v.key(n), key) {
 		return n
@@ -103,7 +103,7 @@ func (v *Version) findEqual(key []byte) ref {
 	return n
 }
 
-// leafOf is findEqual, by the index if there is one.
+// leafOf does what findEqual does, with the index if there is one.
 func (v *Version) leafOf(key []byte) ref {
 	if v.index == nil {
 		return v.findEqual(key)
@@ -118,11 +118,12 @@ func (v *Version) Get(key []byte) (value []byte, ok bool, err error) {
 	return bytes.Clone(value), ok, err
 }
 
-// View returns the value of key as it lies in the tree's memory: it must not be modified, and is
-// valid until v is released. ok is false if key is absent.
+// View returns the value of key in the tree's memory: it must not be modified, and is valid until v
+// is released. ok is false if key is absent.
 func (v *Version) View(key []byte) (value []byte, ok bool, err error) { return v.viewBy(key, nil) }
 
-// viewBy is View; a value that has left memory is looked for in records first, unless they are nil.
+// viewBy does what View does. A value that has left memory is first looked for in records, unless
+// records is nil.
 func (v *Version) viewBy(key []byte, records Records) (value []byte, ok bool, err error) {
 	n := v.leafOf(key)
 	if n == 0 {
@@ -133,7 +134,7 @@ func (v *Version) viewBy(key []byte, records Records) (value []byte, ok bool, er
 	return value[:len(value):len(value)], true, nil
 }
 
-// viewPage is viewBy for a key that has no leaf in memory.
+// viewPage does what viewBy does for a key without a leaf in memory.
 func (v *Version) viewPage(key []byte, records Records) (value []byte, ok bool, err error) {
 	defer runtime.KeepAlive(v)
 	if !v.partial { // another goroutine may be enabling paging
@@ -143,7 +144,7 @@ func (v *Version) viewPage(key []byte, records Records) (value []byte, ok bool, 
 	if n != 0 || s.Stub == emptyStub {
 		return nil, false, nil
 	}
-	if records != nil {
+	if records != nil && v.isAway(s) {
 		switch value, ok, err = records.Record(s, key); {
 		case err != nil:
 			return nil, false, pageError(s, err)
@@ -173,7 +174,7 @@ func (v *Version) Floor(key []byte) (k, value []byte, ok bool, err error) {
 	return bytes.Clone(k), bytes.Clone(value), ok, err
 }
 
-// Ascend yields the keys in [start, end) and their values in key order; nil is open.
+// Ascend yields the keys in [start, end) and their values in key order; a nil bound is open.
 func (v *Version) Ascend(start, end []byte) iter.Seq2[KV, error] {
 	return func(yield func(KV, error) bool) {
 		v.inUse()
@@ -220,8 +221,8 @@ func (v *Version) ascendChild(n ref, side int, start, end []byte, yield func(KV,
 	return p.leaves(start, end, 0, func(l Leaf) bool { return yield(KV{l.Key, l.Value}, nil) })
 }
 
-// Leaves yields all leaves in key order. Each has the height of the inner node with the same key,
-// the first has 0.
+// Leaves yields all leaves in key order. Each has the height of the inner node with the same key;
+// the first has height 0.
 func (v *Version) Leaves() iter.Seq2[Leaf, error] {
 	return func(yield func(Leaf, error) bool) {
 		v.inUse()
@@ -264,8 +265,8 @@ func (v *Version) leavesOf(n ref, height, h uint8, yield func(Leaf, error) bool)
 	return true
 }
 
-// RangeBytes returns the total length of the leaf records of the keys in [start, end); nil is open.
-// It takes O(log n).
+// RangeBytes returns the total length of the leaf records of the keys in [start, end); a nil bound
+// is open. It takes O(log n) time.
 func (v *Version) RangeBytes(start, end []byte) (uint64, error) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
@@ -314,11 +315,11 @@ func (v *Version) bytesBelow(key []byte) (sum uint64, err error) {
 	return sum + p.bytesBelow(key), nil
 }
 
-// NewInner yields, in key order, key and height of every inner node that base lacks, or has with
-// another height or another leaf of that key: what must be written to disk with the changed leaves.
-// So it has the height of every leaf that was put, but of the first in the tree. base is the
-// version that v was applied to, and may have been released; for nil, or an older version, it
-// yields what changed and perhaps more. New nodes are in memory, so no page is read.
+// NewInner yields, in key order, the key and height of every inner node that is not in base, or
+// whose height or leaf changed since base. These must be written to disk with the changed leaves.
+// So NewInner yields the height of every leaf that was put, except the first in the tree. base is
+// the version to which the changes were applied, and may have been released. If base is nil or an
+// older version, further nodes may be yielded. New nodes are in memory, so no page is read.
 func (v *Version) NewInner(base *Version) iter.Seq2[[]byte, uint8] {
 	return func(yield func([]byte, uint8) bool) {
 		v.inUse()
@@ -326,14 +327,14 @@ func (v *Version) NewInner(base *Version) iter.Seq2[[]byte, uint8] {
 		if base == nil {
 			v.newInner(v.root, 0, true, false, yield)
 		} else if base.epoch != v.epoch {
-			// A node that was copied twice records only whether it moved the second time.
+			// A node that was copied twice records only whether the second copy moved.
 			v.newInner(v.root, base.epoch, false, v.parent == base.epoch, yield)
 		}
 	}
 }
 
-// newInner yields the inner nodes below n that were made after epoch; with movedOnly, only those
-// that moved.
+// newInner yields the inner nodes below n that were made after epoch, or all if all is set. If
+// movedOnly is set, it yields only those that moved.
 func (w *view) newInner(n ref, epoch uint32, all, movedOnly bool, yield func([]byte, uint8) bool) bool {
 	if !n.isInner() {
 		return true
@@ -361,15 +362,15 @@ func (v *Version) NumChunks() uint32 {
 	return uint32(v.upper + 1)
 }
 
-// Hashed returns how many inner nodes and leaves were hashed to make v: those that the previous
-// version lacks.
+// Hashed returns the number of inner nodes and leaves that were hashed to make v. These nodes are
+// not in the previous version.
 func (v *Version) Hashed() (inner, leaves uint64) { return v.hashedInner, v.hashedLeaves }
 
-// Root returns the commitment of the whole tree; that of the empty tree has height 0, no bytes and
+// Root returns the commitment of the whole tree. For the empty tree it has height 0, no bytes and
 // the hash SHA256("").
 func (v *Version) Root() Stub { return v.top }
 
-// Commitment returns what the AppHash commits to.
+// Commitment returns the values that the AppHash commits to.
 func (v *Version) Commitment() Commitment {
 	return Commitment{ChunkBytes: v.chunkBytes, Chunks: v.NumChunks(), Root: v.Root()}
 }

@@ -15,9 +15,9 @@ import (
 func TestEmpty(t *testing.T) {
 	for _, chunkBytes := range []uint64{0, MaxChunkBytes + 1} {
 		_, err := Empty(chunkBytes)
-		require.ErrorContains(t, err, "it is 1 to 15000000")
+		require.ErrorContains(t, err, "must be 1 to 15000000")
 		_, err = FromLeaves(chunkBytes, func(func(Leaf, error) bool) {})
-		require.ErrorContains(t, err, "it is 1 to 15000000")
+		require.ErrorContains(t, err, "must be 1 to 15000000")
 		_, err = Assemble(&Manifest{ChunkBytes: chunkBytes}, nil)
 		require.ErrorIs(t, err, ErrInvalidManifest)
 	}
@@ -144,7 +144,7 @@ func TestApplyTooOften(t *testing.T) {
 	v.epoch = freed - 2
 	v = mustApply(t, v, Change{[]byte("a"), []byte("1")})
 	_, err = v.Apply([]Change{{[]byte("a"), []byte("2")}})
-	// Otherwise the number would wrap around, and published nodes be changed in place.
+	// Otherwise the number would wrap around, and published nodes would be changed in place.
 	require.ErrorIs(t, err, ErrTooLarge)
 	_, err = new(tree).publish(&Version{upper: math.MaxUint32})
 	require.ErrorIs(t, err, ErrTooLarge)

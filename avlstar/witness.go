@@ -7,20 +7,20 @@ import (
 	"runtime"
 )
 
-// A program that executes on a tree of which it lacks nodes reads and applies as on a full one, and
-// fetches what its reads report as missing:
+// A program that executes on a tree with missing nodes reads and applies as on a full one, and
+// fetches the nodes that its reads report as missing:
 //
 //	Version ── View, Floor, Ascend, RangeBytes, Apply ──► *MissingNodeError
-//	   │  Lacks(wants) ──► what to ask for ──► Bag of who has it ──► Graft ──► Version
+//	   │  wants of missing nodes ──► Multiproof by a full node ──► Graft ──► Version
 //	   └─ Partial ── Shed ──► Version
 //
-// Methods without an error result: Root, Commitment, AppHash, NumChunks and Hashed are right on
-// such a tree; NewInner yields what Apply made, and nodes that were grafted since base; Warm and
-// ReadAhead stop at stubs; Len is to be replaced by Count; Manifest panics where an upper node is
-// missing, see TryManifest.
+// The following methods have no error result. Root, Commitment, AppHash, NumChunks and Hashed are
+// correct on such a tree. NewInner yields the nodes that Apply made, and nodes that were grafted
+// since base. Warm and ReadAhead stop at stubs. Use Count instead of Len, and TryManifest instead
+// of Manifest, which panics if an upper node is missing.
 
-// Version returns the version that p is, without another reference: whoever releases one of both
-// has released the other.
+// Version returns the version of p without another reference: releasing either of them releases
+// both.
 func (p *Partial) Version() *Version { return p.v }
 
 // Partial is the inverse of Partial.Version. ok is false for a version that has all its leaves, or
@@ -32,20 +32,22 @@ func (v *Version) Partial() (p *Partial, ok bool) {
 	return &Partial{v}, true
 }
 
-// lacking reports whether there may be stubs whose content cannot be read.
-func (v *Version) lacking() bool { return v.partial && v.tree.paging == nil }
+// Whether there may be stubs whose content cannot be read.
+func (v *Version) lacking() bool { return v.partial && (v.tree.paging == nil || v.full != nil) }
 
-// Count returns the number of leaves. ok is false where that is unknown, since nothing commits to
-// it (NewPartial): then Len is no number of leaves.
+// Count returns the number of leaves. ok is false if it is unknown because nothing commits to it
+// (NewPartial); the result of Len is then wrong too.
 func (v *Version) Count() (n uint64, ok bool) { return v.leaves, !v.uncounted }
 
-// Lacks returns what to ask for so that all that wants name can be read, and be deleted where they
-// say so: wants, and the stubs of v that they lead to, for Below.Held of whoever makes the bag.
-// Both are empty where v has all of it. Keys of the result may be those of wants.
+// This method returns the wants to request so that everything that wants names can be read, and
+// deleted where a want says so. held contains the stubs of v that these wants lead to, for
+// Below.Held of the request. Both are empty if nothing is missing in v. The keys of the result may
+// be those of wants.
 //
-// A want for a next key takes bags more than others where the way to its Key is missing too. What
-// several deletions below one node need beyond what each needs alone is found by Apply only.
-func (v *Version) Lacks(wants []Want) (lacking []Want, held map[Hash]Span) {
+// A want for a next key may need more multiproofs than others if the path to its Key is missing
+// too. Several deletions below one node may need more nodes than each needs alone; only Apply finds
+// these.
+func (v *Version) Missing(wants []Want) (lacking []Want, held map[Hash]Span) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
 	if !v.lacking() || v.top == emptyStub {
@@ -59,6 +61,9 @@ func (v *Version) Lacks(wants []Want) (lacking []Want, held map[Hash]Span) {
 			for s := range v.Stubs(w.Key) {
 				if w.After != nil && s.First != nil && bytes.Compare(s.First, w.After) >= 0 {
 					break
+				}
+				if v.isAway(s) {
+					continue
 				}
 				l.add(s)
 				if len(l.wants) == before {
@@ -80,7 +85,8 @@ type shortfall struct {
 	held  map[Hash]Span
 }
 
-// add notes a stub: each time with the same span at least, beside which there may be keys.
+// add records a stub, with at least its own span, extended by keys whose wants lead to it from
+// outside of that span.
 func (l *shortfall) add(s Subtree, beside ...[]byte) {
 	if l.held == nil {
 		l.held = make(map[Hash]Span)
@@ -97,7 +103,8 @@ func (l *shortfall) add(s Subtree, beside ...[]byte) {
 	}
 }
 
-// way looks at the way to a key and, if that is to be deleted, beside it as packing.open does.
+// way checks the path to a key. If the key is to be deleted, it also checks the siblings on the
+// path, as packing.open does.
 func (l *shortfall) way(w Want) {
 	v := l.v
 	prefix, n, s := prefixOf(w.Key), v.root, Subtree{Stub: v.top}
@@ -114,14 +121,14 @@ func (l *shortfall) way(w Want) {
 		}
 		n, s = at.child[side], sides[side]
 	}
-	if n == 0 {
+	if n == 0 && !v.isAway(s) {
 		l.add(s)
 		l.wants = append(l.wants, w)
 	}
 }
 
-// beside looks at the higher sibling s of the way to key, which is n, the child of its parent on
-// one side.
+// For a deletion of key, this method checks the higher sibling s of the path to key. n is the root
+// of s, and side is the side of s in its parent.
 func (l *shortfall) beside(s Subtree, n ref, side int, key []byte) {
 	if n != 0 {
 		inner := [2]Subtree{}
@@ -131,11 +138,14 @@ func (l *shortfall) beside(s Subtree, n ref, side int, key []byte) {
 		}
 		s = inner[1-side]
 	}
+	if l.v.isAway(s) {
+		return
+	}
 	l.add(s, key)
 	l.wants = append(l.wants, Want{Key: bytes.Clone(s.First)}) // leads into it
 }
 
-// next looks for the least key above that of w.
+// next searches for the least key above that of w.
 func (l *shortfall) next(w Want) {
 	var missing *MissingNodeError
 	if _, _, err := l.v.above(w.Key); errors.As(err, &missing) {
@@ -144,7 +154,8 @@ func (l *shortfall) next(w Want) {
 	}
 }
 
-// TryManifest is Manifest, with a *MissingNodeError where a node above the chunks is missing.
+// TryManifest does what Manifest does, but returns a *MissingNodeError if a node above the chunks
+// is missing.
 func (v *Version) TryManifest() (*Manifest, error) {
 	if err := v.upperTree(); err != nil {
 		return nil, fmt.Errorf("avlstar: manifest: %w", err)
@@ -152,8 +163,8 @@ func (v *Version) TryManifest() (*Manifest, error) {
 	return v.man, nil
 }
 
-// ChunkKeys returns copies of the first keys of the chunks from the second on: an upper node of v
-// has each. The error is a *MissingNodeError where an upper node is a stub.
+// ChunkKeys returns copies of the first keys of all chunks except the first; each is the key of an
+// upper node of v. The error is a *MissingNodeError if an upper node is a stub.
 func (v *Version) ChunkKeys() (keys [][]byte, err error) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
@@ -191,8 +202,8 @@ func (v *Version) missingStub(stub Stub) error {
 	return e
 }
 
-// ViewFloor is Floor without copies: k and value are as those of View. If below is set, k is the
-// greatest key that is less than key.
+// ViewFloor does what Floor does without copies: k and value are valid as the result of View is. If
+// below is set, k is the greatest key that is less than key.
 func (v *Version) ViewFloor(key []byte, below bool) (k, value []byte, ok bool, err error) {
 	defer runtime.KeepAlive(v)
 	var n ref
@@ -212,7 +223,7 @@ func (v *Version) ViewFloor(key []byte, below bool) (k, value []byte, ok bool, e
 			return nil, nil, false, err
 		}
 	}
-	// It may be the least leaf: then no inner node on the way has a key up to key.
+	// The leaf may be the least leaf; then no key up to key exists.
 	if c := bytes.Compare(k, key); c > 0 || c == 0 && below {
 		return nil, nil, false, nil
 	}
@@ -220,7 +231,7 @@ func (v *Version) ViewFloor(key []byte, below bool) (k, value []byte, ok bool, e
 }
 
 // findBelow returns the leaf with the greatest key that is less than key, or the least leaf if
-// there is none; 0 if the tree is empty or a stub is on the way.
+// there is none. It returns 0 if the tree is empty or a stub is on the path.
 func (v *Version) findBelow(key []byte) ref {
 	v.inUse()
 	prefix, n := prefixOf(key), v.root
@@ -235,15 +246,16 @@ func (v *Version) findBelow(key []byte) ref {
 	return n
 }
 
-// pageFloor is ViewFloor in the page on the way; ok is false on an error, and in the empty tree.
+// pageFloor does what ViewFloor does in the page on the path; ok is false on an error, and in the
+// empty tree.
 func (v *Version) pageFloor(key []byte, below bool) (k, value []byte, ok bool, err error) {
 	s, n := v.locate(key, below)
 	if n != 0 || s.Stub == emptyStub {
 		return nil, nil, false, nil
 	}
 	into := key
-	// Unless an inner node has the key, the way to it is also that to the leaf before it. Who
-	// fetches what is missing names the key, and that just below has 4 KiB.
+	// Unless an inner node has the key, the path to the key also leads to the leaf before it. A
+	// caller that fetches missing nodes sends this key, and the key just below it would have 4 KiB.
 	if below && s.After != nil && bytes.Compare(key, s.After) >= 0 {
 		into = justBelow(key)
 	}
@@ -258,8 +270,8 @@ func (v *Version) pageFloor(key []byte, below bool) (k, value []byte, ok bool, e
 	return l.Key, l.Value, true, nil
 }
 
-// justBelow returns the greatest possible key below key, nil if there is none: the way to it leads
-// to the greatest key of the tree that is less than key.
+// justBelow returns the greatest possible key below key, or nil if there is none. The path to it
+// leads to the greatest key of the tree that is less than key.
 func justBelow(key []byte) []byte {
 	last := len(key) - 1
 	if last < 0 || last == 0 && key[0] == 0 {

@@ -12,26 +12,26 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// fetchLacking grafts into p what Lacks says until wants are there, from full. It returns how often
-// it asked.
+// This helper fetches the missing nodes of wants from full and grafts them into p, until nothing is
+// missing. It returns how often it asked.
 func fetchLacking(t require.TestingT, full *Version, p *Partial, wants []Want) (after *Partial, rounds int) {
 	for ; ; rounds++ {
-		lacking, held := p.Version().Lacks(wants)
+		lacking, held := p.Version().Missing(wants)
 		require.Equal(t, len(lacking) > 0, len(held) > 0)
 		if len(held) == 0 {
 			return p, rounds
 		}
-		b, err := full.Bag(lacking, Below{Depth: math.MaxInt, Held: held})
-		next, done, err := p.Graft(mustDecodeBag(t, b, err))
+		b, err := full.Multiproof(lacking, Below{Depth: math.MaxInt, Held: held})
+		next, done, err := p.Graft(mustDecodeMultiproof(t, b, err))
 		require.NoError(t, err)
-		require.Positive(t, done.Inner+done.Leaves, "what it lacks is not what it asks for: %v", lacking)
+		require.Positive(t, done.Inner+done.Leaves, "the missing nodes are not those that it requests: %v", lacking)
 		p.Release()
 		p = next
 	}
 }
 
-// TestLacks: what Lacks asks for is what reads and single deletions need, and they need nothing
-// more once it asks no further.
+// TestLacks: the wants of missing nodes are those that reads and single deletions need, and nothing
+// more is needed once there are none.
 func TestLacks(t *testing.T) {
 	rnd := seeds.Rand(t)
 	most := 0
@@ -54,7 +54,7 @@ func TestLacks(t *testing.T) {
 				if err := do(p.Version()); err != nil {
 					var missing *MissingNodeError
 					require.ErrorAs(t, err, &missing)
-					lacking, held := p.Version().Lacks([]Want{want})
+					lacking, held := p.Version().Missing([]Want{want})
 					require.NotEmpty(t, lacking)
 					require.Contains(t, held, missing.Node.Hash)
 				}
@@ -99,13 +99,13 @@ func TestLacks(t *testing.T) {
 	}
 	require.LessOrEqual(t, most, 3)
 	v := stateOf(t, 50, 20)
-	lacking, held := v.Lacks([]Want{{Key: []byte("k04")}, {Range: true}})
+	lacking, held := v.Missing([]Want{{Key: []byte("k04")}, {Range: true}})
 	require.Empty(t, lacking)
 	require.Empty(t, held)
 }
 
-// TestMissingKeyLeadsThere: the key of a read's error leads to the stub that it names, so that the
-// way to it opens that.
+// TestMissingKeyLeadsThere: the key in a read's error leads to the stub that the error names, so
+// that the path to the key opens that stub.
 func TestMissingKeyLeadsThere(t *testing.T) {
 	rnd := seeds.Rand(t)
 	met := 0
@@ -139,7 +139,7 @@ func TestMissingKeyLeadsThere(t *testing.T) {
 				check(err)
 				var missing *MissingNodeError
 				if errors.As(err, &missing) && !mustHas(t, full, key) {
-					require.Equal(t, key, missing.Key) // none of 4 KiB
+					require.Equal(t, key, missing.Key) // not a key of 4 KiB
 				}
 			}
 			for _, err := range v.Ascend(key, end) {
@@ -154,7 +154,7 @@ func TestMissingKeyLeadsThere(t *testing.T) {
 	require.NotZero(t, met)
 }
 
-// TestViewFloor compares it with a look at all keys.
+// TestViewFloor compares ViewFloor with a linear search.
 func TestViewFloor(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for _, n := range []int{0, 1, 2, 40, 500} {
@@ -179,7 +179,7 @@ func TestViewFloor(t *testing.T) {
 	}
 }
 
-// TestPartialAsVersion: what has no error result is right on a partial tree, or safe.
+// TestPartialAsVersion: methods without an error result are correct on a partial tree, or safe.
 func TestPartialAsVersion(t *testing.T) {
 	full := stateOf(t, 50, 40)
 	_, ok := full.Partial()
@@ -221,7 +221,7 @@ func TestPartialAsVersion(t *testing.T) {
 	requireMissing(err)
 	require.Panics(t, func() { v.Manifest() })
 
-	// One chunk, of which only the root's hash is there.
+	// One chunk, of which only the root's hash is present.
 	small := stateOf(t, 1<<20, 40)
 	if p, err = NewPartial(small.Commitment()); err != nil {
 		t.Fatal(err)
@@ -244,8 +244,8 @@ func TestJustBelow(t *testing.T) {
 	require.Equal(t, append(bytes.Repeat([]byte{7}, MaxKeyBytes-1), 6), justBelow(longest))
 }
 
-// The first keys of chunks are those that the manifest has the hashes of, also where chunks are
-// stubs; a missing upper node is named.
+// ChunkKeys returns the first keys whose hashes are in the manifest, even where chunks are stubs; a
+// missing upper node is reported.
 func TestChunkKeys(t *testing.T) {
 	v := stateOf(t, 50, 60)
 	m := v.Manifest()

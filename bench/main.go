@@ -1,41 +1,47 @@
-// Command starling-bench measures Starling side by side with its peers.
+// Command starling-bench measures Starling and comparable systems on the same workloads.
 //
 //	starling-bench
-//	├── tree       the tree alone, against memiavl and IAVL v1               treebench
-//	├── storage    the storage zones, against one mixed Pebble and goleveldb storagebench
-//	├── sync       a new node's state, against the SDK's store and memiavl   syncbench
-//	├── cosmos     an SDK node's home by verified chunks, against its snapshots syncbench
-//	│              operations of IAVL's, memiavl's and our store under the SDK opsbench
-//	├── byzantine  a join from many peers, of which some lie                 syncbench
-//	├── hiccup     the commits of a validator while nodes join from it       syncbench
-//	├── siege      a join and a validator among attackers of each kind        syncbench
-//	├── relay      a large block's way to the validators, by p2p and past it  relaybench
-//	├── dsm        a state sharded over storage nodes, against local mode      dsmbench
-//	├── e2e        a network of validators, against CometBFT's kvstore       e2ebench
-//	├── joiners    the blocks of a network while many nodes join at once     e2ebench
-//	├── join       the blocks of a chain, over the transport and by block sync  joinbench
-//	├── client     the operations of a client, against etcd                   clientbench
-//	├── watch      the blocks of a node while a thousand clients watch        clientbench
-//	├── tables     the table writer of a restore, against Pebble's           tablebench
-//	├── transport  answers by plain sockets, TLS and RDMA                    transportbench
-//	├── frames     the frames of transport/tcp, against yamux and QUIC       framebench
-//	└── compare    the CPU time of two programs, two checkouts of this one   comparebench
+//	├── tree                                  treebench       the tree alone, against memiavl and IAVL v1
+//	├── storage                               storagebench    the stores on disk, against a mixed Pebble and goleveldb
+//	├── sync, byzantine, hiccup, siege        syncbench       joins, against the SDK and memiavl; Byzantine peers
+//	├── cosmos                                syncbench       joins of SDK nodes by verified chunks; stores below the SDK
+//	├── e2e, joiners                          e2ebench        a network of validators, against CometBFT's kvstore
+//	├── client, watch                         clientbench     clients, against etcd
+//	├── dsm                                   dsmbench        a state sharded over storage nodes, against full-state nodes
+//	├── join                                  joinbench       fetching a chain's blocks, by transport and by block sync
+//	├── relay                                 relaybench      the propagation of large blocks to validators
+//	└── transport                             transportbench  responses over sockets, TLS and RDMA
 //
-// It is a module of its own, so that the peers' dependencies never reach the node's. Run it with
-// "cd bench && go run . tree".
+// The package harness has the shared code, workload the keys and values, network the nodes, guest
+// the VM with RDMA. The other systems run as child processes: this program itself (contestant), or
+// the programs etcdstore and sdk, which is a module of its own.
+//
+// This is a module of its own, so that the other systems' dependencies never become the node's. Run
+// it with "cd bench && go run . tree".
 package main
 
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/starling-kv/starling/bench/clientbench"
+	"github.com/starling-kv/starling/bench/dsmbench"
+	"github.com/starling-kv/starling/bench/e2ebench"
+	"github.com/starling-kv/starling/bench/joinbench"
+	"github.com/starling-kv/starling/bench/relaybench"
+	"github.com/starling-kv/starling/bench/storagebench"
+	"github.com/starling-kv/starling/bench/syncbench"
+	"github.com/starling-kv/starling/bench/transportbench"
+	"github.com/starling-kv/starling/bench/treebench"
 )
 
-// usage is shorter than cobra's, and ends in commands that can be run as they are.
+// usage is shorter than cobra's, and ends with commands that run as printed.
 const usage = `Usage:
   {{if .HasAvailableSubCommands}}{{.CommandPath}} COMMAND{{else}}{{.UseLine}}{{end}}
 {{- if .HasAvailableSubCommands}}
@@ -49,30 +55,65 @@ Flags:
 {{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}
 {{- end}}
 
-Examples (in the folder bench):
+Example (in the folder bench):
 {{.Example}}
 `
+
+// children maps the argument after harness.ChildCommand to the function that the child process
+// runs.
+var children = map[string]func(in io.Reader, out io.Writer) error{
+	dsmbench.ChildName: dsmbench.Serve, storagebench.ChildName: storagebench.Serve, syncbench.ChildName: syncbench.Serve,
+	transportbench.ChildName: transportbench.Serve, treebench.ChildName: treebench.Serve,
+}
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "starling-bench",
-		Short:         "Measures Starling side by side with its peers",
-		Long:          "Measures Starling side by side with its peers, on the same seeded workload in one run.",
+		Short:         "Measures Starling and comparable systems",
+		Long:          "Measures Starling and comparable systems on the same seeded workload, in one run.",
 		Example:       "  go run . tree --keys 100000 --versions 200 --against memiavl",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newRelay())
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
-	root.AddCommand(newTree(), newTreeContestant(), newStorage(), newStorageContestant(), newSync(), newCosmos(), newOps(), newByzantine(), newHiccup(), newSiege(), newSyncContestant(), newE2E(), newJoiners(), newJoin(), newDSM(), newDSMContestant(),
-		newClient(), newWatch(), newTables(), newFrames(), newTransport(), newTransportSide(), newCompare())
+	root.AddCommand(newChild(),
+		benchmark("tree", "Measures load, commits, gets, proofs and memory of the tree, against memiavl and IAVL v1",
+			"tree --keys 100000 --versions 200 --iavl-versions 20", treebench.Run),
+		benchmark("storage", "Measures replays of a chain and reads, with Starling's stores and with databases of IAVL nodes",
+			"storage --quick --only write,reads", storagebench.Run),
+		benchmark("sync", "Measures how long a new node takes to get its state, against the SDK's snapshots and memiavl",
+			"sync --keys 100000 --against memiavl", syncbench.Run),
+		benchmark("byzantine", "Measures joins from many peers, some of which send invalid chunks",
+			"byzantine --keys 100000 --peers 20 --lying 0,6,19", syncbench.RunByzantine),
+		benchmark("hiccup", "Measures a validator's commits while nodes join from it, against the SDK's store",
+			"hiccup --keys 100000 --blocks 100 --sdk-blocks 30", syncbench.RunHiccup),
+		benchmark("siege", "Measures a join and a validator under each kind of attack",
+			"siege --keys 100000 --repeat 1 --blocks 30", syncbench.RunSiege),
+		benchmark("cosmos", "Measures joins of an SDK node by verified chunks, against the SDK's snapshots, and stores below the SDK",
+			"cosmos --keys 100000 --engines goleveldb", syncbench.RunCosmos),
+		benchmark("e2e", "Measures the throughput and latency of a network, against CometBFT's kvstore",
+			"e2e --rounds 1 --seconds 5", e2ebench.Run),
+		benchmark("joiners", "Measures a network's block times while many nodes join it at the same time",
+			"joiners --joiners 4 --keys 2000", e2ebench.RunJoiners),
+		benchmark("client", "Measures client operations on a network, against etcd",
+			"client --rounds 1 --seconds 2", clientbench.Run),
+		benchmark("watch", "Measures what watchers cost a node, and how fast a watcher catches up",
+			"watch --rounds 1 --seconds 5 --watchers 100 --heights 100", clientbench.RunWatch),
+		benchmark("dsm", "Measures a state sharded over storage nodes, against full-state nodes",
+			"dsm --quick", dsmbench.Run),
+		benchmark("join", "Measures how fast a new node fetches a chain's blocks: over the transport (TCP, RDMA) and by block sync",
+			"join --blocks 40", joinbench.Run),
+		benchmark("relay", "Measures the propagation of large blocks to validators: over p2p, and by transport.relay (TCP, RDMA)",
+			"relay --rounds 1 --blocks 2", relaybench.Run),
+		benchmark("transport", "Measures rates and CPU time of responses over plain sockets, TLS and RDMA",
+			"transport --sizes 64KiB,1MiB --peers 1,4 --rounds 1", transportbench.Run))
 	return root
 }
 
 func main() {
-	// After the first signal the default handling is back: a second Ctrl-C ends the program at once
-	// (and, on Linux, its children with it).
+	// After the first signal, the default handling is restored: a second Ctrl-C ends the program at
+	// once (and, on Linux, its children).
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	err := newRoot().ExecuteContext(ctx)

@@ -9,33 +9,32 @@ import (
 	"sync"
 	"time"
 
-	"github.com/starling-kv/starling/hedge"
+	"github.com/starling-kv/starling/internal/hedge"
 )
 
 const (
-	// hedgeAfter is how long a question waits for one node before another is asked beside it.
+	// hedgeAfter is how long a call waits for one node before another is asked as well.
 	hedgeAfter = 200 * time.Millisecond
-	// answerGrace is how long a question waits for silent nodes once another has answered, but not
-	// as wished: it has pruned the height, for example. For nodes that were silent before it waits
-	// for hedgeAfter.
+	// answerGrace is how long a call waits for silent nodes once another node has answered
+	// unsuccessfully, for example because it has pruned the height. If the remaining nodes were
+	// slow before, the wait is only hedgeAfter.
 	answerGrace = 2 * time.Second
 )
 
 // question is a call that any node can answer.
 type question[A any] struct {
 	what string // names the call in errors
-	// call asks one node. An error that shows that the node lives must be one of those of heard.
+	// call asks one node. If the node is alive, the error must be one that heard recognizes.
 	call  func(ctx context.Context, e *endpoint) (A, error)
-	short bool             // the duration of the call shows how far away the node is
+	short bool             // the duration of the call measures the distance of the node
 	first *endpoint        // asked first if it is prompt; optional
 	avoid []*endpoint      // not asked
 	also  []*endpoint      // asked after all others
-	final func(error) bool // every node would refuse that for the same reason; optional
+	final func(error) bool // whether every node would refuse for the same reason; optional
 }
 
-// ask puts a question to the best node, and to the next one after hedgeAfter or as soon as one
-// fails. It returns the first answer and whose it is. The error is that of a node if it is final,
-// otherwise a *CallError.
+// ask asks the best node, and the next one after hedgeAfter or as soon as a node fails. It returns
+// the first answer and its node. The error is a node's if it is final, otherwise a *CallError.
 func ask[A any](ctx context.Context, p *pool, q question[A]) (answer A, from *endpoint, err error) {
 	p.refresh(ctx)
 	candidates := append(p.order(q.first, q.avoid), q.also...)
@@ -80,7 +79,7 @@ func ask[A any](ctx context.Context, p *pool, q question[A]) (answer A, from *en
 	}
 }
 
-// call asks one node, which is admitted first, and notes how it answers.
+// call admits a node, asks it, and records how it answers.
 func call[A any](ctx context.Context, p *pool, e *endpoint, short bool, f func(context.Context, *endpoint) (A, error)) (A, error) {
 	var none A
 	if err := p.admit(ctx, e); err != nil {
@@ -100,19 +99,19 @@ func call[A any](ctx context.Context, p *pool, e *endpoint, short bool, f func(c
 	return a, err
 }
 
-// tally keeps what each node said to a question.
+// tally records the result of each node that was asked.
 type tally struct {
 	what string
 	mu   struct {
 		sync.Mutex
-		nodes []*nodeTally // in order of asking
+		nodes []*nodeTally // in the order of asking
 	}
 }
 
 type nodeTally struct {
 	node  *endpoint
 	since time.Time
-	err   error // nil: it has not answered
+	err   error // nil: no answer yet
 }
 
 func newTally(what string) *tally { return &tally{what: what} }
@@ -133,7 +132,7 @@ func (t *tally) failed(e *endpoint, err error) {
 	}
 }
 
-// grace returns how long those nodes are waited for that have not answered.
+// grace returns how long to wait for the nodes that have not answered.
 func (t *tally) grace(all []*endpoint) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -146,14 +145,14 @@ func (t *tally) grace(all []*endpoint) time.Duration {
 	return hedgeAfter
 }
 
-// unheard notes that another node answered first.
+// unheard records that another node answered first.
 func (t *tally) unheard(e *endpoint, since time.Duration) {
 	if since >= hedgeAfter {
 		e.overtaken(since)
 	}
 }
 
-// abandoned notes that the question was given up before all nodes had answered.
+// abandoned records that the call was given up before all nodes had answered.
 func (t *tally) abandoned() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -164,7 +163,7 @@ func (t *tally) abandoned() {
 	}
 }
 
-// error returns what was said. ended is the error of the caller's context.
+// error returns the results as an error. ended is the error of the caller's context.
 func (t *tally) error(ended error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,4 +178,4 @@ func (t *tally) error(ended error) error {
 	return call
 }
 
-var errSilent = errors.New("it has been silent")
+var errSilent = errors.New("no answer")

@@ -12,8 +12,8 @@ import (
 
 func init() { swallow = blackHole }
 
-// blackHole returns an address that swallows packets: the queue of a socket that accepts nothing is
-// full, so Linux drops what else comes.
+// blackHole returns an address that drops packets: the accept queue of its socket is full, so Linux
+// drops further connections.
 func blackHole(t *testing.T) string {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)

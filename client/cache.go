@@ -10,19 +10,20 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
-// Cache is a copy of a range of keys that believes no node: what it holds was proved, all of it, by
-// the pages of a range at one height. Events only say when it is time to read again.
+// Cache is a copy of a range of keys that trusts no node: a range read with proofs at one height
+// supplied its whole contents. Events only tell the cache when to read again.
 //
 //	Watch ──► some key has changed in block H ──► Range at a later height, proved ──► the copy
 //
-// A node that leaves out events delays the copy until the next one, or the next call with refresh;
-// it cannot make it false. Its methods must not be called concurrently.
+// A node that omits events delays the copy until the next event or the next call of Refresh; it
+// cannot falsify the copy. The methods must not be called concurrently.
 type Cache struct {
 	c          *Client
 	start, end []byte
-	watcher    *Watcher // nil: it is to be read anew, whatever events say
+	watcher    *Watcher // nil: read again, regardless of events
 	values     map[string][]byte
 	state      State
 }
@@ -37,7 +38,7 @@ func (c *Client) NewCache(ctx context.Context, start, end []byte) (*Cache, error
 	return k, k.Refresh(ctx)
 }
 
-// Refresh reads the whole range anew, whether or not events say that it has changed.
+// Refresh reads the whole range again, regardless of events.
 func (k *Cache) Refresh(ctx context.Context) error {
 	values := map[string][]byte{}
 	var state State
@@ -55,7 +56,7 @@ func (k *Cache) Refresh(ctx context.Context) error {
 		start, options = page.Next, []ReadOption{AtHeight(page.Height)}
 	}
 	k.values, k.state = values, state
-	// Always anew: the watcher may be past an event that this state does not have yet.
+	// Always a new watcher: the old one may be past an event that this state does not include.
 	w, err := k.c.Watch(ctx, nil, WatchRange(k.start, k.end), WatchFromHeight(state.Height+1))
 	if err != nil {
 		return fmt.Errorf("cache: %w", err)
@@ -64,8 +65,8 @@ func (k *Cache) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Wait waits for a change of the range, and reads it anew. After an error it does that without
-// waiting, so that the change is not lost whose reading has failed.
+// Wait waits for a change of the range and reads the range again. After an error, the next Wait
+// reads without waiting, so that a change is not lost when reading it failed.
 func (k *Cache) Wait(ctx context.Context) error {
 	if k.watcher == nil {
 		return k.Refresh(ctx)
@@ -78,7 +79,7 @@ func (k *Cache) Wait(ctx context.Context) error {
 		case err != nil:
 			return err
 		case e.Height <= k.state.Height:
-			continue // it was read already
+			continue // already read
 		}
 		began := time.Now()
 		for wait := firstPoll; ; wait = min(2*wait, longPoll) {
@@ -86,18 +87,18 @@ func (k *Cache) Wait(ctx context.Context) error {
 				k.watcher = nil // the event is consumed
 				return err
 			}
-			// A node may be behind, or the event of a block that does not exist.
+			// The node may be behind, or the event may belong to a block that does not exist.
 			if k.state.Height >= e.Height || time.Since(began) > behindPatience {
 				return nil
 			}
-			if err := pause(ctx, wait); err != nil {
+			if err := sleep.For(ctx, wait); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// State returns the proved state that the copy is of.
+// State returns the proved state of the copy.
 func (k *Cache) State() State { return k.state }
 
 // Get returns the value of a key of the range.
@@ -106,7 +107,7 @@ func (k *Cache) Get(key []byte) (value []byte, ok bool) {
 	return bytes.Clone(value), ok
 }
 
-// Entries returns all keys and values, in ascending order. They are the cache's own.
+// Entries returns all keys and values, in ascending order. The caller must not modify them.
 func (k *Cache) Entries() []avlstar.KV {
 	entries := make([]avlstar.KV, 0, len(k.values))
 	for _, key := range slices.Sorted(maps.Keys(k.values)) {

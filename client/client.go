@@ -13,10 +13,10 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Client talks to one chain. It is safe for concurrent use; writes of one key are ordered.
+// Client accesses one chain. It is safe for concurrent use; writes of one key are ordered.
 type Client struct {
 	pool      *pool
-	witnesses []RPC // of WithWitnesses
+	witnesses []RPC // from WithWitnesses
 	chainID   string
 	key       ed25519.PrivKey // nil: reads only
 	verifier  *verifier       // nil: nodes are trusted
@@ -41,13 +41,13 @@ func WithKey(key ed25519.PrivKey) Option {
 	}
 }
 
-// WithChainID names the chain. A client that signs should have it (or a genesis document in
-// WithVerification). Otherwise it trusts the node, and a lying node could have a transaction signed
-// for another chain on which the key holds grants too.
+// WithChainID sets the chain id. A client that signs should set it (or a genesis document in
+// WithVerification). Otherwise it trusts the node, and a Byzantine node could obtain a signature
+// for another chain on which the key has grants, too.
 func WithChainID(id string) Option {
 	return func(c *Client) error {
 		if c.chainID != "" && c.chainID != id {
-			return fmt.Errorf("client: chain id %q was requested, but the trusted genesis is of %q", id, c.chainID)
+			return fmt.Errorf("client: chain id %q was requested, but the trusted genesis document has %q", id, c.chainID)
 		}
 		c.chainID = id
 		return nil
@@ -69,9 +69,9 @@ func WithVerification(trust Trust) Option {
 	}
 }
 
-// WithWitnesses names nodes, by their RPC addresses, that only confirm headers (see the package
-// comment): all data comes from the nodes of Dial, and transactions go to those. It is for who
-// wants to read from one node and still be protected from a fork. It needs WithVerification.
+// WithWitnesses adds nodes, by their RPC addresses, that only confirm headers (see the package
+// comment). Data and transactions use only the nodes of Dial. Use it to read from one node and
+// still be protected from a fork. It requires WithVerification.
 func WithWitnesses(addresses ...string) Option {
 	return func(c *Client) error {
 		for _, address := range addresses {
@@ -85,9 +85,9 @@ func WithWitnesses(addresses ...string) Option {
 	}
 }
 
-// Dial connects to nodes of one chain by their RPC addresses. One that answers is enough. Each call
-// goes to the nearest node that is not behind, and to others if that is slow or fails (see the
-// package comment). The context limits Dial only.
+// Dial connects to nodes of one chain by their RPC addresses. One reachable node is enough. Each
+// call goes to the nearest node that is not behind, and to others if that node is slow or fails
+// (see the package comment). The context limits only Dial.
 func Dial(ctx context.Context, addresses []string, options ...Option) (*Client, error) {
 	nodes := make([]RPC, 0, len(addresses))
 	for _, address := range addresses {
@@ -100,7 +100,7 @@ func Dial(ctx context.Context, addresses []string, options ...Option) (*Client, 
 	return New(ctx, nodes, options...)
 }
 
-// New is like Dial, for nodes that are reached in another way.
+// New is like Dial for custom implementations of RPC.
 func New(ctx context.Context, nodes []RPC, options ...Option) (*Client, error) {
 	c := new(Client)
 	c.accounts.byKey = make(map[string]*account)
@@ -110,7 +110,7 @@ func New(ctx context.Context, nodes []RPC, options ...Option) (*Client, error) {
 		}
 	}
 	if len(c.witnesses) > 0 && c.verifier == nil {
-		return nil, errors.New("client: there is nothing to witness without verification: use WithVerification, too")
+		return nil, errors.New("client: witnesses require verification: use WithVerification, too")
 	}
 	if err := c.connect(ctx, nodes); err != nil {
 		return nil, err
@@ -121,7 +121,8 @@ func New(ctx context.Context, nodes []RPC, options ...Option) (*Client, error) {
 	return c, nil
 }
 
-// connect waits for the first node that answers. If the chain id is not given, that node names it.
+// connect waits for the first node that answers. If no chain id is given, the client takes that
+// node's.
 func (c *Client) connect(ctx context.Context, nodes []RPC) error {
 	if len(nodes) == 0 {
 		return fmt.Errorf("%w: no address was given", ErrUnreachable)
@@ -129,7 +130,7 @@ func (c *Client) connect(ctx context.Context, nodes []RPC) error {
 	c.pool = newPool(nodes, c.witnesses, c.chainID)
 	_, _, err := ask(ctx, c.pool, question[struct{}]{
 		what: "connect (is a node running there?)",
-		// That the node is admitted is all.
+		// Admitting the node is enough.
 		call:  func(context.Context, *endpoint) (struct{}, error) { return struct{}{}, nil },
 		final: func(err error) bool { return errors.Is(err, ErrWrongChain) },
 	})
@@ -141,10 +142,10 @@ func (c *Client) connect(ctx context.Context, nodes []RPC) error {
 	return nil
 }
 
-// ChainID returns the name of the chain.
+// ChainID returns the chain id.
 func (c *Client) ChainID() string { return c.chainID }
 
-// Account returns the public key of the account that signs writes, or nil without a key.
+// Account returns the public key of the account that signs writes; nil without a key.
 func (c *Client) Account() []byte {
 	if c.key == nil {
 		return nil
@@ -152,7 +153,7 @@ func (c *Client) Account() []byte {
 	return c.key.PubKey().Bytes()
 }
 
-// Status returns what one of the nodes reports about itself.
+// Status returns the status of one of the nodes, unverified.
 func (c *Client) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
 	status, _, err := ask(ctx, c.pool, question[*ctypes.ResultStatus]{
 		what:  "status",
@@ -163,8 +164,8 @@ func (c *Client) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
 }
 
 // Query sends a query of the application (docs/spec/queries.md) and returns the answer unverified.
-// Height 0 is the latest that the node has; with several addresses it may be older than that of an
-// earlier query, unlike that of Get and Range.
+// Height 0 means the node's latest height. With several addresses it may be older than that of an
+// earlier query, unlike with Get and Range.
 func (c *Client) Query(ctx context.Context, path string, data []byte, height int64, prove bool) (*ctypes.ResultABCIQuery, error) {
 	result, _, err := ask(ctx, c.pool, question[*ctypes.ResultABCIQuery]{
 		what:  "query " + path,
@@ -176,7 +177,7 @@ func (c *Client) Query(ctx context.Context, path string, data []byte, height int
 	return result, err
 }
 
-// queryOne asks one node.
+// queryOne queries one node.
 func queryOne(ctx context.Context, e *endpoint, path string, data []byte, options rpcclient.ABCIQueryOptions) (*ctypes.ResultABCIQuery, error) {
 	result, err := e.ABCIQueryWithOptions(ctx, path, data, options)
 	if err != nil {
@@ -188,8 +189,8 @@ func queryOne(ctx context.Context, e *endpoint, path string, data []byte, option
 	return result, nil
 }
 
-// refusedByAll reports whether err is the refusal of a query for a reason that does not depend on
-// the node: not on which heights it keeps, what it can read, or how busy it is.
+// refusedByAll reports whether err refuses a query for a reason that does not depend on the node,
+// such as the heights that it keeps, what it can read, or its load.
 func refusedByAll(err error) bool {
 	var refused *QueryError
 	return errors.As(err, &refused) && refused.Code != tx.CodeUnknownHeight && refused.Code != tx.CodeUnreadable && refused.Code != tx.CodeBusy

@@ -47,7 +47,7 @@ func TestWriteAndRead(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, v.Found && v.Verified)
 	require.Equal(t, "one", string(v.Value))
-	require.GreaterOrEqual(t, v.Height, first.Height, "one reads what one wrote")
+	require.GreaterOrEqual(t, v.Height, first.Height, "a write is read back")
 
 	_, err = c.CompareAndPut(ctx, k, []byte("two"), []byte("three"))
 	require.ErrorIs(t, err, &tx.Error{Code: tx.CodeCompareFailed})
@@ -107,7 +107,7 @@ func TestRangeAndScan(t *testing.T) {
 	for entry, err := range c.Scan(ctx, start, PrefixEnd(start), Limit(10)) {
 		require.NoError(t, err)
 		require.Equal(t, fmt.Sprintf("r/%02d", count), string(entry.Key))
-		if count == 3 { // the following pages are of the state of the first one
+		if count == 3 { // the following pages are from the state of the first one
 			chain.mu.Lock()
 			chain.block([]avlstar.Change{{Key: []byte("r/20")}})
 			chain.block(nil)
@@ -122,8 +122,8 @@ func TestRangeAndScan(t *testing.T) {
 	require.Equal(t, []byte{1, 3}, PrefixEnd([]byte{1, 2, 0xff}))
 }
 
-// TestLies checks that a verifying client returns an error, and not the answer, whatever a node
-// changes in it.
+// TestLies: a verifying client returns an error instead of the answer, whatever a node changes in
+// it.
 func TestLies(t *testing.T) {
 	query := func(change func(*ctypes.ResultABCIQuery)) func(any) error {
 		return func(a any) error {
@@ -226,7 +226,7 @@ func TestRangeLies(t *testing.T) {
 		page, err := c.Range(ctx, []byte("b"), []byte("e"))
 		require.ErrorIs(t, err, ErrUnproved, "%q gave %+v", answer, page)
 	}
-	// Without verification a node can lie, but cannot make Scan loop forever.
+	// Without verification a node can return false entries, but cannot make Scan loop forever.
 	node.lie = func(a any) error {
 		a.(*ctypes.ResultABCIQuery).Response.Value = encodeRangeResponse(nil, []byte("b"))
 		return nil
@@ -269,8 +269,8 @@ func TestOutcomeUnknown(t *testing.T) { bubble(t, testOutcomeUnknown) }
 func testOutcomeUnknown(t *testing.T) {
 	ctx, chain, node, c := connected(t)
 
-	// It is executed, but the answer is lost, and the node's cache and index do not have it any
-	// more.
+	// It is executed, but the answer is lost, and the transaction is no longer in the cache and
+	// index of the node.
 	forgotten := map[string]*ctypes.ResultTx{}
 	node.lie = func(a any) error {
 		if _, ok := a.(*ctypes.ResultBroadcastTx); ok {

@@ -10,38 +10,38 @@ import (
 )
 
 var (
-	// ErrNoKey means that a client without a key (WithKey) was to write.
-	ErrNoKey = errors.New("this client has no key to sign with: give it one with WithKey")
+	// ErrNoKey means that a write was attempted by a client without a key (WithKey).
+	ErrNoKey = errors.New("the client has no key to sign with: use WithKey")
 
 	// ErrUnreachable means that no node answered.
 	ErrUnreachable = errors.New("no node answers")
 
-	// ErrWrongChain means that a node serves another chain than the requested one.
+	// ErrWrongChain means that a node serves a chain other than the requested one.
 	ErrWrongChain = errors.New("the node serves another chain")
 
-	// ErrUnproved means that the proof of an answer is wrong: the node lies or is broken.
+	// ErrUnproved means that the proof of an answer is invalid: the node is Byzantine or broken.
 	ErrUnproved = errors.New("the answer is not proved")
 
-	// ErrUntrusted means that no chain of trust leads to the header that a proof needs.
+	// ErrUntrusted means that no chain of trust leads to the header needed for a proof.
 	ErrUntrusted = errors.New("the header is not trusted")
 
-	// ErrConflict means that two nodes have different headers of one height, and enough validators
-	// signed both.
+	// ErrConflict means that two nodes have different headers of one height, both with signatures
+	// of enough validators.
 	ErrConflict = errors.New("two signed headers for one height")
 
 	// ErrRepeatedText means that a text transaction equals a recent one, so the node does not
 	// accept it again.
-	ErrRepeatedText = errors.New("the node has seen this very text transaction before and does not take it again soon: use a signed transaction")
+	ErrRepeatedText = errors.New("the node has seen this very text transaction before and will not accept it again soon: use a signed transaction")
 
 	errNotFound = errors.New("not found")
 )
 
-// TxError means that a transaction was refused, and none of its operations took effect. (If it was
-// refused before its nonce was used, anybody who has its bytes can send them again, until another
-// transaction uses that nonce.)
+// TxError means that a transaction was refused and none of its operations took effect. If it was
+// refused before its nonce was used, anybody who has its bytes can send it again, until another
+// transaction uses that nonce.
 type TxError struct {
 	Hash   []byte
-	Height int64 // of the block that holds it; 0: it was refused before it got into a block
+	Height int64 // of its block; 0: refused before it was in a block
 	Code   tx.Code
 	Log    string
 }
@@ -57,16 +57,16 @@ func (e *TxError) Error() string {
 // Unwrap lets errors.Is(err, &tx.Error{Code: …}) find the code.
 func (e *TxError) Unwrap() error { return &tx.Error{Code: e.Code, Reason: e.Log} }
 
-// UnknownOutcomeError means that a transaction was or may have been sent, and its outcome is
-// unknown: it may be in a block already, or get into one later. Client.WaitTx(ctx, Hash) checks
-// again. Sending its operations in a new transaction could apply them twice.
+// UnknownOutcomeError means that a transaction may have been sent, and its outcome is unknown: it
+// may be in a block already, or be added to one later. Client.WaitTx(ctx, Hash) checks again.
+// Sending its operations in a new transaction could apply them twice.
 type UnknownOutcomeError struct {
 	Hash []byte
 	Err  error // why the outcome is unknown
 }
 
 func (e *UnknownOutcomeError) Error() string {
-	return fmt.Sprintf("transaction %X may or may not be executed, look again later (starlingd tx wait %X): %v", e.Hash, e.Hash, e.Err)
+	return fmt.Sprintf("transaction %X may or may not be executed, check again later (starlingd tx wait %X): %v", e.Hash, e.Hash, e.Err)
 }
 
 func (e *UnknownOutcomeError) Unwrap() error { return e.Err }
@@ -93,14 +93,14 @@ func reason(code tx.Code, log string) string {
 }
 
 // CallError means that no node gave a useful answer to a call. It wraps the errors of all nodes,
-// and ErrUnreachable if none of them answered at all.
+// and ErrUnreachable if no node answered at all.
 type CallError struct {
 	What  string      // the call
-	Nodes []NodeError // that were asked, in this order
-	Err   error       // of the context, if that ended the call before every node had answered
+	Nodes []NodeError // nodes that were asked, in this order
+	Err   error       // context error, if it ended the call before every node had answered
 }
 
-// NodeError is what one node said, or why nothing was heard of it.
+// NodeError is the error of one node, or the reason why it did not answer.
 type NodeError struct {
 	Node string // its address
 	Err  error
@@ -128,7 +128,7 @@ func (e *CallError) Error() string {
 	return b.String()
 }
 
-// Unwrap returns the errors of all nodes, besides those of the call as a whole.
+// Unwrap returns the errors of all nodes, and those of the call as a whole.
 func (e *CallError) Unwrap() []error {
 	var all []error
 	if e.unreachable() {
@@ -143,12 +143,12 @@ func (e *CallError) Unwrap() []error {
 	return all
 }
 
-// unreachable reports whether no node answered, though there was time to.
+// unreachable reports whether no node answered although there was time.
 func (e *CallError) unreachable() bool {
 	return e.Err == nil && !slices.ContainsFunc(e.Nodes, func(n NodeError) bool { return heard(n.Err) })
 }
 
-// all reports whether every node said that.
+// all reports whether every node returned that error.
 func (e *CallError) all(said error) bool {
 	return len(e.Nodes) > 0 && !slices.ContainsFunc(e.Nodes, func(n NodeError) bool { return !errors.Is(n.Err, said) })
 }

@@ -25,8 +25,8 @@ func ExampleClient_Put() {
 	// Output: in a block: true
 }
 
-// A verified read. The answer is proved by a header that the validators of the genesis document, or
-// their successors, signed.
+// A verified read. The answer is proved by a header that was signed by the validators of the
+// genesis document or their successors.
 func ExampleClient_Get() {
 	ctx := context.Background()
 	address, genesis := demo()
@@ -66,7 +66,7 @@ func ExampleClient_CompareAndPut() {
 	// Output: bob has to wait: true
 }
 
-// Several operations take effect together, or not at all.
+// Several operations take effect atomically.
 func ExampleClient_Submit() {
 	ctx := context.Background()
 	address, _ := demo()
@@ -86,7 +86,7 @@ func ExampleClient_Submit() {
 	// Output: cherry
 }
 
-// If, then, else: in one transaction, between which no other comes.
+// If, then, else in one transaction, executed atomically.
 func ExampleClient_Txn() {
 	ctx := context.Background()
 	address, _ := demo()
@@ -152,7 +152,7 @@ func ExampleClient_NewCache() {
 	if _, err := c.Put(ctx, []byte("fruit/cached/plum"), []byte("blue")); err != nil {
 		log.Fatal(err)
 	}
-	if err := cache.Wait(ctx); err != nil { // a program calls it again and again
+	if err := cache.Wait(ctx); err != nil { // a program calls it repeatedly
 		log.Fatal(err)
 	}
 	value, _ := cache.Get([]byte("fruit/cached/plum"))
@@ -180,6 +180,5 @@ func ExampleClient_Watch() {
 		log.Fatal(err)
 	}
 	fmt.Printf("%s %s = %s (%t)\n", e.Kind, e.Key, e.Value, e.Previous == nil)
-	// Whoever continues later keeps the token: client.WatchFrom(watcher.Token()).
-	// Output: put fruit/watched/fig = ripe (true)
+	// To continue later, keep the token: client.WatchFrom(watcher.Token()).
 }

@@ -12,11 +12,11 @@ import (
 	"github.com/starling-kv/starling/client"
 )
 
-// swallow returns an address that swallows packets. It is nil where the system cannot be made to.
+// swallow returns an address that drops packets; nil if the system does not support this.
 var swallow func(t *testing.T) string
 
 // TestFailoverOverTCP: three addresses of a real node, one of which is killed, stopped or a black
-// hole. No call is lost, reads stay quick, and a watch moves.
+// hole. No call is lost, reads stay fast, and a watch moves.
 func TestFailoverOverTCP(t *testing.T) {
 	address, genesis := demo()
 	rounds := 20

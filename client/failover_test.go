@@ -10,10 +10,12 @@ import (
 	"github.com/cometbft/cometbft/p2p"
 	ctypes "github.com/cometbft/cometbft/rpc/core/types"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
-// trio is a client of three nodes of one chain, each a millisecond farther away than the one
-// before.
+// trio is a client of three nodes of one chain, each one millisecond farther away than the
+// previous.
 type trio struct {
 	t     *testing.T
 	ctx   context.Context
@@ -37,11 +39,11 @@ func newTrioOn(t *testing.T, chain *fakeChain, options ...Option) *trio {
 	return r
 }
 
-// bubble runs a test in virtual time. Then it lets time pass until what runs in the background has
-// ended: probes, and questions to witnesses.
+// bubble runs a test in virtual time. Then it lets time pass until background work has ended:
+// probes, and requests to witnesses.
 func bubble(t *testing.T, test func(t *testing.T)) {
 	synctest.Test(t, func(t *testing.T) {
-		t.Cleanup(func() { _ = pause(context.Background(), time.Hour) })
+		t.Cleanup(func() { _ = sleep.For(context.Background(), time.Hour) })
 		test(t)
 	})
 }
@@ -81,10 +83,10 @@ func (r *trio) put(key, value string) time.Duration {
 	return time.Since(began)
 }
 
-// catchingUp is what a node answers that has not all blocks.
+// catchingUp is the answer of a node that does not have all blocks.
 var catchingUp = rpcError("endpoint is closed while node is catching up")
 
-// faults are the ways in which a node fails.
+// faults are the ways in which a node can fail.
 var faults = map[string]func(n *fakeNode){
 	"killed":      func(n *fakeNode) { n.down = errDial },
 	"reset":       func(n *fakeNode) { n.down = errLost },
@@ -103,7 +105,8 @@ var faults = map[string]func(n *fakeNode){
 	},
 }
 
-// Whichever node fails, and however: no call is lost, one call waits for it, and the others do not.
+// TestOneOfThreeFails: whichever node fails, and however, no call is lost, and only one call waits
+// for the node.
 func TestOneOfThreeFails(t *testing.T) {
 	for name, fail := range faults {
 		for i := range 3 {
@@ -114,21 +117,21 @@ func TestOneOfThreeFails(t *testing.T) {
 					require.Less(t, took, 50*time.Millisecond)
 					bad := r.nodes[i]
 					bad.change(func() { fail(bad) })
-					var slow time.Duration // beyond what the calls take while all nodes are well
+					var slow time.Duration // in addition to the duration with healthy nodes
 					for n := range 60 {
 						value := fmt.Sprint(n + 1)
 						if n%10 == 0 {
 							slow += max(r.put("k", value)-50*time.Millisecond, 0)
 						}
 						v, took := r.get("k")
-						require.Equal(t, fmt.Sprint(n/10*10+1), string(v.Value), "one reads what one wrote")
+						require.Equal(t, fmt.Sprint(n/10*10+1), string(v.Value), "a write is read back")
 						require.Less(t, took, time.Second)
 						slow += max(took-50*time.Millisecond, 0)
-						require.NoError(t, pause(r.ctx, 300*time.Millisecond))
+						require.NoError(t, sleep.For(r.ctx, 300*time.Millisecond))
 					}
-					require.Less(t, slow, sendTimeout+6*hedgeAfter, "one time-out, not one for each call")
+					require.Less(t, slow, sendTimeout+6*hedgeAfter, "one timeout, not one for each call")
 
-					// It comes back, and is used again: the nearest one is.
+					// The node returns and is used again, because it is the nearest.
 					bad.change(func() {
 						if bad.stopped != nil {
 							close(bad.stopped)
@@ -137,7 +140,7 @@ func TestOneOfThreeFails(t *testing.T) {
 					})
 					for range 40 {
 						r.get("k")
-						require.NoError(t, pause(r.ctx, time.Second))
+						require.NoError(t, sleep.For(r.ctx, time.Second))
 					}
 					bad.change(func() { bad.calls = 0 })
 					for range 5 {
@@ -152,7 +155,7 @@ func TestOneOfThreeFails(t *testing.T) {
 	}
 }
 
-// Reads go to the nearest node, and to another when that becomes slow.
+// TestNearest: reads go to the nearest node, and to another when that becomes slow.
 func TestNearest(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newTrio(t)
@@ -162,13 +165,13 @@ func TestNearest(t *testing.T) {
 		read := func(n int) {
 			for range n {
 				r.get("k")
-				require.NoError(t, pause(r.ctx, 100*time.Millisecond))
+				require.NoError(t, sleep.For(r.ctx, 100*time.Millisecond))
 			}
 			for _, n := range r.nodes {
 				n.change(func() { n.calls = 0 })
 			}
 		}
-		read(150) // with time for probes of all
+		read(150) // with time for probes of all nodes
 		for range 20 {
 			r.get("k")
 		}
@@ -182,8 +185,8 @@ func TestNearest(t *testing.T) {
 	})
 }
 
-// A node that reports heights that the chain has not reached costs time once, and nobody else's
-// answers count as too old because of it.
+// TestLiarAboutHeight: a node that reports heights that the chain has not reached delays one read,
+// and the answers of other nodes do not count as too old because of it.
 func TestLiarAboutHeight(t *testing.T) {
 	for _, by := range []int64{2, 1000, 1 << 60} {
 		both(t, func(t *testing.T, r *trio) {
@@ -219,7 +222,8 @@ func TestLiarAboutHeight(t *testing.T) {
 	}
 }
 
-// Once the liar has gone, the height that it reported is not waited for much longer.
+// TestClaimedHeightIsForgotten: after a Byzantine node is gone, the height that it reported is soon
+// no longer waited for.
 func TestClaimedHeightIsForgotten(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newTrio(t)
@@ -231,8 +235,8 @@ func TestClaimedHeightIsForgotten(t *testing.T) {
 	})
 }
 
-// What is verified never goes back in height, whoever answers: while the only nodes left are
-// behind, reads wait.
+// TestNeverBack: verified reads never go back in height, whichever node answers: while all
+// remaining nodes are behind, reads wait.
 func TestNeverBack(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		chain := newFakeChain(t)
@@ -248,7 +252,7 @@ func TestNeverBack(t *testing.T) {
 		ahead.down = errDial
 		chain.mu.Unlock()
 		go func() {
-			_ = pause(ctx, 3*time.Second)
+			_ = sleep.For(ctx, 3*time.Second)
 			behind.change(func() { behind.lag, too.lag = 0, 0 })
 		}()
 		began := time.Now()
@@ -268,8 +272,8 @@ func TestNeverBack(t *testing.T) {
 	})
 }
 
-// When all nodes fail, the error says what each of them said, and it is not said that no node
-// answers where one does.
+// TestErrorNamesEachNode: when all nodes fail, the error contains the error of each node, and does
+// not claim that no node answers if one does.
 func TestErrorNamesEachNode(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newTrio(t)
@@ -288,7 +292,7 @@ func TestErrorNamesEachNode(t *testing.T) {
 				require.ErrorContains(t, err, said, what)
 			}
 			require.NotErrorIs(t, err, ErrUnreachable, what)
-			require.Less(t, time.Since(began), 10*time.Second, "%s: a silent node is not waited for long once another has answered", what)
+			require.Less(t, time.Since(began), 10*time.Second, "%s: the wait for a silent node is short once another has answered", what)
 		}
 		r.nodes[2].change(func() { faults["killed"](r.nodes[2]) })
 		_, err := r.Get(r.ctx, []byte("k"))
@@ -299,11 +303,11 @@ func TestErrorNamesEachNode(t *testing.T) {
 		defer cancel()
 		_, err = r.Get(short, []byte("k"))
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.ErrorContains(t, err, "b: it has been silent for ")
+		require.ErrorContains(t, err, "b: no answer for ")
 	})
 }
 
-// A client connects though most of its nodes fail, in every way.
+// TestConnectToTheLast: a client connects although most of its nodes fail, in every way.
 func TestConnectToTheLast(t *testing.T) {
 	for name, fail := range faults {
 		if name == "foreign" || name == "behind" {
@@ -328,7 +332,8 @@ func TestConnectToTheLast(t *testing.T) {
 	}
 }
 
-// A witness that contradicts too late for the read in progress is heard by all later ones.
+// TestLateConflict: a contradiction of a witness that is too late for the current read fails all
+// later ones.
 func TestLateConflict(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		chain := newFakeChain(t)
@@ -345,13 +350,14 @@ func TestLateConflict(t *testing.T) {
 		fork.change(func() { fork.delay = time.Second })
 		_, err = c.Get(ctx, []byte("k"))
 		require.NoError(t, err)
-		require.NoError(t, pause(ctx, 5*time.Second))
+		require.NoError(t, sleep.For(ctx, 5*time.Second))
 		_, err = c.Get(ctx, []byte("k"))
 		require.ErrorIs(t, err, ErrConflict)
 	})
 }
 
-// Nodes of WithWitnesses confirm headers and the trusted one, and serve no other call.
+// TestWitnessesOnly: nodes of WithWitnesses confirm headers and the trusted header, and serve no
+// other call.
 func TestWitnessesOnly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		chain := newFakeChain(t)
@@ -380,14 +386,14 @@ func TestWitnessesOnly(t *testing.T) {
 			require.NoError(t, err)
 			_, err = c.Get(ctx, []byte("k"))
 			require.NoError(t, err)
-			require.NoError(t, pause(ctx, time.Minute))
+			require.NoError(t, sleep.For(ctx, time.Minute))
 		}
 		require.Positive(t, w.calls)
 		w.change(func() { w.down = errDial })
 		chain.grow(1)
 		_, err = c.Get(ctx, []byte("k"))
 		require.ErrorIs(t, err, ErrUntrusted)
-		require.ErrorContains(t, err, "name a third address or a witness")
+		require.ErrorContains(t, err, "add a third address or a witness")
 		a.change(func() { a.down = errDial })
 		_, err = c.Put(ctx, []byte("k"), []byte("v"))
 		require.ErrorIs(t, err, ErrUnreachable)
@@ -398,7 +404,8 @@ func TestWitnessesOnly(t *testing.T) {
 	})
 }
 
-// A header is fetched once for all reads that wait for it, also if the one that began gives up.
+// TestHeadersAreShared: a header is fetched once for all reads that wait for it, even if the read
+// that began fetching gives up.
 func TestHeadersAreShared(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		chain := newFakeChain(t)
@@ -417,7 +424,7 @@ func TestHeadersAreShared(t *testing.T) {
 			go func() { _, err := c.verifier.await(ctx, height, nil); rest <- err }()
 		}
 		require.Error(t, <-first)
-		require.NoError(t, pause(ctx, time.Second))
+		require.NoError(t, sleep.For(ctx, time.Second))
 		node.change(func() { node.calls = 0 })
 		chain.grow(1)
 		for range 20 {

@@ -14,16 +14,17 @@ import (
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/tx"
 )
 
-// wire records what is sent to a node, which has a mempool of its own.
+// wire records the transactions sent to a node, which has a mempool of its own.
 type wire struct {
 	*fakeNode
 	mu   sync.Mutex
-	sent [][]byte // all that came, in order
-	pool [][]byte // what waits for a block
-	late int      // how many of the account's executed transactions it does not know yet
+	sent [][]byte // all transactions received, in order
+	pool [][]byte // transactions waiting for a block
+	late int      // number of the account's executed transactions that it does not know yet
 }
 
 func (w *wire) BroadcastTxSync(ctx context.Context, raw types.Tx) (*ctypes.ResultBroadcastTx, error) {
@@ -74,8 +75,9 @@ func (w *wire) mine() {
 	w.pool = nil
 }
 
-// Transactions that were sent to a node which was then lost with its mempool are sent to another,
-// byte by byte the same and in their order, before the next one and by those that wait for them.
+// TestSameBytesElsewhere: transactions accepted by a node that was then lost with its mempool are
+// sent to another node, with the same bytes and in their order: before the next transaction, and by
+// Wait.
 func TestSameBytesElsewhere(t *testing.T) {
 	for name, next := range map[string]bool{"with a next one": true, "only waiting": false} {
 		t.Run(name, func(t *testing.T) {
@@ -104,7 +106,7 @@ func TestSameBytesElsewhere(t *testing.T) {
 				for _, s := range all {
 					go func() { _, err := s.Wait(ctx); results <- err }()
 				}
-				require.NoError(t, pause(ctx, 2*time.Second))
+				require.NoError(t, sleep.For(ctx, 2*time.Second))
 				b.mine()
 				for range all {
 					require.NoError(t, <-results)
@@ -119,8 +121,9 @@ func TestSameBytesElsewhere(t *testing.T) {
 	}
 }
 
-// The node that executed the last transaction is killed, and the next nearest does not know that
-// transaction yet. The next one gets its own nonce nevertheless.
+// TestNonceOfANodeThatIsBehind: the node that executed the last transaction is killed, and the next
+// nearest node does not know that transaction yet. The next transaction gets the right nonce
+// nevertheless.
 func TestNonceOfANodeThatIsBehind(t *testing.T) {
 	for name, until := range map[string]time.Duration{"for a while": time.Second, "for long": time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -138,7 +141,7 @@ func TestNonceOfANodeThatIsBehind(t *testing.T) {
 				mining, stop := context.WithCancel(ctx)
 				defer stop()
 				go func() {
-					for pause(mining, 100*time.Millisecond) == nil {
+					for sleep.For(mining, 100*time.Millisecond) == nil {
 						for _, w := range wires {
 							w.mine()
 						}
@@ -148,7 +151,7 @@ func TestNonceOfANodeThatIsBehind(t *testing.T) {
 				require.NoError(t, err)
 				wires[0].change(func() { wires[0].down, wires[1].late = errDial, 1 })
 				go func() {
-					if pause(mining, until) == nil {
+					if sleep.For(mining, until) == nil {
 						wires[1].change(func() { wires[1].late = 0 })
 					}
 				}()
@@ -165,8 +168,8 @@ func TestNonceOfANodeThatIsBehind(t *testing.T) {
 	}
 }
 
-// A node that reported a transaction to be in a block lied, and is gone. Its report is not believed
-// for long.
+// TestUsedNonceIsForgotten: a node falsely reported a transaction to be in a block, and is gone.
+// Its report is not trusted for long.
 func TestUsedNonceIsForgotten(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newTrio(t)
@@ -178,7 +181,8 @@ func TestUsedNonceIsForgotten(t *testing.T) {
 	})
 }
 
-// The answer of a node is lost. The same bytes go to another, and are executed once.
+// TestLostAnswerElsewhere: the answer of a node is lost. The same bytes go to another node, and are
+// executed once.
 func TestLostAnswerElsewhere(t *testing.T) {
 	for name, executed := range map[string]bool{"it has the transaction": true, "it has not": false} {
 		t.Run(name, func(t *testing.T) {
@@ -203,7 +207,7 @@ func TestLostAnswerElsewhere(t *testing.T) {
 				r.chain.held = !executed
 				r.chain.mu.Unlock()
 				if !executed {
-					go func() { _ = pause(r.ctx, time.Second); r.chain.release() }()
+					go func() { _ = sleep.For(r.ctx, time.Second); r.chain.release() }()
 				}
 				r.put("k", "2")
 				v, _ := r.get("k")
@@ -214,8 +218,9 @@ func TestLostAnswerElsewhere(t *testing.T) {
 	}
 }
 
-// The answer of a node is lost, and no other node knows the transaction any more: they refuse its
-// nonce. It was executed, so its operations are not signed again.
+// TestLostAnswerIsNotSignedAgain: the answer of a node is lost, and no other node knows the
+// transaction any more, so they refuse its nonce. It was executed, so its operations are not signed
+// again.
 func TestLostAnswerIsNotSignedAgain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newTrio(t)
@@ -241,22 +246,21 @@ func TestLostAnswerIsNotSignedAgain(t *testing.T) {
 	})
 }
 
-// While a node is stopped, one write waits for it, and no more: neither does the look for its
-// block.
+// TestOnlyWrites: only one write waits for a stopped node, and the search for its block does not.
 func TestOnlyWrites(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newTrio(t)
 		mining, stop := context.WithCancel(r.ctx)
 		defer stop()
 		go func() {
-			for pause(mining, time.Second) == nil {
+			for sleep.For(mining, time.Second) == nil {
 				r.chain.release()
 				r.chain.mu.Lock()
 				r.chain.held = true
 				r.chain.mu.Unlock()
 			}
 		}()
-		require.NoError(t, pause(r.ctx, 1500*time.Millisecond))
+		require.NoError(t, sleep.For(r.ctx, 1500*time.Millisecond))
 		r.put("k", "1")
 		r.nodes[0].change(func() { faults["stopped"](r.nodes[0]) })
 		require.Less(t, r.put("k", "2"), sendTimeout+2*time.Second)
@@ -266,8 +270,9 @@ func TestOnlyWrites(t *testing.T) {
 	})
 }
 
-// A transaction whose node is stopped just after it has accepted it, and has told nobody, is sent
-// to another as soon as that one answers for it: the same bytes, once.
+// TestNodeThatStopsAfterAccepting: a node stops just after it has accepted a transaction, before
+// sending it to other nodes. As soon as another node answers instead, the same bytes are sent to
+// that one and executed once.
 func TestNodeThatStopsAfterAccepting(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		chain := newFakeChain(t)
@@ -282,7 +287,7 @@ func TestNodeThatStopsAfterAccepting(t *testing.T) {
 		defer close(stopped)
 		a.change(func() { a.stopped = stopped })
 		go func() {
-			for pause(ctx, 50*time.Millisecond) == nil {
+			for sleep.For(ctx, 50*time.Millisecond) == nil {
 				b.mine()
 			}
 		}()

@@ -24,15 +24,16 @@ import (
 	"github.com/cometbft/cometbft/version"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/tx"
 )
 
 const fakeChainID = "fake-chain"
 
-// fakeChain is a chain in memory. Blocks are made when a transaction comes, or by grow, and signed
-// by validators that can change.
+// fakeChain is an in-memory chain. Blocks are made when a transaction arrives, or by grow, and are
+// signed by validators that can change.
 type fakeChain struct {
 	t  *testing.T
 	mu sync.Mutex
@@ -112,7 +113,7 @@ func (c *fakeChain) block(changes []avlstar.Change) {
 	c.versions = append(c.versions, v)
 }
 
-// sign appends a header over the current state.
+// sign appends a header for the current state.
 func (c *fakeChain) sign(next []types.PrivValidator) {
 	height := int64(len(c.blocks) + 1)
 	appHash := c.versions[len(c.versions)-1].AppHash()
@@ -182,7 +183,7 @@ func (c *fakeChain) execute(raw []byte) *tx.Error {
 	}
 	c.block(changes)
 	height := int64(len(c.blocks))
-	c.block(nil) // whose header proves the state
+	c.block(nil) // its header proves the state
 	c.found[string(types.Tx(raw).Hash())] = &ctypes.ResultTx{Hash: types.Tx(raw).Hash(), Height: height, TxResult: done, Tx: raw}
 	for i, change := range changes {
 		e := event.Event{Height: height, Index: uint32(i), Tx: types.Tx(raw).Hash(), Kind: event.Put, Key: change.Key, Value: change.Value}
@@ -251,14 +252,14 @@ type fakeNode struct {
 	name  string
 	lie   func(answer any) error
 
-	lag     int           // the number of blocks that it lacks
-	delay   time.Duration // how long each answer takes
-	stopped chan struct{} // until it is closed, it answers nothing
-	down    error         // every call ends with it
-	calls   int           // how often it was called
+	lag     int           // number of blocks that are missing
+	delay   time.Duration // duration of each answer
+	stopped chan struct{} // the node answers nothing until it is closed
+	down    error         // result of every call, if not nil
+	calls   int           // number of calls
 
-	watchers int   // how often it was asked for events
-	least    int64 // it has no events of blocks below it
+	watchers int   // number of requests for events
+	least    int64 // events of blocks below it are missing
 }
 
 var _ RPC = (*fakeNode)(nil)
@@ -287,7 +288,7 @@ func answer[T any](ctx context.Context, n *fakeNode, make func() (T, error)) (T,
 		}
 	}
 	if delay > 0 {
-		_ = pause(ctx, delay)
+		_ = sleep.For(ctx, delay)
 	}
 	if err := ctx.Err(); err != nil {
 		return none, err
@@ -394,7 +395,7 @@ func (c *fakeChain) executed(raw types.Tx) *ctypes.ResultBroadcastTx {
 	return &ctypes.ResultBroadcastTx{Hash: raw.Hash()}
 }
 
-// release puts the transactions that were held into blocks.
+// release puts the held transactions into blocks.
 func (c *fakeChain) release() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -418,7 +419,7 @@ func (n *fakeNode) at(height *int64) (*types.LightBlock, error) {
 	blocks := n.chain.blocks
 	first := blocks[0].Height
 	if *height < first {
-		return blocks[0], nil // for a lie to change
+		return blocks[0], nil // a copy that lie may change
 	}
 	if *height < first+int64(n.head()) {
 		return blocks[*height-first], nil
@@ -432,7 +433,7 @@ func (n *fakeNode) Commit(ctx context.Context, height *int64) (*ctypes.ResultCom
 		if err != nil {
 			return nil, err
 		}
-		header := *b.Header // a lie must not spread to other nodes
+		header := *b.Header // a change by lie must not affect other nodes
 		return &ctypes.ResultCommit{SignedHeader: types.SignedHeader{Header: &header, Commit: b.Commit.Clone()}, CanonicalCommit: true}, nil
 	})
 }
@@ -450,8 +451,8 @@ func (n *fakeNode) Validators(ctx context.Context, height *int64, page, perPage 
 	})
 }
 
-// watched answers a request for events, of the blocks below the last one that the node has: they
-// are published with the header that proves their state.
+// watched answers a request for events of the blocks below the node's last one: events are
+// published with the header that proves their state.
 func (n *fakeNode) watched(data []byte) []byte {
 	r, err := event.DecodeRequest(data)
 	require.NoError(n.chain.t, err)
@@ -488,7 +489,7 @@ func rpcError(text string) error {
 }
 
 var (
-	// on the way, nobody knows which
+	// Lost in transit, with unknown effect.
 	errLost = errors.New("EOF")
 	errDial = &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("refused")} // nothing was sent
 )

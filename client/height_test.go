@@ -12,7 +12,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// shifted answers truthfully, with true proofs, but from another height than it was asked for.
+// shifted answers correctly, with valid proofs, but from a height other than the requested one.
 type shifted struct {
 	*fakeNode
 	by int64
@@ -23,8 +23,8 @@ func (n *shifted) ABCIQueryWithOptions(ctx context.Context, path string, data cm
 	return n.fakeNode.ABCIQueryWithOptions(ctx, path, data, opts)
 }
 
-// A node must not answer for the height of AtHeight from a lower or a higher one: proofs hold for
-// either.
+// TestAnotherHeight: a node must not answer for the height of AtHeight from a lower or a higher
+// one, because the proofs are valid for either.
 func TestAnotherHeight(t *testing.T) {
 	chain := newFakeChain(t)
 	for _, value := range []string{"1", "2", "3", "4"} { // blocks 3 to 6

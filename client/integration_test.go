@@ -16,8 +16,8 @@ import (
 
 // TestRealNode uses a real CometBFT node with the real application.
 func TestRealNode(t *testing.T) {
-	// The limit is for a node that hangs: a minute was too short under the race detector, beside
-	// other packages.
+	// The limit is for a node that hangs. A minute was too short under the race detector with other
+	// packages running.
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	address, genesis := demo()
@@ -55,8 +55,8 @@ func TestRealNode(t *testing.T) {
 		require.True(t, v.Verified && !v.Found)
 	}
 
-	// A write without a grant is refused until an admin gives one. The watch sees its record.
-	guest := ed25519.GenPrivKey() // a new one each time: the node keeps what an earlier run granted
+	// A write without a grant is refused until an admin issues one. The watch receives its record.
+	guest := ed25519.GenPrivKey() // a new one each time: the node keeps the grants of earlier runs
 	room := fmt.Appendf(nil, "guests/%x/", guest.PubKey().Address())
 	key := append(bytes.Clone(room), '1')
 	asGuest, err := client.Dial(ctx, []string{address}, client.WithKey(guest))

@@ -17,23 +17,24 @@ import (
 
 const (
 	keyType = "ed25519"
-	// ScryptWork is the logarithm of scrypt's cost, that of the age program: about a second, and
-	// 256 MiB. A file that wants more is refused: it would take the memory that it asks for.
+	// ScryptWork is the logarithm of the scrypt cost, as in the age program: about a second, and
+	// 256 MiB. Files with a higher cost are refused, because decryption would take the memory that
+	// they specify.
 	ScryptWork = 18
-	// maxSeedText is the length of what is encrypted: the seed in hex, and a newline.
+	// maxSeedText is the length of the encrypted text: the seed in hex, and a newline.
 	maxSeedText = 2*ed25519.SeedSize + 1
 )
 
-// keyFile is a key's file. It has a seed, or an encrypted one.
+// keyFile is the file of a key. It contains either a seed or an encrypted seed.
 type keyFile struct {
 	Type      string `json:"type"`
 	PublicKey string `json:"public_key"`     // hex
-	Seed      string `json:"seed,omitempty"` // hex; RFC 8032's private key
-	// Encrypted is an armored age file (age-encryption.org/v1) of Seed and a newline.
+	Seed      string `json:"seed,omitempty"` // hex; the private key of RFC 8032
+	// Encrypted is an armored age file (age-encryption.org/v1) that contains Seed and a newline.
 	Encrypted string `json:"encrypted_seed,omitempty"`
 
 	public  ed25519.PubKey
-	private ed25519.PrivKey // nil if it is encrypted
+	private ed25519.PrivKey // nil if encrypted
 }
 
 func encodeKeyFile(priv ed25519.PrivKey, passphrase string, work int) ([]byte, error) {
@@ -51,21 +52,21 @@ func encodeKeyFile(priv ed25519.PrivKey, passphrase string, work int) ([]byte, e
 	return append(content, '\n'), err
 }
 
-// decodeKeyFile decrypts nothing. Of an encrypted key, the public one is what the file says.
+// decodeKeyFile does not decrypt. The public key of an encrypted key is the one in the file.
 func decodeKeyFile(content []byte) (*keyFile, error) {
 	var file keyFile
 	if err := json.Unmarshal(content, &file); err != nil {
 		return nil, err
 	}
 	if file.Type != keyType {
-		return nil, fmt.Errorf("it has a key of type %q, not %s", file.Type, keyType)
+		return nil, fmt.Errorf("its key has type %q, not %s", file.Type, keyType)
 	}
 	if (file.Seed == "") == (file.Encrypted == "") {
-		return nil, errors.New("it has not exactly one of seed and encrypted_seed")
+		return nil, errors.New("it must have exactly one of seed and encrypted_seed")
 	}
 	public, err := hex.DecodeString(file.PublicKey)
 	if err != nil || len(public) != ed25519.PubKeySize {
-		return nil, fmt.Errorf("no public key of %d bytes in it", ed25519.PubKeySize)
+		return nil, fmt.Errorf("it has no public key of %d bytes", ed25519.PubKeySize)
 	}
 	file.public = public
 	if file.Encrypted != "" {
@@ -73,11 +74,11 @@ func decodeKeyFile(content []byte) (*keyFile, error) {
 	}
 	seed, err := hex.DecodeString(file.Seed)
 	if err != nil || len(seed) != ed25519.SeedSize {
-		return nil, fmt.Errorf("no %s seed of %d bytes in it", keyType, ed25519.SeedSize)
+		return nil, fmt.Errorf("it has no %s seed of %d bytes", keyType, ed25519.SeedSize)
 	}
 	file.private = ed25519.PrivKey(stded25519.NewKeyFromSeed(seed))
 	if public := file.private.PubKey(); !public.Equals(file.public) {
-		return nil, fmt.Errorf("its seed has public key %x, it says %s", public.Bytes(), file.PublicKey)
+		return nil, fmt.Errorf("its seed has public key %x, but the file has %s", public.Bytes(), file.PublicKey)
 	}
 	return &file, nil
 }
@@ -120,15 +121,15 @@ func decryptSeed(armored, passphrase string) (ed25519.PrivKey, error) {
 	if errors.As(err, &other) {
 		return nil, ErrPassphrase
 	} else if err != nil {
-		return nil, fmt.Errorf("not a key that can be decrypted: %w", err)
+		return nil, fmt.Errorf("cannot decrypt the key: %w", err)
 	}
 	text, err := io.ReadAll(io.LimitReader(r, maxSeedText+1))
 	if err != nil {
-		return nil, fmt.Errorf("not a key that can be decrypted: %w", err)
+		return nil, fmt.Errorf("cannot decrypt the key: %w", err)
 	}
 	seed, err := hex.DecodeString(strings.TrimSuffix(string(text), "\n"))
 	if err != nil || len(seed) != ed25519.SeedSize {
-		return nil, errors.New("what was encrypted is no seed in hex") // and is not shown
+		return nil, errors.New("the decrypted text is not a seed in hex") // and is not shown
 	}
 	return ed25519.PrivKey(stded25519.NewKeyFromSeed(seed)), nil
 }

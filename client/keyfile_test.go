@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// cheapKeyring takes milliseconds for a passphrase.
+// cheapKeyring needs only milliseconds for a passphrase.
 func cheapKeyring(dir string) *Keyring { return NewKeyring(dir).WithWork(10) }
 
 func TestEncryptedKey(t *testing.T) {
@@ -21,7 +21,7 @@ func TestEncryptedKey(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, alice.Encrypted)
 
-	// What is public needs no passphrase.
+	// Public data needs no passphrase.
 	shown, err := plain.Show("alice")
 	require.NoError(t, err)
 	require.Equal(t, alice, shown)
@@ -30,7 +30,7 @@ func TestEncryptedKey(t *testing.T) {
 
 	given := "wrong"
 	k := plain.WithPassphrase(func(name string) (string, error) {
-		require.Equal(t, "alice", name, "only of an encrypted key")
+		require.Equal(t, "alice", name, "only for an encrypted key")
 		return given, nil
 	})
 	_, err = k.Get("alice")
@@ -56,23 +56,23 @@ func TestEncryptedKey(t *testing.T) {
 	require.Equal(t, alice.PublicKey, imported.PublicKey)
 	require.True(t, imported.Encrypted)
 	_, err = k.ImportExported("other", exported[:len(exported)/2], "battery staple")
-	require.ErrorContains(t, err, "not a key that can be decrypted")
+	require.ErrorContains(t, err, "cannot decrypt the key")
 
-	// Without one it is as any other.
+	// Without a passphrase it is an ordinary key.
 	require.NoError(t, k.SetPassphrase("alice", ""))
 	again, err := plain.Get("alice")
 	require.NoError(t, err)
 	require.Equal(t, priv, again)
 	files, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, files, 2, "nothing half-written stays")
+	require.Len(t, files, 2, "no incomplete file stays")
 
 	require.NoError(t, plain.Delete("alice"))
 	require.ErrorIs(t, plain.Delete("alice"), ErrNoSuchKey)
 	require.Error(t, plain.Delete("../alice"))
 }
 
-// TestEncryptedForAnother: the public key of an encrypted file is not believed once it is open.
+// TestEncryptedForAnother: the public key in an encrypted file is checked after decryption.
 func TestEncryptedForAnother(t *testing.T) {
 	dir := t.TempDir()
 	k := cheapKeyring(dir).WithPassphrase(func(string) (string, error) { return "correct horse", nil })
@@ -93,7 +93,7 @@ func TestEncryptedForAnother(t *testing.T) {
 	require.ErrorContains(t, err, "is damaged: its seed has public key")
 }
 
-// TestGreedyKey: a file that wants more memory than ours do gets none.
+// TestGreedyKey: a file that requires more memory than our own files is refused.
 func TestGreedyKey(t *testing.T) {
 	const greedy = `-----BEGIN AGE ENCRYPTED FILE-----
 YWdlLWVuY3J5cHRpb24ub3JnL3YxCi0+IHNjcnlwdCBiYjhuTzVhOGRNVUd4V3Nl

@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
+
+	"github.com/starling-kv/starling/internal/durable"
 )
 
 var (
@@ -20,7 +22,7 @@ var (
 	ErrNoSuchKey = errors.New("no such key")
 	// ErrKeyExists means that a key would be overwritten.
 	ErrKeyExists = errors.New("the key exists already")
-	// ErrPassphrase means that an encrypted key has another passphrase, or that none was given.
+	// ErrPassphrase means that the passphrase of an encrypted key is wrong or was not given.
 	ErrPassphrase = errors.New("the passphrase of the key is missing or wrong")
 )
 
@@ -32,38 +34,38 @@ const (
 
 var keyName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
-// Keyring is a folder of private keys, one file NAME.json for each, readable by the owner only. A
-// key is encrypted if it was stored with a passphrase (EncryptWith, SetPassphrase); of another one,
-// anybody who can read the file controls the account.
+// Keyring is a folder of private keys, one file NAME.json for each, readable only by the owner. A
+// key is encrypted if it was stored with a passphrase (EncryptWith, SetPassphrase). Anybody who can
+// read the file of an unencrypted key controls the account.
 type Keyring struct {
 	dir string
-	ask func(name string) (string, error) // nil: no encrypted key can be used
-	// work is the logarithm of scrypt's cost for keys that are stored.
+	ask func(name string) (string, error) // nil: encrypted keys cannot be used
+	// work is the logarithm of the scrypt cost of stored keys.
 	work int
 }
 
-// NewKeyring returns the keyring in dir. The folder is created with the first key.
+// NewKeyring returns the keyring in dir. The folder is created together with the first key.
 func NewKeyring(dir string) *Keyring { return &Keyring{dir: dir, work: ScryptWork} }
 
-// WithPassphrase returns the same keyring, which asks for the passphrase of an encrypted key
-// whenever that key is needed.
+// WithPassphrase returns the same keyring. It asks for the passphrase whenever an encrypted key is
+// needed.
 func (k *Keyring) WithPassphrase(ask func(name string) (string, error)) *Keyring {
 	return &Keyring{dir: k.dir, ask: ask, work: k.work}
 }
 
-// WithWork returns the same keyring, which stores encrypted keys at another cost than ScryptWork,
-// as a logarithm: less for tests. One above it could not be read again.
+// WithWork returns the same keyring. It stores encrypted keys with another logarithm of the cost
+// than ScryptWork, such as a lower one for tests. Keys with a higher one could not be read again.
 func (k *Keyring) WithWork(work int) *Keyring {
 	return &Keyring{dir: k.dir, ask: k.ask, work: min(work, ScryptWork)}
 }
 
-// A KeyOption says how a key is stored.
+// A KeyOption changes how a key is stored.
 type KeyOption func(*stored)
 
 type stored struct{ passphrase string }
 
-// EncryptWith stores a key encrypted with a passphrase, by age's scrypt recipient. An empty one
-// leaves it unencrypted.
+// EncryptWith encrypts a key with a passphrase, using age's scrypt recipient. An empty passphrase
+// leaves the key unencrypted.
 func EncryptWith(passphrase string) KeyOption { return func(s *stored) { s.passphrase = passphrase } }
 
 // KeyInfo is the public part of a key.
@@ -82,7 +84,7 @@ func (k *Keyring) Add(name string, options ...KeyOption) (KeyInfo, error) {
 	return k.Import(name, seed, options...)
 }
 
-// Import stores a key by its 32 byte seed, or by the 64 bytes of seed and public key.
+// Import stores a key, given as its 32-byte seed, or as the 64 bytes of seed and public key.
 func (k *Keyring) Import(name string, private []byte, options ...KeyOption) (KeyInfo, error) {
 	if err := checkName(name); err != nil {
 		return KeyInfo{}, err
@@ -103,10 +105,10 @@ func (k *Keyring) Import(name string, private []byte, options ...KeyOption) (Key
 		return KeyInfo{}, fmt.Errorf("keyring: %w", err)
 	}
 	info := KeyInfo{Name: name, PublicKey: ed25519.PrivKey(priv).PubKey().Bytes(), Encrypted: how.passphrase != ""}
-	return info, k.write(name, content, os.Link)
+	return info, k.write(name, content, durable.WriteNew)
 }
 
-// ImportExported stores a key that Export has encrypted, with the same passphrase.
+// ImportExported stores a key that was encrypted by Export, with the same passphrase.
 func (k *Keyring) ImportExported(name string, exported []byte, passphrase string) (KeyInfo, error) {
 	priv, err := decryptSeed(string(exported), passphrase)
 	if err != nil {
@@ -115,8 +117,8 @@ func (k *Keyring) ImportExported(name string, exported []byte, passphrase string
 	return k.Import(name, priv, EncryptWith(passphrase))
 }
 
-// Export returns a key encrypted with a passphrase, of its own: an armored age file, whose content
-// is the seed in hex. `age --decrypt` opens it, too.
+// Export returns a key encrypted with a passphrase of its own: an armored age file that contains
+// the seed in hex. `age --decrypt` opens it, too.
 func (k *Keyring) Export(name, passphrase string) ([]byte, error) {
 	priv, err := k.Get(name)
 	if err != nil {
@@ -129,8 +131,8 @@ func (k *Keyring) Export(name, passphrase string) ([]byte, error) {
 	return []byte(exported), nil
 }
 
-// SetPassphrase stores a key anew, encrypted with another passphrase, or unencrypted if that is
-// empty. After a crash there is the file from before or the new one.
+// SetPassphrase stores a key again, encrypted with another passphrase, or unencrypted if that is
+// empty. After a crash, either the old file or the new one exists.
 func (k *Keyring) SetPassphrase(name, passphrase string) error {
 	priv, err := k.Get(name)
 	if err != nil {
@@ -140,10 +142,10 @@ func (k *Keyring) SetPassphrase(name, passphrase string) error {
 	if err != nil {
 		return fmt.Errorf("keyring: %w", err)
 	}
-	return k.write(name, content, os.Rename)
+	return k.write(name, content, durable.Write)
 }
 
-// Delete removes a key. Who has no other copy of it has lost what only its account may do.
+// Delete removes a key. Without another copy, access to its account is lost.
 func (k *Keyring) Delete(name string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -157,34 +159,21 @@ func (k *Keyring) Delete(name string) error {
 	return nil
 }
 
-// write never leaves half of a key: the file is complete and durable before place gives it its
-// name.
-func (k *Keyring) write(name string, content []byte, place func(from, to string) error) (err error) {
+// write writes the file of a key with durable.Write or WriteNew, which never leave an incomplete
+// file.
+func (k *Keyring) write(name string, content []byte, write func(path string, content []byte, mode fs.FileMode) error) error {
 	if err := os.MkdirAll(k.dir, dirMode); err != nil {
 		return fmt.Errorf("keyring: %w", err)
 	}
-	f, err := os.CreateTemp(k.dir, ".new-*") // mode 0600
-	if err != nil {
-		return fmt.Errorf("keyring: %w", err)
-	}
-	defer func() {
-		if gone := os.Remove(f.Name()); !errors.Is(gone, fs.ErrNotExist) { // it has been renamed
-			err = errors.Join(err, gone)
-		}
-	}()
-	_, err = f.Write(content)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("keyring: %w", err)
-	}
-	if err := place(f.Name(), k.path(name)); errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%w: %s (%s); choose another name, or move the file away", ErrKeyExists, name, k.path(name))
+	if err := write(k.path(name), content, 0o600); errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%w: %s (%s); choose another name, or move the file", ErrKeyExists, name, k.path(name))
 	} else if err != nil {
 		return fmt.Errorf("keyring: %w", err)
 	}
 	return nil
 }
 
-// Get returns a private key, which it decrypts if it is encrypted (WithPassphrase).
+// Get returns a private key. It decrypts an encrypted key (WithPassphrase).
 func (k *Keyring) Get(name string) (ed25519.PrivKey, error) {
 	file, err := k.read(name)
 	if err != nil {
@@ -205,12 +194,12 @@ func (k *Keyring) Get(name string) (ed25519.PrivKey, error) {
 		return nil, fmt.Errorf("keyring: %s: %w", k.path(name), err)
 	}
 	if public := priv.PubKey(); !public.Equals(file.public) {
-		return nil, fmt.Errorf("keyring: %s is damaged: its seed has public key %x, it says %s", k.path(name), public.Bytes(), file.PublicKey)
+		return nil, fmt.Errorf("keyring: %s is damaged: its seed has public key %x, but the file has %s", k.path(name), public.Bytes(), file.PublicKey)
 	}
 	return priv, nil
 }
 
-// read reads a file, and decrypts nothing.
+// read reads the file of a key without decrypting it.
 func (k *Keyring) read(name string) (*keyFile, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -223,7 +212,7 @@ func (k *Keyring) read(name string) (*keyFile, error) {
 		return nil, fmt.Errorf("keyring: %w", err)
 	}
 	if mode := stat.Mode().Perm(); mode&0o077 != 0 {
-		return nil, fmt.Errorf("keyring: others can read %s (mode %04o): if nobody has, `chmod 600 %s`", path, mode, path)
+		return nil, fmt.Errorf("keyring: others can read %s (mode %04o): if no other person has it, run `chmod 600 %s`", path, mode, path)
 	}
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -237,7 +226,7 @@ func (k *Keyring) read(name string) (*keyFile, error) {
 }
 
 func (k *Keyring) noSuchKey(name string) error {
-	return fmt.Errorf("%w: %q is not in %s; `starlingd keys list` shows what is, `starlingd keys add %s` makes it", ErrNoSuchKey, name, k.dir, name)
+	return fmt.Errorf("%w: %q is not in %s; `starlingd keys list` lists the keys, `starlingd keys add %s` creates it", ErrNoSuchKey, name, k.dir, name)
 }
 
 // Show returns the public part of a key. It needs no passphrase.
@@ -249,7 +238,7 @@ func (k *Keyring) Show(name string) (KeyInfo, error) {
 	return KeyInfo{Name: name, PublicKey: file.public, Encrypted: file.Encrypted != ""}, nil
 }
 
-// List returns the keys by name.
+// List returns the keys, sorted by name.
 func (k *Keyring) List() ([]KeyInfo, error) {
 	files, err := os.ReadDir(k.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -276,7 +265,7 @@ func (k *Keyring) path(name string) string { return filepath.Join(k.dir, name+ke
 
 func checkName(name string) error {
 	if !keyName.MatchString(name) {
-		return fmt.Errorf("keyring: %q is no name for a key: 1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit", name)
+		return fmt.Errorf("keyring: %q is not a valid name of a key: use 1 to 64 letters, digits, dots, dashes and underscores, the first a letter or digit", name)
 	}
 	return nil
 }

@@ -49,7 +49,7 @@ func TestKeyring(t *testing.T) {
 	require.Len(t, all, 3)
 	files, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Len(t, files, 3, "nothing half-written stays")
+	require.Len(t, files, 3, "no incomplete file stays")
 
 	stat, err := os.Stat(dir)
 	require.NoError(t, err)

@@ -12,7 +12,8 @@ import (
 
 	"github.com/cometbft/cometbft/types"
 
-	"github.com/starling-kv/starling/lightclient"
+	"github.com/starling-kv/starling/internal/sleep"
+	"github.com/starling-kv/starling/statesync/lightclient"
 )
 
 // DefaultTrustPeriod is the maximum age of a header whose validators vouch for newer ones.
@@ -21,12 +22,13 @@ const DefaultTrustPeriod = lightclient.DefaultTrustPeriod
 const (
 	// headerPatience limits the wait for the block after the one that was read.
 	headerPatience = 30 * time.Second
-	// headerPoll is the longest pause between two questions for a block that is not there yet.
+	// headerPoll is the longest pause between two requests for a block that does not exist yet.
 	headerPoll = 4 * firstPoll
-	// witnessPatience limits the wait for witnesses that lag or hang, while none has confirmed.
+	// witnessPatience limits the wait for witnesses that lag or hang while no witness has
+	// confirmed.
 	witnessPatience = 10 * time.Second
-	// witnessGrace limits the wait for the others once one has confirmed: see graceOf. What they
-	// say later still counts, for all later reads.
+	// witnessGrace limits the wait for the other witnesses once one has confirmed: see graceOf.
+	// Their later responses still count for all later reads.
 	witnessGrace = 500 * time.Millisecond
 	// maxBackwards limits the headers that are fetched one by one to reach one below all trusted
 	// ones.
@@ -133,7 +135,7 @@ func (v *verifier) awaitAlone(ctx context.Context, height int64, first *endpoint
 	defer cancel()
 	if err := v.start(limited); err != nil {
 		if errors.Is(err, errNotYet) || limited.Err() != nil {
-			return nil, fmt.Errorf("%w: header %d, which is to be trusted, was not had in time: is the height right, and has the chain reached it? (%w)", ErrUntrusted, v.trust.Height, err)
+			return nil, fmt.Errorf("%w: trusted header %d was not available in time: is the height right, and has the chain reached it? (%w)", ErrUntrusted, v.trust.Height, err)
 		}
 		return nil, err
 	}
@@ -199,7 +201,7 @@ func (v *verifier) fetch(ctx context.Context, from *endpoint, height int64) (*ty
 			return block, err
 		}
 		from.isAlive()
-		if pause(ctx, wait) != nil {
+		if sleep.For(ctx, wait) != nil {
 			return nil, err
 		}
 	}
@@ -236,15 +238,15 @@ func (v *verifier) start(ctx context.Context) error {
 	return nil
 }
 
-// trustedHeader fetches the header that the user trusts. It waits for it: who has just read the
-// newest header at one node may ask another, which is a block behind.
+// trustedHeader fetches the header that the user trusts. It waits for it, because the user may have
+// read the newest header at one node and then ask another node that is a block behind.
 func (v *verifier) trustedHeader(ctx context.Context, from *endpoint) (*types.LightBlock, error) {
 	root, err := v.fetch(ctx, from, v.trust.Height)
 	if err != nil {
 		return nil, err
 	}
 	if !bytes.Equal(root.Hash(), v.trust.Hash) {
-		return nil, fmt.Errorf("%w: header %d has hash %X at %s, %X is the trusted one: a wrong hash, or a node that lies", ErrUntrusted, v.trust.Height, root.Hash(), from.Remote(), v.trust.Hash)
+		return nil, fmt.Errorf("%w: header %d has hash %X at %s, %X is the trusted one: a wrong hash, or a Byzantine node", ErrUntrusted, v.trust.Height, root.Hash(), from.Remote(), v.trust.Hash)
 	}
 	if err := v.rules.Root(root, v.trust.Hash); err != nil {
 		return nil, fmt.Errorf("%w: the trusted header at %s: %w", ErrUntrusted, from.Remote(), err)
@@ -282,26 +284,18 @@ func (v *verifier) add(blocks []*types.LightBlock) {
 // forward verifies target from trusted, and fetches blocks in between from source. It returns the
 // blocks that are newly verified, target last.
 func (v *verifier) forward(ctx context.Context, source RPC, trusted, target *types.LightBlock) ([]*types.LightBlock, error) {
-	var verified []*types.LightBlock
-	for climb := v.rules.Climb(trusted, target); !climb.Done(); {
-		block, missing, err := climb.Step(v.now())
-		switch {
-		case errors.Is(err, lightclient.ErrExpired):
-			return nil, fmt.Errorf("what is trusted (height %d) is older than the trust period of %v: start from the height and hash of a recent header (a few days old at most) from a source you trust (%w)",
-				climb.From(), v.rules.TrustPeriod, err)
-		case err != nil:
-			return nil, err
-		case block != nil:
-			verified = append(verified, block)
-			continue
-		}
-		pivot, err := fetchLightBlock(ctx, source, v.chainID, missing)
-		if err != nil {
-			return nil, fmt.Errorf("validators changed since height %d, so headers in between are needed: %w", climb.From(), err)
-		}
-		climb.Give(pivot)
+	verified, from := []*types.LightBlock(nil), trusted.Height
+	err := v.rules.Climb(trusted, target, v.now, func(height int64) (*types.LightBlock, bool, error) {
+		pivot, err := fetchLightBlock(ctx, source, v.chainID, height)
+		return pivot, false, err
+	}, func(_ int64, proved *types.LightBlock) {
+		verified, from = append(verified, proved), proved.Height
+	})
+	if errors.Is(err, lightclient.ErrExpired) {
+		return nil, fmt.Errorf("what is trusted (height %d) is older than the trust period of %v: start from the height and hash of a recent header (a few days old at most) from a source you trust (%w)",
+			from, v.rules.TrustPeriod, err)
 	}
-	return verified, nil
+	return verified, err
 }
 
 // backwards follows the hashes from a trusted header down to a height.
@@ -343,10 +337,10 @@ func headerBelow(ctx context.Context, from RPC, trusted *types.Header) (*types.H
 	return commit.Header, nil
 }
 
-// confirm asks every node but from, which sent target, for the same header. One must have it. A
-// node with another one that verifies proves a fork. Once one has confirmed, nodes that were silent
-// before are not waited for, and the others for graceOf; what they say later counts for later
-// reads.
+// confirm asks every node except from, which sent target, for the same header. At least one must
+// have it. A node with another header that verifies proves a fork. Once a witness has confirmed,
+// confirm waits for the other witnesses for graceOf, and not at all for nodes that were silent
+// before. Their later responses count for later reads.
 func (v *verifier) confirm(ctx context.Context, from *endpoint, trusted, target *types.LightBlock) error {
 	if len(v.pool.all) == 1 {
 		return nil
@@ -401,16 +395,16 @@ func (v *verifier) confirm(ctx context.Context, from *endpoint, trusted, target 
 	return fmt.Errorf("%w: no witness confirms header %d of %s%s: %w", ErrUntrusted, target.Height, from.Remote(), moreWitnesses(len(witnesses)), errors.Join(failures...))
 }
 
-// moreWitnesses says what to do where a single other node could have confirmed a header.
+// moreWitnesses returns a hint for when only one other node could have confirmed a header.
 func moreWitnesses(number int) string {
 	if number > 1 {
 		return ""
 	}
-	return " (there is one other node only, which has to confirm it: name a third address or a witness, or, if you trust this node, its address alone)"
+	return " (only one other node is configured, and it must confirm the header: add a third address or a witness, or, if you trust this node, use its address alone)"
 }
 
-// graceOf returns how long witnesses are waited for once another has confirmed: hedgeAfter, and
-// four times as long as the farthest of them needs for an answer, but witnessGrace at most.
+// graceOf returns how long to wait for witnesses once another has confirmed: hedgeAfter plus four
+// times the latency of the slowest, but at most witnessGrace.
 func graceOf(witnesses []*endpoint) time.Duration {
 	farthest := time.Duration(0)
 	for _, w := range witnesses {
@@ -420,7 +414,8 @@ func graceOf(witnesses []*endpoint) time.Duration {
 }
 
 // witness returns nil if a node has target, ErrConflict if it has another header that verifies, and
-// otherwise why it does not count. It keeps a conflict for later reads, too.
+// otherwise the reason that it does not count as a confirmation. It keeps a conflict for later
+// reads.
 func (v *verifier) witness(ctx context.Context, witness, from *endpoint, trusted, target *types.LightBlock) error {
 	_, err := call(ctx, v.pool, witness, false, func(ctx context.Context, e *endpoint) (struct{}, error) {
 		return struct{}{}, v.compare(ctx, e, from, trusted, target)
@@ -448,7 +443,7 @@ func (v *verifier) compare(ctx context.Context, witness, from *endpoint, trusted
 	if _, err := v.forward(ctx, witness, trusted, theirs); err != nil {
 		return fmt.Errorf("%w: %s has another header, which does not verify: %w", ErrUntrusted, witness.Remote(), err)
 	}
-	return fmt.Errorf("%w %d: %X at %s, %X at %s. More than a third of the validators signed both; do not rely on this chain before its operators have looked at it",
+	return fmt.Errorf("%w %d: %X at %s, %X at %s. More than a third of the validators signed both; do not rely on this chain until its operators have investigated",
 		ErrConflict, target.Height, target.Hash(), from.Remote(), theirs.Hash(), witness.Remote())
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/lightclient"
+	"github.com/starling-kv/starling/statesync/lightclient"
 )
 
 func trusting(t *testing.T, trust Trust, nodes ...RPC) *Client {
@@ -93,7 +93,7 @@ func TestTrustedHeaderFromAWitness(t *testing.T) {
 	_, err = trusting(t, trust, joined, liar).verifier.header(testContext(t), 8, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 	require.ErrorContains(t, err, "lowest height is 6")
-	require.ErrorContains(t, err, "or a node that lies")
+	require.ErrorContains(t, err, "or a Byzantine node")
 }
 
 // TestTrustedHeaderComesLater: the trusted header was read at another node, which is a block ahead.
@@ -112,7 +112,7 @@ func TestTrustedHeaderComesLater(t *testing.T) {
 		began := time.Now()
 		_, err = trusting(t, trust, node).verifier.await(testContext(t), 6, nil)
 		require.ErrorIs(t, err, ErrUntrusted)
-		require.ErrorContains(t, err, "header 6, which is to be trusted, was not had in time")
+		require.ErrorContains(t, err, "trusted header 6 was not available in time")
 		require.LessOrEqual(t, time.Since(began), headerPatience+time.Second)
 	})
 }

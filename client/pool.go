@@ -13,47 +13,48 @@ import (
 )
 
 const (
-	// probeTimeout limits a question for the status of a node.
+	// probeTimeout limits a status request to a node.
 	probeTimeout = 5 * time.Second
-	// The interval of questions for a node's status is probeLost if it did not answer lately, and
-	// probeIdle otherwise; but only while the client is used.
+	// The interval of status requests is probeLost for a node that did not answer lately, and
+	// probeIdle otherwise. There are none while the client is not used.
 	probeLost, probeIdle = time.Second, 10 * time.Second
-	// behindFor is how long a node whose answer was too old is asked after the others. It doubles
-	// each time, up to behindMost doublings, until the node's answer is new enough.
+	// behindFor is how long a node whose answer was too old is asked only after the others. It
+	// doubles each time, up to behindMost doublings, until an answer of the node is recent enough.
 	behindFor  = time.Second
 	behindMost = 6
-	// promptWithin is the latency from which on a node is not waited for if others have answered.
+	// promptWithin is the latency above which a call does not wait for a node if others have
+	// answered.
 	promptWithin = 500 * time.Millisecond
-	// doubtFor is how long a node whose answer was false, or of a height that nobody confirmed, is
-	// asked after all others.
+	// doubtFor is how long a node is asked after all others, because its answer was false, or had a
+	// height that no other node confirmed.
 	doubtFor = time.Minute
 )
 
-// rank orders nodes by what is known of them. Nodes of lower rank are asked first.
+// rank orders nodes by their recorded state. Nodes of lower rank are asked first.
 type rank int
 
 const (
-	ready   rank = iota // it answered last
-	unknown             // it was not asked yet
+	ready   rank = iota // its last call was answered
+	unknown             // it has not been asked yet
 	behind              // it is catching up, or its last answer was too old
-	lost                // it did not answer last
-	doubted             // it sent what is false
-	foreign             // it serves another chain, and is never asked
+	lost                // its last call was not answered
+	doubted             // it sent a false answer
+	foreign             // it serves another chain and is never asked
 )
 
-// record is what a client remembers of a node. It has no lock: see endpoint.
+// record is the recorded state of a node. It has no lock: see endpoint.
 type record struct {
-	admitted bool          // it serves the chain; asked again once it was lost
-	foreign  error         // it serves another chain
+	admitted bool          // it serves the chain; checked again after it was lost
+	foreign  error         // not nil: it serves another chain
 	latency  time.Duration // see measured; 0: unknown
-	penalty  time.Duration // how long a question to it was open when another node had answered
-	lost     error         // why its last call failed; nil if it answered
-	heard    time.Time     // when it answered last
-	height   int64         // that it has reported while it was not catching up; 0: unknown
+	penalty  time.Duration // how long a call to it was open when another node answered
+	lost     error         // error of its last call; nil if it answered
+	heard    time.Time     // time of its last answer
+	height   int64         // reported while it was not catching up; 0: unknown
 	behind   time.Time     // until then it counts as behind
 	late     int           // how often in a row it was behind
 	doubted  time.Time     // until then it counts as doubted
-	probed   time.Time     // when its status was asked for last
+	probed   time.Time     // time of the last status request
 	probing  bool
 }
 
@@ -74,7 +75,7 @@ func (r *record) rank(now time.Time) rank {
 	}
 }
 
-// distance is the time in which an answer is expected.
+// distance returns the time in which an answer is expected.
 func (r *record) distance() time.Duration { return max(r.latency, r.penalty) }
 
 func (r *record) fellBehind() {
@@ -84,9 +85,9 @@ func (r *record) fellBehind() {
 	}
 }
 
-// measured adds the duration of a call that was answered. The latency is about the least of the
-// last ones: a shorter one counts at once, a longer one by a quarter (EWMA). What was measured
-// before the node was lost or silent says nothing any more.
+// measured records the duration of an answered call. The latency approximates the minimum of recent
+// calls: a shorter one replaces it at once, a longer one moves it by a quarter (EWMA). Measurements
+// from before the node was lost or silent are discarded.
 func (r *record) measured(took time.Duration) {
 	switch {
 	case r.latency == 0 || r.penalty > 0 || took < r.latency:
@@ -99,7 +100,7 @@ func (r *record) measured(took time.Duration) {
 
 func (r *record) lose(err error) { r.lost, r.admitted, r.latency, r.penalty = err, false, 0, 0 }
 
-// due reports whether it is time to ask for the node's status.
+// due reports whether it is time for a status request.
 func (r *record) due(now time.Time) bool {
 	every := probeIdle
 	if r.lost != nil || !r.admitted || r.distance() >= hedgeAfter {
@@ -108,9 +109,9 @@ func (r *record) due(now time.Time) bool {
 	return !r.probing && r.foreign == nil && now.Sub(r.probed) >= every
 }
 
-// order returns the indices of the records of nodes to ask, best first. best is the index that was
-// first before, or -1. It stays first among its equals unless another node is nearer by a third, so
-// that two nodes at about one distance do not take turns.
+// order returns the indexes of the nodes to ask, best first. best is the index that was first
+// before, or -1. It stays first within its rank unless another node is nearer by a third, so that
+// two nodes at about the same distance do not alternate.
 func order(now time.Time, records []record, best int) []int {
 	var list []int
 	for i := range records {
@@ -132,10 +133,10 @@ func order(now time.Time, records []record, best int) []int {
 	return list
 }
 
-// endpoint is a node, and what the client knows of it.
+// endpoint is a node, with its recorded state.
 type endpoint struct {
 	RPC
-	witness bool // it is asked for headers only, to confirm those of others
+	witness bool // it is only asked for headers, to confirm those of others
 	mu      struct {
 		sync.Mutex
 		record
@@ -154,7 +155,8 @@ func (e *endpoint) record() record {
 	return e.mu.record
 }
 
-// prompt reports whether the node, as far as it was asked, answered last, soon, and is not behind.
+// prompt reports whether a node is not behind and has answered its last call quickly. It is true
+// for a node that was not asked yet.
 func (e *endpoint) prompt() bool {
 	r := e.record()
 	return r.rank(time.Now()) <= unknown && r.penalty == 0 && r.latency < promptWithin
@@ -162,7 +164,7 @@ func (e *endpoint) prompt() bool {
 
 func (e *endpoint) isBehind() { e.update((*record).fellBehind) }
 
-// isCurrent notes that an answer was new enough.
+// isCurrent records that an answer was recent enough.
 func (e *endpoint) isCurrent() {
 	e.update(func(r *record) { r.behind, r.late = time.Time{}, 0 })
 }
@@ -171,8 +173,8 @@ func (e *endpoint) isDoubted() {
 	e.update(func(r *record) { r.doubted = time.Now().Add(doubtFor) })
 }
 
-// overtaken notes that another node answered, or the caller gave up, while a question to e had been
-// open for since. If e has answered meanwhile, that it has no answer yet, this is not its fault.
+// overtaken records that another node answered, or the caller gave up, while a call to e had been
+// open for since. If e has answered meanwhile that it has no answer yet, it is not penalized.
 func (e *endpoint) overtaken(since time.Duration) {
 	e.update(func(r *record) {
 		if time.Since(r.heard) >= since {
@@ -181,13 +183,13 @@ func (e *endpoint) overtaken(since time.Duration) {
 	})
 }
 
-// isAlive notes that a node has answered, if only that it has no answer yet.
+// isAlive records that a node has answered, even if only that it has no answer yet.
 func (e *endpoint) isAlive() {
 	e.update(func(r *record) { r.heard = time.Now() })
 }
 
-// note draws conclusions from a call that took so long, whose context had not ended before. Only
-// short calls, whose duration shows the distance of the node, are measured.
+// note records the result of a call that took that long and whose context had not ended before.
+// Only short calls are measured, because only their duration reflects the distance of the node.
 func (e *endpoint) note(took time.Duration, err error, short bool) {
 	e.update(func(r *record) {
 		if err != nil && !heard(err) {
@@ -204,19 +206,19 @@ func (e *endpoint) note(took time.Duration, err error, short bool) {
 	})
 }
 
-// pool is the nodes of a client. It measures them, and orders them for each question.
+// pool is the set of nodes of a client. It measures them and orders them for each call.
 type pool struct {
 	all   []*endpoint
-	nodes int // of all, without those that are witnesses only
+	nodes int // number of nodes in all that are not only witnesses
 	mu    struct {
 		sync.Mutex
-		chainID string    // empty until the first node has named it
-		best    *endpoint // that was first in the last order
-		writer  *endpoint // that accepted the last transaction
+		chainID string    // empty until the first node has reported it
+		best    *endpoint // first node of the last order
+		writer  *endpoint // node that accepted the last transaction
 
-		// verified is the highest verified height of a state; no later answer is older. claimed is
-		// the highest height that a node merely reported, of a write or of an unverified answer.
-		// That may be a lie, so it is waited for only briefly.
+		// verified is the highest verified height of a state; later answers are never older.
+		// claimed is the highest height that a node only reported, for a write or an unverified
+		// answer. It may be false, so it is waited for only briefly.
 		verified, claimed int64
 	}
 }
@@ -243,8 +245,8 @@ func (p *pool) chainID() string {
 	return p.mu.chainID
 }
 
-// order returns the nodes to ask, best first. first goes before all others while it is prompt;
-// those to avoid are left out.
+// order returns the nodes to ask, best first, without those to avoid. first precedes all others
+// while it is prompt.
 func (p *pool) order(first *endpoint, avoid []*endpoint) []*endpoint {
 	records := make([]record, len(p.all))
 	for i, e := range p.all {
@@ -267,12 +269,12 @@ func (p *pool) order(first *endpoint, avoid []*endpoint) []*endpoint {
 	return slices.DeleteFunc(list, func(e *endpoint) bool { return slices.Contains(avoid, e) })
 }
 
-// others returns all nodes but one, except those that are known to serve another chain.
+// others returns all nodes except than and those known to serve another chain.
 func (p *pool) others(than *endpoint) []*endpoint {
 	return slices.DeleteFunc(slices.Clone(p.all), func(e *endpoint) bool { return e == than || e.record().foreign != nil })
 }
 
-// silent returns the nodes that are not worth waiting for, unless that is all of them.
+// silent returns the nodes that are not prompt; nil if no node is prompt.
 func (p *pool) silent() []*endpoint {
 	all := slices.DeleteFunc(slices.Clone(p.all), (*endpoint).prompt)
 	if len(all) == len(p.all) {
@@ -311,7 +313,7 @@ func (p *pool) claimed(height int64) {
 	p.mu.claimed = max(p.mu.claimed, height)
 }
 
-// unclaim forgets a claim that no node could confirm, unless there is a higher one since.
+// unclaim forgets a claim that no node could confirm, unless a higher one was reported since.
 func (p *pool) unclaim(height int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -320,7 +322,7 @@ func (p *pool) unclaim(height int64) {
 	}
 }
 
-// admit checks that a node serves the chain, unless that is known.
+// admit checks that a node serves the chain, unless that is already known.
 func (p *pool) admit(ctx context.Context, e *endpoint) error {
 	if r := e.record(); r.foreign != nil || r.admitted {
 		return r.foreign
@@ -328,8 +330,8 @@ func (p *pool) admit(ctx context.Context, e *endpoint) error {
 	return p.probe(ctx, e)
 }
 
-// probe asks a node for its status, which shows that it lives, how far away it is, that it serves
-// the chain, and whether it is catching up.
+// probe requests the status of a node. It shows whether the node is alive, its distance, whether it
+// serves the chain, and whether it is catching up.
 func (p *pool) probe(ctx context.Context, e *endpoint) error {
 	began := time.Now()
 	e.update(func(r *record) { r.probed, r.probing = began, true })
@@ -338,7 +340,7 @@ func (p *pool) probe(ctx context.Context, e *endpoint) error {
 	defer cancel()
 	status, err := e.Status(limited)
 	if ctx.Err() != nil && err != nil {
-		return err // this shows nothing: whoever asked has gone
+		return err // says nothing about the node: the caller has given up
 	}
 	if err != nil {
 		e.note(0, err, false)
@@ -367,8 +369,8 @@ func (p *pool) probe(ctx context.Context, e *endpoint) error {
 	return err
 }
 
-// refresh probes, in the background, the nodes whose status is due. With a single node there is no
-// choice to make, and before the chain is known only the best node may name it.
+// refresh probes the nodes whose status is due, in the background. With a single node there is
+// nothing to choose. Before the chain id is known, only the best node may determine it.
 func (p *pool) refresh(ctx context.Context) {
 	if len(p.all) == 1 || p.chainID() == "" {
 		return
@@ -386,19 +388,20 @@ func (p *pool) refresh(ctx context.Context) {
 }
 
 var (
-	// errBehind means that an answer is older than what the client knows already.
+	// errBehind means that an answer is older than what the client already knows.
 	errBehind = errors.New("the node is behind")
 	// errCatchingUp means that a node refuses a call until it has all blocks.
 	errCatchingUp = errors.New("the node is catching up")
 )
 
-// answered reports whether err is the node's own answer, and not a failure to reach it.
+// answered reports whether err is an answer of the node, and not a failure to reach it.
 func answered(err error) bool {
 	var rpc *rpctypes.RPCError
 	return errors.As(err, &rpc)
 }
 
-// heard reports whether err shows that the node lives: it is its answer, or about its answer.
+// heard reports whether err shows that the node is alive: it is an answer of the node, or about
+// one.
 func heard(err error) bool {
 	for _, about := range []error{errBehind, errCatchingUp, errInCache, errNotFound, errNoIndex, errNotYet, ErrUnproved, ErrUntrusted, ErrConflict, ErrWrongChain} {
 		if errors.Is(err, about) {

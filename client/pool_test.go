@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Nodes are asked in the order of what is known of them, and then of their distance.
+// TestOrder: nodes are asked in the order of rank, and then of distance.
 func TestOrder(t *testing.T) {
 	now := time.Now()
 	ready := func(d time.Duration) record { return record{admitted: true, latency: d} }
@@ -41,5 +41,5 @@ func TestMeasured(t *testing.T) {
 	r.penalty = 200
 	require.EqualValues(t, 200, r.distance())
 	r.measured(80)
-	require.EqualValues(t, 80, r.distance(), "what was measured before the silence is forgotten")
+	require.EqualValues(t, 80, r.distance(), "measurements before the silence are discarded")
 }

@@ -9,32 +9,31 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// The keys of records of admins (docs/spec/records.md).
+// Keys of the records of admins (docs/spec/records.md).
 var (
 	adminPrefix    = []byte{tx.Reserved, 'a'}
 	thresholdKey   = []byte{tx.Reserved, 'k'}
 	proposalPrefix = []byte{tx.Reserved, 'o'}
 )
 
-// Admins are the admins that the state names, how many of them must approve of what admins do, and
-// what they propose.
+// Admins are the admins of a state, the number of approvals that they need, and their proposals.
 type Admins struct {
 	State
 	Threshold uint64
-	List      [][]byte // in the order of their keys
+	List      [][]byte // in key order
 	Proposals []Proposal
 }
 
-// Proposal is what an admin proposes.
+// Proposal is a proposal of an admin.
 type Proposal struct {
 	Proposer   []byte
 	Operations []tx.Operation
 	Expires    uint64   // the last block in which it can be approved
-	Approvals  [][]byte // of accounts that were admins when they approved
+	Approvals  [][]byte // accounts that were admins when they approved
 	Digest     [tx.DigestBytes]byte
 }
 
-// Admins reads the records of admins, as Scan does.
+// Admins reads the records of admins, like Scan.
 func (c *Client) Admins(ctx context.Context, options ...ReadOption) (*Admins, error) {
 	threshold, err := c.Get(ctx, thresholdKey, options...)
 	if err != nil {
@@ -73,7 +72,7 @@ func (c *Client) Admins(ctx context.Context, options ...ReadOption) (*Admins, er
 	err = records(proposalPrefix, func(account []byte, entry avlstar.KV) error {
 		p, err := c.decodeProposal(account, entry.Value)
 		if err != nil {
-			return fmt.Errorf("client: what account %x proposes at height %d does not decode: %w", account, all.Height, err)
+			return fmt.Errorf("client: the proposal of account %x at height %d does not decode: %w", account, all.Height, err)
 		}
 		all.Proposals = append(all.Proposals, *p)
 		return nil
@@ -81,8 +80,8 @@ func (c *Client) Admins(ctx context.Context, options ...ReadOption) (*Admins, er
 	return all, err
 }
 
-// decodeProposal computes the digest from what the record holds, so that an approval is of what is
-// shown.
+// decodeProposal computes the digest from the record itself, so that an approval applies to what is
+// displayed.
 func (c *Client) decodeProposal(proposer, value []byte) (*Proposal, error) {
 	record, err := tx.DecodeProposal(value)
 	if err != nil {
@@ -96,9 +95,9 @@ func (c *Client) decodeProposal(proposer, value []byte) (*Proposal, error) {
 	return p, err
 }
 
-// Propose proposes operations that only admins may send, which can be approved up to the block at
-// height expires, and approves of them. The client's account must be an admin; what it proposed
-// before is replaced.
+// Propose proposes operations that only admins may send, and approves them. They can be approved up
+// to the block at height expires. The client's account must be an admin. An earlier proposal of the
+// account is replaced.
 func (c *Client) Propose(ctx context.Context, expires uint64, operations ...tx.Operation) (*TxResult, error) {
 	operation, err := tx.NewPropose(expires, operations...)
 	if err != nil {
@@ -107,17 +106,17 @@ func (c *Client) Propose(ctx context.Context, expires uint64, operations ...tx.O
 	return c.Submit(ctx, operation)
 }
 
-// Approve approves of a proposal, exactly as it was read. The client's account must be an admin.
+// Approve approves a proposal, exactly as it was read. The client's account must be an admin.
 func (c *Client) Approve(ctx context.Context, p *Proposal) (*TxResult, error) {
 	return c.Submit(ctx, tx.NewApprove(p.Proposer, p.Digest))
 }
 
-// Withdraw takes back what the client's account proposes.
+// Withdraw withdraws the proposal of the client's account.
 func (c *Client) Withdraw(ctx context.Context) (*TxResult, error) {
 	return c.Submit(ctx, tx.NewWithdraw())
 }
 
-// Executed reports whether this transaction gave a proposal the last approval that it took.
+// Executed reports whether this transaction gave a proposal its last required approval.
 func (r *TxResult) Executed() bool {
 	return len(r.Results) == 1 && len(r.Results[0].Value) == 1 && r.Results[0].Value[0] == 1
 }

@@ -11,6 +11,7 @@ import (
 	rpcclient "github.com/cometbft/cometbft/rpc/client"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
 const (
@@ -18,12 +19,12 @@ const (
 	behindPatience = 10 * time.Second
 	// claimPatience limits the wait for a node to reach a height that another node only reported.
 	claimPatience = 2 * time.Second
-	// secondOpinion is how long the header that proves an answer is waited for before another node
-	// is asked as well: a node may report a height that the chain has not reached.
+	// secondOpinion is how long to wait for the header that proves an answer before another node is
+	// asked as well. The node may have reported a height that the chain has not reached.
 	secondOpinion = time.Second
 )
 
-// proof checks an answer against the app hash of the state that it is from.
+// proof checks an answer against the app hash of its state.
 type proof func(appHash avlstar.Hash) error
 
 // query is a read of the application's state.
@@ -34,7 +35,7 @@ type query[T any] struct {
 	decode func(*abci.ResponseQuery) (T, proof, error)
 }
 
-// reply is an answer of one node, decoded.
+// reply is a decoded answer of one node.
 type reply[T any] struct {
 	value  T
 	height int64
@@ -42,16 +43,16 @@ type reply[T any] struct {
 	from   *endpoint
 }
 
-// read puts a query to the nodes. If the client verifies, it returns only what is proved:
+// read sends a query to the nodes. If the client verifies, it returns only proved answers:
 //
 //	ask ──► answer of height H ──► header H+1, verified ──► proof ──► done
 //	           │                        │ not there after secondOpinion, or the proof is wrong
 //	           ▼ older than the floor   ▼
 //	       ask the node again,      ask another node, too; the first that is proved wins
-//	       and others beside it
+//	       and others as well
 //
-// The floor is the height of the last state that was verified. It never comes from the mere word of
-// a node, so a node that reports an enormous height costs a second opinion and stops nothing.
+// The floor is the height of the last verified state. It never comes from an unverified report of a
+// node, so a node that reports an enormous height causes a second opinion and blocks nothing.
 func read[T any](ctx context.Context, c *Client, q query[T]) (T, State, error) {
 	if !c.verifies(q.readOptions) {
 		a, err := askReply(ctx, c, q, nil)
@@ -67,7 +68,7 @@ func read[T any](ctx context.Context, c *Client, q query[T]) (T, State, error) {
 	return a.value, state, err
 }
 
-// askReply returns the first answer that is not too old, from any node but those to avoid.
+// askReply returns the first answer that is recent enough, from any node except those to avoid.
 func askReply[T any](ctx context.Context, c *Client, q query[T], avoid []*endpoint) (reply[T], error) {
 	a, _, err := ask(ctx, c.pool, question[reply[T]]{
 		what:  "query " + q.path,
@@ -81,7 +82,7 @@ func askReply[T any](ctx context.Context, c *Client, q query[T], avoid []*endpoi
 	return a, err
 }
 
-// replyOf asks one node until its answer is new enough. Meanwhile the caller asks others.
+// replyOf asks one node until its answer is recent enough. Meanwhile the caller asks others.
 func replyOf[T any](ctx context.Context, c *Client, q query[T], e *endpoint) (reply[T], error) {
 	began := time.Now()
 	for wait := firstPoll; ; wait = min(2*wait, longPoll) {
@@ -96,7 +97,7 @@ func replyOf[T any](ctx context.Context, c *Client, q query[T], e *endpoint) (re
 		if err = c.tooOld(a.height, q.readOptions, time.Since(began)); err != nil {
 			e.isAlive()
 			e.isBehind()
-			if time.Since(began) > behindPatience || pause(ctx, wait) != nil {
+			if time.Since(began) > behindPatience || sleep.For(ctx, wait) != nil {
 				return reply[T]{}, err
 			}
 			continue
@@ -112,8 +113,8 @@ func replyOf[T any](ctx context.Context, c *Client, q query[T], e *endpoint) (re
 	}
 }
 
-// tooOld returns errBehind if an answer is from before what the client has seen already. It forgets
-// a height that a node only reported if none has reached it within claimPatience.
+// tooOld returns errBehind if an answer is older than the heights that the client knows. It forgets
+// a height that a node only reported if no node has reached it within claimPatience.
 func (c *Client) tooOld(height int64, o readOptions, waited time.Duration) error {
 	verified, claimed := c.pool.floors()
 	switch {
@@ -129,7 +130,7 @@ func (c *Client) tooOld(height int64, o readOptions, waited time.Duration) error
 	return nil
 }
 
-// readProved is read for a client that verifies, from any node but those to avoid.
+// readProved is read for a client that verifies, from any node except those to avoid.
 func readProved[T any](ctx context.Context, c *Client, q query[T], avoid []*endpoint) (reply[T], State, error) {
 	a, err := askReply(ctx, c, q, avoid)
 	if err != nil {
@@ -159,7 +160,7 @@ func readProved[T any](ctx context.Context, c *Client, q query[T], avoid []*endp
 			switch {
 			case o.err == nil:
 				if o.reply.height < a.height-1 {
-					a.from.isDoubted() // nobody has confirmed the height that it reported
+					a.from.isDoubted() // no other node confirmed the height that it reported
 				}
 				return o.reply, o.state, nil
 			case errors.Is(o.err, ErrConflict):
@@ -182,7 +183,7 @@ func readProved[T any](ctx context.Context, c *Client, q query[T], avoid []*endp
 	return reply[T]{}, State{}, errors.Join(failures...)
 }
 
-// prove checks the proof of an answer of a height, and returns the state that it is from.
+// prove checks the proof of an answer at a height, and returns its state.
 func (c *Client) prove(ctx context.Context, height int64, from *endpoint, check proof) (State, error) {
 	header, err := c.verifier.await(ctx, height+1, from)
 	if err != nil {
@@ -190,11 +191,11 @@ func (c *Client) prove(ctx context.Context, height int64, from *endpoint, check 
 	}
 	s := State{Height: height, Time: header.Time, Verified: true}
 	if len(header.AppHash) != len(s.AppHash) {
-		return State{}, fmt.Errorf("%w: header %d has an app hash of %d bytes: not a chain of Starling", ErrUnproved, header.Height, len(header.AppHash))
+		return State{}, fmt.Errorf("%w: header %d has an app hash of %d bytes: not a Starling chain", ErrUnproved, header.Height, len(header.AppHash))
 	}
 	s.AppHash = avlstar.Hash(header.AppHash)
 	if err := check(s.AppHash); err != nil {
-		return State{}, fmt.Errorf("%w by app hash %v at height %d, %s lies or is broken: %w", ErrUnproved, s.AppHash, s.Height, from.Remote(), err)
+		return State{}, fmt.Errorf("%w by app hash %v at height %d, %s is Byzantine or broken: %w", ErrUnproved, s.AppHash, s.Height, from.Remote(), err)
 	}
 	return s, nil
 }

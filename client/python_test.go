@@ -34,8 +34,8 @@ func python(t *testing.T, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// TestPythonExample: the example writes, signed and as text, and proves that keys exist or do not
-// exist, from one trusted header.
+// TestPythonExample: the example writes signed and text transactions, and proves that keys exist or
+// do not exist, from one trusted header.
 func TestPythonExample(t *testing.T) {
 	address, _ := demo()
 	url := "http://" + address
@@ -58,7 +58,7 @@ func TestPythonExample(t *testing.T) {
 	}
 	for key, want := range map[string]string{
 		"fruit/apple": "green", "python/text": "plain",
-		// between, before and after all others
+		// Keys between, before and after all others.
 		"fruit/apples": "no such key", "!": "no such key", "~": "no such key",
 	} {
 		out, err := python(t, append([]string{"--node", url, "get", key}, trust...)...)
@@ -76,7 +76,7 @@ func newestHeader(t *testing.T, c *client.Client) (int64, []string) {
 	return height, []string{"--trust-height", strconv.FormatInt(height, 10), "--trust-hash", status.SyncInfo.LatestBlockHash.String()}
 }
 
-// TestPythonExampleRefuses: the example refuses answers of a node in which anything is altered.
+// TestPythonExampleRefuses: the example refuses altered answers of a node.
 func TestPythonExampleRefuses(t *testing.T) {
 	address, _ := demo()
 	c, err := client.Dial(t.Context(), []string{"http://" + address}, client.WithKey(admin))
@@ -84,7 +84,7 @@ func TestPythonExampleRefuses(t *testing.T) {
 	_, err = c.Put(t.Context(), []byte("fruit/pear"), []byte("green"))
 	require.NoError(t, err)
 	trusted, trust := newestHeader(t, c)
-	// now the state is another one
+	// Now the state has changed.
 	_, err = c.Put(t.Context(), []byte("fruit/plum"), fmt.Appendf(nil, "blue since block %d", trusted))
 	require.NoError(t, err)
 
@@ -92,7 +92,7 @@ func TestPythonExampleRefuses(t *testing.T) {
 	operator := func(result map[string]any, i int) map[string]any {
 		return response(result)["proofOps"].(map[string]any)["ops"].([]any)[i].(map[string]any)
 	}
-	// a bit of base64 data; at < 0: from the end
+	// flip flips a bit of base64 data; at < 0: counted from the end.
 	flip := func(m map[string]any, field string, at int) {
 		raw, err := base64.StdEncoding.DecodeString(m[field].(string))
 		require.NoError(t, err)
@@ -145,7 +145,7 @@ func TestPythonExampleRefuses(t *testing.T) {
 			require.NotContains(t, out, "Traceback")
 		})
 	}
-	// in the same way, which shows that only the lies were refused
+	// The honest node passes, which shows that only altered answers were refused.
 	t.Run("the honest node", func(t *testing.T) {
 		same := httptest.NewServer(altering("http://"+address, "", 0, nil))
 		defer same.Close()
@@ -160,8 +160,8 @@ func TestPythonExampleRefuses(t *testing.T) {
 	})
 }
 
-// altering forwards JSON-RPC to a node, and alters the results of one method, except for those of
-// the trusted height.
+// altering forwards JSON-RPC to a node, and alters the results of one method, except those at the
+// trusted height.
 func altering(node, method string, trusted int64, alter func(result map[string]any)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)

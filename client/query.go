@@ -11,12 +11,12 @@ import (
 	ctypes "github.com/cometbft/cometbft/rpc/core/types"
 )
 
-// queryAnswer is the result of abci_query as CometBFT writes it: bytes in base64, 64-bit numbers as
-// strings. CometBFT's own decoder reads the text several times more, through reflection and
-// protobuf's JSON form: a watch that catches up would spend half of its time there.
+// queryAnswer is the result of abci_query in CometBFT's JSON: bytes in base64, 64-bit numbers as
+// strings. CometBFT's own decoder reads the text several times more, with reflection and protobuf's
+// JSON mapping. A watch that catches up would spend half of its time there.
 type queryAnswer struct{ abci.ResponseQuery }
 
-// UnmarshalJSON is called by CometBFT's decoder. Fields that it does not know are skipped.
+// UnmarshalJSON is called by CometBFT's decoder. It skips unknown fields.
 func (a *queryAnswer) UnmarshalJSON(b []byte) error {
 	var result struct {
 		Response struct {
@@ -60,7 +60,7 @@ func (p *proofOps) decoded() *crypto.ProofOps {
 	return ops
 }
 
-// ABCIQueryWithOptions is CometBFT's, with another decoder.
+// ABCIQueryWithOptions is CometBFT's method with another decoder.
 func (n *node) ABCIQueryWithOptions(ctx context.Context, path string, data cmtbytes.HexBytes, o rpcclient.ABCIQueryOptions) (*ctypes.ResultABCIQuery, error) {
 	var a queryAnswer
 	_, err := n.caller.Call(ctx, "abci_query", map[string]any{"path": path, "data": data, "height": o.Height, "prove": o.Prove}, &a)

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a node writes is read as CometBFT's own client reads it.
+// TestQueryAnswer: answers are decoded as by CometBFT's own client.
 func TestQueryAnswer(t *testing.T) {
 	t.Parallel()
 	for name, response := range map[string]abci.ResponseQuery{

@@ -13,7 +13,7 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Pages forwards and in reverse, with values and without, all verified.
+// TestRangeOptions reads pages forwards and in reverse, with values and without, all verified.
 func TestRangeOptions(t *testing.T) {
 	ctx, _, _, c := connected(t)
 	var (
@@ -64,7 +64,7 @@ func TestRangeOptions(t *testing.T) {
 	require.Equal(t, []string{"k/01", "k/00"}, last)
 }
 
-// Answers in reverse and without values are proved like others.
+// TestRangeOptionLies: answers in reverse and without values are proved like others.
 func TestRangeOptionLies(t *testing.T) {
 	ctx, _, node, c := connected(t)
 	var ops []tx.Operation
@@ -98,7 +98,8 @@ func TestRangeOptionLies(t *testing.T) {
 	}
 }
 
-// Without verification a node can lie, but cannot make a scan in reverse loop forever.
+// TestReverseScanEnds: without verification a node can return false entries, but cannot make a
+// reverse scan loop forever.
 func TestReverseScanEnds(t *testing.T) {
 	ctx, _, node, c := connected(t)
 	for _, next := range []string{"b", "z", ""} {

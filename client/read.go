@@ -18,33 +18,33 @@ import (
 const (
 	// DefaultRangeLimit is the number of entries of a page unless the caller sets Limit.
 	DefaultRangeLimit = 1000
-	// MaxRangeLimit is the number above which no node returns entries in a page.
+	// MaxRangeLimit is the maximum number of entries that a node returns in a page.
 	MaxRangeLimit = 10_000
 )
 
-// State identifies the state that an answer is from.
+// State identifies the state of an answer.
 type State struct {
 	Height   int64 // the state after this block
-	Verified bool  // the proof leads to a header that is trusted; the fields below are set
+	Verified bool  // the proof leads to a trusted header; the fields below are set
 	AppHash  avlstar.Hash
-	Time     time.Time // of header Height+1, which holds AppHash: it shows how old the answer is
+	Time     time.Time // of header Height+1, which has AppHash: it shows the age of the answer
 }
 
 // Value is the result of a read of one key.
 type Value struct {
 	State
 	Key   []byte
-	Value []byte // nil where not Found
+	Value []byte // nil if not Found
 	Found bool
-	Proof *avlstar.Proof // where asked for, or verified
+	Proof *avlstar.Proof // if requested, or verified
 }
 
 // Page is one part of a range.
 type Page struct {
 	State
-	Entries []avlstar.KV       // with KeysOnly without values
-	Keys    []avlstar.KeyEntry // with KeysOnly: of the same keys, length and SHA-256 of the values
-	// Start of the next page or, with Reverse, its end; nil: that was the last.
+	Entries []avlstar.KV       // without values with KeysOnly
+	Keys    []avlstar.KeyEntry // with KeysOnly: length and SHA-256 of the values
+	// Next is the start of the next page or, with Reverse, its end; nil: this is the last page.
 	Next  []byte
 	Proof *avlstar.RangeProof
 }
@@ -73,15 +73,15 @@ func Unverified() ReadOption { return func(o *readOptions) { o.believe = true } 
 // Limit sets the maximum number of entries of a page (DefaultRangeLimit). A node may return fewer.
 func Limit(n int) ReadOption { return func(o *readOptions) { o.limit = n } }
 
-// KeysOnly leaves the values out: Page.Keys has their lengths and hashes, which are proved like
-// values, and that no key is missing is proved too.
+// KeysOnly omits the values. Page.Keys has their lengths and hashes, which are proved like values.
+// The proof also shows that no key is missing.
 func KeysOnly() ReadOption { return func(o *readOptions) { o.keysOnly = true } }
 
-// Reverse reads a range from its end. The entries of a page are in descending order then.
+// Reverse reads a range from its end, so the entries of a page are in descending order.
 func Reverse() ReadOption { return func(o *readOptions) { o.reverse = true } }
 
-// Get reads a key from the latest state, or that of AtHeight. With verification it waits for the
-// header that proves the answer, which is that of the next block.
+// Get reads a key from the latest state, or from that of AtHeight. With verification it waits for
+// the header that proves the answer, which is that of the next block.
 func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (*Value, error) {
 	if len(key) < 1 || len(key) > avlstar.MaxKeyBytes {
 		return nil, fmt.Errorf("client: a key has 1 to %d bytes, this one has %d", avlstar.MaxKeyBytes, len(key))
@@ -101,7 +101,7 @@ func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (*V
 }
 
 func decodeValue(key []byte, o readOptions, a *abci.ResponseQuery) (*Value, proof, error) {
-	v := &Value{Key: key, Found: len(a.Value) > 0} // no value is empty
+	v := &Value{Key: key, Found: len(a.Value) > 0} // values are never empty
 	if v.Found {
 		v.Value = a.Value
 	}
@@ -116,7 +116,7 @@ func decodeValue(key []byte, o readOptions, a *abci.ResponseQuery) (*Value, proo
 }
 
 // Range reads the keys in [start, end) in order; an empty bound is open. Verified pages are
-// complete: nothing between two entries was left out, nor between the bound and the first.
+// complete: no key is missing between two entries, or between the bound and the first entry.
 func (c *Client) Range(ctx context.Context, start, end []byte, options ...ReadOption) (*Page, error) {
 	if len(end) > 0 && bytes.Compare(start, end) >= 0 {
 		return nil, errors.New("client: the range is empty: its start is not below its end")
@@ -143,9 +143,9 @@ func decodePage(start, end []byte, o readOptions, a *abci.ResponseQuery) (page *
 	}
 	from, next := start, page.Next
 	if o.reverse && next != nil {
-		// The page is the whole range from its last entry on, which is the end of the next page.
+		// The page is the whole range from its last entry on; the next page ends before that entry.
 		if n := len(page.Entries); n == 0 || !bytes.Equal(page.Entries[n-1].Key, next) {
-			return nil, nil, fmt.Errorf("%w: its next page does not begin where this one ends: does the node read in reverse?", ErrUnproved)
+			return nil, nil, fmt.Errorf("%w: its next page does not begin where this one ends: does the node support reverse reads?", ErrUnproved)
 		}
 		from, next = next, nil
 	}
@@ -168,19 +168,19 @@ func decodePage(start, end []byte, o readOptions, a *abci.ResponseQuery) (page *
 		}
 		return avlstar.VerifyRange(appHash, from, end, o.limit, entries, next, *page.Proof)
 	}
-	// The proof shows that too. An unverified answer must not make Scan loop forever.
+	// The proof shows this, too, but an unverified answer must not make Scan loop forever.
 	ahead := page.Next == nil || bytes.Compare(page.Next, start) > 0
 	if o.reverse {
 		ahead = page.Next == nil || len(page.Next) > 0 && bytes.Compare(page.Next, start) >= 0 && (len(end) == 0 || bytes.Compare(page.Next, end) < 0)
 	}
 	if !ahead {
-		return nil, nil, fmt.Errorf("%w: its next page does not lie behind this one", ErrUnproved)
+		return nil, nil, fmt.Errorf("%w: its next page does not follow this one", ErrUnproved)
 	}
 	return page, verify, nil
 }
 
 // Count returns the number of keys in [start, end), from the state of its first page. It reads all
-// of them, without values. With verification the number is proved: State.Verified reports that.
+// keys, without values. With verification the number is proved, as State.Verified reports.
 func (c *Client) Count(ctx context.Context, start, end []byte, options ...ReadOption) (int, State, error) {
 	options = append(options[:len(options):len(options)], KeysOnly(), Limit(MaxRangeLimit))
 	count := 0
@@ -197,7 +197,7 @@ func (c *Client) Count(ctx context.Context, start, end []byte, options ...ReadOp
 	}
 }
 
-// rest returns the bounds of the next page.
+// rest returns the bounds of the remaining range.
 func (o readOptions) rest(start, end []byte, page *Page) (from, to []byte) {
 	switch {
 	case page.Next == nil:
@@ -208,7 +208,8 @@ func (o readOptions) rest(start, end []byte, page *Page) (from, to []byte) {
 	return page.Next, end
 }
 
-// Scan reads a whole range page by page, from the state of the first page. It ends after an error.
+// Scan reads a whole range page by page, all from the state of the first page. It ends after an
+// error.
 func (c *Client) Scan(ctx context.Context, start, end []byte, options ...ReadOption) iter.Seq2[avlstar.KV, error] {
 	return func(yield func(avlstar.KV, error) bool) {
 		for {
@@ -230,8 +231,8 @@ func (c *Client) Scan(ctx context.Context, start, end []byte, options ...ReadOpt
 	}
 }
 
-// PrefixEnd returns the least key above all that start with prefix, or nil (open) if there is none.
-// [prefix, PrefixEnd(prefix)) is the range of a prefix.
+// PrefixEnd returns the least key above all keys with a prefix, or nil (open) if there is none. The
+// range of a prefix is [prefix, PrefixEnd(prefix)).
 func PrefixEnd(prefix []byte) []byte {
 	for i := len(prefix) - 1; i >= 0; i-- {
 		if prefix[i] < 0xff {
@@ -255,7 +256,8 @@ func (c *Client) readOptions(options []ReadOption) readOptions {
 
 func (c *Client) verifies(o readOptions) bool { return c.verifier != nil && !o.believe }
 
-// splitProof splits a proof into its two operators. In an empty tree there is only the map's.
+// splitProof splits a proof into its two operators. For an empty tree there is only the operator of
+// the map.
 func splitProof(ops *crypto.ProofOps, kind string, key []byte) (state, simpleMap []byte, err error) {
 	if ops == nil {
 		return nil, nil, fmt.Errorf("%w: it has no proof", ErrUnproved)

@@ -22,11 +22,11 @@ import (
 	"github.com/starling-kv/starling/node/home"
 )
 
-// admin signs as the admin of the network that the examples and the integration test talk to; it
+// admin signs as the admin of the network that is used by the examples and the integration test. It
 // may write everywhere.
 var admin = ed25519.GenPrivKeyFromSecret([]byte("the admin of the examples"))
 
-// A network of one real node in this process, which is started when the first test needs it.
+// A network of one real node in this process, started when the first test needs it.
 var network struct {
 	sync.Once
 	address string
@@ -56,7 +56,7 @@ func startNetwork() error {
 	if err != nil {
 		return err
 	}
-	held, err := ports.Hold(1) // CometBFT binds it itself
+	held, err := ports.Hold(1) // CometBFT itself binds the port
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func startNetwork() error {
 		App: app.Genesis{Open: true, SnapshotInterval: 5, ChunkBytes: 1000, Admins: []string{account},
 			Grants: []app.GenesisGrant{{Grantee: account, Prefix: "fruit/"}, {Grantee: account, Prefix: "test/"}}},
 		Edit: func(c *cfg.Config, a *config.App) {
-			// a test asks for an older height, and the machine may be slow
+			// A test asks for an older height, and the machine may be slow.
 			a.State.KeepRecent = 100_000
 			c.RPC.ListenAddress = "tcp://" + network.address
 			c.P2P.ListenAddress = "tcp://127.0.0.1:0"

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// relay passes connections on to a node. It can be killed, or stopped like a process by SIGSTOP:
-// the kernel still accepts connections and bytes, and nobody answers.
+// relay forwards connections to a node. It can be killed, or stopped like a process by SIGSTOP: the
+// kernel still accepts connections and bytes, and nothing answers.
 type relay struct {
 	to       string
 	address  string
@@ -17,7 +17,7 @@ type relay struct {
 
 	mu      sync.Mutex
 	conns   []net.Conn
-	stopped chan struct{} // open while it is stopped; else nil
+	stopped chan struct{} // open while it is stopped; otherwise nil
 	killed  bool
 }
 

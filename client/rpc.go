@@ -19,8 +19,8 @@ import (
 	"github.com/cometbft/cometbft/types"
 )
 
-// RPC is what a Client needs of a CometBFT node. The methods are called concurrently, and must
-// return when their context ends. An error that is the node's own answer must be an
+// RPC is the part of a CometBFT node that a Client needs. The methods are called concurrently, and
+// must return when their context ends. An error that is an answer of the node must be an
 // *rpctypes.RPCError.
 type RPC interface {
 	Status(ctx context.Context) (*ctypes.ResultStatus, error)
@@ -30,32 +30,34 @@ type RPC interface {
 	Commit(ctx context.Context, height *int64) (*ctypes.ResultCommit, error)
 	Validators(ctx context.Context, height *int64, page, perPage *int) (*ctypes.ResultValidators, error)
 
-	// Remote names the node in messages.
+	// Remote returns the name of the node in messages.
 	Remote() string
 }
 
 const (
-	// callTimeout limits one call, even if the context of the caller allows more.
+	// callTimeout limits one call, even if the caller's context allows more.
 	callTimeout = 30 * time.Second
-	// dialTimeout limits the connection to a node, which swallows packets if it takes longer.
+	// dialTimeout limits the connection to a node. If it takes longer, packets are being dropped.
 	dialTimeout = 5 * time.Second
-	// maxAnswerBytes limits an answer. The largest page of a range in base64, with its proof, fits.
+	// maxAnswerBytes limits an answer. The largest page of a range fits, in base64 and with its
+	// proof.
 	maxAnswerBytes = 64 << 20
-	// maxIdle is how many connections to a node stay open for a minute after their last use.
+	// maxIdle is the number of connections to a node that stay open for a minute after their last
+	// use.
 	maxIdle = 1024
 )
 
 // node is an RPC over HTTP.
 type node struct {
 	*rpchttp.HTTP
-	caller jsonrpc.Caller // of ABCIQueryWithOptions
+	caller jsonrpc.Caller // for ABCIQueryWithOptions
 	url    *url.URL
 }
 
 var _ RPC = (*node)(nil)
 
-// NewRPC returns the RPC of the node at an address such as 127.0.0.1:26657, or with http://,
-// https:// or, as in config.toml, tcp://. It does not connect.
+// NewRPC returns the RPC of the node at an address such as 127.0.0.1:26657, optionally with
+// http://, https:// or, as in config.toml, tcp://. It does not connect.
 func NewRPC(address string) (RPC, error) {
 	u, err := parseAddress(address)
 	if err != nil {
@@ -76,9 +78,8 @@ func NewRPC(address string) (RPC, error) {
 	return &node{HTTP: c, caller: caller, url: u}, nil
 }
 
-// NewHTTP returns CometBFT's own client of a node, for the calls that RPC lacks. Time and length of
-// answers are limited as for RPC. The answers are as the node sent them, and unchecked: even
-// pointers may be nil.
+// NewHTTP returns CometBFT's own client of a node, for calls that are not in RPC. Duration and
+// length of answers are limited as for RPC. The answers are not checked: even pointers may be nil.
 func NewHTTP(address string) (*rpchttp.HTTP, error) {
 	u, err := parseAddress(address)
 	if err != nil {
@@ -104,8 +105,8 @@ func newTransport(address string, u *url.URL) (*http.Client, error) {
 	if t, ok := hc.Transport.(*http.Transport); ok {
 		t.DialContext = (&net.Dialer{Timeout: dialTimeout}).DialContext
 		t.TLSHandshakeTimeout = dialTimeout
-		// A watch holds a connection while it waits. Those that were not kept between two answers
-		// would be opened again for each.
+		// A watch holds a connection while it waits. Connections that are not kept between two
+		// answers would be reopened for each.
 		t.MaxIdleConns, t.MaxIdleConnsPerHost = 0, maxIdle
 		t.IdleConnTimeout = time.Minute
 	}
@@ -113,7 +114,7 @@ func newTransport(address string, u *url.URL) (*http.Client, error) {
 	return hc, nil
 }
 
-// parseAddress turns every form of an RPC address into a URL.
+// parseAddress converts any form of an RPC address to a URL.
 func parseAddress(address string) (*url.URL, error) {
 	s := strings.TrimSpace(address)
 	if !strings.Contains(s, "://") {
@@ -128,12 +129,12 @@ func parseAddress(address string) (*url.URL, error) {
 		u.Scheme = "http"
 	case "http", "https":
 	default:
-		return nil, fmt.Errorf("address %q: scheme %q is none of http, https and tcp", address, u.Scheme)
+		return nil, fmt.Errorf("address %q: scheme %q is not http, https or tcp", address, u.Scheme)
 	}
 	if u.Host == "" {
 		return nil, fmt.Errorf("address %q has no host, write it as http://127.0.0.1:26657", address)
 	}
-	// A listen address such as 0.0.0.0 names no host to connect to.
+	// A listen address such as 0.0.0.0 does not name a host to connect to.
 	if host, port, err := net.SplitHostPort(u.Host); err == nil && (host == "" || net.ParseIP(host).IsUnspecified()) {
 		u.Host = net.JoinHostPort("127.0.0.1", port)
 	}
@@ -143,7 +144,7 @@ func parseAddress(address string) (*url.URL, error) {
 // Remote hides a password in the address.
 func (n *node) Remote() string { return n.url.Redacted() }
 
-// limitedTransport refuses answers that are too long to be honest.
+// limitedTransport refuses answers that exceed maxAnswerBytes.
 type limitedTransport struct{ http.RoundTripper }
 
 func (t limitedTransport) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -172,7 +173,7 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// notSent reports whether err shows that a request never left this machine.
+// notSent reports whether err shows that a request was never sent.
 func notSent(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "dial"

@@ -11,22 +11,22 @@ import (
 
 	"github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/tx"
 )
 
 const (
-	// sendTimeout limits the sending of a transaction to one node if there are others to send it
-	// to.
+	// sendTimeout limits sending a transaction to one node if there are other nodes.
 	sendTimeout = 2 * time.Second
-	// lostRetries is how often a transaction is sent again at once, to all nodes, while no node has
-	// confirmed that it came.
+	// lostRetries is how often a transaction is sent to all nodes again at once while no node has
+	// confirmed that it arrived.
 	lostRetries = 3
-	// What was sent and not yet seen in a block is kept up to these limits for each account. The
-	// oldest are dropped; whoever waits for them still sends them again.
+	// Limits, for each account, of the transactions kept that were sent and not yet seen in a
+	// block. The oldest are dropped; their Sent.Wait still sends them again.
 	maxFlying, maxFlyingBytes = 1024, 32 << 20
 )
 
-// account is what the client remembers about a key.
+// account is the state that the client keeps for a key.
 type account struct {
 	// turn is held from the choice of a nonce until a node has answered, so that nonces are sent in
 	// order. It guards next and known.
@@ -36,8 +36,8 @@ type account struct {
 
 	mu struct {
 		sync.Mutex
-		flying []*Sent // not known to be in a block, by nonce
-		least  uint64  // no nonce below is next: a node has reported that they are used
+		flying []*Sent // sent and not known to be in a block, by nonce
+		least  uint64  // next is not below it: a node has reported that those nonces are used
 	}
 }
 
@@ -52,7 +52,7 @@ func (c *Client) account(publicKey []byte) *account {
 	return a
 }
 
-// lock waits for its turn, or until ctx ends.
+// lock waits for turn, or until ctx ends.
 func (a *account) lock(ctx context.Context) error {
 	select {
 	case a.turn <- struct{}{}:
@@ -86,7 +86,7 @@ func (a *account) forget(s *Sent) {
 	a.mu.flying = slices.DeleteFunc(a.mu.flying, func(other *Sent) bool { return other == s })
 }
 
-// used notes that a transaction is in a block.
+// used records that a transaction is in a block.
 func (a *account) used(s *Sent) {
 	a.forget(s)
 	a.mu.Lock()
@@ -100,14 +100,14 @@ func (a *account) least() uint64 {
 	return a.mu.least
 }
 
-// disbelieve forgets which nonces were reported to be used.
+// disbelieve discards the reports about used nonces.
 func (a *account) disbelieve() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.mu.least = 0
 }
 
-// before returns what was sent with lower nonces and may not be in a block.
+// before returns the transactions sent with lower nonces that may not be in a block.
 func (a *account) before(nonce uint64) []*Sent {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -125,7 +125,7 @@ type Sent struct {
 
 	mu struct {
 		sync.Mutex
-		at *endpoint // which accepted it last; nil if no node has
+		at *endpoint // node that accepted it last; nil: none
 	}
 }
 
@@ -136,8 +136,8 @@ func (s *Sent) acceptedBy(e *endpoint) {
 }
 
 // stranded reports whether the node that accepted the transaction has been lost since, or is silent
-// where others answer: it may be stopped, with a transaction that nobody else has. If it was only
-// slow, another one has the same bytes then, too, which does no harm.
+// while others answer. It may have stopped while no other node has the transaction. If it was only
+// slow, sending the same bytes to another node does no harm.
 func (s *Sent) stranded() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -158,7 +158,7 @@ func (c *Client) Send(ctx context.Context, operations ...tx.Operation) (*Sent, e
 	return sent, nil
 }
 
-// send is Send. If the error is an *UnknownOutcomeError, it returns the transaction as well.
+// send is Send, but with an *UnknownOutcomeError it also returns the transaction.
 func (c *Client) send(ctx context.Context, operations []tx.Operation) (*Sent, error) {
 	if c.key == nil {
 		return nil, ErrNoKey
@@ -174,19 +174,19 @@ func (c *Client) send(ctx context.Context, operations []tx.Operation) (*Sent, er
 		if !again || attempt == nonceAttempts {
 			return sent, err
 		}
-		if err := pause(ctx, time.Duration(attempt)*firstPoll); err != nil {
+		if err := sleep.For(ctx, time.Duration(attempt)*firstPoll); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// nonceRefused reports whether err means that a transaction was refused for its nonce, and nothing
-// else became of it. An *UnknownOutcomeError may hold such a refusal of bytes that were executed.
+// nonceRefused reports whether err means that a transaction was refused for its nonce and was not
+// executed. An *UnknownOutcomeError may contain such a refusal of bytes that were executed.
 func nonceRefused(err error) bool {
 	return errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) && !errors.As(err, new(*UnknownOutcomeError))
 }
 
-// sendOnce signs and sends once. The caller must have the account's turn.
+// sendOnce signs and sends once. The caller must hold the account's turn.
 func (c *Client) sendOnce(ctx context.Context, a *account, operations []tx.Operation) (*Sent, error) {
 	if !a.known {
 		next, err := c.nextNonce(ctx, a)
@@ -217,7 +217,8 @@ func (c *Client) sendOnce(ctx context.Context, a *account, operations []tx.Opera
 	}
 }
 
-// sendAgain sends the bytes of a transaction again, after those before it that a node lacks.
+// sendAgain sends the bytes of a transaction again, after earlier ones that are missing at the
+// node.
 func (c *Client) sendAgain(ctx context.Context, s *Sent) error {
 	if s.account.turn != nil {
 		if err := s.account.lock(ctx); err != nil {
@@ -226,18 +227,18 @@ func (c *Client) sendAgain(ctx context.Context, s *Sent) error {
 		defer s.account.unlock()
 	}
 	at, err := c.deliver(ctx, s)
-	s.acceptedBy(at) // nil after an error: the next attempt is that of the next interval
+	s.acceptedBy(at) // nil after an error: the next attempt follows at the next interval
 	return err
 }
 
 // errInCache is CometBFT's mempool.ErrTxInCache, of which only the text arrives.
 var errInCache = errors.New("the node has it already")
 
-// deliver sends a transaction to one node after the other until one accepts it, the node that
-// accepted the last one first. All bytes are sent as they are, so nothing can be executed twice.
+// deliver sends a transaction to one node after the other until one accepts it, beginning with the
+// node that accepted the last one. The bytes are always the same, so nothing can be executed twice.
 //
-// The error is errInCache if a node has it already, *TxError if a node refused it and no node can
-// have it, *UnknownOutcomeError if a node may have it, or another one if none can have it.
+// The error is errInCache if a node already has it, *TxError if a node refused it and no node can
+// have it, *UnknownOutcomeError if a node may have it, and another error if no node can have it.
 func (c *Client) deliver(ctx context.Context, s *Sent) (at *endpoint, err error) {
 	var unknown *UnknownOutcomeError
 	c.pool.refresh(ctx)
@@ -251,7 +252,7 @@ func (c *Client) deliver(ctx context.Context, s *Sent) (at *endpoint, err error)
 			case err == nil, errors.Is(err, errInCache):
 				c.pool.writes(e)
 				if unknown != nil {
-					err = nil // the node may have it from this very call
+					err = nil // the node may have it from this call
 				}
 				return e, err
 			case errors.As(err, &refused) && unknown == nil && !elsewhere(refused):
@@ -266,7 +267,7 @@ func (c *Client) deliver(ctx context.Context, s *Sent) (at *endpoint, err error)
 		if unknown == nil {
 			return nil, err
 		}
-		if try == lostRetries || pause(ctx, firstPoll<<try) != nil {
+		if try == lostRetries || sleep.For(ctx, firstPoll<<try) != nil {
 			return nil, &UnknownOutcomeError{Hash: s.Hash, Err: err}
 		}
 	}
@@ -277,10 +278,10 @@ func elsewhere(refused *TxError) bool {
 	return refused.Code == tx.CodeBusy || refused.Code == tx.CodeUnreadable
 }
 
-// broadcast sends a transaction to one node. If that refuses its nonce because it lacks the ones
-// before, which were sent to a node that is lost, it sends it those, and then the transaction
-// again. The error is errInCache, *TxError, *UnknownOutcomeError, or another one, which means that
-// the node has not accepted it.
+// broadcast sends a transaction to one node. If the node refuses the nonce because earlier
+// transactions, which were sent to a lost node, are missing there, broadcast sends those and then
+// the transaction again. The error is errInCache, *TxError, *UnknownOutcomeError, or another one,
+// which means that the node has not accepted it.
 func (c *Client) broadcast(ctx context.Context, e *endpoint, s *Sent) error {
 	err := c.broadcastOne(ctx, e, s.raw)
 	if !nonceRefused(err) || s.account.turn == nil {
@@ -306,7 +307,7 @@ func (c *Client) broadcast(ctx context.Context, e *endpoint, s *Sent) error {
 	switch err = c.broadcastOne(ctx, e, s.raw); {
 	case err == nil:
 		for _, before := range refused {
-			// A node that accepts this nonce knows that lower ones are used.
+			// A node that accepts this nonce knows that the lower ones are used.
 			s.account.forget(before)
 		}
 		return nil

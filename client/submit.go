@@ -12,6 +12,7 @@ import (
 	ctypes "github.com/cometbft/cometbft/rpc/core/types"
 	"github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -19,23 +20,24 @@ const (
 	// nonceAttempts limits how often a transaction is signed again because its nonce was used
 	// meanwhile.
 	nonceAttempts = 8
-	// The pause between polls for a transaction grows from firstPoll to longPoll, as a quarter of
-	// the time waited so far: a poll finds it at most so much later than it is there. Every
-	// askAllEvery polls, all nodes are asked: the nearest one may have stopped to follow the chain.
+	// The pause between polls for a transaction is a quarter of the time waited so far, between
+	// firstPoll and longPoll. So a transaction is found at most that much later than it is
+	// available. Every askAllEvery polls, all nodes are asked, because the nearest one may have
+	// stopped following the chain.
 	firstPoll, longPoll = 50 * time.Millisecond, 500 * time.Millisecond
 	askAllEvery         = 8
 	// resendEvery is the interval at which a transaction that is not in a block is sent again,
-	// since a node that was restarted has an empty mempool. The bytes are the same, so it can be
-	// executed only once.
+	// because a restarted node has an empty mempool. The bytes are the same, so it can be executed
+	// only once.
 	resendEvery = 5 * time.Second
-	// lostAfter is the number of consecutive resends, refused for their nonce, after which the
-	// nonce must have been used by another transaction.
+	// lostAfter is the number of consecutive resends refused for their nonce after which another
+	// transaction must have used the nonce.
 	lostAfter = 3
-	// doubtPatience limits the wait for a transaction of which no node has confirmed that it came.
+	// doubtPatience limits the wait for a transaction if no node has confirmed that it arrived.
 	doubtPatience = time.Minute
 )
 
-// TxResult is a transaction in a block, executed.
+// TxResult is the result of an executed transaction.
 type TxResult struct {
 	Hash    []byte
 	Height  int64
@@ -59,7 +61,7 @@ func (c *Client) CompareAndPut(ctx context.Context, key, expected, value []byte)
 }
 
 // Read is a linearizable read: a transaction, ordered among all others, that returns the value. It
-// costs a block; Get does not.
+// takes a block; Get does not.
 func (c *Client) Read(ctx context.Context, key []byte) (value []byte, found bool, err error) {
 	result, err := c.Submit(ctx, tx.NewRead(key))
 	if err != nil {
@@ -74,9 +76,9 @@ func (c *Client) Read(ctx context.Context, key []byte) (value []byte, found bool
 // Submit signs operations as one transaction, sends it and waits until it is executed. Either all
 // operations take effect, or none.
 //
-// A *TxError means that it was refused. An *UnknownOutcomeError means that it may still be
-// executed; that is also the error if ctx ends after the transaction was sent. Any other error
-// means that it was not sent.
+// A *TxError means that the transaction was refused. An *UnknownOutcomeError means that it may
+// still be executed; this is also the error if ctx ends after it was sent. Any other error means
+// that it was not sent.
 func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxResult, error) {
 	for attempt := 1; ; attempt++ {
 		sent, err := c.send(ctx, operations)
@@ -89,7 +91,7 @@ func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxRes
 		}
 		// The transaction is in a block with a nonce that was not the next one, so it had no
 		// effect. If its nonce has been used, no block can execute it, and the operations can be
-		// signed again. If not, the same bytes could still be executed.
+		// signed again. Otherwise the same bytes could still be executed.
 		if next, nonceErr := c.Nonce(ctx, c.Account()); nonceErr != nil || next <= sent.nonce {
 			return nil, err
 		}
@@ -97,7 +99,7 @@ func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxRes
 }
 
 // settle waits for a transaction that was sent. If no node has confirmed that it arrived (doubt is
-// not nil), it may be lost for good, so the wait is limited.
+// not nil), it may never be executed, so the wait is limited.
 func (c *Client) settle(ctx context.Context, sent *Sent, doubt error) (*TxResult, error) {
 	if doubt == nil {
 		return sent.Wait(ctx)
@@ -112,9 +114,9 @@ func (c *Client) settle(ctx context.Context, sent *Sent, doubt error) (*TxResult
 	return result, err
 }
 
-// Wait waits until the transaction is executed. It sends it again, to whichever node is best, every
-// few seconds, and at once if the node that accepted it is lost or silent. The bytes are the same
-// each time, so it can be executed only once.
+// Wait waits until the transaction is executed. It sends the transaction again, to the best node,
+// every few seconds, and at once if the node that accepted it is lost or silent. The bytes are the
+// same each time, so it can be executed only once.
 func (s *Sent) Wait(ctx context.Context) (*TxResult, error) {
 	refusals := 0
 	result, err := s.client.waitTx(ctx, s.Hash, s.stranded, func() error {
@@ -142,7 +144,7 @@ func (c *Client) WaitTx(ctx context.Context, hash []byte) (*TxResult, error) {
 	return c.waitTx(ctx, hash, func() bool { return false }, func() error { return nil })
 }
 
-// waitTx looks for a transaction until it is in a block. It calls resend every resendEvery, and as
+// waitTx polls for a transaction until it is in a block. It calls resend every resendEvery, and as
 // soon as stranded reports that no node is known to have the transaction.
 func (c *Client) waitTx(ctx context.Context, hash []byte, stranded func() bool, resend func() error) (*TxResult, error) {
 	last := errNotFound
@@ -170,17 +172,17 @@ func (c *Client) waitTx(ctx context.Context, hash []byte, stranded func() bool, 
 			}
 			nextResend = time.Now().Add(resendEvery)
 		}
-		if err := pause(ctx, min(max(time.Since(began)/4, firstPoll), longPoll)); err != nil {
+		if err := sleep.For(ctx, min(max(time.Since(began)/4, firstPoll), longPoll)); err != nil {
 			return nil, &UnknownOutcomeError{Hash: hash, Err: fmt.Errorf("%w while waiting for a block: %w", err, last)}
 		}
 	}
 }
 
-var errNoIndex = errors.New(`the node does not index transactions: set [tx_index] indexer = "kv" in its config.toml, or ask another`)
+var errNoIndex = errors.New(`the node does not index transactions: set [tx_index] indexer = "kv" in its config.toml, or use another node`)
 
-// lookup returns a transaction that is in a block. The error is a *TxError if it failed there. It
-// is errNotFound if it is in no block that the nearest node knows of; with everybody, that any of
-// them knows of.
+// lookup returns a transaction that is in a block. The error is a *TxError if it failed there, and
+// errNotFound if the nearest node knows of no block with it; with everybody, if none of the nodes
+// does.
 func (c *Client) lookup(ctx context.Context, hash []byte, everybody bool) (*TxResult, error) {
 	var avoid []*endpoint
 	if everybody {
@@ -198,7 +200,7 @@ func (c *Client) lookup(ctx context.Context, hash []byte, everybody bool) (*TxRe
 				if everybody {
 					return nil, errNotFound
 				}
-				return nil, nil // an answer, too: another is asked in the next poll
+				return nil, nil // not an error: the next poll asks other nodes
 			case err != nil && answered(err) && strings.Contains(err.Error(), "indexing is disabled"):
 				return nil, errNoIndex
 			}
@@ -220,7 +222,7 @@ func (c *Client) lookup(ctx context.Context, hash []byte, everybody bool) (*TxRe
 	return &TxResult{Hash: hash, Height: found.Height, Results: result.Results}, nil
 }
 
-// PutText writes value at key by an unsigned text transaction, which open chains accept (see the
+// PutText writes value at key with an unsigned text transaction, which open chains accept (see the
 // genesis document).
 func (c *Client) PutText(ctx context.Context, key, value []byte) (*TxResult, error) {
 	raw := types.Tx((&tx.Text{Key: key, Value: value}).Bytes())
@@ -239,13 +241,13 @@ func (c *Client) PutText(ctx context.Context, key, value []byte) (*TxResult, err
 	return c.settle(ctx, sent, err)
 }
 
-// Nonce returns the nonce of the account's next transaction. Transactions in the node's mempool
-// count.
+// Nonce returns the nonce of the account's next transaction, counting the transactions in the
+// node's mempool.
 func (c *Client) Nonce(ctx context.Context, account []byte) (uint64, error) {
 	return c.nonceFrom(ctx, account, 0)
 }
 
-// nonceFrom is Nonce. Nodes that know of fewer transactions than least are behind.
+// nonceFrom is Nonce. Nodes that report less than least are behind.
 func (c *Client) nonceFrom(ctx context.Context, account []byte, least uint64) (uint64, error) {
 	next, _, err := ask(ctx, c.pool, question[uint64]{
 		what:  "query /nonce",
@@ -264,14 +266,14 @@ func (c *Client) nonceFrom(ctx context.Context, account []byte, least uint64) (u
 	return next, err
 }
 
-// nextNonce returns the nonce to sign with. A node that lacks a transaction of the account which
-// another has reported to be in a block is behind. That report may be false, so it is believed for
-// claimPatience only.
+// nextNonce returns the nonce to sign with. A node is behind if a transaction of the account is
+// missing there that another node has reported to be in a block. That report may be false, so it is
+// trusted only for claimPatience.
 func (c *Client) nextNonce(ctx context.Context, a *account) (uint64, error) {
 	began := time.Now()
 	for wait := firstPoll; ; wait = min(2*wait, longPoll) {
 		next, err := c.nonceFrom(ctx, c.Account(), a.least())
-		if !errors.Is(err, errBehind) || pause(ctx, wait) != nil {
+		if !errors.Is(err, errBehind) || sleep.For(ctx, wait) != nil {
 			return next, err
 		}
 		if time.Since(began) >= claimPatience {
@@ -286,7 +288,7 @@ func nonceOf(ctx context.Context, e *endpoint, account []byte) (uint64, error) {
 		return 0, err
 	}
 	if len(result.Response.Value) != 8 {
-		return 0, fmt.Errorf("%w: a nonce of %d bytes, want 8: is %s a node of Starling?", ErrUnproved, len(result.Response.Value), e.Remote())
+		return 0, fmt.Errorf("%w: a nonce of %d bytes, want 8: is %s a Starling node?", ErrUnproved, len(result.Response.Value), e.Remote())
 	}
 	return binary.BigEndian.Uint64(result.Response.Value), nil
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Txn is a transaction with conditions, which Client.Txn begins. It is executed at one place among
-// all transactions: no other comes between its conditions and what it does.
+// Txn is a transaction with conditions, created by Client.Txn. It is executed atomically: no other
+// transaction is executed between its conditions and its operations.
 //
 //	done, err := c.Txn(ctx).
 //		If(client.Equal(lock, alice), client.Absent(job)).
@@ -18,12 +18,12 @@ import (
 //		Commit()
 type Txn struct {
 	client *Client
-	ctx    context.Context // as etcd's clients have it: it is used by Commit alone
+	ctx    context.Context // only used by Commit, as in etcd's client
 	txn    tx.Txn
 	err    error
 }
 
-// Condition is what If takes: see Equal, Absent and Present.
+// Condition is a condition for If: see Equal, Absent and Present.
 type Condition struct {
 	compare tx.Compare
 	err     error
@@ -33,15 +33,15 @@ type Condition struct {
 func Equal(key, value []byte) Condition {
 	c := Condition{compare: tx.Compare{Key: key, Value: value}}
 	if len(value) == 0 {
-		c.err = fmt.Errorf("client: key %q is compared with an empty value, which no key has: use Absent", shorten(key))
+		c.err = fmt.Errorf("client: key %q is compared with an empty value, which no key can have: use Absent", shorten(key))
 	}
 	return c
 }
 
-// Absent holds if there is no key.
+// Absent holds if key does not exist.
 func Absent(key []byte) Condition { return Condition{compare: tx.Compare{Key: key}} }
 
-// Present holds if key has any value.
+// Present holds if key exists.
 func Present(key []byte) Condition {
 	return Condition{compare: tx.Compare{Key: key, Present: true}}
 }
@@ -49,7 +49,7 @@ func Present(key []byte) Condition {
 // Txn begins a transaction with conditions. Nothing is sent before Commit.
 func (c *Client) Txn(ctx context.Context) *Txn { return &Txn{client: c, ctx: ctx} }
 
-// If adds conditions, all of which must hold. Without any, Then is executed.
+// If adds conditions, all of which must hold. Without conditions, Then is executed.
 func (t *Txn) If(conditions ...Condition) *Txn {
 	for _, c := range conditions {
 		t.txn.Compares = append(t.txn.Compares, c.compare)
@@ -58,30 +58,30 @@ func (t *Txn) If(conditions ...Condition) *Txn {
 	return t
 }
 
-// Then adds operations for the case that all conditions hold: tx.NewPut, tx.NewDelete, tx.NewRead,
+// Then adds operations to execute if all conditions hold: tx.NewPut, tx.NewDelete, tx.NewRead,
 // tx.NewReadRange, tx.NewDeleteRange or tx.NewDeletePart.
 func (t *Txn) Then(operations ...tx.Operation) *Txn {
 	t.txn.Success = append(t.txn.Success, operations...)
 	return t
 }
 
-// Else adds operations for the case that a condition does not hold, of the same kinds.
+// Else adds operations to execute if a condition does not hold, of the same kinds.
 func (t *Txn) Else(operations ...tx.Operation) *Txn {
 	t.txn.Failure = append(t.txn.Failure, operations...)
 	return t
 }
 
-// TxnResult is a Txn in a block, executed.
+// TxnResult is the result of an executed Txn.
 type TxnResult struct {
 	Hash      []byte
 	Height    int64
 	Succeeded bool                 // all conditions held
-	Results   []tx.OperationResult // of Then or Else: one for each operation
+	Results   []tx.OperationResult // one for each operation of Then or of Else
 }
 
-// Commit signs the transaction, sends it and waits until it is executed. That a condition does not
-// hold is no error. The errors are those of Submit; the account needs the right to all writes of
-// Then and of Else, whichever is executed.
+// Commit signs the transaction, sends it and waits until it is executed. A condition that does not
+// hold is not an error. The errors are those of Submit. The account needs permission for all writes
+// of Then and of Else, whichever is executed.
 func (t *Txn) Commit() (*TxnResult, error) {
 	if t.err != nil {
 		return nil, t.err

@@ -43,10 +43,10 @@ func TestTxn(t *testing.T) {
 	_, err = c.Txn(ctx).Commit()
 	require.ErrorIs(t, err, &tx.Error{Code: tx.CodeMalformed})
 	_, err = c.Txn(ctx).Then(tx.NewTxn(nil, []tx.Operation{tx.NewRead(a)}, nil)).Commit()
-	require.ErrorContains(t, err, "no txn is nested")
+	require.ErrorContains(t, err, "a branch of a txn may contain only")
 }
 
-// A node that reports results which do not fit the transaction is found out.
+// TestTxnResultsThatDoNotFit: results that do not match the transaction are detected.
 func TestTxnResultsThatDoNotFit(t *testing.T) {
 	for name, results := range map[string][]tx.OperationResult{
 		"none":                      nil,

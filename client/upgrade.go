@@ -10,12 +10,12 @@ import (
 // upgradeKey is the key of the record of the last scheduled upgrade (docs/spec/records.md).
 var upgradeKey = []byte{tx.Reserved, 'u'}
 
-// ScheduledUpgrade is the record of the last scheduled upgrade, and the state that it was read
-// from.
+// ScheduledUpgrade is the record of the last scheduled upgrade, with the state from which it was
+// read.
 type ScheduledUpgrade struct {
 	State
-	// Upgrade is the last one that was scheduled, nil if there is none. It is pending if its Height
-	// is above that of the state; otherwise it is in force.
+	// Upgrade is the last scheduled upgrade; nil: none. It is pending if its Height is above that
+	// of the state; otherwise it is in force.
 	Upgrade *tx.ScheduleUpgrade
 }
 
@@ -24,8 +24,8 @@ func (u *ScheduledUpgrade) Pending() bool {
 	return u.Upgrade != nil && u.Upgrade.Height > uint64(u.Height)
 }
 
-// ScheduleUpgrade schedules version of the state machine for the blocks above height. The client's
-// account must be an admin.
+// ScheduleUpgrade schedules a version of the state machine for the blocks above height. The
+// client's account must be an admin.
 func (c *Client) ScheduleUpgrade(ctx context.Context, version, height uint64, info string) (*TxResult, error) {
 	return c.Submit(ctx, tx.NewScheduleUpgrade(version, height, info))
 }
@@ -35,7 +35,7 @@ func (c *Client) CancelUpgrade(ctx context.Context, version uint64) (*TxResult, 
 	return c.Submit(ctx, tx.NewCancelUpgrade(version))
 }
 
-// ScheduledUpgrade reads the last scheduled upgrade, as Get does.
+// ScheduledUpgrade reads the last scheduled upgrade, like Get.
 func (c *Client) ScheduledUpgrade(ctx context.Context, options ...ReadOption) (*ScheduledUpgrade, error) {
 	value, err := c.Get(ctx, upgradeKey, options...)
 	if err != nil {

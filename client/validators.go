@@ -12,39 +12,39 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// validatorPrefix is what the keys of the validators' records start with (docs/spec/records.md).
+// validatorPrefix is the prefix of the keys of the validators' records (docs/spec/records.md).
 var validatorPrefix = []byte{tx.Reserved, 'v'}
 
-// Validators are the validators that the state names, in the order of their keys, with powers that
-// sum up to types.MaxTotalVotingPower at most. CometBFT puts a change in force two blocks later.
+// Validators are the validators of a state, in key order. Their powers sum up to at most
+// types.MaxTotalVotingPower. A change takes effect in CometBFT two blocks later.
 type Validators struct {
 	State
 	List []Validator
 }
 
-// Validator is one of them.
+// Validator is a validator of a state.
 type Validator struct {
 	PublicKey []byte // ed25519
 	Power     uint64
-	Signed    bool // the block of the state's height; the node's word, even with verification
+	Signed    bool // it signed the block at the state's height; unverified
 }
 
-// Validators reads the validators' records, as Scan does, and who signed that block.
+// Validators reads the validators' records, like Scan, and the signatures of that block.
 func (c *Client) Validators(ctx context.Context, options ...ReadOption) (*Validators, error) {
-	// One page: Range says which state it is of. There are fewer validators than that.
+	// A single page, whose state Range reports. The number of validators is below its limit.
 	page, err := c.Range(ctx, validatorPrefix, PrefixEnd(validatorPrefix), append(options, Limit(types.MaxVotesCount))...)
 	if err != nil {
 		return nil, err
 	}
 	if page.Next != nil {
-		return nil, fmt.Errorf("client: the node did not send the records of all validators of height %d at once", page.Height)
+		return nil, fmt.Errorf("client: the node did not send the records of all validators of height %d in one page", page.Height)
 	}
 	result, _, err := ask(ctx, c.pool, question[*ctypes.ResultCommit]{
 		what: fmt.Sprintf("commit %d", page.Height),
 		call: func(ctx context.Context, e *endpoint) (*ctypes.ResultCommit, error) {
 			result, err := e.Commit(ctx, &page.Height)
 			if err == nil && (result == nil || result.Commit == nil || result.Commit.Height != page.Height) {
-				return nil, fmt.Errorf("%w: the node's answer is not the commit that it was asked for", ErrUnproved)
+				return nil, fmt.Errorf("%w: the node's answer is not the requested commit", ErrUnproved)
 			}
 			return result, err
 		},

@@ -24,8 +24,8 @@ func believing(t *testing.T, node RPC) *Client {
 	return c
 }
 
-// Validators gives the records of the state and who signed its block: a vote for nil is none, and
-// neither is that of a key without a record.
+// TestValidators: Validators returns the records of the state and the signatures of its block. A
+// vote for nil does not count, and neither does that of a key without a record.
 func TestValidators(t *testing.T) {
 	chain := newFakeChain(t)
 	want, changes := map[string]Validator{}, []avlstar.Change{}
@@ -73,7 +73,7 @@ func TestValidators(t *testing.T) {
 	}
 }
 
-// What a node may answer instead, without a proof that is checked.
+// TestValidatorsOfABrokenNode: answers of a faulty node, without a proof that is checked.
 func TestValidatorsOfABrokenNode(t *testing.T) {
 	publicKey := ed25519.GenPrivKeyFromSecret([]byte("v")).PubKey().Bytes()
 	record := func(changes ...avlstar.Change) func(any) error {
@@ -100,8 +100,8 @@ func TestValidatorsOfABrokenNode(t *testing.T) {
 		lie  func(any) error
 		want string
 	}{
-		"no commit":      {commit(func(r *ctypes.ResultCommit) { r.Commit = nil }), "not the commit"},
-		"another commit": {commit(func(r *ctypes.ResultCommit) { r.Commit.Height++ }), "not the commit"},
+		"no commit":      {commit(func(r *ctypes.ResultCommit) { r.Commit = nil }), "not the requested commit"},
+		"another commit": {commit(func(r *ctypes.ResultCommit) { r.Commit.Height++ }), "not the requested commit"},
 		"a short key":    {record(validatorRecord(publicKey[1:], 1)), "does not decode"},
 		"a short power":  {record(avlstar.Change{Key: append([]byte{0, 'v'}, publicKey...), Value: []byte{1}}), "does not decode"},
 		"too much power": {record(validatorRecord(publicKey, 1<<60), validatorRecord(publicKey, 1)), "sum up to more"},

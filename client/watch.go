@@ -8,60 +8,61 @@ import (
 
 	rpcclient "github.com/cometbft/cometbft/rpc/client"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
-// Token is where a watch continues: at the event with this number in the block of this height. It
-// is good at any node of the chain.
+// Token is a position in the event stream, where a watch continues: the event with this number in
+// the block of this height. It is valid at any node of the chain.
 type Token = event.Token
 
-// ParseToken reads a token as its String writes it, HEIGHT.INDEX.
+// ParseToken parses the text form of a token, HEIGHT.INDEX.
 func ParseToken(s string) (Token, error) { return event.ParseToken(s) }
 
-// Event is a change of one key by one operation of a transaction. A node may invent, change or
-// leave out events: see WatchVerified.
+// Event is a change of one key by one operation of a transaction. A node may forge, change or omit
+// events: see WatchVerified.
 type Event struct {
 	Height int64
-	Index  uint32 // among all events of its block
+	Index  uint32 // in the order of all events of its block
 	TxHash []byte
 	Key    []byte // of a grant, validator or admin: the key of its record, which starts with 0x00
 	Kind   string // put, delete, or the kind of an admin's operation, such as grant
 	Value  []byte // nil: the key was deleted
 
-	// Previous is the value before the operation, with WatchPrevious; nil: there was none, or it is
-	// Omitted, because those of the block are too large together.
+	// Previous is the value before the operation, with WatchPrevious. nil: there was none, or it is
+	// Omitted, because the previous values of the block are too large in total.
 	Previous []byte
 	Omitted  bool
 
 	// Proved, with WatchVerified: after the block the key has this value, or is absent. It does not
-	// extend to Previous, and is never set for an event that a later one of the block replaces.
+	// cover Previous, and is never set for an event that a later one of the block replaces.
 	Proved bool
 }
 
-// Token returns where a watch continues that has seen e.
+// Token returns the position after e.
 func (e *Event) Token() Token { return (&event.Event{Height: e.Height, Index: e.Index}).Token() }
 
-// CompactedError means that no node has the events from Token on any more. A program that keeps a
-// copy of the keys reads them anew, at a height H, and watches from height H+1 on.
+// CompactedError means that no node has the events from Token on any more. A program with a copy of
+// the keys must read them again, at a height H, and watch from height H+1 on.
 type CompactedError struct {
 	Token Token
-	Least int64 // the lowest height from which a node that was asked has all events
+	Least int64 // lowest height from which one of the asked nodes has all events
 }
 
 func (e *CompactedError) Error() string {
-	return fmt.Sprintf("the events from %v on are compacted: the least height is %d", e.Token, e.Least)
+	return fmt.Sprintf("the events from %v on are compacted: the lowest available height is %d", e.Token, e.Least)
 }
 
 // WatchOption changes what to watch, and how.
 type WatchOption func(*Watcher)
 
-// WatchFrom continues at a token: that of a Watcher, or of the last event that was seen.
+// WatchFrom continues at a token: that of a Watcher, or of the last event seen.
 func WatchFrom(t Token) WatchOption { return func(w *Watcher) { w.request.From = t } }
 
 // WatchFromHeight begins with the events of the block at this height.
 func WatchFromHeight(height int64) WatchOption { return WatchFrom(Token{Height: height}) }
 
-// WatchRange watches the keys in [start, end) of those with the prefix; an empty bound is open.
+// WatchRange watches the keys in [start, end), instead of a prefix; an empty bound is open.
 func WatchRange(start, end []byte) WatchOption {
 	return func(w *Watcher) { w.request.Keys = event.Keys{Start: start, End: end} }
 }
@@ -74,65 +75,65 @@ func WatchKey(key []byte) WatchOption {
 // WatchPrevious delivers previous values.
 func WatchPrevious() WatchOption { return func(w *Watcher) { w.request.Previous = true } }
 
-// WatchVerified proves what events say, as far as that can be: the last event of each key in a
-// block agrees with a proved read at that height, or it is not delivered, and another node is
-// asked. An event is delivered without Proved whose height no node answers reads of any more, or
-// with whose block a node does not come to an end within 64 MiB. That nothing was left out is not
-// proved by events: a Cache sees to that.
+// WatchVerified verifies events as far as possible: the last event of each key in a block is
+// delivered only if it agrees with a proved read at that height; otherwise another node is asked.
+// An event is delivered without Proved if no node answers reads at its height any more, or if the
+// node does not send the rest of the block within 64 MiB. Events do not prove that none is missing:
+// use a Cache for that.
 func WatchVerified() WatchOption { return func(w *Watcher) { w.verified = true } }
 
 const (
-	// pollWait is for how long a node is to wait for an event, and silence how long it may be
-	// silent then before another one is asked.
+	// pollWait is how long a node may wait for an event, and silence how long it may be silent
+	// before another node is asked.
 	pollWait = 5 * time.Second
 	silence  = 9 * time.Second
 	// standstill is how long a watch stays at a node whose height does not change while that of
-	// another grows.
+	// another node increases.
 	standstill = 10 * time.Second
-	// leadsAway is how long a watch stays at a node whose word puts it ahead of all others.
+	// leadsAway is how long a watch stays at a node that reports to be ahead of all others.
 	leadsAway = 30 * time.Second
-	// statusTimeout limits the question to another node for its height.
+	// statusTimeout limits the request for the height of another node.
 	statusTimeout = 3 * time.Second
 
 	firstPause = 100 * time.Millisecond
 	longPause  = 5 * time.Second
-	// verifiedBytes limits what is asked for at once where each event is proved.
+	// verifiedBytes limits the size of an answer when each event is verified.
 	verifiedBytes = 64 << 10
 )
 
-// Watcher delivers changes of keys in the order of the chain, each once. It holds nothing at a
-// node: it asks for more when its caller does. Its methods must not be called concurrently.
+// Watcher delivers changes of keys in the order of the chain, each once. It keeps no state at a
+// node: it requests more events when Next is called. Its methods must not be called concurrently.
 type Watcher struct {
 	c        *Client
-	request  event.Request // From is behind what is ready
+	request  event.Request // From is the position after ready
 	verified bool
 	token    Token
-	ready    []Event // to be delivered
+	ready    []Event // not delivered yet
 	at       *endpoint
-	mover    *endpoint // whose answer has moved request.From last
+	mover    *endpoint // node whose answer changed request.From last
 	since    time.Time // when request.From changed last
 	seen     map[*endpoint]int64
 	trusted  trusted
-	// compacted is since when nodes say that the events are gone, and unsure that another one,
-	// which may have them, was asked and did not answer.
+	// compacted is the time since when nodes report that the events are compacted. unsure: another
+	// node, which may have them, was asked and did not answer.
 	compacted time.Time
 	unsure    bool
 }
 
-// trusted is what keeps a node from leading the watch past the end of the chain: see turnBack.
+// trusted prevents a node from moving the watch past the end of the chain: see turnBack.
 type trusted struct {
-	covered   Token     // another node's height has reached it, or the caller has named it
-	delivered Token     // behind the last event that Next returned
-	mark      Token     // From at a time; not covered yet
-	marker    *endpoint // whose answer had moved From there
-	since     time.Time // that time
-	height    int64     // the highest of the nodes other than marker then; 0: unknown
+	covered   Token     // another node's height has reached it, or the caller has set it
+	delivered Token     // position after the last event that Next returned
+	mark      Token     // request.From at since; not covered yet
+	marker    *endpoint // node whose answer moved request.From there
+	since     time.Time // time of mark
+	height    int64     // highest height of other nodes at that time; 0: unknown
 }
 
-// Watch watches the keys that start with prefix (empty: all keys), from now on unless an option
-// says otherwise. The error is that of all nodes, or a *CompactedError. Afterwards the watch
-// continues for as long as Next is called, at another node if its own is lost, silent or behind.
-// A Watcher need not be closed.
+// Watch watches the keys with a prefix (empty: all keys), from now on unless an option says
+// otherwise. The error is that of all nodes, or a *CompactedError. The watch then continues as long
+// as Next is called, at another node if its own is lost, silent or behind. A Watcher need not be
+// closed.
 func (c *Client) Watch(ctx context.Context, prefix []byte, options ...WatchOption) (*Watcher, error) {
 	w := &Watcher{c: c, since: time.Now()}
 	w.request.Keys = event.Keys{Start: prefix, End: PrefixEnd(prefix)}
@@ -153,13 +154,13 @@ func (c *Client) Watch(ctx context.Context, prefix []byte, options ...WatchOptio
 	return w, nil
 }
 
-// Token returns where the watch continues: behind the event that Next returned last, or further on
-// where it is known that no event lies in between.
+// Token returns the position where the watch continues: after the last event that Next returned, or
+// later if there is no event in between.
 func (w *Watcher) Token() Token { return w.token }
 
 // Next returns the next event. It waits for one until ctx ends. Errors: that of ctx, and
-// *CompactedError, which ends the watch. A node that does not answer may still have the events: it
-// is waited for a while.
+// *CompactedError, which ends the watch. If a node does not answer, which may still have the
+// events, Next waits for it for a while.
 func (w *Watcher) Next(ctx context.Context) (Event, error) {
 	for wait := firstPause; len(w.ready) == 0; {
 		err := w.poll(ctx, pollWait)
@@ -177,7 +178,7 @@ func (w *Watcher) Next(ctx context.Context) (Event, error) {
 			wait = firstPause
 			continue
 		}
-		if err := pause(ctx, wait); err != nil {
+		if err := sleep.For(ctx, wait); err != nil {
 			return Event{}, err
 		}
 		wait = min(2*wait, longPause)
@@ -191,7 +192,7 @@ func (w *Watcher) Next(ctx context.Context) (Event, error) {
 	return e, nil
 }
 
-// poll asks once for more: the node that answered last, or another one if that fails.
+// poll requests more events once: from the node that answered last, or from others if that fails.
 func (w *Watcher) poll(ctx context.Context, wait time.Duration) error {
 	w.c.pool.refresh(ctx)
 	w.turnBack()
@@ -231,7 +232,7 @@ func (w *Watcher) poll(ctx context.Context, wait time.Duration) error {
 	return t.error(ctx.Err())
 }
 
-// query asks a node once.
+// query sends one request to a node.
 func (w *Watcher) query(ctx context.Context, e *endpoint, r event.Request) (event.Answer, error) {
 	return call(ctx, w.c.pool, e, false, func(ctx context.Context, e *endpoint) (event.Answer, error) {
 		limited, cancel := context.WithTimeout(ctx, silence)
@@ -257,7 +258,7 @@ func eventOf(a *event.Event) Event {
 	}
 }
 
-// pollAt asks a node, which the watch stays at if it answers.
+// pollAt asks a node. If it answers, the watch stays at it.
 func (w *Watcher) pollAt(ctx context.Context, e *endpoint, wait time.Duration) error {
 	r := w.request
 	r.WaitMS = uint32(wait / time.Millisecond)
@@ -290,14 +291,14 @@ func (w *Watcher) pollAt(ctx context.Context, e *endpoint, wait time.Duration) e
 	if len(events) == 0 {
 		w.token = answer.Next
 		if wait > 0 && answer.Next == r.From && time.Since(began) < wait/2 {
-			return pause(ctx, firstPause) // a node that does not wait
+			return sleep.For(ctx, firstPause) // the node does not wait for events
 		}
 	}
 	return nil
 }
 
-// leave gives up the node of the watch if no block has come from it for standstill, while the
-// height of another has grown.
+// leave makes the watch leave its node if no block has arrived from it for standstill, while the
+// height of another node has increased.
 func (w *Watcher) leave(ctx context.Context) {
 	if w.at == nil || w.c.pool.nodes == 1 || time.Since(w.since) < standstill/2 {
 		return
@@ -324,9 +325,9 @@ func (w *Watcher) leave(ctx context.Context) {
 	}
 }
 
-// turnBack undoes an answer that has led the watch behind a block that no other node has reached
-// after leadsAway, although their heights have grown: no event would come from there any more. It
-// goes by the heights that nodes report to the pool now and then.
+// turnBack undoes an answer that has moved the watch past a block that no other node has reached
+// after leadsAway, although their heights have increased: no more events would arrive. It uses the
+// heights that nodes report to the pool from time to time.
 func (w *Watcher) turnBack() {
 	t := &w.trusted
 	highest := int64(0)
@@ -340,7 +341,7 @@ func (w *Watcher) turnBack() {
 		}
 		t.mark, t.marker, t.since, t.height = w.request.From, w.mover, time.Now(), 0
 		return
-	case t.height == 0: // highest was of the nodes other than an earlier marker
+	case t.height == 0: // highest excluded the previous marker, not this one
 		t.height = highest
 		return
 	case time.Since(t.since) < leadsAway || highest <= t.height:
@@ -363,7 +364,7 @@ func (w *Watcher) turnBack() {
 	}
 }
 
-// heightOf asks a node for its height.
+// heightOf requests the height of a node.
 func (c *Client) heightOf(ctx context.Context, e *endpoint) (int64, error) {
 	limited, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -374,16 +375,4 @@ func (c *Client) heightOf(ctx context.Context, e *endpoint) (int64, error) {
 		}
 		return status.SyncInfo.LatestBlockHeight, nil
 	})
-}
-
-// pause waits for d, or until ctx ends, whose error it returns then.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

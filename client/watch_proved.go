@@ -7,21 +7,21 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/event"
 	"github.com/starling-kv/starling/tx"
 )
 
 const (
-	// proveAtOnce is how many events are proved at a time.
+	// proveAtOnce is the number of events that are verified concurrently.
 	proveAtOnce = 16
-	// restBytes of a block are asked for at once, restAnswers times, to see whether keys change
-	// again in a block inside which an answer ends.
+	// If an answer ends inside a block, the rest of the block is requested, in up to restAnswers
+	// answers of restBytes, to see whether its keys change again.
 	restBytes, restAnswers = 512 << 10, 128
 )
 
-// prove marks those events as Proved that proved reads agree with. They are what a node answered,
-// up to next. ErrUnproved: one says what is false.
+// prove marks the events that agree with proved reads as Proved. They are the answer of a node, up
+// to next. It fails with ErrUnproved if an event is false.
 func (w *Watcher) prove(ctx context.Context, e *endpoint, events []Event, next Token) error {
 	rest, whole, err := w.rest(ctx, e, events, next)
 	if err != nil {
@@ -34,9 +34,9 @@ func (w *Watcher) prove(ctx context.Context, e *endpoint, events []Event, next T
 	return w.c.proveEvents(ctx, events, rest, cut)
 }
 
-// rest asks the node for what follows in the block inside which its answer ends: a proved read
-// shows what a key has after the whole block. It returns the last later event of each key that the
-// answer has events of in that block. whole: the node has shown all of the block.
+// rest requests the events that follow in the block inside which the answer ends, because a proved
+// read shows a key's value after the whole block. For each key of the answer's events in that block
+// it returns the last later event. whole: the node has sent the whole block.
 func (w *Watcher) rest(ctx context.Context, e *endpoint, events []Event, next Token) (rest []Event, whole bool, err error) {
 	later := map[string]*Event{}
 	var least, most []byte
@@ -85,10 +85,10 @@ func (w *Watcher) rest(ctx context.Context, e *endpoint, events []Event, next To
 	return rest, whole, nil
 }
 
-// proveEvents marks those events as Proved that proved reads agree with. rest is what follows them,
-// as far as it is of their keys and of the same block. ErrUnproved: one says what is false. Of the
-// block at height cut (0: none), which nobody has seen to its end, that does not follow: events
-// that a read disagrees with are not marked, and that is all.
+// proveEvents marks the events that agree with proved reads as Proved. rest contains later events
+// of their keys in the same block. It fails with ErrUnproved if an event is false. The block at
+// height cut (0: none) was not received completely, so there a disagreeing read proves nothing:
+// such events are only not marked.
 func (c *Client) proveEvents(ctx context.Context, events, rest []Event, cut int64) error {
 	type state struct {
 		height int64
@@ -131,14 +131,15 @@ func (c *Client) proveEvent(ctx context.Context, e *Event) error {
 	case v == nil:
 		return nil
 	case !bytes.Equal(v.Value, e.Value):
-		return fmt.Errorf("%w: event %d.%d says of key %q what the state after block %d disproves", errDisproved, e.Height, e.Index, shorten(e.Key), e.Height)
+		return fmt.Errorf("%w: event %d.%d of key %q contradicts the state after block %d", errDisproved, e.Height, e.Index, shorten(e.Key), e.Height)
 	}
 	e.Proved = true
 	return nil
 }
 
-// after reads the key of an event at its height; nil: no node answers that any more. Nodes refuse a
-// height that they do not have yet in the same way, so that the latest state tells which it is.
+// after reads the key of an event at its height; nil: no node has that state any more. Nodes refuse
+// a height that they have not reached with the same error, so the latest state is read to
+// distinguish the two cases.
 func (c *Client) after(ctx context.Context, e *Event) (*Value, error) {
 	for again := false; ; again = true {
 		v, err := c.Get(ctx, e.Key, AtHeight(e.Height))
@@ -153,7 +154,7 @@ func (c *Client) after(ctx context.Context, e *Event) (*Value, error) {
 			return nil, err
 		}
 		if latest.Height < e.Height {
-			return nil, fmt.Errorf("%w: event %d.%d is of a later block than %d, the latest that is proved", errBehind, e.Height, e.Index, latest.Height)
+			return nil, fmt.Errorf("%w: event %d.%d is in a later block than %d, the latest that is proved", errBehind, e.Height, e.Index, latest.Height)
 		}
 	}
 }

@@ -10,10 +10,11 @@ import (
 	ctypes "github.com/cometbft/cometbft/rpc/core/types"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
-// text is an event as a line.
+// text formats an event as a line.
 func text(e Event) string {
 	return fmt.Sprintf("%s %s=%s was %s", e.Kind, e.Key, e.Value, e.Previous)
 }
@@ -50,7 +51,7 @@ func TestWatch(t *testing.T) {
 		require.Greater(t, second.Height, first.Height)
 		require.False(t, second.Token().Before(first.Token()))
 
-		// From a token, a height, and a range of keys; with previous values.
+		// From a token, a height, and a range of keys, with previous values.
 		again, err := c.Watch(ctx, []byte("fruit/"), WatchFrom(first.Token()), WatchPrevious())
 		require.NoError(t, err)
 		require.Equal(t, first.Token(), again.Token())
@@ -68,9 +69,9 @@ func TestWatch(t *testing.T) {
 		defer cancel()
 		_, err = none.Next(short)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, Token{Height: int64(len(chain.blocks))}, none.Token(), "it knows that there was nothing")
+		require.Equal(t, Token{Height: int64(len(chain.blocks))}, none.Token(), "the token is past the blocks without events")
 
-		// Compacted: what was read before is kept, and the least height is said.
+		// Compacted: events read before are kept, and the error has the lowest height.
 		chain.mu.Lock()
 		chain.least = second.Height
 		chain.mu.Unlock()
@@ -81,16 +82,16 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// A watch moves to another node when its own is killed, silent, or has stopped to follow the chain.
-// Nothing is lost and nothing repeated.
+// TestWatchMoves: a watch moves to another node when its own is killed, silent, or has stopped
+// following the chain. No event is lost or repeated.
 func TestWatchMoves(t *testing.T) {
 	for name, fail := range map[string]func(r *trio, n *fakeNode){
 		"killed":  func(_ *trio, n *fakeNode) { n.change(func() { n.down = errDial }) },
 		"stopped": func(_ *trio, n *fakeNode) { n.change(func() { n.stopped = make(chan struct{}) }) },
 		"left behind": func(r *trio, n *fakeNode) {
-			go func() { // it stays where it is
-				for pause(r.ctx, time.Second) == nil {
-					n.change(func() { n.lag += 2 }) // as many as each change makes
+			go func() { // it stays at its height
+				for sleep.For(r.ctx, time.Second) == nil {
+					n.change(func() { n.lag += 2 }) // each change makes two blocks
 				}
 			}()
 		},
@@ -105,7 +106,7 @@ func TestWatchMoves(t *testing.T) {
 				require.NoError(t, err)
 				first := w.at.RPC.(*fakeNode)
 				go func() {
-					for i := 0; pause(ctx, time.Second) == nil; i++ {
+					for i := 0; sleep.For(ctx, time.Second) == nil; i++ {
 						r.chain.mu.Lock()
 						_ = r.chain.execute(fmt.Appendf(nil, "k=%d", i))
 						r.chain.mu.Unlock()
@@ -113,7 +114,7 @@ func TestWatchMoves(t *testing.T) {
 				}()
 				for i := range 60 {
 					if i == 5 {
-						require.Same(t, first, w.at.RPC, "while all is well it stays")
+						require.Same(t, first, w.at.RPC, "it stays at a healthy node")
 						fail(r, first)
 					}
 					e, err := w.Next(ctx)
@@ -126,7 +127,8 @@ func TestWatchMoves(t *testing.T) {
 	}
 }
 
-// The events are compacted if all nodes say so, or if the node that does not stays away.
+// TestWatchCompacted: the events are compacted if all nodes report so, or if the only other node
+// stays away.
 func TestWatchCompacted(t *testing.T) {
 	for name, back := range map[string]time.Duration{"it comes back": standstill / 2, "it stays away": time.Hour} {
 		t.Run(name, func(t *testing.T) {
@@ -160,8 +162,8 @@ func TestWatchCompacted(t *testing.T) {
 	}
 }
 
-// With verification, what a node invents or changes is not delivered: the watch goes to another
-// node and continues there.
+// TestWatchVerified: with verification, forged or changed events are not delivered: the watch moves
+// to another node and continues there.
 func TestWatchVerified(t *testing.T) {
 	for name, change := range map[string]func(*event.Answer){
 		"another value":  func(a *event.Answer) { a.Events[0].Value = []byte("false") },
@@ -191,8 +193,8 @@ func TestWatchVerified(t *testing.T) {
 	}
 }
 
-// A key that changes twice in a block, whose events do not fit an answer, is no lie; and what is
-// said to follow excuses none.
+// TestWatchVerifiedLargeBlock: a key that changes twice in a block whose events exceed an answer is
+// not a false event, and the reported rest of the block cannot excuse a false one.
 func TestWatchVerifiedLargeBlock(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		chain := newFakeChain(t)
@@ -225,8 +227,8 @@ func TestWatchVerifiedLargeBlock(t *testing.T) {
 	})
 }
 
-// One false answer, that nothing happens up to a block that nobody will see, does not silence a
-// watch for good; nor does the event of such a block.
+// TestWatchTurnsBack: a false answer, that nothing happens up to a block that will never exist,
+// does not silence a watch permanently; nor does an event of such a block.
 func TestWatchTurnsBack(t *testing.T) {
 	for name, invent := range map[string]bool{"nothing happens": false, "an event": true} {
 		t.Run(name, func(t *testing.T) {
@@ -255,7 +257,7 @@ func TestWatchTurnsBack(t *testing.T) {
 				ctx, cancel := context.WithCancel(r.ctx)
 				defer cancel()
 				go func() {
-					for i := 0; pause(ctx, time.Second) == nil; i++ {
+					for i := 0; sleep.For(ctx, time.Second) == nil; i++ {
 						r.chain.mu.Lock()
 						_ = r.chain.execute(fmt.Appendf(nil, "k=%d", i))
 						r.chain.mu.Unlock()
@@ -272,7 +274,7 @@ func TestWatchTurnsBack(t *testing.T) {
 	}
 }
 
-// lieOf changes the answers that have events.
+// lieOf changes the answers with events.
 func lieOf(change func(*event.Answer)) func(any) error {
 	return lieAbout(func(a *event.Answer) {
 		if len(a.Events) > 0 {
@@ -289,7 +291,7 @@ func lieAbout(change func(*event.Answer)) func(any) error {
 			return nil
 		}
 		a, err := event.DecodeAnswer(res.Response.Value, &event.Request{})
-		if err == nil && a.Head > 0 { // it is no answer to another query
+		if err == nil && a.Head > 0 { // it is not an answer to another query
 			change(&a)
 			res.Response.Value = a.Encode()
 		}
@@ -297,7 +299,7 @@ func lieAbout(change func(*event.Answer)) func(any) error {
 	}
 }
 
-// A cache is what was proved, whatever a node says of events.
+// TestCache: a cache contains only proved data, whatever events a node reports.
 func TestCache(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		chain := newFakeChain(t)
@@ -323,14 +325,14 @@ func TestCache(t *testing.T) {
 		_, ok = k.Get([]byte("b"))
 		require.False(t, ok)
 
-		// Events that are false, or of a height that there is not, make it read once more.
+		// False events, or events at a height that does not exist, make it read again.
 		chain.mu.Lock()
 		chain.events = append(chain.events, event.Event{Height: int64(len(chain.blocks)) - 1, Index: 9, Tx: make([]byte, 32), Kind: event.Put, Key: []byte("a/3"), Value: []byte("false")})
 		chain.mu.Unlock()
 		require.NoError(t, k.Refresh(r.ctx))
 		require.Len(t, k.Entries(), 2)
 
-		// What was missed is there when it is read anew.
+		// Missed changes are found by the next read.
 		chain.mu.Lock()
 		chain.least = 1 << 40
 		chain.mu.Unlock()
@@ -347,7 +349,8 @@ func TestCache(t *testing.T) {
 	})
 }
 
-// A change whose event came, but which could not be read then, is read by the next call.
+// TestCacheReadsAfterError: a change whose event arrived, but which could not be read then, is read
+// by the next call.
 func TestCacheReadsAfterError(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		chain := newFakeChain(t)
@@ -361,7 +364,7 @@ func TestCacheReadsAfterError(t *testing.T) {
 				n.change(func() { n.lie = lie })
 			}
 		}
-		chain.grow(2) // whose headers nobody has verified yet
+		chain.grow(2) // no client has verified their headers yet
 		without(func(answer any) error {
 			if _, is := answer.(*ctypes.ResultCommit); is {
 				return errDial

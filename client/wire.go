@@ -14,8 +14,8 @@ import (
 
 // The two protobuf messages of queries of path /range (docs/spec/queries.md): RangeRequest{start,
 // end, limit, keys_only, reverse} and RangeResponse{entries{key, value, value_hash, value_bytes},
-// next}. They are read and written by hand
-// because their Go types belong to the application, which a client does not link.
+// next}. They are encoded and decoded by hand, because their Go types belong to the application,
+// which a client does not link.
 
 func encodeRangeRequest(start, end []byte, o readOptions) []byte {
 	var b []byte
@@ -39,8 +39,8 @@ func encodeRangeRequest(start, end []byte, o readOptions) []byte {
 	return b
 }
 
-// decodeRangeResponse refuses more entries than were requested, before it allocates memory for
-// them, and entries of another form: a node that does not know an option would ignore it.
+// decodeRangeResponse refuses more entries than requested, before it allocates memory for them, and
+// entries of another form, because a node ignores options that it does not know.
 func decodeRangeResponse(b []byte, o readOptions) (entries []avlstar.KV, keys []avlstar.KeyEntry, next []byte, err error) {
 	err = eachField(b, 0, func(number protowire.Number, value []byte, _ uint64) error {
 		switch number {
@@ -53,7 +53,7 @@ func decodeRangeResponse(b []byte, o readOptions) (entries []avlstar.KV, keys []
 			case err != nil:
 				return err
 			case o.keysOnly && (len(entry.Value) > 0 || key.ValueBytes == 0):
-				return errors.New("entries with values, which were not asked for: the node is too old to leave them out")
+				return errors.New("entries have values that were not requested: the node is too old for this option")
 			case o.keysOnly:
 				keys = append(keys, key)
 			}
@@ -64,7 +64,7 @@ func decodeRangeResponse(b []byte, o readOptions) (entries []avlstar.KV, keys []
 		return nil
 	})
 	if err == nil && o.reverse && !slices.IsSortedFunc(entries, func(a, b avlstar.KV) int { return bytes.Compare(b.Key, a.Key) }) {
-		err = errors.New("entries that are not in reverse: the node is too old for that")
+		err = errors.New("entries are not in reverse order: the node is too old for this option")
 	}
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("the node's answer is not a RangeResponse: %w", err)
@@ -95,8 +95,8 @@ func decodeEntry(b []byte) (entry avlstar.KV, key avlstar.KeyEntry, err error) {
 	return entry, key, err
 }
 
-// eachField calls visit for each field of a message, with its content. All are length-delimited but
-// for one, which is a varint: visit is called with its value.
+// eachField calls visit for each field of a message, with its content. All fields are
+// length-delimited except one, which is a varint: visit is called with its value.
 func eachField(b []byte, varint protowire.Number, visit func(number protowire.Number, content []byte, n uint64) error) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)

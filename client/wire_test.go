@@ -23,7 +23,7 @@ func encodeRangeResponse(entries []avlstar.KV, next []byte) []byte {
 	return encodeRange(app.RangeRequest{}, entries, next)
 }
 
-// encodeRange encodes the answer to a request; entries are in key order.
+// encodeRange encodes the answer to a request; entries must be in key order.
 func encodeRange(request app.RangeRequest, entries []avlstar.KV, next []byte) []byte {
 	r := app.RangeResponse{Next: next}
 	for _, e := range entries {
@@ -67,7 +67,7 @@ func TestRangeMessagesAreTheApplications(t *testing.T) {
 	_, _, _, err = decodeRangeResponse(protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 0), readOptions{limit: 2})
 	require.Error(t, err)
 
-	// An old node ignores what it does not know: its answers are refused.
+	// An old node ignores unknown options: its answers are refused.
 	for _, o := range []readOptions{{limit: 2, keysOnly: true}, {limit: 2, reverse: true}} {
 		_, _, _, err = decodeRangeResponse(encoded, o)
 		require.ErrorContains(t, err, "too old")

@@ -1,5 +1,6 @@
-// Package dsm is what nodes of a sharded state have in common (RainBlock's DSM-Tree, section 4):
-// the ranges of keys, which nodes serve them, and the messages by which they are asked and fed.
+// Package dsm holds what the nodes of a sharded state share (RainBlock's DSM-Tree, section 4): the
+// key ranges, the nodes that serve each range, and the messages between validators and storage
+// nodes.
 //
 //	              ranges (12): a hint        ┌── replica ── [ , g)
 //	             upper (14), witness (13)    │
@@ -7,9 +8,9 @@
 //	          ───────────────────────────────►
 //	             update (15), of each block  └── replica ── [p, )
 //
-// Ranges is the configuration: a value that is checked once, and routes what is wanted to who has
-// it. Nothing of it is trusted: every answer is proved by hashes (docs/spec/dsm.md). Package
-// dsm/ask decides whom to ask for what, package dsm/feed whom to send which update. All three are
-// pure, and know neither the tree nor the network: a bag, an update and a commitment are bytes
-// here.
+// Ranges is the configuration: an immutable value, validated once, that routes wants to the nodes
+// that serve them. The configuration needs no trust: every answer is proved by hashes
+// (docs/spec/dsm.md). Packages below dsm/client run on validators, packages below dsm/server on
+// storage nodes. This package is pure and does no network I/O; it treats multiproofs, updates and
+// commitments as opaque bytes.
 package dsm

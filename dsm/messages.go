@@ -6,52 +6,53 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/wire"
 )
 
-// The methods of the transport by which the nodes of a sharded state ask and feed each other
-// (docs/spec/transport.md#methods). Storage nodes answer all of them, validators Witness and Upper.
+// Transport methods between the nodes of a sharded state (docs/spec/transport.md#methods). Storage
+// nodes answer all of them; validators answer Witness and Upper.
 const (
-	MethodRanges  uint8 = 12 // which ranges and heights a node has
-	MethodWitness uint8 = 13 // a bag that opens what is wanted
-	MethodUpper   uint8 = 14 // a commitment and the tree's upper nodes
-	MethodUpdate  uint8 = 15 // a part of what a block changes in a range
-	MethodOutline uint8 = 20 // the upper tree over a node's ranges, of a snapshot
+	MethodRanges  = 12 // ranges and heights that a node has
+	MethodWitness = 13 // multiproof that opens the wants
+	MethodUpper   = 14 // commitment and upper nodes of the tree
+	MethodUpdate  = 15 // part of a block's changes in a range
+	MethodOutline = 20 // upper tree over a node's ranges, of a snapshot
 )
 
 // Limits of the messages.
 const (
-	MaxBodyBytes = 1 << 20 // of a request; the transport carries no longer one
+	MaxBodyBytes = 1 << 20 // of a request, as limited by the transport
 	MaxClaims    = 1024    // ranges in an answer to MethodRanges
 	MaxWants     = 16_384  // in a request for a witness
 	MaxHeld      = 16_384  // hashes in a request for a witness
-	// MaxUpdateBytes is the greatest length of an encoded update. It holds that of every block that
-	// CometBFT allows (docs/spec/updates.md). Nodes may set a lower one.
+	// MaxUpdateBytes is the maximum length of an encoded update. The update of any block that
+	// CometBFT allows fits (docs/spec/updates.md). Nodes may set a lower limit.
 	MaxUpdateBytes = 256 << 20
-	// MaxPartBytes is the greatest part of an update in one request.
+	// MaxPartBytes is the maximum length of a part of an update in one request.
 	MaxPartBytes = MaxBodyBytes - 16<<10
-	// MaxOutlineRange is the greatest part of an outline in one answer.
+	// MaxOutlineRange is the maximum length of a part of an outline in one answer.
 	MaxOutlineRange = 8 << 20
-	// CommitmentBytes is the length of an encoded avlstar.Commitment.
-	CommitmentBytes = 53
 
-	MaxClaimsBytes    = 1 + 2 + MaxClaims*(2*(2+MaxKeyBytes)+4*8)
+	MaxClaimsBytes    = 1 + 2 + MaxClaims*(2*(2+avlstar.MaxKeyBytes)+4*8)
 	UpdateAnswerBytes = 8 + 8 + 4
 
 	claimsVersion = 1
 	hashBytes     = 32
 )
 
-// ErrMessage is wrapped by the errors of all decoders: the bytes are not what this package encodes.
-var ErrMessage = errors.New("malformed message")
+// ErrMessage is wrapped by the errors of all decoders: the bytes are malformed.
+var ErrMessage = wire.ErrMalformed
 
-// Claim is what a node says of one range that it keeps. Nothing of it is proved: it is a hint for
-// whom to ask first.
+// Claim describes one range that a node keeps, as reported by that node. Claims are unverified:
+// they are hints that decide which node is asked first.
 type Claim struct {
-	Range          Range
-	Oldest, Newest int64 // the heights of which it can answer witnesses; 0, 0: none
-	Durable        int64 // the height to which its updates are logged and synced; 0: none
-	// Needs is the height of the update that it waits for, above Durable; 0: it takes none, since
-	// it fetches chunks.
+	Range          avlstar.KeyRange
+	Oldest, Newest int64 // heights at which it serves witnesses; 0, 0: none
+	Durable        int64 // height up to which its updates are logged and synced; 0: none
+	// Needs is the height of the update that the node waits for, above Durable. 0: the node fetches
+	// chunks and accepts no updates.
 	Needs int64
 }
 
@@ -62,11 +63,11 @@ func (c Claim) check() error {
 	case c.Durable < 0 || c.Needs < 0 || c.Needs != 0 && c.Needs <= c.Durable:
 		return fmt.Errorf("durable at %d and waiting for %d", c.Durable, c.Needs)
 	}
-	return c.Range.check()
+	return checkRange(c.Range)
 }
 
-// EncodeClaims encodes what a node has, in the order of keys. It fails if the ranges do not ascend
-// or overlap, if there are more than MaxClaims, or if heights contradict each other.
+// EncodeClaims encodes claims that are in key order. It fails if the ranges overlap or do not
+// ascend, if there are more than MaxClaims, or if the heights of a claim are inconsistent.
 //
 //	version:u8 (1) ‖ n:u16be ‖ (range ‖ oldest:u64be ‖ newest:u64be ‖ durable:u64be ‖ needs:u64be) × n
 //	range = key ‖ key, empty: open;  key = length:u16be ‖ bytes
@@ -100,26 +101,23 @@ func checkClaims(claims []Claim) error {
 }
 
 // before reports whether all keys of r are below those of next.
-func before(r, next Range) bool {
+func before(r, next avlstar.KeyRange) bool {
 	return len(r.After) > 0 && bytes.Compare(r.After, next.First) <= 0
 }
 
 // DecodeClaims is the inverse of EncodeClaims. The keys refer to b.
 func DecodeClaims(b []byte) ([]Claim, error) {
-	r := reader{b: b}
-	version, n := r.byte(), int(r.uint16())
-	if r.failed || version != claimsVersion || n > MaxClaims {
-		return nil, fmt.Errorf("claims: version %d, %d ranges: %w", version, n, ErrMessage)
+	r := newReader(b)
+	if version := r.Byte("version"); r.Err() == nil && version != claimsVersion {
+		return nil, fmt.Errorf("claims: version %d: %w", version, ErrMessage)
 	}
-	const least = 2*2 + 4*8
-	if n > len(r.b)/least {
-		return nil, fmt.Errorf("claims: %d ranges in %d bytes: %w", n, len(r.b), ErrMessage)
-	}
+	n := r.Count16("ranges", MaxClaims, 2*2+4*8)
 	claims := make([]Claim, 0, n)
 	for range n {
-		claims = append(claims, Claim{Range: r.keyRange(), Oldest: r.height(), Newest: r.height(), Durable: r.height(), Needs: r.height()})
+		claims = append(claims, Claim{Range: r.keyRange(), Oldest: r.Height("oldest"), Newest: r.Height("newest"),
+			Durable: r.Height("durable"), Needs: r.Height("needs")})
 	}
-	if err := r.end(); err != nil {
+	if err := r.End(); err != nil {
 		return nil, fmt.Errorf("claims: %w", err)
 	}
 	if err := checkClaims(claims); err != nil {
@@ -128,25 +126,25 @@ func DecodeClaims(b []byte) ([]Claim, error) {
 	return claims, nil
 }
 
-// Witness asks for the bag of one height that opens wants below what the requester has
-// (docs/spec/bags.md#what-a-bag-opens). The answer is the bag; without any byte it means that the
-// bag would be longer than MaxBytes, so that less is to be asked for at once. Who does not have the
-// height answers that it is gone.
+// Witness asks for a multiproof at one height that opens wants below the nodes that the requester
+// already has (docs/spec/multiproofs.md#what-a-multiproof-opens). An empty answer means that the
+// multiproof would be longer than MaxBytes; the requester must ask for less at once. A node that
+// does not have the height answers "gone".
 type Witness struct {
 	Height   int64             // above 0
-	Depth    uint8             // inner nodes on each way that the requester has
+	Depth    uint8             // number of inner nodes on each path that the requester has
 	MaxBytes uint32            // of the answer, above 0; the answering node can set a lower limit
-	Held     [][hashBytes]byte // hashes of stubs that the requester has, in any order, each once
-	Wants    []Want            // in any order
+	Held     [][hashBytes]byte // hashes of the requester's stubs, in any order, without duplicates
+	Wants    []avlstar.Want    // in any order
 }
 
-// Encode encodes the request. It fails if a field is out of its limits, or if the body would be too
+// Encode encodes the request. It fails if a field exceeds its limits or if the body would be too
 // long.
 //
 //	height:u64be ‖ depth:u8 ‖ max bytes:u32be ‖ n:u32be ‖ hash:32 × n ‖ m:u32be ‖ want × m
 //	want = flags:u8 ‖ key [‖ after], empty: open     flags: 1 a range, which has after; 2 next; 4 deleted
 //
-// Hashes ascend; so do wants, by key, flags and after.
+// Hashes are in ascending order. Wants ascend by key, then flags, then after.
 func (w Witness) Encode() ([]byte, error) {
 	held := slices.Clone(w.Held)
 	slices.SortFunc(held, func(a, b [hashBytes]byte) int { return bytes.Compare(a[:], b[:]) })
@@ -162,7 +160,7 @@ func (w Witness) Encode() ([]byte, error) {
 	}
 	b = binary.BigEndian.AppendUint32(b, uint32(len(sorted.Wants)))
 	for _, want := range sorted.Wants {
-		b = appendKey(append(b, want.flags()), want.Key)
+		b = appendKey(append(b, flagsOf(want)), want.Key)
 		if want.Range {
 			b = appendKey(b, want.After)
 		}
@@ -179,16 +177,16 @@ func (w Witness) check() error {
 	case w.Height <= 0:
 		return fmt.Errorf("height %d", w.Height)
 	case w.MaxBytes == 0:
-		return errors.New("an answer of no bytes")
+		return errors.New("the maximum length of the answer is 0")
 	case len(w.Held) > MaxHeld || len(w.Wants) > MaxWants:
 		return fmt.Errorf("%d hashes and %d wants, the limits are %d and %d", len(w.Held), len(w.Wants), MaxHeld, MaxWants)
 	}
 	for i, want := range w.Wants {
-		if err := want.check(); err != nil {
+		if err := checkWant(want); err != nil {
 			return err
 		}
-		if i > 0 && w.Wants[i-1].compare(want) >= 0 {
-			return fmt.Errorf("the want of key %s does not ascend", nameKey(want.Key))
+		if i > 0 && compareWants(w.Wants[i-1], want) >= 0 {
+			return fmt.Errorf("the want of key %s does not ascend", want.Key)
 		}
 	}
 	for i := 1; i < len(w.Held); i++ {
@@ -201,24 +199,24 @@ func (w Witness) check() error {
 
 // DecodeWitness is the inverse of Encode. The keys refer to b.
 func DecodeWitness(b []byte) (Witness, error) {
-	r := reader{b: b}
+	r := newReader(b)
 	if len(b) > MaxBodyBytes {
 		return Witness{}, fmt.Errorf("witness request of %d bytes: %w", len(b), ErrMessage)
 	}
-	w := Witness{Height: r.height(), Depth: r.byte(), MaxBytes: r.uint32()}
-	if n := r.count(MaxHeld, hashBytes); n > 0 {
+	w := Witness{Height: r.Height("height"), Depth: r.Byte("depth"), MaxBytes: r.Uint32("max bytes")}
+	if n := r.Count32("hashes", MaxHeld, hashBytes); n > 0 {
 		w.Held = make([][hashBytes]byte, 0, n)
 		for range n {
-			w.Held = append(w.Held, r.hash())
+			w.Held = append(w.Held, r.Hash("hash"))
 		}
 	}
-	if n := r.count(MaxWants, 1+2); n > 0 {
-		w.Wants = make([]Want, 0, n)
+	if n := r.Count32("wants", MaxWants, 1+2); n > 0 {
+		w.Wants = make([]avlstar.Want, 0, n)
 		for range n {
 			w.Wants = append(w.Wants, r.want())
 		}
 	}
-	if err := r.end(); err != nil {
+	if err := r.End(); err != nil {
 		return Witness{}, fmt.Errorf("witness request: %w", err)
 	}
 	if err := w.check(); err != nil {
@@ -227,29 +225,29 @@ func DecodeWitness(b []byte) (Witness, error) {
 	return w, nil
 }
 
-// Asked is how much an encoded Witness asks for.
+// Asked summarizes the size of an encoded Witness request.
 type Asked struct {
 	Wants    int
-	Ranges   bool // some of the wants are for all keys of a range
+	Ranges   bool // some wants ask for all keys of a range
 	MaxBytes uint32
 }
 
-// WitnessAsks returns what an encoded request asks for, and allocates nothing. It does not judge
-// the request: of one that DecodeWitness refuses, what it returns means nothing.
+// WitnessAsks returns the size of an encoded request without allocating. It does not validate the
+// request: if DecodeWitness would refuse it, the result is meaningless.
 func WitnessAsks(b []byte) (a Asked) {
-	r := reader{b: b}
-	r.height()
-	r.byte()
-	a.MaxBytes = r.uint32()
-	r.next(r.count(MaxHeld, hashBytes) * hashBytes)
-	a.Wants = r.count(MaxWants, 1+2)
+	r := reader{wire.NewReader(b)}
+	r.Height("height")
+	r.Byte("depth")
+	a.MaxBytes = r.Uint32("max bytes")
+	r.Take("hashes", r.Count32("hashes", MaxHeld, hashBytes)*hashBytes)
+	a.Wants = r.Count32("wants", MaxWants, 1+2)
 	for range a.Wants {
 		a.Ranges = r.want().Range || a.Ranges
 	}
 	return a
 }
 
-// UpperRequest asks for the tree's nodes above a depth.
+// UpperRequest asks for the tree's nodes above Depth.
 type UpperRequest struct {
 	Height int64 // above 0
 	Depth  uint8
@@ -262,9 +260,9 @@ func (u UpperRequest) Encode() []byte {
 
 // DecodeUpperRequest is the inverse of Encode.
 func DecodeUpperRequest(b []byte) (UpperRequest, error) {
-	r := reader{b: b}
-	u := UpperRequest{Height: r.height(), Depth: r.byte()}
-	if err := r.end(); err != nil || u.Height == 0 {
+	r := newReader(b)
+	u := UpperRequest{Height: r.Height("height"), Depth: r.Byte("depth")}
+	if err := r.End(); err != nil || u.Height == 0 {
 		return UpperRequest{}, fmt.Errorf("upper request: %w", ErrMessage)
 	}
 	return u, nil
@@ -272,23 +270,23 @@ func DecodeUpperRequest(b []byte) (UpperRequest, error) {
 
 // Upper answers an UpperRequest.
 type Upper struct {
-	Commitment []byte // of CommitmentBytes, avlstar's encoding; its app hash is the next header's
-	Bag        []byte // avlstar's encoding; its root is the commitment's
+	Commitment []byte // avlstar's encoding; its app hash must match the next header
+	Multiproof []byte // avlstar's encoding; its root must match the commitment's
 }
 
-// Encode encodes the answer: commitment:53 ‖ bag.
-func (u Upper) Encode() []byte { return slices.Concat(u.Commitment, u.Bag) }
+// Encode encodes the answer: commitment:53 ‖ multiproof.
+func (u Upper) Encode() []byte { return slices.Concat(u.Commitment, u.Multiproof) }
 
-// DecodeUpper is the inverse of Encode. What it returns refers to b, and is not decoded.
+// DecodeUpper is the inverse of Encode. The result refers to b; its fields are not decoded.
 func DecodeUpper(b []byte) (Upper, error) {
-	if len(b) <= CommitmentBytes { // a bag has a byte at least
+	if len(b) <= avlstar.CommitmentBytes { // a multiproof has at least one byte
 		return Upper{}, fmt.Errorf("upper tree of %d bytes: %w", len(b), ErrMessage)
 	}
-	return Upper{Commitment: b[:CommitmentBytes:CommitmentBytes], Bag: b[CommitmentBytes:]}, nil
+	return Upper{Commitment: b[:avlstar.CommitmentBytes:avlstar.CommitmentBytes], Multiproof: b[avlstar.CommitmentBytes:]}, nil
 }
 
-// OutlineRequest asks for the bytes [Offset, Offset+Length) of an outline, or for what there is of
-// them: only a range that reaches beyond the end has a shorter answer.
+// OutlineRequest asks for the bytes [Offset, Offset+Length) of an outline. The answer is shorter
+// only if the outline ends before Offset+Length.
 type OutlineRequest struct {
 	Height int64 // above 0
 	Offset uint64
@@ -303,19 +301,15 @@ func (o OutlineRequest) Encode() []byte {
 
 // DecodeOutlineRequest is the inverse of Encode.
 func DecodeOutlineRequest(b []byte) (OutlineRequest, error) {
-	r := reader{b: b}
-	o := OutlineRequest{Height: r.height()}
-	if f := r.next(8); f != nil {
-		o.Offset = binary.BigEndian.Uint64(f)
-	}
-	o.Length = r.uint32()
-	if err := r.end(); err != nil || o.Height == 0 || o.Length == 0 || o.Length > MaxOutlineRange {
+	r := newReader(b)
+	o := OutlineRequest{Height: r.Height("height"), Offset: r.Uint64("offset"), Length: r.Uint32("length")}
+	if err := r.End(); err != nil || o.Height == 0 || o.Length == 0 || o.Length > MaxOutlineRange {
 		return OutlineRequest{}, fmt.Errorf("outline request: %w", ErrMessage)
 	}
 	return o, nil
 }
 
-// Of returns the part of an outline that is asked for.
+// Of returns the part of an outline that the request asks for.
 func (o OutlineRequest) Of(outline []byte) []byte {
 	rest := outline[min(o.Offset, uint64(len(outline))):]
 	n := min(int(o.Length), len(rest))

@@ -18,11 +18,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/hexruns"
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-var update = flag.Bool("update", false, "write the vectors in testdata anew, and the fuzz targets' corpora")
+var update = flag.Bool("update", false, "rewrite the vectors in testdata and the fuzz targets' corpora")
 
 // vectorFile is testdata/messages.json; docs/spec/dsm.md#vectors explains it.
 type vectorFile struct {
@@ -36,11 +37,11 @@ type vector struct {
 	Message string `json:"message"`
 	Name    string `json:"name"`
 	Bytes   string `json:"bytes"` // package hexruns
-	// Fields is the message in words.
+	// Fields describes the message in readable form.
 	Fields string `json:"fields,omitempty"`
 }
 
-// codecs decode each kind of message and encode what they got.
+// codecs decode each kind of message and encode the result.
 var codecs = map[string]func([]byte) (any, []byte, error){
 	"claims": func(b []byte) (any, []byte, error) {
 		c, err := DecodeClaims(b)
@@ -51,14 +52,14 @@ var codecs = map[string]func([]byte) (any, []byte, error){
 		return c, again, err
 	},
 	"witness": func(b []byte) (any, []byte, error) {
-		asked := WitnessAsks(b) // whatever the bytes are
+		asked := WitnessAsks(b) // for arbitrary bytes
 		w, err := DecodeWitness(b)
 		if err != nil {
 			return nil, nil, err
 		}
 		again, err := w.Encode()
-		if want := (Asked{len(w.Wants), slices.ContainsFunc(w.Wants, func(w Want) bool { return w.Range }), w.MaxBytes}); asked != want {
-			err = fmt.Errorf("it asks for %+v, and WitnessAsks says %+v", want, asked)
+		if want := (Asked{len(w.Wants), slices.ContainsFunc(w.Wants, func(w avlstar.Want) bool { return w.Range }), w.MaxBytes}); asked != want {
+			err = fmt.Errorf("it asks for %+v, but WitnessAsks returns %+v", want, asked)
 		}
 		return w, again, err
 	},
@@ -84,7 +85,7 @@ var codecs = map[string]func([]byte) (any, []byte, error){
 	},
 }
 
-// inWords writes a message for readers of the vectors.
+// inWords describes a message for readers of the vectors.
 func inWords(message any) string {
 	switch m := message.(type) {
 	case []Claim:
@@ -97,7 +98,7 @@ func inWords(message any) string {
 		var wants []string
 		for _, w := range m.Wants {
 			if len(w.Key) > 100 {
-				w.Key = w.Key[:1] // it is a repetition
+				w.Key = w.Key[:1] // the key is one repeated byte
 			}
 			wants = append(wants, describe(w))
 		}
@@ -105,7 +106,7 @@ func inWords(message any) string {
 	case UpperRequest:
 		return fmt.Sprintf("height %d, depth %d", m.Height, m.Depth)
 	case Upper:
-		return fmt.Sprintf("commitment %x, bag %x", m.Commitment, m.Bag)
+		return fmt.Sprintf("commitment %x, multiproof %x", m.Commitment, m.Multiproof)
 	case OutlineRequest:
 		return fmt.Sprintf("height %d, %d bytes at %d", m.Height, m.Length, m.Offset)
 	case UpdatePart:
@@ -118,7 +119,7 @@ func inWords(message any) string {
 
 func key(s string) []byte { return []byte(s) }
 
-// validMessages are the messages of the vectors.
+// validMessages returns the valid messages of the vectors.
 func validMessages(t testing.TB) (list []vector) {
 	add := func(message, name string, b []byte, err error) {
 		require.NoError(t, err, name)
@@ -133,26 +134,26 @@ func validMessages(t testing.TB) (list []vector) {
 	}
 	claims("a node without ranges")
 	claims("all keys, no height yet", Claim{})
-	claims("two ranges, the second fetches chunks", Claim{Range{nil, key("g")}, 70, 103, 101, 104}, Claim{Range{key("p"), nil}, 0, 0, 17, 0})
+	claims("two ranges, the second fetches chunks", Claim{avlstar.KeyRange{First: nil, After: key("g")}, 70, 103, 101, 104}, Claim{avlstar.KeyRange{First: key("p"), After: nil}, 0, 0, 17, 0})
 
 	witness := func(name string, w Witness) {
 		b, err := w.Encode()
 		add("witness", name, b, err)
 	}
 	witness("nothing wanted", Witness{Height: 1, MaxBytes: 1})
-	witness("each kind of want", Witness{Height: 1000, Depth: 12, MaxBytes: 4 << 20, Wants: []Want{
+	witness("each kind of want", Witness{Height: 1000, Depth: 12, MaxBytes: 4 << 20, Wants: []avlstar.Want{
 		{Key: key("z"), Range: true}, {Key: key("b"), Next: true, Deleted: true}, {Key: key("b")}, {Key: key("c"), Range: true, After: key("d"), Deleted: true},
 		{Key: key("b"), Deleted: true}, {Key: key("b")}, {}, {Key: key("a"), Next: true},
 	}})
 	witness("below held stubs", Witness{Height: math.MaxInt64, Depth: 255, MaxBytes: math.MaxUint32,
-		Held: [][32]byte{{2}, {1}, {2}}, Wants: []Want{{Key: bytes.Repeat(key("k"), MaxKeyBytes)}}})
+		Held: [][32]byte{{2}, {1}, {2}}, Wants: []avlstar.Want{{Key: bytes.Repeat(key("k"), avlstar.MaxKeyBytes)}}})
 
 	add("upper request", "to depth 12", UpperRequest{1000, 12}.Encode(), nil)
 	add("outline request", "the second part", OutlineRequest{1000, MaxOutlineRange, MaxOutlineRange}.Encode(), nil)
 	add("outline request", "a byte far away", OutlineRequest{math.MaxInt64, math.MaxUint64, 1}.Encode(), nil)
-	add("upper", "an empty bag", Upper{bytes.Repeat([]byte{7}, CommitmentBytes), []byte{1}}.Encode(), nil)
+	add("upper", "an empty multiproof", Upper{bytes.Repeat([]byte{7}, avlstar.CommitmentBytes), []byte{1}}.Encode(), nil)
 
-	r := Range{key("g"), key("p")}
+	r := avlstar.KeyRange{First: key("g"), After: key("p")}
 	body := key("an encoded update")
 	sum := sha256.Sum256(body)
 	part := PartOf(1000, r, body, sum, 0)
@@ -165,7 +166,7 @@ func validMessages(t testing.TB) (list []vector) {
 	return list
 }
 
-// invalidMessages are bytes that every decoder of their kind must refuse.
+// invalidMessages returns bytes that every decoder of their kind must refuse.
 func invalidMessages() (list []vector) {
 	add := func(message, name string, parts ...any) {
 		list = append(list, vector{Message: message, Name: name, Bytes: hexruns.Encode(join(parts...))})
@@ -190,7 +191,7 @@ func invalidMessages() (list []vector) {
 	add("claims", "a height of 0 among others", []byte{1}, u16(1), k(""), k(""), u64(0), u64(2), u64(2), u64(3))
 	add("claims", "a height of 2^63", []byte{1}, u16(1), k(""), k(""), u64(1), u64(math.MinInt64), u64(2), u64(3))
 	add("claims", "waiting for what is durable", []byte{1}, u16(1), k(""), k(""), u64(1), u64(2), u64(3), u64(3))
-	add("claims", "a long key", []byte{1}, u16(1), u16(MaxKeyBytes+1), bytes.Repeat(key("k"), MaxKeyBytes+1), k(""), heights)
+	add("claims", "a long key", []byte{1}, u16(1), u16(avlstar.MaxKeyBytes+1), bytes.Repeat(key("k"), avlstar.MaxKeyBytes+1), k(""), heights)
 
 	head := join(u64(10), []byte{12}, u32(1000))
 	want := func(flags byte, keys ...string) []byte {
@@ -223,7 +224,7 @@ func invalidMessages() (list []vector) {
 	add("outline request", "too many bytes", u64(1), u64(0), []byte{0, 0x80, 0, 1})
 	add("outline request", "too short", u64(1), u64(0), []byte{0, 0, 1})
 	add("outline request", "bytes left over", u64(1), u64(0), []byte{0, 0, 0, 1, 0})
-	add("upper", "no bag", make([]byte, CommitmentBytes))
+	add("upper", "no multiproof", make([]byte, avlstar.CommitmentBytes))
 
 	sum := make([]byte, 32)
 	of := join(k("a"), k("b"))
@@ -251,7 +252,7 @@ func join(parts ...any) (b []byte) {
 	return b
 }
 
-// TestVectors checks that testdata/messages.json is what this package makes; with -update, it
+// TestVectors checks that testdata/messages.json is what this package encodes. With -update, it
 // writes the file.
 func TestVectors(t *testing.T) {
 	made, err := json.MarshalIndent(vectorFile{
@@ -288,9 +289,9 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// TestEncodersRefuse: what no decoder would take is an error of who makes it.
+// TestEncodersRefuse: encoders fail on messages that decoders would refuse.
 func TestEncodersRefuse(t *testing.T) {
-	wants := make([]Want, MaxWants+1)
+	wants := make([]avlstar.Want, MaxWants+1)
 	for i := range wants {
 		wants[i].Key = fmt.Append(nil, i)
 	}
@@ -298,12 +299,12 @@ func TestEncodersRefuse(t *testing.T) {
 	for i := range held {
 		binary.BigEndian.PutUint32(held[i][:], uint32(i))
 	}
-	long := bytes.Repeat(key("k"), MaxKeyBytes+1)
+	long := bytes.Repeat(key("k"), avlstar.MaxKeyBytes+1)
 	for name, w := range map[string]Witness{
 		"too many wants": {Height: 1, MaxBytes: 1, Wants: wants}, "too many hashes": {Height: 1, MaxBytes: 1, Held: held},
-		"no height": {MaxBytes: 1}, "no bytes": {Height: 1}, "a long key": {Height: 1, MaxBytes: 1, Wants: []Want{{Key: long}}},
-		"a long end":             {Height: 1, MaxBytes: 1, Wants: []Want{{Range: true, After: long}}},
-		"an end without a range": {Height: 1, MaxBytes: 1, Wants: []Want{{After: key("k")}}},
+		"no height": {MaxBytes: 1}, "no bytes": {Height: 1}, "a long key": {Height: 1, MaxBytes: 1, Wants: []avlstar.Want{{Key: long}}},
+		"a long end":             {Height: 1, MaxBytes: 1, Wants: []avlstar.Want{{Range: true, After: long}}},
+		"an end without a range": {Height: 1, MaxBytes: 1, Wants: []avlstar.Want{{After: key("k")}}},
 	} {
 		_, err := w.Encode()
 		require.Error(t, err, name)
@@ -321,7 +322,7 @@ func TestEncodersRefuse(t *testing.T) {
 	require.Error(t, err)
 }
 
-// TestEveryByteCounts: a message with one byte changed, left out or added is refused, or it is
+// TestEveryByteCounts: a message with one byte changed, removed or added is either refused or
 // another message with its own encoding.
 func TestEveryByteCounts(t *testing.T) {
 	rng := seeds.Rand(t)
@@ -372,8 +373,8 @@ func FuzzOutlineRequest(f *testing.F) { fuzzMessage(f, "outline request") }
 func FuzzUpdatePart(f *testing.F)     { fuzzMessage(f, "update part") }
 func FuzzUpdateAnswer(f *testing.F)   { fuzzMessage(f, "update answer") }
 
-// TestCorpora writes, with -update, corpora of the targets whose messages have lists: random ones,
-// of which a fuzzer changes a few bytes.
+// TestCorpora writes, with -update, fuzz corpora for the messages that contain lists: random
+// messages for the fuzzer to mutate.
 func TestCorpora(t *testing.T) {
 	rng := rand.New(rand.NewPCG(12, 15))
 	for i := range 4 {
@@ -417,11 +418,11 @@ func corpus(t *testing.T, target string, i int, b []byte) {
 	require.Equal(t, string(text), string(stored), "go test ./dsm -run TestCorpora -update")
 }
 
-// TestDecodersAllocateLittle: what a decoder allocates is a small multiple of what was received.
+// TestDecodersAllocateLittle: a decoder allocates at most a small multiple of its input.
 func TestDecodersAllocateLittle(t *testing.T) {
 	const times = 20
 	var wants []byte
-	for i := range MaxWants { // the shortest that ascend
+	for i := range MaxWants { // the shortest ascending keys
 		wants = append(wants, 0, 0, 2, byte(i>>8), byte(i))
 	}
 	body := join(make([]byte, 7), []byte{10, 12}, []byte{0, 0, 0, 1}, make([]byte, 4), binary.BigEndian.AppendUint32(nil, MaxWants), wants)
@@ -448,8 +449,8 @@ func TestDecodersAllocateLittle(t *testing.T) {
 	}
 }
 
-// allocated returns how many bytes a function allocates, as the mean of many calls: what else the
-// process allocates meanwhile does not count much.
+// allocated returns the mean number of bytes that f allocates over many calls, so that other
+// allocations of the process hardly count.
 func allocated(f func()) uint64 {
 	const calls = 100
 	var before, after runtime.MemStats

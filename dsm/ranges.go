@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/starling-kv/starling/avlstar"
 )
 
-// Node names a storage node, for instance as id@host:port. This package only compares names.
-type Node string
+// NodeID names a storage node, for instance as id@host:port. This package only compares names.
+type NodeID string
 
 // Limits of a configuration.
 const (
@@ -17,24 +19,24 @@ const (
 	MaxReplicas = 64 // of a range
 )
 
-// Shard is a range of keys and the nodes that keep all of it.
-type Shard struct {
-	Range    Range
-	Replicas []Node
+// Placement is a range of keys and the nodes that keep all of it.
+type Placement struct {
+	Range    avlstar.KeyRange
+	Replicas []NodeID
 }
 
-// Ranges says which nodes keep which keys. Its ranges ascend and cover all keys, each once. It does
-// not change.
+// Ranges maps key ranges to the nodes that keep them. Its ranges ascend and cover each key exactly
+// once. It is immutable.
 type Ranges struct {
-	shards []Shard // shards[0].Range.First and the last one's After are open
-	of     map[Node][]int
+	shards []Placement // shards[0].Range.First and the last one's After are open
+	of     map[NodeID][]int
 }
 
 // ErrRanges is wrapped by all errors of NewRanges.
-var ErrRanges = errors.New("the ranges of storage nodes are wrong")
+var ErrRanges = errors.New("invalid ranges of storage nodes")
 
 // UncoveredError names the keys that no range covers.
-type UncoveredError struct{ Gaps []Range }
+type UncoveredError struct{ Gaps []avlstar.KeyRange }
 
 func (e *UncoveredError) Error() string {
 	gaps := make([]string, len(e.Gaps))
@@ -44,10 +46,11 @@ func (e *UncoveredError) Error() string {
 	return "no storage node has the keys in " + strings.Join(gaps, ", ")
 }
 
-// NewRanges checks shards, in any order, and keeps a copy. Together they must have each key exactly
-// once, and each at least one replica, none twice. An *UncoveredError has the gaps.
-func NewRanges(shards []Shard) (*Ranges, error) {
-	r := &Ranges{of: map[Node][]int{}}
+// NewRanges checks shards, which may be in any order, and copies them. Together they must cover
+// each key exactly once; each needs at least one replica and no duplicates. If keys are uncovered,
+// the error is an *UncoveredError that lists the gaps.
+func NewRanges(shards []Placement) (*Ranges, error) {
+	r := &Ranges{of: map[NodeID][]int{}}
 	if len(shards) > MaxShards {
 		return nil, fmt.Errorf("%w: %d of them, the limit is %d", ErrRanges, len(shards), MaxShards)
 	}
@@ -57,7 +60,7 @@ func NewRanges(shards []Shard) (*Ranges, error) {
 		}
 		r.shards = append(r.shards, s.clone())
 	}
-	slices.SortStableFunc(r.shards, func(a, b Shard) int { return bytes.Compare(a.Range.First, b.Range.First) })
+	slices.SortStableFunc(r.shards, func(a, b Placement) int { return bytes.Compare(a.Range.First, b.Range.First) })
 	if err := r.cover(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrRanges, err)
 	}
@@ -69,8 +72,8 @@ func NewRanges(shards []Shard) (*Ranges, error) {
 	return r, nil
 }
 
-func (s Shard) check() error {
-	if err := s.Range.check(); err != nil {
+func (s Placement) check() error {
+	if err := checkRange(s.Range); err != nil {
 		return err
 	}
 	if len(s.Replicas) == 0 || len(s.Replicas) > MaxReplicas {
@@ -88,8 +91,8 @@ func (s Shard) check() error {
 }
 
 // clone returns a copy in which open ends are nil.
-func (s Shard) clone() Shard {
-	c := Shard{Replicas: slices.Clone(s.Replicas)}
+func (s Placement) clone() Placement {
+	c := Placement{Replicas: slices.Clone(s.Replicas)}
 	if len(s.Range.First) > 0 {
 		c.Range.First = bytes.Clone(s.Range.First)
 	}
@@ -102,11 +105,11 @@ func (s Shard) clone() Shard {
 // cover reports an overlap, or all gaps, of the sorted shards.
 func (r *Ranges) cover() error {
 	if len(r.shards) == 0 {
-		return &UncoveredError{Gaps: []Range{{}}}
+		return &UncoveredError{Gaps: []avlstar.KeyRange{{}}}
 	}
-	var gaps []Range
+	var gaps []avlstar.KeyRange
 	if first := r.shards[0].Range.First; len(first) > 0 {
-		gaps = append(gaps, Range{After: first})
+		gaps = append(gaps, avlstar.KeyRange{After: first})
 	}
 	for i, s := range r.shards[1:] {
 		prev := r.shards[i].Range
@@ -114,11 +117,11 @@ func (r *Ranges) cover() error {
 		case !before(prev, s.Range):
 			return fmt.Errorf("ranges %v and %v overlap", prev, s.Range)
 		case !bytes.Equal(prev.After, s.Range.First):
-			gaps = append(gaps, Range{prev.After, s.Range.First})
+			gaps = append(gaps, avlstar.KeyRange{First: prev.After, After: s.Range.First})
 		}
 	}
 	if after := r.shards[len(r.shards)-1].Range.After; len(after) > 0 {
-		gaps = append(gaps, Range{First: after})
+		gaps = append(gaps, avlstar.KeyRange{First: after})
 	}
 	if len(gaps) > 0 {
 		return &UncoveredError{Gaps: gaps}
@@ -129,30 +132,30 @@ func (r *Ranges) cover() error {
 // Len returns the number of ranges.
 func (r *Ranges) Len() int { return len(r.shards) }
 
-// Shard returns range i of Len, in the order of keys. It must not be changed.
-func (r *Ranges) Shard(i int) Shard { return r.shards[i] }
+// Shard returns range i of Len, in key order. The caller must not modify it.
+func (r *Ranges) Shard(i int) Placement { return r.shards[i] }
 
-// Index returns the number of the range that has a key.
+// Index returns the number of the range that contains key.
 func (r *Ranges) Index(key []byte) int {
-	i, found := slices.BinarySearchFunc(r.shards, key, func(s Shard, key []byte) int { return bytes.Compare(s.Range.First, key) })
+	i, found := slices.BinarySearchFunc(r.shards, key, func(s Placement, key []byte) int { return bytes.Compare(s.Range.First, key) })
 	if found {
 		return i
 	}
 	return i - 1 // the first range begins at the empty key, which none is below
 }
 
-// Find returns the number of the range that has exactly these keys.
-func (r *Ranges) Find(of Range) (i int, ok bool) {
+// Find returns the number of the range that equals of.
+func (r *Ranges) Find(of avlstar.KeyRange) (i int, ok bool) {
 	i = r.Index(of.First)
 	return i, r.shards[i].Range.Equal(of)
 }
 
 // Of returns the numbers of a node's ranges, ascending.
-func (r *Ranges) Of(n Node) []int { return slices.Clone(r.of[n]) }
+func (r *Ranges) Of(n NodeID) []int { return slices.Clone(r.of[n]) }
 
 // Nodes returns the names of all nodes, in order.
-func (r *Ranges) Nodes() []Node {
-	nodes := make([]Node, 0, len(r.of))
+func (r *Ranges) Nodes() []NodeID {
+	nodes := make([]NodeID, 0, len(r.of))
 	for n := range r.of {
 		nodes = append(nodes, n)
 	}
@@ -160,25 +163,25 @@ func (r *Ranges) Nodes() []Node {
 	return nodes
 }
 
-// Part is what of some wants one range has: what any of its replicas can be asked for.
+// Part is the subset of wants that falls into one range; any of its replicas can serve it.
 type Part struct {
 	Shard int // number of the range
-	Wants []Want
+	Wants []avlstar.Want
 }
 
-// Route gives each want to the range that can open it, in the order of ranges; in each, wants are
-// as Normal returns them. It fails if a want contradicts itself.
+// Route assigns each want to the range that can open it. Parts are in range order, and the wants of
+// each are as Normal returns them. It fails if a want is inconsistent.
 //
-// A range of keys is cut at the edges. A next key goes to the range of the least key that it can
-// be; if that range turns out to have none, its answer shows the stub beyond its edge, and the
-// caller wants the way to that stub's first key. Likewise a key to be deleted goes to its own
-// range: a sibling beyond the edge is a stub there, which the caller wants by its first key if it
-// needs it. The way to an absent key ends at a leaf next to the range's edge at worst, which its
-// replicas have.
-func (r *Ranges) Route(wants []Want) ([]Part, error) {
-	byShard := make([][]Want, len(r.shards))
+// A want for a range of keys is cut at the edges between ranges. A want for a next key goes to the
+// range of the least key that it can be. If that range has no such key, its answer shows the stub
+// beyond its edge, and the caller then asks for the path to the first key of that stub. A deleted
+// key goes to its own range; a sibling beyond the edge is a stub there, and the caller asks for it
+// by its first key if needed. The path to an absent key ends at a leaf next to the range's edge at
+// worst, and replicas have those leaves.
+func (r *Ranges) Route(wants []avlstar.Want) ([]Part, error) {
+	byShard := make([][]avlstar.Want, len(r.shards))
 	for _, w := range wants {
-		if err := w.check(); err != nil {
+		if err := checkWant(w); err != nil {
 			return nil, fmt.Errorf("dsm: route: %w", err)
 		}
 		if w.Range {
@@ -197,8 +200,8 @@ func (r *Ranges) Route(wants []Want) ([]Part, error) {
 	return parts, nil
 }
 
-// cut gives each range its part of a want for a range of keys.
-func (r *Ranges) cut(w Want, byShard [][]Want) {
+// cut assigns to each range its part of a want for a range of keys.
+func (r *Ranges) cut(w avlstar.Want, byShard [][]avlstar.Want) {
 	for i := r.Index(w.Key); i < len(r.shards); i++ {
 		s, part := r.shards[i].Range, w
 		if w.After != nil && bytes.Compare(s.First, w.After) >= 0 {
@@ -214,17 +217,17 @@ func (r *Ranges) cut(w Want, byShard [][]Want) {
 	}
 }
 
-// Split cuts wants, as Normal returns them, into runs of at most most wants that each fit into a
-// request beside held hashes. The runs refer to wants. held is at most MaxHeld.
-func Split(wants []Want, most, held int) (runs [][]Want) {
+// Split cuts wants, as Normal returns them, into runs. Each run has at most most wants and fits
+// into a request together with held hashes. The runs refer to wants. held must not exceed MaxHeld.
+func Split(wants []avlstar.Want, most, held int) (runs [][]avlstar.Want) {
 	const fixed = 8 + 1 + 4 + 4 + 4
 	room := MaxBodyBytes - fixed - held*hashBytes
 	most = max(1, min(most, MaxWants))
 	for first := 0; first < len(wants); {
 		n, length := 0, 0
-		// At least one: a want without room is the caller's mistake, which the encoder reports.
-		for first+n < len(wants) && n < most && (n == 0 || length+wants[first+n].EncodedBytes() <= room) {
-			length += wants[first+n].EncodedBytes()
+		// A run has at least one want. If even that does not fit, the encoder reports it.
+		for first+n < len(wants) && n < most && (n == 0 || length+wantBytes(wants[first+n]) <= room) {
+			length += wantBytes(wants[first+n])
 			n++
 		}
 		runs = append(runs, wants[first:first+n:first+n])

@@ -12,11 +12,12 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// TestScripts runs the files in testdata/scripts. A key is a word, "-" an open end, and "+0" at its
-// end appends a zero byte:
+// TestScripts runs the files in testdata/scripts. A key is a word; "-" is an open end; a suffix
+// "+0" appends a zero byte:
 //
 //	ranges            one per line: FIRST AFTER NODE...; prints them, or the error
 //	route             one want per line: [delete] (KEY | next KEY | range KEY AFTER); prints the parts
@@ -53,7 +54,7 @@ func TestScripts(t *testing.T) {
 					out.WriteString("\n")
 				}
 			case "find":
-				i, ok := ranges.Find(Range{scriptKey(d.CmdArgs[0].Key), scriptKey(d.CmdArgs[1].Key)})
+				i, ok := ranges.Find(avlstar.KeyRange{First: scriptKey(d.CmdArgs[0].Key), After: scriptKey(d.CmdArgs[1].Key)})
 				fmt.Fprintln(&out, i, ok)
 			default:
 				d.Fatalf(t, "unknown command %s", d.Cmd)
@@ -73,22 +74,22 @@ func scriptKey(word string) []byte {
 	return []byte(word)
 }
 
-func scriptShards(input string) (shards []Shard) {
+func scriptShards(input string) (shards []Placement) {
 	for line := range strings.Lines(input) {
 		f := strings.Fields(line)
-		s := Shard{Range: Range{scriptKey(f[0]), scriptKey(f[1])}}
+		s := Placement{Range: avlstar.KeyRange{First: scriptKey(f[0]), After: scriptKey(f[1])}}
 		for _, n := range f[2:] {
-			s.Replicas = append(s.Replicas, Node(n))
+			s.Replicas = append(s.Replicas, NodeID(n))
 		}
 		shards = append(shards, s)
 	}
 	return shards
 }
 
-func scriptWants(t *testing.T, input string) (wants []Want) {
+func scriptWants(t *testing.T, input string) (wants []avlstar.Want) {
 	for line := range strings.Lines(input) {
 		f := strings.Fields(line)
-		var w Want
+		var w avlstar.Want
 		if f[0] == "delete" {
 			w.Deleted, f = true, f[1:]
 		}
@@ -106,13 +107,13 @@ func scriptWants(t *testing.T, input string) (wants []Want) {
 	return wants
 }
 
-func describe(w Want) string {
+func describe(w avlstar.Want) string {
 	s := fmt.Sprintf("%q", w.Key)
 	switch {
 	case w.Next:
 		s = "next " + s
 	case w.Range:
-		s = Range{w.Key, w.After}.String()
+		s = avlstar.KeyRange{First: w.Key, After: w.After}.String()
 	}
 	if w.Deleted {
 		s = "delete " + s
@@ -120,13 +121,13 @@ func describe(w Want) string {
 	return s
 }
 
-// TestRouteRandom compares Route with what each single key says: a key of the universe is wanted of
-// a range exactly if that range has it and some want has it.
+// TestRouteRandom compares Route with a check of each single key: a range is asked for a key
+// exactly if it contains the key and some want covers it.
 func TestRouteRandom(t *testing.T) {
 	rng := seeds.Rand(t)
 	for range 300 {
 		ranges := randomRanges(t, rng)
-		var wants []Want
+		var wants []avlstar.Want
 		for range rng.IntN(30) {
 			wants = append(wants, randomWant(rng))
 		}
@@ -153,8 +154,8 @@ func TestRouteRandom(t *testing.T) {
 	}
 }
 
-func requireSplit(t *testing.T, wants []Want, most int) {
-	var joined []Want
+func requireSplit(t *testing.T, wants []avlstar.Want, most int) {
+	var joined []avlstar.Want
 	for _, run := range Split(wants, most, MaxHeld) {
 		require.NotEmpty(t, run)
 		require.LessOrEqual(t, len(run), most)
@@ -163,10 +164,10 @@ func requireSplit(t *testing.T, wants []Want, most int) {
 	require.Equal(t, wants, joined)
 }
 
-// A want for which there is no room is a run of its own, which does not encode.
+// A want that does not fit into a request becomes a run of its own, which does not encode.
 func TestSplitWithoutRoom(t *testing.T) {
-	wants := []Want{{Key: []byte("a")}, {Key: []byte("b")}}
-	require.Equal(t, [][]Want{wants[:1:1], wants[1:]}, Split(wants, 10, MaxBodyBytes))
+	wants := []avlstar.Want{{Key: []byte("a")}, {Key: []byte("b")}}
+	require.Equal(t, [][]avlstar.Want{wants[:1:1], wants[1:]}, Split(wants, 10, MaxBodyBytes))
 }
 
 // universe yields keys of up to two letters of a … d.
@@ -195,9 +196,9 @@ func randomRanges(t *testing.T, rng *rand.Rand) *Ranges {
 	}
 	slices.SortFunc(edges, bytes.Compare)
 	edges = slices.CompactFunc(edges, bytes.Equal)
-	var shards []Shard
+	var shards []Placement
 	for i := range len(edges) + 1 {
-		s := Shard{Replicas: []Node{"a", "b"}}
+		s := Placement{Replicas: []NodeID{"a", "b"}}
 		if i > 0 {
 			s.Range.First = edges[i-1]
 		}
@@ -212,8 +213,8 @@ func randomRanges(t *testing.T, rng *rand.Rand) *Ranges {
 	return r
 }
 
-func randomWant(rng *rand.Rand) Want {
-	w := Want{Key: randomKey(rng), Deleted: rng.IntN(4) == 0}
+func randomWant(rng *rand.Rand) avlstar.Want {
+	w := avlstar.Want{Key: randomKey(rng), Deleted: rng.IntN(4) == 0}
 	switch rng.IntN(3) {
 	case 0:
 		w.Next = true
@@ -226,9 +227,9 @@ func randomWant(rng *rand.Rand) Want {
 	return w
 }
 
-func wanted(wants []Want, key []byte, deleted bool) bool {
-	return slices.ContainsFunc(wants, func(w Want) bool {
-		return w.Deleted == deleted && (w.Range && Range{w.Key, w.After}.Contains(key) || !w.Range && !w.Next && bytes.Equal(w.Key, key))
+func wanted(wants []avlstar.Want, key []byte, deleted bool) bool {
+	return slices.ContainsFunc(wants, func(w avlstar.Want) bool {
+		return w.Deleted == deleted && (w.Range && avlstar.KeyRange{First: w.Key, After: w.After}.Contains(key) || !w.Range && !w.Next && bytes.Equal(w.Key, key))
 	})
 }
 
@@ -236,7 +237,7 @@ func wantedOf(parts []Part, shard int, key []byte, deleted bool) bool {
 	return slices.ContainsFunc(parts, func(p Part) bool { return p.Shard == shard && wanted(p.Wants, key, deleted) })
 }
 
-func nexts(wants []Want) (keys []string) {
+func nexts(wants []avlstar.Want) (keys []string) {
 	for _, w := range Normal(wants) {
 		if w.Next {
 			keys = append(keys, describe(w))
@@ -260,25 +261,25 @@ func nextsOf(t *testing.T, ranges *Ranges, parts []Part) (keys []string) {
 }
 
 func TestRangesLimits(t *testing.T) {
-	long := bytes.Repeat([]byte{'a'}, MaxKeyBytes+1)
-	_, err := NewRanges([]Shard{{Range: Range{After: long}, Replicas: []Node{"a"}}, {Range: Range{First: long}, Replicas: []Node{"a"}}})
+	long := bytes.Repeat([]byte{'a'}, avlstar.MaxKeyBytes+1)
+	_, err := NewRanges([]Placement{{Range: avlstar.KeyRange{After: long}, Replicas: []NodeID{"a"}}, {Range: avlstar.KeyRange{First: long}, Replicas: []NodeID{"a"}}})
 	require.ErrorIs(t, err, ErrRanges)
-	_, err = NewRanges(make([]Shard, MaxShards+1))
+	_, err = NewRanges(make([]Placement, MaxShards+1))
 	require.ErrorIs(t, err, ErrRanges)
-	var replicas []Node
+	var replicas []NodeID
 	for i := range MaxReplicas + 1 {
-		replicas = append(replicas, Node(fmt.Sprint(i)))
+		replicas = append(replicas, NodeID(fmt.Sprint(i)))
 	}
-	_, err = NewRanges([]Shard{{Replicas: replicas}})
+	_, err = NewRanges([]Placement{{Replicas: replicas}})
 	require.ErrorIs(t, err, ErrRanges)
-	shards := []Shard{{Range: Range{First: []byte{}, After: []byte("m")}, Replicas: []Node{"a"}}, {Range: Range{[]byte("m"), []byte{}}, Replicas: []Node{"b"}}}
+	shards := []Placement{{Range: avlstar.KeyRange{First: []byte{}, After: []byte("m")}, Replicas: []NodeID{"a"}}, {Range: avlstar.KeyRange{First: []byte("m"), After: []byte{}}, Replicas: []NodeID{"b"}}}
 	r, err := NewRanges(shards)
 	require.NoError(t, err)
 	shards[0].Range.After[0], shards[0].Replicas[0] = 'z', "z"
-	require.Equal(t, Shard{Range{nil, []byte("m")}, []Node{"a"}}, r.Shard(0), "it is a copy, and open ends are nil")
+	require.Equal(t, Placement{avlstar.KeyRange{First: nil, After: []byte("m")}, []NodeID{"a"}}, r.Shard(0), "it is a copy, and open ends are nil")
 	require.Nil(t, r.Shard(1).Range.After)
 	var gaps *UncoveredError
 	_, err = NewRanges(shards[1:])
 	require.True(t, errors.As(err, &gaps))
-	require.Equal(t, []Range{{After: []byte("m")}}, gaps.Gaps)
+	require.Equal(t, []avlstar.KeyRange{{After: []byte("m")}}, gaps.Gaps)
 }

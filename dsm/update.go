@@ -6,22 +6,25 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"github.com/starling-kv/starling/avlstar"
 )
 
-// UpdatePart is a part of what a block changes in a range. Parts are sent in order. A part without
-// bytes, at offset 0, is a probe: who sends it learns what is still needed before sending it.
+// UpdatePart is a part of a block's changes in a range. Parts are sent in order. A part without
+// bytes at offset 0 is a probe: its answer tells the sender which bytes are still needed.
 type UpdatePart struct {
-	Height int64           // of the block, above 0
-	Range  Range           // a range that the replica keeps
-	Total  uint32          // length of the encoded avlstar.Update, 1 … MaxUpdateBytes
-	Offset uint32          // of the part in it
-	Sum    [hashBytes]byte // SHA-256 of the whole update: two of one height are told apart
+	Height int64            // of the block, above 0
+	Range  avlstar.KeyRange // a range that the replica keeps
+	Total  uint32           // length of the encoded avlstar.Update, 1 … MaxUpdateBytes
+	Offset uint32           // of the part in it
+	Sum    [hashBytes]byte  // SHA-256 of the whole update; distinguishes updates of one height
 	Part   []byte
 }
 
-// PartOf returns the part of an encoded update, of 1 … MaxUpdateBytes, that begins at offset; sum
-// is its SHA-256. The part refers to update. At the end of it, and below 0, it is a probe.
-func PartOf(height int64, r Range, update []byte, sum [hashBytes]byte, offset int) UpdatePart {
+// PartOf returns the part that begins at offset of an encoded update of 1 … MaxUpdateBytes bytes;
+// sum is the update's SHA-256. The part refers to update. If offset is outside the update, the part
+// is a probe.
+func PartOf(height int64, r avlstar.KeyRange, update []byte, sum [hashBytes]byte, offset int) UpdatePart {
 	p := UpdatePart{Height: height, Range: r, Total: uint32(len(update)), Sum: sum}
 	if 0 <= offset && offset < len(update) {
 		p.Offset, p.Part = uint32(offset), update[offset:min(len(update), offset+MaxPartBytes)]
@@ -52,18 +55,19 @@ func (p UpdatePart) check() error {
 	case len(p.Part) == 0 && p.Offset > 0:
 		return fmt.Errorf("a probe at %d", p.Offset)
 	}
-	return p.Range.check()
+	return checkRange(p.Range)
 }
 
-// DecodeUpdatePart is the inverse of Encode. What it returns refers to b.
+// DecodeUpdatePart is the inverse of Encode. The result refers to b.
 func DecodeUpdatePart(b []byte) (UpdatePart, error) {
-	r := reader{b: b}
-	p := UpdatePart{Height: r.height(), Range: r.keyRange(), Total: r.uint32(), Offset: r.uint32(), Sum: r.hash()}
-	if r.failed || len(b) > MaxBodyBytes {
-		return UpdatePart{}, fmt.Errorf("update of %d bytes: %w", len(b), ErrMessage)
+	r := newReader(b)
+	p := UpdatePart{Height: r.Height("height"), Range: r.keyRange(), Total: r.Uint32("total"), Offset: r.Uint32("offset"), Sum: r.Hash("sum")}
+	p.Part = r.Rest()
+	if err := r.Err(); err != nil {
+		return UpdatePart{}, fmt.Errorf("update: %w", err)
 	}
-	if len(r.b) > 0 {
-		p.Part = r.b
+	if len(b) > MaxBodyBytes {
+		return UpdatePart{}, fmt.Errorf("update of %d bytes: %w", len(b), ErrMessage)
 	}
 	if err := p.check(); err != nil {
 		return UpdatePart{}, fmt.Errorf("update: %w: %w", err, ErrMessage)
@@ -76,11 +80,12 @@ type UpdateAnswer struct {
 	// Durable: the replica's updates of the range are logged and synced up to this height; 0: none.
 	Durable int64
 	// Needs is the height of the update that the replica waits for, above Durable. It is above the
-	// part's height once the update is complete there, and below it if those before are missing. 0:
-	// it takes no updates, since it fetches chunks.
+	// part's height once that update is complete, and below it if earlier updates are missing. 0:
+	// the replica fetches chunks and accepts no updates.
 	Needs int64
-	// Have is how many bytes of the update, of this sum, the replica has, from the first on: the
-	// next part begins there. Total: it has all, from whomever.
+	// Have is the number of bytes, from the start of the update with this sum, that the replica
+	// has: the next part begins there. Have equals Total once the replica has the whole update,
+	// whoever sent it.
 	Have uint32
 }
 
@@ -100,9 +105,9 @@ func (a UpdateAnswer) Encode() []byte {
 
 // DecodeUpdateAnswer is the inverse of Encode.
 func DecodeUpdateAnswer(b []byte) (UpdateAnswer, error) {
-	r := reader{b: b}
-	a := UpdateAnswer{Durable: r.height(), Needs: r.height(), Have: r.uint32()}
-	if err := r.end(); err != nil {
+	r := newReader(b)
+	a := UpdateAnswer{Durable: r.Height("durable"), Needs: r.Height("needs"), Have: r.Uint32("have")}
+	if err := r.End(); err != nil {
 		return UpdateAnswer{}, fmt.Errorf("answer to an update: %w", err)
 	}
 	if err := a.check(); err != nil {
@@ -113,31 +118,31 @@ func DecodeUpdateAnswer(b []byte) (UpdateAnswer, error) {
 
 // Errors of Assembly.Add.
 var (
-	// ErrOtherUpdate: the part is of another update than those before.
-	ErrOtherUpdate = errors.New("the part is of another update")
-	// ErrSum: all parts are there, and do not have the sum that each of them named: whoever sent
-	// them lied.
-	ErrSum = errors.New("the parts do not have the sum that they name")
+	// ErrOtherUpdate: the part belongs to a different update than the previous parts.
+	ErrOtherUpdate = errors.New("the part belongs to another update")
+	// ErrSum: the assembled update does not match the checksum that each part carried. Its sender
+	// is faulty.
+	ErrSum = errors.New("the update does not match its checksum")
 )
 
-// Assembly joins the parts of one update, all from one sender: so a false part has an author. Its
-// memory grows with the bytes that have arrived, never with those announced. The zero value is
-// empty.
+// Assembly joins the parts of one update. All parts come from one sender, so an invalid update can
+// be attributed. Its memory grows with the bytes received, never with the announced length. The
+// zero value is empty.
 type Assembly struct {
-	first UpdatePart // of any part: which update it is
+	first UpdatePart // identifies the update; copied from the first part
 	got   []byte
 }
 
-// Add adds a part, which is not kept, and returns how many bytes are there, from the first on. A
-// part that does not begin where those before end adds nothing, which is no error. When all are
-// there, update is not nil; it belongs to the caller, and the Assembly is empty again, as after an
-// error.
+// Add adds a part and returns the number of bytes received so far. It does not retain p. A part
+// that does not begin where the received bytes end is ignored without an error. When the update is
+// complete, Add returns it; the caller owns it. After that, and after an error, the Assembly is
+// empty again.
 func (a *Assembly) Add(p UpdatePart) (have uint32, update []byte, err error) {
 	if err := p.check(); err != nil {
 		return 0, nil, fmt.Errorf("dsm: %w: %w", err, ErrMessage)
 	}
 	if a.first.Total == 0 {
-		of := Range{bytes.Clone(p.Range.First), bytes.Clone(p.Range.After)}
+		of := avlstar.KeyRange{First: bytes.Clone(p.Range.First), After: bytes.Clone(p.Range.After)}
 		a.first = UpdatePart{Height: p.Height, Range: of, Total: p.Total, Sum: p.Sum}
 	}
 	if f := a.first; f.Height != p.Height || f.Total != p.Total || f.Sum != p.Sum || !f.Range.Equal(p.Range) {
@@ -158,5 +163,5 @@ func (a *Assembly) Add(p UpdatePart) (have uint32, update []byte, err error) {
 	return p.Total, update, nil
 }
 
-// Bytes returns the memory that the parts take.
+// Bytes returns the memory held by the received parts.
 func (a *Assembly) Bytes() int { return cap(a.got) }

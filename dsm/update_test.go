@@ -7,17 +7,18 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// TestAssembly sends an update in parts: probes, repetitions and parts out of turn add nothing.
+// TestAssembly sends an update in parts: probes, repeated parts and out-of-order parts add nothing.
 func TestAssembly(t *testing.T) {
 	rng := seeds.Rand(t)
 	update := make([]byte, 2*MaxPartBytes+rng.IntN(MaxPartBytes))
 	for i := range update {
 		update[i] = byte(rng.IntN(256))
 	}
-	r, sum := Range{First: []byte("g")}, sha256.Sum256(update)
+	r, sum := avlstar.KeyRange{First: []byte("g")}, sha256.Sum256(update)
 	var a Assembly
 	sent := 0
 	for have := 0; ; {
@@ -34,7 +35,7 @@ func TestAssembly(t *testing.T) {
 		}
 		now, whole, err := a.Add(p)
 		require.NoError(t, err)
-		clear(b) // what the Assembly keeps is its own
+		clear(b) // the Assembly must have its own copy
 		sent++
 		if whole != nil {
 			require.True(t, bytes.Equal(update, whole))
@@ -51,10 +52,10 @@ func TestAssembly(t *testing.T) {
 func TestAssemblyRefuses(t *testing.T) {
 	update := []byte("an update")
 	sum := sha256.Sum256(update)
-	r := Range{After: []byte("m")}
+	r := avlstar.KeyRange{After: []byte("m")}
 	part := func() UpdatePart { return UpdatePart{Height: 5, Range: r, Total: 9, Sum: sum, Part: update[:4]} }
 	for name, change := range map[string]func(p *UpdatePart){
-		"height": func(p *UpdatePart) { p.Height++ }, "range": func(p *UpdatePart) { p.Range = Range{} },
+		"height": func(p *UpdatePart) { p.Height++ }, "range": func(p *UpdatePart) { p.Range = avlstar.KeyRange{} },
 		"total": func(p *UpdatePart) { p.Total++ }, "sum": func(p *UpdatePart) { p.Sum[0]++ },
 	} {
 		var a Assembly

@@ -15,21 +15,22 @@ import (
 )
 
 const (
-	// attacks are all that a node can do to its peers unasked; what it serves is the truth. It is a
-	// full node: its peers drop it again and again, so it is late with everything, votes among it.
-	// The validator that signs twice is another.
+	// attacks are all attacks that a node can start without being asked; the data that it serves
+	// are correct. The node is a full node: its peers drop it again and again, so it is late with
+	// everything, including votes. Another validator signs twice.
 	attacks = "babble,spam,flood,connect,garbage"
 	doubles = "double-vote,double-propose"
 
-	// What an attack may cost an honest node: bytes of memory while it lasts, goroutines and file
-	// descriptors once it is over.
+	// Limits on the cost of an attack for an honest node: bytes of memory while it lasts,
+	// goroutines and file descriptors once it is over.
 	attackMemory = 400 << 20
 	attackRests  = 60
 )
 
 // One validator of four signs everything twice, and a full node attacks the other three in every
-// way at once: they continue to make blocks, put the proof of the double votes into one, let a node
-// join meanwhile, stay within attackMemory, and use as little as before when it is over.
+// way at once. The three continue to make blocks, put the evidence of the double votes into a
+// block, let a node join meanwhile, stay within attackMemory, and use no more than before once the
+// attack is over.
 func TestAttackedNetwork(t *testing.T) {
 	p, ctx := processes(t, 5*time.Minute)
 	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "validator-2", "double", "attacker", "joiner")
@@ -52,7 +53,8 @@ func TestAttackedNetwork(t *testing.T) {
 		servers = append(servers, strings.TrimPrefix(home.RPC(), "http://"))
 	}
 	args := []string{"--home", attacker.Dir, "--lie", attacks, "--attack-rpc", strings.Join(servers, ",")}
-	// all of 127.0.0.0/8 is there: limits of each host hold against it alone
+	// Linux has all addresses of 127.0.0.0/8: so the limits for each host apply to the attacker
+	// alone
 	if runtime.GOOS == "linux" {
 		args = append(args, "--attack-from", "127.0.0.66")
 	}
@@ -98,7 +100,7 @@ func requireEvidence(t *testing.T, ctx context.Context, home *runner.Home, again
 		for {
 			block, err := client.Block(ctx, &height)
 			if err != nil {
-				return false // it is yet to come
+				return false // the block does not exist yet
 			}
 			for _, evidence := range block.Block.Evidence.Evidence {
 				if double, is := evidence.(*types.DuplicateVoteEvidence); is && double.VoteA.ValidatorAddress.String() == against.String() {

@@ -23,7 +23,7 @@ import (
 	"github.com/starling-kv/starling/internal/ports"
 )
 
-// dockerHere skips the test where there is no Docker, and returns a context that bounds it, and the
+// dockerHere skips the test if there is no Docker. It returns a context with a time limit, and the
 // root of the module.
 func dockerHere(t *testing.T, limit time.Duration) (ctx context.Context, root string) {
 	t.Helper()
@@ -37,7 +37,7 @@ func dockerHere(t *testing.T, limit time.Duration) (ctx context.Context, root st
 	return ctx, root
 }
 
-// tool runs a program in a folder, with variables, and returns what it printed.
+// tool runs a program in a folder, with variables, and returns its output.
 func tool(t *testing.T, ctx context.Context, dir string, env []string, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -49,8 +49,8 @@ func tool(t *testing.T, ctx context.Context, dir string, env []string, name stri
 	return strings.TrimSpace(string(out))
 }
 
-// buildImage builds the image of programs as networks/build-image.sh does, and removes it with the
-// test.
+// buildImage builds the image of programs as networks/build-image.sh does, and removes it at the
+// end of the test.
 func buildImage(t *testing.T, ctx context.Context, root, name string, programs ...string) (tag string) {
 	t.Helper()
 	tag = fmt.Sprintf("starling-test-%s:%d", name, os.Getpid())
@@ -59,8 +59,9 @@ func buildImage(t *testing.T, ctx context.Context, root, name string, programs .
 	return tag
 }
 
-// The image holds the program and nothing else, runs it as a user without rights, on a file system
-// that cannot be written but for the home and /tmp, and Docker sees whether it is well.
+// The image holds only the program, and runs it as a user without privileges, on a file system
+// where only the home and /tmp are writable. Docker's health check sees whether the node is
+// healthy.
 func TestImage(t *testing.T) {
 	ctx, root := dockerHere(t, 4*time.Minute)
 	image := buildImage(t, ctx, root, "image", starlingd)
@@ -74,7 +75,7 @@ func TestImage(t *testing.T) {
 	require.Equal(t, 65532, owners["tmp/"])
 	require.Equal(t, 65532, owners["home/"])
 	require.Contains(t, modes, "bin/starlingd")
-	for path := range modes { // what Docker itself puts into a container is empty
+	for path := range modes { // Docker's own files in a container are empty
 		require.Regexp(t, `^(bin/(starlingd)?|tmp/|home/|(dev|etc|proc|sys)/.*|\.dockerenv)$`, path)
 	}
 	docker("rm", "--volumes", name)
@@ -89,14 +90,14 @@ func TestImage(t *testing.T) {
 	safe := []string{"--user", user, "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--volume", home + ":/home"}
 	docker(append(append([]string{"run", "--rm"}, safe...), image, "init", "image", "--chain-id", "image", "--open")...)
 	docker(append(append([]string{"run", "--detach", "--name", name, "--health-interval", "1s"}, safe...), image)...)
-	require.NoError(t, runner.Poll(ctx, "Docker to see that it is well", func() bool {
+	require.NoError(t, runner.Poll(ctx, "Docker to report it healthy", func() bool {
 		return docker("inspect", "--format", "{{.State.Health.Status}}", name) == "healthy"
 	}), "%s", docker("logs", "--tail", "20", name))
 	docker("stop", "--time", "30", name)
 	require.Equal(t, "0", docker("inspect", "--format", "{{.State.ExitCode}}", name), "it ends cleanly")
 }
 
-// exported returns the modes and owners of what is in a container.
+// exported returns the modes and owners of a container's files.
 func exported(t *testing.T, ctx context.Context, name string) (modes map[string]os.FileMode, owners map[string]int) {
 	t.Helper()
 	cmd := exec.CommandContext(ctx, "docker", "export", name)
@@ -122,9 +123,8 @@ var (
 	fieldPattern     = regexp.MustCompile(`(TRUST_HEIGHT=\d+) (TRUST_HASH=[0-9A-F]+)`)
 )
 
-// The networks that are ready to use, from their own compose files but for the ports of this
-// machine, the network's addresses, and what would start them again: they make blocks, a node joins
-// them, and they end.
+// The ready-made networks, from their own compose files except for the ports of this machine, the
+// network's addresses, and the restart policy: they make blocks, a node joins them, and they end.
 func TestReadyNetworks(t *testing.T) {
 	ctx, root := dockerHere(t, 6*time.Minute)
 	image := buildImage(t, ctx, root, "networks", starlingd, byzantine, relay)
@@ -168,12 +168,12 @@ func TestReadyNetworks(t *testing.T) {
 			require.Len(t, trusted, 3)
 			compose(ctx, append(env, trusted[1:]...), "up", "--detach", "joiner")
 
-			// What is written on one node is read on the one that joined.
+			// A value that is written on one node is read on the one that joined.
 			writer, err := client.Dial(ctx, []string{published["26657"]}, client.WithChainID(network.name))
 			require.NoError(t, err)
 			written, err := writer.PutText(ctx, []byte("fruit"), []byte("apple"))
 			require.NoError(t, err)
-			require.NoError(t, runner.Poll(ctx, "the joiner to have it", func() bool {
+			require.NoError(t, runner.Poll(ctx, "the joiner to have the value", func() bool {
 				reader, err := client.Dial(ctx, []string{published["27157"]}, client.WithChainID(network.name))
 				if err != nil {
 					return false
@@ -196,8 +196,8 @@ func TestReadyNetworks(t *testing.T) {
 	}
 }
 
-// copyCompose copies the compose file of a network, with free ports for those that it publishes,
-// and returns their URLs by what they were.
+// copyCompose copies the compose file of a network, with free ports in place of those that it
+// publishes, and returns their URLs by the original ports.
 func copyCompose(t *testing.T, root, network, dir string) (published map[string]string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "networks", network, "docker-compose.yml"))
@@ -214,8 +214,8 @@ func copyCompose(t *testing.T, root, network, dir string) (published map[string]
 	copied := publishedPattern.ReplaceAllStringFunc(string(text), func(match string) string {
 		return strings.TrimPrefix(published[publishedPattern.FindStringSubmatch(match)[1]], "http://") + ":"
 	})
-	// With the owner's number a later run of the networks in containers removes them, should this
-	// one be killed.
+	// If this run is killed, a later run of the networks in containers removes these by the owner's
+	// process id.
 	copied = strings.ReplaceAll(copied, "restart: unless-stopped",
 		fmt.Sprintf("restart: \"no\"\n  labels: {io.starling-kv.e2e.owner: \"%d\"}", os.Getpid()))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "docker-compose.yml"), []byte(copied), 0o644))

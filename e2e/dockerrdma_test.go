@@ -12,10 +12,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The image with RDMA has the library that it opens at run time, with those of devices, and runs as
-// a user without rights. What the machine lacks is said beyond the library.
+// The image with RDMA has the library that the program opens at run time, with its device
+// libraries, and runs as a user without privileges. Its `rdma check` names the missing parts of the
+// machine, not a missing library.
 func TestImageWithRDMA(t *testing.T) {
-	// As much as a build with cgo and an empty cache may take on a busy machine.
+	// the time of a build with cgo and an empty cache on a busy machine
 	ctx, root := dockerHere(t, 15*time.Minute)
 	for _, needed := range []string{"gcc", "make", "ldd"} {
 		if _, err := exec.LookPath(needed); err != nil {
@@ -36,17 +37,17 @@ func TestImageWithRDMA(t *testing.T) {
 	modes, owners := exported(t, ctx, name)
 	require.Contains(t, modes, "etc/libibverbs.d/rxe.driver")
 	require.Equal(t, 65532, owners["home/"])
-	for path := range modes { // libraries, where the distribution has them
+	for path := range modes { // libraries, at the distribution's paths
 		require.Regexp(t, `^(bin/(starlingd-rdma)?|(usr/)?lib(64)?/.*|usr/|tmp/|home/|(dev|etc|proc|sys)/.*|\.dockerenv)$`, path)
 	}
 
 	home := filepath.Join(t.TempDir(), "home")
 	require.NoError(t, os.Mkdir(home, 0o777))
-	require.NoError(t, os.Chmod(home, 0o777)) //nolint:gosec // for a user of the container; the umask would narrow it
+	require.NoError(t, os.Chmod(home, 0o777)) //nolint:gosec // for the container's user; the umask would restrict it
 	run := []string{"run", "--rm", "--user", "65532:65532", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--volume", home + ":/home", tag}
 	require.Contains(t, docker(append(run, "version")...), "v1.2.3-test")
 	docker(append(run, "init", "image", "--chain-id", "image", "--open", "--home", "/home/node")...)
-	// Without a device its exit status is 1.
+	// Without a device, the exit status of `rdma check` is 1.
 	out, err := exec.CommandContext(ctx, "docker", append(run, "rdma", "check", "--home", "/home/node")...).CombinedOutput()
 	if err != nil {
 		var exit *exec.ExitError
@@ -54,5 +55,5 @@ func TestImageWithRDMA(t *testing.T) {
 		require.Equal(t, 1, exit.ExitCode(), "%s", out)
 	}
 	require.Contains(t, string(out), "built with RDMA")
-	require.Regexp(t, "the kernel has no InfiniBand modules|libibverbs and the kernel's modules are there", string(out))
+	require.Regexp(t, "the kernel has no InfiniBand modules|libibverbs and the kernel modules are present", string(out))
 }

@@ -18,9 +18,9 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// Clients with three addresses, of which one is stopped, resumed and killed: no call is lost, no
-// write is executed twice, and nothing that is read is older than what was read before. The node
-// that fails is no validator, so blocks stay regular.
+// Clients have three addresses, and the node at one of them is stopped, resumed and killed: no call
+// is lost, no write is executed twice, and no read is older than an earlier one. The node that
+// fails is not a validator, so blocks stay regular.
 func TestClientFailover(t *testing.T) {
 	p, ctx := processes(t, 5*time.Minute)
 	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "full")
@@ -36,7 +36,7 @@ func TestClientFailover(t *testing.T) {
 	for _, home := range homes {
 		await(t, ctx, home, 3)
 	}
-	slices.Reverse(addresses) // the one that fails is the first
+	slices.Reverse(addresses) // the node that fails is the first
 	full := nodes[2]
 
 	connect := func(name string, options ...client.Option) *client.Client {
@@ -109,8 +109,8 @@ func (c *calls) repeat(name string, every time.Duration, call func(context.Conte
 	})
 }
 
-// report logs what was measured since the last report. It sets no limits: this machine may be slow.
-// client.TestOneOfThreeFails has them, in virtual time.
+// report logs the measurements since the last report. It sets no limits, because the machine may be
+// slow. client.TestOneOfThreeFails has limits, in virtual time.
 func (c *calls) report(t *testing.T, when string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

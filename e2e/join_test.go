@@ -21,28 +21,28 @@ import (
 const (
 	joinChain  = "join"
 	joinPrefix = "join/"
-	// joinKeys and joinValue make about 4 MB, which two validators send at joinRate: a join takes
-	// about ten seconds, and it is killed early.
+	// joinKeys and joinValue give about 4 MB, which two validators send at joinRate: a join takes
+	// about ten seconds, and is killed early.
 	joinKeys, joinValue = 4000, 1000
-	joinRate            = 160_000 // bytes a second of each peer
+	joinRate            = 160_000 // bytes a second from each peer
 	joinChunk           = 8 << 10
 	joinInterval        = 10 // blocks between snapshots
 )
 
-// joinLies are how the peers that are no validators treat the joiner: one is proved wrong, one
-// never answers, one keeps the last chunk.
+// joinLies are the modes of the Byzantine peers: one can be proved, one never answers, one
+// withholds the last chunk.
 var joinLies = []string{"equivocate", "withhold", "last"}
 
-// A validator is killed twice while it joins over the transport, among peers that lie in different
-// ways. Nothing that it had verified is fetched again, what it has signed stays as it is until it
+// A validator is killed twice while it joins over the transport, among peers that misbehave in
+// different modes. No verified chunk is fetched again, its signing state does not change until it
 // signs again, and then it has the network's state.
 func TestKilledJoin(t *testing.T) {
 	p, ctx := processes(t, 3*time.Minute)
 	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "joiner", "liar-0", "liar-1", "liar-2")
 	validators, joiner, liars := homes[:2:2], homes[2], homes[3:]
-	joiner.Power = 1 // the others do without it
+	joiner.Power = 1 // the others have enough power without it
 	joinNetwork(t, homes, 3, len(validators))
-	env := []string{fmt.Sprintf("STARLINGD_TRANSPORT_SEND_RATE=%d", joinRate), "STARLINGD_SNAPSHOTS_KEEP=10"}
+	env := []string{fmt.Sprintf("STARLINGD_TRANSPORT_SEND_RATE=%d", joinRate), "STARLINGD_SNAPSHOTS_KEEP_RECENT=10"}
 	for _, home := range validators {
 		home.Release()
 		start(t, p, runner.Spec{Name: home.Name, Path: starlingd, Args: []string{"start", "--home", home.Dir}, Env: env, Log: home.Log()})
@@ -59,7 +59,7 @@ func TestKilledJoin(t *testing.T) {
 	}
 
 	joinsFrom(t, ctx, joiner, append(liars, validators...), validators[0], snapshot)
-	// It has signed before, as far as it knows: a validator that lost its data and kept its keys.
+	// It has a signing state, like a validator that lost its data and kept its keys.
 	const signedBefore = 3
 	signing := fmt.Appendf(nil, `{"height": "%d", "round": 0, "step": 3}`, signedBefore)
 	require.NoError(t, os.WriteFile(joiner.SigningState(), signing, 0o600))
@@ -77,7 +77,7 @@ func TestKilledJoin(t *testing.T) {
 			}
 		}
 	})
-	// bytes that it had verified when it was killed (at least), and chunks of the snapshot
+	// minimum number of bytes that it had verified when it was killed, and chunks of the snapshot
 	var verified, total int64
 	for kills, tries := 0, 0; kills < 2; {
 		begin()
@@ -90,10 +90,10 @@ func TestKilledJoin(t *testing.T) {
 		process.Kill()
 		now, err := os.ReadFile(joiner.SigningState())
 		require.NoError(t, err)
-		// this test did not run for seconds
+		// the test itself was not scheduled for seconds
 		if len(runner.Logged(joiner.Log(), runner.LogRestored)) > 0 {
 			tries++
-			require.Less(t, tries, 5, "the join is always over before it can be killed")
+			require.Less(t, tries, 5, "the join always ends before it can be killed")
 			out, err := exec.CommandContext(ctx, starlingd, "unsafe-reset-all", "--yes", "--home", joiner.Dir).CombinedOutput()
 			require.NoError(t, err, "%s", out)
 			require.NoError(t, os.Remove(joiner.Log()))
@@ -103,7 +103,7 @@ func TestKilledJoin(t *testing.T) {
 		kills++
 		verified += values.Starling("statesync_bytes_verified")
 		t.Logf("kill %d: %d chunks of %d verified since the start", kills, values.Starling("statesync_chunks_verified"), total)
-		require.Equal(t, string(signing), string(now), "what it has signed is nobody's business")
+		require.Equal(t, string(signing), string(now), "a join must not change the signing state")
 	}
 	begin()
 	require.NoError(t, runner.Poll(ctx, "the joiner to have the state", func() bool {
@@ -111,10 +111,10 @@ func TestKilledJoin(t *testing.T) {
 	}))
 	said := runner.Logged(joiner.Log(), runner.LogRestored)[0]
 	t.Logf("%v", said.Fields)
-	require.GreaterOrEqual(t, said.Int("reused"), verified, "what had been verified is fetched again")
+	require.GreaterOrEqual(t, said.Int("reused"), verified, "verified bytes are fetched again")
 	require.Less(t, said.Int("reused"), said.Int("bytes"))
 	require.Equal(t, total, said.Int("chunks"))
-	require.NotEmpty(t, runner.Logged(joiner.Log(), runner.LogBanned), "nobody was asked who damages everything")
+	require.NotEmpty(t, runner.Logged(joiner.Log(), runner.LogBanned), "the peer that damages chunks was never asked")
 
 	requireFollows(t, ctx, joiner, validators)
 	require.NoError(t, runner.Poll(ctx, "the joiner to sign again", func() bool {
@@ -125,11 +125,11 @@ func TestKilledJoin(t *testing.T) {
 	for _, line := range runner.Logged(joiner.Log(), runner.LogBanned) {
 		banned[line.Fields["peer"]] = true
 	}
-	require.Len(t, banned, 1, "only one of them can be proved wrong")
+	require.Len(t, banned, 1, "only one misbehaviour can be proved")
 	require.NoError(t, process.Stop(20*time.Second))
 }
 
-// fillState writes the keys, and returns the height of the last.
+// fillState writes the keys, and returns the height of the last one.
 func fillState(t *testing.T, ctx context.Context, to *runner.Home) (height int64) {
 	t.Helper()
 	c, err := client.Dial(ctx, []string{to.RPC()}, client.WithChainID(joinChain), client.WithKey(ed25519.GenPrivKeyFromSecret([]byte("join"))))
@@ -152,8 +152,8 @@ func fillState(t *testing.T, ctx context.Context, to *runner.Home) (height int64
 	return height
 }
 
-// requireFollows holds three app hashes of a joiner that reaches its network's height to what the
-// network's headers say.
+// requireFollows waits until a joiner reaches its network's height, and compares three of its app
+// hashes with the network's headers.
 func requireFollows(t *testing.T, ctx context.Context, joiner *runner.Home, network []*runner.Home) {
 	t.Helper()
 	at, err := network[0].AppInfo(ctx)

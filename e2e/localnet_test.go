@@ -11,21 +11,23 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-// The demonstration, with fewer keys and more ways to lie. The README's test runs it as it is.
+// The demonstration, with fewer keys and more modes of misbehaviour. The README's test runs it
+// unchanged.
 func TestLocalnet(t *testing.T) {
 	for _, c := range []struct {
 		way, keys, lies string
-		provable        int // of the lies
+		provable        int // number of provable misbehaviours
 		more            []string
 	}{
 		{"transport", "3000", "withhold,gone,drip,last,mix,header,manifest,status", 4, nil},
-		// it hands chunks over one by one
+		// CometBFT hands chunks over one by one
 		{"in-band", "300", "mix,alias,lone", 3, []string{"--in-band"}},
 	} {
 		t.Run(c.way, func(t *testing.T) { demonstration(t, c.way, c.keys, c.lies, c.provable, c.more) })
@@ -37,8 +39,7 @@ func demonstration(t *testing.T, way, keys, lies string, provable int, more []st
 	summary := filepath.Join(t.TempDir(), "out.json")
 	homes := filepath.Join(t.TempDir(), "homes")
 	args := append([]string{
-		"--validators", "2", "--liars", strconv.Itoa(liars), "--lie", lies, "--keys", keys, "--exit", "--json", summary, "--dir", homes,
-		"--starlingd", starlingd, "--byzantine", byzantine, "--timeout", "2m",
+		"--validators", "2", "--liars", strconv.Itoa(liars), "--lie", lies, "--keys", keys, "--exit", "--json", summary, "--dir", homes, "--timeout", "2m",
 	}, more...)
 	out, err := exec.CommandContext(t.Context(), localnet, args...).CombinedOutput()
 	t.Logf("%s", out)
@@ -60,18 +61,18 @@ func demonstration(t *testing.T, way, keys, lies string, provable int, more []st
 	require.Equal(t, way, got["way"])
 	require.Equal(t, true, got["app_hash_equal"])
 	require.Greater(t, got["chunks"], 100.0)
-	if !strings.Contains(lies, "header") { // else lies about it may have been enough
+	if !strings.Contains(lies, "header") { // otherwise false headers may already have led to bans
 		require.Greater(t, got["chunks_rejected"], 0.0)
 	}
 	require.GreaterOrEqual(t, got["peers_rejected"], 1.0)
-	require.LessOrEqual(t, got["peers_rejected"], float64(provable), "who can be proved wrong, and nobody else")
+	require.LessOrEqual(t, got["peers_rejected"], float64(provable), "only peers whose misbehaviour can be proved")
 	require.Equal(t, got["height"], got["joiner_height"])
 
 	// --dir keeps the homes.
 	for _, node := range []string{"validator-0", "validator-1", "liar-2", "joiner"} {
-		require.FileExists(t, filepath.Join(homes, node, "node.log"))
+		require.FileExists(t, filepath.Join(homes, node+".log"))
 	}
-	log, err := os.ReadFile(filepath.Join(homes, "joiner", "node.log"))
+	log, err := os.ReadFile(filepath.Join(homes, "joiner.log"))
 	require.NoError(t, err)
 	require.Equal(t, way == "transport", bytes.Contains(log, []byte("Joining: the state is restored")))
 	config, err := os.ReadFile(filepath.Join(homes, "joiner", "config", "config.toml"))
@@ -79,11 +80,11 @@ func demonstration(t *testing.T, way, keys, lies string, provable int, more []st
 	require.Equal(t, way == "transport", bytes.Contains(config, []byte(`rpc_servers = ""`)), "no RPC server is needed")
 }
 
-// With storage nodes: most nodes have a part of the state, and the joiner takes no snapshot.
+// With storage nodes, most nodes have a part of the state, and the joiner fetches no snapshot.
 func TestLocalnetSharded(t *testing.T) {
 	summary, homes := filepath.Join(t.TempDir(), "out.json"), filepath.Join(t.TempDir(), "homes")
 	out, err := exec.CommandContext(t.Context(), localnet, "--validators", "3", "--shards", "2", "--keys", "2000", "--exit", "--json", summary, "--dir", homes,
-		"--starlingd", starlingd, "--byzantine", byzantine, "--timeout", "2m").CombinedOutput()
+		"--timeout", "2m").CombinedOutput()
 	t.Logf("%s", out)
 	require.NoError(t, err)
 	content, err := os.ReadFile(summary)
@@ -96,7 +97,7 @@ func TestLocalnetSharded(t *testing.T) {
 	require.Equal(t, true, got["app_hash_equal"])
 	require.Equal(t, got["height"], got["joiner_height"])
 	for _, node := range []string{"validator-0", "storage-1", "joiner"} {
-		require.FileExists(t, filepath.Join(homes, node, "node.log"))
+		require.FileExists(t, filepath.Join(homes, node+".log"))
 	}
 	require.NoDirExists(t, filepath.Join(homes, "joiner", "data", "state"), "it has no state on disk")
 }
@@ -110,12 +111,11 @@ func TestLocalnetRefusesWrongFlags(t *testing.T) {
 		{[]string{"--liars", "-1"}, "--liars is -1"},
 		{[]string{"--keys", "5"}, "--keys is 5, it must be from 100"},
 		{[]string{"--shards", "99"}, "--shards is 99"},
-		{[]string{"--shards", "2", "--liars", "1"}, "leave one of the two out"},
-		{[]string{"--shards", "2", "--in-band"}, "leave it out with --shards"},
+		{[]string{"--shards", "2", "--liars", "1"}, "use only one of the two"},
+		{[]string{"--shards", "2", "--in-band"}, "omit it with --shards"},
 		{[]string{"--timeout", "0s"}, "--timeout is 0s"},
-		{[]string{"--lie", "gossip"}, `"gossip" is no way to lie`},
-		{[]string{"--starlingd", "/does/not/exist", "--byzantine", byzantine}, "/does/not/exist"},
-		{[]string{"--dir", ".", "--starlingd", starlingd, "--byzantine", byzantine}, "is not empty"},
+		{[]string{"--lie", "gossip"}, `"gossip" is not a mode`},
+		{[]string{"--dir", "."}, "is not empty"},
 		{[]string{"seven"}, "unknown command"},
 	} {
 		out, err := exec.CommandContext(t.Context(), localnet, c.args...).CombinedOutput()
@@ -124,24 +124,50 @@ func TestLocalnetRefusesWrongFlags(t *testing.T) {
 	}
 }
 
-// A node that dies early is named, with the last lines of its log and the folder to look into, and
-// takes the others with it.
+// If a node dies, the message names it and its folder, and all other nodes end.
 func TestLocalnetTellsWhoDied(t *testing.T) {
 	homes := filepath.Join(t.TempDir(), "homes")
-	out, err := exec.CommandContext(t.Context(), localnet, "--validators", "1", "--liars", "1", "--keys", "100", "--exit", "--dir", homes,
-		"--starlingd", starlingd, "--byzantine", "/bin/false").CombinedOutput()
-	require.Error(t, err)
-	require.Contains(t, string(out), "liar-0 ended early (exit status 1)")
-	require.Contains(t, string(out), homes)
+	cmd := exec.CommandContext(t.Context(), localnet, "--validators", "2", "--liars", "0", "--keys", "100", "--dir", homes)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(stdout)
+	for lines.Scan() && !strings.Contains(lines.Text(), "making blocks") {
+	}
+	kill(t, filepath.Join(homes, "validator-1"))
+	rest, err := io.ReadAll(stdout)
+	require.NoError(t, err)
+	require.Error(t, cmd.Wait())
+	require.Contains(t, stderr.String(), "validator-1 ended early (signal: killed)")
+	require.Contains(t, string(rest), homes)
+	require.Empty(t, commandLinesWith(t, homes))
 }
 
-// However the demonstration ends before its time, it leaves no node behind: on Ctrl-C it stops
-// them, and where it is killed itself the kernel does (on Linux).
+// kill ends the one process that has text in its command line.
+func kill(t *testing.T, text string) {
+	t.Helper()
+	out, err := exec.Command("ps", "-A", "-ww", "-o", "pid=,args=").Output()
+	require.NoError(t, err)
+	var pids []int
+	for line := range strings.Lines(string(out)) {
+		if number, args, _ := strings.Cut(strings.TrimSpace(line), " "); strings.Contains(args, text) {
+			pid, err := strconv.Atoi(number)
+			require.NoError(t, err)
+			pids = append(pids, pid)
+		}
+	}
+	require.Len(t, pids, 1)
+	require.NoError(t, syscall.Kill(pids[0], syscall.SIGKILL))
+}
+
+// If the demonstration is interrupted, it leaves no node behind: on Ctrl-C it stops them, and if it
+// is killed itself, the kernel ends them (on Linux).
 func TestLocalnetLeavesNobodyBehind(t *testing.T) {
 	for _, sig := range []os.Signal{os.Interrupt, os.Kill} {
 		homes := filepath.Join(t.TempDir(), "homes")
-		cmd := exec.CommandContext(t.Context(), localnet, "--validators", "2", "--liars", "0", "--keys", "100", "--exit", "--dir", homes,
-			"--starlingd", starlingd, "--byzantine", byzantine)
+		cmd := exec.CommandContext(t.Context(), localnet, "--validators", "2", "--liars", "0", "--keys", "100", "--exit", "--dir", homes)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		stdout, err := cmd.StdoutPipe()

@@ -15,7 +15,7 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// Programs that the tests start; see runner.Program.
+// Paths of the programs that the tests start; see runner.Program.
 var starlingd, byzantine, localnet, relay, cometbft string
 
 func TestMain(m *testing.M) {
@@ -40,14 +40,14 @@ func buildAll() error {
 		}
 	}
 	cometbft = filepath.Join(root, "build", "programs", "cometbft")
-	return runner.Build(ctx, filepath.Join(root, "e2e", "stock"), "github.com/cometbft/cometbft/cmd/cometbft", cometbft)
+	return runner.Install(ctx, stockCometBFT, stockVersion, cometbft)
 }
 
 // processes returns a supervisor for the test, whose context ends when a node dies or after limit.
-// What it started ends with the test.
+// The processes that it started end with the test.
 func processes(t *testing.T, limit time.Duration) (*runner.Processes, context.Context) {
 	t.Helper()
-	// all of them are removed when the first one's turn is: after the processes have ended
+	// registered before p.Stop: so all temporary folders are removed after the processes have ended
 	t.TempDir()
 	p := runner.NewProcesses(context.Background())
 	ctx, cancel := context.WithTimeoutCause(p.Context(), limit, fmt.Errorf("not done within %v", limit))
@@ -58,7 +58,7 @@ func processes(t *testing.T, limit time.Duration) (*runner.Processes, context.Co
 	return p, ctx
 }
 
-// makeHomes makes a home for each name, of nodes of one chain.
+// makeHomes makes a home for each name; the nodes are of one chain.
 func makeHomes(ctx context.Context, t *testing.T, chainID string, names ...string) []*runner.Home {
 	t.Helper()
 	homes := make([]*runner.Home, 0, len(names))
@@ -71,8 +71,8 @@ func makeHomes(ctx context.Context, t *testing.T, chainID string, names ...strin
 	return homes
 }
 
-// joinNetwork gives homes one genesis file, in which the first `signing` are the validators, and
-// lets the first `dialled` dial each other, and the rest dial them. Anybody may write under
+// joinNetwork gives homes one genesis file, in which the first `signing` homes are the validators.
+// The first `dialled` homes dial each other, and the rest dial them. Anybody may write under
 // joinPrefix, and a state of fillState has hundreds of chunks.
 func joinNetwork(t *testing.T, homes []*runner.Home, signing, dialled int) *types.GenesisDoc {
 	t.Helper()
@@ -84,15 +84,15 @@ func joinNetwork(t *testing.T, homes []*runner.Home, signing, dialled int) *type
 	for i, home := range homes {
 		require.NoError(t, home.Configure(func(c *cfg.Config) {
 			c.Consensus.TimeoutCommit, c.Consensus.TimeoutPropose = 400*time.Millisecond, 600*time.Millisecond
-			// one of two dials the other
+			// only one node of each pair dials the other
 			c.P2P.PersistentPeers = runner.Peers(homes[:min(i, dialled)]...)
 		}))
 	}
 	return doc
 }
 
-// joinsFrom lets a home join by state sync, from peers, with the header of a height that one node
-// has.
+// joinsFrom configures a home to join by state sync from peers, with a trusted header of the given
+// height from one node.
 func joinsFrom(t *testing.T, ctx context.Context, joiner *runner.Home, peers []*runner.Home, trusted *runner.Home, height int64, more ...func(*cfg.Config)) {
 	t.Helper()
 	header, err := trusted.Header(ctx, height)
@@ -108,8 +108,8 @@ func joinsFrom(t *testing.T, ctx context.Context, joiner *runner.Home, peers []*
 	}))
 }
 
-// snapshotAfter is the height of the first snapshot of a network of joinNetwork that holds what was
-// written at a height.
+// snapshotAfter is the height of the first snapshot, in a network of joinNetwork, that holds a
+// write at a height.
 func snapshotAfter(height int64) int64 {
 	return (height + joinInterval - 1) / joinInterval * joinInterval
 }

@@ -20,9 +20,9 @@ import (
 	"github.com/starling-kv/starling/networks/monitoring"
 )
 
-// The configuration, the alerts and every query of the dashboard, in a Prometheus that looks at two
-// validators and a node that joined them: all can be computed, and where a network is to have
-// figures there are some.
+// The configuration, the alerts and every query of the dashboard, in a Prometheus that scrapes two
+// validators and a node that joined them: all can be evaluated, and queries that must have a result
+// have one.
 func TestPrometheus(t *testing.T) {
 	if _, err := exec.LookPath("prometheus"); err != nil {
 		t.Skip("NOT RUN: the dashboard's queries (no Prometheus here: apt-get install prometheus)")
@@ -75,7 +75,7 @@ func TestPrometheus(t *testing.T) {
 	require.Greater(t, alerts, 5)
 }
 
-// startPrometheus starts Prometheus with the configuration of networks/monitoring, but for the
+// startPrometheus starts Prometheus with the configuration of networks/monitoring, except the
 // addresses of nodes, which are all on one host here, and a shorter interval.
 func startPrometheus(t *testing.T, ctx context.Context, p *runner.Processes, homes []*runner.Home) (address string) {
 	t.Helper()
@@ -110,7 +110,8 @@ func startPrometheus(t *testing.T, ctx context.Context, p *runner.Processes, hom
 	return "http://" + held.Address(0)
 }
 
-// ask asks Prometheus, once it answers, and returns the data of an answer that is no error.
+// ask queries Prometheus once it is up, and returns the data of the answer, which must not be an
+// error.
 func ask(t *testing.T, ctx context.Context, address, path string) (data map[string]any) {
 	t.Helper()
 	var answer struct {

@@ -23,14 +23,14 @@ import (
 )
 
 const (
-	checkedKeys = 20 // present, and as many absent, of each honest node
-	// linearLimit bounds the search for an order of the operations. It takes a second or so.
+	checkedKeys = 20 // number of present keys, and of absent ones, that each honest node must prove
+	// linearLimit limits the search for an order of the operations, which usually takes a second.
 	linearLimit = 3 * time.Minute
-	headersOnce = 20 // that CometBFT gives out at a time (rpc/core/blocks.go)
+	headersOnce = 20 // maximum number that CometBFT returns at a time (rpc/core/blocks.go)
 )
 
-// checkAcknowledged stops the clients: what they were told is committed has to be on every honest
-// node.
+// checkAcknowledged stops the clients, and checks that every honest node has all transactions that
+// were acknowledged to them.
 func (w *world) checkAcknowledged(ctx context.Context) {
 	if w.clients == nil {
 		return
@@ -53,12 +53,13 @@ func (w *world) checkAcknowledged(ctx context.Context) {
 	}
 }
 
-// checkHistory checks what the clients saw, in three ways that do not depend on each other.
+// checkHistory checks the clients' history with three independent checkers.
 func (w *world) checkHistory(ctx context.Context) {
 	if w.history == nil {
 		return
 	}
-	first := w.honest()[0] // one of genesis; all have the same blocks: see checkAppHashes
+	// a node from genesis; all nodes have the same blocks, see checkAppHashes
+	first := w.honest()[0]
 	var err error
 	w.history.Blocks, err = history.FetchBlocks(ctx, first.Home.RPC(), w.history.From+1, w.history.Top())
 	Expect(err).NotTo(HaveOccurred())
@@ -66,16 +67,16 @@ func (w *world) checkHistory(ctx context.Context) {
 	Expect(w.history.CheckBlocks(w.history.Blocks)).To(Succeed())
 	Expect(w.history.CheckLinearizable(linearLimit, w.dir)).To(Succeed())
 	Expect(w.history.Reads).NotTo(BeEmpty())
-	// No bound of a proof's age by the clock: the machine may be slow.
+	// no limit on the age of proofs, since the machine may be slow
 	Expect(w.history.CheckReads(history.Bounds{Recovery: time.Minute})).To(Succeed())
 	answers, blocks := w.history.Staleness()
 	w.log("%d of %d proved reads were older than another node's, by %d blocks at most", answers, len(w.history.Reads), blocks)
 }
 
-// checkAppHashes compares all headers that the honest nodes have, and the state of each with the
-// header that commits to it.
+// checkAppHashes compares all headers of the honest nodes, and each node's state with the header
+// that commits to it.
 func (w *world) checkAppHashes(ctx context.Context) {
-	hashes := map[int64]string{} // of block and app hash, as the first node has them
+	hashes := map[int64]string{} // block hash and app hash of the first node
 	compared := 0
 	for _, node := range w.honest() {
 		status, err := node.Home.Status(ctx)
@@ -100,7 +101,7 @@ func (w *world) checkAppHashes(ctx context.Context) {
 	Expect(compared).To(BeNumerically(">", len(hashes)), "some heights are on several nodes")
 }
 
-// checkState compares what a node says its state is with the next header of every other honest
+// checkState compares the state hash that a node reports with the next header of every other honest
 // node.
 func (w *world) checkState(ctx context.Context, node *testnet.Node) {
 	at, err := node.Home.AppInfo(ctx)
@@ -116,7 +117,7 @@ func (w *world) checkState(ctx context.Context, node *testnet.Node) {
 	}
 }
 
-// checkBans looks for honest nodes among those that an honest node says it has banned.
+// checkBans checks that no honest node is among those that an honest node has logged as banned.
 func (w *world) checkBans() {
 	banned := 0
 	for _, node := range w.honest() {
@@ -127,17 +128,17 @@ func (w *world) checkBans() {
 			}
 		}
 	}
-	w.log("%d bans, all of liars", banned)
+	w.log("%d bans, all of Byzantine nodes", banned)
 }
 
-// checkLightClient reads keys that were written before the perturbations and keys that nobody
-// wrote, from every honest node, with proofs.
+// checkLightClient reads keys that were written before the steps, and keys that were never written,
+// from every honest node, with proofs.
 func (w *world) checkLightClient(ctx context.Context) {
 	data := w.network.Data
 	random := rand.New(rand.NewPCG(w.m.Seed, 0x6b657973))
 	for _, node := range w.honest() {
 		trust := client.Trust{Genesis: w.network.Genesis}
-		if node.StartAt > 0 { // it lacks the first blocks
+		if node.StartAt > 0 { // it does not have the first blocks
 			status, err := node.Home.Status(ctx)
 			Expect(err).NotTo(HaveOccurred())
 			header, err := w.honest()[0].Home.Header(ctx, max(status.Earliest, 1))
@@ -148,7 +149,7 @@ func (w *world) checkLightClient(ctx context.Context) {
 		Expect(err).NotTo(HaveOccurred())
 		at, err := node.Home.AppInfo(ctx)
 		Expect(err).NotTo(HaveOccurred())
-		// the header that proves it is there already: nobody has to wait for a block
+		// the header that proves this height exists already, so no read waits for a block
 		settled := client.AtHeight(at.Height - 1)
 		for range checkedKeys {
 			if data.Keys > 0 {
@@ -165,7 +166,7 @@ func (w *world) checkLightClient(ctx context.Context) {
 	}
 }
 
-// checkEvidence looks for the proof that a validator voted twice, in the blocks of an honest node.
+// checkEvidence looks for the evidence of a double vote in the blocks of an honest node.
 func (w *world) checkEvidence(ctx context.Context) {
 	doubles := 0
 	for _, node := range w.network.Nodes() {
@@ -174,7 +175,7 @@ func (w *world) checkEvidence(ctx context.Context) {
 		}
 	}
 	if doubles == 0 {
-		Skip("nobody votes twice in this network")
+		Skip("no validator votes twice in this network")
 	}
 	home := w.honest()[0].Home
 	rpc, err := rpchttp.New(home.RPC(), "/websocket")

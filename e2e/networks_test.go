@@ -21,15 +21,15 @@ import (
 	"github.com/starling-kv/starling/e2e/testnet"
 )
 
-// What runs is chosen by variables; `make e2e-network`, `make e2e-docker` and `make e2e-random` set
-// them.
+// Variables choose which networks run; `make e2e-network`, `make e2e-docker` and `make e2e-random`
+// set them.
 const (
 	// names of e2e/networks/*.toml, comma-separated; default: ci,byzantine,sharded
 	networksVariable = "STARLING_E2E_NETWORKS"
 	providerVariable = "STARLING_E2E_PROVIDER" // process or docker; default: see providerOf
-	seedsVariable    = "STARLING_E2E_SEEDS"    // so many generated networks, instead of named ones
+	seedsVariable    = "STARLING_E2E_SEEDS"    // number of generated networks
 	firstVariable    = "STARLING_E2E_FIRST"    // the first one's seed; default: 1
-	// a folder for everything that the networks write; default: one that is removed after a success
+	// folder for all files of the networks; default: one that is removed after a success
 	keepVariable = "STARLING_E2E_KEEP"
 )
 
@@ -56,9 +56,9 @@ func TestNetworks(t *testing.T) {
 	RunSpecs(t, "networks", suite, reporter)
 }
 
-// providerOf returns the provider of a network where the variable names none: byzantine runs as
-// containers where there is Docker, and all else as processes. So each network is run once, and
-// each provider runs one.
+// providerOf returns the provider of a network if the variable names none: byzantine runs as
+// containers if Docker is available, and all others run as processes. So each network runs once,
+// and each provider is tested.
 func providerOf(m *manifest.Manifest, docker bool) string {
 	if m.Name == "byzantine" && docker {
 		return "docker"
@@ -66,7 +66,7 @@ func providerOf(m *manifest.Manifest, docker bool) string {
 	return "process"
 }
 
-// dockerAnswers returns why there can be no networks of containers here; nil: there can.
+// dockerAnswers returns the reason why networks of containers cannot run here, or nil if they can.
 func dockerAnswers(ctx context.Context) error {
 	unused, err := testnet.NewDocker(ctx, "")
 	if err != nil {
@@ -101,7 +101,7 @@ func chosen() (manifests []*manifest.Manifest, _ error) {
 	return manifests, nil
 }
 
-// describe says what has to hold of a network, in the order in which it happens to it.
+// describe declares the requirements on a network, in the order in which they are tested.
 func describe(m *manifest.Manifest, provider string) {
 	Describe(m.Name+" ("+provider+")", Ordered, func() {
 		w := &world{m: m}
@@ -143,7 +143,7 @@ func describe(m *manifest.Manifest, provider string) {
 	})
 }
 
-// world is one network and what the test knows of it.
+// world is one network and the test's state about it.
 type world struct {
 	m       *manifest.Manifest
 	network *testnet.Network
@@ -205,7 +205,7 @@ func (w *world) end() {
 	}
 }
 
-// honest are the nodes of which something is expected, those of genesis first.
+// honest returns the nodes that the checks apply to, those of genesis first.
 func (w *world) honest() (nodes []*testnet.Node) {
 	for _, node := range w.network.Nodes() {
 		if !node.Lies() && !node.Stores() {
@@ -215,7 +215,7 @@ func (w *world) honest() (nodes []*testnet.Node) {
 	return nodes
 }
 
-// startClients starts the load, through the honest nodes that are there from genesis.
+// startClients starts the load, through the honest nodes that run from genesis.
 func (w *world) startClients(ctx context.Context) {
 	if w.m.Load.Clients == 0 {
 		return
@@ -230,19 +230,8 @@ func (w *world) startClients(ctx context.Context) {
 	w.clients, err = history.Start(ctx, history.Config{
 		Nodes: nodes, ChainID: w.network.ChainID(), Prefix: testnet.Prefix + "history/", Seed: w.m.Seed,
 		Clients: w.m.Load.Clients, Keys: w.m.Load.Keys, Trust: &client.Trust{Genesis: w.network.Genesis},
-		Old: w.hasOlderBuild(),
 	})
 	Expect(err).NotTo(HaveOccurred())
-}
-
-// hasOlderBuild reports whether a node begins as an earlier build.
-func (w *world) hasOlderBuild() bool {
-	for _, n := range w.m.Nodes {
-		if n.Version != "" {
-			return true
-		}
-	}
-	return false
 }
 
 // addClients lets the load use nodes that have joined.
@@ -257,8 +246,8 @@ func (w *world) addClients() {
 	}
 }
 
-// perturb does a step. Clients know which nodes it may slow down: all of them, since a chain that
-// lacks validators waits.
+// perturb executes a step. All nodes count as disturbed meanwhile, since a chain without enough
+// validators waits.
 func (w *world) perturb(ctx context.Context, step manifest.Step) {
 	if w.clients != nil {
 		defer w.clients.Disturb("")()

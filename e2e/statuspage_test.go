@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// statusRate is what a validator sends a second at first: the state takes minutes at that rate,
-	// so the join lasts until it has been looked at.
+	// statusRate limits the bytes a second from each validator at first: the state takes minutes at
+	// that rate, so the join lasts until the test has looked at it.
 	statusRate = 20_000
-	// statusSeen is how many chunks are to be there when it is.
+	// statusSeen is the number of chunks that the joiner must have by then.
 	statusSeen = 40
-	// statusMoniker would be markup, if a page took it for that.
+	// statusMoniker contains markup, which the page must not interpret.
 	statusMoniker = `<img src=x onerror=document.title='marked'>`
 )
 
-// A browser watches a node that joins among liars: the map shows chunks in several states, live,
-// and afterwards the page shows the height again. Names are text, whatever they are.
+// A browser watches a node that joins among Byzantine peers: the map shows chunks in several
+// states, live, and afterwards the page shows the height again. Names are always shown as text.
 func TestStatusPage(t *testing.T) {
 	chromium, found := browser.Path()
 	if !found {
@@ -46,7 +46,7 @@ func TestStatusPage(t *testing.T) {
 		require.NoError(t, err)
 		began[home.Name] = process
 	}
-	keep := "STARLINGD_SNAPSHOTS_KEEP=10"
+	keep := "STARLINGD_SNAPSHOTS_KEEP_RECENT=10"
 	for _, home := range validators {
 		begin(home, []string{keep, fmt.Sprintf("STARLINGD_TRANSPORT_SEND_RATE=%d", statusRate)})
 	}
@@ -81,7 +81,7 @@ func TestStatusPage(t *testing.T) {
 		}
 	})
 
-	// While it joins: a part is there, and a liar was found out.
+	// While it joins: a part of the chunks has come, and a Byzantine peer was detected.
 	var status joinStatus
 	require.NoError(t, runner.Poll(ctx, "a part of the chunks", func() bool {
 		status, err = statusOf(ctx, page)
@@ -90,7 +90,7 @@ func TestStatusPage(t *testing.T) {
 	require.Equal(t, "joining", status.Phase)
 	require.Equal(t, statusMoniker, status.Node.Moniker)
 	_, err = joiner.Status(ctx)
-	require.Error(t, err, "the page is there before RPC is")
+	require.Error(t, err, "the page answers before RPC does")
 
 	require.NoError(t, tab.Look(ctx, 1280, 800, false))
 	require.NoError(t, tab.Open(ctx, page))
@@ -107,7 +107,7 @@ func TestStatusPage(t *testing.T) {
 		total += n
 	}
 	require.Equal(t, status.Join.Chunks, total, "a cell for each chunk")
-	require.Positive(t, cells["lied"]+cells["mended"], "a chunk that somebody lied about")
+	require.Positive(t, cells["lied"]+cells["fixed"], "a chunk that a peer sent falsely")
 	before := cells["stored"]
 	look("more chunks without the page being loaded again", func() bool { return cells["stored"] > before })
 	coloured(t, ctx, tab, 3)
@@ -115,25 +115,25 @@ func TestStatusPage(t *testing.T) {
 	require.NoError(t, tab.Eval(ctx, "document.body.innerText", &text))
 	require.Contains(t, text, "Joining at height ")
 	require.Contains(t, text, "banned")
-	require.Contains(t, text, statusMoniker, "the name is shown as it is")
+	require.Contains(t, text, statusMoniker, "the name is shown as text")
 	require.NoError(t, tab.Eval(ctx, "document.title", &text))
 	require.NotEqual(t, "marked", text)
 	var pictures int
 	require.NoError(t, tab.Eval(ctx, "document.images.length", &pictures))
-	require.Equal(t, 1, pictures, "ours, and none that a name brought")
+	require.Equal(t, 1, pictures, "only the page's own image")
 	screenshots(t, ctx, tab, "join")
 	require.NoError(t, tab.Eval(ctx, `(document.querySelector("input[value=peer]").click(), 1)`, new(int)))
-	coloured(t, ctx, tab, 3) // two honest peers, and what waits
+	coloured(t, ctx, tab, 3) // two honest peers, and waiting chunks
 	screenshots(t, ctx, tab, "peers")
 
-	// The validators come back without the brake, the join ends, and the page continues.
+	// The validators restart without the rate limit, the join ends, and the page continues.
 	for _, home := range validators {
 		require.NoError(t, began[home.Name].Stop(20*time.Second))
 	}
 	for _, home := range validators {
 		begin(home, []string{keep})
 	}
-	require.NoError(t, runner.Poll(ctx, "the page to say that the node runs", func() bool {
+	require.NoError(t, runner.Poll(ctx, "the page to show that the node runs", func() bool {
 		return tab.Eval(ctx, `document.getElementById("phase").textContent`, &text) == nil && text == "running"
 	}))
 	require.NoError(t, runner.Poll(ctx, "the page to show the height", func() bool {
@@ -148,11 +148,11 @@ func TestStatusPage(t *testing.T) {
 	require.NoError(t, tab.Eval(ctx, "document.body.innerText", &text))
 	require.Contains(t, text, "Joined at height")
 	screenshots(t, ctx, tab, "idle")
-	require.Empty(t, tab.Problems(), "what the browser complained of")
+	require.Empty(t, tab.Problems(), "errors of the browser")
 	requireFollows(t, ctx, joiner, validators)
 }
 
-// coloured waits until the canvas has so many colours.
+// coloured waits until the canvas has a number of colours.
 func coloured(t *testing.T, ctx context.Context, tab *browser.Tab, want int) {
 	t.Helper()
 	const colours = `(() => {
@@ -168,8 +168,8 @@ func coloured(t *testing.T, ctx context.Context, tab *browser.Tab, want int) {
 	}))
 }
 
-// screenshots leaves pictures beside the programs, in build/programs, for people: wide and narrow,
-// light and dark.
+// screenshots writes pictures into the folder of the programs, build/programs, for people to look
+// at: wide and narrow, light and dark.
 func screenshots(t *testing.T, ctx context.Context, tab *browser.Tab, name string) {
 	t.Helper()
 	for _, look := range []struct {
@@ -186,7 +186,7 @@ func screenshots(t *testing.T, ctx context.Context, tab *browser.Tab, name strin
 	}
 }
 
-// joinStatus is what the test needs of /status.json.
+// joinStatus has the fields of /status.json that the test needs.
 type joinStatus struct {
 	Phase string
 	Node  struct{ Moniker string }

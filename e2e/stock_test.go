@@ -16,12 +16,18 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
+// The stock CometBFT is of the minor version before the one that starlingd is built with.
+const (
+	stockCometBFT = "github.com/cometbft/cometbft/cmd/cometbft"
+	stockVersion  = "v0.39.4"
+)
+
 const (
 	stockChain = "stock"
 	stockKeys  = 600
 )
 
-// Two nodes that are a stock cometbft (v0.39.4, see stock/go.mod) with `starlingd abci` beside it:
+// Two nodes run a stock cometbft, each with `starlingd abci` as its application:
 // the first holds data, the second joins by CometBFT's own state sync through our snapshots.
 func TestStockCometBFT(t *testing.T) {
 	p, ctx := processes(t, 100*time.Second)
@@ -59,7 +65,7 @@ func TestStockCometBFT(t *testing.T) {
 	startStock(t, p, ctx, joiner)
 	await(t, ctx, joiner, snapshot)
 
-	// It holds the state of the snapshot without ever having had the blocks before it.
+	// It has the state of the snapshot, although it never had the blocks before it.
 	var earliest int64
 	require.NoError(t, runner.Poll(ctx, "the joiner's first block", func() bool {
 		status, err := joiner.Status(ctx)
@@ -98,7 +104,7 @@ func stockHome(t *testing.T, ctx context.Context, name string) *runner.Home {
 	require.NoError(t, err)
 	require.NoError(t, home.Configure(func(c *cfg.Config) {
 		c.ProxyApp = "unix://" + filepath.Join(dir, "app.sock")
-		c.DBBackend = cfg.DefaultConfig().DBBackend // the block zone is in starlingd only
+		c.DBBackend = cfg.DefaultConfig().DBBackend // only starlingd has the block store
 		c.Consensus.TimeoutCommit = 400 * time.Millisecond
 	}))
 	return home
@@ -109,13 +115,13 @@ func startStock(t *testing.T, p *runner.Processes, ctx context.Context, home *ru
 	t.Helper()
 	start(t, p, runner.Spec{
 		Name: home.Name + "'s application", Path: starlingd, Log: filepath.Join(home.Dir, "app.log"),
-		Args: []string{"abci", "--address", "unix://" + filepath.Join(home.Dir, "app.sock"), "--home", home.Dir, "--snapshots.keep", "10"},
+		Args: []string{"abci", "--address", "unix://" + filepath.Join(home.Dir, "app.sock"), "--home", home.Dir, "--snapshots.keep_recent", "10"},
 	})
 	home.Release()
 	end := start(t, p, runner.Spec{
 		Name: home.Name + "'s cometbft", Path: cometbft, Log: home.Log(), Args: []string{"start", "--home", home.Dir},
 	})
-	// Before its application, without which a stock cometbft may wait for ever.
+	// It must end before its application, without which a stock cometbft may wait for ever.
 	t.Cleanup(func() { require.NoError(t, end.Stop(time.Minute)) })
 }
 

@@ -21,8 +21,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// ledger is what clients know of the keys that they write: each operation with the block that it is
-// in, or without one where the client does not know (yet) whether it is in any.
+// ledger is the clients' knowledge about the keys that they write: each operation with its block,
+// or without one while the client does not know whether a block contains it.
 type ledger struct {
 	mu        sync.Mutex
 	keys      map[string][]write
@@ -35,8 +35,8 @@ type write struct {
 	height int64  // 0: not known
 }
 
-// plan notes operations that are about to be sent. Each key has one writer, which sends one
-// transaction after the other.
+// plan records operations that are about to be sent. Each key has one writer, which sends one
+// transaction after another.
 func (l *ledger) plan(operations map[string][]byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,7 +45,7 @@ func (l *ledger) plan(operations map[string][]byte) {
 	}
 }
 
-// done notes the block of operations that were planned.
+// done records the block of planned operations.
 func (l *ledger) done(operations map[string][]byte, height int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -56,7 +56,7 @@ func (l *ledger) done(operations map[string][]byte, height int64) {
 	l.committed++
 }
 
-// undo forgets operations that were planned and not sent.
+// undo removes operations that were planned and not sent.
 func (l *ledger) undo(operations map[string][]byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -67,26 +67,25 @@ func (l *ledger) undo(operations map[string][]byte) {
 	}
 }
 
-// reached returns the highest block that a client knows an operation in, and how many transactions
-// were committed.
+// reached returns the highest block with an operation, and the number of committed transactions.
 func (l *ledger) reached() (height int64, transactions int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.last, l.committed
 }
 
-// check compares a whole state, the one after the block at height, with what the clients know.
+// check compares a whole state, the one after the block at height, with the ledger.
 func (l *ledger) check(height int64, state map[string][]byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var errs []error
 	for key := range state {
 		if l.keys[key] == nil {
-			errs = append(errs, fmt.Errorf("key %q is there, and nobody wrote it", key))
+			errs = append(errs, fmt.Errorf("key %q exists, but no client wrote it", key))
 		}
 	}
 	for key, writes := range l.keys {
-		// of the last block up to height; operations of one key come one after the other
+		// value after the last block up to height; the operations on one key are in order
 		var want []byte
 		good := false
 		for _, w := range writes {
@@ -108,15 +107,15 @@ func (l *ledger) check(height int64, state map[string][]byte) error {
 	return errors.Join(errs...)
 }
 
-// The ledger must notice what it is there for.
+// The ledger must detect lost and unexpected values.
 func TestLedger(t *testing.T) {
 	key := func(value string) map[string][]byte { return map[string][]byte{"key": []byte(value)} }
 	gone := map[string][]byte{"key": nil}
 	l := &ledger{keys: map[string][]write{}}
-	require.Error(t, l.check(1, key("old")), "nobody wrote it")
+	require.Error(t, l.check(1, key("old")), "no client wrote it")
 	l.plan(key("old"))
 	require.NoError(t, l.check(1, nil))
-	require.NoError(t, l.check(1, key("old")), "it is under way")
+	require.NoError(t, l.check(1, key("old")), "it is in flight")
 	l.done(key("old"), 5)
 	require.NoError(t, l.check(5, key("old")))
 	require.Error(t, l.check(5, nil), "it is missing")
@@ -155,8 +154,8 @@ func told(writes []write) string {
 	return text
 }
 
-// load writes all the time until its context ends: each writer to one node, with an account and
-// with keys of its own.
+// load writes continuously until its context ends: each writer writes to one node, with a separate
+// account and separate keys.
 type load struct {
 	ledger
 	valueBytes    int // on average
@@ -173,14 +172,13 @@ func newLoad(valueBytes int) *load {
 const (
 	torturePrefix = "torture/"
 	opsPerTx      = 20
-	// ownKeys is how many keys a writer has at most; then it overwrites and deletes.
+	// ownKeys is the maximum number of keys of a writer; after that it overwrites and deletes.
 	ownKeys = 1500
-	// submitPatience is how long a writer waits for its transaction, where the node has just been
-	// killed.
+	// submitPatience is the time that a writer waits for its transaction, if the node was killed.
 	submitPatience = 8 * time.Second
 )
 
-// start adds a writer that writes to a node, which may be away at times.
+// start adds a writer for a node, which may be down at times.
 func (l *load) start(ctx context.Context, chainID string, id int, to *runner.Home, seed uint64) {
 	l.wg.Go(func() {
 		w := writer{id: id, random: rand.New(rand.NewPCG(seed, uint64(id))), key: ed25519.GenPrivKeyFromSecret(fmt.Appendf(nil, "writer %d", id))}
@@ -202,7 +200,7 @@ func (l *load) start(ctx context.Context, chainID string, id int, to *runner.Hom
 	})
 }
 
-// pause lets time pass: a kill comes at a random instant, whatever happens then.
+// pause waits for d: kills come at random instants.
 func pause(ctx context.Context, d time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -216,7 +214,8 @@ type writer struct {
 	keys   []string // the outcome of every operation on them is known
 }
 
-// write sends one transaction; false if its fate is unknown, or the node does not answer.
+// write sends one transaction. It returns false if its outcome is unknown, or the node does not
+// answer.
 func (l *load) write(ctx context.Context, c *client.Client, w *writer) bool {
 	operations := map[string][]byte{}
 	for len(operations) < opsPerTx {
@@ -241,7 +240,8 @@ func (l *load) write(ctx context.Context, c *client.Client, w *writer) bool {
 	}
 	l.plan(operations)
 	l.sent.Add(1)
-	// What is under way when the context ends is still waited for, so that little remains unknown.
+	// A transaction in flight when the context ends is still waited for, so that few outcomes
+	// remain unknown.
 	submit, cancel := context.WithTimeout(context.WithoutCancel(ctx), submitPatience)
 	defer cancel()
 	result, err := c.Submit(submit, list...)
@@ -254,7 +254,7 @@ func (l *load) write(ctx context.Context, c *client.Client, w *writer) bool {
 		l.done(operations, result.Height)
 		w.learn(operations)
 	case errors.As(err, &unknown) || errors.As(err, &refused):
-		// from now on nobody touches these keys
+		// from now on these keys are not used
 		l.unknown.Add(1)
 		w.forget(operations)
 	default:

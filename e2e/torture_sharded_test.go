@@ -16,8 +16,8 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// shardedTorture is a network of two validators with the whole state, two with what they used
-// lately, and four storage nodes, two for each half of the keys.
+// shardedTorture is a network of two validators with the whole state, two with a partial state, and
+// four storage nodes, two for each half of the keys.
 type shardedTorture struct {
 	*testing.T
 	random              *rand.Rand
@@ -28,7 +28,7 @@ type shardedTorture struct {
 	load                *load
 }
 
-// victims are what is killed at once.
+// victims names the processes that are killed at the same time.
 type victims string
 
 const (
@@ -41,8 +41,8 @@ const (
 )
 
 // TestTortureSharded kills storage nodes and sharded validators at random instants, alone, together
-// and with everybody else, while clients write. Each time the network must come back by itself,
-// with the same app hashes in both modes, and with everything that was acknowledged:
+// and with all other nodes, while clients write. After each kill the network must recover by
+// itself, with the same app hashes in both modes, and with all acknowledged writes:
 //
 //	start ──► (kill) ──► start ──► all validators make blocks again ──► … ──► compare
 func TestTortureSharded(t *testing.T) {
@@ -109,7 +109,7 @@ func newShardedTorture(t *testing.T, s tortureSettings) *shardedTorture {
 	return n
 }
 
-// isSharded: the last two validators have what they used lately.
+// isSharded reports whether a validator has a partial state: the last two do.
 func (n *shardedTorture) isSharded(h *runner.Home) bool { return slices.Index(n.validators, h) >= 2 }
 
 func (n *shardedTorture) start(h *runner.Home) {
@@ -120,17 +120,17 @@ func (n *shardedTorture) start(h *runner.Home) {
 	switch {
 	case slices.Contains(n.storage, h):
 		args = []string{"storage", "start", "--home", h.Dir}
-		// so that runs come to stored states, and to starts from them
+		// so that runs reach stored states, and starts from them
 		env = []string{"STARLINGD_STORAGE_NODE_INTERVAL=40", "STARLINGD_STORAGE_NODE_SERVE_HEIGHTS=32"}
 	case n.isSharded(h):
-		args = append(args, "--state.mode=sharded", "--state.retain_depth=3", "--state.window=12", "--state.keep_recent=10")
+		args = append(args, "--state.mode=sharded", "--state.retain_depth=3", "--state.retain_window_blocks=12", "--state.pruning_keep_recent=10")
 	}
 	process, err := n.procs.Start(runner.Spec{Name: h.Name, Path: starlingd, Args: args, Env: env, Log: h.Log()})
 	require.NoError(n, err)
 	n.running[h] = process
 }
 
-// of returns whom a kind of victims is this time.
+// of returns the nodes to kill for a kind of victims.
 func (n *shardedTorture) of(who victims) []*runner.Home {
 	switch who {
 	case oneReplica:
@@ -168,7 +168,7 @@ func (n *shardedTorture) round(i int, who victims) {
 	n.Logf("kill %d, %s after %v, down for %v: blocks again after %.1f s, %d transactions so far", i+1, who, delay, down, time.Since(killed).Seconds(), transactions)
 }
 
-// advance waits until all validators have made some blocks more than any has now.
+// advance waits until all validators are some blocks above the present maximum.
 func (n *shardedTorture) advance(what string, blocks int64) {
 	n.Helper()
 	var highest int64
@@ -197,8 +197,8 @@ func (n *shardedTorture) await(what string, done func() bool) {
 	}
 }
 
-// compare compares all validators with each other, and their states, read with proofs, with what
-// the clients know.
+// compare compares all validators with each other, and their states, read with proofs, with the
+// clients' ledger.
 func (n *shardedTorture) compare() {
 	n.Helper()
 	n.advance("the last blocks", 2)

@@ -27,25 +27,26 @@ import (
 const (
 	tortureChain     = "torture"
 	snapshotInterval = 10
-	// shortTorture is how many kills a plain `go test` has, tortureKills how many `make torture`.
+	// shortTorture is the number of kills of a plain `go test`, tortureKills that of `make
+	// torture`.
 	shortTorture, tortureKills = 6, 50
-	// patienceAfterKill is how long the victim may take to be with the network again.
+	// patienceAfterKill is the time limit for the victim to follow the network again.
 	patienceAfterKill = 90 * time.Second
 )
 
 // TestTorture kills a validator at random instants, again and again, while clients write. After
-// each kill it must come back by itself and hold what the network holds:
+// each kill it must recover by itself and have the network's state:
 //
-//	start ──► (kill) ──► start ──► with the network again ──► compare ──► …
-//	            running      while it makes blocks: writes, flushes, pruning, pins
+//	start ──► (kill) ──► start ──► follows the network again ──► compare ──► …
+//	            running      while it makes blocks: writes, flushes, pruning, snapshots
 //	            starting     a second time, while it rebuilds the tree, replays, fetches blocks
 //	            restoring    after a reset, while it restores a snapshot
 //	            joined       after a reset, when the snapshot is restored and blocks come
 //
-// Compared are: its app hash of every block that it has with the network's, by what it computed and
-// by proofs of every state that it keeps; every key that a client wrote, in one state, with proofs.
-// A restore that was killed resumes with what was verified, and until blocks come nothing touches
-// what the validator has signed.
+// The test compares the app hash of every block that the victim has with the network's, as computed
+// by the victim and by proofs of every state that it keeps; and every key that a client wrote, in
+// one state, with proofs. A killed restore resumes with its verified chunks, and until blocks come
+// the validator's signing state does not change.
 func TestTorture(t *testing.T) {
 	s := settingsOfTorture(t)
 	t.Logf("to repeat: %s=%d %s=%d %s=%t %s=%t go test -count=1 -v ./e2e -run '^TestTorture$'", seedVariable, s.seed, killsVariable, s.kills,
@@ -57,13 +58,13 @@ func TestTorture(t *testing.T) {
 	n.finish()
 }
 
-// Variables that set the test up.
+// Variables that configure the test.
 const (
 	seedVariable  = "STARLING_TEST_SEED"
 	killsVariable = "STARLING_TORTURE_KILLS"
 	// the victim keeps only a part of its state in memory
 	pagedVariable  = "STARLING_TORTURE_PAGED"
-	inBandVariable = "STARLING_TORTURE_IN_BAND" // it joins by CometBFT's own state sync
+	inBandVariable = "STARLING_TORTURE_IN_BAND" // the victim joins by CometBFT's own state sync
 )
 
 type tortureSettings struct {
@@ -93,8 +94,8 @@ func settingsOfTorture(t *testing.T) tortureSettings {
 	return s
 }
 
-// valueBytes make about 30 MB of state where it is to be larger than the memory for it, else so
-// little that everything goes fast.
+// valueBytes gives about 30 MB of state if the state has to exceed its memory; otherwise the state
+// is small, so that the test is fast.
 func (s tortureSettings) valueBytes() int {
 	if s.paged {
 		return 8000
@@ -102,7 +103,8 @@ func (s tortureSettings) valueBytes() int {
 	return 200
 }
 
-// transactions before the first kill, so that a restore takes a moment.
+// transactions is the number of transactions before the first kill, so that a restore takes some
+// time.
 func (s tortureSettings) transactions() int {
 	if s.paged {
 		return 250
@@ -110,7 +112,7 @@ func (s tortureSettings) transactions() int {
 	return 100
 }
 
-// sendRate is how fast each of the others serves a joining node, in bytes a second: a restore lasts
+// sendRate limits the bytes a second from each other validator to a joining node: a restore takes
 // some seconds, so that it can be killed.
 func (s tortureSettings) sendRate() int {
 	if s.paged {
@@ -134,22 +136,22 @@ type torture struct {
 	tortureSettings
 	random  *rand.Rand
 	ctx     context.Context
-	others  []*runner.Home // they are left alone
+	others  []*runner.Home // these are not killed
 	victim  *runner.Home
 	procs   *runner.Processes
-	process *runner.Process // of the victim; nil: it is not running
+	process *runner.Process // the victim's process; nil while it is down
 	load    *load
 	stop    context.CancelFunc // of the load
 
-	logFrom int64  // where the victim's log was when it was last started
-	signing []byte // what it had signed then
+	logFrom int64  // size of the victim's log at its last start
+	signing []byte // its signing state then
 
 	killed  map[killKind]int
 	replays int // kills after which blocks were executed again
-	resumed int // kills after which a restore resumed where it was
-	missed  int // kills that came too late for what they were meant to hit
-	heights int // compared
-	states  int // compared by proofs
+	resumed int // kills after which a restore resumed
+	missed  int // kills that came too late for their purpose
+	heights int // number of compared heights
+	states  int // number of states compared by proofs
 }
 
 func newTorture(t *testing.T, s tortureSettings) *torture {
@@ -158,7 +160,7 @@ func newTorture(t *testing.T, s tortureSettings) *torture {
 	n.homes(4)
 	for _, h := range n.others {
 		h.Release()
-		args := []string{"start", "--home", h.Dir, "--snapshots.keep=4", fmt.Sprintf("--transport.send_rate=%d", s.sendRate())}
+		args := []string{"start", "--home", h.Dir, "--snapshots.keep_recent=4", fmt.Sprintf("--transport.send_rate=%d", s.sendRate())}
 		start(t, n.procs, runner.Spec{Name: h.Name, Path: starlingd, Args: args, Log: h.Log()})
 	}
 	n.victim.Release()
@@ -178,7 +180,7 @@ func newTorture(t *testing.T, s tortureSettings) *torture {
 	return n
 }
 
-// homes makes the folders: small chunks and frequent snapshots, so that much happens in little
+// homes makes the homes, with small chunks and frequent snapshots, so that much happens in a short
 // time.
 func (n *torture) homes(validators int) {
 	names := []string{"victim"}
@@ -195,9 +197,10 @@ func (n *torture) homes(validators int) {
 	require.NoError(n, err)
 	for i, h := range all {
 		require.NoError(n, h.Configure(func(c *cfg.Config) {
-			c.P2P.PersistentPeers = runner.Peers(all[:i]...) // one of two dials the other
+			// only one node of each pair dials the other
+			c.P2P.PersistentPeers = runner.Peers(all[:i]...)
 			c.Consensus.TimeoutCommit = 100 * time.Millisecond
-			// Short, for the victim's turns while it is dead.
+			// short, for the rounds whose proposer is the killed victim
 			c.Consensus.TimeoutPropose = 600 * time.Millisecond
 			c.Consensus.TimeoutPrevote, c.Consensus.TimeoutPrecommit = 200*time.Millisecond, 200*time.Millisecond
 			c.LogLevel = "consensus:error,state:error,p2p:none,mempool:error,txindex:error,statesync:error,*:info"
@@ -205,21 +208,24 @@ func (n *torture) homes(validators int) {
 	}
 }
 
-// startVictim starts the victim with settings that make everything happen often; some of them are
-// drawn each time.
+// startVictim starts the victim with settings that make flushes, pruning and snapshots frequent;
+// some of them are drawn each time.
 func (n *torture) startVictim() {
-	// From each block at once to a state that is on disk for snapshots only.
+	// from a flush of each block to flushes for snapshots only
 	flush := []struct {
 		blocks   int
 		interval time.Duration
 	}{{1, time.Second}, {4, time.Second}, {50, 10 * time.Second}, {50, 10 * time.Second}}[n.random.IntN(4)]
 	args := []string{
-		"start", "--home", n.victim.Dir, "--state.retain_blocks=20", "--state.keep_recent=25", "--snapshots.keep=2",
-		fmt.Sprintf("--storage.flush_blocks=%d", flush.blocks), fmt.Sprintf("--storage.flush_interval=%v", flush.interval),
-		"--storage.max_lag_blocks=60", fmt.Sprintf("--join.fast=%t", !n.inBand),
+		"start", "--home", n.victim.Dir, "--state.min_retain_blocks=20", "--state.pruning_keep_recent=25", "--snapshots.keep_recent=2",
+		fmt.Sprintf("--disk.flush_blocks=%d", flush.blocks), fmt.Sprintf("--disk.flush_interval=%v", flush.interval),
+		"--disk.max_backlog_blocks=60",
+	}
+	if n.inBand {
+		args = append(args, "--join.mode=cometbft")
 	}
 	if n.paged {
-		args = append(args, "--storage.state_in_memory=false", "--storage.memory_bytes=16777216")
+		args = append(args, "--disk.state_in_memory=false", "--disk.cache_bytes=16777216")
 	}
 	if info, err := os.Stat(n.victim.Log()); err == nil {
 		n.logFrom = info.Size()
@@ -231,7 +237,7 @@ func (n *torture) startVictim() {
 	require.NoError(n, err)
 }
 
-// rounds draws what is killed when: each kind in turn, in an order that the seed decides.
+// rounds draws the kinds of kills: each kind in turn, in an order that depends on the seed.
 func (n *torture) rounds() []killKind {
 	var all []killKind
 	for len(all) < n.kills {
@@ -284,7 +290,7 @@ func (n *torture) round(i int, kind killKind) {
 		n.missed++
 	}
 
-	if n.random.IntN(3) == 0 { // what is on disk is a whole state, of whatever height, or none
+	if n.random.IntN(3) == 0 { // the disk has a complete state of some height, or none
 		n.run("verify", "--snapshots")
 		killed = time.Now()
 	}
@@ -306,13 +312,13 @@ func (n *torture) round(i int, kind killKind) {
 
 var rebuilt = regexp.MustCompile(`Rebuilt the tree .*height=(\d+)`)
 
-// rebuiltAt is the height of the state that the victim found on disk when it was last started, as
-// its log says; 0: none.
+// rebuiltAt returns the height of the state that the victim found on disk at its last start, from
+// its log; 0 if there was none.
 func (n *torture) rebuiltAt() (height int64) {
 	n.Helper()
 	content, err := os.ReadFile(n.victim.Log())
 	require.NoError(n, err)
-	started := bytes.LastIndex(content, []byte("Starling node started")) // which comes last
+	started := bytes.LastIndex(content, []byte("Starling node started")) // the last line of a start
 	if started < 0 {
 		return 0
 	}
@@ -331,14 +337,14 @@ func (n *torture) has() bool {
 	return err == nil && at.Height > 0
 }
 
-// halt stops the victim in order.
+// halt stops the victim cleanly.
 func (n *torture) halt() {
 	n.Helper()
 	require.NoError(n, n.process.Stop(30*time.Second))
 	require.NoError(n, n.process.ExitError())
 }
 
-// verified is how many chunks the victim has verified since it was started.
+// verified returns the number of chunks that the victim has verified since its start.
 func (n *torture) verified() int64 {
 	values, err := n.victim.Scrape(n.ctx)
 	if err != nil {
@@ -347,8 +353,8 @@ func (n *torture) verified() int64 {
 	return values.Starling("statesync_chunks_verified")
 }
 
-// restores is the height of the snapshot whose restore the victim began last, as the log says from
-// there on; 0: none.
+// restores returns the height of the snapshot whose restore the victim began last, from the log
+// after an offset; 0 if there is none.
 func (n *torture) restores(from int64) int64 {
 	n.Helper()
 	lines := n.logged(from, runner.LogRestoring)
@@ -366,12 +372,12 @@ func (n *torture) logged(from int64, messages ...string) []runner.LogLine {
 	return lines
 }
 
-// compareRestore checks that the restore of a snapshot reuses what a killed one of the same had
-// verified.
+// compareRestore checks that the restore of a snapshot reuses the chunks that a killed restore of
+// the same snapshot had verified.
 func (n *torture) compareRestore(height int64) {
 	n.Helper()
 	if n.inBand {
-		return // it begins anew
+		return // it starts again
 	}
 	for _, line := range n.logged(n.logFrom, runner.LogRestored) {
 		if line.Int("height") == height {
@@ -381,8 +387,8 @@ func (n *torture) compareRestore(height int64) {
 	}
 }
 
-// compareSigning holds what the victim has signed to what it had signed when it was started: the
-// same where it had no state yet, and never less.
+// compareSigning compares the victim's signing state with that at its start: it must be the same if
+// the victim had no state yet, and never lower.
 func (n *torture) compareSigning() {
 	n.Helper()
 	now, err := os.ReadFile(n.victim.SigningState())
@@ -402,7 +408,7 @@ func signedHeight(t *testing.T, state []byte) int64 {
 	return signed.Height
 }
 
-// join stops the victim, removes its data and lets it begin to join by state sync.
+// join stops the victim, removes its data and starts a join by state sync.
 func (n *torture) join() {
 	n.Helper()
 	n.halt()
@@ -436,7 +442,7 @@ func (n *torture) await(what string, done func() bool) {
 	ctx, cancel := context.WithTimeoutCause(n.ctx, patienceAfterKill, fmt.Errorf("not within %v", patienceAfterKill))
 	defer cancel()
 	if err := runner.Poll(ctx, what, done); err != nil {
-		n.Logf("the victim's log ends with")
+		n.Logf("the last lines of the victim's log:")
 		for _, line := range runner.Tail(n.victim.Log(), 30) {
 			n.Log(line)
 		}
@@ -444,8 +450,8 @@ func (n *torture) await(what string, done func() bool) {
 	}
 }
 
-// backWithTheNetwork waits until the victim has everything that was committed up to now, and takes
-// part. (While it joins, its RPC is away.)
+// backWithTheNetwork waits until the victim has all blocks committed up to now, and takes part in
+// consensus. (While it joins, its RPC does not answer.)
 func (n *torture) backWithTheNetwork() {
 	n.Helper()
 	network, err := n.others[0].AppInfo(n.ctx)
@@ -460,7 +466,7 @@ func (n *torture) backWithTheNetwork() {
 	})
 }
 
-// compare compares the victim with the network and with what the clients know.
+// compare compares the victim with the network and with the clients' ledger.
 func (n *torture) compare() {
 	n.Helper()
 	n.compareResults()
@@ -479,7 +485,7 @@ func (n *torture) compare() {
 	n.compareKeys(c)
 }
 
-// compareResults compares the app hash that the victim computed for each block that it has with the
+// compareResults compares the app hashes that the victim computed for its blocks with the
 // network's.
 func (n *torture) compareResults() {
 	n.Helper()
@@ -508,8 +514,8 @@ func (n *torture) rpc(h *runner.Home) *rpchttp.HTTP {
 	return c
 }
 
-// compareStates proves that each state that the victim keeps is the one that the header after it
-// names.
+// compareStates proves that each state that the victim keeps is the one that the next header
+// commits to.
 func (n *torture) compareStates(c *client.Client, newest int64) {
 	n.Helper()
 	for height := newest; height > 0; height-- {
@@ -517,7 +523,7 @@ func (n *torture) compareStates(c *client.Client, newest int64) {
 		if err != nil {
 			status, _ := n.victim.Status(n.ctx)
 			if errors.Is(err, &tx.Error{Code: tx.CodeUnknownHeight}) || height+1 < status.Earliest {
-				return // it keeps no older state, or no header of it any more
+				return // it keeps no older state, or not its header
 			}
 		}
 		require.NoError(n, err, "state at height %d", height)
@@ -533,8 +539,8 @@ func (n *torture) compareKeys(c *client.Client) {
 	n.load.compare(n.ctx, n.T, c, written)
 }
 
-// compare reads all keys from one state, with proofs, that is not below a height, and holds them to
-// what the clients know.
+// compare reads all keys with proofs from one state, at a minimum height or above, and compares
+// them with the ledger.
 func (l *load) compare(ctx context.Context, t *testing.T, c *client.Client, written int64) (keys int) {
 	t.Helper()
 	state, height := map[string][]byte{}, int64(0)
@@ -557,12 +563,12 @@ func (l *load) compare(ctx context.Context, t *testing.T, c *client.Client, writ
 	return len(state)
 }
 
-// finish rolls the victim back, as an operator may, ends the load, and compares once more when
-// everything has come to rest.
+// finish rolls the victim back, as an operator may, ends the load, and compares once more when the
+// network is idle.
 func (n *torture) finish() {
 	n.Helper()
 	for _, hard := range []bool{false, true} {
-		// A snapshot that it can go back to, where it has just joined.
+		// a snapshot to roll back to, if it has just joined
 		interval := int64(snapshotInterval)
 		at, err := n.victim.AppInfo(n.ctx)
 		require.NoError(n, err)
@@ -579,7 +585,7 @@ func (n *torture) finish() {
 	n.backWithTheNetwork()
 	n.compare()
 	height, transactions := n.load.reached()
-	n.Logf("%v kills (%d missed what they were meant to hit; after %d blocks were executed again, after %d a restore was resumed), %d transactions committed up to height %d, %d of %d attempts with unknown outcome; compared %d heights and %d states by proof",
+	n.Logf("%v kills (%d missed their purpose; after %d blocks were executed again, after %d a restore was resumed), %d transactions committed up to height %d, %d of %d attempts with unknown outcome; compared %d heights and %d states by proof",
 		n.killed, n.missed, n.replays, n.resumed, transactions, height, n.load.unknown.Load(), n.load.sent.Load(), n.heights, n.states)
 	n.halt()
 	n.Log(n.run("verify", "--snapshots") + n.run("inspect"))
@@ -587,7 +593,7 @@ func (n *torture) finish() {
 		for _, kind := range []killKind{running, starting, restoring, joined} {
 			require.NotZero(n, n.killed[kind], kind)
 		}
-		require.NotZero(n, n.replays, "no kill found the disk behind the blocks")
-		require.True(n, n.inBand || n.resumed > 0, "no restore resumed where it was")
+		require.NotZero(n, n.replays, "after no kill was the disk behind the blocks")
+		require.True(n, n.inBand || n.resumed > 0, "no restore was resumed")
 	}
 }

@@ -19,14 +19,14 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// Exit statuses of starlingd that the test relies on.
+// Exit statuses of starlingd that the test expects.
 const (
 	statusAbsent  = 4
 	statusRefused = 3
 )
 
 // `starlingd get KEY --prove --verify` against a header that the light client verified: a value, an
-// absence, and a node that lies about each.
+// absence, and false answers about each.
 func TestGetVerify(t *testing.T) {
 	p, ctx := processes(t, 60*time.Second)
 	dir := filepath.Join(t.TempDir(), "node")
@@ -73,7 +73,7 @@ func TestGetVerify(t *testing.T) {
 		defer lying.Close()
 		stdout, stderr, status = run(lying.URL, "get", c.key)
 		require.NotEqual(t, statusRefused, status, stderr)
-		require.Equal(t, c.lie, strings.TrimSpace(stdout), "%s: the lie reaches a client that does not verify", c.what)
+		require.Equal(t, c.lie, strings.TrimSpace(stdout), "%s: a client that does not verify accepts the false answer", c.what)
 		stdout, stderr, status = run(lying.URL, "get", c.key, "--prove", "--verify")
 		require.Equal(t, statusRefused, status, "%s: %s%s", c.what, stdout, stderr)
 		require.Empty(t, stdout)
@@ -81,8 +81,7 @@ func TestGetVerify(t *testing.T) {
 	}
 }
 
-// falsify forwards RPC calls to a node and puts lie in the place of the value in the answers to
-// queries.
+// falsify forwards RPC calls to a node and replaces the value in answers to queries by lie.
 func falsify(node, lie string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		request, _ := io.ReadAll(r.Body)

@@ -2,10 +2,10 @@
 # Builds the image of a node: networks/build-image.sh [--rdma] [TAG]        (default: starling:latest, or starling-rdma:latest)
 #
 # Go builds the programs on this machine, not in a container: the image is FROM scratch, so nothing has to be downloaded.
-# PROGRAMS names further packages besides the node's: the networks in the subfolders also need the lying node and the relay.
+# PROGRAMS names packages in addition to the node's: the networks in the subfolders also need the Byzantine node and the relay.
 # PREBUILT names static programs that are already built.
-# --rdma builds one around starlingd-rdma, with this machine's own C library, libibverbs and its libraries for devices: it needs a C
-# compiler and libibverbs-dev, which brings them all. PREBUILT then names a starlingd-rdma.
+# --rdma builds an image of starlingd-rdma, with this machine's C library, libibverbs and its device libraries: it needs a C
+# compiler and libibverbs-dev, which installs all of them. PREBUILT then names a starlingd-rdma.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 file=networks/Dockerfile name=starling
@@ -22,13 +22,13 @@ install -d "$context/bin" "$context/root/home"
 install -d -m 1777 "$context/root/tmp"
 cp $file "$context/Dockerfile"
 
-# put_libraries PROGRAM: copies what a program with RDMA loads into the context's root, where it lies here.
+# put_libraries PROGRAM: copies the libraries of a program with RDMA to the same paths below the context's root.
 put_libraries() {
   local ibverbs file
   ibverbs=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p | sed -n 's/.*libibverbs\.so\.1 .*=> //p' | head -1)
-  [ -n "$ibverbs" ] || { echo "build-image: there is no libibverbs.so.1 here: apt-get install libibverbs-dev" >&2; exit 1; }
+  [ -n "$ibverbs" ] || { echo "build-image: libibverbs.so.1 is missing: apt-get install libibverbs-dev" >&2; exit 1; }
   set -- "$1" "$ibverbs" "$(dirname "$(realpath "$ibverbs")")"/libibverbs/*.so
-  [ -e "${!#}" ] || { echo "build-image: libibverbs has no libraries for devices here: apt-get install ibverbs-providers" >&2; exit 1; }
+  [ -e "${!#}" ] || { echo "build-image: libibverbs has no device libraries: apt-get install ibverbs-providers" >&2; exit 1; }
   { printf '%s\n' "${@:2}"; ldd "$@" | sed -nE 's/^[^/]*(\/[^ ]+) \(0x.*/\1/p'; } | sort -u | while read -r file; do
     install -D "$file" "$context/root/$file" # what a link points to
   done

@@ -1,8 +1,8 @@
-# Targets of the networks in the subfolders, each of which has a Makefile that sets NETWORK and includes this.
+# Targets of the networks in the subfolders. Each subfolder has a Makefile that sets NETWORK and includes this file.
 
 COMPOSE  ?= $(shell if docker compose version >/dev/null 2>&1; then echo docker compose; else echo docker-compose; fi) --project-name starling-$(NETWORK)
 RPC      ?= http://127.0.0.1:26657
-# Those that are written to before a node joins, so that there is something to fetch and to lie about.
+# Keys are written through these before a node joins, so that it has chunks to fetch.
 WRITE_TO ?= $(RPC) http://127.0.0.1:26757 http://127.0.0.1:26857 http://127.0.0.1:26957
 export STARLING_IMAGE = starling-$(NETWORK):latest
 
@@ -17,17 +17,17 @@ image: ## build the image
 homes: ## create the nodes' homes unless they exist
 	go run ../homes --dir . --chain-id $(NETWORK)-1 $(HOMES)
 
-up: image homes ## start the validators and the peer that lies
+up: image homes ## start the validators and the Byzantine peer
 	$(COMPOSE) up -d
 
-fill: ## write 4 MB through the validators, unless they are there, and wait for a snapshot
+fill: ## write 4 MB through the validators, unless already written, and wait for a snapshot
 	go run ../joining fill $(WRITE_TO)
 
-join: fill ## start a node that joins, trusting the newest header of validator-0, and say what it has seen
+join: fill ## start a node that joins, trusting the newest header of validator-0, and report the result
 	trusted=$$(../trusted-header.sh $(RPC)) && echo "$$trusted" && env $$trusted $(COMPOSE) --profile join up -d joiner
 	$(COMPOSE) --profile join logs -f --no-color joiner | go run ../joining seen
 
-rejoin: ## let the joiner forget everything, and join again
+rejoin: ## reset the joiner, and join again
 	$(COMPOSE) --profile join rm --stop --force joiner
 	$(COMPOSE) --profile join run --rm --no-deps -e STARLINGD_STATESYNC_ENABLE=false joiner unsafe-reset-all --yes
 	$(MAKE) join

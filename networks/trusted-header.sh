@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints TRUST_HEIGHT and TRUST_HASH of a node's newest header, once there are snapshots to join from: trusted-header.sh http://127.0.0.1:26657
+# Prints TRUST_HEIGHT and TRUST_HASH of a node's newest header, once it has a snapshot: trusted-header.sh http://127.0.0.1:26657
 #
-# To join a network that is not your own, take this from a source you trust, not from a peer.
+# To join a network that is not your own, get these values from a trusted source, not from a peer.
 set -euo pipefail
 rpc=${1:?address of an RPC server}
 first_snapshot=${2:-20} # height; the trusted header must be above it

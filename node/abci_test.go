@@ -21,7 +21,7 @@ import (
 	"github.com/starling-kv/starling/node/internal/nodetest"
 )
 
-// serve runs the application on a unix socket, and connects as CometBFT does.
+// serveABCI serves the application on a unix socket, and connects to it like CometBFT.
 func serveABCI(t *testing.T, opts ABCIOptions) (*ABCIServer, abcicli.Client) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "starling") // a unix socket's path must be short
@@ -79,7 +79,7 @@ func TestABCIServer(t *testing.T) {
 	}
 }
 
-// verbose answers with more events than a gRPC message holds.
+// verbose returns more events than fit into a gRPC message.
 type verbose struct{ abci.BaseApplication }
 
 func (verbose) FinalizeBlock(context.Context, *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
@@ -98,8 +98,8 @@ func TestResultsFitAGRPCMessage(t *testing.T) {
 	res, err := grpcApplication{verbose{}, logs.Logger(t)}.FinalizeBlock(t.Context(), &abci.RequestFinalizeBlock{Height: 5})
 	require.NoError(t, err)
 	require.Less(t, res.Size(), config.GRPCMessageBytes-config.GRPCEnvelope)
-	require.True(t, logs.Has("do not fit a gRPC message"))
-	// What validators hash is left as it was.
+	require.True(t, logs.Has("do not fit into a gRPC message"))
+	// The fields that validators hash are unchanged.
 	original, err := verbose{}.FinalizeBlock(t.Context(), nil)
 	require.NoError(t, err)
 	require.Equal(t, cmttypes.NewResults(original.TxResults).Hash(), cmttypes.NewResults(res.TxResults).Hash())
@@ -110,15 +110,15 @@ func TestASnapshotNeverReplacesAState(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
 	n := start(t, home, log.NewNopLogger())
 	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
-	target := n.application.target
-	require.ErrorContains(t, target.Begin(1, nil), "there is a state at height")
+	target := n.application.local.target
+	require.ErrorContains(t, target.Begin(1, nil), "there is already a state at height")
 	require.Error(t, target.Write(0, nil))
 	require.NoError(t, target.Abort())
 	nodetest.Put(t, nodetest.RPC(t, home), "b", "2")
 }
 
-// `starlingd abci` was killed after a restore and before CometBFT knew: CometBFT begins anew, with
-// the application's state there.
+// `starlingd abci` was killed after a restore, before CometBFT recorded it: CometBFT starts over,
+// while the application has the state.
 func TestASnapshotReplacesWhatAnInterruptedJoinLeft(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
 	n := start(t, home, log.NewNopLogger())
@@ -150,7 +150,7 @@ func TestASnapshotReplacesWhatAnInterruptedJoinLeft(t *testing.T) {
 	require.EqualValues(t, app.DefaultSnapshotInterval, height)
 	require.Equal(t, hash, restored.AppHash())
 
-	// Nobody but the application, the pin of its snapshot and this test holds the restored state.
+	// Only the application, its snapshot reference and this test hold the restored state.
 	a.Forget()
 	require.NoError(t, a.StopJoining())
 	require.True(t, restored.TryRetain())
@@ -168,11 +168,11 @@ func TestResetKeepsWhatLiesInTheData(t *testing.T) {
 	require.ErrorContains(t, err, "nothing is removed")
 	require.NoError(t, n.Stop())
 
-	// Someone keeps the signing state inside a folder that goes.
+	// The signing state is inside a folder to be removed.
 	moved := filepath.Join(dir, "data", "cs.wal", "signed.json")
 	require.NoError(t, os.Rename(config.PrivValidatorStateFile(), moved))
 	config.PrivValidatorState = moved
 	_, err = home.Reset(config)
-	require.ErrorContains(t, err, "lies in it")
+	require.ErrorContains(t, err, "it contains")
 	require.FileExists(t, moved)
 }

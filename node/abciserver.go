@@ -29,20 +29,20 @@ import (
 // ErrTransport: the ABCI transport does not exist, or cannot carry this chain's messages.
 var ErrTransport = errors.New("transport")
 
-// ABCIOptions say how to serve the application to another process.
+// ABCIOptions configures serving the application to another process.
 type ABCIOptions struct {
 	Address     string // unix:///path or tcp://host:port
 	Transport   string // socket or grpc
 	Home        string
-	GenesisFile string // "": parameters come with InitChain, or with the state
+	GenesisFile string // "": parameters come with InitChain or with the state
 	Config      config.App
 	Logger      log.Logger
 }
 
-// ABCIServer is the application, served to a CometBFT process.
+// ABCIServer is the application served to a CometBFT process.
 type ABCIServer struct {
 	application *Application
-	served      *comet.Halter // the application, up to a last block
+	served      *comet.Halter // the application up to its last block
 	server      service.Service
 	log         log.Logger
 	failed      chan error
@@ -62,7 +62,7 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 		return nil, err
 	}
 	if o.Transport == "socket" && o.Config.State.Sharded() {
-		return nil, fmt.Errorf("%w socket takes one call at a time, so that a block which waits for storage nodes would stop all of CometBFT: "+
+		return nil, fmt.Errorf("%w socket serves one call at a time, so a block that waits for storage nodes would block all of CometBFT: "+
 			"state.mode = %q is for starlingd start", ErrTransport, config.ModeSharded)
 	}
 	network, address, ok := strings.Cut(o.Address, "://")
@@ -73,7 +73,7 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	if err := os.MkdirAll(dataDir, 0o700); err != nil {
 		return nil, err
 	}
-	watch := disk.NewWatch(o.Config.Storage.MinFreeBytes, dataDir, config.StateDir(dataDir), config.SnapshotsDir(dataDir), config.EventsDir(dataDir))
+	watch := disk.NewWatch(o.Config.Disk.MinFreeBytes, dataDir, config.StateDir(dataDir), config.SnapshotsDir(dataDir), config.EventsDir(dataDir))
 	err := watch.Check()
 	if err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	fail := func(err error) {
 		select {
 		case s.failed <- err:
-		default: // the first one counts
+		default: // the first failure counts
 		}
 	}
 	s.application, err = NewApplication(ApplicationOptions{
@@ -108,9 +108,9 @@ func NewABCIServer(ctx context.Context, o ABCIOptions) (*ABCIServer, error) {
 	return s, nil
 }
 
-// grpcApplication keeps answers within a gRPC message: events and logs of many small transactions
-// can be longer than their block. No validator hashes them (types.NewResults takes code, data and
-// gas), so that a node may leave them out.
+// grpcApplication keeps responses within a gRPC message: events and logs of many small transactions
+// can be longer than their block. They may be omitted, because validators do not hash them
+// (types.NewResults covers code, data and gas).
 type grpcApplication struct {
 	abci.Application
 	log log.Logger
@@ -121,7 +121,7 @@ func (a grpcApplication) FinalizeBlock(ctx context.Context, req *abci.RequestFin
 	if err != nil || res.Size() <= config.GRPCMessageBytes-config.GRPCEnvelope {
 		return res, err
 	}
-	a.log.Error("The results of a block do not fit a gRPC message: this node leaves out its events, logs and codespaces, so that its index and its subscribers miss them. "+
+	a.log.Error("The results of a block do not fit into a gRPC message: omitting their events, logs and codespaces, which this node's index and subscribers will miss. "+
 		"Use the socket transport.", "height", req.Height, "bytes", res.Size())
 	res.Events = nil
 	for _, r := range res.TxResults {
@@ -130,7 +130,7 @@ func (a grpcApplication) FinalizeBlock(ctx context.Context, req *abci.RequestFin
 	return res, nil
 }
 
-// ListSnapshots leaves out the oldest snapshots if all manifests together do not fit.
+// ListSnapshots omits the oldest snapshots if the manifests do not fit into one message.
 func (a grpcApplication) ListSnapshots(ctx context.Context, req *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
 	res, err := a.Application.ListSnapshots(ctx, req)
 	for err == nil && res.Size() > config.GRPCMessageBytes-config.GRPCEnvelope && len(res.Snapshots) > 0 {
@@ -159,16 +159,16 @@ func checkTransport(transport string, genesis *cmttypes.GenesisDoc) error {
 		return nil
 	case "grpc":
 	default:
-		return fmt.Errorf("%w %q does not exist: it is socket or grpc", ErrTransport, transport)
+		return fmt.Errorf("%w %q is unknown: use socket or grpc", ErrTransport, transport)
 	}
 	if genesis == nil {
-		return fmt.Errorf("%w grpc needs the genesis file, to know whether this chain's messages fit its %d bytes: give --genesis, or %s", ErrTransport, config.GRPCMessageBytes, remedy)
+		return fmt.Errorf("%w grpc needs the genesis file to check that this chain's messages fit into %d bytes: use --genesis, or %s", ErrTransport, config.GRPCMessageBytes, remedy)
 	}
 	state, err := app.ParseGenesis(genesis.AppState)
 	if err != nil {
 		return err
 	}
-	// A chunk is at most B long, or one leaf.
+	// A chunk has at most chunk_bytes, or is one leaf.
 	if chunk := max(state.ChunkBytes, avlstar.RecordBytes(avlstar.MaxKeyBytes, avlstar.MaxValueBytes)); chunk > config.GRPCMessageBytes-config.GRPCEnvelope {
 		return fmt.Errorf("%w grpc carries messages of %d bytes, chunks of this chain have up to %d (chunk_bytes): %s", ErrTransport, config.GRPCMessageBytes, chunk, remedy)
 	}
@@ -180,8 +180,8 @@ func checkTransport(transport string, genesis *cmttypes.GenesisDoc) error {
 	return nil
 }
 
-// listen starts the server. A unix socket that no process listens on any more (it was killed) is
-// removed first.
+// listen starts the server. It first removes a unix socket without a listener, which a killed
+// process leaves.
 func (s *ABCIServer) listen(ctx context.Context, o ABCIOptions, network, address string) (err error) {
 	if network == "unix" {
 		if err := removeStale(ctx, address); err != nil {
@@ -211,13 +211,13 @@ func removeStale(ctx context.Context, path string) error {
 		return fmt.Errorf("%w on unix://%s: %w", config.ErrAddress, path, err)
 	}
 	if info.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("%w on unix://%s: it is no socket: give --address another path", config.ErrAddress, path)
+		return fmt.Errorf("%w on unix://%s: not a socket: use another path for --address", config.ErrAddress, path)
 	}
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
 		conn.Close()
-		return fmt.Errorf("%w on unix://%s: another program listens there: stop it, or give --address another path", config.ErrAddress, path)
+		return fmt.Errorf("%w on unix://%s: another program listens there: stop it, or use another path for --address", config.ErrAddress, path)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("%w on unix://%s: %w", config.ErrAddress, path, err)

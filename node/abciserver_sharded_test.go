@@ -8,7 +8,8 @@ import (
 	"github.com/starling-kv/starling/node/config"
 )
 
-// A socket takes one call at a time: a block that waits for storage nodes would hold up all others.
+// The socket serves one call at a time: a block that waits for storage nodes would block all other
+// calls.
 func TestSocketIsRefusedToAShardedState(t *testing.T) {
 	c := config.DefaultApp()
 	c.State.Mode = config.ModeSharded

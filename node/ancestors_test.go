@@ -24,9 +24,9 @@ import (
 	"github.com/starling-kv/starling/node/internal/nodetest"
 )
 
-// A node joins. Then validators prove that one of them signed two blocks of one height, or a block
-// for a light client that is not the chain's, at heights before the snapshot: the joiner knows who
-// could sign there and when, accepts the block with the evidence, and continues.
+// After a node has joined, validators report that one of them signed two blocks at one height, or
+// signed a false block for a light client, at heights before the snapshot. The joiner knows the
+// validators of those heights, accepts the block with the evidence, and continues.
 func TestJoinerAcceptsEvidenceAboutHeightsBeforeItsSnapshot(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	home, n, first := fastNetwork(t, 10)
@@ -38,7 +38,7 @@ func TestJoinerAcceptsEvidenceAboutHeightsBeforeItsSnapshot(t *testing.T) {
 	logs := new(nodetest.LogBuffer)
 	joiner := fastJoiner(t, home, n, first, nil)
 	j := start(t, joiner, logs.Logger(t))
-	require.True(t, logs.Has("Fetched the headers that evidence may be about"))
+	require.True(t, logs.Has("Fetched the headers that evidence may refer to"))
 	follows(t, j, n)
 	base := j.Comet().BlockStore().Base()
 	require.Greater(t, base, before)
@@ -46,7 +46,7 @@ func TestJoinerAcceptsEvidenceAboutHeightsBeforeItsSnapshot(t *testing.T) {
 	states := sm.NewStore(databaseOf(t, j, "state"), sm.StoreOptions{})
 	state, err := states.Load()
 	require.NoError(t, err)
-	evidenceDB := dbm.NewMemDB() // a copy, so that the node's own learns nothing
+	evidenceDB := dbm.NewMemDB() // a copy, so that the node's own database does not change
 	require.NoError(t, copyDatabase(databaseOf(t, j, "evidence"), evidenceDB))
 	pool, err := evidence.NewPool(evidenceDB, states, store.NewBlockStore(databaseOf(t, j, "blockstore")))
 	require.NoError(t, err)
@@ -56,16 +56,16 @@ func TestJoinerAcceptsEvidenceAboutHeightsBeforeItsSnapshot(t *testing.T) {
 		require.NoError(t, pool.CheckEvidence(cmttypes.EvidenceList{attack(t, n, key, height)}), "height %d", height)
 	}
 	require.Equal(t, base, j.Comet().BlockStore().Base())
-	require.Nil(t, j.Comet().BlockStore().LoadBlock(base-1), "there is a header only")
+	require.Nil(t, j.Comet().BlockStore().LoadBlock(base-1), "only the header exists")
 	require.Equal(t, int64(1), state.InitialHeight)
 
-	// The same in a block.
+	// The same evidence in a block.
 	with := commitEvidence(t, home, n, doubleVote(t, n, key, base-1))
 	nodetest.Until(t, "the joiner beyond it", func() bool { return j.Application().Height() > with })
 	nodetest.SameHashes(t, j.Application(), j.Comet)
 }
 
-// Headers are fetched as far as the operator wants: none is a choice, too.
+// The operator chooses the number of headers; 0 is allowed.
 func TestJoinWithoutHeadersForEvidence(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	home, n, first := fastNetwork(t, 10)
@@ -74,7 +74,7 @@ func TestJoinWithoutHeadersForEvidence(t *testing.T) {
 		logs := new(nodetest.LogBuffer)
 		j := start(t, fastJoiner(t, home, n, first, func(_ *cfg.Config, a *config.App) { a.Join.EvidenceHeaders = most }), logs.Logger(t))
 		follows(t, j, n)
-		require.Equal(t, logged, logs.Has("Fetched the headers that evidence may be about"))
+		require.Equal(t, logged, logs.Has("Fetched the headers that evidence may refer to"))
 		blocks := j.Comet().BlockStore()
 		for back := int64(1); back <= 3; back++ {
 			require.Equal(t, back <= most, blocks.LoadBlockMeta(blocks.Base()-back) != nil, "%d of %d", back, most)
@@ -83,7 +83,7 @@ func TestJoinWithoutHeadersForEvidence(t *testing.T) {
 	}
 }
 
-// untilSnapshot waits for a snapshot above a height that can be joined at.
+// untilSnapshot waits for a snapshot above a height.
 func untilSnapshot(t *testing.T, n *Node, above int64) {
 	t.Helper()
 	nodetest.Until(t, "a snapshot", func() bool {
@@ -92,7 +92,7 @@ func untilSnapshot(t *testing.T, n *Node, above int64) {
 	})
 }
 
-// commitEvidence waits until evidence stands in a block.
+// commitEvidence waits until a block holds the evidence.
 func commitEvidence(t *testing.T, home string, n *Node, ev cmttypes.Evidence) (height int64) {
 	t.Helper()
 	from := n.Comet().BlockStore().Height()
@@ -129,7 +129,7 @@ func databaseOf(t *testing.T, n *Node, id string) dbm.DB {
 	return db
 }
 
-// doubleVote is proof that the only validator of n signed two blocks of a height.
+// doubleVote is evidence that the only validator of n signed two blocks at a height.
 func doubleVote(t *testing.T, n *Node, key ed25519.PrivKey, height int64) *cmttypes.DuplicateVoteEvidence {
 	t.Helper()
 	meta := n.Comet().BlockStore().LoadBlockMeta(height)
@@ -151,8 +151,8 @@ func doubleVote(t *testing.T, n *Node, key ed25519.PrivKey, height int64) *cmtty
 	return ev
 }
 
-// attack is proof that the validator signed a block in the same round as the chain's, to deceive a
-// light client.
+// attack is evidence that the validator signed another block in the same round as the chain's, to
+// deceive a light client.
 func attack(t *testing.T, n *Node, key ed25519.PrivKey, height int64) *cmttypes.LightClientAttackEvidence {
 	t.Helper()
 	blocks := n.Comet().BlockStore()
@@ -176,8 +176,8 @@ func attack(t *testing.T, n *Node, key ed25519.PrivKey, height int64) *cmttypes.
 	return ev
 }
 
-// A node that has none of the headers stops at a block with evidence about one of them, and says
-// so. The next start asks for them first, and gets beyond that block.
+// A node without any of the headers stops at a block with evidence about one of them, and reports
+// it. The next start fetches them first, and passes that block.
 func TestMissingHeadersAreAskedFor(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	home, n, first := fastNetwork(t, 10)
@@ -198,10 +198,10 @@ func TestMissingHeadersAreAskedFor(t *testing.T) {
 		}
 	})
 	require.ErrorIs(t, err, comet.ErrHeaderMissing)
-	require.ErrorContains(t, err, fmt.Sprintf("height %d: start the node again", base-2))
+	require.ErrorContains(t, err, fmt.Sprintf("height %d: restart the node", base-2))
 	require.NoError(t, j.Stop())
 
-	// Nobody can be asked: it starts without them, and shows what is missing.
+	// No peer can be asked: the node starts without the headers, and reports what is missing.
 	conf := nodetest.Load(t, joiner)
 	conf.App.Join.Peers, conf.App.Join.ReachTimeout, conf.CometBFT.P2P.PersistentPeers = "127.0.0.1:1", 10*time.Millisecond, ""
 	j, err = New(t.Context(), conf, log.NewNopLogger())
@@ -212,7 +212,7 @@ func TestMissingHeadersAreAskedFor(t *testing.T) {
 
 	logs := new(nodetest.LogBuffer)
 	j = start(t, joiner, logs.Logger(t))
-	require.True(t, logs.Has("Fetched headers that evidence may be about"))
+	require.True(t, logs.Has("Fetched headers that evidence may refer to"))
 	require.Zero(t, statusSource{j}.Status().Chain.MissingHeaders)
 	nodetest.Until(t, "the joiner beyond it", func() bool { return j.Application().Height() > with })
 	nodetest.SameHashes(t, j.Application(), j.Comet)

@@ -18,78 +18,65 @@ import (
 	"github.com/starling-kv/starling/node/disk"
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/statesync"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/restore"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/events"
 	"github.com/starling-kv/starling/storage/sgc"
-	"github.com/starling-kv/starling/storage/undo"
-	"github.com/starling-kv/starling/treestore"
+	"github.com/starling-kv/starling/storage/treestore"
 )
 
 // ErrNoBlocks: there is a state that was computed from blocks, but the blocks are gone.
 var ErrNoBlocks = errors.New("the blocks are missing")
 
-// ApplicationOptions say how to make an application.
+// ApplicationOptions configures an application.
 type ApplicationOptions struct {
 	DataDir string // contains state zone and snapshots
 	Config  config.App
 	Logger  log.Logger
-	Genesis *cmttypes.GenesisDoc // nil: parameters come with InitChain, or with the state
+	Genesis *cmttypes.GenesisDoc // nil: parameters come with InitChain or with the state
 	Metrics prometheus.Registerer
-	// Failed is called with the error of a state that cannot become durable. The node must then
-	// stop.
+	// Failed is called with the error if a state cannot become durable. The node must then stop.
 	Failed func(error)
-	Cache  *sgc.Cache // shared with the block zone; nil: one of its own
-	// NoBlocks: CometBFT has nothing that a state could continue from. Hint is added to the error
-	// about it.
+	Cache  *sgc.Cache // shared with the block zone; nil: a separate one
+	// NoBlocks: CometBFT has neither blocks nor a state to continue from. Hint is added to the
+	// error about that.
 	NoBlocks bool
 	Hint     string
-	// BlocksFrom is the first block that CometBFT has; 0: not known.
+	// BlocksFrom is the first block that CometBFT has; 0: unknown.
 	BlocksFrom int64
-	// KeepRestored: a restored state that no block belongs to is kept, for the next join to resume.
+	// KeepRestored: keep a restored state that CometBFT has no block for, so that the next join
+	// resumes with it.
 	KeepRestored bool
 
-	// Undo: records are kept by which RebuildHeights goes back after the next start.
-	Undo bool
-
-	// Sharded is used where Config says that storage nodes keep the state.
+	// Sharded is used if Config says that storage nodes keep the state.
 	Sharded *ShardedOptions
 
-	// SerialQueries: CometBFT asks one query after another, so that none may wait.
+	// SerialQueries: CometBFT sends one query at a time, so no query may wait.
 	SerialQueries bool
 
-	// Converting is storage.Options.Converting.
-	Converting func(done, total uint64) error
-
-	fs vfs.FS // of the state zone; nil: the operating system's
+	fs vfs.FS // file system of the state zone; nil: the operating system's
 }
 
 // Application is the ABCI application with its storage and state sync, for a node and for
 // `starlingd abci`. Its fields do not change.
 type Application struct {
 	*app.App
-	snapshots *statesync.Manager // of a sharded state it has none, and takes none
-	sharded   *sharded           // nil: the state is in this home
+	snapshots *statesync.Manager // nil if the state is sharded: then no snapshots are taken
+	backing   backing
 	cache     *sgc.Cache
-	joined    *atomic.Int64 // height of the state that was restored; 0: none
-	interval  int64         // of snapshots, as the genesis file says; 0: not known
+	joined    *atomic.Int64 // height of the restored state; 0: none
+	interval  int64         // snapshot interval of the genesis file; 0: unknown
 	metrics   *statesync.Metrics
-	events    *events.Log // nil: it keeps none
-	heights   *heights    // nil: none are made again
+	events    *events.Log // nil: no events are kept
 
-	// Of a state in this home.
-	state     *storage.Zone
-	store     *treestore.Store
-	target    treestore.Target
-	stopScrub func() // waits until nothing verifies the pages on disk
+	local *local // the backing if the state is in this home; nil otherwise
 }
 
-// NewApplication opens the state zone, rebuilds the tree and connects the parts; or it connects to
-// the storage nodes that keep the state, and takes its upper tree up from them. Close releases the
-// parts.
+// NewApplication opens the state zone and rebuilds the tree, or, for a sharded state, connects to
+// the storage nodes and fetches the upper tree from them. Call Close to release the resources.
 func NewApplication(o ApplicationOptions) (*Application, error) {
 	if o.Cache == nil {
-		o.Cache = sgc.New(o.Config.Storage.CacheBytes())
+		o.Cache = sgc.New(o.Config.Disk.SharedCache())
 	}
 	if o.Config.State.Sharded() {
 		return newSharded(o)
@@ -101,17 +88,15 @@ func NewApplication(o ApplicationOptions) (*Application, error) {
 	if err != nil {
 		return nil, err
 	}
-	records := openUndo(o)
-	state, err := openState(o, log, records)
+	state, err := openState(o, log)
 	if err != nil {
-		return nil, errors.Join(err, closeUndo(records), closeEvents(log))
+		return nil, errors.Join(err, closeEvents(log))
 	}
-	removeUndo(o)
-	a, err := wire(o, state, log, records)
+	a, err := wire(o, state, log)
 	if err != nil {
-		return nil, errors.Join(err, state.Close(), closeUndo(records), closeEvents(log))
+		return nil, errors.Join(err, state.Close(), closeEvents(log))
 	}
-	a.scrub(o.Config.Storage.ScrubRate)
+	a.scrub(o.Config.Disk.ScrubRate)
 	return a, nil
 }
 
@@ -119,7 +104,7 @@ func NewApplication(o ApplicationOptions) (*Application, error) {
 func (a *Application) scrub(bytesPerSecond int64) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
-	a.stopScrub = func() {
+	a.local.stopScrub = func() {
 		cancel()
 		<-ended
 	}
@@ -129,40 +114,37 @@ func (a *Application) scrub(bytesPerSecond int64) {
 	}
 	go func() {
 		defer close(ended)
-		a.store.Scrub(ctx, latest, bytesPerSecond)
+		a.local.store.Scrub(ctx, latest, bytesPerSecond)
 	}()
 }
 
-func openState(o ApplicationOptions, log *events.Log, records *undo.Log) (*storage.Zone, error) {
-	c := o.Config.Storage
+func openState(o ApplicationOptions, log *events.Log) (*storage.Zone, error) {
+	c := o.Config.Disk
 	before := func(height int64) error {
-		if records != nil {
-			records.Sync()
-		}
 		if log != nil {
 			return log.Sync(height)
 		}
 		return nil
 	}
 	return storage.Open(config.StateDir(o.DataDir), storage.Options{
-		FS: o.fs, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Fatal: disk.EndProcess, Converting: o.Converting, Before: before,
+		FS: o.fs, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Fatal: disk.EndProcess, Before: before,
 		CacheBytes: c.DatabaseCache(), PinDir: config.SnapshotsDir(o.DataDir),
 		FlushBlocks: c.FlushBlocks, FlushBytes: c.FlushBytes, FlushInterval: c.FlushInterval,
-		MaxLagBlocks: c.MaxLagBlocks, MaxLagBytes: c.MaxLagBytes, Generations: !c.StateInMemory,
+		MaxLagBlocks: c.MaxBacklogBlocks, MaxLagBytes: c.MaxBacklogBytes, Generations: !c.StateInMemory,
 	})
 }
 
-func wire(o ApplicationOptions, state *storage.Zone, log *events.Log, records *undo.Log) (*Application, error) {
+func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Application, error) {
 	if err := treestore.CheckInterrupted(state); err != nil {
 		return nil, err
 	}
 	if meta, ok := state.Meta(); ok && o.NoBlocks {
 		if !meta.Restored {
-			return nil, fmt.Errorf("%w: the state is at height %d, but CometBFT's databases beside it in %q are empty%s: put them back, or start over with `starlingd unsafe-reset-all`",
+			return nil, fmt.Errorf("%w: the state is at height %d, but CometBFT's databases in %q are empty%s:  put them back, or start over with `starlingd unsafe-reset-all`",
 				ErrNoBlocks, meta.Height, o.DataDir, o.Hint)
 		}
-		// An interrupted join has left it, after the state was complete and before CometBFT was
-		// told: no block follows it.
+		// An interrupted join left this state: it was complete, but CometBFT had not recorded it,
+		// so no block follows it.
 		if !o.KeepRestored {
 			o.Logger.Info("Removing a state that no block belongs to: a join was interrupted", "height", meta.Height)
 			if err := state.Reset(); err != nil {
@@ -187,11 +169,8 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log, records *u
 	if o.Metrics != nil {
 		appMetrics, syncMetrics = app.NewMetrics(o.Metrics), statesync.NewMetrics("starling", o.Metrics)
 	}
-	if !o.Config.Storage.StateInMemory {
+	if !o.Config.Disk.StateInMemory {
 		store.Cache = o.Cache
-	}
-	if records != nil {
-		store.Undo = records
 	}
 	trees := treestore.New(store)
 	options, err := o.forApp(log)
@@ -220,17 +199,14 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log, records *u
 		manager.AddStored(pin.Height, pin.Data)
 	}
 	application.SetSnapshots(&snapshots{Manager: manager, app: application, state: state, known: interval > 0})
-	var older *heights
-	if records != nil {
-		older = &heights{app: application, records: records, log: o.Logger.With("module", "heights"), largest: maxUndoChanges}
-	}
+	home := &local{state: state, store: trees, target: target}
 	return &Application{
-		App: application, heights: older, snapshots: manager, state: state, store: trees, cache: o.Cache, joined: joined,
-		target: target, interval: interval, metrics: syncMetrics, events: log,
+		App: application, snapshots: manager, backing: home, local: home, cache: o.Cache, joined: joined,
+		interval: interval, metrics: syncMetrics, events: log,
 	}, nil
 }
 
-// forApp returns what does not depend on who keeps the state.
+// forApp returns the options of app that do not depend on the backing.
 func (o ApplicationOptions) forApp(log *events.Log) (app.Options, error) {
 	newest, err := buildinfo.NewestAppVersion()
 	c := o.Config.State
@@ -248,10 +224,10 @@ func (o ApplicationOptions) forApp(log *events.Log) (app.Options, error) {
 	return options, err
 }
 
-// Target is where a join writes the state, and where it resumes.
-func (a *Application) Target() fastsync.Target { return a.target }
+// Target is where a join writes the restored state, and where it resumes.
+func (a *Application) Target() restore.Target { return a.local.target }
 
-// Snapshots returns the manager that serves the pinned states.
+// Snapshots returns the manager that serves the snapshots.
 func (a *Application) Snapshots() *statesync.Manager { return a.snapshots }
 
 // joinState is the application in the form that package join uses.
@@ -259,49 +235,37 @@ type joinState struct{ *Application }
 
 var _ join.State = joinState{}
 
-func (s joinState) Stored() (storage.Meta, bool) { return s.state.Meta() }
-func (s joinState) Paged() bool                  { return s.store.Paged() }
-func (s joinState) Replace()                     { s.target.Replace() }
+func (s joinState) Stored() (storage.Meta, bool) { return s.local.state.Meta() }
+func (s joinState) Paged() bool                  { return s.local.store.Paged() }
+func (s joinState) Replace()                     { s.local.target.Replace() }
 func (s joinState) SnapshotInterval() int64      { return s.interval }
 
-// StopJoining ends a restore, so that no snapshot call waits any longer, and the settling of a
-// state that was joined, so that no Commit waits for it; or all waiting for storage nodes. No
-// snapshot is served afterwards.
+// StopJoining ends a restore, so that no snapshot call waits any longer, and the ingest of a joined
+// state, so that no Commit waits for it; for a sharded state it ends all waits for storage nodes.
+// No snapshot is served afterwards.
 func (a *Application) StopJoining() error {
 	if a.events != nil {
 		a.events.Stop()
 	}
 	err := a.snapshots.Close()
-	if a.sharded != nil {
-		a.App.Stop()
-	} else {
-		a.state.StopSettling()
-	}
+	a.backing.stopWaiting(a.App)
 	return err
 }
 
-// Close makes durable what waits and closes the state zone. No call may be in progress. If a state
-// that was joined is not settled yet, the blocks since then are executed again at the next start,
-// as after a kill.
+// Close makes waiting changes durable and closes the state zone. No call may be in progress. If a
+// joined state is not fully ingested yet, the next start executes the blocks since then again, as
+// after a kill.
 func (a *Application) Close() error {
-	if a.sharded != nil {
-		return errors.Join(a.snapshots.Close(), a.sharded.source.Close(), closeEvents(a.events))
-	}
-	a.stopScrub()
-	errs := []error{a.snapshots.Close(), a.state.Close()}
-	if a.heights != nil {
-		errs = append(errs, closeUndo(a.heights.records))
-	}
-	return errors.Join(append(errs, closeEvents(a.events))...)
+	return errors.Join(a.snapshots.Close(), a.backing.close(), closeEvents(a.events))
 }
 
-// snapshots is the Manager, which takes the snapshot interval from the first state if there is no
-// genesis file. It tells the state zone which states need not be kept any more.
+// snapshots is the Manager; without a genesis file it takes the snapshot interval from the first
+// state. It tells the state zone which states are no longer needed.
 type snapshots struct {
 	*statesync.Manager
 	app   *app.App
 	state *storage.Zone
-	known bool // used by Committed only, whose calls follow one another
+	known bool // used by Committed only, whose calls do not overlap
 }
 
 var _ app.Snapshots = (*snapshots)(nil)

@@ -22,18 +22,16 @@ import (
 	"github.com/starling-kv/starling/storage/blocks"
 )
 
-// catchingHome makes the test program a node that catches up on that home, and is killed at the
-// step that catchingStep names: a write to the block zone or its sync, or a call of the application
-// about a block, counted from 1. If it comes to block catchingBlocks before, it ends with status
-// joinedStatus.
+// catchingHome makes the test program a node that catches up on that home. It is killed at step
+// catchingStep: a write to the block zone, its sync, or a call of the application about a block,
+// counted from 1. If it reaches block catchingBlocks first, it exits with status joinedStatus.
 const (
 	catchingHome   = "STARLING_TEST_CATCHING_HOME"
 	catchingStep   = "STARLING_TEST_CATCHING_STEP"
 	catchingBlocks = 6
 )
 
-// stepsOfBlocks counts the calls before and after a block is executed, and before and after it is
-// committed.
+// stepsOfBlocks counts a step before and after each execution and each commit of a block.
 type stepsOfBlocks struct {
 	abci.Application
 	step   func()
@@ -106,14 +104,14 @@ func catchUpUntilKilled(home, at string) error {
 	return <-n.Failed()
 }
 
-// catchUpAndDie catches up in another process, which is killed at a step.
+// catchUpAndDie catches up in a separate process, which is killed at a step.
 func catchUpAndDie(t *testing.T, home string, step int) (steps int) {
 	t.Helper()
 	return runAndDie(t, catchingHome+"="+home, fmt.Sprint(catchingStep, "=", step))
 }
 
 // A node that catches up is killed at each write, each sync and each call of the application in its
-// first blocks: the next start continues, and has the same app hashes.
+// first blocks: the next start continues, with the same app hashes.
 func TestCatchUpByBlocksIsKilled(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	dir, n, first := longChain(t, 30)
@@ -126,7 +124,7 @@ func TestCatchUpByBlocksIsKilled(t *testing.T) {
 	for step := 1; step <= steps; step += every {
 		home := follower(t, dir, n, first)
 		if catchUpAndDie(t, home, step) > 0 {
-			continue // it took fewer steps than the first one
+			continue // it took fewer steps than the first run
 		}
 		logs := new(nodetest.LogBuffer)
 		j := start(t, home, logs.Logger(t), eager)

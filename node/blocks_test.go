@@ -12,13 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
-	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/statesync/catchup"
 )
 
-// longChain is a validator that has made blocks fast, and makes them slowly now, so that others can
+// longChain is a validator that has made blocks fast, and now makes them slowly, so that others can
 // follow it by gossip.
 func longChain(t *testing.T, blocks int64) (dir string, n *Node, first home.InitResult) {
 	t.Helper()
@@ -36,7 +36,7 @@ func longChain(t *testing.T, blocks int64) (dir string, n *Node, first home.Init
 	return dir, n, first
 }
 
-// follower is a home that joins from the first block on.
+// follower is a home that joins from the first block.
 func follower(t *testing.T, dir string, n *Node, first home.InitResult) string {
 	t.Helper()
 	joiner, _ := nodetest.Home(t, func(o *home.InitOptions) {
@@ -51,8 +51,8 @@ func follower(t *testing.T, dir string, n *Node, first home.InitResult) string {
 	return joiner
 }
 
-// A node without blocks, and later one that was offline, gets the blocks over the transport, before
-// there is a CometBFT; they are indexed as others.
+// A new node, and later an offline node, fetches blocks over the transport before CometBFT is made;
+// they are indexed like others.
 func TestCatchUpByBlocks(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	dir, n, first := longChain(t, 80)
@@ -92,7 +92,7 @@ func TestCatchUpByBlocks(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("%064d", 31), nodetest.Get(t, nodetest.RPC(t, joiner), "key-31"))
 }
 
-// halt_height ends the catching up at that block, as it ends block sync.
+// halt_height ends the catch-up at that block, as it ends block sync.
 func TestCatchUpHalts(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	dir, n, first := longChain(t, 50)

@@ -8,14 +8,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
-	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/comet"
+	"github.com/starling-kv/starling/statesync/catchup"
 	"github.com/starling-kv/starling/tx"
 )
 
-// A program that is too old for the blocks after an upgrade catches up to the last block that it
-// knows, and says so. A newer one continues on the same home.
+// A program that is too old for the blocks after an upgrade catches up to the last supported block,
+// and reports it. A newer program continues on the same home.
 func TestCatchUpToAnUpgrade(t *testing.T) {
 	const last, head = 12, 30
 	program := func(newest string) { buildinfo.RehearsedAppVersion = newest }
@@ -33,10 +33,10 @@ func TestCatchUpToAnUpgrade(t *testing.T) {
 	var tooOld *app.UpgradeError
 	require.ErrorAs(t, err, &tooOld)
 	require.Equal(t, app.UpgradeError{Version: 2, Newest: 1, Height: last, Info: "from the shelf"}, *tooOld)
-	require.ErrorIs(t, f.failed, tooOld, "the node stops for it")
+	require.ErrorIs(t, f.failed, tooOld, "the node stops because of it")
 	require.Empty(t, banned)
 	require.Equal(t, int64(last), f.executor.Height())
-	require.Equal(t, int64(last), f.blocks().Height(), "the block after it is not even saved")
+	require.Equal(t, int64(last), f.blocks().Height(), "the next block is not even saved")
 	f.close()
 
 	program("2")
@@ -47,8 +47,8 @@ func TestCatchUpToAnUpgrade(t *testing.T) {
 	f.same(c)
 }
 
-// Validators that come and go, and evidence against one, lie in blocks of the past: each block is
-// verified with the set of its height, and the evidence counts as committed.
+// Past blocks have changing validators and evidence against one: each block is verified with the
+// validator set of its height, and the evidence counts as committed.
 func TestCatchUpThroughValidatorsAndEvidence(t *testing.T) {
 	c := newMadeChain(t, nil)
 	first := c.state().Validators.Validators[0]
@@ -83,7 +83,7 @@ func TestCatchUpThroughValidatorsAndEvidence(t *testing.T) {
 	require.Equal(t, int64(19), f.executor.Height())
 	f.same(c)
 
-	// Nobody executes the same evidence once more, whoever has signed it.
+	// The same evidence is not executed again, whoever signs it.
 	require.NoError(t, f.executor.Apply(t.Context(), c.load(20)))
 	for _, again := range []types.EvidenceList{{twice}, nil} {
 		b := c.block(nil, again, nil)
@@ -98,7 +98,7 @@ func TestCatchUpThroughValidatorsAndEvidence(t *testing.T) {
 	}
 }
 
-// forked is a store with another block at one height.
+// forked is a store with a different block at one height.
 type forked struct {
 	catchup.Blocks
 	at catchup.Block
@@ -125,12 +125,12 @@ func (s forked) LoadBlockCommit(h int64) *types.Commit {
 	return s.Blocks.LoadBlockCommit(h)
 }
 
-// A peer may have pruned what another one has: each is asked for what it has, and none is banned
-// for what it has not. Where nobody has the next block, that is left to CometBFT.
+// Peers may have pruned different blocks: each is asked only for blocks that it has, and none is
+// banned for missing ones. If no peer has the next block, the rest is left to CometBFT.
 func TestCatchUpFromPrunedPeers(t *testing.T) {
 	c := newMadeChain(t, nil)
 	c.grow(40)
-	pruned := c.newFollower() // which has all, and then no more than the last ones
+	pruned := c.newFollower() // has all blocks at first, and later only the last ones
 	_, err := pruned.catchUp(t.Context(), c.peer("whole"))
 	require.NoError(t, err)
 	_, _, err = pruned.blocks().PruneBlocks(25, pruned.state())
@@ -141,9 +141,9 @@ func TestCatchUpFromPrunedPeers(t *testing.T) {
 	banned, err := f.catchUp(t.Context(), pruned.peer("pruned"))
 	require.NoError(t, err)
 	require.Empty(t, banned)
-	require.Zero(t, f.executor.Height(), "nobody has the first block")
+	require.Zero(t, f.executor.Height(), "no peer has the first block")
 
-	// Who says still that it has them all does not know it better yet.
+	// A peer that claims pruned blocks again is not asked for them.
 	late := pruned.peer("late")
 	late.claim.First = 1
 	start := c.peer("start")
@@ -155,7 +155,7 @@ func TestCatchUpFromPrunedPeers(t *testing.T) {
 	f.same(c)
 }
 
-// What the validators have signed against CometBFT's rules for times is not executed here, either.
+// Blocks signed in violation of CometBFT's time rules are not executed.
 func TestCatchUpRefusesWrongTimes(t *testing.T) {
 	c := newMadeChain(t, nil)
 	require.Zero(t, c.executor.Time())
@@ -172,7 +172,7 @@ func TestCatchUpRefusesWrongTimes(t *testing.T) {
 		require.ErrorContains(t, err, "block time", name)
 		require.Equal(t, int64(5), c.blocks().Height(), "it is not saved")
 	}
-	// Who has the right median, of votes from the future.
+	// The right median, of votes from the future.
 	b := c.block(nil, nil, nil)
 	b.Commit = c.commit(b.ID, time.Now().Add(time.Hour), c.state().Validators)
 	require.NoError(t, c.add(b))
@@ -182,8 +182,8 @@ func TestCatchUpRefusesWrongTimes(t *testing.T) {
 	require.Equal(t, int64(6), c.executor.Height())
 }
 
-// Room for a block is what the state allows, with the header and the commit; and never more than an
-// answer may have.
+// The limit of a block is that of the state, plus the header and the commit, and never more than a
+// response may have.
 func TestMaxBlockBytes(t *testing.T) {
 	for _, most := range []int64{4 << 20, 16 << 20, types.MaxBlockSizeBytes, -1} {
 		c := newMadeChain(t, func(doc *types.GenesisDoc) { doc.ConsensusParams.Block.MaxBytes = most })
@@ -196,7 +196,7 @@ func TestMaxBlockBytes(t *testing.T) {
 		require.LessOrEqual(t, got, int64(catchup.MaxBytes))
 		require.Less(t, got, allowed+64<<10)
 		c.grow(2)
-		require.Equal(t, got, c.executor.MaxBlockBytes(), "it is that of the next block")
+		require.Equal(t, got, c.executor.MaxBlockBytes(), "the limit is that of the next block")
 		second := c.signer.newValidator("second")
 		require.NoError(t, c.add(c.block([]types.Tx{c.signer.operation(t, tx.NewConfirmedValidator(second.PubKey().Bytes(), 1))}, nil, nil)))
 		c.grow(5)

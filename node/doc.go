@@ -1,6 +1,6 @@
-// Package node wires application, storage, state sync and CometBFT into a process that is a member
-// of a network. What it is told is in package config, all that adapts CometBFT in comet, joining
-// over the transport in join, and work on the home of a stopped node in home.
+// Package node connects application, storage, state sync and CometBFT to a process that is a member
+// of a network. Its configuration is in package config, the adaptation of CometBFT in comet,
+// joining over the transport in join, and work on the home of a stopped node in home.
 //
 //	config.toml, app.toml, genesis.json, STARLINGD_…, flags
 //	          │ node/config
@@ -17,8 +17,8 @@
 //	│   └─► data/blocks (storage/blocks) ─── sgc: one cache for both   │
 //	└──────────────────────────────────────────────────────────────────┘
 //
-// Start: the tree is rebuilt from data/state, CometBFT replays the blocks that the state zone does
-// not have yet. CometBFT saves a block before the application executes it, so the application is
-// never ahead of the block store. Package e2e/byzantine puts a lying application between CometBFT
-// and app with WithApp.
+// At the start, the tree is rebuilt from data/state, and CometBFT replays the blocks that the state
+// zone is missing. CometBFT saves a block before the application executes it, so the application is
+// never ahead of the block store. Package e2e/byzantine uses WithApp to put a misbehaving
+// application between CometBFT and app.
 package node

@@ -6,7 +6,7 @@ import (
 	"github.com/starling-kv/starling/storage/events"
 )
 
-// newEventMetrics returns the metrics of the log of events. nil: this node keeps none, and all are
+// newEventMetrics returns the metrics of the event log. nil: this node keeps no events, and all are
 // 0.
 func newEventMetrics(log *events.Log) prometheus.Collector {
 	m := &statMetrics[events.Stats]{subsystem: "events", read: func() (s events.Stats) {
@@ -16,14 +16,14 @@ func newEventMetrics(log *events.Log) prometheus.Collector {
 		return s
 	}}
 	gauge, counter, add := prometheus.GaugeValue, prometheus.CounterValue, m.add
-	add(gauge, "least_height", "Lowest height from which watchers can continue.", func(s events.Stats) float64 { return float64(s.Least) })
-	add(counter, "anew_total", "Times that the log began anew: it was damaged, or did not lead up to the state.", func(s events.Stats) float64 { return float64(s.Anew) })
-	add(gauge, "kept_bytes", "Bytes of the events that are kept, before compression.", func(s events.Stats) float64 { return float64(s.Bytes) })
-	add(gauge, "backlog_bytes", "Bytes of events that are not on disk yet.", func(s events.Stats) float64 { return float64(s.Backlog) })
-	add(gauge, "waiting", "Requests of watchers that wait for an event.", func(s events.Stats) float64 { return float64(s.Waiting) })
-	add(counter, "answers_total", "Requests of watchers that were answered.", func(s events.Stats) float64 { return float64(s.Answers) })
-	add(counter, "answered_events_total", "Events in these answers.", func(s events.Stats) float64 { return float64(s.Events) })
-	add(counter, "compacted_total", "Requests for events that are no longer kept.", func(s events.Stats) float64 { return float64(s.Compacted) })
-	add(counter, "refused_total", "Requests that failed: too many waited, they were given up, or the disk could not be read.", func(s events.Stats) float64 { return float64(s.Refused) })
+	add(gauge, "least_height", "Lowest height from which watchers can resume.", func(s events.Stats) float64 { return float64(s.Least) })
+	add(counter, "replaced_total", "Number of times the event log was replaced by an empty one, because it was damaged or ended below the state's height.", func(s events.Stats) float64 { return float64(s.Replaced) })
+	add(gauge, "kept_bytes", "Bytes of stored events, before compression.", func(s events.Stats) float64 { return float64(s.Bytes) })
+	add(gauge, "backlog_bytes", "Bytes of events not yet on disk.", func(s events.Stats) float64 { return float64(s.Backlog) })
+	add(gauge, "waiting", "Watcher requests currently waiting for an event.", func(s events.Stats) float64 { return float64(s.Waiting) })
+	add(counter, "answers_total", "Watcher requests answered.", func(s events.Stats) float64 { return float64(s.Answers) })
+	add(counter, "answered_events_total", "Events sent to watchers.", func(s events.Stats) float64 { return float64(s.Events) })
+	add(counter, "compacted_total", "Watcher requests for events that are no longer kept.", func(s events.Stats) float64 { return float64(s.Compacted) })
+	add(counter, "refused_total", "Watcher requests that failed: too many were waiting, the request was cancelled, or the disk could not be read.", func(s events.Stats) float64 { return float64(s.Refused) })
 	return m
 }

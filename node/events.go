@@ -13,8 +13,8 @@ import (
 // ends a call after 10 s.
 const watchWait = 5 * time.Second
 
-// openEvents opens the log of events; nil: this node keeps none. Then those of an earlier start are
-// removed, which would have a gap when it keeps them again.
+// openEvents opens the event log; nil: this node keeps no events. In that case the log of an
+// earlier start is removed, because it would have a gap once the node keeps events again.
 func openEvents(o ApplicationOptions) (*events.Log, error) {
 	c, dir := o.Config.State, config.EventsDir(o.DataDir)
 	if c.KeepEvents == 0 {

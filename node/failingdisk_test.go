@@ -28,8 +28,8 @@ import (
 	"github.com/starling-kv/starling/storage/blocks"
 )
 
-// failingHome makes the test program a node on that home, whose disk fails from SIGUSR1 on, in the
-// way that failingHow names.
+// failingHome makes the test program a node on that home. Its disk fails from SIGUSR1 on, in the
+// way failingHow.
 const (
 	failingHome = "STARLING_TEST_FAILING_HOME"
 	failingHow  = "STARLING_TEST_FAILING_HOW"
@@ -74,8 +74,8 @@ func runOnAFailingDisk(home, how string) {
 	zone, how, _ := strings.Cut(how, ": ")
 	conf, err := config.Load(home, viper.New())
 	if err == nil {
-		// what is read comes from the disk
-		conf.App.Storage.StateInMemory, conf.App.Storage.MemoryBytes = false, 64<<10
+		// reads come from the disk
+		conf.App.Disk.StateInMemory, conf.App.Disk.CacheBytes = false, 64<<10
 		var n *Node
 		if n, err = New(context.Background(), conf, log.NewNopLogger(), eager, func(o *options) {
 			o.faults.state = failingDisk(how, "state")
@@ -95,12 +95,12 @@ func runOnAFailingDisk(home, how string) {
 	disk.EndProcess(err)
 }
 
-// A disk that fails under a running node, or one that starts, ends it with the reason and the exit
-// status: whichever zone it is, whoever meets it.
+// A failing disk under a running or starting node ends it with the reason and the exit status, in
+// either zone and in any goroutine.
 func TestFailingDisks(t *testing.T) {
 	for _, c := range []struct {
 		how     string
-		flipped string // folder whose tables are damaged meanwhile
+		flipped string // folder whose tables are damaged while the node runs
 		status  int
 		says    []string
 	}{
@@ -124,17 +124,17 @@ func TestFailingDisks(t *testing.T) {
 			}
 			require.NoError(t, n.Stop())
 			if !strings.Contains(c.how, writeEDQUOT) && !strings.Contains(c.how, writeEIO) {
-				require.NoError(t, compactBlocks(t, home)) // so that there are tables
+				require.NoError(t, compactBlocks(t, home)) // so that tables exist
 			}
 
 			process := exec.CommandContext(t.Context(), os.Args[0])
 			process.Env = append(os.Environ(), failingHome+"="+home, failingHow+"="+c.how)
 			var output bytes.Buffer
 			process.Stdout, process.Stderr = &output, &output
-			_, err := process.StdinPipe() // open until the test ends, however it does
+			_, err := process.StdinPipe() // open until the test ends, in any way
 			require.NoError(t, err)
 			require.NoError(t, process.Start())
-			client = nodetest.RPC(t, home) // not the connections to the node before
+			client = nodetest.RPC(t, home) // not the connections to the previous node
 			ended := make(chan error, 1)
 			go func() {
 				err := process.Wait()
@@ -173,7 +173,7 @@ func TestFailingDisks(t *testing.T) {
 	}
 }
 
-// underLoad writes and reads, all of the state and all blocks, until the process has ended.
+// underLoad writes keys and reads the whole state and all blocks, until the process has ended.
 func underLoad(t *testing.T, client *rpchttp.HTTP, ended <-chan error) error {
 	t.Helper()
 	var err error
@@ -194,8 +194,8 @@ func underLoad(t *testing.T, client *rpchttp.HTTP, ended <-chan error) error {
 	return err
 }
 
-// flipTables changes a bit in each kilobyte of the tables in a folder, in place, so that who has
-// them open sees it.
+// flipTables changes a bit in each kilobyte of the tables in a folder, in place, so that processes
+// with open files read it.
 func flipTables(t *testing.T, dir string) {
 	t.Helper()
 	require.NoError(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {

@@ -15,7 +15,7 @@ import (
 func TestNodeDoesNotStartOnAFullDisk(t *testing.T) {
 	home, _ := nodetest.Home(t, func(o *home.InitOptions) { o.Edit = nil })
 	conf := nodetest.Load(t, home)
-	conf.App.Storage.MinFreeBytes = 1 << 60
+	conf.App.Disk.MinFreeBytes = 1 << 60
 	_, err := New(t.Context(), conf, log.NewNopLogger())
 	require.ErrorIs(t, err, disk.ErrFull)
 	require.ErrorContains(t, err, conf.CometBFT.DBDir())
@@ -24,7 +24,7 @@ func TestNodeDoesNotStartOnAFullDisk(t *testing.T) {
 
 func TestABCIServerDoesNotStartOnAFullDisk(t *testing.T) {
 	config := config.DefaultApp()
-	config.Storage.MinFreeBytes = 1 << 60
+	config.Disk.MinFreeBytes = 1 << 60
 	home := t.TempDir()
 	_, err := NewABCIServer(t.Context(), ABCIOptions{
 		Address: "unix:///does/not/matter", Transport: "socket", Home: home, Config: config, Logger: log.NewNopLogger(),

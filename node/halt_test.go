@@ -12,14 +12,14 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/health"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/health"
 	"github.com/starling-kv/starling/node/internal/nodetest"
 )
 
-// Served to another process, the Halter answers with the error: that process ends by itself.
+// For another process, the Halter returns the error: that process ends by itself.
 func TestABCIServerHalts(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
 	conf := nodetest.Load(t, home)
@@ -72,21 +72,22 @@ func TestHealthOfANode(t *testing.T) {
 	require.NotPanics(t, func() { n.Health() })
 }
 
-// A node without status server is asked over RPC: age counts only where empty blocks are made.
+// A node without status server is queried over RPC: the block's age counts only if empty blocks are
+// made.
 func TestHealthFacts(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
 	c := nodetest.Load(t, home)
 	facts := HealthFacts(c)
 	require.Equal(t, maxBlockAge+c.CometBFT.Consensus.TimeoutCommit, facts.MaxBlockAge)
 	require.NotNil(t, facts.Disk)
-	require.Equal(t, uint64(c.App.Storage.MinFreeBytes), facts.Disk.Minimum)
+	require.Equal(t, uint64(c.App.Disk.MinFreeBytes), facts.Disk.Minimum)
 	c.CometBFT.Consensus.CreateEmptyBlocks = false
 	require.Zero(t, HealthFacts(c).MaxBlockAge)
 	require.True(t, health.Of(health.Facts{Started: true, Height: 1}).Live)
 }
 
-// CometBFT's state sync learns of an abort alone. The node says that the program is too old, so
-// that nobody fetches the state again and again.
+// CometBFT's state sync only sees an abort. The node reports that the program is too old, so that
+// the state is not fetched again and again.
 func TestStateSyncOfATooNewState(t *testing.T) {
 	params := app.Params{ChainId: "test-chain", ChunkBytes: 1 << 10, SnapshotInterval: 10, AppVersion: app.NewestVersion() + 1}
 	value, err := params.Marshal()
@@ -120,8 +121,8 @@ func TestStateSyncOfATooNewState(t *testing.T) {
 	require.True(t, buildinfo.IsTooOld(failed[0]))
 }
 
-// A node that was killed after its last block, before that was durable, executes it again and halts
-// as it should have.
+// A node that was killed after its last block, before that was durable, executes it again and
+// halts.
 func TestHaltAgainUntilDurable(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
 	conf := nodetest.Load(t, home)
@@ -131,7 +132,7 @@ func TestHaltAgainUntilDurable(t *testing.T) {
 	require.NoError(t, n.Start(t.Context()))
 	require.ErrorIs(t, <-n.Failed(), comet.ErrHalted)
 	require.NoError(t, n.Stop())
-	// none of it was durable
+	// nothing was durable
 	require.NoError(t, os.RemoveAll(config.StateDir(conf.CometBFT.DBDir())))
 
 	_, err = New(t.Context(), conf, log.NewNopLogger())

@@ -8,43 +8,45 @@ import (
 
 	cmttypes "github.com/cometbft/cometbft/types"
 
-	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/join"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 )
 
 // A block may hold evidence about a height from before this node joined. CometBFT looks up that
-// height's header, and without it refuses a block that the network has decided. So the headers that
-// a join could not get are asked for until they are here, or evidence about them has expired:
+// height's header, and without it rejects a block that the network has decided. Headers that a join
+// could not fetch are therefore requested until they have arrived, or evidence about them has
+// expired:
 //
-//	join: all peers, up to 2 minutes ──► start ──► beside the blocks, once a minute
+//	join: all peers, up to 2 minutes ──► start ──► while blocks are executed, once a minute
 //	                                       ▲                  │ a block with such evidence
-//	       the same again, first of all ───┴── exit status ◄──┘ (the height is recorded)
+//	       the same again, at once ─────────┴── exit status ◄──┘ (the height is recorded)
 //
-// Which headers are missing is recorded in the evidence database, so that a restart continues.
+// The missing headers are recorded in the evidence database, so that a restart continues.
 
 const (
-	// headersPause is the time between two rounds beside the blocks.
+	// headersPause is the time between two rounds while blocks are executed.
 	headersPause = time.Minute
-	// headersAtOnce limits what is held before it is written.
+	// headersAtOnce limits the headers held in memory before they are written.
 	headersAtOnce = 1024
 )
 
-// headerMissing stops the node at a block that it cannot check.
+// headerMissing stops the node at a block that it cannot verify.
 func (n *Node) headerMissing(height int64) {
 	err := n.databases.Want(height)
-	n.fail(errors.Join(fmt.Errorf("%w: height %d: start the node again: it then asks its peers for that header first", comet.ErrHeaderMissing, height), err))
+	n.fail(errors.Join(fmt.Errorf("%w: height %d: restart the node: it then fetches that header first", comet.ErrHeaderMissing, height), err))
 }
 
-// askHeaders asks for missing headers, if there are any, before CometBFT needs them. What it does
-// not get is asked for beside the blocks. The error is that of ctx, or of a database.
+// askHeaders fetches missing headers, if there are any, before CometBFT needs them. Those that it
+// cannot fetch are requested later, while blocks are executed. The error is that of ctx, or of a
+// database.
 func (n *Node) askHeaders(ctx context.Context) error {
 	gap, err := n.readGap()
 	if err != nil || gap.Headers() == 0 {
 		return err
 	}
-	if n.way == join.None || n.way == join.Blocks { // else a join has just asked
+	if n.way == join.None || n.way == join.Blocks { // otherwise a join has just fetched them
 		limited, cancel := context.WithTimeout(ctx, comet.AncestorsTimeout)
 		err := n.fillGap(limited)
 		cancel()
@@ -61,7 +63,7 @@ func (n *Node) askHeaders(ctx context.Context) error {
 	return nil
 }
 
-// keepAskingHeaders asks until nothing is missing, or the node stops.
+// keepAskingHeaders fetches headers until none is missing, or the node stops.
 func (n *Node) keepAskingHeaders() {
 	pause := time.NewTicker(headersPause)
 	defer pause.Stop()
@@ -72,13 +74,13 @@ func (n *Node) keepAskingHeaders() {
 		case <-pause.C:
 		}
 		if err := n.fillGap(n.ctx); err != nil && n.ctx.Err() == nil {
-			n.log.Info("Headers that evidence may be about are missing", "missing", n.missing().Headers(), "err", err)
+			n.log.Info("Headers that evidence may refer to are missing", "missing", n.missing().Headers(), "err", err)
 		}
 	}
-	n.log.Info("No header that evidence may be about is missing")
+	n.log.Info("No header that evidence may refer to is missing")
 }
 
-// missing returns the gap that was read last.
+// missing returns the gap read last.
 func (n *Node) missing() comet.Gap {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -99,7 +101,7 @@ func (n *Node) readGap() (comet.Gap, error) {
 	return gap, err
 }
 
-// fillGap asks peers for what is missing, and stores it piece by piece.
+// fillGap fetches missing headers from peers, and stores them piece by piece.
 func (n *Node) fillGap(ctx context.Context) error {
 	gap, err := n.readGap()
 	if err != nil || gap.Headers() == 0 {
@@ -110,7 +112,7 @@ func (n *Node) fillGap(ctx context.Context) error {
 		return err
 	}
 	if child == nil {
-		return fmt.Errorf("block %d has not come yet", gap.First)
+		return fmt.Errorf("block %d has not arrived yet", gap.First)
 	}
 	expired, err := n.databases.Expired()
 	if err != nil {
@@ -146,7 +148,7 @@ func (n *Node) fillGap(ctx context.Context) error {
 				return failed
 			}
 			n.setMissing(gap)
-			n.log.Info("Fetched headers that evidence may be about", "first", gap.First, "wanted", gap.Wanted)
+			n.log.Info("Fetched headers that evidence may refer to", "first", gap.First, "wanted", gap.Wanted)
 			child, set = found[len(found)-1].Header, found[len(found)-1].Validators
 		}
 		if err != nil {

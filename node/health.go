@@ -7,29 +7,29 @@ import (
 	cometnode "github.com/cometbft/cometbft/node"
 	"github.com/dustin/go-humanize/english"
 
-	"github.com/starling-kv/starling/catchup"
-	"github.com/starling-kv/starling/health"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/node/health"
+	"github.com/starling-kv/starling/statesync/catchup"
 )
 
-// maxBlockAge is the age of the last block above which a node counts as behind, beyond the pauses
-// that the configuration makes between blocks.
+// maxBlockAge is the age of the last block above which a node counts as behind, in addition to the
+// configured pause between blocks.
 const maxBlockAge = time.Minute
 
-// A block may be pending for as long as pendingRounds rounds take whose timeouts all expire, and
-// for minPending in any case.
+// A block may be pending for as long as pendingRounds rounds take if all their timeouts expire, and
+// for at least minPending.
 const (
 	pendingRounds = 3
 	minPending    = 10 * time.Second
 )
 
-// HealthFacts returns the facts that follow from a configuration and the file system, without the
+// HealthFacts returns the facts that follow from the configuration and the file system, without the
 // node.
 func HealthFacts(c *config.Config) health.Facts {
 	facts := health.Facts{Now: time.Now()}
 	consensus := c.CometBFT.Consensus
-	// the interval makes them in any case
+	// With an interval, empty blocks are made.
 	if consensus.CreateEmptyBlocks || consensus.CreateEmptyBlocksInterval > 0 {
 		facts.MaxBlockAge = maxBlockAge + consensus.TimeoutCommit + consensus.CreateEmptyBlocksInterval
 	}
@@ -38,7 +38,7 @@ func HealthFacts(c *config.Config) health.Facts {
 	}
 	facts.MaxPending = max(facts.MaxPending, minPending)
 	if free, known := disk.LeastFree(config.DataFolders(c.CometBFT)); known {
-		facts.Disk = &health.Disk{Free: free, Minimum: uint64(c.App.Storage.MinFreeBytes)}
+		facts.Disk = &health.Disk{Free: free, Minimum: uint64(c.App.Disk.MinFreeBytes)}
 	}
 	return facts
 }
@@ -61,9 +61,7 @@ func (n *Node) healthFacts() health.Facts {
 	n.mu.Lock()
 	facts.Failed = n.mu.failure
 	n.mu.Unlock()
-	if s := n.application.sharded; s != nil {
-		facts.Waiting = s.waiting()
-	}
+	facts.Waiting, facts.Degraded = n.application.backing.waiting(), n.application.backing.degraded()
 	n.instance.Read(func(comet *cometnode.Node, syncing bool) {
 		switch {
 		case syncing:
@@ -83,8 +81,8 @@ func (n *Node) healthFacts() health.Facts {
 	return facts
 }
 
-// consensusFailed records that CometBFT's consensus has ended, which CometBFT itself only logs: the
-// rest of the node keeps running without it.
+// consensusFailed records the end of CometBFT's consensus, which CometBFT only logs: the rest of
+// the node keeps running.
 func (n *Node) consensusFailed(cause error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/health"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/health"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
 )
@@ -28,7 +28,7 @@ func onlyForTransactions(o *home.InitOptions) {
 	}
 }
 
-// away is a validator that signs nothing once it has left.
+// away is a validator that stops signing once it has left.
 type away struct {
 	cmttypes.PrivValidator
 	left *atomic.Bool
@@ -50,8 +50,8 @@ func (a away) SignProposal(chainID string, proposal *cmtproto.Proposal) error {
 	return a.PrivValidator.SignProposal(chainID, proposal)
 }
 
-// No block is decided any more, as most of the voting power is away: after some rounds the node is
-// not ready, even where the age of the last block means nothing.
+// No block is decided because most of the voting power is away: after some rounds the node is not
+// ready, even if the age of the last block is not checked.
 func TestNotReadyWhileTheChainStands(t *testing.T) {
 	dir, _ := nodetest.Home(t, onlyForTransactions)
 	var left atomic.Bool
@@ -68,11 +68,11 @@ func TestNotReadyWhileTheChainStands(t *testing.T) {
 	facts.Now, facts.Disk = facts.Pending.Since.Add(facts.MaxPending), nil
 	require.True(t, health.Of(facts).Ready, health.Of(facts).Line(false))
 	facts.Now = facts.Now.Add(time.Second)
-	require.Contains(t, health.Of(facts).Line(false), fmt.Sprintf("not ready: block %d is pending for", facts.Height+1))
+	require.Contains(t, health.Of(facts).Line(false), fmt.Sprintf("not ready: block %d has been pending for", facts.Height+1))
 	require.NoError(t, n.Stop())
 }
 
-// A chain that waits for transactions does not stand, however long it waits.
+// A chain that waits for transactions is not stalled, however long it waits.
 func TestReadyWhileTheChainWaitsForTransactions(t *testing.T) {
 	dir, _ := nodetest.Home(t, onlyForTransactions)
 	n := start(t, dir, log.NewNopLogger())

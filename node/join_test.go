@@ -18,7 +18,8 @@ import (
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
 	"github.com/starling-kv/starling/node/join"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/restore"
+	"github.com/starling-kv/starling/statesync/snapshot"
 )
 
 // fastNetwork is a validator with n keys, and snapshots at every fourth height.
@@ -68,7 +69,7 @@ func fastJoiner(t *testing.T, dir string, n *Node, first home.InitResult, more f
 	return joiner
 }
 
-// follows waits until a node is where the network is now, and takes part in consensus.
+// follows waits until a node has reached the network's current height, and takes part in consensus.
 func follows(t *testing.T, j, n *Node) {
 	t.Helper()
 	head := n.Comet().BlockStore().Height()
@@ -79,7 +80,8 @@ func follows(t *testing.T, j, n *Node) {
 }
 
 // A node joins over the transport, with a trusted header and the address of one peer, and follows
-// the head. Later it is offline for a while and catches up by fetching what differs.
+// the head. Later it is offline for a while and catches up by fetching the parts of the state that
+// differ.
 func TestJoinOverTheTransport(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	home, n, first := fastNetwork(t, 40)
@@ -88,7 +90,7 @@ func TestJoinOverTheTransport(t *testing.T) {
 		heights := n.application.snapshots.Heights()
 		return len(heights) > 0 && heights[len(heights)-1] > keysAt && n.Comet().BlockStore().Height() > heights[len(heights)-1]+2
 	})
-	joiner := fastJoiner(t, home, n, first, func(_ *cfg.Config, a *config.App) { a.Join.CatchUpBlocks = 5 })
+	joiner := fastJoiner(t, home, n, first, func(_ *cfg.Config, a *config.App) { a.CatchUp.StateThresholdBlocks = 5 })
 	logs := new(nodetest.LogBuffer)
 	j := start(t, joiner, logs.Logger(t))
 	follows(t, j, n)
@@ -109,12 +111,13 @@ func TestJoinOverTheTransport(t *testing.T) {
 	writeKeys(t, home, 40, 43)
 	nodetest.Until(t, "the network far ahead", func() bool { return n.Comet().BlockStore().Height() > stopped+10 })
 
-	// Not long enough to bother.
+	// Too short to fetch the state.
 	logs = new(nodetest.LogBuffer)
 	j = start(t, joiner, logs.Logger(t))
 	require.False(t, logs.Has("The chain is far ahead"))
 	require.Equal(t, base, j.Comet().BlockStore().Base())
-	// a peer that stops as it connects can stay in CometBFT's list, which then refuses it for ever
+	// a peer that stops while it connects can stay in CometBFT's list, which then refuses it
+	// forever
 	follows(t, j, n)
 	require.NoError(t, j.Stop())
 	stopped = j.Application().Height()
@@ -133,13 +136,13 @@ func TestJoinOverTheTransport(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(nodetest.Load(t, joiner).CometBFT.DBDir(), "blocks.old"))
 }
 
-// eager has a node ask how far the others are whatever the age of its last block, and wait for the
-// answer.
+// eager makes a node ask peers for their height regardless of the age of its last block, and wait
+// for the answer.
 func eager(o *options) {
 	o.joinTimes = join.Times{Age: time.Nanosecond, Ask: nodetest.Patience, Newest: nodetest.Patience}
 }
 
-// fetchOnly joins up to the point where the state is whole and CometBFT does not know of it.
+// fetchOnly joins up to the point where the state is complete but not recorded for CometBFT.
 func fetchOnly(t *testing.T, joiner string) (height int64) {
 	t.Helper()
 	j, err := New(t.Context(), nodetest.Load(t, joiner), log.NewNopLogger(), eager)
@@ -152,14 +155,14 @@ func fetchOnly(t *testing.T, joiner string) (height int64) {
 	}
 	network, err := join.Connect(o)
 	require.NoError(t, err)
-	fetch := fastsync.Options{
-		Logger: log.NewNopLogger(), Peers: network.Peers(), Headers: network.Verifier(), Target: j.application.target, Interval: j.application.interval,
+	fetch := restore.Options{
+		Logger: log.NewNopLogger(), Peers: network.Peers(), Headers: network.Verifier(), Target: j.application.local.target, Interval: j.application.interval,
 	}
 	if at, v := latest(t, j.application); v != nil {
 		fetch.Local, fetch.LocalHeight = v, at
-		j.application.target.Replace()
+		j.application.local.target.Replace()
 	}
-	result, err := fastsync.Join(t.Context(), fetch)
+	result, err := restore.Run(t.Context(), fetch)
 	require.NoError(t, err)
 	result.Version.Release()
 	network.Close()
@@ -167,8 +170,8 @@ func fetchOnly(t *testing.T, joiner string) (height int64) {
 	return result.Height
 }
 
-// A join is killed when the state is whole and CometBFT does not know of it: only the rest is done.
-// So is one that catches up.
+// A join is killed when the state is complete but not recorded for CometBFT: only the remaining
+// steps are done. The same for a catch-up.
 func TestJoinKilledBeforeTheBootstrap(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	home, n, first := fastNetwork(t, 20)
@@ -192,13 +195,13 @@ func TestJoinKilledBeforeTheBootstrap(t *testing.T) {
 	require.Error(t, err, "the blocks do not lead to this state")
 	logs = new(nodetest.LogBuffer)
 	j = start(t, joiner, logs.Logger(t))
-	require.True(t, logs.Has("Removed the blocks from before"))
+	require.True(t, logs.Has("Removed the old blocks"))
 	require.False(t, logs.Has("Joining: restoring a snapshot"))
 	follows(t, j, n)
 	require.Equal(t, height+1, j.Comet().BlockStore().Base())
 }
 
-// A catch-up is killed in the middle: the next start resumes it, or says what it needs for that.
+// A catch-up is killed in the middle: the next start resumes it, or reports what it needs for that.
 func TestCatchUpKilled(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	dir, n, first := fastNetwork(t, 20)
@@ -213,8 +216,8 @@ func TestCatchUpKilled(t *testing.T) {
 	_, v := latest(t, n.application)
 	j, err := New(t.Context(), nodetest.Load(t, joiner), log.NewNopLogger(), eager)
 	require.NoError(t, err)
-	j.application.target.Replace()
-	require.NoError(t, j.application.target.Continue(4, v.Manifest())) // a height that is gone
+	j.application.local.target.Replace()
+	require.NoError(t, j.application.local.target.Continue(4, v.Manifest()))
 	require.NoError(t, j.Stop())
 
 	config := nodetest.Load(t, joiner)
@@ -230,13 +233,13 @@ func TestCatchUpKilled(t *testing.T) {
 	require.Greater(t, j.Comet().BlockStore().Base(), stopped)
 }
 
-// Without a transport the in-band way is taken where there are RPC servers.
+// Without a reachable transport, the node joins in-band if there are RPC servers.
 func TestJoinFallsBack(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	home, n, first := fastNetwork(t, 10)
 	nobody, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	defer nobody.Close() // somebody listens, and says nothing
+	defer nobody.Close() // a listener that never answers
 	address := nobody.Addr().String()
 	unreachable := func(c *cfg.Config, a *config.App) {
 		a.Join.Peers, a.Join.ReachTimeout = address, 50*time.Millisecond
@@ -268,7 +271,7 @@ func TestJoinFallsBack(t *testing.T) {
 	})
 }
 
-// So it is where the transport has no snapshot.
+// The same if the transport has no snapshot.
 func TestJoinFallsBackWithoutASnapshot(t *testing.T) {
 	dir, first := nodetest.Home(t, func(o *home.InitOptions) { o.App = app.Genesis{Open: true} })
 	n := start(t, dir, log.NewNopLogger())
@@ -283,7 +286,7 @@ func TestJoinFallsBackWithoutASnapshot(t *testing.T) {
 	require.NoError(t, j.Start(t.Context()))
 	require.NoError(t, j.Stop())
 	require.True(t, logs.Has("falling back to CometBFT's own state sync"))
-	require.True(t, logs.Has(fastsync.ErrNothing.Error()))
+	require.True(t, logs.Has(snapshot.ErrNothing.Error()))
 }
 
 // A stop during the join ends it at once.

@@ -17,19 +17,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
-	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/statesync/catchup"
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 	"github.com/starling-kv/starling/tx"
 )
 
-// station is a home whose chain is opened as for catching up, without a network: a test makes its
-// blocks and signs them for all validators, or has it catch up from others. So a chain of a hundred
+// station is a home whose chain is opened as for catching up, without a network. A test makes its
+// blocks and signs them for all validators, or lets it catch up from others. A chain of a hundred
 // blocks takes a fraction of a second.
 type station struct {
 	t           *testing.T
@@ -38,11 +38,11 @@ type station struct {
 	databases   *comet.Databases
 	application *Application
 	executor    *comet.Executor
-	failed      error // what the node would be stopped for
+	failed      error // reason for which the node would be stopped
 	signer      *signer
 }
 
-// signer has the keys of all validators that a chain ever has.
+// signer has the keys of all validators that the chain ever has.
 type signer struct {
 	keys   map[string]ed25519.PrivKey // by address
 	admin  ed25519.PrivKey
@@ -50,7 +50,7 @@ type signer struct {
 	commit *types.Commit // of the last block
 }
 
-// newValidator makes a key that the chain may make a validator.
+// newValidator creates a key that can become a validator.
 func (s *signer) newValidator(name string) ed25519.PrivKey {
 	key := ed25519.GenPrivKeyFromSecret([]byte(name))
 	s.keys[string(key.PubKey().Address())] = key
@@ -66,8 +66,7 @@ func (s *signer) operation(t *testing.T, operations ...tx.Operation) []byte {
 	return raw
 }
 
-// newMadeChain is an empty chain that began a day ago, so that nodes do not take it for a young
-// one.
+// newMadeChain is an empty chain that began a day ago, so that nodes do not consider it young.
 func newMadeChain(t *testing.T, edit func(*types.GenesisDoc)) *station {
 	t.Helper()
 	s := &signer{keys: map[string]ed25519.PrivKey{}, admin: ed25519.GenPrivKeyFromSecret([]byte("admin")), commit: new(types.Commit)}
@@ -153,7 +152,7 @@ func (c *station) blocks() *store.BlockStore {
 	return s
 }
 
-// block returns the next block with the commit that all validators sign. change, if it is not nil,
+// block returns the next block with a commit signed by all validators. change, which may be nil,
 // changes the block before it is signed.
 func (c *station) block(txs []types.Tx, evidence []types.Evidence, change func(*types.Block)) catchup.Block {
 	c.t.Helper()
@@ -170,7 +169,7 @@ func (c *station) block(txs []types.Tx, evidence []types.Evidence, change func(*
 	return catchup.Block{Block: b, ID: id, Parts: parts, Commit: c.commit(id, b.Time.Add(time.Second), state.Validators), Bytes: b.Size()}
 }
 
-// commit is that of the next block, signed by a set of validators.
+// commit returns the commit of the next block, signed by a validator set.
 func (c *station) commit(id types.BlockID, at time.Time, validators *types.ValidatorSet) *types.Commit {
 	c.t.Helper()
 	commit := &types.Commit{Height: c.executor.Height() + 1, BlockID: id}
@@ -193,8 +192,8 @@ func (c *station) vote(validators *types.ValidatorSet, index int, id types.Block
 	return v
 }
 
-// twoVotes is evidence that a validator has voted twice, for blocks that nobody has made, beside
-// the block that is added here.
+// twoVotes is evidence that a validator voted twice, for blocks that do not exist. It adds a block
+// at that height.
 func (c *station) twoVotes(address types.Address) *types.DuplicateVoteEvidence {
 	c.t.Helper()
 	validators := c.state().Validators
@@ -228,7 +227,7 @@ func (c *station) add(b catchup.Block) error {
 	return nil
 }
 
-// grow makes blocks with a transaction each until the chain has height.
+// grow makes blocks with one transaction each until the chain has height.
 func (c *station) grow(height int64) {
 	c.t.Helper()
 	for h := c.executor.Height() + 1; h <= height; h++ {
@@ -243,12 +242,12 @@ type testPeer struct {
 	claim  catchup.Claim
 }
 
-// peer serves what the station has.
+// peer serves the station's blocks.
 func (c *station) peer(id transport.ID) testPeer {
 	return testPeer{id, c.blocks(), catchup.Claim{First: max(c.blocks().Base(), 1), Last: c.blocks().Height()}}
 }
 
-// catchUp catches up from peers. It returns who was banned.
+// catchUp catches up from peers. It returns the banned peers.
 func (c *station) catchUp(ctx context.Context, peers ...testPeer) (banned []transport.ID, err error) {
 	c.t.Helper()
 	network := new(transporttest.Network)

@@ -21,17 +21,17 @@ import (
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
-	"github.com/starling-kv/starling/statesync/fastsync"
 	"github.com/starling-kv/starling/statesync/scheduler"
+	"github.com/starling-kv/starling/statesync/view"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
-var updateMetrics = flag.Bool("update-metrics", false, "write the table of docs/metrics.md anew")
+var updateMetrics = flag.Bool("update-metrics", false, "rewrite the table in docs/metrics.md")
 
 // metric is a row of the table.
 type metric struct{ name, kind, labels, help string }
 
-// scrape reads the metrics of ours that a registry or a server has.
+// scrape reads Starling's metrics from a registry or a server.
 func scrape(t *testing.T, url string) (list []metric) {
 	t.Helper()
 	resp, err := http.Get(url) //nolint:noctx // a test
@@ -54,16 +54,16 @@ func scrape(t *testing.T, url string) (list []metric) {
 	return list
 }
 
-// views is a join in which everybody has given one chunk.
+// views is a join in which each peer has sent one chunk.
 type views int
 
-func (v views) Progress() (fastsync.Progress, bool) {
-	return fastsync.Progress{Phase: fastsync.PhaseFetching}, true
+func (v views) Progress() (view.Progress, bool) {
+	return view.Progress{Phase: view.PhaseFetching}, true
 }
 
-func (v views) Peers() (peers []fastsync.PeerView) {
+func (v views) Peers() (peers []view.Peer) {
 	for i := range int(v) {
-		p := fastsync.PeerView{PeerStats: scheduler.PeerStats{ID: scheduler.PeerID(transporttest.ID(i)), Verified: 1}, Address: "host:1"}
+		p := view.Peer{PeerStats: scheduler.PeerStats{ID: scheduler.PeerID(transporttest.ID(i)), Verified: 1}, Address: "host:1"}
 		if i%4 == 3 {
 			p.Address = "" // gone
 		}
@@ -72,8 +72,8 @@ func (v views) Peers() (peers []fastsync.PeerView) {
 	return peers
 }
 
-// What a node counts is what docs/metrics.md says: names, types, labels and help. -update-metrics
-// writes it.
+// The node's metrics match docs/metrics.md: names, types, labels and help. -update-metrics rewrites
+// it.
 func TestMetricsAreDocumented(t *testing.T) {
 	registerer, gatherer := prometheus.DefaultRegisterer, prometheus.DefaultGatherer
 	t.Cleanup(func() { prometheus.DefaultRegisterer, prometheus.DefaultGatherer = registerer, gatherer })

@@ -15,9 +15,9 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// mixed makes random blocks of signed operations of all kinds, besides text: by accounts with
-// grants of their own, with quotas, with grants to everyone, and without any; by admins that come
-// and go.
+// mixed makes random blocks of signed operations of all kinds, and text transactions: by accounts
+// with their own grants, with quotas, with grants to everyone, and without any; by admins that are
+// added and removed.
 type mixed struct {
 	rng *rand.Rand
 	// codes and operations that succeeded, of all blocks so far

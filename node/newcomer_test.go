@@ -51,11 +51,11 @@ func TestInitFrom(t *testing.T) {
 		})
 	}
 	for want, o := range map[string]home.NewcomerOptions{
-		"give --trust-height and --trust-hash": {From: config.RPCAddress(first), TrustHeight: 3},
-		"64 hex digits":                        {From: config.RPCAddress(first), TrustHeight: 3, TrustHash: "xx"},
-		"host:port":                            {From: "nonsense"},
-		"connection refused":                   {From: "127.0.0.1:1"},
-		"genesis file":                         {From: "http://127.0.0.1:1"},
+		"use --trust-height and --trust-hash": {From: config.RPCAddress(first), TrustHeight: 3},
+		"64 hex digits":                       {From: config.RPCAddress(first), TrustHeight: 3, TrustHash: "xx"},
+		"host:port":                           {From: "nonsense"},
+		"connection refused":                  {From: "127.0.0.1:1"},
+		"genesis file":                        {From: "http://127.0.0.1:1"},
 		// the test's transport does not listen 10 above p2p
 		"p2p.persistent_peers " + n.ID() + "@HOST:PORT": {From: n.serving.server.Addr().String()},
 	} {

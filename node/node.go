@@ -20,7 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/starling-kv/starling/catchup"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
@@ -28,8 +28,11 @@ import (
 	"github.com/starling-kv/starling/node/fabric"
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/node/relay"
-	"github.com/starling-kv/starling/statesync/fastsync"
-	"github.com/starling-kv/starling/statuspage"
+	"github.com/starling-kv/starling/node/statuspage"
+	"github.com/starling-kv/starling/statesync/catchup"
+	"github.com/starling-kv/starling/statesync/peers"
+	"github.com/starling-kv/starling/statesync/snapshot"
+	"github.com/starling-kv/starling/statesync/view"
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
 	"github.com/starling-kv/starling/transport"
@@ -38,11 +41,11 @@ import (
 // stopTimeout limits a clean stop. CometBFT's parts need well under a second.
 const stopTimeout = 30 * time.Second
 
-// ErrStop: the node did not stop in time. Nothing is lost: the next start recovers as after a
+// ErrStop: the node did not stop in time. No data are lost: the next start recovers as after a
 // crash.
 var ErrStop = errors.New("the node did not stop in time")
 
-// Option changes how a node is made.
+// Option changes how a node is created.
 type Option func(*options)
 
 type options struct {
@@ -50,44 +53,36 @@ type options struct {
 	wrapTransport func(transport.Handler) transport.Handler
 	progress      func(join.Progress)
 	blocks        func(catchup.Progress)
-	converting    func(done, total uint64)
 	wrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator
-	joinTimes     join.Times // of tests
-	faults        faults     // of tests
+	joinTimes     join.Times // for tests
+	faults        faults     // for tests
 }
 
-// faults are disks that fail.
+// faults are failing disks, for tests.
 type faults struct {
-	state  vfs.FS                // of the state zone; nil: the operating system's
-	blocks func(*blocks.Options) // changes them; nil: not
+	state  vfs.FS                // file system of the state zone; nil: the operating system's
+	blocks func(*blocks.Options) // changes the block zone's options; may be nil
 }
 
-// WithPrivValidator wraps the signer that config.toml and the home folder name, each time that the
-// node makes a CometBFT. It is for tests and embedders: the protection against signing twice is in
-// the signer that is wrapped.
+// WithPrivValidator wraps the configured signer, each time that the node makes a CometBFT. It is
+// for tests and embedders: the wrapped signer has the protection against signing twice.
 func WithPrivValidator(wrap func(cmttypes.PrivValidator) cmttypes.PrivValidator) Option {
 	return func(o *options) { o.wrapValidator = wrap }
 }
 
-// WithTransport wraps the handler of requests from joining nodes.
+// WithTransport wraps the handler of transport requests.
 func WithTransport(wrap func(transport.Handler) transport.Handler) Option {
 	return func(o *options) { o.wrapTransport = wrap }
 }
 
-// WithJoinProgress calls f, one call at a time, while the node joins over the transport.
+// WithJoinProgress calls f while the node joins over the transport, never concurrently.
 func WithJoinProgress(f func(join.Progress)) Option {
 	return func(o *options) { o.progress = f }
 }
 
-// WithBlocksProgress calls f, one call at a time, while the node fetches blocks over the transport.
+// WithBlocksProgress calls f while the node fetches blocks over the transport, never concurrently.
 func WithBlocksProgress(f func(catchup.Progress)) Option {
 	return func(o *options) { o.blocks = f }
-}
-
-// WithConversionProgress calls f, one call at a time, while New converts a state that an older
-// version wrote, with bytes.
-func WithConversionProgress(f func(done, total uint64)) Option {
-	return func(o *options) { o.converting = f }
 }
 
 // WithApp wraps the application that CometBFT calls.
@@ -106,50 +101,50 @@ type Node struct {
 	genesis   *cmttypes.GenesisDoc
 	nodeKey   *p2p.NodeKey
 	signer    *comet.RemoteSigner // nil: the validator's key is in the home
-	cache     *sgc.Cache          // of the block zone and the state zone
-	paths     *fabric.Paths       // by RDMA; nil: none
-	databases *comet.Databases    // CometBFT's; open but between two CometBFTs
+	cache     *sgc.Cache          // shared by the block zone and the state zone
+	paths     *fabric.Paths       // RDMA channels; nil: none
+	databases *comet.Databases    // CometBFT's; open except between two CometBFTs
 	// instance is CometBFT. It and application are set before the status page, the transport and
-	// metrics can use the node; after a New that failed, they may be nil.
+	// metrics can use the node; they may be nil after New has failed.
 	instance    *comet.Instance
 	application *Application
 
 	serving serving
-	relay   *relay.Relay    // nil: blocks go by p2p alone
-	others  *fastsync.Peers // in sharded mode, nodes that may hold witnesses; nil: none
-	// storageNodes is set in sharded mode, once they were read.
+	relay   *relay.Relay // nil: blocks go over p2p only
+	others  *peers.Peers // in sharded mode, nodes that may have witnesses; nil: none
+	// storageNodes is set in sharded mode, once the file has been read.
 	storageNodes     atomic.Pointer[config.StorageNodes]
 	transportMetrics *transportMetrics // nil: none
-	// joinView is the progress of a join over the transport; it does its own locking.
-	joinView    fastsync.View
-	blocksView  catchup.View // the same of the blocks since then
+	// joinView is the progress of a join over the transport. It is safe for concurrent use.
+	joinView    view.Join
+	blocksView  catchup.View // the same for the blocks after it
 	joinOptions join.Options // for the join, if way is not None
-	// way is what Start does over the transport before CometBFT is made.
+	// way is the task of Start over the transport before CometBFT is made.
 	way    join.Way
 	status *statuspage.Server // nil: none
 
 	mu struct {
 		sync.Mutex
-		abort   context.CancelCauseFunc // ends the join that runs; nil: none was started
-		failure error                   // the first one, for Health
-		gap     comet.Gap               // headers that evidence may be about and are not here
+		abort   context.CancelCauseFunc // ends the current join; nil: none was started
+		failure error                   // the first failure, for Health
+		gap     comet.Gap               // missing headers that evidence may refer to
 	}
 
 	failed  chan error  // holds the first failure
 	started atomic.Bool // Start was called
 	ctx     context.Context
 	cancel  context.CancelFunc // ends ctx
-	// life ends all waiting for storage nodes: with ctx, and with the context of New while that
-	// runs.
+	// life ends all waits for storage nodes: it ends with ctx, and during New also with New's
+	// context.
 	life    context.Context
 	endLife context.CancelFunc
-	// wg has the goroutines that end with ctx; Stop waits for them before anything is closed.
+	// wg counts the goroutines that end with ctx; Stop waits for them before it closes anything.
 	wg sync.WaitGroup
 }
 
-// New makes a node that is ready to start: it checks configuration and genesis, rebuilds the tree,
-// and has CometBFT replay the blocks that the state zone does not have. Ending ctx interrupts that.
-// On an error, everything that was opened is closed.
+// New creates a node that is ready to start: it checks configuration and genesis, rebuilds the
+// tree, and has CometBFT replay the blocks that the state zone is missing. Ending ctx interrupts
+// that. On an error, everything that was opened is closed.
 func New(ctx context.Context, config *config.Config, logger log.Logger, opts ...Option) (*Node, error) {
 	o := options{wrap: func(a abci.Application) abci.Application { return a }}
 	for _, option := range opts {
@@ -161,7 +156,7 @@ func New(ctx context.Context, config *config.Config, logger log.Logger, opts ...
 	if err := n.open(ctx, o); err != nil {
 		select {
 		case failed := <-n.failed:
-			if errors.Is(failed, ErrAway) { // it has ended what open waited for
+			if errors.Is(failed, ErrAway) { // it ended the wait in open
 				err = failed
 			}
 		default:
@@ -186,15 +181,15 @@ func (n *Node) open(ctx context.Context, o options) error {
 	}
 	onlyValidator := isOnlyValidator(validator, n.genesis)
 	n.signing = newSigning(validator)
+	n.serving = newServing(n.config, n.genesis, n.log)
 	if err := n.openApplication(ctx, have, validator, o); err != nil {
 		return n.joinAgain(err)
 	}
-	n.serving = newServing(n.config, n.genesis, n.log)
 	if err := n.openRelay(); err != nil {
 		return err
 	}
 	if host := config.SharedHost(n.config.CometBFT.P2P); host != "" {
-		n.log.Error("p2p.persistent_peers names several nodes of one host, of which one only is connected to: set allow_duplicate_ip = true in [p2p] of config.toml",
+		n.log.Error("p2p.persistent_peers names several nodes of one host, and only one will be connected: set allow_duplicate_ip = true in [p2p] of config.toml",
 			"host", host)
 	}
 	n.instance = comet.New(comet.Options{
@@ -211,9 +206,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		BlocksView: &n.blocksView, BlocksProgress: o.blocks,
 		Executor: func(ctx context.Context) (join.Executor, error) { return n.instance.Executor(ctx) },
 	}
-	if n.application.sharded != nil {
-		n.joinOptions.Sharded, n.joinOptions.Skip = joinSharded{n.application}, n.isStorageNode
-	}
+	n.joinOptions.Sharded, n.joinOptions.Skip = n.application.backing.joining(n.application), n.isStorageNode
 	if n.way, err = join.Decide(n.joinOptions); err != nil {
 		return err
 	}
@@ -225,7 +218,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 	if err := n.serveStatus(ctx); err != nil {
 		return err
 	}
-	if have.Unbased { // only now: the state zone has confirmed that no block led to its state
+	if have.Unbased { // the state zone has confirmed that no block led to its state
 		if err := n.databases.ForgetState(); err != nil {
 			return err
 		}
@@ -237,14 +230,14 @@ func (n *Node) open(ctx context.Context, o options) error {
 		return err
 	}
 	if n.way != join.None && n.way != join.Blocks {
-		return nil // CometBFT is made once there is something that it can continue from, see Start
+		return nil // CometBFT is made once it can continue from something, see Start
 	}
-	// in sharded mode, join.Decide has found another way
+	// In sharded mode, join.Decide has returned another way.
 	if have.None() && n.config.CometBFT.StateSync.Enable && !onlyValidator {
 		n.instance.StateSync()
 	}
 	if n.unfinishedRestore() && !have.None() {
-		return config.Invalid(errors.New("this node was fetching the state to catch up when it was stopped, and has given the old one up: start it with --statesync.enable, join.fast = true and join.catch_up_blocks above 0, so that it continues"))
+		return config.Invalid(errors.New("this node was stopped while it fetched a newer state, and its old state is gone: to continue, start it with --statesync.enable, join.mode = \"fast\" and catch_up.state_threshold_blocks above 0"))
 	}
 	if n.way == join.Blocks {
 		return nil // as above
@@ -253,7 +246,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 }
 
 // openKeys reads and checks limits, genesis, keys and addresses, and waits for a remote signer. It
-// returns the validator; nil: there is none.
+// returns the validator; nil: none.
 func (n *Node) openKeys(ctx context.Context) (validator cmttypes.PrivValidator, err error) {
 	bft := n.config.CometBFT
 	if err := config.CheckLimits(bft); err != nil {
@@ -283,13 +276,13 @@ func (n *Node) openKeys(ctx context.Context) (validator cmttypes.PrivValidator, 
 // openDatabases opens CometBFT's databases, and checks the free disk space, now and until the node
 // stops.
 func (n *Node) openDatabases(f faults) (comet.Heights, error) {
-	c := n.config.App.Storage
+	c := n.config.App.Disk
 	watch := disk.NewWatch(c.MinFreeBytes, config.DataFolders(n.config.CometBFT)...)
 	if err := watch.Check(); err != nil {
 		return comet.Heights{}, err
 	}
 	n.wg.Go(func() { watch.Run(n.ctx, n.fail) })
-	n.cache = sgc.New(c.CacheBytes())
+	n.cache = sgc.New(c.SharedCache())
 	zone := blocks.Options{
 		Logger: n.log.With("module", "blocks"), Fatal: disk.EndProcess, ReadFailed: n.readFailed, Cache: n.cache, CacheBytes: c.DatabaseCache(),
 	}
@@ -299,69 +292,61 @@ func (n *Node) openDatabases(f faults) (comet.Heights, error) {
 	n.databases = comet.NewDatabases(n.config.CometBFT, n.log.With("module", "databases"), zone)
 	have, err := n.databases.Open()
 	if err == nil {
-		n.removeUnfinished() // only now: no other process has this home
+		n.removeUnfinished() // no other process uses this home
 	}
 	return have, err
 }
 
-// removeUnfinished removes what kills have left of CometBFT's small files. A file that stays does
-// no harm.
+// removeUnfinished removes the temporary files that killed CometBFTs left. A remaining file is
+// harmless.
 func (n *Node) removeUnfinished() {
 	c := n.config.CometBFT
 	removed, err := disk.RemoveUnfinished(filepath.Dir(c.PrivValidatorStateFile()), filepath.Dir(c.PrivValidatorKeyFile()), filepath.Dir(c.P2P.AddrBookFile()))
 	if err != nil {
-		n.log.Error("Cannot remove files that a kill has left", "err", err)
+		n.log.Error("Cannot remove temporary files left by a kill", "err", err)
 	} else if removed > 0 {
-		n.log.Info("Removed unfinished files that a kill has left", "files", removed)
+		n.log.Info("Removed temporary files left by a kill", "files", removed)
 	}
 }
 
-// readFailed ends the process when the block zone cannot be read: in some goroutines CometBFT would
-// end it without the reason, in others it would run on. During New, the error is returned instead.
+// readFailed ends the process if the block zone cannot be read: in some goroutines CometBFT would
+// end it without a reason, in others it would continue. During New, the error is returned instead.
 func (n *Node) readFailed(err error) {
 	if n.started.Load() {
 		disk.EndProcess(err)
 	}
 }
 
-// openApplication rebuilds the tree. The error is comet.ErrPastHalt if there is nothing to do
-// before halt_height.
+// openApplication rebuilds the tree. The error is comet.ErrPastHalt if the node has reached
+// halt_height.
 func (n *Node) openApplication(ctx context.Context, have comet.Heights, validator cmttypes.PrivValidator, options options) (err error) {
 	halt := n.config.App.HaltHeight
-	if have.State != halt { // else that block may have to be executed again, to become durable
+	if have.State != halt { // otherwise that block may have to be executed again to become durable
 		if err := comet.CheckHalt(halt, have.State); err != nil {
 			return err
 		}
 	}
 	o := ApplicationOptions{
 		DataDir: n.config.CometBFT.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
-		Undo: true, NoBlocks: have.None(), Hint: comet.OtherBackend(n.config.CometBFT), BlocksFrom: have.Base,
+		NoBlocks: have.None(), Hint: comet.OtherBackend(n.config.CometBFT), BlocksFrom: have.Base,
 		KeepRestored: join.Allowed(n.config, isOnlyValidator(validator, n.genesis)), fs: options.faults.state,
 	}
 	if n.config.App.State.Sharded() {
 		if err := n.prepareSharded(&o, have, validator); err != nil {
 			return err
 		}
-		// the page that says what is waited for
-		defer func() { err = errors.Join(err, n.stopStatus()) }()
-	}
-	o.Converting = func(done, total uint64) error {
-		if options.converting != nil {
-			options.converting(done, total)
-		}
-		return ctx.Err()
+		// The status page that shows what the node is waiting for, and the headers.
+		defer func() { err = errors.Join(err, n.stopStatus(), n.stopServing()) }()
 	}
 	o.Metrics = n.registry()
 	if n.application, err = NewApplication(o); err != nil {
 		return err
 	}
-	if n.application.sharded != nil {
-		n.wg.Go(n.watchAway)
-	}
+	n.wg.Go(n.watchLost)
 	return comet.CheckHalt(halt, n.application.Height())
 }
 
-// registry is where metrics are registered; nil: nowhere.
+// registry returns the registry for metrics; nil: metrics are off.
 func (n *Node) registry() prometheus.Registerer {
 	if n.config.CometBFT.Instrumentation.Prometheus {
 		return prometheus.DefaultRegisterer
@@ -369,7 +354,7 @@ func (n *Node) registry() prometheus.Registerer {
 	return nil
 }
 
-// join brings the node over the transport to a height from which CometBFT can continue, and makes
+// join brings the node over the transport to a height that CometBFT can continue from, and makes
 // CometBFT.
 func (n *Node) join(ctx context.Context) error {
 	stop, err := n.metricsWhileJoining(ctx)
@@ -377,15 +362,15 @@ func (n *Node) join(ctx context.Context) error {
 		return err
 	}
 	err = join.Run(ctx, n.way, n.joinOptions)
-	stop() // CometBFT serves them from now on
-	inVain := errors.Is(err, join.ErrNoTransport) || errors.Is(err, fastsync.ErrNothing)
+	stop() // CometBFT serves metrics from now on
+	inVain := errors.Is(err, join.ErrNoTransport) || errors.Is(err, snapshot.ErrNothing)
 	switch {
 	case err == nil:
 	case inVain && n.way == join.New && n.joinOptions.InBand() && !n.unfinished():
 		n.log.Error("Cannot join over the transport: falling back to CometBFT's own state sync, which takes longer", "err", err)
 		n.instance.StateSync()
-	case errors.Is(err, join.ErrNoTransport) && n.way == join.New && n.application.sharded == nil:
-		return fmt.Errorf("cannot join: %w (a peer's transport is looked for at its p2p + %d: name another place by --join.peers ID@HOST:PORT; or name two RPC servers in statesync.rpc_servers, to join by CometBFT's own state sync)", err, config.PortOffset)
+	case errors.Is(err, join.ErrNoTransport) && n.way == join.New && n.joinOptions.Sharded == nil:
+		return fmt.Errorf("cannot join: %w (a peer's transport is expected at its p2p port + %d: use --join.peers ID@HOST:PORT for another address; or set two statesync.rpc_servers to join by CometBFT's own state sync)", err, config.PortOffset)
 	default:
 		return fmt.Errorf("join: %w", err)
 	}
@@ -403,12 +388,12 @@ func (n *Node) metricsWhileJoining(ctx context.Context) (stop func(), err error)
 		return nil, config.AddressError("instrumentation.prometheus_listen_addr", c.PrometheusListenAddr, err)
 	}
 	server := &http.Server{Handler: promhttp.Handler(), ReadHeaderTimeout: 10 * time.Second}
-	n.wg.Go(func() { _ = server.Serve(listener) }) // ends with Close
+	n.wg.Go(func() { _ = server.Serve(listener) }) // Close ends it
 	return func() { _ = server.Close() }, nil
 }
 
-// isOnlyValidator reports whether a validator is all of the genesis validators, so that there is
-// nobody to join (CometBFT's node/node.go, onlyValidatorIsUs).
+// isOnlyValidator reports whether a validator is the only genesis validator, so that there is no
+// peer to join (CometBFT's node/node.go, onlyValidatorIsUs).
 func isOnlyValidator(validator cmttypes.PrivValidator, genesis *cmttypes.GenesisDoc) bool {
 	if validator == nil || len(genesis.Validators) != 1 {
 		return false
@@ -417,16 +402,14 @@ func isOnlyValidator(validator cmttypes.PrivValidator, genesis *cmttypes.Genesis
 	return err == nil && key.Equals(genesis.Validators[0].PubKey)
 }
 
-// Start starts the node as a member of the network, after a join if one is needed. If the genesis
-// time is still to come, it waits for it. Ending ctx interrupts both.
+// Start starts the node as a member of the network, after a join if one is needed. It waits for the
+// genesis time if that is in the future. Ending ctx interrupts both.
 func (n *Node) Start(ctx context.Context) error {
 	n.started.Store(true)
 	if wait := time.Until(n.genesis.GenesisTime); wait > 0 {
 		n.log.Info("Waiting for the genesis time", "genesis_time", n.genesis.GenesisTime)
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
+		if err := sleep.For(ctx, wait); err != nil {
+			return err
 		}
 	}
 	if n.way != join.None {
@@ -450,33 +433,31 @@ func (n *Node) Start(ctx context.Context) error {
 	if err := n.instance.Start(n.ctx, &n.wg); err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
-	n.wg.Go(func() { n.refillEvents(n.ctx) })
-	n.wg.Go(n.rebuildHeights)
 	n.log.Info("Starling node started", "chain_id", n.genesis.ChainID, "moniker", n.config.CometBFT.Moniker, "node_id", n.ID(),
 		"height", height, "rpc", n.config.CometBFT.RPC.ListenAddress, "p2p", n.config.CometBFT.P2P.ListenAddress,
 		"version", buildinfo.Read().Starling, "home", n.config.Home)
 	return nil
 }
 
-// ID is the node's name among its peers.
+// ID returns the node's p2p ID.
 func (n *Node) ID() string { return string(n.nodeKey.ID()) }
 
-// Comet is the CometBFT inside; nil: there is none yet. At the end of a state sync another one
+// Comet returns the current CometBFT; nil: none yet. At the end of a state sync another one
 // replaces it.
 func (n *Node) Comet() *cometnode.Node { return n.instance.Comet() }
 
-// Application is the real application, without the wrapper of WithApp.
+// Application returns the application without the wrapper of WithApp.
 func (n *Node) Application() *Application { return n.application }
 
 // Failed delivers the first failure after which the node must be stopped, such as a state that
 // could not be saved.
 func (n *Node) Failed() <-chan error { return n.failed }
 
-// fail reports a failure after which the node must be stopped. The first one counts.
+// fail reports a failure after which the node must be stopped. Later failures are ignored.
 func (n *Node) fail(err error) {
 	select {
 	case n.failed <- err:
-	default: // the first one counts
+	default: // the first failure counts
 	}
 	n.mu.Lock()
 	abort := n.mu.abort
@@ -489,22 +470,19 @@ func (n *Node) fail(err error) {
 	}
 }
 
-// unfinished reports whether a join has left something to resume.
+// unfinished reports whether there is an interrupted join to resume.
 func (n *Node) unfinished() bool {
 	return n.unfinishedRestore() || n.application.Height() > 0
 }
 
-// unfinishedRestore reports whether a restore has given the old state up and not made a new one.
+// unfinishedRestore reports whether a restore removed the old state without completing a new one.
 func (n *Node) unfinishedRestore() bool {
-	if n.application.sharded != nil {
-		return false
-	}
-	_, _, unfinished := n.application.target.Unfinished()
-	return unfinished
+	return n.application.backing.unfinished()
 }
 
-// Stop ends the node, in order: nothing calls the application once its storage is closed. A node
-// that was not started only releases what it holds. After stopTimeout it returns ErrStop.
+// Stop stops the node in an order in which nothing calls the application after its storage is
+// closed. A node that was not started only releases its resources. After stopTimeout it returns
+// ErrStop.
 func (n *Node) Stop() error {
 	n.cancel()
 	done := make(chan error, 1)
@@ -521,7 +499,7 @@ func (n *Node) Stop() error {
 	}
 }
 
-// close stops what runs and closes what open opened, in the opposite order.
+// close stops and closes everything that open opened, in reverse order.
 func (n *Node) close() error {
 	n.cancel()
 	n.endLife()
@@ -532,10 +510,10 @@ func (n *Node) close() error {
 	if n.instance != nil {
 		errs = append(errs, n.instance.Stop())
 	}
-	if n.relay != nil { // after CometBFT, by which goes what it does not deliver
+	if n.relay != nil { // after CometBFT, whose p2p sends what the relay does not deliver
 		n.relay.Close()
 	}
-	if n.databases != nil { // open without an instance, where New failed
+	if n.databases != nil { // open without an instance if New failed
 		errs = append(errs, n.databases.Close())
 	}
 	if n.signer != nil {

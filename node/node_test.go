@@ -215,7 +215,7 @@ func TestFailedCommitIsReported(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
 	n := start(t, home, log.NewNopLogger())
 	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
-	require.NoError(t, n.application.state.Close())
+	require.NoError(t, n.application.local.state.Close())
 	require.ErrorContains(t, failure(t, n), "closed")
 	require.NoError(t, n.Stop())
 }
@@ -300,7 +300,7 @@ func TestJoinByStateSync(t *testing.T) {
 		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
 			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", first.NodeID, nodetest.Load(t, dir).CometBFT.P2P.ListenAddress[len("tcp://"):])
-			c.StateSync.Enable, a.Join.Fast = true, false
+			c.StateSync.Enable, a.Join.Mode = true, config.JoinCometBFT
 			c.StateSync.RPCServers = []string{config.RPCAddress(dir), config.RPCAddress(dir)}
 			c.StateSync.TrustHeight, c.StateSync.TrustHash = 1, trusted.BlockID.Hash.String()
 		}
@@ -364,7 +364,7 @@ func TestJoinThatFails(t *testing.T) {
 			o.Edit = func(c *cfg.Config, a *config.App) {
 				edit(c, a)
 				c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", first.NodeID, nodetest.Load(t, dir).CometBFT.P2P.ListenAddress[len("tcp://"):])
-				c.StateSync.Enable, a.Join.Fast = true, false
+				c.StateSync.Enable, a.Join.Mode = true, config.JoinCometBFT
 				// nobody is at the second
 				c.StateSync.RPCServers = []string{config.RPCAddress(dir), "http://127.0.0.1:1"}
 				c.StateSync.TrustHeight, c.StateSync.TrustHash = height, hash
@@ -412,7 +412,7 @@ func TestCrashAtTheEndOfAStateSync(t *testing.T) {
 	}
 }
 
-// removeBlocks empties the block store, but for the commit of CometBFT's last state.
+// removeBlocks empties the block store, except the commit of CometBFT's last state.
 func removeBlocks(t *testing.T, c *cfg.Config, keepCommit bool) int64 {
 	t.Helper()
 	d := comet.NewDatabases(c, log.NewNopLogger(), blocks.Options{})
@@ -441,7 +441,7 @@ func TestStateSyncWithoutNeed(t *testing.T) {
 		edit := o.Edit
 		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
-			c.StateSync.Enable, a.Join.Fast = true, false
+			c.StateSync.Enable, a.Join.Mode = true, config.JoinCometBFT
 			c.StateSync.RPCServers = []string{"http://127.0.0.1:1", "http://127.0.0.1:1"}
 			c.StateSync.TrustHeight, c.StateSync.TrustHash = 1, "00"
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/view"
 )
 
 // registerMetrics registers the metrics of the node, in addition to those that its parts register
@@ -16,9 +16,8 @@ import (
 func (n *Node) registerMetrics(registry prometheus.Registerer) error {
 	collectors := []prometheus.Collector{
 		newJoinMetrics(&n.joinView), newBlocksMetrics(&n.blocksView), n.newMetrics(),
-		// in sharded mode those of the block zone; package dsm/source has registered its own
-		newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache, n.application.store),
-		newEventMetrics(n.application.events), newHeightMetrics(n.application.heights),
+		newStorageMetrics(n.application.local, n.databases.BlockZone, n.cache),
+		newEventMetrics(n.application.events),
 	}
 	for _, c := range collectors {
 		if err := registry.Register(c); err != nil {
@@ -28,7 +27,7 @@ func (n *Node) registerMetrics(registry prometheus.Registerer) error {
 	return nil
 }
 
-// nodeMetrics are the metrics of the node as a whole, read when Prometheus asks.
+// nodeMetrics are the metrics of the node as a whole, read when Prometheus scrapes.
 type nodeMetrics struct {
 	n                                                 *Node
 	build, appVersion, free, minFree, pinned, missing *prometheus.Desc
@@ -42,12 +41,12 @@ func (n *Node) newMetrics() *nodeMetrics {
 	}
 	return &nodeMetrics{
 		n:          n,
-		build:      desc("", "build_info", "Always 1; the labels say what this program is made of.", "version", "cometbft", "go"),
-		appVersion: desc("app", "version", "App version: the rules by which the next block is executed."),
-		free:       desc("storage", "disk_free_bytes", "Free space of the disk of the node's data, of the one with least where they are several."),
-		minFree:    desc("storage", "disk_min_free_bytes", "Free space below which the node stops (storage.min_free_bytes); 0: it does not look."),
-		missing:    desc("statesync", "headers_missing", "Headers from before this node joined that evidence may be about and that are not here."),
-		pinned:     desc("statesync", "snapshots_pinned", "Snapshots that other nodes can join from."),
+		build:      desc("", "build_info", "Always 1; the labels have the versions of Starling, CometBFT and Go.", "version", "cometbft", "go"),
+		appVersion: desc("app", "version", "App version of the next block: it selects the rules of execution."),
+		free:       desc("storage", "disk_free_bytes", "Free space of the disk with the node's data; with several disks, the least."),
+		minFree:    desc("storage", "disk_min_free_bytes", "Free space below which the node stops (disk.min_free_bytes); 0: not checked."),
+		missing:    desc("statesync", "headers_missing", "Missing headers from before this node joined that evidence in a block may refer to."),
+		pinned:     desc("statesync", "snapshots_pinned", "Snapshots served to joining nodes."),
 	}
 }
 
@@ -69,12 +68,12 @@ func (m *nodeMetrics) Collect(to chan<- prometheus.Metric) {
 	if free, known := disk.LeastFree(config.DataFolders(m.n.config.CometBFT)); known {
 		gauge(m.free, float64(free))
 	}
-	gauge(m.minFree, float64(m.n.config.App.Storage.MinFreeBytes))
+	gauge(m.minFree, float64(m.n.config.App.Disk.MinFreeBytes))
 	gauge(m.missing, float64(m.n.missing().Headers()))
 	gauge(m.pinned, float64(len(m.n.application.snapshots.Heights())))
 }
 
-// appVersion returns the version of the rules by which the next block is executed; 0: not known.
+// appVersion returns the app version of the next block; 0: unknown.
 func (a *Application) appVersion() uint64 {
 	info, err := a.Info(context.Background(), nil)
 	if err != nil {
@@ -83,72 +82,71 @@ func (a *Application) appVersion() uint64 {
 	return info.AppVersion
 }
 
-// maxPeerLabels limits the peers that have metrics of their own: those that are connected and gave
-// most. The metrics of a peer go with it, so that peers who come and go do not fill the memory of
-// Prometheus.
+// maxPeerLabels limits the peers with their own metrics: the connected ones that sent the most. A
+// peer's metrics disappear with the peer, so that changing peers do not fill Prometheus' memory.
 const maxPeerLabels = 32
 
-// joinMetrics are the progress of a join over the transport, read when Prometheus asks. They are 0
-// if there is none.
+// joinMetrics are the progress of a join over the transport, read when Prometheus scrapes. They are
+// 0 if there was none.
 type joinMetrics struct {
 	view joinView
 	all  []joinMetric
-	// Of each peer, by its node id.
+	// Labelled by the peer's node id.
 	peers []peerMetric
 }
 
-// joinView is what is used of a fastsync.View.
+// joinView is the part of view.Join that joinMetrics uses.
 type joinView interface {
-	Progress() (fastsync.Progress, bool)
-	Peers() []fastsync.PeerView // those that gave most come first
+	Progress() (view.Progress, bool)
+	Peers() []view.Peer // the peers that sent the most come first
 }
 
 type joinMetric struct {
 	desc  *prometheus.Desc
-	value func(fastsync.Progress) float64
+	value func(view.Progress) float64
 }
 
 type peerMetric struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
-	value func(fastsync.PeerView) float64
+	value func(view.Peer) float64
 }
 
 var _ prometheus.Collector = (*joinMetrics)(nil)
 
-func newJoinMetrics(view joinView) *joinMetrics {
-	m := &joinMetrics{view: view}
+func newJoinMetrics(joined joinView) *joinMetrics {
+	m := &joinMetrics{view: joined}
 	name := func(name string) string { return prometheus.BuildFQName("starling", "statesync", name) }
-	add := func(is, help string, value func(fastsync.Progress) float64) {
+	add := func(is, help string, value func(view.Progress) float64) {
 		m.all = append(m.all, joinMetric{prometheus.NewDesc(name("join_"+is), help, nil, nil), value})
 	}
-	add("active", "1 while this node fetches the state from other nodes' transports, else 0.", func(p fastsync.Progress) float64 {
-		if p.Phase == "" || p.Phase == fastsync.PhaseDone {
+	add("active", "1 while this node fetches the state over the transport, otherwise 0.", func(p view.Progress) float64 {
+		if p.Phase == "" || p.Phase == view.PhaseDone {
 			return 0
 		}
 		return 1
 	})
-	add("height", "Height of the snapshot that is or was last joined at.", func(p fastsync.Progress) float64 { return float64(p.Height) })
-	add("chunks_done", "Chunks of that snapshot that are here and verified.", func(p fastsync.Progress) float64 { return float64(p.ChunksDone) })
-	add("bytes", "Bytes of the chunks of that snapshot.", func(p fastsync.Progress) float64 { return float64(p.Bytes) })
-	add("bytes_done", "Bytes of those that are here and verified.", func(p fastsync.Progress) float64 { return float64(p.BytesDone) })
-	add("reused_bytes", "Bytes of those that had not to be fetched.", func(p fastsync.Progress) float64 { return float64(p.Reused) })
-	add("wasted_bytes", "Bytes that were wasted: false data, second copies, interrupted answers.", func(p fastsync.Progress) float64 { return float64(p.Wasted) })
-	add("refetched", "Requests for what had been asked for before.", func(p fastsync.Progress) float64 { return float64(p.Refetched) })
-	add("retargets", "How often another snapshot was taken instead.", func(p fastsync.Progress) float64 { return float64(p.Retargets) })
-	add("peers", "Peers that the state is or was fetched from: those connected.", func(p fastsync.Progress) float64 { return float64(p.Peers) })
-	add("bytes_per_second", "Speed of the join since its snapshot was chosen.", func(p fastsync.Progress) float64 { return float64(p.Rate) })
-	add("seconds", "Time that the join takes or took.", func(p fastsync.Progress) float64 { return p.Elapsed.Seconds() })
+	add("height", "Height of the snapshot of the current or last join.", func(p view.Progress) float64 { return float64(p.Height) })
+	add("chunks_done", "Verified chunks of the joined snapshot.", func(p view.Progress) float64 { return float64(p.ChunksDone) })
+	add("bytes", "Total bytes of the joined snapshot's chunks.", func(p view.Progress) float64 { return float64(p.Bytes) })
+	add("bytes_done", "Bytes of the joined snapshot that have been verified.", func(p view.Progress) float64 { return float64(p.BytesDone) })
+	add("reused_bytes", "Bytes of the joined snapshot that were already on disk.", func(p view.Progress) float64 { return float64(p.Reused) })
+	add("wasted_bytes", "Bytes received in vain during the join: invalid data, duplicates, interrupted responses.", func(p view.Progress) float64 { return float64(p.Wasted) })
+	add("refetched", "Repeated requests during the join.", func(p view.Progress) float64 { return float64(p.Refetched) })
+	add("retargets", "Number of times the join switched to another snapshot.", func(p view.Progress) float64 { return float64(p.Retargets) })
+	add("peers", "Connected peers of the current or last join.", func(p view.Progress) float64 { return float64(p.Peers) })
+	add("bytes_per_second", "Join rate since the snapshot was chosen, in bytes per second.", func(p view.Progress) float64 { return float64(p.Rate) })
+	add("seconds", "Duration of the current or last join, in seconds.", func(p view.Progress) float64 { return p.Elapsed.Seconds() })
 
-	addPeer := func(kind prometheus.ValueType, is, help string, value func(fastsync.PeerView) float64) {
+	addPeer := func(kind prometheus.ValueType, is, help string, value func(view.Peer) float64) {
 		m.peers = append(m.peers, peerMetric{prometheus.NewDesc(name("peer_"+is), help, []string{"peer"}, nil), kind, value})
 	}
 	gauge, counter := prometheus.GaugeValue, prometheus.CounterValue
-	addPeer(gauge, "requests_in_flight", "Requests that a peer has not answered yet.", func(p fastsync.PeerView) float64 { return float64(p.InFlight) })
-	addPeer(counter, "chunks_verified_total", "Answers of a peer that were verified.", func(p fastsync.PeerView) float64 { return float64(p.Verified) })
-	addPeer(counter, "bytes_verified_total", "Bytes of a peer's answers that were verified.", func(p fastsync.PeerView) float64 { return float64(p.VerifiedBytes) })
-	addPeer(counter, "wasted_bytes_total", "Bytes of a peer that were wasted.", func(p fastsync.PeerView) float64 { return float64(p.WastedBytes) })
-	addPeer(gauge, "bytes_per_second", "Speed of a peer, as measured; 0: not yet.", func(p fastsync.PeerView) float64 { return float64(p.Rate) })
+	addPeer(gauge, "requests_in_flight", "Requests of the join in flight to the peer.", func(p view.Peer) float64 { return float64(p.InFlight) })
+	addPeer(counter, "chunks_verified_total", "Responses of the peer that were verified during the join.", func(p view.Peer) float64 { return float64(p.Verified) })
+	addPeer(counter, "bytes_verified_total", "Bytes of the peer's responses that were verified during the join.", func(p view.Peer) float64 { return float64(p.VerifiedBytes) })
+	addPeer(counter, "wasted_bytes_total", "Bytes received from the peer in vain during the join.", func(p view.Peer) float64 { return float64(p.WastedBytes) })
+	addPeer(gauge, "bytes_per_second", "Measured rate of the peer during the join, in bytes per second; 0: not measured yet.", func(p view.Peer) float64 { return float64(p.Rate) })
 	return m
 }
 

@@ -34,7 +34,7 @@ func pagedGenesis(t *testing.T, interval int64) *cmttypes.GenesisDoc {
 	return genesis
 }
 
-// newPaged is a replica with a state of about a megabyte and room for next to nothing.
+// newPaged is a replica with a state of about a megabyte and almost no cache.
 func newPaged(t *testing.T, seed uint64, genesis *cmttypes.GenesisDoc) *replica {
 	t.Helper()
 	t.Cleanup(func() {
@@ -46,12 +46,12 @@ func newPaged(t *testing.T, seed uint64, genesis *cmttypes.GenesisDoc) *replica 
 		t: t, rng: rand.New(rand.NewPCG(seed, 0)), genesis: genesis, config: config.DefaultApp(), disk: vfs.NewCrashableMem(),
 		keys: 5000, longest: 300, cache: 96 << 10,
 	}
-	r.config.Storage.StateInMemory, r.config.Storage.MemoryBytes = false, 8<<10
+	r.config.Disk.StateInMemory, r.config.Disk.CacheBytes = false, 8<<10
 	r.config.State.KeepRecent = 20
 	return r
 }
 
-// query asks for a key at a height that is kept, and verifies what the answer says.
+// query reads a key at a kept height, and verifies the response.
 func (r *replica) query(height int64, key string) {
 	t := r.t
 	res, err := r.app.Query(context.Background(), &abci.RequestQuery{Path: "/key", Data: []byte(key), Height: height, Prove: true})
@@ -72,8 +72,8 @@ func (r *replica) query(height int64, key string) {
 	require.Equal(t, res.Log, byKey.Log)
 }
 
-// A state that does not fit gives the same hashes, answers and snapshots as one in memory, through
-// crashes and at old heights: for transactions of all kinds, and through upgrades.
+// A state that does not fit into memory gives the same hashes, responses and snapshots as one in
+// memory, through crashes and at old heights: for transactions of all kinds, and through upgrades.
 func TestPagedIsTheSame(t *testing.T) {
 	buildinfo.RehearsedAppVersion = "1000"
 	t.Cleanup(func() { buildinfo.RehearsedAppVersion = "" })
@@ -87,7 +87,7 @@ func TestPagedIsTheSame(t *testing.T) {
 			snapshots := map[uint64][][]byte{}
 			var evicted, loaded uint64
 			for range 5 {
-				r.config.Storage.FlushBlocks = 1 + r.rng.IntN(10)
+				r.config.Disk.FlushBlocks = 1 + r.rng.IntN(10)
 				for range r.rng.IntN(50) {
 					r.block()
 					latest, oldest := r.app.Height(), r.app.Oldest()
@@ -174,8 +174,8 @@ func TestPagedRestore(t *testing.T) {
 	require.NoError(t, r.app.Close())
 }
 
-// A disk that cannot be read any more: no block is made of what was taken for absent, no query is
-// answered so, and the node is told.
+// If the disk becomes unreadable, no block and no query response is computed with unreadable data
+// taken for absent, and the node is told.
 func TestPagedUnreadable(t *testing.T) {
 	r := newPaged(t, 3, pagedGenesis(t, 0))
 	r.open()
@@ -219,7 +219,7 @@ func TestPagedUnreadable(t *testing.T) {
 	}
 	broken.Off()
 	unreadable := 0
-	for i, res := range answers { // pages that a cache has are answered from
+	for i, res := range answers { // pages in a cache can still be served
 		if res.Code != 0 {
 			require.Equal(t, uint32(tx.CodeUnreadable), res.Code, res.Log)
 			unreadable++
@@ -231,7 +231,7 @@ func TestPagedUnreadable(t *testing.T) {
 	require.NoError(t, app.Close())
 }
 
-// A nonce that cannot be read is not answered as 0.
+// A nonce that cannot be read is not reported as 0.
 func TestPagedNonceUnreadable(t *testing.T) {
 	r := newPaged(t, 3, pagedGenesis(t, 0))
 	r.open()
@@ -241,7 +241,7 @@ func TestPagedNonceUnreadable(t *testing.T) {
 	require.NoError(t, r.app.Close())
 	var broken errorfs.Toggle
 	broken.Injector = errorfs.ErrInjected.If(errorfs.Reads)
-	r.config.Storage.MemoryBytes = 8 << 10
+	r.config.Disk.CacheBytes = 8 << 10
 	app, err := NewApplication(ApplicationOptions{
 		DataDir: "data", Config: r.config, Logger: log.NewNopLogger(), Genesis: r.genesis, fs: errorfs.Wrap(r.disk, &broken),
 		Failed: func(error) {}, Cache: sgc.New(1),
@@ -261,12 +261,12 @@ func TestPagedNonceUnreadable(t *testing.T) {
 	require.Equal(t, uint32(tx.CodeUnreadable), res.Code, "a nonce that could not be read was answered: %x", res.Value)
 }
 
-// A block that a node in memory takes must be taken by one that pages.
+// A block accepted by a node in memory must be accepted by one that pages.
 func TestPagedManyChanges(t *testing.T) {
 	for _, paged := range []bool{false, true} {
 		t.Run(fmt.Sprint("paged ", paged), func(t *testing.T) {
 			r := newPaged(t, 3, pagedGenesis(t, 0))
-			r.config.Storage.StateInMemory = !paged
+			r.config.Disk.StateInMemory = !paged
 			r.open()
 			for range 60 {
 				r.block()

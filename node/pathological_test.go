@@ -19,13 +19,13 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// BenchmarkPathological measures what the transactions cost that touch most keys for their bytes:
-// 10,000 deletes of absent keys each, on a state that is eight times as large as memory_bytes.
+// BenchmarkPathological measures the cost of the transactions that touch the most keys for their
+// size: 10,000 deletes of absent keys each, on a state eight times as large as memory_bytes.
 //
 //	go test ./node -run '^$' -bench Pathological -benchtime 1x
 //
 // check_s is CheckTx of one of them; prepare_s is PrepareProposal of a mempool of 26; blocks is the
-// number of blocks that take them all, finalize_s the longest of their FinalizeBlock.
+// number of blocks that contain them all, finalize_s the longest of their FinalizeBlock.
 func BenchmarkPathological(b *testing.B) {
 	for _, paged := range []bool{false, true} {
 		b.Run(fmt.Sprint("paged ", paged), func(b *testing.B) {
@@ -43,7 +43,7 @@ func pathological(b *testing.B, paged bool) {
 		AppState: fmt.Appendf(nil, `{"grants": [{"grantee": "%x", "prefix": ""}]}`, alice.PubKey().Bytes()),
 	}
 	settings := config.DefaultApp()
-	settings.Storage.MemoryBytes, settings.State.KeepRecent = 16<<20, 1
+	settings.Disk.CacheBytes, settings.State.KeepRecent = 16<<20, 1
 	open := func() *Application {
 		a, err := NewApplication(ApplicationOptions{
 			DataDir: filepath.Join(dir, "data"), Config: settings, Logger: log.NewNopLogger(), Genesis: genesis, Failed: func(err error) { b.Error(err) },
@@ -84,7 +84,7 @@ func pathological(b *testing.B, paged bool) {
 		block(transaction(func() tx.Operation { return tx.NewPut(key(), value) }))
 	}
 	require.NoError(b, a.Close())
-	settings.Storage.StateInMemory = !paged
+	settings.Disk.StateInMemory = !paged
 	a = open()
 	defer a.Close()
 

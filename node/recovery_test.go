@@ -27,7 +27,7 @@ import (
 	"github.com/spf13/viper"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
@@ -38,8 +38,8 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// replica is an application on a disk that crashes, and what a chain knows of it: the blocks, their
-// app hashes, what was offered.
+// replica is an application on a disk that crashes, with the chain's records: the blocks, their app
+// hashes, and the offered snapshots.
 type replica struct {
 	t       *testing.T
 	rng     *rand.Rand
@@ -51,16 +51,15 @@ type replica struct {
 	blocks  [][][]byte
 	hashes  [][]byte
 	safe    int64 // was durable at some time
-	// keys, and the length of values: 300 and up to 60 where they are 0. cache, where it is not 0,
-	// is all that there is room for.
+	// Number of keys and length of values; 0: 300 and up to 60. cache, if not 0, limits the cache.
 	keys, longest int
 	cache         int64
 	mixed         *mixed // nil: text only
 	answers       []*abci.ResponseFinalizeBlock
-	// All events that were read, and of these, those that watchAll has not read again yet.
+	// All events read so far, and the ones that watchAll has not read again yet.
 	events  map[event.Token]event.Event
 	unheard map[event.Token]bool
-	heard   int64 // the height up to which all were read
+	heard   int64 // height up to which all events were read
 }
 
 func (r *replica) open() {
@@ -73,14 +72,14 @@ func (r *replica) open() {
 	}
 	r.app, err = NewApplication(ApplicationOptions{
 		Cache:   cache,
-		DataDir: "data", Config: r.config, Logger: log.NewNopLogger(), Genesis: r.genesis, Undo: true, fs: lockedLinks{r.disk, &r.links},
+		DataDir: "data", Config: r.config, Logger: log.NewNopLogger(), Genesis: r.genesis, fs: lockedLinks{r.disk, &r.links},
 		Failed: func(err error) { r.t.Error(err) },
 	})
 	require.NoError(r.t, err)
 }
 
-// lockedLinks lets no Link be under way together with a CrashClone: MemFS.Link takes a lock for
-// reading twice, and waits for ever if CrashClone asks for it in between (pebble v2.1.7).
+// lockedLinks prevents a Link during a CrashClone: MemFS.Link takes a read lock twice, and
+// deadlocks if CrashClone requests the lock in between (pebble v2.1.7).
 type lockedLinks struct {
 	*vfs.MemFS
 	mu *sync.Mutex // held during CrashClone
@@ -92,13 +91,13 @@ func (l lockedLinks) Link(from, to string) error {
 	return l.MemFS.Link(from, to)
 }
 
-// crash leaves on disk what was synced, and some of the rest.
+// crash keeps synced data on disk, and some of the rest.
 func (r *replica) crash() {
-	r.safe = max(r.safe, r.app.state.Safe())
+	r.safe = max(r.safe, r.app.local.state.Safe())
 	r.links.Lock()
 	left := r.disk.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: r.rng.IntN(101), RNG: r.rng})
 	r.links.Unlock()
-	// ends its goroutines; it writes to a disk that nobody sees any more
+	// ends its goroutines; its further writes are discarded
 	require.NoError(r.t, r.app.Close())
 	r.disk = left
 	r.open()
@@ -144,11 +143,11 @@ func (r *replica) block() {
 	}
 	commit, err := r.app.Commit(ctx, &abci.RequestCommit{})
 	require.NoError(t, err)
-	require.LessOrEqual(t, commit.RetainHeight, r.app.state.Safe(), "a restart needs the blocks since")
+	require.LessOrEqual(t, commit.RetainHeight, r.app.local.state.Safe(), "a restart needs the blocks since")
 	r.watch(height)
 }
 
-// watch reads the events from a height on, and compares them with what was read before.
+// watch reads the events from a height on, and compares them with those read before.
 func (r *replica) watch(from int64) {
 	if r.config.State.KeepEvents == 0 {
 		return
@@ -177,7 +176,7 @@ func (r *replica) watch(from int64) {
 	r.heard = max(r.heard, r.app.Height())
 }
 
-// watchAll compares all events with those that were read before: none is lost, none is new.
+// watchAll compares all events with those read before: none is lost, none is new.
 func (r *replica) watchAll() {
 	r.unheard = map[event.Token]bool{}
 	for at := range r.events {
@@ -189,7 +188,7 @@ func (r *replica) watchAll() {
 	require.Empty(r.t, r.unheard, "lost events")
 }
 
-// served reads every snapshot that is offered, whole.
+// served reads every offered snapshot completely.
 func (r *replica) served() map[uint64][][]byte {
 	t, all := r.t, map[uint64][][]byte{}
 	list, err := r.app.ListSnapshots(context.Background(), &abci.RequestListSnapshots{})
@@ -207,8 +206,8 @@ func (r *replica) served() map[uint64][][]byte {
 	return all
 }
 
-// Crashes at random instants: what was durable is there, whole, the blocks since lead to the same
-// hashes, and the snapshots that are still offered are byte by byte what they were.
+// Crashes at random instants: durable data are complete, the later blocks lead to the same hashes,
+// and the snapshots still offered are unchanged byte by byte.
 func TestCrashesOfTheStateZone(t *testing.T) {
 	home, _ := nodetest.Home(t, func(o *home.InitOptions) { o.App.ChunkBytes, o.App.SnapshotInterval = 600, 7 })
 	genesis, err := config.LoadGenesis(filepath.Join(home, "config", "genesis.json"))
@@ -221,12 +220,12 @@ func TestCrashesOfTheStateZone(t *testing.T) {
 			snapshots := map[uint64][][]byte{}
 			survived := 0
 			for range 12 {
-				r.config.Storage.FlushBlocks = 1 + r.rng.IntN(20)
+				r.config.Disk.FlushBlocks = 1 + r.rng.IntN(20)
 				for range r.rng.IntN(60) {
 					r.block()
 				}
 				if r.rng.IntN(2) == 0 {
-					require.NoError(t, r.app.state.Flush())
+					require.NoError(t, r.app.local.state.Flush())
 				}
 				for height, s := range r.served() {
 					if known := snapshots[height]; known != nil {
@@ -257,14 +256,15 @@ func TestCrashesOfTheStateZone(t *testing.T) {
 	}
 }
 
-// A disk that is full: blocks go on being executed until the flusher meets it, the node hears of
-// it, and after a restart with space everything is there that was durable.
+// A full disk: blocks are executed until the flusher hits it, the node is told, and after a restart
+// with free space all durable data exist.
 func TestFullDiskStopsTheApplication(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
 	genesis, err := config.LoadGenesis(filepath.Join(home, "config", "genesis.json"))
 	require.NoError(t, err)
 	r := &replica{t: t, rng: rand.New(rand.NewPCG(1, 1)), genesis: genesis, config: config.DefaultApp(), disk: vfs.NewMem()}
-	// The log of events has a log of its own: a full disk ends the process, as in the block zone.
+	// The event log has its own write-ahead log: a full disk ends the process, as in the block
+	// zone.
 	r.config.State.KeepEvents = 0
 	var full atomic.Bool
 	failed := make(chan error, 10)
@@ -285,12 +285,12 @@ func TestFullDiskStopsTheApplication(t *testing.T) {
 	for range 10 {
 		r.block()
 	}
-	require.NoError(t, r.app.state.Flush())
+	require.NoError(t, r.app.local.state.Flush())
 	full.Store(true)
 	for range 3 {
 		r.block()
 	}
-	require.ErrorIs(t, r.app.state.Flush(), storage.ErrDiskFull)
+	require.ErrorIs(t, r.app.local.state.Flush(), storage.ErrDiskFull)
 	err = <-failed
 	require.ErrorIs(t, err, storage.ErrDiskFull)
 	require.True(t, disk.IsFull(err))
@@ -309,8 +309,8 @@ func TestFullDiskStopsTheApplication(t *testing.T) {
 	require.NoError(t, r.app.Close())
 }
 
-// A node stopped in order comes back to its last block, without a block to execute again, and
-// offers its snapshots as before.
+// A cleanly stopped node comes back at its last block, without executing a block again, and offers
+// the same snapshots.
 func TestSnapshotsSurviveARestart(t *testing.T) {
 	home, _ := nodetest.Home(t, func(o *home.InitOptions) { o.App.ChunkBytes, o.App.SnapshotInterval = 600, 5 })
 	n := start(t, home, log.NewNopLogger())
@@ -322,7 +322,7 @@ func TestSnapshotsSurviveARestart(t *testing.T) {
 	nodetest.Until(t, "snapshots", func() bool { return n.Application().Height() > 12 })
 	require.NoError(t, n.Stop())
 	height := n.Application().Height()
-	require.Equal(t, height, n.application.state.Safe())
+	require.Equal(t, height, n.application.local.state.Safe())
 	want := n.application.snapshots.Held()
 	require.Len(t, want, 2)
 
@@ -351,7 +351,7 @@ const killedHome = "STARLING_TEST_KILLED_HOME"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(killedHome)+os.Getenv(failingHome)+os.Getenv(joiningHome)+os.Getenv(catchingHome) != "" {
-		go func() { // a test that was killed leaves no node behind
+		go func() { // the node ends if the test is killed
 			_, _ = io.Copy(io.Discard, os.Stdin)
 			os.Exit(1)
 		}()
@@ -389,8 +389,8 @@ func runUntilKilled(home string) error {
 	return <-n.Failed()
 }
 
-// A node is killed under load, several times, with blocks that are not flushed: what was
-// acknowledged is there, and so is the chain.
+// A node is killed under load, several times, with unflushed blocks: acknowledged writes exist, and
+// so does the chain.
 func TestKill(t *testing.T) {
 	for _, backend := range []string{config.BlockZoneBackend, "goleveldb"} {
 		t.Run(backend, func(t *testing.T) {
@@ -400,7 +400,7 @@ func TestKill(t *testing.T) {
 					edit(c, a)
 					c.DBBackend = backend
 					a.State.RetainBlocks = 1
-					a.Storage.FlushInterval, a.Storage.FlushBlocks = time.Hour, 9
+					a.Disk.FlushInterval, a.Disk.FlushBlocks = time.Hour, 9
 				}
 			})
 			written := 0
@@ -409,7 +409,7 @@ func TestKill(t *testing.T) {
 				process.Env = append(os.Environ(), killedHome+"="+home)
 				var output bytes.Buffer
 				process.Stdout, process.Stderr = &output, &output
-				_, err := process.StdinPipe() // open until the test ends, however it does
+				_, err := process.StdinPipe() // open until the test ends, in any way
 				require.NoError(t, err)
 				require.NoError(t, process.Start())
 				client := nodetest.RPC(t, home)
@@ -426,7 +426,7 @@ func TestKill(t *testing.T) {
 				require.Error(t, process.Wait(), output.String())
 			}
 			unfinished := []string{filepath.Join(home, "data", "write-file-atomic-0123"), filepath.Join(home, "config", "write-file-atomic-4567")}
-			for _, path := range unfinished { // as kills leave them
+			for _, path := range unfinished { // left by kills
 				nodetest.WriteFile(t, path, "{")
 			}
 			n := start(t, home, log.NewNopLogger())
@@ -444,7 +444,7 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// Nothing is pruned that a restart would need.
+// Data that a restart would need are not pruned.
 func TestPruningWaitsForTheDisk(t *testing.T) {
 	home, _ := nodetest.Home(t, func(o *home.InitOptions) {
 		o.App.SnapshotInterval = 1000
@@ -452,25 +452,25 @@ func TestPruningWaitsForTheDisk(t *testing.T) {
 		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
 			a.State.RetainBlocks = 3
-			a.Storage.FlushInterval, a.Storage.FlushBlocks, a.Storage.MaxLagBlocks = time.Hour, 1000, 1000
+			a.Disk.FlushInterval, a.Disk.FlushBlocks, a.Disk.MaxBacklogBlocks = time.Hour, 1000, 1000
 		}
 	})
 	n := start(t, home, log.NewNopLogger())
 	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
 	nodetest.Until(t, "twenty blocks", func() bool { return n.Application().Height() > 20 })
-	require.Zero(t, n.application.state.Safe())
+	require.Zero(t, n.application.local.state.Safe())
 	require.EqualValues(t, 1, n.Comet().BlockStore().Base())
-	require.NoError(t, n.application.state.Flush())
-	safe := n.application.state.Safe()
+	require.NoError(t, n.application.local.state.Flush())
+	safe := n.application.local.state.Safe()
 	require.Greater(t, safe, int64(20))
 	nodetest.Until(t, "pruned blocks", func() bool { return n.Comet().BlockStore().Base() > 1 })
 	nodetest.Until(t, "some more blocks", func() bool { return n.Application().Height() > safe+10 })
 	require.LessOrEqual(t, n.Comet().BlockStore().Base(), safe)
-	require.Equal(t, safe, n.application.state.Safe())
+	require.Equal(t, safe, n.application.local.state.Safe())
 	require.NoError(t, n.Stop())
 }
 
-// Databases of another db_backend are used as they are, and are not mistaken for an empty home.
+// Databases of another db_backend are used unchanged, and are not taken for an empty home.
 func TestOtherBackends(t *testing.T) {
 	home, _ := nodetest.Home(t, func(o *home.InitOptions) {
 		edit := o.Edit
@@ -487,7 +487,7 @@ func TestOtherBackends(t *testing.T) {
 	conf.CometBFT.DBBackend = config.BlockZoneBackend
 	_, err := New(t.Context(), conf, log.NewNopLogger())
 	require.ErrorIs(t, err, ErrNoBlocks)
-	require.ErrorContains(t, err, "of another db_backend")
+	require.ErrorContains(t, err, "from another db_backend")
 
 	start(t, home, log.NewNopLogger())
 	client := nodetest.RPC(t, home)
@@ -495,7 +495,7 @@ func TestOtherBackends(t *testing.T) {
 	require.Equal(t, "1", nodetest.Get(t, client, "a"))
 }
 
-// Damage is named with its file and the way out, whichever zone it is in. Nothing is made of it.
+// Damage in either zone is reported with its file and the fix. It never produces wrong data.
 func TestDamagedZones(t *testing.T) {
 	for zone, wayOut := range map[string]string{"state": "join again by state sync", "blocks": "unsafe-reset-all"} {
 		t.Run(zone, func(t *testing.T) {
@@ -507,7 +507,7 @@ func TestDamagedZones(t *testing.T) {
 			}
 			require.NoError(t, n.Stop())
 			dir := filepath.Join(home, "data", zone)
-			if zone == "blocks" { // what is still in its log would be taken for the end of it
+			if zone == "blocks" { // damage in its log would be taken for the log's end
 				require.NoError(t, compactBlocks(t, home))
 			}
 			require.Positive(t, damageTables(t, dir))
@@ -550,9 +550,9 @@ func TestStorageMetrics(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
 	n := start(t, home, log.NewNopLogger())
 	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
-	require.NoError(t, n.application.state.Flush())
+	require.NoError(t, n.application.local.state.Flush())
 	registry := prometheus.NewRegistry()
-	require.NoError(t, registry.Register(newStorageMetrics(n.application.state, n.databases.BlockZone, n.cache, n.application.store)))
+	require.NoError(t, registry.Register(newStorageMetrics(n.application.local, n.databases.BlockZone, n.cache)))
 	values := map[string]float64{}
 	families, err := registry.Gather()
 	require.NoError(t, err)
@@ -575,7 +575,7 @@ func TestStorageMetrics(t *testing.T) {
 		require.Contains(t, values, name)
 	}
 	require.NoError(t, n.Stop())
-	_, err = registry.Gather() // a node that has stopped answers, too
+	_, err = registry.Gather() // a stopped node answers as well
 	require.NoError(t, err)
 }
 
@@ -588,7 +588,7 @@ func TestResetRemovesAllData(t *testing.T) {
 		})
 		n := start(t, dir, log.NewNopLogger())
 		nodetest.Put(t, nodetest.RPC(t, dir), "a", "1")
-		nodetest.Until(t, "a snapshot on disk", func() bool { return len(n.application.state.Pins()) > 0 })
+		nodetest.Until(t, "a snapshot on disk", func() bool { return len(n.application.local.state.Pins()) > 0 })
 		_, err := home.Reset(nodetest.Load(t, dir).CometBFT)
 		require.ErrorContains(t, err, "nothing is removed")
 		require.NoError(t, n.Stop())

@@ -11,8 +11,7 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// openRelay makes the relay of blocks, if there is to be one. A node that no peer can reach has
-// none.
+// openRelay creates the relay of blocks, if it is enabled. A node that peers cannot reach has none.
 func (n *Node) openRelay() error {
 	mode := n.config.App.Transport.Relay
 	if mode == config.RelayOff || n.serving.reactor == nil {
@@ -36,13 +35,13 @@ func (n *Node) openRelay() error {
 	return nil
 }
 
-// hasPath reports whether a connection has a path past TLS now.
+// hasPath reports whether a connection has an RDMA channel, which bypasses TLS.
 func hasPath(c transport.Conn) bool {
 	p, is := c.(interface{ HasPath() bool })
 	return is && p.HasPath()
 }
 
-// wrapConsensus is Options.WrapConsensus of CometBFT.
+// wrapConsensus returns Options.WrapConsensus of package comet.
 func (n *Node) wrapConsensus() func(*cometnode.Node) (p2p.Reactor, error) {
 	if n.relay == nil {
 		return nil
@@ -50,7 +49,7 @@ func (n *Node) wrapConsensus() func(*cometnode.Node) (p2p.Reactor, error) {
 	return n.relay.Wrap
 }
 
-// relayMetrics are what operators watch of the relay.
+// relayMetrics are the relay's metrics.
 type relayMetrics struct {
 	sent, received *prometheus.CounterVec // by kind and outcome
 	connections    prometheus.Gauge
@@ -64,13 +63,13 @@ func newRelayMetrics(registry prometheus.Registerer) *relayMetrics {
 		return prometheus.NewCounterVec(prometheus.CounterOpts(opts(name, help)), []string{"kind", "outcome"})
 	}
 	m := &relayMetrics{
-		sent: counter("sent_total", "Proposals and parts of blocks that were relayed to peers, by kind and outcome: taken, or else they went by p2p: "+
-			"unwanted (the peer is elsewhere), late (after 100 ms), busy, refused, failed."),
-		received: counter("received_total", "Proposals and parts of blocks that peers relayed to this node, by kind and outcome: taken, again (it was "+
-			"there), unwanted, busy, refused (it is false, or of a stranger), failed."),
-		connections: prometheus.NewGauge(prometheus.GaugeOpts(opts("connections", "Peers that this node can relay to."))),
+		sent: counter("sent_total", "Proposals and block parts relayed to peers, by kind and outcome: taken; sent over p2p instead if unwanted (peer at another height or round), "+
+			"late (after 100 ms), busy, refused or failed."),
+		received: counter("received_total", "Proposals and block parts that peers relayed to this node, by kind and outcome: taken, again (received "+
+			"before), unwanted, busy, refused (invalid, or from an unknown peer) or failed."),
+		connections: prometheus.NewGauge(prometheus.GaugeOpts(opts("connections", "Open connections for relaying proposals and block parts to peers."))),
 	}
-	for _, kind := range relay.Kinds { // so that what has not happened is 0, not absent
+	for _, kind := range relay.Kinds { // export zeros instead of absent series
 		for _, outcome := range relay.Outcomes {
 			m.sent.WithLabelValues(kind, outcome)
 			m.received.WithLabelValues(kind, outcome)

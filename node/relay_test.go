@@ -30,8 +30,8 @@ type relayNetwork struct {
 	homes []string
 }
 
-// startRelaying starts validators, whose transports wrap changes. A round ends only by a block or
-// after minutes, so that a lost part, and nothing else, makes another round.
+// startRelaying starts validators, with transports changed by wraps. A round ends only by a block
+// or after minutes, so that only a lost part causes another round.
 func startRelaying(t *testing.T, validators int, wrap func(node int, h transport.Handler) transport.Handler) *relayNetwork {
 	t.Helper()
 	n := new(relayNetwork)
@@ -88,7 +88,7 @@ func (n *relayNetwork) shareGenesis(t *testing.T) {
 }
 
 // load sends transactions of a quarter of a MiB, so that blocks have many parts, until all nodes
-// have some more blocks with any.
+// have several more non-empty blocks.
 func (n *relayNetwork) load(t *testing.T, blocks int64) {
 	t.Helper()
 	client := nodetest.RPC(t, n.homes[0])
@@ -107,7 +107,7 @@ func (n *relayNetwork) load(t *testing.T, blocks int64) {
 	})
 }
 
-// check compares the chains: the same hashes, no second round, and nobody was disconnected.
+// check compares the chains: the same hashes, no second round, no disconnected peer.
 func (n *relayNetwork) check(t *testing.T) {
 	t.Helper()
 	height := n.nodes[0].Application().Height()
@@ -127,7 +127,7 @@ func (n *relayNetwork) check(t *testing.T) {
 	}
 }
 
-// relayed calls f for each message that is relayed to a node.
+// relayed calls f for each message relayed to a node.
 func relayed(h transport.Handler, f func(ctx context.Context, r transport.Request) ([]byte, error)) transport.Handler {
 	return transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
 		if r.Method != relay.Method {
@@ -153,15 +153,15 @@ func TestValidatorsRelayBlocks(t *testing.T) {
 	require.Greater(t, taken.Load(), int64(20), "parts take the relay")
 }
 
-// What is relayed is refused, swallowed, or taken but not answered in time, so that it comes twice:
-// the chain is made as without a relay, and nobody is punished for what comes twice.
+// Relayed messages are refused, dropped, or accepted but not answered in time, so that they arrive
+// twice: the chain is made as without a relay, and no peer is punished for duplicates.
 func TestValidatorsWhoseRelayBreaks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a network of four")
 	}
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // it is to be repeatable
+	rng := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // repeatable
 	var mu sync.Mutex
 	var twice atomic.Int64
 	n := startRelaying(t, 4, func(_ int, h transport.Handler) transport.Handler {
@@ -176,10 +176,10 @@ func TestValidatorsWhoseRelayBreaks(t *testing.T) {
 				return nil, transport.ErrGone
 			case 2:
 				return nil, transport.ErrBusy
-			case 3: // swallowed
+			case 3: // dropped
 				<-ctx.Done()
 				return nil, ctx.Err()
-			case 4, 5, 6: // taken, and the answer is lost
+			case 4, 5, 6: // accepted, but the response is lost
 				if _, err := h.Serve(ctx, r); err == nil {
 					twice.Add(1)
 				}

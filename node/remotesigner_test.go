@@ -18,9 +18,9 @@ import (
 	"github.com/starling-kv/starling/node/internal/nodetest"
 )
 
-// A validator whose key is with a signer of CometBFT's protocol (priv_validator_laddr): its home
-// holds neither the key nor what was signed, it makes blocks, stops, and continues with the same
-// signer. Without a signer it says so.
+// The key of a validator is with a signer of CometBFT's protocol (priv_validator_laddr): its home
+// has neither the key nor the signing state; it makes blocks, stops, and continues with the same
+// signer. Without a signer it reports that.
 func TestRemoteSigner(t *testing.T) {
 	var address string
 	home, _ := nodetest.Home(t, func(o *home.InitOptions) {
@@ -42,7 +42,7 @@ func TestRemoteSigner(t *testing.T) {
 	nodetest.Put(t, client, "signed", "elsewhere")
 	height := n.Application().Height()
 	_, err := config.LoadIdentity(nodetest.Load(t, home))
-	require.ErrorContains(t, err, "the validator's key is with the remote signer")
+	require.ErrorContains(t, err, "the remote signer holds the validator's key")
 	_, err = New(t.Context(), nodetest.Load(t, home), log.NewNopLogger())
 	require.Error(t, err, "the home, and the signer's socket, have a node already")
 	require.NoError(t, n.Stop())

@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// A node in local mode answers witnesses and upper trees of the heights that answer queries: it
-// serves validators that have a part of the state.
+// A full-state node serves witnesses and upper trees at the heights that can be queried: it serves
+// sharded validators.
 func TestLocalNodeServesWitnesses(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	_, n, _ := fastNetwork(t, 10)
@@ -41,15 +41,15 @@ func TestLocalNodeServesWitnesses(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { p.Release() }()
 	graft := func(b []byte) {
-		bag, err := avlstar.DecodeBag(b)
+		multiproof, err := avlstar.DecodeMultiproof(b)
 		require.NoError(t, err)
-		next, _, err := p.Graft(bag)
+		next, _, err := p.Graft(multiproof)
 		require.NoError(t, err)
 		p.Release()
 		p = next
 	}
-	graft(upper.Bag)
-	body, err := dsm.Witness{Height: height, Depth: 2, MaxBytes: 1 << 20, Wants: []dsm.Want{{Key: []byte("key-03")}}}.Encode()
+	graft(upper.Multiproof)
+	body, err := dsm.Witness{Height: height, Depth: 2, MaxBytes: 1 << 20, Wants: []avlstar.Want{{Key: []byte("key-03")}}}.Encode()
 	require.NoError(t, err)
 	answer, err = call(dsm.MethodWitness, body)
 	require.NoError(t, err)

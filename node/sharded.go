@@ -5,13 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"os"
-	"runtime/debug"
 	"slices"
 	"sort"
-	"strconv"
-	"strings"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/crypto"
@@ -20,48 +15,48 @@ import (
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/dsm/ask"
-	"github.com/starling-kv/starling/dsm/feed"
-	"github.com/starling-kv/starling/dsm/source"
+	"github.com/starling-kv/starling/dsm/client"
+	"github.com/starling-kv/starling/dsm/client/ask"
+	"github.com/starling-kv/starling/dsm/client/feed"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/transport"
 )
 
-// ShardedOptions are what an application needs whose state storage nodes keep.
+// ShardedOptions configures an application whose state storage nodes keep.
 type ShardedOptions struct {
 	Home   string
-	Dialer transport.Dialer // of the storage nodes
-	// Others are those of source.Options.
-	Others func() []transport.Conn
-	// Self is the address of this node's validator; nil: it has none.
+	Dialer transport.Dialer // connects to the storage nodes
+	// Helpers is client.Options.Helpers.
+	Helpers func() []transport.Conn
+	// Self is the address of this node's validator; nil: none.
 	Self crypto.Address
 	Own  ownBlocks
-	// Joins: a join takes up the state once there is an application.
+	// Joins: a join will fetch the state after the application has been created.
 	Joins bool
-	// Opened is called before anything waits for storage nodes; nil: nobody looks.
+	// Opened is called before the first wait for storage nodes; may be nil.
 	Opened func(*sharded) error
-	// Life ends all waiting for storage nodes.
-	Life context.Context //nolint:containedctx // it says how long what is made lives
+	// Life ends all waits for storage nodes.
+	Life context.Context //nolint:containedctx // the lifetime of the created objects
 
 	times storeTimes
 }
 
-// sharded is what an application has whose state storage nodes keep, in place of a state zone.
+// sharded is the backing of an application whose state storage nodes keep, instead of a state zone.
 type sharded struct {
-	source *source.Source
+	source *client.Client
 	store  *shardedStore
 	nodes  *config.StorageNodes
 	self   crypto.Address
-	failed func(error) // ends the node
-	// of the last call of Validators, by FinalizeBlock alone
-	count, number int // -1, -1 at first: Validators was not called
+	failed func(error) // stops the node
+	// Arguments of the last call of Validators; used by FinalizeBlock only.
+	count, number int // -1, -1 before the first call
 }
 
 // openSharded checks the home, and connects to the storage nodes.
 func openSharded(o ApplicationOptions) (*sharded, error) {
 	if o.Sharded == nil || o.Genesis == nil {
-		return nil, config.Invalid(fmt.Errorf("[state] mode = %q is for `starlingd start`: without CometBFT's blocks in the same process, nothing says from where on to execute", config.ModeSharded))
+		return nil, config.Invalid(fmt.Errorf("[state] mode = %q is for `starlingd start`: it needs CometBFT's blocks in the same process", config.ModeSharded))
 	}
 	c := o.Config.State
 	if err := checkSharded(o); err != nil {
@@ -71,16 +66,16 @@ func openSharded(o ApplicationOptions) (*sharded, error) {
 	if err != nil {
 		return nil, err
 	}
-	metrics := source.NopMetrics()
+	metrics := client.NopMetrics()
 	if o.Metrics != nil {
-		metrics = source.NewMetrics(o.Metrics)
+		metrics = client.NewMetrics(o.Metrics)
 	}
 	policy := feed.DefaultPolicy()
-	policy.MinAcks, policy.MaxLagBlocks, policy.MaxLagBytes = c.MinAcks, c.MaxLagBlocks, uint64(c.MaxLagBytes)
+	policy.MinAcks, policy.MaxLagBlocks, policy.MaxLagBytes, policy.KeepBytes = c.MinAcks, c.MaxLagBlocks, uint64(c.MaxLagBytes), uint64(c.KeepUpdatesBytes)
 	logger := o.Logger.With("module", "storage-nodes")
-	s, err := source.New(source.Options{
+	s, err := client.New(client.Options{
 		Logger: logger, Ranges: nodes.Ranges, Addresses: nodes.Addresses, Dialer: o.Sharded.Dialer,
-		Ask: ask.DefaultPolicy(), Feed: policy, Metrics: metrics, Others: o.Sharded.Others,
+		Ask: ask.DefaultPolicy(), Feed: policy, Metrics: metrics, Helpers: o.Sharded.Helpers,
 	})
 	if err != nil {
 		return nil, config.Invalid(err)
@@ -95,7 +90,7 @@ func openSharded(o ApplicationOptions) (*sharded, error) {
 	opened := &sharded{source: s, nodes: nodes, self: o.Sharded.Self, failed: o.Failed}
 	opened.store = &shardedStore{
 		log: logger, source: s, ranges: nodes.Ranges, own: o.Sharded.Own, joins: o.Sharded.Joins, depth: c.RetainDepth, life: o.Sharded.Life, times: times,
-		name: func(n dsm.Node) string { return nodes.Addresses[n].String() },
+		name: func(n dsm.NodeID) string { return nodes.Addresses[n].String() },
 	}
 	opened.validators(genesisAddresses(o.Genesis))
 	if o.Sharded.Opened != nil {
@@ -106,8 +101,8 @@ func openSharded(o ApplicationOptions) (*sharded, error) {
 	return opened, nil
 }
 
-// checkSharded refuses a home of the other mode or of another chain, and a tree that memory cannot
-// hold.
+// checkSharded refuses a home of the other mode or of another chain, and a tree that does not fit
+// into memory.
 func checkSharded(o ApplicationOptions) error {
 	if err := config.CheckMode(o.DataDir, config.ModeSharded); err != nil {
 		return err
@@ -115,13 +110,13 @@ func checkSharded(o ApplicationOptions) error {
 	if _, chain, err := config.ModeOf(o.DataDir); err != nil {
 		return err
 	} else if chain != "" && chain != o.Genesis.ChainID {
-		return fmt.Errorf("%w: it is of %q, genesis says %q: use another home folder or the genesis file that belongs to it", app.ErrOtherChain, chain, o.Genesis.ChainID)
+		return fmt.Errorf("%w: the home has chain %q, the genesis file has %q: use another home folder or its genesis file", app.ErrOtherChain, chain, o.Genesis.ChainID)
 	}
 	need := upperTreeBytes(o.Config.State.RetainDepth)
-	total, known := totalMemory()
+	total, known := availableMemory()
 	switch {
 	case known && need > total:
-		return config.Invalid(fmt.Errorf("state.retain_depth is %d: so many levels of the tree can take %d MiB, and this machine has %d MiB of memory: set a lower one",
+		return config.Invalid(fmt.Errorf("state.retain_depth is %d: this upper tree can take %d MiB, but %d MiB of memory are available: set a lower depth",
 			o.Config.State.RetainDepth, need>>20, total>>20))
 	case known && need > total/2:
 		o.Logger.Error("state.retain_depth is high: the upper tree alone can take more than half of the memory",
@@ -130,54 +125,36 @@ func checkSharded(o ApplicationOptions) error {
 	return nil
 }
 
-// upperTreeBytes returns about what the nodes above a depth take at most: each inner node has its
-// image, links and key.
+// upperTreeBytes returns the approximate maximum size of the nodes above a depth: each inner node
+// has its image, links and key.
 func upperTreeBytes(depth int) uint64 { return 100 << depth }
 
-// totalMemory returns the machine's memory; known is false where the system does not say.
-func totalMemory() (bytes uint64, known bool) {
-	raw, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, false
-	}
-	for line := range strings.Lines(string(raw)) {
-		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "MemTotal:" && fields[2] == "kB" {
-			kib, err := strconv.ParseUint(fields[1], 10, 54)
-			return kib << 10, err == nil
-		}
-	}
-	return 0, false
-}
-
-// blockWitnessBytes is how much of the state a decided block may bring: a quarter of the memory,
-// since it is there twice while it becomes a part of the tree.
+// blockWitnessBytes limits the state that a decided block may bring: a quarter of the memory,
+// because it exists twice while it is added to the tree.
 func blockWitnessBytes() int {
 	const unknown = 4 << 30 // 16 proposals' worth
-	total, known := totalMemory()
-	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 && (!known || uint64(limit) < total) {
-		total, known = uint64(limit), true
-	}
+	total, known := availableMemory()
 	if !known {
 		return unknown
 	}
 	return int(total / 4)
 }
 
-// options completes those of the application.
+// options completes the options of the application.
 func (s *sharded) options(o ApplicationOptions, to *app.Options) {
 	c := o.Config.State
 	to.Store, to.Source, to.WitnessTimeout, to.Life = s.store, s.source, c.WitnessTimeout, o.Sharded.Life
 	to.BlockWitnessBytes = blockWitnessBytes()
 	to.Edges = s.source.Edges()
-	budget := o.Config.Storage.MemoryBytes
+	budget := o.Config.Disk.CacheBytes
 	to.Retention = avlstar.Retention{
 		Depth: c.RetainDepth, Window: c.Window, Keep: keepEdges(to.Edges), Least: s.store.unacknowledged,
 		Budget: func() int64 { return budget },
 	}
 }
 
-// keepEdges reports whether a subtree lies on the way to an edge, or to the leaf before it: each
-// update contains these ways. edges ascend.
+// keepEdges reports whether a subtree is on the path to an edge, or to the leaf before it: each
+// update contains these paths. edges are in ascending order.
 func keepEdges(edges [][]byte) func(first, after []byte) bool {
 	return func(first, after []byte) bool {
 		i := sort.Search(len(edges), func(i int) bool { return bytes.Compare(edges[i], first) >= 0 })
@@ -185,11 +162,11 @@ func keepEdges(edges [][]byte) func(first, after []byte) bool {
 	}
 }
 
-// finalizing tells the source who the validators are: those of the last block, in the order of
-// their addresses, so that all of them number each other alike.
+// finalizing passes the validators of the last block to the source, in the order of their
+// addresses, so that all of them number each other identically.
 func (s *sharded) finalizing(votes []abci.VoteInfo) {
 	if len(votes) == 0 {
-		return // the first block: those of genesis, which it knows
+		return // the first block: the source knows the genesis validators
 	}
 	addresses := make([][]byte, len(votes))
 	for i, v := range votes {
@@ -215,7 +192,7 @@ func genesisAddresses(genesis *cmttypes.GenesisDoc) [][]byte {
 	return addresses
 }
 
-// ownBlocksOf describes what CometBFT has. Its databases must stay open.
+// ownBlocksOf describes CometBFT's blocks. Its databases must stay open.
 func ownBlocksOf(databases *comet.Databases, have comet.Heights, genesis *cmttypes.GenesisDoc) (ownBlocks, error) {
 	own := ownBlocks{initial: max(genesis.InitialHeight, 1)}
 	if have.None() {
@@ -233,12 +210,12 @@ func ownBlocksOf(databases *comet.Databases, have comet.Heights, genesis *cmttyp
 	if err != nil {
 		return own, fmt.Errorf("CometBFT's state database: %w", err)
 	}
-	// The state after the last block is not known before its results are stored; CometBFT executes
-	// that block again.
+	// The state after the last block is unknown before its results are stored; CometBFT then
+	// executes that block again.
 	own.newest = state.LastBlockHeight
 	switch {
 	case have.Block == 0:
-		own.least = own.newest // after a join: there is no block yet
+		own.least = own.newest // after a join: no block yet
 	case have.Base <= own.initial:
 		own.least, own.newest = own.initial-1, max(own.newest, own.initial-1)
 	default:
@@ -249,7 +226,7 @@ func ownBlocksOf(databases *comet.Databases, have comet.Heights, genesis *cmttyp
 		if height != state.LastBlockHeight {
 			meta := blocks.LoadBlockMeta(height + 1)
 			if meta == nil {
-				return hash, fmt.Errorf("block %d, which names the app hash of the state before it, is missing", height+1)
+				return hash, fmt.Errorf("block %d is missing, whose header has the app hash of the state before it", height+1)
 			}
 			raw = meta.Header.AppHash
 		}

@@ -10,8 +10,11 @@ import (
 	"github.com/starling-kv/starling/node/join"
 )
 
-// joinSharded is an application whose state storage nodes keep, in the form that package join uses.
-type joinSharded struct{ *Application }
+// joinSharded adapts an application whose state storage nodes keep to package join.
+type joinSharded struct {
+	*Application
+	sharded *sharded
+}
 
 var _ join.Sharded = joinSharded{}
 
@@ -21,7 +24,7 @@ func (j joinSharded) Newest(ctx context.Context, limit int64) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.times.answers)
 	defer cancel()
 	claims, err := s.source.Claims(ctx)
-	// CometBFT is told of states after blocks only.
+	// CometBFT can only be set to states after a block.
 	t := takeUp{ranges: s.ranges, name: s.name, initial: s.own.initial, least: s.own.initial, limit: limit, claims: claims}
 	height, why := t.height()
 	if why != nil && err != nil {
@@ -50,19 +53,19 @@ func (j joinSharded) TakeUp(ctx context.Context, height int64, appHash []byte) e
 	v := p.Version()
 	defer v.Release()
 	took := time.Since(began)
-	s.last.Store(height) // before the application asks what must stay in memory
+	s.last.Store(height) // before the application asks which nodes must stay in memory
 	if err := j.Restored(height, v); err != nil {
 		return err
 	}
 	s.source.Begin(height)
 	j.joined.Store(height)
-	s.log.Info("Joining: the upper tree is here", "height", height, "nodes", v.Memory().InnerNodes, "took", took.Round(time.Millisecond))
+	s.log.Info("Joining: the upper tree is complete", "height", height, "nodes", v.Memory().InnerNodes, "took", took.Round(time.Millisecond))
 	return nil
 }
 
-// watchAway fails with ErrAway when the block that is being executed needs a part of the state that
-// is nowhere any more: no time resolves that.
-func (n *Node) watchAway() {
+// watchLost fails with ErrAway if the block being executed needs a part of the state that no
+// storage node has any more: waiting does not resolve that.
+func (n *Node) watchLost() {
 	every := time.NewTicker(time.Second)
 	defer every.Stop()
 	for {
@@ -71,7 +74,7 @@ func (n *Node) watchAway() {
 			return
 		case <-every.C:
 		}
-		if err := n.application.sharded.store.away(n.application.Height()); err != nil {
+		if err := n.application.backing.lost(n.application.Height()); err != nil {
 			n.fail(n.joinAgain(err))
 			n.endLife() // New may be waiting in that block
 			return
@@ -79,8 +82,8 @@ func (n *Node) watchAway() {
 	}
 }
 
-// joinAgain adds to ErrAway the command to type. Its trusted header is that of the last block that
-// led to this home's state, which a join proved or CometBFT executed.
+// joinAgain adds to ErrAway the command that joins again. Its trusted header is that of the last
+// block of this home's state, which a join proved or CometBFT executed.
 func (n *Node) joinAgain(err error) error {
 	if !errors.Is(err, ErrAway) {
 		return err
@@ -89,12 +92,12 @@ func (n *Node) joinAgain(err error) error {
 		height int64
 		hash   []byte
 	)
-	// Without it, the operator names a header.
+	// Without the state, the operator must name a header.
 	if states, openErr := n.databases.States(); openErr == nil {
 		if state, loadErr := states.Load(); loadErr == nil && state.LastBlockHeight > 0 {
 			height, hash = state.LastBlockHeight, state.LastBlockID.Hash
 		}
 	}
-	return fmt.Errorf("%w: for this home: `%s`; a validator's key and its signing state, data/priv_validator_state.json, are moved there before the new node takes part, and only one of both nodes may run",
+	return fmt.Errorf("%w: for this home: `%s`; move a validator's key and its signing state, data/priv_validator_state.json, to the new home before its node takes part, and run only one of the two nodes",
 		err, join.Command(n.config, height, hash))
 }

@@ -16,8 +16,7 @@ import (
 	"github.com/starling-kv/starling/node/internal/nodetest"
 )
 
-// A node whose state storage nodes keep joins by the upper tree, follows the head, and continues
-// after a restart.
+// A sharded node joins by the upper tree, follows the head, and continues after a restart.
 func TestShardedJoin(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	w := newShardedNetwork(t, []string{"key-10", "key-20"}, [][]int{{0}, {0, 1}, {1}})
@@ -28,7 +27,7 @@ func TestShardedJoin(t *testing.T) {
 	for i := range 30 {
 		nodetest.Put(t, client, fmt.Sprintf("key-%02d", i), fmt.Sprint("value ", i))
 	}
-	nodetest.Until(t, "the storage nodes have what was written", func() bool { return n.Application().sharded.store.Durable() > 10 })
+	nodetest.Until(t, "the storage nodes have what was written", func() bool { return n.Application().backing.(*sharded).store.Durable() > 10 })
 	joiner := w.shardedJoiner(n)
 	before := n.Application().Height()
 	logs := new(nodetest.LogBuffer)
@@ -36,7 +35,7 @@ func TestShardedJoin(t *testing.T) {
 	j := start(t, joiner, logs.Logger(t))
 	follows(t, j, n)
 	t.Logf("from the command to following the head: %v", time.Since(began))
-	require.True(t, logs.Has("Joining: took up the state that storage nodes keep"))
+	require.True(t, logs.Has("Joining: fetched the upper tree from the storage nodes"))
 	require.Greater(t, j.Comet().BlockStore().Base(), int64(1), "blocks were replayed from the first one")
 	require.GreaterOrEqual(t, j.Comet().BlockStore().Base(), before-3)
 	for i := range 30 {
@@ -53,7 +52,7 @@ func TestShardedJoin(t *testing.T) {
 	require.Equal(t, "another", nodetest.Get(t, nodetest.RPC(t, joiner), "key-16"))
 }
 
-// shardedJoiner makes the home of a node that joins the network of a running validator.
+// shardedJoiner creates the home of a node that joins the network of a running validator.
 func (w *shardedNetwork) shardedJoiner(n *Node) string {
 	w.t.Helper()
 	trusted := n.Comet().BlockStore().LoadBlockMeta(1)
@@ -65,15 +64,15 @@ func (w *shardedNetwork) shardedJoiner(n *Node) string {
 			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", w.id, nodetest.Load(w.t, w.validator).CometBFT.P2P.ListenAddress[len("tcp://"):])
 			c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, 1, trusted.BlockID.Hash.String()
 			a.Join.Peers = fmt.Sprintf("%s@%s", w.id, w.transport)
-			a.State.Mode, a.State.RetainDepth, a.State.Window = config.ModeSharded, 3, 8
+			a.State.Mode, a.State.RetainDepth, a.State.Window, a.State.MinAcks = config.ModeSharded, 3, 8, 1
 		}
 	})
 	w.giveRanges(joiner)
 	return joiner
 }
 
-// A node in local mode joins a network all of whose validators are sharded: each of four storage
-// nodes has a quarter of the state, and nobody else has any chunk.
+// A full-state node joins a network all of whose validators are sharded: each of four storage nodes
+// has a quarter of the state, and no other node has chunks.
 func TestLocalJoinFromStorageNodes(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	genesis := app.Genesis{Open: true, ChunkBytes: 512, SnapshotInterval: 10}
@@ -95,7 +94,7 @@ func TestLocalJoinFromStorageNodes(t *testing.T) {
 			edit(c, a)
 			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", w.id, nodetest.Load(t, w.validator).CometBFT.P2P.ListenAddress[len("tcp://"):])
 			c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, 1, trusted.BlockID.Hash.String()
-			// headers come from the validator, which tells of the storage nodes
+			// headers come from the validator, which advertises the storage nodes
 			a.Join.Peers = fmt.Sprintf("%s@%s", w.id, w.transport)
 		}
 	})

@@ -15,7 +15,7 @@ import (
 	"github.com/starling-kv/starling/node/internal/nodetest"
 )
 
-// Where no storage node runs, a validator executes blocks on witnesses of another node, and answers
+// If no storage node runs, a validator executes blocks on witnesses of another node, and answers
 // queries.
 func TestWitnessesOfOtherNodes(t *testing.T) {
 	t.Parallel() // it waits for blocks

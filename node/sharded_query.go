@@ -7,16 +7,17 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 )
 
-// PathStorage is the path of the query that shows where the storage nodes of a sharded state stand
-// (docs/spec/queries.md): a node's word, of which nothing is proved. Other nodes do not know it.
+// PathStorage is the path of the query for the progress of a sharded state's storage nodes
+// (docs/spec/queries.md). The response is unverified. Other nodes do not support it.
 const PathStorage = "/storage"
 
-// Query is that of the application, and answers PathStorage.
+// Query calls the application's Query, and answers PathStorage.
 func (a *Application) Query(ctx context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, error) {
-	if a.sharded == nil || req.Path != PathStorage {
+	s, is := a.backing.(*sharded)
+	if !is || req.Path != PathStorage {
 		return a.App.Query(ctx, req)
 	}
-	value, err := json.Marshal(a.sharded.status())
+	value, err := json.Marshal(s.status())
 	if err != nil {
 		return nil, err
 	}

@@ -13,10 +13,11 @@ import (
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/dsm/source"
+	"github.com/starling-kv/starling/dsm/client"
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
-// stateSource is what a node uses of dsm/source.
+// stateSource is the part of dsm/client that a node uses.
 type stateSource interface {
 	app.Source
 	Claims(ctx context.Context) ([]dsm.Claim, error)
@@ -25,43 +26,43 @@ type stateSource interface {
 	Committed(height int64, v, base *avlstar.Version, changes []avlstar.Change) error
 	Room(ctx context.Context) error
 	Durable() int64
-	Gone(height int64) (source.Gone, bool)
+	Gone(height int64) (client.Gone, bool)
 }
 
-// ErrAway: the storage nodes no longer answer any height that this node's blocks lead to.
+// ErrAway: the storage nodes no longer serve any height that this node's blocks can continue from.
 var ErrAway = errors.New("this node was away for too long")
 
-// shardedStore is the Store of a node whose state storage nodes keep: it takes up what they have,
-// and hands them what blocks change.
+// shardedStore is the Store of a sharded node: it fetches the state from storage nodes, and sends
+// them the changes of blocks.
 //
-//	Load ── Claims ─► takeUp: a height that all ranges have, and own blocks lead on from ── Upper ─► version
+//	Load ── Claims ─► takeUp: a height that all ranges have and own blocks continue from ── Upper ─► version
 //	Commit ── Committed ─► updates for all replicas ── Room ─► the next block
 type shardedStore struct {
 	log    log.Logger
 	source stateSource
 	ranges *dsm.Ranges
-	name   func(dsm.Node) string // with the address
+	name   func(dsm.NodeID) string // with its address
 	own    ownBlocks
-	joins  bool // Load has nothing to take up: a join does so
+	joins  bool // Load has nothing to fetch: a join does
 	depth  int
-	life   context.Context //nolint:containedctx // ends all waiting
+	life   context.Context //nolint:containedctx // ends all waits
 	times  storeTimes
 
-	last atomic.Int64 // of Commit, or what Load returned
+	last atomic.Int64 // height of the last Commit, or the result of Load
 
 	mu struct {
 		sync.Mutex
-		waiting string // what Load waits for; "": nothing
+		waiting string // what Load is waiting for; "": nothing
 	}
 }
 
-// storeTimes are how long Load waits for what.
+// storeTimes are the timeouts of Load.
 type storeTimes struct {
-	answers time.Duration // for the claims of all nodes, after the first of each range
-	upper   time.Duration // for an upper tree
+	answers time.Duration // claims of all nodes, after the first claim of each range
+	upper   time.Duration // an upper tree
 	retry   time.Duration // between two attempts
 	away    time.Duration // before ErrAway: another replica may have older heights
-	first   time.Duration // for claims, where there are no blocks
+	first   time.Duration // claims, if there are no blocks
 	log     time.Duration // between two log lines
 }
 
@@ -71,20 +72,20 @@ func defaultStoreTimes() storeTimes {
 	}
 }
 
-// ownBlocks are the blocks of this home.
+// ownBlocks describes the blocks of this home.
 type ownBlocks struct {
 	initial int64 // height of the chain's first block
-	// least and newest are the heights of the first and the last state from which CometBFT can
-	// continue; newest 0: it has nothing.
+	// least and newest are the heights of the first and the last state that CometBFT can continue
+	// from; newest 0: none.
 	least, newest int64
-	// appHash returns the app hash of a state in [least, newest], but for that of genesis.
+	// appHash returns the app hash of a state in [least, newest], except the genesis state.
 	appHash func(height int64) (avlstar.Hash, error)
 }
 
-// Load waits until the storage nodes have a state that the blocks of this home lead on from, and
-// takes up its upper tree: the newest one, since a start executes the blocks after it. It returns
-// height 0 and nil where that is the genesis state. Errors: ErrAway; that of the context that ends
-// all waiting.
+// Load waits until the storage nodes have a state that the blocks of this home can continue from,
+// and fetches its upper tree. It chooses the newest such state, because a start executes the blocks
+// after it. For the genesis state it returns height 0 and nil. Errors: ErrAway; that of the context
+// that ends all waits.
 func (s *shardedStore) Load() (int64, *avlstar.Version, error) {
 	if s.joins {
 		return 0, nil, nil
@@ -96,7 +97,7 @@ func (s *shardedStore) Load() (int64, *avlstar.Version, error) {
 		return s.begin(0, nil)
 	}
 	defer s.wait("")
-	below := s.own.newest // heights above have failed
+	below := s.own.newest // all heights above have failed
 	var away, logged time.Time
 	for {
 		height, err := s.find(below)
@@ -112,7 +113,7 @@ func (s *shardedStore) Load() (int64, *avlstar.Version, error) {
 		case s.life.Err() != nil:
 			return 0, nil, fmt.Errorf("waiting for the storage nodes: %w", s.life.Err())
 		case err == nil:
-			s.log.Info("Took up the state from the storage nodes", "height", height, "app_hash", v.AppHash(), "blocks_to_execute", s.own.newest-height)
+			s.log.Info("Fetched the upper tree from the storage nodes", "height", height, "app_hash", v.AppHash(), "blocks_to_execute", s.own.newest-height)
 			return s.begin(height, v)
 		case !errors.Is(err, ErrAway):
 			away = time.Time{}
@@ -127,24 +128,24 @@ func (s *shardedStore) Load() (int64, *avlstar.Version, error) {
 		s.wait(err.Error())
 		if now.Sub(logged) >= s.times.log {
 			logged = now
-			s.log.Error("The node waits for the storage nodes: nothing can be executed without them", "err", err)
+			s.log.Error("Waiting for the storage nodes: blocks cannot be executed without them", "err", err)
 		}
-		sleep(s.life, s.times.retry)
+		_ = sleep.For(s.life, s.times.retry)
 	}
 }
 
-// begin returns what Load returns.
+// begin returns the results of Load.
 func (s *shardedStore) begin(height int64, v *avlstar.Version) (int64, *avlstar.Version, error) {
 	s.last.Store(max(height, s.own.initial-1))
 	s.source.Begin(s.last.Load())
 	return height, v, nil
 }
 
-// find returns the newest height, not above limit, that the storage nodes say they have.
+// find returns the newest height, at or below limit, that the storage nodes report.
 func (s *shardedStore) find(limit int64) (int64, error) {
 	ctx, cancel := context.WithTimeout(s.life, s.times.answers)
 	defer cancel()
-	// An error says that some range has not answered, and which ones follows from the claims, too.
+	// An error means that a range has not answered; the claims show which.
 	claims, err := s.source.Claims(ctx)
 	t := takeUp{ranges: s.ranges, name: s.name, initial: s.own.initial, least: s.own.least, limit: limit, claims: claims}
 	height, why := t.height()
@@ -169,12 +170,12 @@ func (s *shardedStore) upper(height int64) (*avlstar.Version, error) {
 }
 
 // checkFirst returns ErrAway if a node that begins with the first block would execute it on a state
-// that nobody has any more. Storage nodes that do not answer at once are no reason to wait: a
-// network may start in any order.
+// that no storage node has any more. It does not wait for storage nodes that do not answer at once:
+// a network may start in any order.
 func (s *shardedStore) checkFirst() error {
 	ctx, cancel := context.WithTimeout(s.life, s.times.first)
 	defer cancel()
-	claims, _ := s.source.Claims(ctx) // those that came, whatever the error says of the others
+	claims, _ := s.source.Claims(ctx) // the received claims, also with an error
 	t := takeUp{ranges: s.ranges, name: s.name, initial: s.own.initial, least: s.own.initial - 1, limit: s.own.initial - 1, claims: claims}
 	if _, err := t.height(); errors.Is(err, ErrAway) {
 		return err
@@ -182,9 +183,9 @@ func (s *shardedStore) checkFirst() error {
 	return nil
 }
 
-// Commit implements app.Store: the changes of the block are the replicas' business from now on. It
-// waits while some range has too few replicas within the lag that is allowed, but not when the node
-// stops: the block is in CometBFT's store, from which a start brings the updates again.
+// Commit implements app.Store: it hands the block's changes to the feed of the replicas. It waits
+// while a range has too few replicas within the allowed lag, except when the node stops: the block
+// is in CometBFT's store, from which the next start sends the updates again.
 func (s *shardedStore) Commit(height int64, v, base *avlstar.Version, changes []avlstar.Change) error {
 	if err := s.source.Committed(height, v, base, changes); err != nil {
 		return err
@@ -199,19 +200,20 @@ func (s *shardedStore) Commit(height int64, v, base *avlstar.Version, changes []
 // Durable implements app.Store.
 func (s *shardedStore) Durable() int64 { return s.source.Durable() }
 
-// unacknowledged returns the number of last blocks that are not on the disks of enough replicas.
+// unacknowledged returns the number of recent blocks that are not yet on the disks of enough
+// replicas.
 func (s *shardedStore) unacknowledged() int {
 	return int(max(0, s.last.Load()-s.source.Durable()))
 }
 
-// away returns ErrAway if the state after block height, on which the next one is executed, has a
-// part that has been nowhere for a while.
+// away returns ErrAway if the state after block height, which the next block needs, has a part that
+// no storage node has had for a while.
 func (s *shardedStore) away(height int64) error {
 	g, is := s.source.Gone(height)
 	if !is || time.Since(g.Since) < s.times.away {
 		return nil
 	}
-	return fmt.Errorf("%w: block %d needs keys in %v as they were after block %d, and all storage nodes of these have the states after blocks from %d on only: %s",
+	return fmt.Errorf("%w: block %d needs the keys in %v as of block %d, but their storage nodes only have states from block %d on: %s",
 		ErrAway, height+1, g.Range, height, g.Oldest, rejoin)
 }
 
@@ -221,19 +223,9 @@ func (s *shardedStore) wait(what string) {
 	s.mu.waiting = what
 }
 
-// waiting returns what Load waits for; "": nothing.
+// waiting describes what Load is waiting for; "": nothing.
 func (s *shardedStore) waiting() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.mu.waiting
-}
-
-// sleep waits, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }

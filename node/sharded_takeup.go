@@ -5,36 +5,37 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/dsm/storagenode"
+	"github.com/starling-kv/starling/dsm/server"
 )
 
-// takeUp chooses the height at which a start takes up the state that storage nodes keep.
+// takeUp chooses the height of the storage nodes' state from which a start continues.
 //
-//	own blocks        first ├──────────────────┤ last              states from before the first to before the last
+//	own blocks        first ├──────────────────┤ last              states before the first to before the last block
 //	range 1                        ├──────────────┤
 //	range 2                    ├──────────┤
-//	taken up                              ▲                        the newest that all have
+//	chosen                                ▲                        the newest height that all have
 //
-// A replica that has the genesis state alone claims no height, and waits for the first block. That
-// state is computed here from the genesis file, so it counts as answered by whoever may still have
-// the updates from the first block on.
+// A replica that has only the genesis state claims no height, and waits for the first block. That
+// state is computed locally from the genesis file, so a replica that may still have all updates
+// since the first block counts as serving it.
 type takeUp struct {
 	ranges       *dsm.Ranges
-	name         func(dsm.Node) string // with the address
-	initial      int64                 // height of the first block of the chain
-	least, limit int64                 // heights that this home's blocks lead on from
+	name         func(dsm.NodeID) string // with its address
+	initial      int64                   // height of the first block of the chain
+	least, limit int64                   // heights that this home's blocks can continue from
 	claims       []dsm.Claim
 }
 
-// rejoin is what to do about ErrAway.
+// rejoin is the hint for ErrAway.
 const rejoin = "join again with `starlingd join ADDRESS --home NEW-HOME`, where ADDRESS is a node of the network"
 
 // height returns the height, below initial for the genesis state. Errors: ErrAway if all replicas
-// of a range that have answered are ahead of limit; others say whom the node waits for.
+// of a range that have answered are above limit; other errors name the nodes that it waits for.
 func (t takeUp) height() (int64, error) {
 	var (
-		ranges []dsm.Range
+		ranges []avlstar.KeyRange
 		usable []dsm.Claim
 		away   error
 	)
@@ -50,7 +51,7 @@ func (t takeUp) height() (int64, error) {
 			case c.Newest == 0 && c.Needs > 0 && c.Needs <= t.initial:
 				c.Oldest, c.Newest = genesis, genesis
 			case c.Newest == 0:
-				continue // it fetches its range
+				continue // it is fetching its range
 			case c.Oldest <= t.initial:
 				c.Oldest = genesis
 			}
@@ -60,16 +61,16 @@ func (t takeUp) height() (int64, error) {
 				}
 				continue
 			}
-			// NewestProvable knows no height 0.
+			// NewestProvable does not support height 0.
 			c.Range, c.Oldest, c.Newest = r, c.Oldest-genesis+1, min(c.Newest, t.limit)-genesis+1
 			usable = append(usable, c)
 		}
 		if oldest > 0 && len(usable) == before && away == nil {
-			away = fmt.Errorf("%w: the storage nodes of the keys in %v have the states after blocks from %d on, and this node's blocks lead to that after block %d: %s", ErrAway, r, oldest, t.limit, rejoin)
+			away = fmt.Errorf("%w: the storage nodes of the keys in %v have states from block %d on, but this node's blocks end at block %d: %s", ErrAway, r, oldest, t.limit, rejoin)
 		}
 	}
-	height, err := storagenode.NewestProvable(ranges, usable)
-	var lacking *storagenode.UnprovableError
+	height, err := server.NewestProvable(ranges, usable)
+	var lacking *server.UnprovableError
 	switch {
 	case away != nil:
 		return 0, away
@@ -80,14 +81,14 @@ func (t takeUp) height() (int64, error) {
 	}
 	height += genesis - 1
 	if height < t.least {
-		return 0, fmt.Errorf("the newest state that all storage nodes have is that after block %d, and the blocks of this home lead on from that after block %d at the earliest: waiting until other validators have brought them further",
+		return 0, fmt.Errorf("the newest state that all storage nodes have is after block %d, but this home's blocks continue from block %d at the earliest: waiting until other validators have updated the storage nodes",
 			height, t.least)
 	}
 	return height, nil
 }
 
-// silent is the error that names ranges of which no storage node has anything, and these nodes.
-func (t takeUp) silent(ranges []dsm.Range) error {
+// silent returns the error that names the ranges without any answer, and their nodes.
+func (t takeUp) silent(ranges []avlstar.KeyRange) error {
 	const most = 4
 	var parts []string
 	for i, r := range ranges {

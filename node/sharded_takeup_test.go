@@ -7,43 +7,44 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/dsm/source"
+	"github.com/starling-kv/starling/dsm/client"
 )
 
-// Which height a start takes up, or why none.
+// The height that a start chooses, or the reason why there is none.
 func TestTakeUp(t *testing.T) {
-	low, high := dsm.Range{After: []byte("m")}, dsm.Range{First: []byte("m")}
-	ranges, err := dsm.NewRanges([]dsm.Shard{
-		{Range: low, Replicas: []dsm.Node{"a", "b"}}, {Range: high, Replicas: []dsm.Node{"c"}},
+	low, high := avlstar.KeyRange{After: []byte("m")}, avlstar.KeyRange{First: []byte("m")}
+	ranges, err := dsm.NewRanges([]dsm.Placement{
+		{Range: low, Replicas: []dsm.NodeID{"a", "b"}}, {Range: high, Replicas: []dsm.NodeID{"c"}},
 	})
 	require.NoError(t, err)
-	has := func(r dsm.Range, oldest, newest int64) dsm.Claim {
+	has := func(r avlstar.KeyRange, oldest, newest int64) dsm.Claim {
 		return dsm.Claim{Range: r, Oldest: oldest, Newest: newest, Durable: newest, Needs: newest + 1}
 	}
-	genesis := func(r dsm.Range) dsm.Claim { return dsm.Claim{Range: r, Needs: 1} }
+	genesis := func(r avlstar.KeyRange) dsm.Claim { return dsm.Claim{Range: r, Needs: 1} }
 	for name, c := range map[string]struct {
 		least, limit int64
 		claims       []dsm.Claim
 		want         int64
-		err          string // a part of it; "": none
+		err          string // part of the error; "": none
 		away         bool
 	}{
 		"the newest that both have":                   {5, 100, []dsm.Claim{has(low, 10, 60), has(high, 20, 50)}, 50, "", false},
 		"not above own blocks":                        {5, 40, []dsm.Claim{has(low, 10, 60), has(high, 20, 50)}, 40, "", false},
 		"the better replica":                          {5, 100, []dsm.Claim{has(low, 1, 30), has(low, 10, 60), has(high, 20, 50)}, 50, "", false},
-		"one that covers both ranges":                 {5, 100, []dsm.Claim{has(dsm.Range{}, 10, 60)}, 60, "", false},
+		"one that covers both ranges":                 {5, 100, []dsm.Claim{has(avlstar.KeyRange{}, 10, 60)}, 60, "", false},
 		"nobody has more than genesis":                {0, 100, []dsm.Claim{genesis(low), genesis(high)}, 0, "", false},
 		"one range is at genesis, the other keeps it": {0, 100, []dsm.Claim{genesis(low), has(high, 1, 30)}, 0, "", false},
 		"a range is silent":                           {5, 100, []dsm.Claim{has(low, 10, 60)}, 0, `no storage node answers for the keys in ["m", ) (node c)`, false},
 		"a range is being fetched":                    {5, 100, []dsm.Claim{has(low, 10, 60), {Range: high}}, 0, `no storage node answers for the keys in ["m", )`, false},
-		"storage nodes behind own blocks":             {70, 100, []dsm.Claim{has(low, 10, 60), has(high, 20, 50)}, 0, "the newest state that all storage nodes have is that after block 50, and the blocks of this home lead on from that after block 70 at the earliest: waiting", false},
-		"away":                                        {5, 15, []dsm.Claim{has(low, 10, 60), has(high, 20, 50)}, 0, `the storage nodes of the keys in ["m", ) have the states after blocks from 20 on, and this node's blocks lead to that after block 15: join again with`, true},
-		"away, but for one replica":                   {5, 15, []dsm.Claim{has(low, 20, 60), has(low, 10, 60), has(high, 12, 50)}, 15, "", false},
+		"storage nodes behind own blocks":             {70, 100, []dsm.Claim{has(low, 10, 60), has(high, 20, 50)}, 0, "the newest state that all storage nodes have is after block 50, but this home's blocks continue from block 70 at the earliest: waiting", false},
+		"away":                                        {5, 15, []dsm.Claim{has(low, 10, 60), has(high, 20, 50)}, 0, `the storage nodes of the keys in ["m", ) have states from block 20 on, but this node's blocks end at block 15: join again with`, true},
+		"away, except for one replica":                {5, 15, []dsm.Claim{has(low, 20, 60), has(low, 10, 60), has(high, 12, 50)}, 15, "", false},
 		"nothing in common":                           {5, 100, []dsm.Claim{has(low, 10, 19), has(high, 20, 50)}, 0, "no height", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			u := takeUp{ranges: ranges, name: func(n dsm.Node) string { return "node " + string(n) }, initial: 1, least: c.least, limit: c.limit, claims: c.claims}
+			u := takeUp{ranges: ranges, name: func(n dsm.NodeID) string { return "node " + string(n) }, initial: 1, least: c.least, limit: c.limit, claims: c.claims}
 			height, err := u.height()
 			if c.err == "" {
 				require.NoError(t, err)
@@ -59,18 +60,19 @@ func TestTakeUp(t *testing.T) {
 // goneSource is a source of which only Gone is called.
 type goneSource struct {
 	stateSource
-	gone source.Gone
+	gone client.Gone
 }
 
-func (s goneSource) Gone(height int64) (source.Gone, bool) { return s.gone, height == s.gone.Height }
+func (s goneSource) Gone(height int64) (client.Gone, bool) { return s.gone, height == s.gone.Height }
 
-// A block that needs what is nowhere any more ends the node, after a while and with what to do.
+// A block that needs data which no storage node has any more ends the node, after a while and with
+// a hint.
 func TestAway(t *testing.T) {
-	gone := source.Gone{Range: dsm.Range{First: []byte("m")}, Height: 7, Oldest: 20, Since: time.Now().Add(-time.Minute)}
+	gone := client.Gone{Range: avlstar.KeyRange{First: []byte("m")}, Height: 7, Oldest: 20, Since: time.Now().Add(-time.Minute)}
 	s := shardedStore{source: goneSource{gone: gone}, times: storeTimes{away: 15 * time.Second}}
 	err := s.away(7)
 	require.ErrorIs(t, err, ErrAway)
-	require.EqualError(t, err, `this node was away for too long: block 8 needs keys in ["m", ) as they were after block 7, and all storage nodes of these have the states after blocks from 20 on only: `+
+	require.EqualError(t, err, `this node was away for too long: block 8 needs the keys in ["m", ) as of block 7, but their storage nodes only have states from block 20 on: `+
 		"join again with `starlingd join ADDRESS --home NEW-HOME`, where ADDRESS is a node of the network")
 	require.NoError(t, s.away(8), "another block")
 	gone.Since = time.Now()

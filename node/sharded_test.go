@@ -15,7 +15,7 @@ import (
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
-	"github.com/starling-kv/starling/node/shard"
+	"github.com/starling-kv/starling/node/storagenode"
 )
 
 // shardedNetwork is a validator in sharded mode, and its storage nodes.
@@ -25,19 +25,19 @@ type shardedNetwork struct {
 	id        string // of the validator's node
 	transport string // its address
 	storage   []string
-	names     []string      // ID@address of each storage node
-	ranges    string        // the file
-	nodes     []*shard.Node // nil: it does not run
+	names     []string               // ID@address of each storage node
+	ranges    string                 // the file
+	nodes     []*storagenode.Process // nil: it does not run
 }
 
-// newShardedNetwork makes the homes. The keys are divided at edges; keeps says which storage nodes
-// have which range.
+// newShardedNetwork creates the homes. The keys are divided at edges; keeps assigns ranges to
+// storage nodes.
 func newShardedNetwork(t *testing.T, edges []string, keeps [][]int) *shardedNetwork {
 	t.Helper()
 	return newShardedNetworkOf(t, app.Genesis{Open: true}, edges, keeps)
 }
 
-// newShardedNetworkOf is newShardedNetwork of another genesis state.
+// newShardedNetworkOf is newShardedNetwork with another genesis state.
 func newShardedNetworkOf(t *testing.T, genesis app.Genesis, edges []string, keeps [][]int) *shardedNetwork {
 	t.Helper()
 	w := &shardedNetwork{t: t}
@@ -56,7 +56,7 @@ func newShardedNetworkOf(t *testing.T, genesis app.Genesis, edges []string, keep
 		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
 			a.Transport.ListenAddress = w.transport
-			a.State.Mode, a.State.RetainDepth, a.State.Window = config.ModeSharded, 3, 8
+			a.State.Mode, a.State.RetainDepth, a.State.Window, a.State.MinAcks = config.ModeSharded, 3, 8, 1
 			// nobody can follow more than about seven blocks per second by gossip
 			c.Consensus.TimeoutCommit = 350 * time.Millisecond
 			a.Status.ListenAddress = fmt.Sprint("127.0.0.1:", nodetest.FreePorts(t, 1)[0])
@@ -112,7 +112,7 @@ func (w *shardedNetwork) start(i int) {
 
 func (w *shardedNetwork) startWith(i int, conf *config.Config) {
 	w.t.Helper()
-	n, err := shard.New(w.t.Context(), shard.Options{Config: conf, Logger: log.NewNopLogger()})
+	n, err := storagenode.New(w.t.Context(), storagenode.Options{Config: conf, Logger: log.NewNopLogger()})
 	require.NoError(w.t, err)
 	n.Start()
 	w.nodes[i] = n
@@ -126,9 +126,8 @@ func (w *shardedNetwork) stop(i int) {
 	}
 }
 
-// A validator in sharded mode makes blocks on what storage nodes send it, answers queries, and
-// continues after a restart, of itself and of all nodes at once. A node in local mode has the same
-// app hashes.
+// A sharded validator makes blocks with data from storage nodes, answers queries, and continues
+// after a restart of itself, and of all nodes at once. A full-state node has the same app hashes.
 func TestShardedValidator(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	w := newShardedNetwork(t, []string{"key-10", "key-20"}, [][]int{{0}, {0, 1}, {1}})
@@ -148,10 +147,10 @@ func TestShardedValidator(t *testing.T) {
 		nodetest.SameHashes(t, n.Application(), n.Comet)
 	}
 	requireState()
-	nodetest.Until(t, "the storage nodes have what was written", func() bool { return n.Application().sharded.store.Durable() > 10 })
+	nodetest.Until(t, "the storage nodes have what was written", func() bool { return n.Application().backing.(*sharded).store.Durable() > 10 })
 	require.True(t, n.Health().Ready, n.Health().Line(false))
 
-	// A node in local mode executes the same blocks.
+	// A full-state node executes the same blocks.
 	full, _ := nodetest.Home(t, func(o *home.InitOptions) {
 		o.GenesisFile = w.genesis()
 		edit := o.Edit
@@ -170,8 +169,8 @@ func TestShardedValidator(t *testing.T) {
 	require.NoError(t, n.Stop())
 	logs = new(nodetest.LogBuffer)
 	n = start(t, w.validator, logs.Logger(t))
-	client = nodetest.RPC(t, w.validator) // the old one is connected to what was stopped
-	require.True(t, logs.Has("Took up the state from the storage nodes"))
+	client = nodetest.RPC(t, w.validator) // the old client is connected to the stopped node
+	require.True(t, logs.Has("Fetched the upper tree from the storage nodes"))
 	requireState()
 	nodetest.Put(t, client, "one", "more")
 	nodetest.Put(t, client, "key-15", "value 15")

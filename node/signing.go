@@ -8,39 +8,40 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/statuspage"
+	"github.com/starling-kv/starling/node/statuspage"
 )
 
-// signedBlocks is the number of blocks over which the page counts what this validator missed.
+// signedBlocks is the number of recent blocks over which the page counts missed signatures.
 const signedBlocks = 100
 
-// signing is what this node's key has signed of the last blocks. Of each block it reads the commit
+// signing tracks which recent blocks this node's key has signed. It reads the commit of each block
 // once.
 type signing struct {
 	key, address []byte // of the validator; nil: the node has no key
 
 	mu     sync.Mutex
-	blocks map[int64]signedBlock // by height; the last signedBlocks; guarded by mu
+	blocks map[int64]signedBlock // the last signedBlocks, by height; guarded by mu
 }
 
 type signedBlock struct {
 	signed bool
-	set    string // hash of the validators
+	set    string // hash of the validator set
 }
 
-// newSigning takes a signer that answers at once.
+// newSigning requires a signer that answers at once.
 func newSigning(validator cmttypes.PrivValidator) *signing {
 	s := &signing{blocks: make(map[int64]signedBlock)}
 	if validator == nil {
 		return s
 	}
-	if key, err := validator.GetPubKey(); err == nil { // otherwise the page says that there is none
+	if key, err := validator.GetPubKey(); err == nil { // otherwise the page shows no validator
 		s.key, s.address = key.Bytes(), key.Address()
 	}
 	return s
 }
 
-// status describes the validator, nil if this node is none by the state v (nil: there is none yet).
+// status describes the validator; nil if this node is not a validator in the state v (nil: no state
+// yet).
 func (s *signing) status(v *avlstar.Version, blocks *store.BlockStore) *statuspage.Validator {
 	power, known := s.power(v)
 	if s.key == nil || known && power == 0 {
@@ -48,14 +49,14 @@ func (s *signing) status(v *avlstar.Version, blocks *store.BlockStore) *statuspa
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	last := blocks.Height() - 1 // the commit of the last block is in the next
+	last := blocks.Height() - 1 // the commit of the last block is in the next block
 	first := max(last-signedBlocks+1, blocks.Base(), 1)
 	for height := range s.blocks {
 		if height < first || height > last {
 			delete(s.blocks, height)
 		}
 	}
-	// Sets that this key is in: it has signed a block of theirs, or theirs is the last one.
+	// Validator sets with this key: the key signed one of their blocks, or the set is the last one.
 	sets := map[string]bool{}
 	for height := first; height <= last; height++ {
 		b, have := s.blocks[height]
@@ -89,7 +90,8 @@ func (s *signing) status(v *avlstar.Version, blocks *store.BlockStore) *statuspa
 	return status
 }
 
-// power is that of the record in the state; not known where that is at a storage node.
+// power returns the power in the state's record; known is false if that record is at a storage
+// node.
 func (s *signing) power(v *avlstar.Version) (power uint64, known bool) {
 	if v == nil || s.key == nil {
 		return 0, false

@@ -2,8 +2,8 @@ package node
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// statMetrics are metrics that all come from one reading of some statistics, made when Prometheus
-// asks.
+// statMetrics are metrics that are all computed from one reading of some statistics, made when
+// Prometheus scrapes.
 type statMetrics[S any] struct {
 	subsystem string
 	read      func() S

@@ -12,21 +12,21 @@ import (
 	"github.com/cometbft/cometbft/p2p"
 	"github.com/cometbft/cometbft/store"
 
-	"github.com/starling-kv/starling/catchup"
-	"github.com/starling-kv/starling/health"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
-	"github.com/starling-kv/starling/statesync/fastsync"
-	"github.com/starling-kv/starling/statuspage"
+	"github.com/starling-kv/starling/node/health"
+	"github.com/starling-kv/starling/node/statuspage"
+	"github.com/starling-kv/starling/statesync/catchup"
+	"github.com/starling-kv/starling/statesync/view"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// blockTimes is the number of blocks over which the time between two is averaged.
+// blockTimes is the number of blocks over which the block interval is averaged.
 const blockTimes = 20
 
-// serveStatus serves the status page, if one is configured. It shows the application, and CometBFT
-// whenever there is one.
+// serveStatus serves the status page, if one is configured. The page shows the application, and
+// CometBFT once it runs.
 func (n *Node) serveStatus(ctx context.Context) (err error) {
 	c := n.config.App.Status
 	if c.ListenAddress == "" {
@@ -50,10 +50,10 @@ func (n *Node) listenStatus(ctx context.Context, source statuspage.Source, mount
 	return nil
 }
 
-// mountStatus adds what is served beside the page.
+// mountStatus adds the handlers served alongside the page.
 func (n *Node) mountStatus(mux *http.ServeMux) { health.Register(mux, n.Health) }
 
-// stopStatus ends the page, before what it shows is closed.
+// stopStatus stops the page before the objects that it shows are closed.
 func (n *Node) stopStatus() error {
 	status := n.status
 	n.status = nil
@@ -63,7 +63,7 @@ func (n *Node) stopStatus() error {
 	return status.Close()
 }
 
-// statusSource is what the status page shows of a node.
+// statusSource is the status page's view of a node.
 type statusSource struct{ n *Node }
 
 var _ statuspage.Source = statusSource{}
@@ -96,16 +96,11 @@ func (s statusSource) Status() statuspage.Status {
 			MemoryBytes: memory.NodeBytes + memory.LeafBytes, HeldNodes: memory.Held, HeldBytes: memory.HeldBytes, Versions: memory.Versions,
 		}
 	}
-	if n.application.sharded != nil {
-		status.Sharded = n.application.sharded.status()
-		return status
-	}
-	m := n.application.state.Metrics()
-	status.Flusher = statuspage.Flusher{SafeHeight: m.SafeHeight, LagBlocks: m.LagBlocks, LagBytes: m.LagBytes, LagSeconds: m.LagSeconds}
+	n.application.backing.report(&status)
 	return status
 }
 
-// chain returns what CometBFT knows, and the phase that the node is in.
+// chain returns the state of CometBFT, and the phase of the node.
 func (s statusSource) chain() (c statuspage.Chain, phase string) {
 	there := s.n.instance.Read(func(comet *cometnode.Node, syncing bool) {
 		c.Peers, c.CatchingUp = comet.Switch().Peers().Size(), comet.ConsensusReactor().WaitSync()
@@ -134,9 +129,8 @@ func (s statusSource) chain() (c statuspage.Chain, phase string) {
 	return c, statuspage.PhaseStarting
 }
 
-// chainPeers lists the nodes to which CometBFT is connected, those that have been there for longest
-// first. Those of p2p.private_peer_ids are left out: they are nobody's business, and a page may be
-// public.
+// chainPeers lists the nodes to which CometBFT is connected, longest connection first. Those of
+// p2p.private_peer_ids are omitted, because the page may be public.
 func chainPeers(set p2p.IPeerSet, private string) []statuspage.ChainPeer {
 	peers := []statuspage.ChainPeer{}
 	for _, p := range set.Copy() {
@@ -158,7 +152,7 @@ func chainPeers(set p2p.IPeerSet, private string) []statuspage.ChainPeer {
 	return peers[:min(len(peers), statuspage.MaxPeers)]
 }
 
-// blockTime returns the time of the last block, and the average between two of the last ones.
+// blockTime returns the time of the last block, and the average interval of recent blocks.
 func blockTime(blocks *store.BlockStore) (last time.Time, seconds float64) {
 	height := blocks.Height()
 	meta := blocks.LoadBlockMeta(height)
@@ -174,11 +168,11 @@ func blockTime(blocks *store.BlockStore) (last time.Time, seconds float64) {
 	return last, seconds
 }
 
-// caches are the zones' shares of the cache.
+// caches returns the zones' shares of the cache.
 func (s statusSource) caches() []statuspage.Cache {
 	stats, disk := s.n.cache.Stats(), map[sgc.Zone]uint64{}
-	if s.n.application.state != nil {
-		disk[sgc.State] = s.n.application.state.Metrics().DiskBytes
+	if home := s.n.application.local; home != nil {
+		disk[sgc.State] = home.state.Metrics().DiskBytes
 	}
 	if zone := s.n.databases.BlockZone(); zone != nil {
 		disk[sgc.Blocks] = zone.Metrics().DiskBytes
@@ -196,11 +190,10 @@ func (s statusSource) caches() []statuspage.Cache {
 
 func (s statusSource) disk() statuspage.Disk {
 	free, known := disk.LeastFree(config.DataFolders(s.n.config.CometBFT))
-	return statuspage.Disk{Known: known, FreeBytes: free, MinFreeBytes: s.n.config.App.Storage.MinFreeBytes}
+	return statuspage.Disk{Known: known, FreeBytes: free, MinFreeBytes: s.n.config.App.Disk.MinFreeBytes}
 }
 
-// catchUp returns the progress of the blocks that are fetched over the transport; nil: there was
-// none.
+// catchUp returns the progress of blocks fetched over the transport; nil: none were.
 func (s statusSource) catchUp() *statuspage.CatchUp {
 	p, was := s.n.blocksView.Progress()
 	if !was {
@@ -223,7 +216,7 @@ func (s statusSource) join() *statuspage.Join {
 		ReusedBytes: p.Reused, WastedBytes: p.Wasted, Rejected: p.Rejected, Refetched: p.Refetched, Connected: p.Peers, Banned: p.Banned,
 		Retargets: p.Retargets, Rate: p.Rate, Seconds: p.Elapsed.Seconds(), MapVersion: s.n.joinView.Version(), Peers: []statuspage.Peer{},
 	}
-	if p.Phase == fastsync.PhaseFetching {
+	if p.Phase == view.PhaseFetching {
 		j.SecondsLeft = p.Left.Seconds()
 	}
 	peers := s.n.joinView.Peers()
@@ -232,7 +225,7 @@ func (s statusSource) join() *statuspage.Join {
 		verified += peer.VerifiedBytes
 	}
 	for _, peer := range listed(peers) {
-		// Its part of the join's rate, so that they add up.
+		// The peer's share of the join's rate, so that the shares add up.
 		rate := float64(p.Rate) * float64(peer.VerifiedBytes) / float64(max(verified, 1))
 		j.Peers = append(j.Peers, statuspage.Peer{
 			Index: peer.Index, ID: string(peer.ID), Address: peer.Address, State: peer.State.String(), Reason: peer.Reason,
@@ -243,13 +236,13 @@ func (s statusSource) join() *statuspage.Join {
 	return j
 }
 
-// listed returns the peers that are shown: if there are too many, those that gave most, which come
-// first, and at least half as many banned ones if there are that many.
-func listed(peers []fastsync.PeerView) []fastsync.PeerView {
+// listed returns the peers to show. If there are too many, it returns those that sent the most,
+// which come first, and at least half as many banned ones if there are that many.
+func listed(peers []view.Peer) []view.Peer {
 	if len(peers) <= statuspage.MaxPeers {
 		return peers
 	}
-	var good, banned []fastsync.PeerView
+	var good, banned []view.Peer
 	for _, p := range peers {
 		if p.Reason != "" {
 			banned = append(banned, p)
@@ -262,10 +255,10 @@ func listed(peers []fastsync.PeerView) []fastsync.PeerView {
 	return append(good, banned...)
 }
 
-// cellStates are the states of a chunk as the page calls them.
+// cellStates maps the states of a chunk to those of the page.
 var cellStates = [...]statuspage.CellState{
-	fastsync.CellWaiting: statuspage.CellWaiting, fastsync.CellAsked: statuspage.CellAsked, fastsync.CellChecking: statuspage.CellChecking,
-	fastsync.CellStored: statuspage.CellStored, fastsync.CellHere: statuspage.CellHere, fastsync.CellPartly: statuspage.CellPartly,
+	view.CellWaiting: statuspage.CellWaiting, view.CellAsked: statuspage.CellAsked, view.CellChecking: statuspage.CellChecking,
+	view.CellStored: statuspage.CellStored, view.CellHere: statuspage.CellHere, view.CellPartly: statuspage.CellPartly,
 }
 
 func (s statusSource) Map() statuspage.Map {

@@ -18,8 +18,8 @@ import (
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
-	"github.com/starling-kv/starling/statesync/fastsync"
-	"github.com/starling-kv/starling/statuspage"
+	"github.com/starling-kv/starling/node/statuspage"
+	"github.com/starling-kv/starling/statesync/view"
 )
 
 func TestStatusPageIsOffByDefault(t *testing.T) {
@@ -91,11 +91,11 @@ func TestStatusOfANode(t *testing.T) {
 	require.Error(t, err, "nobody listens any more")
 }
 
-// Of a thousand peers those are listed that matter.
+// The most relevant of a thousand peers are listed.
 func TestListedPeers(t *testing.T) {
-	peers := func(good, banned int) (list []fastsync.PeerView) {
+	peers := func(good, banned int) (list []view.Peer) {
 		for i := range good + banned {
-			p := fastsync.PeerView{Index: uint16(i + 1)}
+			p := view.Peer{Index: uint16(i + 1)}
 			if i >= good {
 				p.Reason = "a lie"
 			}
@@ -118,8 +118,8 @@ func TestListedPeers(t *testing.T) {
 	}
 }
 
-// At the end of CometBFT's state sync another CometBFT takes the place of the first. Between the
-// two the databases are open again, but not those of the first.
+// At the end of CometBFT's state sync, another CometBFT replaces the first. Between the two the
+// databases are open again, but not those of the first.
 func TestStatusBetweenTwoComets(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
 	n := start(t, home, log.NewNopLogger())

@@ -15,7 +15,7 @@ import (
 	"github.com/starling-kv/starling/node/internal/nodetest"
 )
 
-// leaving is a reactor that reports, for each peer that leaves, whether block sync still runs.
+// leaving is a reactor that reports, for each leaving peer, whether block sync still runs.
 type leaving struct {
 	p2p.BaseReactor
 	left chan bool
@@ -27,7 +27,7 @@ func (l *leaving) RemovePeer(p2p.Peer, any) {
 }
 
 // CometBFT's block sync ends the process if a peer leaves between the check of its block and its
-// use (blocksync/pool.go, PopRequest). A node that stops loses all peers.
+// use (blocksync/pool.go, PopRequest). A stopping node loses all peers.
 func TestBlockSyncEndsBeforeThePeersLeave(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	dir, first := nodetest.Home(t, nil)

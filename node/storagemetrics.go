@@ -6,25 +6,23 @@ import (
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
-	"github.com/starling-kv/starling/treestore"
 )
 
-// storageMetrics are the metrics of both zones and their cache, read when Prometheus asks.
+// storageMetrics are the metrics of both zones and their cache, read when Prometheus scrapes.
 type storageMetrics struct {
-	state  *storage.Zone       // nil: storage nodes keep the state
-	blocks func() *blocks.Zone // nil: none at the moment
+	home   *local              // nil: storage nodes keep the state
+	blocks func() *blocks.Zone // nil: none at present
 	cache  *sgc.Cache
-	store  *treestore.Store // nil if state is
 
 	all []storageMetric
-	// Of each zone, by the label zone.
+	// Labelled by zone.
 	hits, misses, ghostHits, entries, bytes, target *prometheus.Desc
 	disk, amplification                             *prometheus.Desc
 
 	scrubbed, passes *prometheus.Desc
 }
 
-// storageMetric is one that has no label.
+// storageMetric is a metric without labels.
 type storageMetric struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
@@ -33,46 +31,46 @@ type storageMetric struct {
 
 var _ prometheus.Collector = (*storageMetrics)(nil)
 
-func newStorageMetrics(state *storage.Zone, zone func() *blocks.Zone, cache *sgc.Cache, store *treestore.Store) *storageMetrics {
+func newStorageMetrics(home *local, zone func() *blocks.Zone, cache *sgc.Cache) *storageMetrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(prometheus.BuildFQName("starling", "storage", name), help, labels, nil)
 	}
 	m := &storageMetrics{
-		state: state, blocks: zone, cache: cache, store: store,
-		hits:          desc("cache_hits_total", "Lookups in the shared cache that found what they asked for.", "zone"),
-		misses:        desc("cache_misses_total", "Lookups in the shared cache that did not find what they asked for.", "zone"),
-		ghostHits:     desc("cache_ghost_hits_total", "Lookups in the shared cache for what it had let go of lately: a larger share of it would have had them.", "zone"),
-		entries:       desc("cache_entries", "Entries that the shared cache holds.", "zone"),
-		bytes:         desc("cache_bytes", "Memory of what the shared cache holds.", "zone"),
-		target:        desc("cache_target_bytes", "Current limit of a zone's memory in the shared cache.", "zone"),
-		disk:          desc("disk_bytes", "Bytes that a zone has on disk.", "zone"),
-		amplification: desc("write_amplification", "Bytes written to disk for each byte that was to be kept.", "zone"),
-		scrubbed:      desc("scrubbed_bytes_total", "Bytes of keys and values on disk that were verified in the background."),
-		passes:        desc("scrub_passes_total", "How often all of the state on disk was verified in the background."),
+		home: home, blocks: zone, cache: cache,
+		hits:          desc("cache_hits_total", "Hits in the cache shared by the state and block stores, by zone.", "zone"),
+		misses:        desc("cache_misses_total", "Misses in the cache shared by the state and block stores, by zone.", "zone"),
+		ghostHits:     desc("cache_ghost_hits_total", "Cache misses for recently evicted entries, by zone: a larger share of the cache would have avoided them.", "zone"),
+		entries:       desc("cache_entries", "Entries in the cache, by zone.", "zone"),
+		bytes:         desc("cache_bytes", "Memory used by the cache, in bytes, by zone.", "zone"),
+		target:        desc("cache_target_bytes", "Current limit of the zone's share of the cache, in bytes.", "zone"),
+		disk:          desc("disk_bytes", "Disk space used by the zone, in bytes.", "zone"),
+		amplification: desc("write_amplification", "Bytes written to disk per byte stored, by zone.", "zone"),
+		scrubbed:      desc("scrubbed_bytes_total", "Bytes of keys and values on disk verified by the background scrub."),
+		passes:        desc("scrub_passes_total", "Number of times the background scrub verified the whole state on disk."),
 	}
 	add := func(kind prometheus.ValueType, name, help string, value func(storage.Metrics, sgc.Stats) float64) {
 		m.all = append(m.all, storageMetric{desc(name, help), kind, value})
 	}
 	gauge, counter := prometheus.GaugeValue, prometheus.CounterValue
-	add(counter, "cache_moves_total", "How often memory of the cache moved from one zone to the other.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.Moves) })
-	add(counter, "cache_moved_bytes_total", "Memory of the cache that moved from one zone to the other.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.MovedBytes) })
-	if state == nil {
+	add(counter, "cache_moves_total", "Number of times cache memory moved from one zone to the other.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.Moves) })
+	add(counter, "cache_moved_bytes_total", "Bytes of cache memory moved from one zone to the other.", func(_ storage.Metrics, c sgc.Stats) float64 { return float64(c.MovedBytes) })
+	if home == nil {
 		return m
 	}
-	add(gauge, "safe_height", "Height of the state that is on disk.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.SafeHeight) })
-	add(gauge, "lag_blocks", "Blocks whose state is not on disk yet.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.LagBlocks) })
-	add(gauge, "lag_bytes", "Bytes of changes that are not on disk yet.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.LagBytes) })
-	add(gauge, "lag_seconds", "Age of the oldest block whose state is not on disk yet.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.LagSeconds })
-	add(counter, "flushes_total", "Flushes of the state.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.Flushes) })
-	add(counter, "flush_seconds_total", "Time that flushes of the state took.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.FlushSeconds })
-	add(counter, "flush_bytes_total", "Bytes of changes that flushes of the state made durable: keys, values and heights, and 16 bytes for each key.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.FlushedBytes) })
-	add(counter, "wait_seconds_total", "Time that blocks waited because the disk was too far behind.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.WaitSeconds })
-	add(counter, "compaction_bytes_total", "Bytes that compactions of the state wrote.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.CompactionBytes) })
-	add(gauge, "generations", "States of earlier flushes that are kept for reading.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.Generations) })
+	add(gauge, "safe_height", "Height of the state on disk (durable height).", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.SafeHeight) })
+	add(gauge, "lag_blocks", "Blocks whose changes are not yet on disk.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.LagBlocks) })
+	add(gauge, "lag_bytes", "Bytes of changes not yet on disk.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.LagBytes) })
+	add(gauge, "lag_seconds", "Age of the oldest block whose changes are not yet on disk, in seconds.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.LagSeconds })
+	add(counter, "flushes_total", "Flushes of the state to disk.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.Flushes) })
+	add(counter, "flush_seconds_total", "Time spent flushing the state to disk, in seconds.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.FlushSeconds })
+	add(counter, "flush_bytes_total", "Bytes of changes flushed to disk: keys, values and heights, plus 16 bytes per key.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.FlushedBytes) })
+	add(counter, "wait_seconds_total", "Time that blocks waited for the flusher's backlog, in seconds.", func(s storage.Metrics, _ sgc.Stats) float64 { return s.WaitSeconds })
+	add(counter, "compaction_bytes_total", "Bytes written by compactions of the state.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.CompactionBytes) })
+	add(gauge, "generations", "States of earlier flushes kept readable.", func(s storage.Metrics, _ sgc.Stats) float64 { return float64(s.Generations) })
 	return m
 }
 
-// Describe is that of prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (m *storageMetrics) Describe(to chan<- *prometheus.Desc) {
 	for _, one := range m.all {
 		to <- one.desc
@@ -80,18 +78,18 @@ func (m *storageMetrics) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{m.hits, m.misses, m.ghostHits, m.entries, m.bytes, m.target, m.disk, m.amplification} {
 		to <- d
 	}
-	if m.state != nil {
+	if m.home != nil {
 		to <- m.scrubbed
 		to <- m.passes
 	}
 }
 
-// Collect is that of prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (m *storageMetrics) Collect(to chan<- prometheus.Metric) {
 	stats, zones := m.cache.Stats(), []sgc.Zone{sgc.Blocks}
 	var state storage.Metrics
-	if m.state != nil {
-		state, zones = m.state.Metrics(), []sgc.Zone{sgc.State, sgc.Blocks}
+	if m.home != nil {
+		state, zones = m.home.state.Metrics(), []sgc.Zone{sgc.State, sgc.Blocks}
 	}
 	for _, one := range m.all {
 		to <- prometheus.MustNewConstMetric(one.desc, one.kind, one.value(state, stats))
@@ -109,10 +107,10 @@ func (m *storageMetrics) Collect(to chan<- prometheus.Metric) {
 		labelled(m.bytes, gauge, float64(s.Bytes+s.Other), zone)
 		labelled(m.target, gauge, float64(s.Target), zone)
 	}
-	if m.state != nil {
+	if m.home != nil {
 		labelled(m.disk, gauge, float64(state.DiskBytes), sgc.State)
 		labelled(m.amplification, gauge, state.WriteAmplification, sgc.State)
-		scrub := m.store.ScrubStats()
+		scrub := m.home.store.ScrubStats()
 		to <- prometheus.MustNewConstMetric(m.scrubbed, counter, float64(scrub.Bytes))
 		to <- prometheus.MustNewConstMetric(m.passes, counter, float64(scrub.Passes))
 	}

@@ -13,8 +13,7 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// A node whose state storage nodes keep has the metrics of its block zone, and none of a state
-// zone.
+// A sharded node has the metrics of its block zone, but none of a state zone.
 func TestStorageMetricsOfAShardedNode(t *testing.T) {
 	cache := sgc.New(1 << 20)
 	zone, err := blocks.Open("blocks", blocks.Options{FS: vfs.NewMem(), Cache: cache})
@@ -26,7 +25,7 @@ func TestStorageMetricsOfAShardedNode(t *testing.T) {
 	require.NoError(t, err)
 
 	registry := prometheus.NewPedanticRegistry()
-	require.NoError(t, registry.Register(newStorageMetrics(nil, func() *blocks.Zone { return zone }, cache, nil)))
+	require.NoError(t, registry.Register(newStorageMetrics(nil, func() *blocks.Zone { return zone }, cache)))
 	families, err := registry.Gather()
 	require.NoError(t, err)
 	docs, err := os.ReadFile(filepath.Join("..", "docs", "metrics.md"))

@@ -15,52 +15,53 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/dsm/serve"
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/dsm/server/witness"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/relay"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/catchup"
+	"github.com/starling-kv/starling/statesync/lightblocks"
+	"github.com/starling-kv/starling/statesync/protocol"
+	"github.com/starling-kv/starling/statesync/serve"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// transportWorkers is the number of requests, beside transportLanes, that are answered at a time:
-// few, so that the processors are free for blocks.
+// transportWorkers is the number of requests, in addition to those of transportLanes, that are
+// served concurrently: few, to leave processors for blocks.
 const transportWorkers = 4
 
-// transportLanes keep methods apart: what is answered from memory never waits, and neither chunks
-// nor reports of evidence wait for light blocks, of which one can take a processor for 0.3 s.
+// transportLanes separates methods: responses from memory never wait, and neither chunks nor
+// evidence reports wait for light blocks, each of which can take a processor for 0.3 s.
 func transportLanes() []tcp.Lane {
 	return []tcp.Lane{
-		{Methods: []transport.Method{fastsync.MethodStatus, fastsync.MethodCommitment, fastsync.MethodPeers, fastsync.MethodGenesis}, Workers: 1},
+		{Methods: []transport.Method{protocol.MethodStatus, protocol.MethodCommitment, protocol.MethodPeers, protocol.MethodGenesis}, Workers: 1},
 		{
 			Methods: []transport.Method{lightblocks.MethodLightBlock, lightblocks.MethodConsensusParams, lightblocks.MethodHeaders},
 			Workers: min(3, max(1, runtime.GOMAXPROCS(0)/4)), // lightblocks.Server is busy above 3
 		},
 		{Methods: []transport.Method{lightblocks.MethodEvidence}, Workers: 1},
-		// A part that waits for anything goes by p2p instead.
+		// If a part must wait, it goes over p2p instead.
 		{Methods: []transport.Method{relay.Method}, Workers: 4},
-		// Validators in sharded mode that lack a witness hold up a round: chunks must not delay it.
-		{Methods: []transport.Method{transport.Method(dsm.MethodWitness), transport.Method(dsm.MethodUpper)}, Workers: 2},
+		// A sharded validator without a witness holds up its round: chunks must not delay it.
+		{Methods: []transport.Method{dsm.MethodWitness, dsm.MethodUpper}, Workers: 2},
 	}
 }
 
-// serving is this node's side of the transport, where joining nodes send requests. The fields but
+// serving is this node's server side of the transport, which joining nodes query. All fields except
 // server are set before CometBFT is made; without an address, blocks, light and reactor are nil.
 type serving struct {
-	address string              // to listen on; "": nobody is served
+	address string              // listening address; "": no serving
 	wrong   error               // why there is no address
-	making  chan struct{}       // places of answers that take long: one processor is left to blocks
-	blocks  *catchup.Server     // serves its blocks, as light
-	light   *lightblocks.Server // serves CometBFT's headers, once there are stores: see setStores
+	making  chan struct{}       // slots of long-running responses: one processor is left for blocks
+	blocks  *catchup.Server     // serves the blocks that light has
+	light   *lightblocks.Server // serves CometBFT's headers, once its stores are set: see setStores
 	reactor *comet.AddressReactor
-	server  *tcp.Server // nil: it does not listen yet
+	server  *tcp.Server // nil: not listening yet
 }
 
-// newServing prepares what CometBFT is given. Nobody is served before Node.serve.
+// newServing prepares the parts that CometBFT needs. Nothing is served before Node.serve.
 func newServing(conf *config.Config, genesis *cmttypes.GenesisDoc, logger log.Logger) serving {
 	address, err := config.TransportAddress(conf)
 	if err != nil || address == "" {
@@ -69,7 +70,7 @@ func newServing(conf *config.Config, genesis *cmttypes.GenesisDoc, logger log.Lo
 	making := make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
 	return serving{
 		address: address, making: making,
-		//nolint:gosec // it draws what anybody may see
+		//nolint:gosec // its draws are public
 		reactor: comet.NewAddressReactor(rand.NewPCG(rand.Uint64(), rand.Uint64()), config.PrivatePeers(conf)),
 		blocks:  catchup.NewServer(logger.With("module", "transport")),
 		light:   lightblocks.NewServer(lightblocks.ServerOptions{ChainID: genesis.ChainID, Logger: logger.With("module", "transport"), Making: making}),
@@ -77,7 +78,7 @@ func newServing(conf *config.Config, genesis *cmttypes.GenesisDoc, logger log.Lo
 }
 
 // setStores serves headers from CometBFT's stores; nil, nil, nil: from none, before its databases
-// are closed. It returns once nobody reads the former stores.
+// are closed. It returns once the former stores are no longer read.
 func (s *serving) setStores(blocks *store.BlockStore, states sm.Store, evidence func(cmttypes.Evidence) error) {
 	switch {
 	case s.light == nil:
@@ -95,20 +96,12 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 	if n.serving.wrong != nil || n.serving.address == "" {
 		return n.serving.wrong
 	}
-	key, err := config.TransportKey(n.nodeKey)
-	if err != nil {
-		return err
-	}
 	genesis, err := os.ReadFile(n.config.CometBFT.GenesisFile())
 	if err != nil {
 		return err
 	}
-	if n.transportMetrics == nil && n.config.CometBFT.Instrumentation.Prometheus {
-		n.transportMetrics = newTransportMetrics(prometheus.DefaultRegisterer)
-	}
-	logger := n.log.With("module", "transport")
 	mux := new(transport.Mux)
-	fastsync.NewServer(fastsync.ServerOptions{
+	serve.New(serve.Options{
 		Snapshots: n.application.snapshots, Blocks: n.blockRange, Peers: n.known, Genesis: genesis, Making: n.serving.making,
 	}).Register(mux)
 	n.serving.light.Register(mux)
@@ -116,15 +109,31 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 	if n.relay != nil {
 		n.relay.Register(mux)
 	}
-	serve.New(serve.Options{Versions: n.application, Making: n.serving.making}).Register(mux)
+	witness.New(witness.Options{Versions: n.application, Making: n.serving.making}).Register(mux)
 	var handler transport.Handler = mux
 	if wrap != nil {
 		handler = wrap(mux)
 	}
+	if err := n.listen(handler); err != nil {
+		return err
+	}
+	n.log.With("module", "transport").Info("Serving joining nodes", "address", n.serving.server.Addr())
+	return nil
+}
+
+// listen begins to serve at the transport's address.
+func (n *Node) listen(handler transport.Handler) error {
+	key, err := config.TransportKey(n.nodeKey)
+	if err != nil {
+		return err
+	}
+	if n.transportMetrics == nil && n.config.CometBFT.Instrumentation.Prometheus {
+		n.transportMetrics = newTransportMetrics(prometheus.DefaultRegisterer)
+	}
 	o := n.config.App.Transport
 	options := tcp.Options{
 		Key: key, ChainID: n.genesis.ChainID, Handler: handler,
-		OpenMethods: []transport.Method{fastsync.MethodStatus, fastsync.MethodGenesis}, MaxConns: o.MaxPeers, Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer,
+		OpenMethods: []transport.Method{protocol.MethodStatus, protocol.MethodGenesis}, MaxConns: o.MaxPeers, Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer,
 		Workers: transportWorkers, MaxConnsPerHost: o.MaxPeersPerHost, Hooks: n.transportMetrics.hooks(),
 		Lanes: transportLanes(), Named: config.NamedPeers(n.config), Sides: n.paths.Sides(),
 	}
@@ -134,31 +143,24 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 	}
 	n.serving.reactor.SetOwn(server.Addr())
 	n.serving.server = server
-	logger.Info("Serving joining nodes", "address", server.Addr())
 	return nil
 }
 
-// known returns the nodes that joining nodes are told of. Where storage nodes keep the state, they
-// are among them: they have the chunks that a node in local mode needs. It is a hint.
+// known returns the nodes that are advertised to joining nodes. For a sharded state they include
+// the storage nodes, which have the chunks that full-state nodes need. The list is unverified.
 func (n *Node) known() []transport.Address {
 	peers := n.serving.reactor.Known()
-	if n.application.sharded == nil {
-		return peers
-	}
-	var storage []transport.Address
-	for _, node := range n.application.sharded.nodes.Ranges.Nodes() {
-		if !slices.Contains(config.PrivatePeers(n.config), string(node)) {
-			storage = append(storage, n.application.sharded.nodes.Addresses[node])
-		}
-	}
+	storage := slices.DeleteFunc(n.application.backing.holders(), func(a transport.Address) bool {
+		return slices.Contains(config.PrivatePeers(n.config), string(a.ID))
+	})
 	rand.Shuffle(len(storage), func(i, j int) { storage[i], storage[j] = storage[j], storage[i] })
 	return shareAnswer(storage, peers)
 }
 
-// shareAnswer puts two lists into one, of which an answer takes the first fastsync.MaxPeers: each
-// gets half of these, and what the other does not need.
+// shareAnswer merges two lists into one, of which a response contains the first protocol.MaxPeers.
+// Each list gets half of these, and the slots that the other one does not need.
 func shareAnswer(a, b []transport.Address) []transport.Address {
-	first := min(len(a), fastsync.MaxPeers/2)
+	first := min(len(a), protocol.MaxPeers/2)
 	return slices.Concat(a[:first], b, a[first:])
 }
 
@@ -171,12 +173,13 @@ func (n *Node) blockRange() (base, height int64) {
 	return base, height
 }
 
-// stopServing ends the serving, before the stores that it reads are closed.
+// stopServing stops serving, before the stores that it reads are closed.
 func (n *Node) stopServing() error {
 	if n.serving.server == nil {
 		return nil
 	}
 	err := n.serving.server.Close()
+	n.serving.server = nil
 	if errors.Is(err, net.ErrClosed) {
 		err = nil
 	}

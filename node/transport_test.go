@@ -6,11 +6,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
 )
 
-// An answer has room for some nodes only: storage nodes do not fill it, nor do peers.
+// A response has room for a limited number of nodes: neither storage nodes nor peers fill it alone.
 func TestShareAnswer(t *testing.T) {
 	list := func(name string, n int) (l []transport.Address) {
 		for i := range n {
@@ -24,7 +24,7 @@ func TestShareAnswer(t *testing.T) {
 		all := shareAnswer(list("storage", c.storage), list("peer", c.peers))
 		require.Len(t, all, c.storage+c.peers)
 		storage, peers := 0, 0
-		for _, a := range all[:min(len(all), fastsync.MaxPeers)] {
+		for _, a := range all[:min(len(all), protocol.MaxPeers)] {
 			if a.HostPort[0] == 's' {
 				storage++
 			} else {

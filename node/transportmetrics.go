@@ -6,14 +6,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/node/relay"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/lightblocks"
+	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// transportMetrics are what operators watch of the transport. A nil one counts nothing.
+// transportMetrics counts the transport's traffic. A nil one counts nothing.
 type transportMetrics struct {
 	sent, received, opened prometheus.Counter
 	connections            prometheus.Gauge
@@ -30,22 +30,22 @@ func newTransportMetrics(registry prometheus.Registerer) *transportMetrics {
 		return prometheus.NewCounter(prometheus.CounterOpts(opts(name, help)))
 	}
 	m := &transportMetrics{
-		sent:        counter("sent_bytes_total", "Bytes sent to joining nodes, on the wire."),
-		received:    counter("received_bytes_total", "Bytes received from joining nodes, on the wire."),
-		opened:      counter("connections_opened_total", "Connections of authenticated nodes."),
-		connections: prometheus.NewGauge(prometheus.GaugeOpts(opts("connections", "Authenticated nodes that are connected."))),
+		sent:        counter("sent_bytes_total", "Bytes sent on inbound transport connections, on the wire."),
+		received:    counter("received_bytes_total", "Bytes received on inbound transport connections, on the wire."),
+		opened:      counter("connections_opened_total", "Inbound transport connections of authenticated nodes, since the start."),
+		connections: prometheus.NewGauge(prometheus.GaugeOpts(opts("connections", "Open inbound transport connections of authenticated nodes."))),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts(opts("connections_refused_total",
-			"Connections that were not let in, by reason: handshake (it failed, or the network did), too_many, too_many_pending, accept_rate, "+
+			"Refused inbound transport connections, by reason: handshake (handshake or network failure), too_many, too_many_pending, accept_rate, "+
 				"wrong_chain or wrong_version.")), []string{"reason"}),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts(opts("requests_total",
-			"Requests of other nodes, by method and outcome: answered, gone (what was asked for is not here), busy, refused or failed.")),
+			"Transport requests from other nodes, by method and outcome: answered, gone (data not available here), busy, refused or failed.")),
 			[]string{"method", "outcome"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Namespace: "starling", Subsystem: "transport", Name: "request_seconds", Help: "Time to make an answer, by method.",
+			Namespace: "starling", Subsystem: "transport", Name: "request_seconds", Help: "Time to serve a transport request, in seconds, by method.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 8),
 		}, []string{"method"}),
 	}
-	// So that what has not happened is 0, not absent.
+	// Export zeros instead of absent series.
 	for _, r := range refusals {
 		m.refused.WithLabelValues(r.label)
 	}
@@ -60,12 +60,12 @@ func newTransportMetrics(registry prometheus.Registerer) *transportMetrics {
 	return m
 }
 
-// methodLabels are the methods of the transport; any other number is "unknown".
+// methodLabels names the methods of the transport; any other method is "unknown".
 var methodLabels = map[transport.Method]string{
-	fastsync.MethodStatus: "status", fastsync.MethodCommitment: "commitment", fastsync.MethodManifest: "manifest",
-	fastsync.MethodChunk: "chunk", fastsync.MethodSubManifest: "sub_manifest", lightblocks.MethodLightBlock: "light_block",
-	lightblocks.MethodConsensusParams: "consensus_params", lightblocks.MethodEvidence: "evidence", fastsync.MethodPeers: "peers",
-	fastsync.MethodGenesis: "genesis", lightblocks.MethodHeaders: "headers", relay.Method: "relay",
+	protocol.MethodStatus: "status", protocol.MethodCommitment: "commitment", protocol.MethodManifest: "manifest",
+	protocol.MethodChunk: "chunk", protocol.MethodSubManifest: "sub_manifest", lightblocks.MethodLightBlock: "light_block",
+	lightblocks.MethodConsensusParams: "consensus_params", lightblocks.MethodEvidence: "evidence", protocol.MethodPeers: "peers",
+	protocol.MethodGenesis: "genesis", lightblocks.MethodHeaders: "headers", relay.Method: "relay",
 	0: "unknown",
 }
 
@@ -76,7 +76,7 @@ func methodLabel(m transport.Method) string {
 	return methodLabels[0]
 }
 
-// class is a label for errors of a kind.
+// class is the label of a kind of error.
 type class struct {
 	is    error
 	label string

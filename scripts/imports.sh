@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prints a Mermaid graph of the imports between our packages, without tests, networks and commands of e2e.
 #
-# An arrow that follows from others is left out: if a imports b and b imports c, then a's own import of c is not drawn.
+# Redundant arrows are omitted: if a imports b and b imports c, then a's import of c is not drawn.
 set -euo pipefail
 cd "${1:-$(dirname "$0")/..}"
 echo 'graph TD'

@@ -12,7 +12,7 @@ for copy in one another/of-a-longer-name; do
 	git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar -C "$tmp/$copy" -xf -
 done
 (cd "$tmp/one" && scripts/release.sh build/release)
-# Nothing that the first one has compiled is linked into the second.
+# The second build does not use compiled packages of the first.
 (cd "$tmp/another/of-a-longer-name" && umask 077 && GOCACHE="$tmp/cache" scripts/release.sh build/release)
 cmp "$tmp/one/build/release/SHA256SUMS" "$tmp/another/of-a-longer-name/build/release/SHA256SUMS"
 cat "$tmp/one/build/release/SHA256SUMS"

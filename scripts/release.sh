@@ -1,6 +1,6 @@
 #!/bin/sh
 # release.sh OUT, run in the repository, writes OUT/starlingd-VERSION-OS-ARCH.tar.gz for each of TARGETS, and OUT/SHA256SUMS. The same
-# sources, version, commit, time and Go give the same bytes, in whatever folder and on whatever machine: so anybody can check a release.
+# sources, version, commit, time and Go give the same bytes in any folder and on any machine, so anyone can check a release.
 # VERSION, COMMIT and SOURCE_DATE_EPOCH come from git unless they are set, as in a copy without history.
 set -eu
 out=$1
@@ -19,7 +19,7 @@ for target in $targets; do
 	name=starlingd-$version-$os-$arch
 	mkdir "$tmp/$name"
 	cp LICENSE README.md CHANGELOG.md "$tmp/$name/"
-	# What is in the environment of the builder must not be in the binary. Whatever -trimpath leaves of a folder is in the build id only.
+	# The builder's environment must not affect the binary. With -trimpath, folders affect only the build id.
 	env -u GOEXPERIMENT GOFLAGS= GOWORK=off CGO_ENABLED=0 GOOS="$os" GOARCH="$arch" GOAMD64=v1 GOARM64=v8.0 \
 		"${GO:-go}" build -mod=readonly -trimpath -buildvcs=false -ldflags "-s -w -buildid= -X $buildinfo.Version=$version -X $buildinfo.Commit=$commit" \
 		-o "$tmp/$name/starlingd" ./cmd/starlingd

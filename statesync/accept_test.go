@@ -12,7 +12,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// slowTarget writes when it is let to.
+// slowTarget delays Write until the test allows it.
 type slowTarget struct {
 	*fakeTarget
 	let chan error
@@ -25,8 +25,8 @@ func (s slowTarget) Write(k uint32, c *avlstar.Chunk) error {
 	return s.fakeTarget.Write(k, c)
 }
 
-// A second good copy is done when the chunk is written, not before: else whoever brought it takes
-// the restore for complete.
+// Accept of a second valid copy returns when the chunk is written, not before: otherwise its caller
+// would consider the restore complete.
 func TestAcceptOfASecondCopyWaits(t *testing.T) {
 	for name, failure := range map[string]error{"written": nil, "failed": context.DeadlineExceeded} {
 		t.Run(name, func(t *testing.T) {
@@ -66,8 +66,8 @@ func TestAcceptOfASecondCopyWaits(t *testing.T) {
 	}
 }
 
-// The bytes of every chunk come back once, also those of a second copy, and whoever overwrites them
-// then changes nothing. Chunks come in any order, from several goroutines.
+// The bytes of every chunk come back once, also those of a second copy, and overwriting them then
+// changes nothing. Chunks arrive in any order, from several goroutines.
 func TestBytesComeBack(t *testing.T) {
 	rng := newRNG(t, 12)
 	for name, targetOf := range map[string]func(*fakeTarget) Target{
@@ -90,7 +90,7 @@ func TestBytesComeBack(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				if back++; !given[&data[0]] {
-					t.Error("bytes that nobody gave, or that came back before")
+					t.Error("bytes were not given to Accept, or came back twice")
 				}
 				delete(given, &data[0])
 			})

@@ -8,7 +8,7 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 )
 
-// errWrongLength: a chunk is not even as long as the manifest says.
+// errWrongLength: the chunk's length differs from the manifest's.
 type errWrongLength struct {
 	got  int
 	want uint64
@@ -16,16 +16,16 @@ type errWrongLength struct {
 
 func (e errWrongLength) Error() string { return fmt.Sprintf("%d bytes, want %d", e.got, e.want) }
 
-// ApplySnapshotChunk answers the ABCI call. ACCEPT only means that the chunk was taken:
-// verification runs beside, and a bad one is named in refetch_chunks, its sender in reject_senders,
-// of a later answer. (RETRY would present the same bytes again; reject_senders alone would not
-// bring back a chunk that was handed over already.)
+// ApplySnapshotChunk answers the ABCI call. ACCEPT means only that the chunk was received.
+// Verification runs concurrently; a later answer names a bad chunk in refetch_chunks and its sender
+// in reject_senders. (RETRY would present the same bytes again. reject_senders alone would not
+// refetch a chunk that was already delivered.)
 func (m *Manager) ApplySnapshotChunk(ctx context.Context, req *abci.RequestApplySnapshotChunk) (*abci.ResponseApplySnapshotChunk, error) {
 	m.receiving.Lock()
 	defer m.receiving.Unlock()
 	s := m.receiving.session
 	if s == nil {
-		m.log.Error("State sync: a chunk came without an accepted snapshot", "chunk", req.Index)
+		m.log.Error("State sync: received a chunk without an accepted snapshot", "chunk", req.Index)
 		return &abci.ResponseApplySnapshotChunk{Result: abci.ResponseApplySnapshotChunk_ABORT}, nil
 	}
 	a, err := s.present(ctx, job{req.Index, req.Chunk, req.Sender})
@@ -61,6 +61,6 @@ func (m *Manager) finish(s *session) abci.ResponseApplySnapshotChunk_Result {
 	}
 	defer v.Release()
 	s.summary()
-	m.Committed(s.restorer.height, v) // it can be served on at once
+	m.Committed(s.restorer.height, v) // it can be served at once
 	return abci.ResponseApplySnapshotChunk_ACCEPT
 }

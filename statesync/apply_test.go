@@ -13,7 +13,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// syncFrom gives a joiner all chunks in order and returns the last answer.
+// syncFrom sends all chunks to a joiner in order and returns the last answer.
 func syncFrom(t *testing.T, m *Manager, chunks [][]byte) (last *abci.ResponseApplySnapshotChunk) {
 	t.Helper()
 	for k, data := range chunks {
@@ -63,8 +63,8 @@ func TestOurOwnFailuresAbort(t *testing.T) {
 	})
 }
 
-// A new offer in the middle starts over, with nothing of the old sync left; even one that is
-// refused ends the old one.
+// A new offer during a sync starts over, without anything from the old sync. Even a refused offer
+// ends the old sync.
 func TestNewOfferMidway(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := newRNG(t, seed)
@@ -102,7 +102,7 @@ func TestCloseEndsASync(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// blockedTarget lets Write wait.
+// blockedTarget blocks Write.
 type blockedTarget struct {
 	*fakeTarget
 	entered, release chan struct{}
@@ -114,7 +114,7 @@ func (b *blockedTarget) Write(k uint32, c *avlstar.Chunk) error {
 	return b.fakeTarget.Write(k, c)
 }
 
-// An answer that waits for the pool ends when its caller gives up, and when the node stops; serving
+// An answer that waits for the pool ends when its caller gives up and when the node stops. Serving
 // does not wait for it.
 func TestWaitingAnswers(t *testing.T) {
 	v := randomTree(t, newRNG(t, 1), 1, 200)
@@ -150,8 +150,8 @@ func TestWaitingAnswers(t *testing.T) {
 	target.requireEmpty()
 }
 
-// A second copy that the pool did not take, because its caller gave up, takes nothing from the
-// first, which is being verified: the restore completes without being sent that chunk again.
+// A second copy whose caller gave up before the pool took it does not affect the first copy, which
+// is being verified: the restore completes without receiving the chunk again.
 func TestCancelledSecondCopy(t *testing.T) {
 	v := randomTree(t, newRNG(t, 1), 30, 200)
 	chunks := chunksOf(t, v)
@@ -161,7 +161,7 @@ func TestCancelledSecondCopy(t *testing.T) {
 	m.Committed(10, v)
 	require.Equal(t, offerAccept, offer(t, m, offerOf(t, m)))
 	require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, apply(t, m, 0, chunks[0], "peer").Result)
-	<-target.entered // the only worker has it, and the next one fills the pool
+	<-target.entered // the only worker is busy, and the next job fills the pool
 	require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, apply(t, m, 1, chunks[1], "peer").Result)
 
 	ctx, cancel := context.WithCancel(context.Background())
@@ -203,7 +203,7 @@ func TestRestorer(t *testing.T) {
 	_, err = r.Commit()
 	require.ErrorIs(t, err, ErrIncomplete)
 
-	// All at once, each several times: each is written once (the target checks).
+	// All at once, each several times: each is written once (the target checks this).
 	var wg sync.WaitGroup
 	for range 3 {
 		for _, k := range rng.Perm(len(chunks)) {
@@ -219,7 +219,7 @@ func TestRestorer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, v.AppHash(), got.AppHash())
 	target.requireRestored(30, v)
-	require.NoError(t, r.Abort(), "does nothing any more")
+	require.NoError(t, r.Abort(), "no effect")
 	target.requireRestored(30, v)
 	_, err = r.Commit()
 	require.ErrorIs(t, err, ErrOver)

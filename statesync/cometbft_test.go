@@ -19,7 +19,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// snapshotApp is an application that can do nothing but state sync.
+// snapshotApp is an application that supports only state sync.
 type snapshotApp struct {
 	abci.BaseApplication
 	*Manager
@@ -72,20 +72,20 @@ func (a lyingApp) LoadSnapshotChunk(ctx context.Context, r *abci.RequestLoadSnap
 	return resp, err
 }
 
-// trusting stands for the light client.
+// trusting replaces the light client.
 type trusting struct{ hash avlstar.Hash }
 
 func (p trusting) AppHash(context.Context, uint64) ([]byte, error)       { return p.hash[:], nil }
 func (p trusting) Commit(context.Context, uint64) (*types.Commit, error) { return &types.Commit{}, nil }
 func (p trusting) State(context.Context, uint64) (sm.State, error)       { return sm.State{}, nil }
 
-// CometBFT's own reactors, over real connections: a node joins from two honest peers and a liar. It
-// checks that the chunk queue of the simulations is like the real one where it matters: what is
-// named is presented again.
+// With CometBFT's own reactors over real connections, a node joins from two honest peers and a
+// Byzantine one. The test checks that the simulated chunk queue behaves like the real one where it
+// matters: refetched chunks are presented again.
 func TestJoinOverCometBFT(t *testing.T) {
 	t.Parallel()
 	v := randomTree(t, newRNG(t, 5), 500, 300)
-	require.Greater(t, v.NumChunks(), uint32(80)) // one in three from the liar: some certainly are
+	require.Greater(t, v.NumChunks(), uint32(80)) // a third comes from the Byzantine peer
 	var lines lines
 	target := &fakeTarget{t: t}
 	m := NewManager(Options{Target: target, Interval: interval, Keep: 1, Logger: log.NewTMLogger(&lines)})
@@ -116,7 +116,7 @@ func TestJoinOverCometBFT(t *testing.T) {
 			require.NoError(t, sw.Stop())
 		}
 	})
-	// the least that CometBFT takes
+	// the minimum that CometBFT accepts
 	_, _, err := reactors[0].Sync(trusting{v.AppHash()}, 5*time.Second)
 	require.NoError(t, err)
 	target.requireRestored(20, v)

@@ -12,19 +12,19 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// pinDescription is what a node knows of a snapshot that it has on disk, beside the leaves there:
-// with it each chunk is a range of keys that can be verified.
+// pinDescription is what a node keeps in memory of a snapshot whose leaves are on disk. It maps
+// each chunk to a key range and allows the chunk to be verified.
 type pinDescription struct {
 	height    int64
 	hash      avlstar.Hash
 	encoded   []byte // manifest
 	decoded   *avlstar.Manifest
 	committed avlstar.Commitment
-	// firsts[k-1] is the first key of chunk k; that of chunk 0 is the least there is
+	// firsts[k-1] is the first key of chunk k; chunk 0 begins at the lowest key.
 	firsts [][]byte
 }
 
-// keys returns the range of chunk k; nil is open.
+// keys returns the key range of chunk k; a nil bound is open.
 func (d *pinDescription) keys(k uint32) (first, after []byte) {
 	if k > 0 {
 		first = d.firsts[k-1]
@@ -35,13 +35,14 @@ func (d *pinDescription) keys(k uint32) (first, after []byte) {
 	return first, after
 }
 
-// EncodePin describes the state v, for who stores it. It walks over the upper tree only.
+// EncodePin describes the state v for storage. It reads only the upper tree.
 //
 //	description = app hash:32 ‖ uvarint(len manifest) ‖ manifest
 //	              ‖ (uvarint(len key) ‖ key) × (m−1), the first keys of the chunks 1 … m−1
 //
-// Whoever stores it adds version, height and checksum (package storage): the description needs
-// none, since the app hash proves the manifest, and that the keys.
+// The caller that stores a description adds version, height and checksum (package storage). The
+// description has none of its own, since the app hash proves the manifest and the manifest proves
+// the keys.
 func EncodePin(v *avlstar.Version) ([]byte, error) {
 	m, err := v.TryManifest()
 	if err != nil {
@@ -62,8 +63,8 @@ func EncodePin(v *avlstar.Version) ([]byte, error) {
 	return b, nil
 }
 
-// decodePin is the inverse of EncodePin, for the state after block height. The result is
-// consistent: the manifest leads to the app hash, the first keys ascend and are the manifest's. It
+// decodePin is the inverse of EncodePin, for the state after block height. It checks that the
+// manifest leads to the app hash, and that the first keys ascend and match the manifest. The result
 // does not refer to b.
 func decodePin(height int64, b []byte) (*pinDescription, error) {
 	d, err := decodePinBody(bytes.Clone(b))
@@ -88,7 +89,7 @@ func decodePinBody(b []byte) (*pinDescription, error) {
 		return nil, err
 	}
 	if len(d.decoded.Entries) == 0 {
-		return nil, errors.New("it has no chunk")
+		return nil, errors.New("it has no chunks")
 	}
 	if d.committed, err = d.decoded.Commitment(); err != nil {
 		return nil, err
@@ -100,7 +101,7 @@ func decodePinBody(b []byte) (*pinDescription, error) {
 		}
 		switch {
 		case sha256.Sum256(key) != d.decoded.Entries[k].FirstKeyHash:
-			return nil, fmt.Errorf("first key of chunk %d: it is not the manifest's", k)
+			return nil, fmt.Errorf("first key of chunk %d: it does not match the manifest", k)
 		case k > 1 && bytes.Compare(d.firsts[k-2], key) >= 0:
 			return nil, fmt.Errorf("first key of chunk %d: it does not ascend", k)
 		}

@@ -1,5 +1,5 @@
-// Package statesync offers the versions of the tree as snapshots and takes part in joining: chunks
-// from untrusted peers become a state.
+// Package statesync serves versions of the tree as snapshots and restores a state from chunks of
+// untrusted peers when a node joins.
 //
 //	serving                                          joining
 //
@@ -11,14 +11,14 @@
 //	   │   ├─► ListSnapshots      manifest              │  │  └──Commit──► durable, published
 //	   │   └─► LoadSnapshotChunk  chunk k               │  └──Write───► storage, chunk by chunk
 //	   │                                                │
-//	   │ PinData: description     ApplySnapshotChunk ──►│ pool of workers: one verifies one chunk
-//	   ▼                          ACCEPT at once; bad ones are named in a later answer, the last answer waits
+//	   │ PinData: description     ApplySnapshotChunk ──►│ worker pool: verifies chunks in parallel
+//	   ▼                          ACCEPT at once; a later answer reports bad chunks, the last answer waits
 //	disk ─── restart ─── AddStored: a pin whose chunks are read, and verified, on request
 //
-// Nothing is copied to offer a snapshot: it is a version that is kept, or what the disk keeps of
-// one. Whoever carries the chunks, they pass one Restorer, which verifies each alone against the
-// manifest, which was verified against the app hash of a header. So a liar can waste time, but
-// neither a wrong byte nor a part of a state ever reaches the application.
+// Offering a snapshot copies nothing: a snapshot is a retained version, or the part of one that is
+// on disk. Whatever transport delivers the chunks, they pass through one Restorer. It verifies each
+// chunk against the manifest, which was verified against the app hash of a header. A Byzantine peer
+// can waste time, but neither a wrong byte nor a partial state ever reaches the application.
 //
-// The formats and the rules of the answers are in docs/spec/statesync.md.
+// docs/spec/statesync.md specifies the formats and the answers.
 package statesync

@@ -26,8 +26,8 @@ func newRNG(t *testing.T, seed uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// randomTree returns a tree of about so many keys, with chunks of at most chunkBytes, and some
-// history of deletes.
+// randomTree returns a tree of about keys keys, with chunks of at most chunkBytes bytes and a
+// history of deletions.
 func randomTree(t *testing.T, rng *rand.Rand, keys int, chunkBytes uint64) *avlstar.Version {
 	t.Helper()
 	v, err := avlstar.Empty(chunkBytes)
@@ -58,7 +58,7 @@ func randomTree(t *testing.T, rng *rand.Rand, keys int, chunkBytes uint64) *avls
 	return v
 }
 
-// next returns the version after v, whose reference it gives up.
+// next returns the version after v and releases v.
 func next(t *testing.T, v *avlstar.Version, changes ...avlstar.Change) *avlstar.Version {
 	t.Helper()
 	defer v.Release()
@@ -80,13 +80,13 @@ func chunksOf(t *testing.T, v *avlstar.Version) [][]byte {
 
 var errDisk = errors.New("no space left on device")
 
-// fakeTarget is a Target in memory that checks its contract. Its faults make it fail.
+// fakeTarget is an in-memory Target that checks its contract. Its faults make it fail.
 type fakeTarget struct {
 	t     *testing.T
-	yield int // times that Write lets others run first: changes the order in which the pool ends
+	yield int // number of times that Write yields: varies the order of the pool
 	fault struct {
 		begin, write, commit, abort error
-		writeAt                     uint32 // chunk at which write fails
+		writeAt                     uint32 // chunk at which Write fails
 	}
 	mu struct {
 		sync.Mutex
@@ -95,7 +95,7 @@ type fakeTarget struct {
 		leaves    map[uint32][]avlstar.Leaf
 		height    int64            // committed
 		version   *avlstar.Version // holds a reference
-		refused   *avlstar.Version // the last one that commit failed for
+		refused   *avlstar.Version // last version that Commit failed for
 		begins    int
 		aborts    int
 	}
@@ -125,13 +125,15 @@ func (f *fakeTarget) Write(k uint32, c *avlstar.Chunk) error {
 	if !f.mu.restoring || f.mu.leaves[k] != nil {
 		f.t.Errorf("write of chunk %d: restoring %v, written before %v", k, f.mu.restoring, f.mu.leaves[k] != nil)
 	}
-	for l := range Leaves(f.mu.manifest, k, c) { // they are there during the call
-		f.mu.leaves[k] = append(f.mu.leaves[k], avlstar.Leaf{Key: bytes.Clone(l.Key), Value: bytes.Clone(l.Value), Height: l.Height})
+	height := f.mu.manifest.Entries[k].BoundaryHeight // of the first leaf, in the whole tree
+	for l := range c.Leaves() {                       // valid during the call
+		f.mu.leaves[k] = append(f.mu.leaves[k], avlstar.Leaf{Key: bytes.Clone(l.Key), Value: bytes.Clone(l.Value), Height: max(l.Height, height)})
+		height = 0
 	}
 	return nil
 }
 
-// Commit checks that what was written is the state: that it can be read back after a restart.
+// Commit checks that the written state matches and can be read back, as after a restart.
 func (f *fakeTarget) Commit(height int64, v *avlstar.Version) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -148,14 +150,14 @@ func (f *fakeTarget) Commit(height int64, v *avlstar.Version) error {
 	}
 	defer reread.Release()
 	if reread.AppHash() != v.AppHash() {
-		f.t.Error("what was written is not what is committed")
+		f.t.Error("the written state differs from the committed one")
 	}
 	v.Retain()
 	f.mu.restoring, f.mu.height, f.mu.version = false, height, v
 	return nil
 }
 
-// reread makes the tree of what was written. The caller holds f.mu.
+// reread builds the tree from the written leaves. The caller holds f.mu.
 func (f *fakeTarget) reread() (*avlstar.Version, error) {
 	return avlstar.FromLeaves(f.mu.manifest.ChunkBytes, func(yield func(avlstar.Leaf, error) bool) {
 		for k := range uint32(len(f.mu.manifest.Entries)) {
@@ -168,7 +170,7 @@ func (f *fakeTarget) reread() (*avlstar.Version, error) {
 	})
 }
 
-// fakeBuilder is a fakeTarget that makes the version itself.
+// fakeBuilder is a fakeTarget that builds the version itself.
 type fakeBuilder struct{ *fakeTarget }
 
 func (f fakeBuilder) Build() (*avlstar.Version, error) {
@@ -177,7 +179,7 @@ func (f fakeBuilder) Build() (*avlstar.Version, error) {
 	return f.reread()
 }
 
-// release forgets the committed state. The caller holds f.mu.
+// release releases the committed state. The caller holds f.mu.
 func (f *fakeTarget) release() {
 	if f.mu.version != nil {
 		f.mu.version.Release()
@@ -211,7 +213,7 @@ func (f *fakeTarget) requireEmpty() {
 	require.Empty(f.t, f.mu.leaves)
 }
 
-// settle waits until the pool has nothing to do.
+// settle waits until the pool is idle.
 func (m *Manager) settle() {
 	m.receiving.Lock()
 	defer m.receiving.Unlock()

@@ -9,43 +9,43 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 )
 
-// Format is the ABCI snapshot format that this package speaks.
+// Format is the ABCI snapshot format of this package.
 const Format = 1
 
-// Options of a Manager.
+// Options configure a Manager.
 type Options struct {
 	Logger log.Logger // default: silent
-	// Target is where a joining node's state goes; nil: offers are answered with ABORT.
+	// Target receives the state of a joining node; nil: offers are answered with ABORT.
 	Target Target
-	// Interval is the snapshot interval in blocks: snapshots are taken at its multiples and nowhere
-	// else. 0: not known yet, see SetInterval.
+	// Interval is the snapshot interval in blocks: snapshots are taken at its multiples only. 0:
+	// not yet known, see SetInterval.
 	Interval int64
-	Keep     int      // number of snapshots that are offered, the newest; 0: none
-	Workers  int      // chunks verified at a time; default: one per CPU
+	Keep     int      // number of snapshots to offer, the newest ones; 0: none
+	Workers  int      // chunks verified in parallel; default: one per CPU
 	Metrics  *Metrics // nil: none
 	// OpenPin opens a stored snapshot, see AddStored; nil: none is stored.
 	OpenPin func(height int64) (Pin, error)
-	// BlocksFrom is the first block that CometBFT has at the start; 0: not known, see AddStored.
+	// BlocksFrom is the first block that CometBFT has at startup; 0: unknown, see AddStored.
 	BlocksFrom int64
-	// Hold is how long a snapshot that is no longer among the newest is kept after it was last
-	// offered, or a chunk of it was asked for: a joiner that chose it must be able to finish.
-	// Default: 3 minutes, since CometBFT waits 2 minutes for a chunk.
+	// Hold is how long an older snapshot is kept after it was last offered or one of its chunks was
+	// requested: a joiner that chose it must be able to finish. Default: 3 minutes, since CometBFT
+	// waits 2 minutes for a chunk.
 	Hold time.Duration
 
 	progressEvery time.Duration    // between two log lines of a sync; default: 5 s
 	now           func() time.Time // default: time.Now
-	beforeVerify  func()           // lets tests hold the pool back
+	beforeVerify  func()           // lets tests delay the pool
 }
 
-// maxHeld bounds the snapshots that stay because they were asked for, and longestHold how long each
-// may: anybody can ask.
+// maxHeld limits the snapshots that are kept because of requests, and longestHold how long each of
+// them is kept: any peer can request them.
 const (
 	maxHeld     = 32
 	longestHold = time.Hour
 )
 
-// Manager answers the snapshot calls of ABCI. All methods may be called concurrently; those that
-// serve never wait for those that receive.
+// Manager answers ABCI's snapshot calls. All methods may be called concurrently. Methods that serve
+// never wait for methods that restore.
 type Manager struct {
 	opts Options
 	log  log.Logger
@@ -56,20 +56,20 @@ type Manager struct {
 	serving struct {
 		sync.Mutex
 		interval int64
-		told     int64 // height that Committed was told of last
-		// ascending heights: the newest opts.Keep, and before them those that are held; each holds
-		// a reference
+		told     int64 // last height passed to Committed
+		// ascending heights: the held ones, followed by the newest opts.Keep; each holds a
+		// reference
 		pins     []*pin
-		closed   bool // pins have no source any more; they only say what is to stay on disk
-		tooLarge bool // said once that snapshots are too large
+		closed   bool // pins have no source any more; their heights still decide what stays on disk
+		tooLarge bool // sayTooLarge has logged
 	}
 	receiving struct {
-		sync.Mutex          // held during a whole call: CometBFT makes one at a time
-		session    *session // the sync under way, or nil
+		sync.Mutex          // held during a whole call: CometBFT makes one call at a time
+		session    *session // the sync in progress, or nil
 	}
 }
 
-// NewManager returns a Manager. Close stops what it started.
+// NewManager returns a Manager. The caller must call Close.
 func NewManager(opts Options) *Manager {
 	if opts.Logger == nil {
 		opts.Logger = log.NewNopLogger()
@@ -92,8 +92,8 @@ func NewManager(opts Options) *Manager {
 	return m
 }
 
-// SetInterval makes the snapshot interval known, where it was not when the Manager was made: the
-// chain's genesis or a restored state says it.
+// SetInterval sets the snapshot interval if it was unknown at NewManager: it comes from the chain's
+// genesis or from a restored state.
 func (m *Manager) SetInterval(n int64) {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -106,15 +106,15 @@ func (m *Manager) interval() int64 {
 	return m.serving.interval
 }
 
-// Close ends a sync that is under way, which leaves the target empty, and lets go of the pins: no
-// snapshot is served any more. Which ones are to stay on disk, and from where on blocks are needed
-// for them, is still answered, also for blocks that come yet.
+// Close aborts a sync in progress, which leaves the target empty, and releases the pins: snapshots
+// are no longer served. Held and OldestServed continue to work, and Committed continues to update
+// them.
 func (m *Manager) Close() error {
-	m.cancel() // an answer that waits for the pool waits no longer
+	m.cancel() // wakes an answer that waits for the pool
 	m.serving.Lock()
 	if !m.serving.closed {
 		release(m.serving.pins)
-		for i, p := range m.serving.pins { // not changed: somebody may still serve from it
+		for i, p := range m.serving.pins { // replaced, not modified: pins may still be in use
 			m.serving.pins[i] = &pin{height: p.height, noBlocks: p.noBlocks}
 		}
 	}
@@ -125,7 +125,7 @@ func (m *Manager) Close() error {
 	return m.endSession()
 }
 
-// endSession ends the sync under way, if any. The caller holds m.receiving.
+// endSession ends the sync in progress, if any. The caller holds m.receiving.
 func (m *Manager) endSession() error {
 	s := m.receiving.session
 	m.receiving.session = nil

@@ -6,34 +6,34 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metricsSubsystem goes between the namespace and the names below. With namespace "starling" they
-// do not meet CometBFT's own.
+// metricsSubsystem follows the namespace in metric names. With namespace "starling" the names do
+// not collide with CometBFT's.
 const metricsSubsystem = "statesync"
 
-// Metrics are what operators watch. A nil *Metrics counts nothing.
+// Metrics are the metrics of state sync. A nil *Metrics counts nothing.
 type Metrics struct {
 	offered, verified, bytes, rejected, served, servedBytes prometheus.Counter
 	banned                                                  *prometheus.CounterVec // by BanReason
 	chunks                                                  prometheus.Gauge
 }
 
-// BanReason is about what a peer has been proved to lie. There are only these, so that they can be
-// a label.
+// BanReason is the kind of invalid data that a peer provably sent. The set is fixed, so a reason
+// can be a label.
 type BanReason string
 
-// The reasons.
+// The reasons for bans.
 const (
-	BanChunk    BanReason = "chunk"    // bytes that are no part of the state
-	BanManifest BanReason = "manifest" // what does not lead to the app hash
-	BanMessage  BanReason = "message"  // an answer that cannot be read
+	BanChunk    BanReason = "chunk"    // a chunk that is not part of the state
+	BanManifest BanReason = "manifest" // a manifest that does not lead to the app hash
+	BanMessage  BanReason = "message"  // an undecodable answer
 	BanHeader   BanReason = "header"   // a header that the validators did not sign
 	BanBlock    BanReason = "block"    // blocks that the validators did not sign
 )
 
 var banReasons = []BanReason{BanChunk, BanManifest, BanMessage, BanHeader, BanBlock}
 
-// NewMetrics registers the metrics. Those that are registered already are shared: they count for
-// the whole process.
+// NewMetrics registers the metrics. Metrics that are already registered are shared by the whole
+// process.
 func NewMetrics(namespace string, registry prometheus.Registerer) *Metrics {
 	counter := func(name, help string) prometheus.Counter {
 		return register(registry, prometheus.NewCounter(prometheus.CounterOpts{
@@ -43,20 +43,20 @@ func NewMetrics(namespace string, registry prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		offered:     counter("snapshots_offered_total", "Snapshots that peers offered to this node in CometBFT's state sync."),
 		verified:    counter("chunks_verified_total", "Chunks that this node received and verified while it joined."),
-		bytes:       counter("bytes_verified_total", "Bytes of the chunks that were verified."),
-		rejected:    counter("chunks_rejected_total", "Chunks that this node received and that were not what the manifest says."),
-		served:      counter("chunks_served_total", "Chunks handed out to joining nodes."),
-		servedBytes: counter("bytes_served_total", "Bytes of the chunks handed out to joining nodes."),
+		bytes:       counter("bytes_verified_total", "Bytes of verified chunks."),
+		rejected:    counter("chunks_rejected_total", "Chunks that this node received and that did not match the manifest."),
+		served:      counter("chunks_served_total", "Chunks served to joining nodes."),
+		servedBytes: counter("bytes_served_total", "Bytes of the chunks served to joining nodes."),
 		banned: register(registry, prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Subsystem: metricsSubsystem, Name: "peers_banned_total",
-			Help: "Peers banned for what proves that they lied while this node joined, by what it was about: chunk, manifest, message, header or block.",
+			Help: "Peers banned while this node joined because they provably sent invalid data, by kind of data: chunk, manifest, message, header or block.",
 		}, []string{"reason"})),
 		chunks: register(registry, prometheus.NewGauge(prometheus.GaugeOpts{
-			Namespace: namespace, Subsystem: metricsSubsystem, Name: "snapshot_chunks", Help: "Chunks of the snapshot that is or was last restored.",
+			Namespace: namespace, Subsystem: metricsSubsystem, Name: "snapshot_chunks", Help: "Number of chunks of the snapshot being restored or restored last.",
 		})),
 	}
 	for _, reason := range banReasons {
-		m.banned.WithLabelValues(string(reason)) // so that it is 0, not absent
+		m.banned.WithLabelValues(string(reason)) // exports 0 instead of nothing
 	}
 	return m
 }
@@ -70,7 +70,7 @@ func register[C prometheus.Collector](registry prometheus.Registerer, c C) C {
 		}
 	}
 	if err != nil {
-		panic(err) // two different metrics of one name: a mistake in this program
+		panic(err) // two different metrics with one name: a bug
 	}
 	return c
 }
@@ -81,17 +81,17 @@ func (m *Metrics) snapshotOffered() {
 	}
 }
 
-// Restoring counts the beginning of a restore; ChunkVerified and ChunkRejected what comes of it.
-// They are for ways in of other packages.
+// Restoring counts the start of a restore. ChunkVerified and ChunkRejected count its progress.
+// Other packages that restore states use them.
 func (m *Metrics) Restoring(chunks int) { m.restoring(chunks) }
 
-// ChunkVerified counts a chunk.
+// ChunkVerified counts a verified chunk.
 func (m *Metrics) ChunkVerified(bytes int) { m.chunkVerified(bytes) }
 
-// ChunkRejected counts an answer that was no chunk.
+// ChunkRejected counts an invalid chunk.
 func (m *Metrics) ChunkRejected() { m.chunkRejected(false) }
 
-// PeerBanned counts a peer that was proved to lie.
+// PeerBanned counts a peer that provably sent invalid data.
 func (m *Metrics) PeerBanned(about BanReason) {
 	if m != nil {
 		m.banned.WithLabelValues(string(about)).Inc()

@@ -25,16 +25,17 @@ const (
 
 const hashBytes = len(avlstar.Hash{})
 
-// maxDigits is the length of the largest number of chunks, 2^32−1, in decimal.
+// maxDigits is the decimal length of the maximum number of chunks, 2^32−1.
 const maxDigits = 10
 
-// judge decides on an offered snapshot from nothing but the offer and the app hash that the light
-// client vouches for. The manifest comes with ACCEPT, the reason with everything else.
+// judge decides on an offered snapshot from the offer and the app hash that the light client
+// verified. It returns the manifest with ACCEPT, and the reason with any other result.
 //
-// CometBFT takes two offers for the same snapshot if `height:format:chunks ‖ hash ‖ metadata` is
+// CometBFT treats two offers as the same snapshot if `height:format:chunks ‖ hash ‖ metadata` is
 // equal, where only the numbers have separators and chunks is decimal. It keeps the fields of the
-// first to arrive and counts every sender as its sender. So the fields are judged as the one string
-// that the senders share: a liar may have moved bytes between them.
+// first offer and counts the senders of all of them as its senders. judge therefore considers only
+// the joined string that the senders share: a Byzantine peer may have moved bytes between the
+// fields.
 func judge(s *abci.Snapshot, trusted []byte, interval int64) (offerResult, *avlstar.Manifest, error) {
 	switch {
 	case s == nil:
@@ -42,30 +43,29 @@ func judge(s *abci.Snapshot, trusted []byte, interval int64) (offerResult, *avls
 	case s.Format != Format:
 		return offerRejectFormat, nil, fmt.Errorf("format %d, this program knows %d", s.Format, Format)
 	case s.Height == 0 || s.Height > math.MaxInt64:
-		return offerReject, nil, fmt.Errorf("height %d cannot be", s.Height)
+		return offerReject, nil, fmt.Errorf("invalid height %d", s.Height)
 	case interval > 0 && s.Height%uint64(interval) != 0:
-		// Not REJECT_SENDER: if it is us who have the wrong interval, every honest peer would be
-		// banned.
+		// Not REJECT_SENDER: if the local interval is wrong, that would ban every honest peer.
 		return offerReject, nil, fmt.Errorf("height %d is not a multiple of the snapshot interval %d", s.Height, interval)
 	case len(trusted) != hashBytes:
 		return offerAbort, nil, fmt.Errorf("the chain's app hash has %d bytes, want %d: it is not a Starling chain", len(trusted), hashBytes)
 	}
 	digits := strconv.FormatUint(uint64(s.Chunks), 10)
 	joined := bytes.Join([][]byte{[]byte(digits), s.Hash, s.Metadata}, nil)
-	// At most one reading can be honest: an app hash has one manifest.
+	// An app hash has one manifest, so at most one reading is honest.
 	d, manifest, err := honestReading(joined, len(digits), avlstar.Hash(trusted))
 	switch {
 	case err != nil:
 		return offerRejectSender, nil, err
 	case d != len(digits):
-		return offerReject, nil, fmt.Errorf("the honest offer of %d chunks, with digits moved between the fields", len(manifest.Entries))
+		return offerReject, nil, fmt.Errorf("an honest offer of %d chunks whose digits were moved between the fields", len(manifest.Entries))
 	}
 	return offerAccept, manifest, nil
 }
 
-// honestReading finds how many leading bytes d of joined are the digits of the number of chunks, so
-// that the app hash and a manifest of it with so many chunks follow. The error is the one of the
-// reading that is asked for.
+// honestReading finds the number d of leading bytes of joined that are the digits of the number of
+// chunks, such that the app hash and its manifest with that many chunks follow. If there is none,
+// err is the error of the reading with asked digits.
 func honestReading(joined []byte, asked int, appHash avlstar.Hash) (d int, m *avlstar.Manifest, err error) {
 	err = errors.New("hash and metadata do not begin with the chain's app hash")
 	for d := 1; d <= maxDigits && d+hashBytes <= len(joined); d++ {
@@ -90,8 +90,8 @@ func honestReading(joined []byte, asked int, appHash avlstar.Hash) (d int, m *av
 	return 0, nil, err
 }
 
-// OfferSnapshot answers the ABCI call. Whatever sync was under way is over: CometBFT makes an offer
-// only when the one before has come to an end. On ACCEPT the target is empty and waits for chunks.
+// OfferSnapshot answers the ABCI call. It ends any sync in progress: CometBFT makes an offer only
+// after the previous one has ended. On ACCEPT the target is empty and waits for chunks.
 func (m *Manager) OfferSnapshot(_ context.Context, req *abci.RequestOfferSnapshot) (*abci.ResponseOfferSnapshot, error) {
 	m.receiving.Lock()
 	defer m.receiving.Unlock()

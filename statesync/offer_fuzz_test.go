@@ -11,8 +11,8 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// FuzzOffer has any snapshot offered: what is accepted is the chain's own, with the fields where an
-// honest node puts them.
+// FuzzOffer offers arbitrary snapshots: an accepted one is the chain's own, with the fields as an
+// honest node fills them.
 func FuzzOffer(f *testing.F) {
 	v, err := avlstar.Empty(64)
 	require.NoError(f, err)

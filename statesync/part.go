@@ -4,24 +4,23 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/starling-kv/starling/statesync/scheduler"
 )
 
-// Span is the chunks [From, To) of a snapshot.
-type Span struct{ From, To uint32 }
-
-// Part says which chunks of a snapshot a node has that does not have all of them.
+// Part lists the chunks of a snapshot that a node has, if it does not have all of them.
 type Part struct {
 	Height int64
-	Chunks uint32 // of the whole snapshot
-	Spans  []Span // ascending, with a chunk between two at least that is missing
+	Chunks uint32           // of the whole snapshot
+	Spans  []scheduler.Span // ascending, separated by at least one missing chunk
 }
 
-// Has reports whether chunk k is among them.
+// Has reports whether the node has chunk k.
 func (p Part) Has(k uint32) bool {
-	return slices.ContainsFunc(p.Spans, func(s Span) bool { return s.From <= k && k < s.To })
+	return slices.ContainsFunc(p.Spans, func(s scheduler.Span) bool { return s.From <= k && k < s.To })
 }
 
-// Check returns an error unless the spans are as they must be, and one at least.
+// Check returns an error unless the spans are valid and there is at least one.
 func (p Part) Check() error {
 	last := int64(-1)
 	for _, s := range p.Spans {
@@ -36,12 +35,11 @@ func (p Part) Check() error {
 	return nil
 }
 
-// AddPart serves a part of a snapshot, of which the node has the description (EncodePin) and the
-// leaves of some chunks: pin needs to have those of spans only. Every chunk is verified before it
-// is sent, as with AddStored. The height is to be above those of all other snapshots; of parts,
-// too, the newest Options.Keep are served. The Manager closes pin when the part is no longer
-// served, or at once if there is an error.
-func (m *Manager) AddPart(height int64, description []byte, spans []Span, pin Pin) error {
+// AddPart serves a part of a snapshot from its description (EncodePin) and the leaves of the chunks
+// in spans; pin need not have others. Every chunk is verified before it is sent, as with AddStored.
+// The height must be above those of all other snapshots. The newest Options.Keep parts are served.
+// The Manager closes pin when the part is no longer served, or at once on an error.
+func (m *Manager) AddPart(height int64, description []byte, spans []scheduler.Span, pin Pin) error {
 	err := m.addPart(height, description, spans, pin)
 	if err != nil {
 		return errors.Join(fmt.Errorf("a part of the snapshot of height %d: %w", height, err), pin.Close())
@@ -49,7 +47,7 @@ func (m *Manager) AddPart(height int64, description []byte, spans []Span, pin Pi
 	return nil
 }
 
-func (m *Manager) addPart(height int64, description []byte, spans []Span, source Pin) error {
+func (m *Manager) addPart(height int64, description []byte, spans []scheduler.Span, source Pin) error {
 	d, err := decodePin(height, description)
 	if err != nil {
 		return err
@@ -63,7 +61,7 @@ func (m *Manager) addPart(height int64, description []byte, spans []Span, source
 	s := &m.serving
 	switch n := len(s.pins); {
 	case s.closed:
-		return errors.New("nothing is served any more")
+		return errors.New("serving has ended")
 	case n > 0 && s.pins[n-1].height >= height:
 		return fmt.Errorf("height %d is served already", s.pins[n-1].height)
 	}
@@ -74,7 +72,7 @@ func (m *Manager) addPart(height int64, description []byte, spans []Span, source
 	return nil
 }
 
-// Parts lists the parts of snapshots that are served, ascending.
+// Parts lists the served parts of snapshots, ascending.
 func (m *Manager) Parts() []Part {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -87,7 +85,7 @@ func (m *Manager) Parts() []Part {
 	return parts
 }
 
-// GiveUp ends the serving of a snapshot, whoever asks for it, so that its memory is free again.
+// GiveUp stops serving a snapshot, even if peers are requesting it, to free its memory.
 func (m *Manager) GiveUp(height int64) {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -98,5 +96,5 @@ func (m *Manager) GiveUp(height int64) {
 	}
 }
 
-// Has reports whether chunk k is there; if not, another node may have it.
+// Has reports whether this node has chunk k; if not, another node may have it.
 func (s *Served) Has(k uint32) bool { return s.p.part == nil || s.p.part.Has(k) }

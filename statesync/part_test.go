@@ -7,9 +7,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/statesync/scheduler"
 )
 
-// partPin is a pin of all leaves, or of damaged ones.
+// partPin is a Pin with all leaves, or with damaged ones.
 type partPin struct {
 	t       *testing.T
 	v       *avlstar.Version
@@ -37,23 +38,23 @@ func (p *partPin) Close() error {
 	return nil
 }
 
-// Parts of snapshots are served as snapshots are, but neither offered to CometBFT nor listed among
-// those that are whole. Whoever has closed a part has its memory back.
+// Parts of snapshots are served like snapshots, but are neither offered to CometBFT nor listed
+// among complete snapshots. Closing a part frees its memory.
 func TestAddPart(t *testing.T) {
 	v := randomTree(t, newRNG(t, 1), 300, 300)
 	description, err := EncodePin(v)
 	require.NoError(t, err)
 	m := NewManager(Options{Interval: 10, Keep: 2})
-	all := []Span{{0, 1}, {2, v.NumChunks()}}
+	all := []scheduler.Span{{From: 0, To: 1}, {From: 2, To: v.NumChunks()}}
 	var pins []*partPin
-	add := func(height int64, description []byte, spans []Span) error {
+	add := func(height int64, description []byte, spans []scheduler.Span) error {
 		pins = append(pins, &partPin{t: t, v: v})
 		return m.AddPart(height, description, spans, pins[len(pins)-1])
 	}
 	for name, err := range map[string]error{
-		"a description that is none": add(10, description[1:], all),
-		"beyond the last chunk":      add(10, description, []Span{{0, v.NumChunks() + 1}}),
-		"no chunks":                  add(10, description, nil),
+		"an invalid description": add(10, description[1:], all),
+		"beyond the last chunk":  add(10, description, []scheduler.Span{{From: 0, To: v.NumChunks() + 1}}),
+		"no chunks":              add(10, description, nil),
 	} {
 		require.Error(t, err, name)
 	}
@@ -81,7 +82,7 @@ func TestAddPart(t *testing.T) {
 	require.Equal(t, want, got)
 	m.GiveUp(20)
 	m.GiveUp(20)
-	require.Zero(t, pins[1].closed, "somebody is still served from it")
+	require.Zero(t, pins[1].closed, "it is still in use")
 	served.Release()
 	require.Equal(t, 1, pins[1].closed)
 
@@ -90,7 +91,7 @@ func TestAddPart(t *testing.T) {
 	require.True(t, ok)
 	_, err = served.Chunk(2)
 	require.True(t, errors.Is(err, ErrDamagedPin))
-	require.Empty(t, m.Parts(), "what is damaged is not served any more")
+	require.Empty(t, m.Parts(), "a damaged part is no longer served")
 	served.Release()
 	require.Equal(t, 1, pins[2].closed)
 

@@ -12,38 +12,38 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// pin is a snapshot that can be served. It may be dropped at any time, so who serves from it takes
-// a reference of its own before it leaves the lock: see pinned.
+// pin is a snapshot that can be served. It may be dropped at any time, so a caller that serves from
+// it takes a reference before it releases the lock: see pinned.
 type pin struct {
 	height int64
 	source
-	asked time.Time // when it was last offered, or a chunk of it asked for; guarded by serving
-	left  time.Time // when it was seen not to be among the newest any more; guarded by serving
-	// noBlocks: CometBFT has not the blocks that follow on it any more, so nothing is gained by
-	// keeping later ones.
+	asked time.Time // when it was last offered or requested; guarded by serving
+	left  time.Time // when it was first not among the newest; guarded by serving
+	// noBlocks: CometBFT no longer has the blocks that follow it, so keeping later blocks would not
+	// help.
 	noBlocks bool
-	part     *Part // which chunks there are; nil: all
+	part     *Part // available chunks; nil: all
 }
 
-// source is what a snapshot is served from, counted like a version: a version in memory, or a
-// description in memory and leaves on disk.
+// source is what a snapshot is served from: a version in memory, or a description in memory plus
+// leaves on disk. It is reference-counted like a version.
 type source interface {
 	numChunks() uint32
 	appHash() avlstar.Hash
 	commitment() avlstar.Commitment
-	manifest() []byte // encoded, not to be modified
-	// Below, k is below numChunks.
+	manifest() []byte // encoded; must not be modified
+	// The following methods require k < numChunks.
 	chunkBytes(k uint32) uint64
 	chunk(k uint32) ([]byte, error)
-	// chunkRange returns [from, to) of chunk k, which is within chunkBytes.
+	// chunkRange returns [from, to) of chunk k, which must be within chunkBytes.
 	chunkRange(k uint32, from, to uint64) ([]byte, error)
-	rangeCost(k uint32, from, to uint64) uint64       // bytes that are made for a range of chunk k
-	cut(k uint32, limit uint64) (*avlstar.Cut, error) // of chunk k
+	rangeCost(k uint32, from, to uint64) uint64       // bytes processed for a range of chunk k
+	cut(k uint32, limit uint64) (*avlstar.Cut, error) // cuts chunk k
 	retain()
 	release()
 }
 
-// release gives up one reference to each pin.
+// release releases one reference to each pin.
 func release(pins []*pin) {
 	for _, p := range pins {
 		p.release()
@@ -53,7 +53,7 @@ func release(pins []*pin) {
 // inMemory serves from a version.
 type inMemory struct {
 	version *avlstar.Version
-	encoded func() []byte // encodes at the first call, for which a reference is needed
+	encoded func() []byte // encodes on the first call, which needs a reference
 }
 
 // newInMemory retains v.
@@ -80,21 +80,22 @@ func (s *inMemory) cut(k uint32, limit uint64) (*avlstar.Cut, error) {
 func (s *inMemory) retain()  { s.version.Retain() }
 func (s *inMemory) release() { s.version.Release() }
 
-// Pin is a state on disk, as it was at some height. Range may be called concurrently, Close once,
-// last.
+// Pin is the state at one height on disk. Range may be called concurrently. Close is called once,
+// after all other calls.
 type Pin interface {
 	// Range returns the records of the leaves with keys in [first, after), where nil is open, as in
-	// a chunk (docs/spec/chunks.md) but for the first height, which may be any. bytes is how long
-	// they should be; where they are longer it may return a part. What it returns is the caller's.
+	// a chunk (docs/spec/chunks.md) except for the first height, which is arbitrary. bytes is their
+	// expected length; if they are longer, Range may return only part of them. The caller owns the
+	// result.
 	Range(first, after []byte, bytes uint64) (records []byte, err error)
 	Close() error
 }
 
-// ErrDamagedPin says that a snapshot on disk is not what it was when it was stored.
+// ErrDamagedPin says that a snapshot on disk differs from what was stored.
 var ErrDamagedPin = errors.New("the snapshot on disk is damaged")
 
-// onDisk serves from a stored pin, which it opens at the first chunk. What the disk says is not
-// believed: a chunk is verified as a whole before a byte of it leaves.
+// onDisk serves from a stored pin, which it opens on the first request. It does not trust the disk:
+// it verifies a whole chunk before it sends a byte of it.
 type onDisk struct {
 	*pinDescription
 	open func(height int64) (Pin, error)
@@ -104,8 +105,8 @@ type onDisk struct {
 		sync.Mutex
 		refs int
 		pin  Pin // nil: not opened yet
-		// last is the chunk that was cut, or of which a range was requested, most recently: whoever
-		// does so wants more of it.
+		// last is the chunk most recently cut or requested by range: the next request is probably
+		// for the same chunk.
 		last struct {
 			k     uint32
 			data  []byte
@@ -114,7 +115,7 @@ type onDisk struct {
 	}
 }
 
-// newOnDisk begins with one reference.
+// newOnDisk returns an onDisk with one reference.
 func newOnDisk(d *pinDescription, open func(int64) (Pin, error), logger log.Logger) *onDisk {
 	s := &onDisk{pinDescription: d, open: open, log: logger}
 	s.mu.refs = 1
@@ -127,7 +128,7 @@ func (s *onDisk) manifest() []byte      { return s.encoded }
 
 func (s *onDisk) commitment() avlstar.Commitment { return s.committed }
 
-// chunk reads chunk k and verifies it.
+// chunk reads and verifies chunk k.
 func (s *onDisk) chunk(k uint32) ([]byte, error) {
 	data, _, err := s.verified(k)
 	return data, err
@@ -135,7 +136,7 @@ func (s *onDisk) chunk(k uint32) ([]byte, error) {
 
 func (s *onDisk) chunkBytes(k uint32) uint64 { return s.decoded.Entries[k].Root.Bytes }
 
-// rangeCost is that of the chunk, and of the range if that is not all of it.
+// rangeCost is the length of the chunk, plus that of the range if it is shorter.
 func (s *onDisk) rangeCost(k uint32, from, to uint64) uint64 {
 	n := s.chunkBytes(k)
 	if to-from == n {
@@ -144,7 +145,7 @@ func (s *onDisk) rangeCost(k uint32, from, to uint64) uint64 {
 	return n + to - from
 }
 
-// chunkRange returns a copy: the whole chunk does not stay in memory for it.
+// chunkRange returns a copy, so that the caller does not keep the whole chunk in memory.
 func (s *onDisk) chunkRange(k uint32, from, to uint64) ([]byte, error) {
 	data, _, err := s.remembered(k)
 	if err != nil {
@@ -153,7 +154,7 @@ func (s *onDisk) chunkRange(k uint32, from, to uint64) ([]byte, error) {
 	return bytes.Clone(data[from:to]), nil
 }
 
-// remembered is verified, for those who do not need all of it.
+// remembered is like verified, but caches the chunk for range requests and cuts.
 func (s *onDisk) remembered(k uint32) ([]byte, *avlstar.Chunk, error) {
 	s.mu.Lock()
 	last := s.mu.last
@@ -189,7 +190,7 @@ func (s *onDisk) verified(k uint32) ([]byte, *avlstar.Chunk, error) {
 		return nil, nil, fmt.Errorf("%w: chunk %d: %w", ErrDamagedPin, k, err)
 	}
 	if len(data) > 0 {
-		data[0] = 0 // as in every chunk; in the whole tree it is the boundary height
+		data[0] = 0 // zero in every chunk; in the whole tree it is the boundary height
 	}
 	chunk, err := s.decoded.VerifyChunk(k, data)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// progress counts what an operator wants to know of a sync.
+// progress counts the progress of a sync for operators.
 type progress struct {
 	totalChunks, chunks int
 	totalBytes, bytes   uint64
@@ -28,7 +28,7 @@ func (p *progress) verified(bytes int) {
 	p.bytes += uint64(bytes)
 }
 
-// rejected counts a bad chunk, and reports whether it is the first of its sender.
+// rejected counts a bad chunk and reports whether it is the first from its sender.
 func (p *progress) rejected(sender string) (newPeer bool) {
 	p.bad++
 	newPeer = sender != "" && !p.badPeers[sender]
@@ -38,7 +38,7 @@ func (p *progress) rejected(sender string) (newPeer bool) {
 	return newPeer
 }
 
-// keyvals describes the sync after it has run for elapsed.
+// keyvals returns log fields that describe the sync after elapsed.
 func (p *progress) keyvals(elapsed time.Duration) []any {
 	rate := float64(p.bytes) / max(elapsed.Seconds(), 1e-3)
 	return []any{
@@ -48,7 +48,7 @@ func (p *progress) keyvals(elapsed time.Duration) []any {
 	}
 }
 
-// left estimates the rest of the time; false while nothing has come yet.
+// left estimates the remaining time; false before the first chunk.
 func (p *progress) left(elapsed time.Duration) (time.Duration, bool) {
 	if p.bytes == 0 {
 		return 0, false
@@ -56,7 +56,7 @@ func (p *progress) left(elapsed time.Duration) (time.Duration, bool) {
 	return time.Duration(float64(elapsed) * float64(p.totalBytes-p.bytes) / float64(p.bytes)), true
 }
 
-// report logs every few seconds how far the sync is, also when nothing arrives.
+// report logs the progress periodically, even if nothing arrives.
 func (s *session) report(every time.Duration) {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -77,7 +77,7 @@ func (s *session) report(every time.Duration) {
 	}
 }
 
-// summary is the one line at the end.
+// summary logs one line at the end.
 func (s *session) summary() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,8 +4,8 @@ import (
 	"slices"
 )
 
-// chunkQueue behaves as CometBFT v0.40.0's statesync/chunks.go, in memory and without waiting,
-// method by method.
+// chunkQueue mimics CometBFT v0.40.0's statesync/chunks.go, in memory and without blocking, method
+// by method.
 type chunkQueue struct {
 	size      uint32
 	chunks    map[uint32][]byte
@@ -18,8 +18,8 @@ func newChunkQueue(size uint32) *chunkQueue {
 	return &chunkQueue{size, map[uint32][]byte{}, map[uint32]string{}, map[uint32]bool{}, map[uint32]bool{}}
 }
 
-// add ignores chunks that are there. It takes chunks that nobody asked for, and does not care
-// whether the sender was rejected.
+// add ignores chunks that the queue has. It accepts chunks that were not requested, and chunks from
+// rejected senders.
 func (q *chunkQueue) add(index uint32, data []byte, sender string) {
 	if index >= q.size || data == nil || q.chunks[index] != nil {
 		return
@@ -37,8 +37,8 @@ func (q *chunkQueue) allocate() (uint32, bool) {
 	return 0, false
 }
 
-// discard makes a chunk available for allocation and to be returned again; it does nothing if the
-// chunk is not there.
+// discard makes a chunk available for allocation and for next again. It does nothing if the queue
+// does not have the chunk.
 func (q *chunkQueue) discard(index uint32) {
 	if q.chunks[index] == nil {
 		return
@@ -48,7 +48,7 @@ func (q *chunkQueue) discard(index uint32) {
 	delete(q.allocated, index)
 }
 
-// discardSender discards only what was not returned yet.
+// discardSender discards only chunks that next has not returned yet.
 func (q *chunkQueue) discardSender(sender string) {
 	for index, s := range q.senders {
 		if s == sender && !q.returned[index] {
@@ -58,7 +58,7 @@ func (q *chunkQueue) discardSender(sender string) {
 	}
 }
 
-// next returns the lowest chunk not yet returned. ok is false where CometBFT would wait for it.
+// next returns the lowest chunk not yet returned. ok is false if CometBFT would wait for it.
 func (q *chunkQueue) next() (index uint32, data []byte, sender string, ok, done bool) {
 	for i := range q.size {
 		if q.returned[i] {

@@ -23,7 +23,7 @@ func released(v *avlstar.Version) bool {
 	return true
 }
 
-// A version lives as long as it is pinned, and no longer.
+// A version lives exactly as long as it is pinned.
 func TestPinsHoldReferences(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	m := NewManager(Options{Interval: 1, Keep: 2, Hold: time.Minute, now: func() time.Time { return now }})
@@ -47,7 +47,7 @@ func TestPinsHoldReferences(t *testing.T) {
 	}
 	commit(7)
 	require.Equal(t, []int64{6, 7}, inUse())
-	require.Equal(t, 3, v.Memory().Versions, "and what the last one released")
+	require.Equal(t, 3, v.Memory().Versions, "and the one that the last pin released")
 	_, err := m.ListSnapshots(context.Background(), &abci.RequestListSnapshots{})
 	require.NoError(t, err)
 	require.Len(t, m.List(), 2)
@@ -68,8 +68,8 @@ func TestPinsHoldReferences(t *testing.T) {
 	require.Empty(t, inUse())
 }
 
-// A manifest that takes for ever to be encoded: meanwhile versions are committed, the pin goes, and
-// even Close does not wait. The list that comes in the end is right.
+// While a manifest takes very long to encode, versions are committed, the pin is dropped, and even
+// Close does not wait. The resulting list is right.
 func TestSlowServingDelaysNobody(t *testing.T) {
 	m := NewManager(Options{Interval: 1, Keep: 1})
 	v := randomTree(t, newRNG(t, 6), 50, 200)
@@ -105,10 +105,10 @@ func TestSlowServingDelaysNobody(t *testing.T) {
 	require.True(t, released(v))
 }
 
-// Joiners ask for chunks while blocks drop the pins that they ask for, under the eyes of the race
-// detector: each chunk is right or missing.
+// Joiners request chunks while blocks drop the pins, under the race detector: each chunk is right
+// or missing.
 func TestServingWhilePinsAreDropped(t *testing.T) {
-	var clock atomic.Int64 // nothing is held
+	var clock atomic.Int64 // never advances far enough to hold a pin
 	m := NewManager(Options{Interval: 1, Keep: 1, Hold: 1, now: func() time.Time { return time.Unix(clock.Add(1), 0) }})
 	v := randomTree(t, newRNG(t, 7), 100, 200)
 	m.Committed(1, v)
@@ -161,8 +161,8 @@ func TestServingWhilePinsAreDropped(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// A restored state belongs to the target and, where it is served on, to the pin; one that comes to
-// nothing to nobody.
+// A restored state belongs to the target and, if it is served, to the pin. A failed restore leaves
+// no reference.
 func TestRestoredStatesAreReleased(t *testing.T) {
 	want := randomTree(t, newRNG(t, 8), 100, 200)
 	server := serverOf(t, want, 20)

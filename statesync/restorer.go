@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"runtime"
 	"sync"
 
@@ -13,52 +12,53 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// Target is where a restored state goes. Begin comes first, Commit or Abort last; Write may be
-// called concurrently, at most once for each chunk, and never together with the others. Errors are
-// failures of our own (a full disk), never a peer's.
+// Target receives a restored state. Begin is called first, Commit or Abort last. Write may be
+// called concurrently, at most once per chunk, and never concurrently with the other methods.
+// Errors are local failures (such as a full disk), never a peer's.
 type Target interface {
-	// Begin forgets whatever state there is, whole or half restored, and gets ready for the one
-	// that m describes.
+	// Begin discards any existing state, complete or not, and prepares for the state that m
+	// describes.
 	Begin(height int64, m *avlstar.Manifest) error
-	// Write takes verified chunk k. It need not be durable before Commit. c.Bytes has the records
-	// to store, and Leaves yields them with the height of the first, during the call.
+	// Write stores verified chunk k. It need not be durable before Commit. During the call, c.Bytes
+	// has the records to store, and Leaves yields them with the height of the first record.
 	Write(k uint32, c *avlstar.Chunk) error
-	// Commit makes v, put together from all chunks, the state of this node: durable and published
-	// when it returns nil. It retains v where it keeps it. It may refuse with ErrWrongInterval;
-	// Abort follows every error.
+	// Commit makes v, assembled from all chunks, the state of this node: durable and published once
+	// it returns nil. It retains v if it keeps it. It may refuse with ErrWrongInterval. Abort
+	// follows every error.
 	Commit(height int64, v *avlstar.Version) error
-	// Abort forgets what was written, so that the node stays empty.
+	// Abort discards everything written, so that the node stays empty.
 	Abort() error
 }
 
-// Builder is a Target that makes the version itself, of what it wrote: so that a state need not fit
-// into memory to be restored. The Restorer keeps no chunk then.
+// Builder is a Target that builds the version itself from the written chunks, so that a state
+// larger than memory can be restored. The Restorer then keeps no chunks.
 type Builder interface {
 	Target
-	// Build is called once all chunks are written, before Commit. The version that it returns is
-	// checked against the manifest and goes to Commit; the caller releases it.
+	// Build is called once all chunks are written, before Commit. Its result is checked against the
+	// manifest and passed to Commit; the caller releases it.
 	Build() (*avlstar.Version, error)
 }
 
-// Resumer is a Target whose unfinished restore survives the end of the process, and can be turned
-// to another snapshot. What it has is verified like what a peer sends.
+// Resumer is a Target whose unfinished restore survives a restart and can switch to another
+// snapshot. Its stored chunks are verified like chunks of peers.
 type Resumer interface {
 	Target
-	// Continue is Begin without forgetting what an unfinished restore wrote. It remembers m, beside
-	// the app hash that it was verified against.
+	// Continue is Begin without discarding the chunks of an unfinished restore. It stores m with
+	// the app hash that m was verified against.
 	Continue(height int64, m *avlstar.Manifest) error
-	// Stored returns the records of chunk k of the manifest, as a chunk, if Write has had them; nil
-	// if not, or if they cannot be read. It may be called concurrently.
+	// Stored returns the records of chunk k of the manifest, as a chunk, or nil if they were not
+	// written or cannot be read. It may be called concurrently.
 	Stored(k uint32) []byte
-	// Forget removes what there is of chunk k, which is not the chunk: Write may come for it. It
-	// does nothing where there is nothing. It comes before the first Write, and may be called
+	// Forget removes whatever is stored in place of chunk k, so that Write may be called for it. It
+	// does nothing if nothing is stored. It is called before the first Write and may be called
 	// concurrently.
 	Forget(k uint32) error
 }
 
 var (
-	// ErrWrongInterval is Target.Commit's answer to a state whose own parameters have another
-	// snapshot interval than its height allows: no honest peer offers that snapshot.
+	// ErrWrongInterval is returned by Target.Commit if the snapshot interval in the restored
+	// state's parameters does not allow a snapshot at its height: no honest peer offers that
+	// snapshot.
 	ErrWrongInterval = errors.New("the state's parameters allow no snapshot at this height")
 	// ErrOver: the restore was committed or aborted.
 	ErrOver = errors.New("the restore is over")
@@ -66,37 +66,19 @@ var (
 	ErrIncomplete = errors.New("chunks are missing")
 )
 
-// Leaves yields the leaves of chunk k as a node stores them. Inside a chunk the first record has
-// height 0; in the whole tree it has its boundary height, which stands in the manifest.
-func Leaves(m *avlstar.Manifest, k uint32, c *avlstar.Chunk) iter.Seq[avlstar.Leaf] {
-	return func(yield func(avlstar.Leaf) bool) {
-		first := true
-		for leaf := range c.Leaves() {
-			if first && int(k) < len(m.Entries) {
-				leaf.Height = m.Entries[k].BoundaryHeight
-			}
-			first = false
-			if !yield(leaf) {
-				return
-			}
-		}
-	}
-}
-
-// Restorer turns the chunks of one snapshot into a state in a Target, all of it or nothing. Chunks
-// may come from anywhere, in any order. It alone knows which chunks are written, and by whom: what
-// lies below, down to the disk, only refuses what breaks that. Its methods may be called
-// concurrently.
+// Restorer assembles the chunks of one snapshot into a state in a Target, all or nothing. Chunks
+// may arrive from any source and in any order. Only the Restorer tracks which chunks are written or
+// being written; the layers below just reject violations. Its methods may be called concurrently.
 type Restorer struct {
 	target  Target
-	builder Builder // target, where it is one; else nil
-	// assembler puts the tree together while chunks come, where there is no builder.
+	builder Builder // target, if it is a Builder; otherwise nil
+	// assembler assembles the tree as chunks arrive; nil if there is a builder.
 	assembler *avlstar.Assembler
 	height    int64
 	manifest  *avlstar.Manifest
 	want      avlstar.Commitment
-	keep      bool         // what was written stays after a failure, see ContinueRestore
-	free      func([]byte) // see Recycle; nil: nobody
+	keep      bool         // written chunks stay after a failure, see ContinueRestore
+	free      func([]byte) // see Recycle; nil: unused
 
 	life sync.RWMutex // held for reading while a chunk is accepted, for writing to end the restore
 	mu   struct {
@@ -104,13 +86,13 @@ type Restorer struct {
 		writing []bool // being written to the target, or written
 		written []bool
 		missing int
-		moved   sync.Cond // when a chunk was written, or could not be
-		failed  error     // of the target: nothing can be accepted any more
+		moved   sync.Cond // a chunk was written, or writing failed
+		failed  error     // target error: nothing can be accepted any more
 		over    bool
 	}
 }
 
-// BeginRestore begins to restore the state after block height. m must have been verified against
+// BeginRestore starts to restore the state after block height. m must have been verified against
 // that state's app hash.
 func BeginRestore(target Target, height int64, m *avlstar.Manifest) (*Restorer, error) {
 	want, err := m.Commitment()
@@ -134,10 +116,10 @@ func newRestorer(target Target, height int64, m *avlstar.Manifest, want avlstar.
 	return r
 }
 
-// ContinueRestore is BeginRestore that keeps what an unfinished restore has in common with m. Each
-// chunk that the target has is verified again; progress, if not nil, is called after each that was
-// looked for, not concurrently. Ending ctx stops that, and leaves the target as it is; so do later
-// failures of the target's.
+// ContinueRestore is like BeginRestore, but keeps the chunks that an unfinished restore has in
+// common with m. It verifies each stored chunk again. progress, if not nil, is called after each
+// chunk was checked, not concurrently. If ctx ends, ContinueRestore stops and leaves the target as
+// it is, as do later failures of the target.
 func ContinueRestore(ctx context.Context, target Resumer, height int64, m *avlstar.Manifest, progress func(done int)) (*Restorer, error) {
 	want, err := m.Commitment()
 	if err == nil {
@@ -169,19 +151,19 @@ func ContinueRestore(ctx context.Context, target Resumer, height int64, m *avlst
 			return nil
 		})
 	}
-	_ = readers.Wait() // failures end the restore, see Accept
+	_ = readers.Wait() // a failure ends the restore, see Accept
 	return r, ctx.Err()
 }
 
-// stored looks whether the target has chunk k. What it has and is not the chunk is removed, so that
-// the chunk can be written.
+// stored checks whether the target has chunk k. It removes anything else stored in its place, so
+// that the chunk can be written.
 func (r *Restorer) stored(target Resumer, k uint32) {
 	c := r.readBack(target, k)
 	var err error
 	if c != nil {
 		err = r.assemble(k, c)
 	} else if err = target.Forget(k); err != nil {
-		err = fmt.Errorf("restoring height %d: remove what is not chunk %d: %w", r.height, k, err)
+		err = fmt.Errorf("restoring height %d: remove invalid chunk %d: %w", r.height, k, err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -193,8 +175,7 @@ func (r *Restorer) stored(target Resumer, k uint32) {
 	}
 }
 
-// readBack returns chunk k as the target has it, verified; nil if that is not the chunk, or
-// nothing.
+// readBack returns chunk k from the target, verified, or nil if it is missing or invalid.
 func (r *Restorer) readBack(target Resumer, k uint32) *avlstar.Chunk {
 	data := target.Stored(k)
 	if data == nil {
@@ -207,7 +188,7 @@ func (r *Restorer) readBack(target Resumer, k uint32) *avlstar.Chunk {
 	return c
 }
 
-// assemble makes a verified chunk, which is stored, part of the tree.
+// assemble adds a verified and stored chunk to the tree.
 func (r *Restorer) assemble(k uint32, c *avlstar.Chunk) error {
 	if r.assembler == nil {
 		return nil
@@ -218,14 +199,14 @@ func (r *Restorer) assemble(k uint32, c *avlstar.Chunk) error {
 	return nil
 }
 
-// has notes chunk k as written. The caller holds r.mu.
+// has records chunk k as written. The caller holds r.mu.
 func (r *Restorer) has(k uint32) {
 	r.mu.writing[k], r.mu.written[k] = true, true
 	r.mu.missing--
 }
 
-// Stored reads back and verifies chunk k, if it was accepted and the target is a Resumer, else it
-// returns nil. It is for the time before Commit and Leave.
+// Stored reads back and verifies chunk k if it was accepted and the target is a Resumer; otherwise
+// it returns nil. It must not be called after Commit or Leave.
 func (r *Restorer) Stored(k uint32) *avlstar.Chunk {
 	resumer, ok := r.target.(Resumer)
 	if _, missing := r.Want(k); !ok || missing {
@@ -234,16 +215,15 @@ func (r *Restorer) Stored(k uint32) *avlstar.Chunk {
 	return r.readBack(resumer, k)
 }
 
-// Leave ends the restore and leaves the target with what was written, for a ContinueRestore to
-// come.
+// Leave ends the restore and keeps the written chunks in the target, for a later ContinueRestore.
 func (r *Restorer) Leave() {
 	r.life.Lock()
 	defer r.life.Unlock()
-	_ = r.end(nil) // nothing is aborted, nothing fails
+	_ = r.end(nil) // cannot fail, since nothing is aborted
 }
 
-// Recycle sets who gets the bytes back that were given to Accept, once nothing refers to them. It
-// must be called before Accept. free is called concurrently, at most once for each slice.
+// Recycle sets a function that receives the slices given to Accept once nothing refers to them. It
+// must be called before Accept. free is called concurrently, at most once per slice.
 func (r *Restorer) Recycle(free func(data []byte)) {
 	r.free = free
 	if r.assembler != nil {
@@ -251,8 +231,8 @@ func (r *Restorer) Recycle(free func(data []byte)) {
 	}
 }
 
-// Want returns the length of chunk k in bytes, and whether it is missing. A chunk of another length
-// need not be looked at.
+// Want returns the length of chunk k in bytes and whether the chunk is missing. Data of another
+// length is not the chunk.
 func (r *Restorer) Want(k uint32) (bytes uint64, missing bool) {
 	if int64(k) >= int64(len(r.manifest.Entries)) {
 		return 0, false
@@ -262,22 +242,22 @@ func (r *Restorer) Want(k uint32) (bytes uint64, missing bool) {
 	return r.manifest.Entries[k].Root.Bytes, !r.mu.written[k]
 }
 
-// Paged reports whether the target makes the version of what it wrote (Builder), since the state
-// may be larger than memory.
+// Paged reports whether the target builds the version from the written chunks (Builder), because
+// the state may be larger than memory.
 func (r *Restorer) Paged() bool { return r.builder != nil }
 
-// Missing returns how many chunks are still to come.
+// Missing returns the number of missing chunks.
 func (r *Restorer) Missing() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.mu.missing
 }
 
-// Accept verifies data as chunk k and hands it to the target; data must not be changed afterwards,
-// unless it comes back (Recycle).
-// An error that is avlstar.ErrInvalidChunk means that these bytes are not that chunk, and costs
-// nothing else; any other is our own failure and ends the restore. A chunk that is already there,
-// or being written, is not looked at again: fresh is false, when it is there.
+// Accept verifies data as chunk k and writes it to the target. The caller must not modify data
+// until it comes back (Recycle). An avlstar.ErrInvalidChunk error means that data is not that
+// chunk, and has no other effect. Any other error is a local failure and ends the restore. A chunk
+// that is written or being written is not verified again: Accept waits until it is written, and
+// fresh is false.
 func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 	r.life.RLock()
 	defer r.life.RUnlock()
@@ -317,7 +297,7 @@ func (r *Restorer) Accept(k uint32, data []byte) (fresh bool, err error) {
 	return true, nil
 }
 
-// back gives bytes back that nothing refers to.
+// back returns data, which must be unreferenced, to the function set by Recycle.
 func (r *Restorer) back(data []byte) {
 	if r.free != nil {
 		r.free(data)
@@ -338,8 +318,8 @@ func (r *Restorer) accepting(k uint32) (bool, error) {
 	return false, r.written(k)
 }
 
-// written waits until chunk k, which somebody else is writing, is written: then it is not missing
-// any more when Accept returns. The caller holds r.mu.
+// written waits until another goroutine has written chunk k, so that the chunk is no longer missing
+// when Accept returns. The caller holds r.mu.
 func (r *Restorer) written(k uint32) error {
 	for !r.mu.written[k] && r.mu.failed == nil {
 		r.mu.moved.Wait()
@@ -347,8 +327,8 @@ func (r *Restorer) written(k uint32) error {
 	return r.mu.failed
 }
 
-// claim makes the caller the one who writes chunk k: of two good copies that arrive together, one
-// is dropped.
+// claim makes the caller the writer of chunk k. If two valid copies arrive together, one is
+// dropped.
 func (r *Restorer) claim(k uint32) (bool, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -359,8 +339,9 @@ func (r *Restorer) claim(k uint32) (bool, error) {
 	return true, nil
 }
 
-// Commit puts the tree together, makes it the state of the target and returns it; the caller
-// releases it. After an error the restore is over and the target empty.
+// Commit assembles the tree, makes it the state of the target and returns it; the caller releases
+// it. After an error the restore is over, and the target is empty unless ContinueRestore started
+// it.
 func (r *Restorer) Commit() (*avlstar.Version, error) {
 	r.life.Lock()
 	defer r.life.Unlock()
@@ -378,7 +359,7 @@ func (r *Restorer) Commit() (*avlstar.Version, error) {
 	v, err := r.build()
 	if err == nil {
 		if v.Commitment() != r.want {
-			err = errors.New("the tree that was put together is not the manifest's")
+			err = errors.New("the assembled tree does not match the manifest")
 		} else {
 			err = r.target.Commit(r.height, v)
 		}
@@ -393,7 +374,7 @@ func (r *Restorer) Commit() (*avlstar.Version, error) {
 		}
 		return nil, errors.Join(fmt.Errorf("restoring height %d: %w", r.height, err), r.end(abort))
 	}
-	return v, r.end(nil) // without an error: nothing is aborted
+	return v, r.end(nil) // the target is committed, so nothing is aborted
 }
 
 func (r *Restorer) build() (*avlstar.Version, error) {
@@ -410,7 +391,7 @@ func (r *Restorer) Abort() error {
 	return r.end(r.target.Abort)
 }
 
-// end marks the restore as over, once, and lets go of the chunks. The caller holds r.life.
+// end marks the restore as over and releases the chunks. The caller holds r.life.
 func (r *Restorer) end(abort func() error) error {
 	r.mu.Lock()
 	over := r.mu.over

@@ -20,23 +20,23 @@ import (
 // script runs the files in testdata/scripts against one joiner:
 //
 //	tree keys=N limit=B [seed=S]     the honest state; prints its number of chunks
-//	offer [CHANGES]                  offers its snapshot at height 20 with changes, in the order given, and prints the answer:
+//	offer [CHANGES]                  offers its snapshot at height 20 with changes, applied in order, and prints the answer:
 //	    height=N format=N chunks=N apphash=BYTES   other values
-//	    shift=N            moves N bytes from metadata to hash; from hash to metadata where N is below 0
-//	    digits=N           moves the last N digits of chunks to the hash; first N bytes of the hash to chunks where below 0
+//	    shift=N            moves N bytes from metadata to hash; if N < 0, from hash to metadata
+//	    digits=N           moves the last N digits of chunks to the hash; if N < 0, the first bytes of the hash to chunks
 //	    flip=hash|metadata flips a bit of the field
 //	    cut=N add=N        shortens or lengthens metadata
-//	    interval=N         what the joiner knows
+//	    interval=N         the joiner's interval
 //	apply                            one presented chunk per line: INDEX SENDER good|flip|short|long|empty|of:OTHER
-//	                                 prints the answers; a verdict falls after the answer, but for the last chunk
-//	state                            what the target holds
+//	                                 prints the answers; a verdict follows its answer, except for the last chunk
+//	state                            prints what the target holds
 type script struct {
 	t      *testing.T
 	v      *avlstar.Version
 	chunks [][]byte
 	m      *Manager
 	target *fakeTarget
-	gate   sync.RWMutex // locked: the pool waits
+	gate   sync.RWMutex // locked: the pool is paused
 }
 
 func TestScripts(t *testing.T) {
@@ -78,7 +78,7 @@ func (s *script) tree(d *datadriven.TestData) string {
 		if h := s.v.AppHash(); bytes.HasPrefix(h[:], []byte(hash)) {
 			break
 		}
-		seed++ // until the app hash begins as asked
+		seed++ // until the app hash has the requested prefix
 	}
 	s.chunks = chunksOf(s.t, s.v)
 	return fmt.Sprintf("%d chunks\n", len(s.chunks))
@@ -187,7 +187,7 @@ func (s *script) state() string {
 	return fmt.Sprintf("height %d\n", s.target.mu.height)
 }
 
-// present holds the pool back until the answer is there, unless the answer waits for the pool.
+// present pauses the pool until the answer is returned, unless the answer waits for the pool.
 func (s *script) present(k uint32, data []byte, sender string) *abci.ResponseApplySnapshotChunk {
 	if !s.isLast(k) {
 		s.gate.Lock()

@@ -13,17 +13,17 @@ import (
 
 const (
 	// maxManifestBytes: CometBFT drops a peer that sends a snapshot message above 4,000,000 bytes.
-	// The other fields fit the rest.
+	// The remainder is for the other fields.
 	maxManifestBytes = 3_999_900
-	// minEntryBytes is the least length of a manifest's entry but the first: boundary height, key
-	// hash, root height, bytes, root hash. It bounds a manifest from below without encoding it; so
-	// no snapshot reaches CometBFT's 100,000 chunks either.
+	// minEntryBytes is the minimum length of a manifest entry after the first: boundary height, key
+	// hash, root height, bytes, root hash. It yields a lower bound of a manifest's size without
+	// encoding it, and keeps snapshots below CometBFT's limit of 100,000 chunks.
 	minEntryBytes = 1 + 32 + 1 + 1 + 32
 )
 
-// Committed is called when block height is committed, with the state v after it. Where a snapshot
-// is due it retains v as a pin, and it drops pins that are neither among the newest nor asked for.
-// It returns at once: what a joiner asks for is made when it asks.
+// Committed is called when block height is committed; v is the state after it. If a snapshot is
+// due, Committed retains v as a pin. It drops pins that are neither among the newest nor recently
+// requested. It returns at once; chunks are encoded when a joiner requests them.
 func (m *Manager) Committed(height int64, v *avlstar.Version) {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -34,7 +34,7 @@ func (m *Manager) Committed(height int64, v *avlstar.Version) {
 		return
 	}
 	if n := len(s.pins); n > 0 && s.pins[n-1].height >= height {
-		return // told before, or stored before a restart
+		return // already passed, or stored before a restart
 	}
 	p := &pin{height: height}
 	if !s.closed {
@@ -56,9 +56,9 @@ func (m *Manager) Due(height int64) bool {
 	return m.due(height)
 }
 
-// PinData describes v, the state after block height, where its snapshot is worth storing now: nil
-// where none is to be taken, or newer ones have taken its place since. What is stored with it can
-// be served after a restart, see AddStored.
+// PinData describes v, the state after block height, if its snapshot is worth storing now. It
+// returns nil if no snapshot is due or newer ones have replaced it. A snapshot stored with the
+// description can be served after a restart, see AddStored.
 func (m *Manager) PinData(height int64, v *avlstar.Version) []byte {
 	if !m.wanted(height) || v.NumChunks() == 0 {
 		return nil
@@ -77,13 +77,14 @@ func (m *Manager) wanted(height int64) bool {
 	return m.due(height) && (height > m.serving.told || slices.ContainsFunc(m.serving.pins, func(p *pin) bool { return p.height == height }))
 }
 
-// AddStored adds a snapshot that was on disk before a restart, with the description that PinData
-// made. Calls come in ascending order of height, before Committed is called. It is served like the
-// others, with two differences. Every chunk is verified before it is sent, and a damaged one drops
-// the snapshot. And where CometBFT no longer has the blocks that follow it (BlocksFrom: they were
-// pruned or replaced by hand), it does not keep later blocks from being pruned; a joiner then needs
-// other peers for the blocks, which it asks anyway. Whoever stores snapshots removes those that
-// Held does not name. One without a description was not worth storing in the end, and is ignored.
+// AddStored adds a snapshot that was on disk before a restart, with its description from PinData.
+// The caller adds snapshots in ascending order of height, before it calls Committed. They are
+// served like others, with two differences. Every chunk is verified before it is sent; a damaged
+// chunk drops the snapshot. And if CometBFT no longer has the blocks that follow the snapshot
+// (BlocksFrom: they were pruned or replaced manually), the snapshot does not prevent later blocks
+// from being pruned; a joiner then gets the blocks from other peers, which it asks anyway. The
+// owner of the stored snapshots removes those that Held does not list. A snapshot without a
+// description was not worth storing and is ignored.
 func (m *Manager) AddStored(height int64, data []byte) {
 	if len(data) == 0 {
 		return
@@ -103,8 +104,8 @@ func (m *Manager) AddStored(height int64, data []byte) {
 	}
 }
 
-// Held returns the heights of the snapshots that are pinned, ascending. A stored one that is not
-// among them any more may still be open, where somebody is just being served from it.
+// Held returns the heights of the pinned snapshots, ascending. A stored snapshot that is no longer
+// listed may still be open while a chunk of it is served.
 func (m *Manager) Held() []int64 {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -115,7 +116,7 @@ func (m *Manager) Held() []int64 {
 	return heights
 }
 
-// remove drops a snapshot that turned out to be damaged, because of err.
+// remove drops a snapshot whose stored copy turned out to be damaged, as err says.
 func (m *Manager) remove(damaged *pin, err error) {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -127,16 +128,16 @@ func (m *Manager) remove(damaged *pin, err error) {
 	}
 }
 
-// letGo gives up the list's reference to a pin. The caller holds m.serving.
+// letGo releases the list's reference to a pin. The caller holds m.serving.
 func (m *Manager) letGo(p *pin) {
 	if !m.serving.closed {
-		p.release() // who serves from it has a reference of its own
+		p.release() // readers have their own references
 	}
 }
 
-// drop lets go of the pins before the newest, but for those that were asked for lately. Where
-// snapshots follow each other faster than a join goes, a joiner could otherwise never end. The
-// caller holds m.serving.
+// drop releases the pins before the newest ones, except those requested recently. Otherwise, if
+// snapshots follow each other faster than a join completes, a joiner could never finish. The caller
+// holds m.serving.
 func (m *Manager) drop() {
 	s := &m.serving
 	old := len(s.pins) - m.opts.Keep
@@ -158,20 +159,20 @@ func (m *Manager) drop() {
 	s.pins = append(kept, s.pins[old:]...)
 }
 
-// note marks a pin as asked for.
+// note records a request for a pin.
 func (m *Manager) note(p *pin) {
 	m.serving.Lock()
 	defer m.serving.Unlock()
 	p.asked = m.opts.now()
 }
 
-// sayTooLarge logs, once, why snapshots are missing. The caller holds m.serving.
+// sayTooLarge logs, once, why snapshots are not offered. The caller holds m.serving.
 func (m *Manager) sayTooLarge(height, bytes int64) {
 	if m.serving.tooLarge {
 		return
 	}
 	m.serving.tooLarge = true
-	m.log.Error("The state has too many chunks to be offered over CometBFT's state sync: new nodes join from this one over the transport only",
+	m.log.Error("The state has too many chunks for CometBFT's state sync: this node serves new nodes over its own transport only",
 		"height", height, "manifest_bytes", bytes, "limit", maxManifestBytes)
 }
 
@@ -192,8 +193,8 @@ func (m *Manager) pinned() []*pin {
 	return pins
 }
 
-// offered yields the pins that can be offered, newest first, each valid while it is looked at. It
-// encodes manifests, outside of locks.
+// offered yields the pins that can be offered, newest first; each is valid during its iteration. It
+// encodes manifests without holding locks.
 func (m *Manager) offered() iter.Seq[*pin] {
 	return func(yield func(*pin) bool) {
 		pins := m.pinned()
@@ -214,7 +215,7 @@ func (m *Manager) offered() iter.Seq[*pin] {
 	}
 }
 
-// find returns the pin of height, nil where there is none. The caller releases it.
+// find returns the pin of height, or nil if there is none. The caller releases it.
 func (m *Manager) find(height uint64) *pin {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -227,9 +228,9 @@ func (m *Manager) find(height uint64) *pin {
 	return nil
 }
 
-// OldestServed returns the lowest height of a pin, 0 if there is none. Joiners need the blocks from
-// there on, so stored ones count where those blocks are there (see AddStored). It depends on what
-// was asked for and when, so it is for pruning, never for anything that nodes must agree on.
+// OldestServed returns the lowest height of a pin, or 0 if there is none. Joiners need the blocks
+// from that height on. Stored pins count only if those blocks exist (see AddStored). The result
+// depends on requests and their timing, so it is for pruning only, never for consensus.
 func (m *Manager) OldestServed() int64 {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -257,7 +258,7 @@ func (m *Manager) List() []Snapshot {
 	return list
 }
 
-// ListSnapshots answers the ABCI call: newest first, since CometBFT passes on the first ten.
+// ListSnapshots answers the ABCI call, newest first, since CometBFT forwards the first ten.
 func (m *Manager) ListSnapshots(context.Context, *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
 	resp := &abci.ResponseListSnapshots{}
 	for p := range m.offered() {
@@ -270,8 +271,8 @@ func (m *Manager) ListSnapshots(context.Context, *abci.RequestListSnapshots) (*a
 	return resp, nil
 }
 
-// LoadSnapshotChunk answers the ABCI call. What is not there is a nil chunk, which CometBFT passes
-// on as "missing"; an empty one that is not nil would get this node disconnected.
+// LoadSnapshotChunk answers the ABCI call. A missing chunk is nil, which CometBFT forwards as
+// "missing"; an empty non-nil chunk would get this node disconnected.
 func (m *Manager) LoadSnapshotChunk(_ context.Context, req *abci.RequestLoadSnapshotChunk) (*abci.ResponseLoadSnapshotChunk, error) {
 	if req.Format != Format {
 		return &abci.ResponseLoadSnapshotChunk{}, nil

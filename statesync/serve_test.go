@@ -31,7 +31,7 @@ func TestPinsTheNewestAtMultiples(t *testing.T) {
 		m := NewManager(Options{Interval: c.interval, Keep: c.keep})
 		for h := int64(1); h <= c.upTo; h++ {
 			m.Committed(h, v)
-			m.Committed(h, v) // told twice: after a restore, or by a replay
+			m.Committed(h, v) // twice: after a restore, or during a replay
 		}
 		var heights []int64
 		for _, s := range m.List() {
@@ -57,7 +57,7 @@ func TestPinsTheNewestAtMultiples(t *testing.T) {
 	require.EqualValues(t, 30, m.OldestServed())
 }
 
-// A range counts as a chunk does; who only looks holds no snapshot.
+// A request for a range counts like one for a chunk. Listing snapshots holds none of them.
 func TestSnapshotsOfWhichRangesAreRequestedStay(t *testing.T) {
 	v := randomTree(t, newRNG(t, 4), 50, 200)
 	now := time.Unix(1_700_000_000, 0)
@@ -81,7 +81,7 @@ func TestSnapshotsOfWhichRangesAreRequestedStay(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// A joiner that has chosen a snapshot gets to its end, however fast snapshots follow each other.
+// A joiner that has chosen a snapshot can finish, however fast snapshots follow each other.
 func TestSnapshotsThatAreAskedForStay(t *testing.T) {
 	v := randomTree(t, newRNG(t, 3), 50, 200)
 	now := time.Unix(1_700_000_000, 0)
@@ -107,14 +107,14 @@ func TestSnapshotsThatAreAskedForStay(t *testing.T) {
 	require.NotNil(t, load(t, m, 5, 1, 0))
 	now = now.Add(40 * time.Second)
 	commit(51, 51)
-	require.Nil(t, load(t, m, 4, 1, 0), "nobody asked for it any more")
+	require.Nil(t, load(t, m, 4, 1, 0), "it was no longer requested")
 	require.NotNil(t, load(t, m, 5, 1, 0))
 	now = now.Add(time.Minute)
 	commit(52, 52)
 	require.Nil(t, load(t, m, 5, 1, 0))
 	require.EqualValues(t, 51, m.OldestServed())
 
-	for h := int64(53); h < 53+3*maxHeld; h++ { // somebody who asks all the time
+	for h := int64(53); h < 53+3*maxHeld; h++ { // a peer that requests all the time
 		commit(h, h)
 		_, err := m.ListSnapshots(context.Background(), &abci.RequestListSnapshots{})
 		require.NoError(t, err)
@@ -146,7 +146,7 @@ func TestServedSnapshots(t *testing.T) {
 	require.Empty(t, NewManager(Options{}).List())
 }
 
-// With one leaf to a chunk, a manifest grows by about 70 bytes for each key.
+// With one leaf per chunk, a manifest grows by about 70 bytes per key.
 func TestTooLargeSnapshotsAreNotOffered(t *testing.T) {
 	v, err := avlstar.Empty(1)
 	require.NoError(t, err)
@@ -161,16 +161,16 @@ func TestTooLargeSnapshotsAreNotOffered(t *testing.T) {
 	m := NewManager(Options{Interval: 1, Keep: 5, Logger: log.NewTMLogger(&lines)})
 	grow(0, 10)
 	m.Committed(1, v)
-	grow(10, 59_701) // the manifest is a few bytes too long, as only its encoding shows
+	grow(10, 59_701) // the manifest is a few bytes too long, which only its encoding shows
 	require.Greater(t, len(v.Manifest().Encode()), maxManifestBytes)
 	m.Committed(2, v)
 	require.Len(t, m.List(), 1)
-	grow(59_701, 59_702) // too many, as their number shows
+	grow(59_701, 59_702) // too many chunks, which their number shows
 	m.Committed(3, v)
 	for range 3 {
 		require.Len(t, m.List(), 1)
 	}
-	require.Equal(t, 1, lines.count("over the transport only"))
+	require.Equal(t, 1, lines.count("over its own transport only"))
 	require.Equal(t, []int64{1, 2, 3}, m.Heights(), "our own transport has no such limit")
 	served, ok := m.Serve(3)
 	require.True(t, ok)
@@ -216,7 +216,7 @@ func TestMetricsAndProgress(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
-// gathered returns the value of a metric, the sum over its labels.
+// gathered returns the value of a metric, summed over its labels.
 func gathered(t *testing.T, registry *prometheus.Registry, name string) (sum float64) {
 	t.Helper()
 	families, err := registry.Gather()
@@ -233,7 +233,7 @@ func gathered(t *testing.T, registry *prometheus.Registry, name string) (sum flo
 	return 0
 }
 
-// lines is a log in memory.
+// lines is an in-memory log.
 type lines struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

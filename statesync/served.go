@@ -7,15 +7,15 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// Served is a snapshot that somebody is served from over our own transport (package fastsync). It
-// stays as it is until Release, whatever the chain does meanwhile.
+// Served is a snapshot being served over Starling's own transport (package serve). It stays valid
+// until Release, whatever blocks are committed meanwhile.
 type Served struct {
 	m *Manager
 	p *pin
 }
 
-// Serve returns the snapshot of a height, if it is there. Only a chunk of it marks it as asked for:
-// see Options.Hold. The caller releases it.
+// Serve returns the snapshot of a height, if available. Only a request for a chunk counts as a
+// request: see Options.Hold. The caller releases the snapshot.
 func (m *Manager) Serve(height int64) (*Served, bool) {
 	if height <= 0 {
 		return nil, false
@@ -27,9 +27,9 @@ func (m *Manager) Serve(height int64) (*Served, bool) {
 	return &Served{m, p}, true
 }
 
-// Heights returns the heights of all snapshots that can be served, ascending: also those that are
-// only held because somebody asks for them, and those too large for CometBFT's messages. Those of
-// which only a part is there are in Parts.
+// Heights returns the heights of all complete snapshots that can be served, ascending. It includes
+// snapshots that are kept only because of requests, and those too large for CometBFT's messages.
+// Incomplete ones are in Parts.
 func (m *Manager) Heights() []int64 {
 	m.serving.Lock()
 	defer m.serving.Unlock()
@@ -45,24 +45,24 @@ func (m *Manager) Heights() []int64 {
 	return heights
 }
 
-// Height is that of the block whose state it is.
+// Height returns the height of the block after which the state was taken.
 func (s *Served) Height() int64 { return s.p.height }
 
-// Commitment is what the app hash commits to.
+// Commitment returns the commitment behind the app hash.
 func (s *Served) Commitment() avlstar.Commitment { return s.p.commitment() }
 
-// Manifest is encoded; it must not be modified.
+// Manifest returns the encoded manifest; it must not be modified.
 func (s *Served) Manifest() []byte { return s.p.manifest() }
 
-// Chunk returns chunk k, which is the caller's. An index that is not there is an error; so is a
-// snapshot on disk that turns out to be damaged, which is not served any more.
+// Chunk returns chunk k; the caller owns it. It fails if there is no such chunk, or if the snapshot
+// on disk is damaged; a damaged snapshot is no longer served.
 func (s *Served) Chunk(k uint32) ([]byte, error) {
 	if err := s.check(k); err != nil {
 		return nil, err
 	}
 	data, err := s.p.chunk(k)
 	if err == nil {
-		s.m.note(s.p) // not before: who only asks what there is holds nothing
+		s.m.note(s.p) // only now: a peer that only asks what is available holds nothing
 		s.m.opts.Metrics.chunkServed(len(data))
 	}
 	return data, s.damaged(err)
@@ -76,9 +76,10 @@ func (s *Served) ChunkBytes(k uint32) (n uint64, ok bool) {
 	return s.p.chunkBytes(k), true
 }
 
-// ChunkRange returns the bytes [from, to) of chunk k, which are the caller's. A range that is not
-// there is an error; so is a damaged snapshot, as in Chunk. Of a snapshot in memory it costs what
-// the range costs; on disk the whole chunk is read and verified, unless it was the last.
+// ChunkRange returns the bytes [from, to) of chunk k; the caller owns them. It fails if there is no
+// such range, or if the snapshot is damaged, as in Chunk. For a snapshot in memory, the cost is
+// that of the range. On disk, the whole chunk is read and verified, unless it was also the previous
+// one.
 func (s *Served) ChunkRange(k uint32, from, to uint64) ([]byte, error) {
 	n, ok := s.ChunkBytes(k)
 	switch {
@@ -95,8 +96,8 @@ func (s *Served) ChunkRange(k uint32, from, to uint64) ([]byte, error) {
 	return data, s.damaged(err)
 }
 
-// RangeCost returns about how many bytes ChunkRange takes, the range included; 0 if there is no
-// such range.
+// RangeCost returns approximately how many bytes ChunkRange processes, the range included, or 0 if
+// there is no such range.
 func (s *Served) RangeCost(k uint32, from, to uint64) uint64 {
 	n, ok := s.ChunkBytes(k)
 	if !ok || from > to || to > n {
@@ -131,5 +132,5 @@ func (s *Served) damaged(err error) error {
 	return err
 }
 
-// Release gives it up.
+// Release releases the snapshot.
 func (s *Served) Release() { s.p.release() }

@@ -12,14 +12,13 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// session is one sync under way, from an accepted offer to the last chunk: it keeps in step with
-// CometBFT's chunk queue, which it sees only through the chunks that are presented and the indices
-// that it names to be fetched again.
+// session is one sync, from an accepted offer to the last chunk. It tracks CometBFT's chunk queue,
+// which it sees only through the presented chunks and the indices that it asks to be fetched again.
 //
 //	          presented            verified
-//	absent ─────────────► pending ──────────► there, for good
+//	absent ─────────────► pending ──────────► verified, final
 //	  ▲                      │ bad
-//	  └── named in an answer ┴─ found: sender is to be rejected
+//	  └── named in an answer ┴─ finding: the sender is to be rejected
 //	      (refetch_chunks)
 type session struct {
 	restorer *Restorer
@@ -30,22 +29,22 @@ type session struct {
 
 	ctx    context.Context
 	cancel context.CancelFunc
-	jobs   chan job // at most as many raw chunks wait as there are workers
+	jobs   chan job // at most as many raw chunks as workers are waiting
 	wg     sync.WaitGroup
 
 	mu struct {
 		sync.Mutex
-		changed   sync.Cond // a job was done, or ctx
+		changed   sync.Cond // a job or ctx is done
 		chunks    []presence
-		presented int       // chunks that the queue regards as handed over
+		presented int       // chunks that the queue considers delivered
 		inFlight  int       // jobs not yet done
-		findings  []finding // not yet named in an answer
-		failed    error     // our own failure
+		findings  []finding // not yet reported in an answer
+		failed    error     // local failure
 		progress  progress
 	}
 }
 
-// presence is what we know about a chunk of the queue. Whether it is there, the restorer knows.
+// presence is the state of a chunk in the queue. The restorer knows whether it is written.
 type presence struct {
 	presented bool
 	pending   uint32 // copies being verified
@@ -57,18 +56,18 @@ type job struct {
 	sender string
 }
 
-// finding is a chunk that was not what the manifest says.
+// finding is a chunk that does not match the manifest.
 type finding struct {
 	index  uint32
 	sender string
 }
 
-// answer is what ApplySnapshotChunk has to say.
+// answer is the content of ApplySnapshotChunk's response.
 type answer struct {
 	refetch  []uint32
 	reject   []string
 	complete bool  // all chunks are verified
-	failed   error // our own failure
+	failed   error // local failure
 }
 
 func (m *Manager) newSession(r *Restorer) *session {
@@ -89,7 +88,7 @@ func (m *Manager) newSession(r *Restorer) *session {
 	return s
 }
 
-// stop ends the workers and returns when they are gone. Nothing reaches the restorer afterwards.
+// stop ends the workers and waits for them. Nothing reaches the restorer afterwards.
 func (s *session) stop() {
 	s.cancel()
 	s.wg.Wait()
@@ -137,12 +136,12 @@ func (s *session) found(j job, err error) {
 	s.log.Info("State sync: bad chunk", "chunk", j.index, "sender", j.sender, "err", err)
 }
 
-// present takes a chunk and says what to answer. It returns at once, unless the pool is full or
-// this was the last chunk that the queue had: its answer is the last chance to name bad ones, so it
-// waits for the pool.
+// present accepts a chunk and returns the answer. It returns at once, unless the pool is full or
+// this was the last chunk in the queue: the answer to the last chunk is the last chance to report
+// bad chunks, so it waits for the pool.
 func (s *session) present(ctx context.Context, j job) (answer, error) {
 	if int64(j.index) >= int64(len(s.mu.chunks)) {
-		// CometBFT refuses such chunks itself. There is nothing that it could fetch again.
+		// CometBFT itself refuses such chunks, so there is no index to fetch again.
 		s.log.Error("State sync: chunk out of range", "chunk", j.index, "chunks", len(s.mu.chunks))
 	} else if s.admit(j) {
 		select {
@@ -157,7 +156,7 @@ func (s *session) present(ctx context.Context, j job) (answer, error) {
 	return s.answer(ctx)
 }
 
-// admit notes that the chunk was presented; true: it has to be verified.
+// admit records that the chunk was presented. It returns true if the chunk must be verified.
 func (s *session) admit(j job) bool {
 	want, missing := s.restorer.Want(j.index)
 	s.mu.Lock()
@@ -169,7 +168,7 @@ func (s *session) admit(j job) bool {
 	}
 	switch {
 	case !missing:
-		return false // a verified chunk stays, whatever comes under its number
+		return false // a verified chunk stays, whatever arrives under its index
 	case uint64(len(j.data)) != want:
 		s.found(j, errWrongLength{len(j.data), want})
 		return false
@@ -179,7 +178,7 @@ func (s *session) admit(j job) bool {
 	return true
 }
 
-// retract undoes admit for a chunk that the pool did not take.
+// retract undoes admit for a chunk that did not reach the pool.
 func (s *session) retract(j job) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,7 +191,7 @@ func (s *session) retract(j job) {
 	}
 }
 
-// lost reports whether no copy of a chunk that was presented is there, or being verified. The
+// lost reports whether a presented chunk has no copy left that is written or being verified. The
 // caller holds s.mu.
 func (s *session) lost(k uint32) bool {
 	_, missing := s.restorer.Want(k)
@@ -233,8 +232,8 @@ func (s *session) name() (a answer) {
 		if f.sender != "" && !slices.Contains(a.reject, f.sender) {
 			a.reject = append(a.reject, f.sender)
 		}
-		// Not where another copy is there, or is being verified: if that one is bad too, it has a
-		// finding of its own.
+		// Do not refetch if another copy is written or being verified: if that copy is bad too, it
+		// has its own finding.
 		if s.lost(f.index) {
 			s.mu.chunks[f.index].presented = false
 			s.mu.presented--

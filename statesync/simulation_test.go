@@ -12,7 +12,7 @@ import (
 )
 
 // world is a joining node in a network: CometBFT's chunk queue and fetchers on one side, honest and
-// lying peers on the other.
+// Byzantine peers on the other.
 type world struct {
 	t       *testing.T
 	rng     *rand.Rand
@@ -22,11 +22,11 @@ type world struct {
 	honest  []string
 	liars   []string
 	banned  map[string]bool
-	asked   map[uint32]string // requests under way: index -> peer
-	races   int               // chunks that liars may still push unasked
-	guilty  map[string]bool   // senders of bad bytes that were presented
-	seen    map[uint32]bool   // indices whose good bytes were presented
-	wrong   map[uint32]bool   // indices whose bad bytes were presented and not yet re-requested
+	asked   map[uint32]string // requests in flight: index -> peer
+	races   int               // chunks that Byzantine peers may still push unrequested
+	guilty  map[string]bool   // senders of bad chunks that were presented
+	seen    map[uint32]bool   // indices with a good chunk presented
+	wrong   map[uint32]bool   // indices with a bad chunk presented and not yet refetched
 	refetch int
 }
 
@@ -44,7 +44,7 @@ func newWorld(t *testing.T, rng *rand.Rand, joiner *Manager, good [][]byte, hone
 	return w
 }
 
-// lie returns what a liar sends for chunk k: mostly something wrong, at times the truth.
+// lie returns a Byzantine peer's answer for chunk k: usually wrong, sometimes right.
 func (w *world) lie(k uint32) []byte {
 	good := slices.Clone(w.good[k])
 	switch w.rng.IntN(9) {
@@ -70,7 +70,7 @@ func (w *world) lie(k uint32) []byte {
 	}
 }
 
-// step lets one thing happen; false when CometBFT has no chunk left to hand over.
+// step performs one random event. It returns false when CometBFT has no chunk left to present.
 func (w *world) step() bool {
 	switch w.rng.IntN(5) {
 	case 0: // one of CometBFT's 4 fetchers takes a chunk
@@ -79,10 +79,10 @@ func (w *world) step() bool {
 				w.ask(k)
 			}
 		}
-	case 1, 2: // an answer arrives, or the request runs into its time-out
+	case 1, 2: // an answer arrives, or the request times out
 		for _, k := range slices.Sorted(keys(w.asked)) {
 			if w.queue.chunks[k] != nil {
-				delete(w.asked, k) // somebody else was faster
+				delete(w.asked, k) // another peer was faster
 				continue
 			}
 			peer := w.asked[k]
@@ -92,7 +92,7 @@ func (w *world) step() bool {
 			case slices.Contains(w.honest, peer):
 				w.queue.add(k, w.good[k], peer)
 				delete(w.asked, k)
-			case w.rng.IntN(3) == 0: // a liar that never answers, or says "missing"
+			case w.rng.IntN(3) == 0: // a Byzantine peer does not answer, or answers "missing"
 				w.ask(k)
 			default:
 				w.queue.add(k, w.lie(k), peer)
@@ -100,7 +100,7 @@ func (w *world) step() bool {
 			}
 			break
 		}
-	case 3: // a liar, rejected or not, pushes what nobody asked for
+	case 3: // a Byzantine peer, rejected or not, pushes an unrequested chunk
 		if w.races > 0 && len(w.liars) > 0 {
 			w.races--
 			k := uint32(w.rng.IntN(len(w.good)))
@@ -128,7 +128,8 @@ func (w *world) ask(k uint32) {
 	w.asked[k] = peers[w.rng.IntN(len(peers))]
 }
 
-// present is a turn of CometBFT's applyChunks; it checks the answer against what the world knows.
+// present is one iteration of CometBFT's applyChunks. It checks the answer against the world's
+// state.
 func (w *world) present() bool {
 	k, data, sender, ok, done := w.queue.next()
 	if done {
@@ -170,9 +171,9 @@ func (w *world) run() {
 	require.Equal(w.t, w.guilty, w.banned)
 }
 
-// Whatever lying peers send, and however arrivals, presentations and verdicts interleave: the sync
-// ends with the right state, no verified chunk is re-requested, no honest sender is rejected,
-// each one that was caught is.
+// Whatever Byzantine peers send, and however arrivals, presentations and verdicts interleave: the
+// sync ends with the right state, verified chunks are not refetched, honest senders are not
+// rejected, and detected senders are.
 func TestSimulatedSyncsEndWithTheRightState(t *testing.T) {
 	worlds := 150
 	if testing.Short() {
@@ -197,7 +198,7 @@ func TestSimulatedSyncsEndWithTheRightState(t *testing.T) {
 	t.Logf("%d worlds, %d chunks, %d refetched", worlds, chunks, refetched)
 }
 
-// Beyond what CometBFT does: any index at any time, also again, also while a copy of it is being
+// Beyond CometBFT's behaviour: any index at any time, repeatedly, and while a copy of it is being
 // verified.
 func TestAnyPresentation(t *testing.T) {
 	for seed := range uint64(60) {

@@ -19,13 +19,14 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// fakePins are snapshots on a disk in memory. It holds the Manager to the contract of Pin.
+// fakePins is an in-memory store of snapshots. It checks that the Manager obeys the contract of
+// Pin.
 type fakePins struct {
 	t     *testing.T
 	reads atomic.Int64 // calls of Range
 	mu    struct {
 		sync.Mutex
-		stored map[int64][]avlstar.Leaf // with the heights that they have in the whole tree
+		stored map[int64][]avlstar.Leaf // with their heights in the whole tree
 		data   map[int64][]byte
 		open   map[int64]int
 		faults map[int64]error
@@ -38,7 +39,7 @@ func newFakePins(t *testing.T) *fakePins {
 	return f
 }
 
-// store keeps v as the node does: where the Manager wants it.
+// store stores v as the node does: if the Manager wants it.
 func (f *fakePins) store(m *Manager, height int64, v *avlstar.Version) {
 	data := m.PinData(height, v)
 	if data == nil {
@@ -53,7 +54,7 @@ func (f *fakePins) store(m *Manager, height int64, v *avlstar.Version) {
 	}
 }
 
-// trim removes what the Manager does not hold.
+// trim removes snapshots that the Manager does not hold.
 func (f *fakePins) trim(m *Manager) {
 	held := m.Held()
 	require.True(f.t, slices.IsSorted(held))
@@ -122,7 +123,7 @@ func (p *fakePin) Close() error {
 	return nil
 }
 
-// chain makes versions and stores snapshots, with restarts between.
+// chain creates versions and stores snapshots, with restarts in between.
 type chain struct {
 	t      *testing.T
 	pins   *fakePins
@@ -165,7 +166,7 @@ func (c *chain) commit(upTo int64) {
 	for c.height < upTo {
 		c.height++
 		c.v = next(c.t, c.v, avlstar.Change{Key: fmt.Appendf(nil, "%x", c.height%64), Value: fmt.Appendf(nil, "value %d", c.height)})
-		c.pins.store(c.m, c.height, c.v) // the disk may be faster than the block
+		c.pins.store(c.m, c.height, c.v) // storing may be faster than the block
 		c.m.Committed(c.height, c.v)
 		c.pins.trim(c.m)
 	}
@@ -178,7 +179,7 @@ func (c *chain) offered() (heights []int64) {
 	return heights
 }
 
-// served is all that a joiner can get.
+// served returns everything that a joiner can get.
 func (c *chain) served() map[string][]byte {
 	c.t.Helper()
 	all := map[string][]byte{}
@@ -196,7 +197,8 @@ func (c *chain) served() map[string][]byte {
 	return all
 }
 
-// What was offered before a restart is offered after it, byte by byte, and dropped in its turn.
+// Snapshots offered before a restart are offered after it, byte for byte, and dropped in their
+// turn.
 func TestStoredSnapshotsSurviveARestart(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	c := newChain(t, 11, Options{Interval: 10, Keep: 3, Hold: time.Minute, now: func() time.Time { return now }})
@@ -216,10 +218,10 @@ func TestStoredSnapshotsSurviveARestart(t *testing.T) {
 	require.NotNil(t, load(t, c.m, 30, 1, 0))
 	c.commit(60)
 	require.Nil(t, load(t, c.m, 20, 1, 0))
-	require.NotNil(t, load(t, c.m, 30, 1, 0), "it was asked for")
+	require.NotNil(t, load(t, c.m, 30, 1, 0), "it was requested")
 	require.EqualValues(t, 30, c.m.OldestServed())
 	c.restart()
-	require.Equal(t, []int64{60, 50, 40}, c.offered(), "who asked before the restart has to choose again")
+	require.Equal(t, []int64{60, 50, 40}, c.offered(), "earlier joiners have to choose again")
 
 	c.opts.Keep = 1
 	c.restart()
@@ -232,7 +234,7 @@ func TestStoredSnapshotsSurviveARestart(t *testing.T) {
 	require.Nil(t, c.m.PinData(70, c.v))
 }
 
-// A joiner takes a whole state from a stored snapshot.
+// A joiner restores a whole state from a stored snapshot.
 func TestJoinFromAStoredSnapshot(t *testing.T) {
 	c := newChain(t, 12, Options{Interval: interval, Keep: 1})
 	c.commit(20)
@@ -249,8 +251,8 @@ func TestJoinFromAStoredSnapshot(t *testing.T) {
 	target.requireRestored(20, want)
 }
 
-// Each byte of a stored snapshot's leaves counts: one that is damaged is never served, and takes
-// the snapshot with it.
+// Every byte of a stored snapshot's leaves is verified: a damaged chunk is never served, and drops
+// the snapshot.
 func TestDamagedSnapshotIsDropped(t *testing.T) {
 	for name, damage := range map[string]func(f *fakePins){
 		"value":   func(f *fakePins) { f.mu.stored[20][7].Value[0] ^= 1 },
@@ -297,7 +299,7 @@ func TestDamagedDescriptionIsDropped(t *testing.T) {
 	c := newChain(t, 14, Options{Interval: 10, Keep: 3, Logger: log.NewTMLogger(&lines)})
 	c.commit(30)
 	c.pins.mu.data[10][40] ^= 1
-	// one of another height is found by package storage
+	// package storage detects a description of another height
 	c.pins.mu.data[20] = c.pins.mu.data[20][:50]
 	c.restart()
 	c.m.AddStored(40, nil)
@@ -309,7 +311,7 @@ func TestDamagedDescriptionIsDropped(t *testing.T) {
 	require.Contains(t, dropped[1], "height=20")
 }
 
-// Blocks are kept for a stored snapshot, but not where they are gone already.
+// Blocks are kept for a stored snapshot, unless they are already gone.
 func TestBlocksOfStoredSnapshots(t *testing.T) {
 	for from, oldest := range map[int64]int64{0: 10, 1: 10, 11: 10, 12: 20, 21: 20, 22: 30, 1000: 0} {
 		c := newChain(t, 15, Options{Interval: 10, Keep: 3})
@@ -323,13 +325,13 @@ func TestBlocksOfStoredSnapshots(t *testing.T) {
 	}
 }
 
-// A snapshot that newer ones replaced before it could be stored is not worth storing any more.
+// A snapshot that newer ones replaced before it could be stored is not stored.
 func TestSupersededSnapshotsAreNotStored(t *testing.T) {
 	v := randomTree(t, newRNG(t, 16), 100, 300)
 	m := NewManager(Options{Interval: 10, Keep: 2})
 	require.False(t, m.Due(15))
 	require.True(t, m.Due(20))
-	require.NotNil(t, m.PinData(20, v), "before it is told")
+	require.NotNil(t, m.PinData(20, v), "before Committed")
 	require.Nil(t, m.PinData(15, v))
 	for h := int64(1); h <= 40; h++ {
 		m.Committed(h, v)
@@ -347,14 +349,14 @@ func TestSupersededSnapshotsAreNotStored(t *testing.T) {
 	require.False(t, NewManager(Options{Keep: 1}).Due(10), "the interval is not known")
 }
 
-// ticking is a clock that goes on whenever it is looked at: nothing is held longer than that.
+// ticking returns a clock that advances on every call, so that nothing is held longer.
 func ticking() func() time.Time {
 	var clock atomic.Int64
 	return func() time.Time { return time.Unix(clock.Add(1), 0) }
 }
 
-// While chunks of a stored snapshot are read, it is dropped: it stays until they are, then it is
-// closed.
+// A stored snapshot that is dropped while its chunks are read stays open until the reads end, and
+// is then closed.
 func TestStoredSnapshotIsDroppedWhileItIsServed(t *testing.T) {
 	c := newChain(t, 17, Options{Interval: 1, Keep: 1, Hold: 1, now: ticking()})
 	c.commit(1)
@@ -374,7 +376,7 @@ func TestStoredSnapshotIsDroppedWhileItIsServed(t *testing.T) {
 	require.Equal(t, []int64{6}, c.pins.heights())
 }
 
-// Joiners ask while blocks drop what they ask for, under the eyes of the race detector.
+// Joiners request chunks while blocks drop the snapshots, under the race detector.
 func TestServingStoredSnapshotsConcurrently(t *testing.T) {
 	c := newChain(t, 18, Options{Interval: 1, Keep: 4, Hold: 1, now: ticking()})
 	c.commit(10)
@@ -415,7 +417,7 @@ func TestPinDescription(t *testing.T) {
 				t.Fatalf("chunk %d of %d: the range from %q to %q is another", k, v.NumChunks(), first, after)
 			}
 		}
-		for range 50 { // any damage is found, without a checksum
+		for range 50 { // any damage is detected, without a checksum
 			damaged := bytes.Clone(b)
 			damaged[rng.IntN(len(b))] ^= byte(1 + rng.IntN(255))
 			_, err := decodePin(5, damaged)
@@ -426,7 +428,7 @@ func TestPinDescription(t *testing.T) {
 	}
 }
 
-// What is wrong although the checksum is right.
+// Wrong descriptions with a right checksum.
 func TestPinDescriptionIsStrict(t *testing.T) {
 	v := randomTree(t, newRNG(t, 21), 100, 200)
 	b, err := EncodePin(v)
@@ -447,7 +449,7 @@ func TestPinDescriptionIsStrict(t *testing.T) {
 		"manifest":        {splice(at+10, 1, body[at+10]^1), "manifest"},
 		"long length":     {splice(at, 0, 0x80|body[at]&0x7f), ""},
 		"long form":       {splice(len(body)-len(last)-1, 1, 0x80|byte(len(last)), 0), "shortest form"},
-		"other first key": {splice(len(body)-1, 1, body[len(body)-1]^1), "not the manifest's"},
+		"other first key": {splice(len(body)-1, 1, body[len(body)-1]^1), "does not match the manifest"},
 		"more":            {append(bytes.Clone(body), 0), "1 bytes after"},
 		"less":            {body[:len(body)-1], "too early"},
 		"no more keys":    {body[:len(body)-1-len(last)], "too early"},
@@ -465,7 +467,7 @@ func TestPinDescriptionIsStrict(t *testing.T) {
 	require.ErrorContains(t, err, "no chunk")
 }
 
-// Whatever decodes is consistent and encodes to itself.
+// Any description that decodes is consistent and encodes to itself.
 func FuzzPinDescription(f *testing.F) {
 	for _, keys := range []int{1, 5, 40} {
 		v, err := avlstar.Empty(100)
@@ -531,7 +533,7 @@ func (b *buildingTarget) Build() (*avlstar.Version, error) {
 
 func TestTargetThatBuilds(t *testing.T) {
 	want := randomTree(t, newRNG(t, 22), 200, 300)
-	for name, target := range map[string]*buildingTarget{"": {}, "no space left": {fault: errDisk}, "not the manifest's": {wrong: true}} {
+	for name, target := range map[string]*buildingTarget{"": {}, "no space left": {fault: errDisk}, "does not match the manifest": {wrong: true}} {
 		target.fakeTarget = &fakeTarget{t: t}
 		r, err := BeginRestore(target, 10, want.Manifest())
 		require.NoError(t, err)
@@ -555,8 +557,8 @@ func TestTargetThatBuilds(t *testing.T) {
 	}
 }
 
-// A range of a chunk is the same from memory and from disk, where the chunk is read once for all of
-// its ranges.
+// A range of a chunk is the same from memory and from disk. From disk, the chunk is read once for
+// all of its ranges.
 func TestRangesOfChunks(t *testing.T) {
 	rnd := newRNG(t, 23)
 	c := newChain(t, 23, Options{Interval: 10, Keep: 2})
@@ -606,7 +608,7 @@ func TestRangesOfChunks(t *testing.T) {
 	require.LessOrEqual(t, c.pins.reads.Load()-before, 2*int64(served.Commitment().Chunks))
 }
 
-// What the disk has damaged is no more served in ranges than as a whole.
+// Damaged chunks are not served, neither as a whole nor in ranges.
 func TestRangesOfADamagedSnapshot(t *testing.T) {
 	c := newChain(t, 24, Options{Interval: 10, Keep: 2})
 	c.commit(10)
@@ -617,7 +619,7 @@ func TestRangesOfADamagedSnapshot(t *testing.T) {
 	last := len(c.pins.mu.stored[10]) - 1
 	c.pins.mu.stored[10][last].Value[0] ^= 1
 	k := served.Commitment().Chunks - 1
-	_, err := served.ChunkRange(k, 0, 1) // which is not what is damaged
+	_, err := served.ChunkRange(k, 0, 1) // not the damaged bytes
 	require.ErrorIs(t, err, ErrDamagedPin)
 	_, ok = c.m.Serve(10)
 	require.False(t, ok)

@@ -14,7 +14,7 @@ import (
 
 const benchKeys = 200_000
 
-// benchKey returns one of benchKeys keys of 20 bytes in random order; those of following numbers
+// benchKey returns one of benchKeys keys of 20 bytes in random order. Keys with consecutive numbers
 // are far apart.
 func benchKey(n uint64) []byte {
 	key := make([]byte, 20)
@@ -22,14 +22,14 @@ func benchKey(n uint64) []byte {
 	return key
 }
 
-// benchBlock puts 1,000 leaves with values of 100 bytes and renews the heights of 10,000 inner
-// nodes.
+// benchBlock returns a block that puts 1,000 leaves with values of 100 bytes and changes the
+// heights of 10,000 inner nodes.
 func benchBlock(height int64, value []byte) Block {
 	b := Block{Meta: testMeta(height)}
 	for i := range uint64(1000) {
 		b.Puts = append(b.Puts, record.Leaf{Key: benchKey(uint64(height)*1000 + i), Value: value})
 	}
-	b.Heights = func(yield func([]byte, uint8) bool) {
+	ownerOf(&b).heights = func(yield func([]byte, uint8) bool) {
 		for i := range uint64(10_000) {
 			if !yield(b.Puts[i%1000].Key, uint8(1+i%20)) {
 				return
@@ -39,7 +39,7 @@ func benchBlock(height int64, value []byte) Block {
 	return b
 }
 
-// takenOf is a block as a flush finds it.
+// takenOf returns a block as seen by a flush.
 func takenOf(b Block) *waiting {
 	w := &waiting{Block: b}
 	new(Zone).takeHeights(w)
@@ -93,7 +93,7 @@ func BenchmarkWrite(b *testing.B) {
 	}
 }
 
-// BenchmarkFlush is of 50 blocks of 1,000 operations.
+// BenchmarkFlush flushes 50 blocks of 1,000 operations.
 func BenchmarkFlush(b *testing.B) {
 	s := benchZone(b, Options{FlushBlocks: 1 << 30, FlushBytes: 1 << 50})
 	height := int64(1)
@@ -132,14 +132,13 @@ func BenchmarkMerge(b *testing.B) {
 	}
 }
 
-// BenchmarkPage reads pages of about 100 leaves, all tables in the block cache.
-// BenchmarkPage reads 25 leaves, from Pebble's cache or from files.
+// BenchmarkPage reads pages of 25 leaves, from Pebble's cache or from files.
 func BenchmarkPage(b *testing.B) {
 	for name, cache := range map[string]int64{"cached": 64 << 20, "from files": 256 << 10} {
 		b.Run(name, func(b *testing.B) {
 			s := benchZone(b, Options{CacheBytes: cache, Generations: true})
 			var keys [][]byte
-			size := uint64(0) // of a record: all have one
+			size := uint64(0) // size of a record: all have the same
 			for l, err := range s.Scan() {
 				require.NoError(b, err)
 				keys = append(keys, bytes.Clone(l.Key))

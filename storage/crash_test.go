@@ -17,8 +17,8 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// crashFS copies a crashable file system as a crash would leave it, just before its n-th change.
-// Some of what was not synced survives, some does not.
+// crashFS copies a crashable file system as a crash would leave it, just before its n-th change. A
+// random part of the unsynced data survives.
 type crashFS struct {
 	vfs.FS
 	changes atomic.Int64
@@ -51,8 +51,8 @@ func newCrashFSOn(mem *vfs.MemFS, rng *rand.Rand, n int64) *crashFS {
 	return c
 }
 
-// lockedLinks lets no Link be under way together with a CrashClone: MemFS.Link takes a lock for
-// reading twice, and waits for ever if CrashClone asks for it in between (pebble v2.1.7).
+// lockedLinks prevents Link from running concurrently with CrashClone. MemFS.Link takes a lock
+// twice for reading, and deadlocks if CrashClone requests it in between (pebble v2.1.7).
 type lockedLinks struct {
 	*vfs.MemFS
 	mu *sync.Mutex // held during CrashClone
@@ -64,7 +64,7 @@ func (l lockedLinks) Link(from, to string) error {
 	return l.MemFS.Link(from, to)
 }
 
-// changesOf counts the changes that run makes to the file system.
+// changesOf counts the file system changes made by run.
 func changesOf(t *testing.T, run func(*crashFS)) int64 {
 	t.Helper()
 	c := newCrashFS(newRNG(0), 1<<60)
@@ -72,9 +72,9 @@ func changesOf(t *testing.T, run func(*crashFS)) int64 {
 	return c.changes.Load()
 }
 
-// After a crash at any point, the zone is at a height that is not below the last that Flush has
-// confirmed, its state is exactly the one after that block, and so is that of each pin. A pin that
-// was confirmed is there.
+// TestCrashDuringWrites: after a crash at any point, the zone is at or above the last height
+// confirmed by Flush, its state is exactly the one after that block, and the same holds for each
+// pin. Confirmed pins exist.
 func TestCrashDuringWrites(t *testing.T) {
 	const crashes, blocks, pinEvery = 80, 60, 7
 	all, history := randomHistory(newRNG(1), blocks)
@@ -85,7 +85,7 @@ func TestCrashDuringWrites(t *testing.T) {
 		require.NoError(t, err)
 		for i, b := range all {
 			if b.Meta.Height%pinEvery == 0 {
-				b.PinData = withPin(fmt.Sprint("pin ", b.Meta.Height))
+				pinWith(&b, withPin(fmt.Sprint("pin ", b.Meta.Height)))
 			}
 			require.NoError(t, s.Write(b))
 			if i%5 == 4 {
@@ -107,7 +107,7 @@ func TestCrashDuringWrites(t *testing.T) {
 			c := newCrashFS(rng, 1+rng.Int64N(total))
 			run(c)
 			if c.crash.left == nil {
-				return // fewer changes this time: background work is not the same each time
+				return // fewer changes this time: background work varies
 			}
 			s := openZone(t, c.crash.left)
 			safe := s.Safe()
@@ -119,7 +119,7 @@ func TestCrashDuringWrites(t *testing.T) {
 				require.Equal(t, history[p.Height].records(nil, nil), pinRecords(t, s, p.Height))
 				pins++
 			}
-			next := Block{Meta: testMeta(blocks + 1)} // and continues from there
+			next := Block{Meta: testMeta(blocks + 1)} // and it continues from there
 			write(t, s, next)
 			require.NoError(t, s.Close())
 			history[safe].apply(next).requireIn(t, openZone(t, c.crash.left))
@@ -130,19 +130,19 @@ func TestCrashDuringWrites(t *testing.T) {
 	t.Logf("%d changes of files; heights after the crash -> times: %v; pins: %d", total, heights, pins)
 }
 
-// restoreStep is what a restore is known to have at a point of its life.
+// restoreStep is the expected state of a restore at a point in its life.
 type restoreStep struct {
 	runs  map[RunID]bool
 	label string
 }
 
-// After a crash at any point of a restore, of what settles it, and of the first flush behind it,
-// the zone holds the old state, nothing, the restored state, or the one after the block; and if
-// nothing, then the restore can be resumed: with every run that Add had returned for, if only the
-// process was killed.
+// TestCrashDuringRestore: after a crash at any point of a restore, of its settling, and of the
+// first flush after it, the zone has the old state, none, the restored state, or the state after
+// the block. If it has none, the restore can be resumed; if only the process was killed, with every
+// run whose Add had returned.
 func TestCrashDuringRestore(t *testing.T) {
 	const crashes = 160
-	first := Block{Meta: testMeta(3), PinData: withPin(""), Puts: []record.Leaf{{Key: []byte("old"), Value: []byte("1")}}}
+	first := Block{Meta: testMeta(3), Pin: true, Puts: []record.Leaf{{Key: []byte("old"), Value: []byte("1")}}}
 	old := emptyModel().apply(first)
 	restored := emptyModel()
 	restored.meta = testMeta(9)
@@ -151,7 +151,7 @@ func TestCrashDuringRestore(t *testing.T) {
 		restored.leaves[fmt.Sprintf("%04d", i)] = strings.Repeat("x", 500)
 		restored.heights[fmt.Sprintf("%04d", i)] = 1
 	}
-	// The block behind it changes what was restored: an old value must not win.
+	// The following block changes restored leaves: an old value must not win.
 	block := Block{Meta: testMeta(10), Deletes: [][]byte{[]byte("0003")}, Puts: []record.Leaf{{Key: []byte("0007"), Value: []byte("new")}}}
 	later := restored.apply(block)
 	runs := testRuns(restored, 40)
@@ -214,10 +214,10 @@ func TestCrashDuringRestore(t *testing.T) {
 			rng := newRNG(1000 + seed)
 			at := 1 + rng.Int64N(total)
 			if seed < 40 {
-				at = total - int64(seed) // the end is short
+				at = total - int64(seed) // the final phase is short
 			}
 			c := newCrashFS(rng, at)
-			killed := seed%2 == 0 // and no more
+			killed := seed%2 == 0 // otherwise a power loss
 			if killed {
 				c.cfg.UnsyncedDataPercent = 100
 			}
@@ -227,14 +227,14 @@ func TestCrashDuringRestore(t *testing.T) {
 			}
 			s := openZone(t, c.crash.left)
 			before := int(c.crash.at)
-			after := min(before+1, len(steps)-1) // or on the way there
+			after := min(before+1, len(steps)-1) // or on the way to the next step
 			got, label, resumable := read(t, s), "", false
 			if b, ok := s.Interrupted(); ok {
 				label, resumable = string(b), true
 			}
 			for _, p := range s.Pins() {
 				require.EqualValues(t, 3, p.Height)
-				require.Equal(t, old.meta.Height, got.meta.Height, "a pin of a state that is gone")
+				require.Equal(t, old.meta.Height, got.meta.Height, "a pin of a state that no longer exists")
 				require.Equal(t, old.records(nil, nil), pinRecords(t, s, 3))
 			}
 			switch got.meta.Height {
@@ -302,7 +302,8 @@ func TestCrashDuringRestore(t *testing.T) {
 	t.Logf("found after the crash -> times: %v", seen)
 }
 
-// After a crash at any point of a rollback, the zone holds the newer state or the pin's.
+// TestCrashDuringRollback: after a crash at any point of a rollback, the zone has the newer state
+// or the pin's.
 func TestCrashDuringRollback(t *testing.T) {
 	const crashes, pinned, blocks = 40, 12, 20
 	all, history := randomHistory(newRNG(2), blocks)
@@ -312,7 +313,7 @@ func TestCrashDuringRollback(t *testing.T) {
 		require.NoError(t, err)
 		for _, b := range all {
 			if b.Meta.Height == pinned || b.Meta.Height == pinned+3 {
-				b.PinData = withPin("\x01")
+				pinWith(&b, withPin("\x01"))
 			}
 			write(t, s, b)
 		}

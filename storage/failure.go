@@ -10,7 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// failure is the first error that cannot be recovered from: after it, nothing is written.
+// failure is the first unrecoverable error. Nothing is written after it.
 type failure struct {
 	once sync.Once
 	err  error         // set once, before done is closed
@@ -25,7 +25,7 @@ func (f *failure) fail(err error) {
 	})
 }
 
-// get returns the error, nil if there is none.
+// get returns the error; nil if there is none.
 func (f *failure) get() error {
 	select {
 	case <-f.done:
@@ -35,13 +35,14 @@ func (f *failure) get() error {
 	}
 }
 
-// guardPause is the time between two attempts of Pebble, which itself does not pause.
+// guardPause is the pause before a refusal, because Pebble retries without a pause.
 const guardPause = 100 * time.Millisecond
 
-var errGuard = errors.New("the zone has failed: nothing is written any more")
+var errGuard = errors.New("the zone has failed and accepts no writes")
 
-// guard is the zone's file system. After a failure it refuses to create tables: Pebble repeats a
-// failed flush until it succeeds, and the disk is to stay at the safe height.
+// guard is the file system of the zone. After a failure it refuses to create tables. Otherwise
+// Pebble would repeat a failed flush until it succeeds, but the disk must stay at the durable
+// height.
 type guard struct {
 	vfs.FS
 	failure *failure
@@ -71,7 +72,7 @@ type users struct {
 	}
 }
 
-// enter returns false once close was called. Otherwise the caller must call leave.
+// enter returns false after close was called. Otherwise the caller must call leave.
 func (u *users) enter() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -90,7 +91,7 @@ func (u *users) leave() {
 	}
 }
 
-// close lets no more calls enter, and waits until all have left. It is called once.
+// close rejects further calls and waits until all have left. It is called once.
 func (u *users) close() {
 	u.mu.Lock()
 	u.mu.closed, u.mu.idle = true, make(chan struct{})

@@ -41,8 +41,8 @@ func (r *recorder) errors() []string {
 	return slices.Clone(r.got)
 }
 
-// faultyWorld runs a random workload over a file system that fails now and then, and knows every
-// state that was ever written.
+// faultyWorld runs a random workload over a file system that fails from time to time. It remembers
+// every state that was written.
 type faultyWorld struct {
 	rng     *rand.Rand
 	mem     *vfs.MemFS
@@ -51,13 +51,13 @@ type faultyWorld struct {
 
 	mu struct {
 		sync.Mutex
-		ended     bool             // as a process: nobody goes on
+		ended     bool             // the process has ended, and no goroutine continues
 		written   map[string]model // by app hash
 		confirmed int64            // height that must not be lost; 0: the zone may be empty
 	}
 }
 
-// confirm notes what must not be lost any more.
+// confirm records what must not be lost from now on.
 func (w *faultyWorld) confirm(height int64) {
 	w.note(func() { w.mu.confirmed = height })
 }
@@ -106,7 +106,7 @@ func (w *faultyWorld) meta(height int64) Meta {
 	return m
 }
 
-var errWrong = errors.New("the zone does not hold what was written")
+var errWrong = errors.New("the zone does not contain the written state")
 
 // run ends at the first error that ends the zone, or after a while.
 func (w *faultyWorld) run(t *testing.T, s *Zone) error {
@@ -118,7 +118,7 @@ func (w *faultyWorld) run(t *testing.T, s *Zone) error {
 			b := randomBlock(w.rng, last, height)
 			b.Meta = w.meta(height)
 			if w.rng.IntN(10) == 0 {
-				b.PinData = withPin(string(b.Meta.AppHash))
+				pinWith(&b, withPin(string(b.Meta.AppHash)))
 			}
 			last = last.apply(b)
 			w.writes(b.Meta, last)
@@ -185,9 +185,9 @@ func (w *faultyWorld) run(t *testing.T, s *Zone) error {
 	return nil
 }
 
-// Whatever fails, and whenever: what opens afterwards is a state that was written, not older than
-// what was confirmed, and a state whose restore did not end counts as nothing. Damage is never made
-// up, and nothing panics except through Fatal.
+// TestInjectedErrors: whatever fails, and whenever, the zone then opens with a state that was
+// written and is not older than the confirmed height. The state of an unfinished restore counts as
+// none. There is no false report of damage, and no panic except through Fatal.
 func TestInjectedErrors(t *testing.T) {
 	outcomes := map[string]int{}
 	for seed := range uint64(150) {
@@ -199,7 +199,7 @@ func TestInjectedErrors(t *testing.T) {
 			opts.Failed = func(err error) { failed.Add(1) }
 			opts.Fatal = func(err error) {
 				w.fatal <- err
-				select {} // where a real one ends the process
+				select {} // a real Fatal ends the process
 			}
 			w.failing.Store(w.rng.IntN(3) == 0)
 			ended := make(chan string, 1)
@@ -244,7 +244,7 @@ func TestInjectedErrors(t *testing.T) {
 			w.failing.Store(false)
 			rng := newRNG(seed + 2<<32)
 
-			percent := 100 // a process that was killed, or a machine
+			percent := 100 // 100 if a process was killed, otherwise a power loss
 			if rng.IntN(2) == 0 {
 				percent = rng.IntN(100)
 			}
@@ -269,13 +269,13 @@ func TestInjectedErrors(t *testing.T) {
 	t.Log(outcomes)
 }
 
-// A full disk is told as such, once; what was confirmed is there afterwards, and with space it
-// continues.
+// TestFullDisk: a full disk is reported as such, once. Confirmed data is available afterwards, and
+// the zone continues once there is space.
 func TestFullDisk(t *testing.T) {
 	for name, suffix := range map[string]string{"tables": ".sst", "list of files": "MANIFEST"} {
 		t.Run(name, func(t *testing.T) {
 			var full, failed atomic.Bool
-			var begun atomic.Int64 // tables that were begun after the failure was reported
+			var begun atomic.Int64 // tables begun after the failure was reported
 			mem := vfs.NewMem()
 			fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 				if failed.Load() && op.Kind == errorfs.OpCreate && strings.HasSuffix(op.Path, ".sst") {
@@ -304,7 +304,7 @@ func TestFullDisk(t *testing.T) {
 			}
 			full.Store(true)
 			done := make(chan struct{}, 10)
-			b := Block{Meta: testMeta(4), Puts: []record.Leaf{{Key: []byte{4}, Value: []byte("x")}}, Done: func() { done <- struct{}{} }}
+			b := Block{Meta: testMeta(4), Puts: []record.Leaf{{Key: []byte{4}, Value: []byte("x")}}, Owner: &owner{done: func() { done <- struct{}{} }}}
 			require.NoError(t, s.Write(b))
 			require.ErrorIs(t, s.Flush(), ErrDiskFull)
 			if suffix == ".sst" {
@@ -320,7 +320,7 @@ func TestFullDisk(t *testing.T) {
 			require.ErrorContains(t, s.Flush(), "make room on the disk")
 			require.NotEmpty(t, log.errors())
 			require.EqualValues(t, 3, s.Safe())
-			full.Store(false) // nothing is written any more all the same
+			full.Store(false) // still nothing is written
 			require.ErrorIs(t, s.Flush(), ErrDiskFull)
 			_, err = s.BeginRestore(nil)
 			require.ErrorIs(t, err, ErrDiskFull)
@@ -330,20 +330,21 @@ func TestFullDisk(t *testing.T) {
 			}
 			require.LessOrEqual(t, begun.Load(), int64(1), "a zone that failed begins no table, except one under way")
 			s = openZone(t, mem)
-			// If a compaction failed first, the flush under way may still have written its table:
-			// the block is whole then.
+			// If a compaction failed first, the current flush may still have written its table:
+			// then the block is complete.
 			if s.Safe() == 4 {
 				m = m.apply(fourth)
 			}
 			m.requireIn(t, s)
-			b.Done = nil
+			ownerOf(&b).done = nil
 			write(t, s, b)
 			m.apply(b).requireIn(t, s)
 		})
 	}
 }
 
-// A disk that fails for another reason is told to Fatal when the list of files cannot be written.
+// TestDiskFailureIsFatal: other disk failures are reported to Fatal when the list of files cannot
+// be written.
 func TestDiskFailureIsFatal(t *testing.T) {
 	var broken atomic.Bool
 	mem := vfs.NewCrashableMem()
@@ -376,8 +377,8 @@ func TestDiskFailureIsFatal(t *testing.T) {
 	require.Contains(t, []model{m, m.apply(last)}, read(t, after))
 }
 
-// Each byte of each table flipped: the state is read as it was, or not at all, and then the file is
-// named.
+// TestDamagedTables: with any byte of any table flipped, the state is read correctly, or not at all
+// with an error that names the file.
 func TestDamagedTables(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "zone")
 	opts := Options{FlushBlocks: 1 << 20, PinDir: filepath.Join(dir, "..", "pins")}
@@ -392,9 +393,9 @@ func TestDamagedTables(t *testing.T) {
 			b.Puts = append(b.Puts, record.Leaf{Key: key, Value: bytes.Repeat(key, 20)})
 			heights = append(heights, keyHeight{key, uint8(1 + i%7)})
 		}
-		b.Heights = each(heights...)
+		ownerOf(&b).heights = each(heights...)
 		if height == 3 {
-			b.PinData = withPin("x")
+			pinWith(&b, withPin("x"))
 		}
 		m = m.apply(b)
 		write(t, s, b)
@@ -446,7 +447,7 @@ func TestDamagedTables(t *testing.T) {
 				require.NoError(t, pageFailure)
 				require.Equal(t, m.records(nil, nil), page, where)
 			}
-			// By its key, each value is right or an error.
+			// By key, each value is right or an error.
 			k := s.Kept(3)
 			for key, want := range m.leaves {
 				value, ok, err := k.Get([]byte(key))
@@ -476,12 +477,13 @@ func TestDamagedTables(t *testing.T) {
 		}
 		require.NoError(t, os.WriteFile(table, good, 0o600))
 	}
-	t.Logf("%d tables: damage found %d times, in parts that nobody reads %d times", len(tables), found, unread)
+	t.Logf("%d tables: damage found %d times, in unread parts %d times", len(tables), found, unread)
 	require.Greater(t, found, unread)
 	require.Positive(t, byKey)
 }
 
-// A failed compaction stops the zone, too: it would fall behind for ever.
+// TestDamageThatACompactionMeets: a failed compaction stops the zone, too. Otherwise compaction
+// would fall behind forever.
 func TestDamageThatACompactionMeets(t *testing.T) {
 	mem := vfs.NewMem()
 	opts := testOptions(mem)

@@ -9,9 +9,8 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// maxL0 is the maximum number of layers of new tables that wait to be compacted: beyond it, the
-// next flush waits. Pebble's own limit would block the commit of a batch, where a failure cannot
-// interrupt it.
+// maxL0 is the maximum number of sublevels of L0. Above it, the next flush waits for compactions.
+// Pebble's own limit would block the commit of a batch, which a failure cannot interrupt.
 const maxL0 = 20
 
 // waiting is a block that is not durable yet.
@@ -20,18 +19,16 @@ type waiting struct {
 	since time.Time
 
 	once    sync.Once // of takeHeights
-	heights []byte    // records of uvarint(len key) ‖ key ‖ height, once they were taken
+	heights []byte    // records of uvarint(len key) ‖ key ‖ height, after takeHeights
 
-	// bytes is what the block counts, see bytesOf; it grows when the heights are taken. counted is
-	// the sum that it is in, nil: none. Guarded by Zone.mu.
+	// bytes is the size of the block, see bytesOf; it grows by the heights. counted is the sum that
+	// includes it; nil: none. Guarded by Zone.mu.
 	bytes   int64
 	counted *int64
 }
 
-func (w *waiting) pins() bool { return w.PinData != nil }
-
-// bytesOf is what a block counts toward the limits before its heights are taken, in bytes: its keys
-// and values, and an overhead for each.
+// bytesOf returns the size of a block as counted toward the limits, in bytes: its keys and values,
+// and an overhead for each, without its heights.
 func bytesOf(b Block) int64 {
 	n := int64(64 + 16*(len(b.Puts)+len(b.Deletes)))
 	for _, l := range b.Puts {
@@ -43,8 +40,8 @@ func bytesOf(b Block) int64 {
 	return n
 }
 
-// Write hands a block over, and returns before it is durable: see Safe and Flush. While the backlog
-// is at its limit (Options.MaxLagBlocks, MaxLagBytes) it waits. Heights must rise, so only one
+// Write queues a block and returns before it is durable: see Safe and Flush. It waits while the
+// backlog is at its limit (Options.MaxLagBlocks, MaxLagBytes). Heights must increase, so only one
 // Write at a time makes sense. Errors: ErrClosed, ErrRestoring, the zone's failure.
 func (s *Zone) Write(b Block) error {
 	if s.opts.ReadOnly {
@@ -72,7 +69,7 @@ func (s *Zone) Write(b Block) error {
 	}
 }
 
-// enqueue queues the block, or returns a channel to wait on before the next attempt.
+// enqueue queues the block, or returns a channel to wait for before the next attempt.
 func (s *Zone) enqueue(w *waiting, waited bool) (<-chan struct{}, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,14 +99,14 @@ func (s *Zone) enqueue(w *waiting, waited bool) (<-chan struct{}, error) {
 	w.counted = &s.mu.waitingBytes
 	s.takers.Go(func() { s.takeHeights(w) })
 	s.mu.last = w.Meta.Height
-	if w.pins() {
+	if w.Pin {
 		s.mu.wanted = w.Meta.Height
 	}
 	s.wakeFlusher()
 	return nil, nil
 }
 
-// Flush returns once all blocks written so far are durable, and their pins made. It returns the
+// Flush waits until all blocks written so far are durable and their pins exist. It returns the
 // zone's failure, if there is one, or ErrClosed if Close has dropped blocks.
 func (s *Zone) Flush() error {
 	s.mu.Lock()
@@ -149,18 +146,18 @@ func (s *Zone) behind(height int64) bool {
 func (s *Zone) wakeFlusher() {
 	select {
 	case s.wake <- struct{}{}:
-	default: // a wake-up is pending already
+	default: // a wake-up is already pending
 	}
 }
 
-// moved wakes everything that waits for the backlog to change. The caller holds s.mu.
+// moved wakes all goroutines that wait for the backlog to change. The caller holds s.mu.
 func (s *Zone) moved() {
 	close(s.mu.moved)
 	s.mu.moved = make(chan struct{})
 }
 
-// flusher makes blocks durable, many at a time, until the zone is closed or fails. A restored state
-// is settled first.
+// flusher makes blocks durable, many at a time, until the zone is closed or fails. It settles a
+// restored state first.
 func (s *Zone) flusher() {
 	defer close(s.flusherDone)
 	for {
@@ -170,8 +167,8 @@ func (s *Zone) flusher() {
 		}
 		var err error
 		if u != nil {
-			if err = s.settle(u, nil); errors.Is(err, errGivenUp) {
-				s.log.Info("the restored state is not settled", "folder", s.dir, "err", err)
+			if err = s.settle(u); errors.Is(err, errGivenUp) {
+				s.log.Info("gave up settling the restored state", "folder", s.dir, "err", err)
 				err = nil
 			}
 		} else {
@@ -180,7 +177,7 @@ func (s *Zone) flusher() {
 		if err != nil {
 			s.failure.fail(err)
 			for _, w := range group {
-				w.done()
+				w.done(false)
 			}
 		}
 		s.mu.Lock()
@@ -192,7 +189,7 @@ func (s *Zone) flusher() {
 		}
 	}
 	if err := s.failure.get(); err != nil {
-		s.log.Error("the state on disk is written no more", "folder", s.dir, "height", s.Safe(), "err", err)
+		s.log.Error("the state on disk is no longer updated", "folder", s.dir, "height", s.Safe(), "err", err)
 		s.opts.Failed(err)
 	}
 	s.mu.Lock()
@@ -202,11 +199,11 @@ func (s *Zone) flusher() {
 	}
 	s.mu.Unlock()
 	for _, w := range left {
-		w.done()
+		w.done(false)
 	}
 }
 
-// dropWaiting empties the queue and returns what was in it. The caller holds s.mu, and calls done
+// dropWaiting empties the queue and returns its blocks. The caller holds s.mu, and must call done
 // of each block after releasing it.
 func (s *Zone) dropWaiting() []*waiting {
 	left := s.mu.waiting
@@ -218,8 +215,8 @@ func (s *Zone) dropWaiting() []*waiting {
 	return left
 }
 
-// next returns the state that is to be settled, or waits until a flush is due and takes its blocks.
-// It returns false once there will be no more.
+// next returns a state to settle, or waits until a flush is due and takes its blocks. It returns
+// false when the flusher must end.
 func (s *Zone) next() (*unsettled, []*waiting, bool) {
 	for {
 		s.mu.Lock()
@@ -234,7 +231,7 @@ func (s *Zone) next() (*unsettled, []*waiting, bool) {
 			return u, nil, true
 		}
 		due, after := false, time.Duration(0)
-		if u == nil { // else Close is about to come, and drops the blocks
+		if u == nil { // otherwise Close will follow and drop the blocks
 			due, after = s.due()
 		}
 		if due {
@@ -255,8 +252,8 @@ func (s *Zone) next() (*unsettled, []*waiting, bool) {
 	}
 }
 
-// due reports whether a flush is due; if not, after what time it will be (0: nothing waits). The
-// caller holds s.mu.
+// due reports whether a flush is due, and if not, after which time it will be; 0: nothing waits.
+// The caller holds s.mu.
 func (s *Zone) due() (bool, time.Duration) {
 	if len(s.mu.waiting) == 0 {
 		return false, 0
@@ -267,12 +264,12 @@ func (s *Zone) due() (bool, time.Duration) {
 		s.mu.waitingBytes >= s.opts.FlushBytes || after <= 0, max(after, 1)
 }
 
-// take takes all waiting blocks, up to and including the first one that pins. The caller holds
-// s.mu.
+// take removes the waiting blocks from the queue, up to and including the first block with a pin.
+// The caller holds s.mu.
 func (s *Zone) take() []*waiting {
 	n := len(s.mu.waiting)
 	for i, w := range s.mu.waiting {
-		if w.pins() {
+		if w.Pin {
 			n = i + 1
 			break
 		}
@@ -289,8 +286,8 @@ func (s *Zone) take() []*waiting {
 	return group
 }
 
-// flush makes the blocks durable, all or none of them. Then the state after the last one is the
-// state of the zone.
+// flush makes the blocks durable atomically. Afterwards the state after the last block is the state
+// of the zone.
 func (s *Zone) flush(group []*waiting) error {
 	started := time.Now()
 	m, last := newMerger(), group[len(group)-1]
@@ -311,18 +308,18 @@ func (s *Zone) flush(group []*waiting) error {
 	if err := s.commit(batch); err != nil {
 		return err
 	}
-	// Only this goroutine writes, so this is the state after the last block.
-	g := newGeneration(last.Meta.Height, s.db.NewSnapshot(), s.layout)
-	if last.pins() {
+	// This goroutine is the only writer, so this is the state after the last block.
+	g := newGeneration(last.Meta.Height, s.db.NewSnapshot())
+	if last.Pin {
 		s.pin(last)
 	}
 	s.generations.push(g, s.opts.Generations)
 	if s.interrupted.Load() {
-		s.forgetRestore() // blocks have replaced it
+		s.forgetRestore() // superseded by blocks
 	}
 	s.mu.Lock()
 	s.setSafe(last.Meta)
-	s.mu.flushes++ // before Done, so that whoever hears of a durable block finds the flush counted
+	s.mu.flushes++ // before Owner.Done, so that Metrics already includes the flush
 	s.mu.flushTime += time.Since(started)
 	s.mu.flushedBytes += uint64(s.mu.flushingBytes)
 	s.mu.flushing, s.mu.flushingBytes = 0, 0
@@ -330,12 +327,12 @@ func (s *Zone) flush(group []*waiting) error {
 	s.mu.Unlock()
 	s.removeUnpinned()
 	for _, w := range group {
-		w.done()
+		w.done(true)
 	}
 	return nil
 }
 
-// commit makes a batch durable. There is no log of writes, so that takes a flush of Pebble's.
+// commit makes a batch durable by a flush, because there is no write-ahead log.
 func (s *Zone) commit(batch *pebble.Batch) error {
 	defer batch.Close()
 	if err := batch.Commit(pebble.NoSync); err != nil {
@@ -348,18 +345,18 @@ func (s *Zone) commit(batch *pebble.Batch) error {
 	select {
 	case <-flushed:
 		return nil
-	case <-s.failure.done: // Pebble keeps trying
+	case <-s.failure.done: // Pebble would retry forever
 	}
 	select {
-	case <-flushed: // something else has failed
+	case <-flushed: // this flush has succeeded all the same
 		return nil
 	default:
 		return s.failure.err
 	}
 }
 
-// waitForCompactions returns once there are few enough new tables for another flush, or the zone's
-// failure.
+// waitForCompactions waits until there are few enough sublevels of L0 for another flush. It returns
+// the zone's failure.
 func (s *Zone) waitForCompactions() error {
 	for s.db.Metrics().Levels[0].Sublevels > maxL0 {
 		select {
@@ -373,7 +370,7 @@ func (s *Zone) waitForCompactions() error {
 	return s.failure.get()
 }
 
-// background is called by Pebble, which holds its locks, with what failed in one of its goroutines.
+// background handles the error of a goroutine of Pebble. Pebble calls it with locks held.
 func (s *Zone) background(err error) {
 	if !errors.Is(err, errGuard) {
 		s.failure.fail(err)

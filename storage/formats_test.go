@@ -1,20 +1,20 @@
 package storage
 
 import (
-	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/atomicfs"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
-// refusesNewer opens the zone, twice since a failed Open must let go of the lock, and expects it to
-// name both numbers and the way out.
+// refusesNewer opens the zone twice, since a failed Open must release the lock. The error must
+// contain both numbers and the remedy.
 func refusesNewer(t *testing.T, fs vfs.FS, what string) {
 	t.Helper()
 	for range 2 {
@@ -35,7 +35,7 @@ func TestDatabaseOfANewerFormatIsRefused(t *testing.T) {
 		require.NoError(t, marker.Move(version))
 		require.NoError(t, marker.Close())
 	}
-	for _, above := range []uint64{1, 1000} { // known to Pebble, perhaps, and not to anybody
+	for _, above := range []uint64{1, 1000} { // one that Pebble may know, and one that it cannot
 		set(fmt.Sprintf("%03d", DatabaseFormat+above))
 		refusesNewer(t, fs, fmt.Sprintf("database format %d, this program knows up to %d", DatabaseFormat+above, DatabaseFormat))
 	}
@@ -46,7 +46,7 @@ func TestDatabaseOfANewerFormatIsRefused(t *testing.T) {
 	require.NoError(t, openZone(t, fs).Close())
 }
 
-// A join that a newer program began is not thrown away.
+// TestRestoreOfANewerFormatIsRefused: a join of a newer program is not discarded.
 func TestRestoreOfANewerFormatIsRefused(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openZone(t, fs)
@@ -59,7 +59,7 @@ func TestRestoreOfANewerFormatIsRefused(t *testing.T) {
 		newer      func(b []byte) []byte
 	}{
 		{labelFile, "interrupted join of format 2, this program knows up to 1", func(b []byte) []byte { b[0]++; return resum(b) }},
-		{journalFile, "journal of an interrupted join, of format 4, this program knows up to 3", func(b []byte) []byte { b[0]++; return b }},
+		{journalFile, "journal of an interrupted join, of format 2, this program knows up to 1", func(b []byte) []byte { b[0]++; return b }},
 	} {
 		path := s.inRestore(file.name)
 		old, err := readAll(fs, path, 1<<20)
@@ -75,42 +75,30 @@ func TestRestoreOfANewerFormatIsRefused(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// A pin of version 1 had its description in an envelope of its own; without a description it had
-// one envelope only.
-func TestPinsOfVersion1AreRead(t *testing.T) {
+// TestPinDescriptions: a description that is damaged, or of another height, is not used; a newer
+// one is kept unread.
+func TestPinDescriptions(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openZone(t, fs)
 	for i, data := range []string{"", "description"} {
 		height := int64(i + 1)
 		b := blockOf(height, "a", fmt.Sprint(height))
-		b.PinData = withPin(data)
+		pinWith(&b, withPin(data))
 		write(t, s, b)
 	}
 	require.NoError(t, s.Close())
-	old := map[int64][]byte{1: nil, 2: version1(2, []byte("description"))}
-	for height, data := range old {
-		require.NoError(t, writeSynced(fs, fs.PathJoin(s.pinPath("", height), pinDescription), version1(height, data)))
-	}
 	s = openZone(t, fs)
 	require.Equal(t, []PinInfo{{1, []byte{}}, {2, []byte("description")}}, s.Pins())
-	pin, err := s.OpenPin(2)
-	require.NoError(t, err)
-	require.NoError(t, pin.Close())
 	require.NoError(t, s.Close())
-
-	// What is not whole in either envelope is removed; a newer one stays, unread.
 	for name, c := range map[string]struct {
 		file []byte
 		err  error
 	}{
-		"no second envelope":    {version1(2, []byte("description")), ErrCorrupt},
-		"another height within": {version1(2, version1(1, []byte("description"))), ErrCorrupt},
-		"a newer one within":    {version1(2, sealPin(3, 2, []byte("description"))), ErrCorrupt},
-		"another height":        {sealPin(2, 1, []byte("description")), ErrCorrupt},
-		"flipped bit":           {append(sealPin(2, 2, nil)[:12], 0), ErrCorrupt},
+		"another height":        {sealPin(1, 1, []byte("description")), ErrCorrupt},
+		"flipped bit":           {append(sealPin(1, 2, nil)[:12], 0), ErrCorrupt},
 		"version 0":             {sealPin(0, 2, nil), ErrNewerFormat},
-		"version 3":             {sealPin(3, 2, nil), ErrNewerFormat},
-		"version 3, other form": {sealPin(3, 7, nil), ErrNewerFormat},
+		"version 2":             {sealPin(2, 2, nil), ErrNewerFormat},
+		"version 2, other form": {sealPin(2, 7, nil), ErrNewerFormat},
 	} {
 		require.NoError(t, writeSynced(fs, "PIN", c.file))
 		_, err := readPinDescription(fs, "PIN", 2)
@@ -124,8 +112,20 @@ func TestPinsOfVersion1AreRead(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// version1 is the envelope as version 1 wrote it.
-func version1(height int64, data []byte) []byte {
-	b := append(binary.BigEndian.AppendUint64([]byte{1}, uint64(height)), data...)
-	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+type quiet struct{}
+
+func (quiet) Infof(string, ...any)           {}
+func (quiet) Errorf(string, ...any)          {}
+func (quiet) Fatalf(format string, a ...any) { panic(fmt.Sprintf(format, a...)) }
+
+// TestUnknownMergerIsRefused: a database with an unknown merger is refused, and not reported as
+// damaged.
+func TestUnknownMergerIsRefused(t *testing.T) {
+	fs := vfs.NewMem()
+	db, err := pebble.Open("zone", &pebble.Options{
+		FS: fs, FormatMajorVersion: engine.Format, Logger: quiet{}, Merger: &pebble.Merger{Name: "starling.height.v2", Merge: leafMerger.Merge},
+	})
+	require.NoError(t, err)
+	require.NoError(t, db.Close())
+	refusesNewer(t, fs, "merger starling.height.v2, this program knows "+mergerName)
 }

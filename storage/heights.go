@@ -2,23 +2,23 @@ package storage
 
 import "encoding/binary"
 
-// The heights of a block are taken right after it was handed over, beside the blocks: so whoever
-// made the block need not keep what Block.Heights reads until the flush.
+// The heights of a block are copied right after Write, concurrently with the next blocks, so that
+// the owner need not keep their source until the flush.
 //
-//	Write ──► queue ───────────────► flush: waits for those of its blocks that are not taken yet
-//	  └─────► takeHeights ──► Taken
+//	Write ──► queue ──────────► flush: waits for the heights of its blocks
+//	  └─────► takeHeights
 
-// takeHeights copies what the block's Heights yields, and calls Taken. If somebody has begun to, or
-// the block was dropped, it waits for that instead.
+// takeHeights copies the heights of the block. If another call is copying them, or the block is
+// being dropped, it waits for that.
 func (s *Zone) takeHeights(w *waiting) {
 	w.once.Do(func() {
-		var heights []byte
-		if w.Heights != nil {
-			for key, height := range w.Heights {
-				heights = append(append(binary.AppendUvarint(heights, uint64(len(key))), key...), height)
-			}
+		if w.Owner == nil {
+			return
 		}
-		w.taken()
+		var heights []byte
+		w.Owner.TakeHeights(func(key []byte, height uint8) {
+			heights = append(append(binary.AppendUvarint(heights, uint64(len(key))), key...), height)
+		})
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		w.heights, w.bytes = heights, w.bytes+int64(len(heights))
@@ -31,19 +31,11 @@ func (s *Zone) takeHeights(w *waiting) {
 	})
 }
 
-// taken tells the block's owner that Heights is not used any more.
-func (w *waiting) taken() {
-	if w.Taken != nil {
-		w.Taken()
-	}
-	w.Heights = nil
-}
-
-// done tells the block's owner that it is durable, or never will be.
-func (w *waiting) done() {
-	w.once.Do(w.taken)
-	if w.Done != nil {
-		w.Done()
+// done reports to the owner whether the block is durable.
+func (w *waiting) done(durable bool) {
+	w.once.Do(func() {}) // waits for takeHeights, or prevents it
+	if w.Owner != nil {
+		w.Owner.Done(durable)
 	}
 }
 

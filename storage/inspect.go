@@ -16,7 +16,7 @@ type Level struct {
 	Bytes  uint64
 }
 
-// Levels are the levels of the zone's LSM tree, from the newest data down.
+// Levels returns the levels of the zone's LSM tree, newest data first.
 func (s *Zone) Levels() []Level {
 	if !s.users.enter() {
 		return nil
@@ -29,8 +29,8 @@ func (s *Zone) Levels() []Level {
 	return levels
 }
 
-// EstimateKeys estimates the number of keys of the durable state. Keys that were overwritten or
-// deleted since the last compaction may be counted more than once.
+// EstimateKeys estimates the number of keys in the durable state. Keys overwritten or deleted since
+// the last compaction may be counted more than once.
 func (s *Zone) EstimateKeys() (uint64, error) {
 	if !s.users.enter() {
 		return 0, s.closedErr("count keys")
@@ -48,18 +48,13 @@ func (s *Zone) EstimateKeys() (uint64, error) {
 		for _, t := range level {
 			if t.Properties != nil {
 				entries += t.Properties.NumEntries
-				// A deletion stands beside what it deletes, an operand beside the leaf that it
-				// changes.
+				// A deletion also obsoletes the leaf that it deletes; an operand is not a key.
 				obsolete += 2*t.Properties.NumDeletions + t.Properties.NumMergeOperands
 			}
 		}
 	}
 	obsolete++ // meta
-	keys := entries - min(entries, obsolete)
-	if s.layout == layout1 { // which has the heights of all but the first apart
-		keys = (keys + 1) / 2
-	}
-	return keys, nil
+	return entries - min(entries, obsolete), nil
 }
 
 // unsettledKeys estimates the number of keys of a restored state that is not settled; false if
@@ -71,34 +66,34 @@ func (s *Zone) unsettledKeys() (uint64, bool, error) {
 	if u == nil {
 		return 0, false, nil
 	}
-	g := s.generations.newest() // until it is released, its files stay
+	g := s.generations.newest() // keeps its files until release
 	if g == nil {
 		return 0, false, nil
 	}
-	defer func() { _ = g.release() }() // no iterator was made of it
+	defer func() { _ = g.release() }() // no error: there is no iterator
 	if g.reader != nil {
-		return 0, false, nil // it was settled meanwhile
+		return 0, false, nil // settled meanwhile
 	}
 	n, err := g.set.keys()
 	return n, true, err
 }
 
-// Meta describes the state that the pin holds.
+// Meta describes the state of the pin.
 func (p *Pin) Meta() (Meta, error) {
 	if p.closed.Load() {
 		return Meta{}, fmt.Errorf("snapshot folder %s: %w", p.folder.Dir, ErrClosed)
 	}
-	m, ok, err := readMeta(p.g.reader, p.g.layout)
+	m, ok, err := readMeta(p.g.reader)
 	switch {
 	case err == nil && !ok:
-		return Meta{}, p.folder.Corrupt(errors.New("it holds no state"))
+		return Meta{}, p.folder.Corrupt(errors.New("it contains no state"))
 	case errors.Is(err, errMetaForm):
 		return Meta{}, p.folder.Corrupt(err)
 	}
 	return m, p.folder.Err("read", err)
 }
 
-// Scan yields all leaves of the pin as Zone.Scan does. The pin must not be closed meanwhile.
+// Scan yields all leaves of the pin, like Zone.Scan. The pin must not be closed meanwhile.
 func (p *Pin) Scan() iter.Seq2[record.Leaf, error] {
 	return func(yield func(record.Leaf, error) bool) {
 		if p.closed.Load() {

@@ -20,11 +20,11 @@ func TestInspect(t *testing.T) {
 	require.Zero(t, keys)
 
 	const n = 1000
-	block := Block{Meta: Meta{Height: 1, AppHash: make([]byte, 32), ChunkBytes: 4096, ChainID: "c"}, PinData: withPin("pin")}
+	block := Block{Meta: Meta{Height: 1, AppHash: make([]byte, 32), ChunkBytes: 4096, ChainID: "c"}, Pin: true, Owner: &owner{description: withPin("pin")}}
 	for i := range n {
 		block.Puts = append(block.Puts, record.Leaf{Key: fmt.Appendf(nil, "key-%04d", i), Value: []byte("value")})
 	}
-	block.Heights = func(yield func([]byte, uint8) bool) {
+	ownerOf(&block).heights = func(yield func([]byte, uint8) bool) {
 		for _, l := range block.Puts[1:] {
 			if !yield(l.Key, 7) {
 				return
@@ -43,7 +43,7 @@ func TestInspect(t *testing.T) {
 	require.Positive(t, tables)
 	require.Positive(t, bytes)
 
-	// The pin stays as it was.
+	// The pin does not change.
 	require.NoError(t, s.Write(Block{
 		Meta:    Meta{Height: 2, AppHash: make([]byte, 32), ChunkBytes: 4096, ChainID: "c"},
 		Deletes: [][]byte{[]byte("key-0500")},
@@ -62,7 +62,7 @@ func TestInspect(t *testing.T) {
 		count++
 	}
 	require.Equal(t, n, count)
-	for range pin.Scan() { // it may be broken off
+	for range pin.Scan() { // the iteration may be stopped
 		break
 	}
 	require.NoError(t, pin.Close())

@@ -7,16 +7,16 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// Kept is a reference to a kept state: it stays readable, whatever Trim drops, until Release. As
-// long as it does, the disk keeps what that state has and newer ones have replaced. All methods may
-// be called concurrently.
+// Kept is a reference to a kept state. The state stays readable until Release, even if Trim drops
+// it. Until then the leaves replaced by newer states stay on disk. All methods may be called
+// concurrently.
 type Kept struct {
 	zone *Zone
 	g    *generation
 }
 
-// Kept returns the newest kept state that is not above height; nil if there is none, and for a
-// restored state before it is settled. The caller releases it.
+// Kept returns the newest kept state at or below height. It returns nil if there is none, and for a
+// restored state before it is settled. The caller must release it.
 func (s *Zone) Kept(height int64) *Kept {
 	if !s.users.enter() {
 		return nil
@@ -25,11 +25,11 @@ func (s *Zone) Kept(height int64) *Kept {
 	return s.generations.lend(s, height)
 }
 
-// Height is that of the block after which the state was.
+// Height returns the height of the state.
 func (k *Kept) Height() int64 { return k.g.height }
 
-// Get returns a copy of the value of the leaf with this key; ok is false if the state has none, or
-// if the zone was emptied since. Errors: ErrClosed, and those of reading.
+// Get returns a copy of the value of a leaf. ok is false if the state does not contain the key, or
+// if the zone was emptied since. Errors: ErrClosed, and read errors.
 func (k *Kept) Get(key []byte) (value []byte, ok bool, err error) {
 	s := k.zone
 	if !s.users.enter() {
@@ -44,14 +44,12 @@ func (k *Kept) Get(key []byte) (value []byte, ok bool, err error) {
 	case err != nil:
 		return nil, false, s.readErr(err)
 	}
-	if value = found; k.g.layout != layout1 {
-		value, _, err = splitLeaf(key, found)
-	}
+	value, _, err = splitLeaf(key, found)
 	value = bytes.Clone(value)
 	if err = errors.Join(err, closer.Close()); err != nil {
 		return nil, false, s.readErr(err)
 	}
-	// Only now: while it is not revoked, what it shows is that state.
+	// Checked after the read: the bytes belong to that state only if it was not revoked meanwhile.
 	if k.g.revoked.Load() {
 		return nil, false, nil
 	}
@@ -59,9 +57,9 @@ func (k *Kept) Get(key []byte) (value []byte, ok bool, err error) {
 	return value, true, nil
 }
 
-// Release gives up the reference; a second call does nothing. It does no I/O.
+// Release releases the reference. Further calls have no effect. It does no I/O.
 func (k *Kept) Release() {
-	// A zone that is closed has released it: see Close.
+	// Close has already released the references of a closed zone.
 	if !k.zone.users.enter() {
 		return
 	}
@@ -69,7 +67,7 @@ func (k *Kept) Release() {
 	k.zone.generations.takeBack(k)
 }
 
-// lend returns a reference to the newest state that is not above height, nil if there is none.
+// lend returns a reference to the newest state at or below height; nil if there is none.
 func (gs *generations) lend(s *Zone, height int64) *Kept {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
@@ -95,12 +93,11 @@ func (gs *generations) takeBack(k *Kept) {
 	delete(gs.mu.lent, k)
 	gs.mu.Unlock()
 	if lent {
-		_ = k.g.release() // an iterator's error was returned where it was used
+		_ = k.g.release() // an iterator's error was returned by its reader
 	}
 }
 
-// takeBackAll ends every Kept: the database, which is about to be closed, must not be read any
-// more.
+// takeBackAll releases all Kept before the database is closed.
 func (gs *generations) takeBackAll() {
 	gs.mu.Lock()
 	lent := gs.mu.lent

@@ -12,8 +12,8 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// A state that somebody holds answers as the model of its height, whatever is flushed, compacted or
-// trimmed meanwhile; an emptied or closed zone has nothing more, and is never wrong.
+// TestKeptStatesEqualTheModel: a kept state answers like the model of its height during flushes,
+// compactions and trims. An emptied or closed zone returns nothing, and never a wrong value.
 func TestKeptStatesEqualTheModel(t *testing.T) {
 	rng := seeds.Rand(t)
 	all, history := randomHistory(rng, 60)
@@ -83,7 +83,8 @@ func requireAsModel(t *testing.T, k *Kept, m model, key []byte) {
 	require.Equal(t, want, string(value))
 }
 
-// Readers, flushes and a reset at the same time: who reads a state gets its value or nothing.
+// TestKeptStatesWhileTheZoneIsEmptied: with concurrent readers, flushes and a reset, a reader gets
+// the value of its state or nothing.
 func TestKeptStatesWhileTheZoneIsEmptied(t *testing.T) {
 	opts := testOptions(vfs.NewMem())
 	opts.Generations = true
@@ -118,8 +119,9 @@ func TestKeptStatesWhileTheZoneIsEmptied(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// A state that Trim dropped while it was lent is revoked with the others when the zone is emptied:
-// its snapshot shows nothing from then on, and no iterator may be made on it.
+// TestDroppedStatesAreRevoked: a state that Trim dropped while it was lent is revoked with the
+// others when the zone is emptied: its snapshot then shows nothing, and no iterator may be created
+// on it.
 func TestDroppedStatesAreRevoked(t *testing.T) {
 	for name, empty := range map[string]func(*Zone) error{
 		"reset": (*Zone).Reset,

@@ -13,27 +13,27 @@ import (
 //
 //	'k' ‖ key  →  height:u8 ‖ value
 //
-// A change that brings only one of the two is a merge operand of Pebble, which a reader, or a
-// compaction, joins with the older records below it. So a rotation rewrites no value.
+// A change of only the height or only the value is a merge operand of Pebble, which readers and
+// compactions combine with the older records. So a rotation does not rewrite values.
 //
 //	SET    height ‖ value    a new leaf, or a change of both
-//	MERGE  height            the height changed alone; 0: no inner node bears the key any more
-//	MERGE  255 ‖ value       a value came without a height, which is that of the records below, 0 if
-//	                         there are none; rare: the tree gives both
-//	DELETE                   the leaf
+//	MERGE  height            only the height changed; 0: no inner node has the key any more
+//	MERGE  255 ‖ value       a value without a height: the older records have the height, 0 if there
+//	                         are none; rare, since the tree supplies both
+//	DELETE                   removes the leaf
 //
-// Of the height and of the value, the newest one counts each for itself: so joining is associative,
-// and what is joined has the same form again. Values are never empty, so a record of one byte is a
-// height that has no leaf.
+// The newest height and the newest value apply independently, so merging is associative, and its
+// result has the same form. Values are never empty, so a record of one byte is a height without a
+// leaf.
 const (
-	heightBelow = 255 // in place of a height: that of the records below
+	heightBelow = 255 // in place of a height: the older records have it
 	maxHeight   = heightBelow - 1
 )
 
-// errLeafForm is for a record that is no leaf.
+// errLeafForm reports a record that is not a leaf.
 var errLeafForm = errors.New("malformed record of a leaf")
 
-// splitLeaf splits the record of a leaf, as it is after merging. The value is a part of the record.
+// splitLeaf splits the merged record of a leaf. The value aliases the record.
 func splitLeaf(key, rec []byte) (value []byte, height uint8, err error) {
 	switch {
 	case len(rec) == 0:
@@ -46,13 +46,13 @@ func splitLeaf(key, rec []byte) (value []byte, height uint8, err error) {
 	return rec[1:], rec[0], nil
 }
 
-// mergerName stands in every table and in the database's options: Pebble opens neither with another
-// merger. It changes with the form of the operands.
+// mergerName is stored in every table and in the database options. Pebble refuses to open either
+// with another merger. The name must change when the format of the operands does.
 const mergerName = "starling.height.v1"
 
-// leafMerger merges records of leaves. It has no errors: Pebble would end every compaction that
-// meets one. What cannot be right becomes a record that splitLeaf refuses, so that the reader of
-// that key finds it.
+// leafMerger merges the records of leaves. It returns no errors, because an error would abort every
+// compaction that includes the record. Instead, invalid operands result in a record that splitLeaf
+// rejects, so that a reader of the key detects the damage.
 var leafMerger = &pebble.Merger{
 	Name: mergerName,
 	Merge: func(_, value []byte) (pebble.ValueMerger, error) {
@@ -64,11 +64,11 @@ var leafMerger = &pebble.Merger{
 
 var mergedLeaves = sync.Pool{New: func() any { return new(mergedLeaf) }}
 
-// maxPooledLeaf is the maximum of bytes that a mergedLeaf keeps for the next one.
+// maxPooledLeaf is the size of the largest buffer that is pooled.
 const maxPooledLeaf = 64 << 10
 
-// mergedLeaf is a pebble.ValueMerger. Its record is that of all operands so far; an empty one
-// stays empty.
+// mergedLeaf is a pebble.ValueMerger. rec is the result of the operands so far. Once empty, which
+// marks damage, it stays empty.
 type mergedLeaf struct{ rec []byte }
 
 // MergeOlder implements pebble.ValueMerger.
@@ -101,11 +101,10 @@ func (m *mergedLeaf) MergeNewer(newer []byte) error {
 	return nil
 }
 
-// Finish implements pebble.ValueMerger. That no base was among the operands is no error: the reader
-// finds it.
+// Finish implements pebble.ValueMerger. A missing base is not an error here: the reader detects it.
 func (m *mergedLeaf) Finish(bool) ([]byte, io.Closer, error) { return m.rec, m, nil }
 
-// Close implements io.Closer: the bytes that Finish returned are not used any more.
+// Close implements io.Closer. It invalidates the bytes returned by Finish.
 func (m *mergedLeaf) Close() error {
 	if cap(m.rec) <= maxPooledLeaf {
 		mergedLeaves.Put(m)

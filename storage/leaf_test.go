@@ -15,8 +15,7 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// merged joins records, newest first, in the way that groups says: each number is how many
-// neighbours are joined first; newer says which side each begins with.
+// merged joins records, newest first, in a random grouping.
 func merged(t *testing.T, rng *rand.Rand, records [][]byte) []byte {
 	t.Helper()
 	for len(records) > 1 {
@@ -45,8 +44,8 @@ func merged(t *testing.T, rng *rand.Rand, records [][]byte) []byte {
 	return records[0]
 }
 
-// Of height and value the newest counts, in whatever order records are joined. One without bytes
-// stays one: no join hides damage.
+// TestMergerIsAssociative: the newest height and the newest value win, in whatever order records
+// are joined. A record without bytes stays empty: no join hides damage.
 func TestMergerIsAssociative(t *testing.T) {
 	for seed := range uint64(500) {
 		rng := newRNG(seed)
@@ -95,8 +94,8 @@ func FuzzMerger(f *testing.F) {
 	})
 }
 
-// Operands over leaves that a restore has brought, in a pin, beyond compactions and openings: what
-// is read is the model's.
+// TestOperandsEverywhere: operands over leaves of a restore, in a pin, across compactions and
+// restarts: reads equal the model.
 func TestOperandsEverywhere(t *testing.T) {
 	for seed := range uint64(6) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -113,7 +112,7 @@ func TestOperandsEverywhere(t *testing.T) {
 			for height := m.meta.Height + 1; height <= 80; height++ {
 				b := randomBlock(rng, m, height)
 				if height%16 == 0 {
-					b.PinData = withPin("")
+					pinWith(&b, withPin(""))
 				}
 				m = m.apply(b)
 				if height%16 == 0 {
@@ -154,7 +153,7 @@ func TestOperandsEverywhere(t *testing.T) {
 	}
 }
 
-// Heights that change alone rewrite no value.
+// TestHeightsAloneWriteNoValues: changes of only the height rewrite no values.
 func TestHeightsAloneWriteNoValues(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
 	first := Block{Meta: testMeta(1)}
@@ -174,13 +173,13 @@ func TestHeightsAloneWriteNoValues(t *testing.T) {
 	}
 	before := flushed()
 	require.Greater(t, before, uint64(200*1000))
-	write(t, s, Block{Meta: testMeta(2), Heights: each(heights...)})
+	write(t, s, Block{Meta: testMeta(2), Owner: &owner{heights: each(heights...)}})
 	require.Less(t, flushed()-before, uint64(200*20))
-	emptyModel().apply(first).apply(Block{Meta: testMeta(2), Heights: each(heights...)}).requireIn(t, s)
+	emptyModel().apply(first).apply(Block{Meta: testMeta(2), Owner: &owner{heights: each(heights...)}}).requireIn(t, s)
 }
 
-// A height that has no leaf, and a record without bytes, are found by who reads that key, and by
-// nobody else: compactions do not stop.
+// TestMalformedLeaves: a height without a leaf, and a record without bytes, affect only readers of
+// that key: compactions do not stop.
 func TestMalformedLeaves(t *testing.T) {
 	for name, damage := range map[string]func(*pebble.DB) error{
 		"a height alone": func(db *pebble.DB) error { return db.Merge([]byte("kb"), []byte{3}, pebble.NoSync) },
@@ -198,7 +197,7 @@ func TestMalformedLeaves(t *testing.T) {
 			require.NoError(t, err)
 			write(t, s, Block{Meta: testMeta(1), Puts: []record.Leaf{{Key: []byte("a"), Value: []byte("1")}, {Key: []byte("c"), Value: []byte("3")}}})
 			require.NoError(t, damage(s.db))
-			write(t, s, Block{Meta: testMeta(2), PinData: withPin("")})
+			write(t, s, Block{Meta: testMeta(2), Pin: true})
 			for range 2 {
 				var last error
 				for _, err := range s.Scan() {

@@ -10,13 +10,11 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// compactStep is the approximate number of bytes of tables that are compacted between two calls of
-// progress.
+// compactStep is the approximate number of bytes of tables compacted between two calls of progress.
 const compactStep = 64 << 20
 
-// Compact rewrites the tables to free the space of what was overwritten or deleted, as far as no
-// kept state needs it. Ending ctx ends it at any time. progress may be nil; done and total are
-// bytes of tables.
+// Compact rewrites the tables to free the space of overwritten and deleted leaves that no kept
+// state needs. It stops when ctx ends. progress may be nil; done and total are bytes of tables.
 func (s *Zone) Compact(ctx context.Context, progress func(done, total uint64)) error {
 	if s.opts.ReadOnly {
 		return fmt.Errorf("state folder %s: compact: open for reading only", s.dir)
@@ -75,7 +73,7 @@ func (s *Zone) Compact(ctx context.Context, progress func(done, total uint64)) e
 	return nil
 }
 
-// DiskBytes returns the bytes that the zone occupies on disk, without its pins.
+// DiskBytes returns the disk usage of the zone in bytes, without its pins.
 func (s *Zone) DiskBytes() uint64 {
 	if !s.users.enter() {
 		return 0
@@ -84,7 +82,7 @@ func (s *Zone) DiskBytes() uint64 {
 	return s.db.Metrics().DiskSpaceUsage() + s.unsettledBytes()
 }
 
-// unsettledBytes is what a restored state takes beside the database.
+// unsettledBytes returns the size of a restored state that is not in the database yet.
 func (s *Zone) unsettledBytes() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,30 +92,30 @@ func (s *Zone) unsettledBytes() uint64 {
 	return s.mu.unsettled.set.bytes
 }
 
-// Metrics of the zone since it was opened.
+// Metrics are counted since the zone was opened.
 type Metrics struct {
 	SafeHeight         int64
-	LagBlocks          int // not durable yet
+	LagBlocks          int // blocks that are not durable yet
 	LagBytes           int64
 	LagSeconds         float64 // age of the oldest of these blocks
 	Flushes            int64
-	FlushSeconds       float64 // spent in flushes
-	FlushedBytes       uint64  // of blocks that became durable: keys, values, heights, see bytesOf
+	FlushSeconds       float64 // time spent in flushes
+	FlushedBytes       uint64  // of durable blocks: keys, values and heights, see bytesOf
 	WaitSeconds        float64 // time that Write waited for the disk
-	CompactionBytes    uint64  // written by compactions
-	WrittenBytes       uint64  // of all tables written: by flushes, compactions, restores
-	WriteAmplification float64 // WrittenBytes for each byte that was handed over
+	CompactionBytes    uint64  // bytes written by compactions
+	WrittenBytes       uint64  // bytes written by flushes, compactions and restores
+	WriteAmplification float64 // WrittenBytes per byte flushed or ingested
 	DiskBytes          uint64
-	Generations        int   // kept states
-	PageReads          int64 // calls of Page that found one
-	PageMisses         int64 // calls of Page that did not
+	Generations        int   // number of kept states
+	PageReads          int64 // calls of Page that found a page
+	PageMisses         int64 // calls of Page that found none
 	RecordReads        int64 // calls of Kept.Get that found a record
 	CacheHits          int64 // blocks of tables found in the block cache
 	CacheMisses        int64
 	CacheBytes         int64
 }
 
-// Metrics returns zeros when the zone is closed.
+// Metrics returns zeros after Close.
 func (s *Zone) Metrics() Metrics {
 	if !s.users.enter() {
 		return Metrics{}

@@ -12,15 +12,15 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 )
 
-// maxBatchBytes is below what Pebble takes as one batch (4 GiB).
+// maxBatchBytes is slightly below Pebble's batch size limit of 4 GiB.
 const maxBatchBytes = 4<<30 - 64<<20
 
-// merger joins the changes of many blocks: of each key, the last one counts. Slices are the blocks'
-// own, nothing is copied before the batch is filled.
+// merger combines the changes of many blocks; the last change of a key wins. It refers to the
+// blocks' slices and copies nothing until the batch is filled.
 type merger struct {
 	seed    maphash.Seed
 	changes []change
-	// open addressing by hash: 1 + index of a change, 0: empty; their number is a power of two
+	// Open addressing by hash: 1 + index of a change; 0: empty. The length is a power of two.
 	slots []uint32
 }
 
@@ -44,7 +44,7 @@ func newMerger() *merger {
 	return &merger{seed: maphash.MakeSeed(), slots: make([]uint32, 1<<10)}
 }
 
-// add adds the changes of a block whose heights are taken.
+// add adds the changes of a block. Its heights must have been taken.
 func (m *merger) add(w *waiting) {
 	for _, key := range w.Deletes {
 		c := m.at(key)
@@ -60,7 +60,7 @@ func (m *merger) add(w *waiting) {
 	})
 }
 
-// at returns the change of key, which is valid until the next call.
+// at returns the change of a key, valid until the next call.
 func (m *merger) at(key []byte) *change {
 	if 2*len(m.changes) >= len(m.slots) {
 		m.grow()
@@ -102,7 +102,7 @@ func (m *merger) grow() {
 // sorted returns the indexes of the changes in key order.
 func (m *merger) sorted() []uint32 {
 	type ref struct {
-		prefix uint64 // of the key, after what all keys begin with: most comparisons end there
+		prefix uint64 // of the key after the common prefix of all keys; decides most comparisons
 		i      uint32
 	}
 	if len(m.changes) == 0 {
@@ -134,15 +134,15 @@ func (m *merger) sorted() []uint32 {
 	return order
 }
 
-// batch returns all changes and meta as one batch, in the order of the keys on disk, which Pebble
-// takes in fastest.
+// batch returns all changes and meta as one batch. The changes are in key order, which Pebble
+// inserts fastest.
 func (m *merger) batch(db *pebble.DB, meta Meta) (*pebble.Batch, error) {
 	size := 1 << 10
 	for _, c := range m.changes {
 		size += 2*(len(c.key)+16) + len(c.value)
 	}
 	if size > maxBatchBytes {
-		return nil, fmt.Errorf("%d bytes of changes up to height %d are more than fit one batch", size, meta.Height)
+		return nil, fmt.Errorf("%d bytes of changes up to height %d exceed the limit of a batch", size, meta.Height)
 	}
 	batch, order := db.NewBatchWithSize(size), m.sorted()
 	for _, i := range order {
@@ -153,11 +153,11 @@ func (m *merger) batch(db *pebble.DB, meta Meta) (*pebble.Batch, error) {
 	return batch, batch.Set([]byte{kindMeta}, meta.encode(), nil)
 }
 
-// appendTo appends the change as one record (see leaf.go); a height of a key that is deleted stands
-// after the deletion, where readers find it.
+// appendTo appends the change as one record (see leaf.go). The height of a deleted key follows the
+// deletion, so that readers find it.
 func (c *change) appendTo(batch *pebble.Batch) error {
 	if c.height > maxHeight {
-		return fmt.Errorf("height %d of key %x, it is at most %d", c.height, c.key, maxHeight)
+		return fmt.Errorf("height %d of key %x exceeds the limit of %d", c.height, c.key, maxHeight)
 	}
 	if c.leaf == leafDeleted {
 		op := batch.DeleteDeferred(1 + len(c.key))

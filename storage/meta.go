@@ -4,26 +4,27 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"math"
+
+	"github.com/starling-kv/starling/internal/crc32c"
 )
 
-// FormatVersion is the layout of the data that this package writes. Data of a later version is
+// FormatVersion is the layout of the data that this package writes. Data of a later version are
 // refused.
-const FormatVersion = 2
+const FormatVersion = 1
 
 // maxMetaField bounds the variable fields of meta: a hash has 32 bytes, CometBFT's chain ids at
 // most 50.
 const maxMetaField = 255
 
-// Meta says which state the zone holds.
+// Meta describes the state in the zone.
 type Meta struct {
-	Height     int64  // of the block after which this is the state, above 0
+	Height     int64  // of the block whose resulting state this is; above 0
 	AppHash    []byte // of that state
 	ChunkBytes uint64 // chunk limit of the tree
 	ChainID    string
-	// Restored: a restore brought this state and no block was written on it since. Set by
-	// Restore.Commit, cleared by Write.
+	// Restored: the state was restored, and no block was written since. Set by Restore.Commit,
+	// cleared by Write.
 	Restored bool
 }
 
@@ -31,7 +32,7 @@ var (
 	errMetaForm = errors.New("malformed record")
 )
 
-// newerMeta is the layout of a state that a newer program wrote.
+// newerMeta is the layout version of a newer program.
 type newerMeta byte
 
 func (v newerMeta) Error() string {
@@ -39,8 +40,6 @@ func (v newerMeta) Error() string {
 }
 
 func (newerMeta) Is(target error) bool { return target == ErrNewerFormat }
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func (m Meta) validate() error {
 	switch {
@@ -69,24 +68,24 @@ func (m Meta) encode() []byte {
 	b = append(b, m.AppHash...)
 	b = append(b, byte(len(m.ChainID)))
 	b = append(b, m.ChainID...)
-	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return binary.BigEndian.AppendUint32(b, crc32c.Sum(b))
 }
 
-// decodeMeta decodes the meta of a database of that layout.
-func decodeMeta(b []byte, layout byte) (Meta, error) {
+// decodeMeta is the inverse of encode.
+func decodeMeta(b []byte) (Meta, error) {
 	if len(b) < 1+4 {
 		return Meta{}, fmt.Errorf("%w: %d bytes", errMetaForm, len(b))
 	}
 	body, sum := b[:len(b)-4], binary.BigEndian.Uint32(b[len(b)-4:])
-	if crc32.Checksum(body, castagnoli) != sum {
+	if crc32c.Sum(body) != sum {
 		return Meta{}, fmt.Errorf("%w: wrong checksum", errMetaForm)
 	}
-	// The version is looked at after the checksum, so that a flipped bit is not mistaken for a
-	// newer format: every format begins with the version and ends with the checksum.
+	// The checksum comes first, so that a flipped bit is not taken for a newer format: every format
+	// begins with the version and ends with the checksum.
 	switch {
 	case body[0] > FormatVersion:
 		return Meta{}, newerMeta(body[0])
-	case body[0] != layout:
+	case body[0] != FormatVersion:
 		return Meta{}, fmt.Errorf("%w: layout %d", errMetaForm, body[0])
 	}
 	body = body[1:]
@@ -116,7 +115,7 @@ func decodeMeta(b []byte, layout byte) (Meta, error) {
 	return m, nil
 }
 
-// cutField splits a field that its length in one byte precedes off b.
+// cutField splits off the first field of b, which is preceded by its length in one byte.
 func cutField(b []byte) (field, rest []byte, ok bool) {
 	if len(b) == 0 || len(b)-1 < int(b[0]) {
 		return nil, nil, false

@@ -13,8 +13,7 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// model is the reference: a state as plain maps. A model is never changed once it stands in a
-// history.
+// model is the reference: a state as plain maps. A model in a history is immutable.
 type model struct {
 	meta    Meta
 	leaves  map[string]string
@@ -39,10 +38,11 @@ func (m model) apply(b Block) model {
 	for _, l := range b.Puts {
 		n.leaves[string(l.Key)] = string(l.Value)
 	}
-	if b.Heights == nil {
+	heights := ownerOf(&b).heights
+	if heights == nil {
 		return n
 	}
-	for key, height := range b.Heights {
+	for key, height := range heights {
 		if height == 0 {
 			delete(n.heights, string(key))
 		} else {
@@ -61,7 +61,7 @@ func (m model) list() []record.Leaf {
 	return leaves
 }
 
-// records returns the leaves with keys in [first, after) as Page gives them.
+// records returns the leaves with keys in [first, after) as Page returns them.
 func (m model) records(first, after []byte) []byte {
 	var b []byte
 	for _, l := range m.list() {
@@ -82,7 +82,7 @@ func scanAll(t *testing.T, s *Zone) []record.Leaf {
 	return leaves
 }
 
-// read returns what s holds as a model.
+// read returns the contents of s as a model.
 func read(t *testing.T, s *Zone) model {
 	t.Helper()
 	m := emptyModel()
@@ -109,8 +109,8 @@ func testMeta(height int64) Meta {
 	return Meta{Height: height, AppHash: []byte(fmt.Sprintf("app hash after block %11d", height)), ChunkBytes: 1 << 20, ChainID: "test"}
 }
 
-// randomBlock changes some of m's keys, all drawn from few, so that they are put, deleted and put
-// again.
+// randomBlock changes some of m's keys, drawn from a small set, so that they are put, deleted and
+// put again.
 func randomBlock(rng *rand.Rand, m model, height int64) Block {
 	b := Block{Meta: testMeta(height)}
 	var heights []keyHeight
@@ -141,7 +141,7 @@ func randomBlock(rng *rand.Rand, m model, height int64) Block {
 		}
 	}
 	if len(heights) > 0 {
-		b.Heights = each(heights...)
+		ownerOf(&b).heights = each(heights...)
 	}
 	return b
 }
@@ -157,5 +157,5 @@ func randomHistory(rng *rand.Rand, blocks int64) ([]Block, []model) {
 	return all, history
 }
 
-// newRNG is for a test that tells its seed, by its name or by what it requires.
+// newRNG is for a test that reports its seed, in its name or in its assertions.
 func newRNG(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0)) }

@@ -12,41 +12,40 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// ErrNoPage: no state that is kept has what is asked for.
+// ErrNoPage: no kept state contains the page.
 var ErrNoPage = errors.New("no kept state has this page")
 
-// maxIdle is how many iterators of a generation are kept for the next reader.
+// maxIdle is the number of iterators of a generation that are kept for reuse.
 const maxIdle = 16
 
-// generation is the state after a flush, or of a pin, or of a restore that is not settled, for as
-// long as it is referred to.
+// generation is the state after a flush, of a pin, or of a restore that is not settled. It is
+// reference-counted.
 type generation struct {
 	height int64
-	reader pebble.Reader // nil: not settled, the state is in set
-	layout byte
+	reader pebble.Reader // nil: not settled, and the state is in set
 	set    *runSet
-	freed  chan struct{} // closed when nobody refers to it any more; nil where reader is not
+	freed  chan struct{} // closed by the last release; nil if reader is not nil
 	refs   atomic.Int64
-	// the zone was emptied: an iterator that is made from now on may see nothing
+	// Set when the zone is emptied: iterators created afterwards may see nothing.
 	revoked atomic.Bool
 
 	mu struct {
 		sync.Mutex
-		// not the newest any more: its iterators would keep obsolete tables on disk, so none are
-		// kept
+		// Set when the generation is no longer the newest. Its iterators are then not kept, because
+		// they would keep obsolete tables on disk.
 		old  bool
-		idle []cursor
+		idle []*cursor
 	}
 }
 
 // newGeneration returns a generation with one reference.
-func newGeneration(height int64, reader pebble.Reader, layout byte) *generation {
-	g := &generation{height: height, reader: reader, layout: layout}
+func newGeneration(height int64, reader pebble.Reader) *generation {
+	g := &generation{height: height, reader: reader}
 	g.refs.Store(1)
 	return g
 }
 
-// newUnsettledGeneration returns one of a restored state, with one reference.
+// newUnsettledGeneration returns a generation of a restored state, with one reference.
 func newUnsettledGeneration(height int64, set *runSet) *generation {
 	g := &generation{height: height, set: set, freed: make(chan struct{})}
 	g.refs.Store(1)
@@ -77,65 +76,41 @@ func (g *generation) closeIdle() error {
 	return err
 }
 
-// cursor walks over the leaves of a generation.
-type cursor interface {
-	// first goes to the first leaf.
-	first()
-	// seek goes to the first leaf that is not below key.
-	seek(key []byte)
-	// read calls take for each leaf in key order, from where the cursor is. Slices are valid during
-	// the call. after bounds it, nil: what bounds it has.
-	read(after []byte, take func(key, value []byte, height uint8) bool) error
-	close() error
-}
+// cursor iterates over the leaves of a generation.
+type cursor struct{ it *pebble.Iterator }
 
-// newCursor reads keys in [first, after); nil: open.
-func (g *generation) newCursor(first, after []byte) (c cursor, err error) {
-	if g.layout == layout1 {
-		c, err = newPairCursor(g.reader, first, after)
-	} else {
-		c, err = newLeafCursor(g.reader, first, after)
+// newCursor returns a cursor over the keys in [first, after); nil: unbounded.
+func (g *generation) newCursor(first, after []byte) (*cursor, error) {
+	o := &pebble.IterOptions{LowerBound: append([]byte{kindLeaf}, first...), UpperBound: []byte{kindLeaf + 1}}
+	if after != nil {
+		o.UpperBound = append([]byte{kindLeaf}, after...)
 	}
+	it, err := g.reader.NewIter(o)
 	if err != nil {
 		return nil, err
 	}
 	if g.revoked.Load() {
-		return nil, errors.Join(errEmptied, c.close())
+		return nil, errors.Join(errEmptied, it.Close())
 	}
-	return c, nil
+	return &cursor{it}, nil
 }
 
 var errEmptied = errors.New("the zone was emptied meanwhile")
 
-func bounds(kind byte, first, after []byte) *pebble.IterOptions {
-	o := &pebble.IterOptions{LowerBound: append([]byte{kind}, first...), UpperBound: []byte{kind + 1}}
-	if after != nil {
-		o.UpperBound = append([]byte{kind}, after...)
-	}
-	return o
-}
+func (c *cursor) close() error { return c.it.Close() }
 
-// leafCursor is the cursor of the layout that is written.
-type leafCursor struct{ it *pebble.Iterator }
+// first moves to the first leaf.
+func (c *cursor) first() { c.it.First() }
 
-func newLeafCursor(r pebble.Reader, first, after []byte) (cursor, error) {
-	it, err := r.NewIter(bounds(kindLeaf, first, after))
-	if err != nil {
-		return nil, err
-	}
-	return leafCursor{it}, nil
-}
-
-func (c leafCursor) close() error { return c.it.Close() }
-
-func (c leafCursor) first() { c.it.First() }
-
-func (c leafCursor) seek(key []byte) {
+// seek moves to the first leaf at or above key.
+func (c *cursor) seek(key []byte) {
 	var seek [64]byte
 	c.it.SeekGE(append(append(seek[:0], kindLeaf), key...))
 }
 
-func (c leafCursor) read(after []byte, take func(key, value []byte, height uint8) bool) error {
+// read calls take for each leaf in key order, from the current position, until take returns false
+// or a key is not below after (nil: the cursor's own bound). Slices are valid during the call.
+func (c *cursor) read(after []byte, take func(key, value []byte, height uint8) bool) error {
 	for ; c.it.Valid(); c.it.Next() {
 		key := c.it.Key()[1:]
 		if after != nil && bytes.Compare(key, after) >= 0 {
@@ -156,14 +131,14 @@ func (c leafCursor) read(after []byte, take func(key, value []byte, height uint8
 	return c.it.Error()
 }
 
-// records appends leaves with keys in [first, after) to buf, until it has enough bytes.
+// records appends leaves with keys in [first, after) to buf until buf has at least enough bytes.
 func (g *generation) records(buf, first, after []byte, enough uint64) (_ []byte, err error) {
 	if g.reader == nil {
 		buf, err = g.set.records(buf, first, after, enough)
 		return buf, g.unlessRevoked(err)
 	}
 	g.mu.Lock()
-	var c cursor
+	var c *cursor
 	if n := len(g.mu.idle); n > 0 {
 		c, g.mu.idle = g.mu.idle[n-1], g.mu.idle[:n-1]
 	}
@@ -185,14 +160,14 @@ func (g *generation) records(buf, first, after []byte, enough uint64) (_ []byte,
 	}
 	g.mu.Unlock()
 	if !keep {
-		if failed := c.close(); err == nil { // else it is the same error again
+		if failed := c.close(); err == nil { // otherwise it is the same error
 			err = failed
 		}
 	}
 	return buf, err
 }
 
-// unlessRevoked returns errEmptied for an error of reading files that are being removed.
+// unlessRevoked replaces an error by errEmptied if the files are being removed.
 func (g *generation) unlessRevoked(err error) error {
 	if err != nil && g.revoked.Load() {
 		return errEmptied
@@ -200,19 +175,18 @@ func (g *generation) unlessRevoked(err error) error {
 	return err
 }
 
-// generations are those that are kept, each with one reference, in ascending order of their
-// heights.
+// generations holds the kept states in ascending order of heights, each with one reference.
 type generations struct {
 	hits, misses atomic.Int64
-	records      atomic.Int64 // that were found by their keys
+	records      atomic.Int64 // number of records found by key
 	mu           struct {
 		sync.RWMutex
 		kept []*generation
-		lent map[*Kept]struct{} // references that others hold
+		lent map[*Kept]struct{} // references of callers
 	}
 }
 
-// push makes g the newest; the others go unless all are to be kept.
+// push adds g as the newest. Unless keep, it drops the others.
 func (gs *generations) push(g *generation, keep bool) {
 	gs.mu.Lock()
 	old := gs.mu.kept
@@ -224,15 +198,15 @@ func (gs *generations) push(g *generation, keep bool) {
 	gs.mu.Unlock()
 	for _, o := range old {
 		if keep {
-			_ = o.closeIdle() // an iterator's error was returned where it was used
+			_ = o.closeIdle() // an iterator's error was returned by its reader
 		} else {
 			_ = o.release()
 		}
 	}
 }
 
-// replace makes g the only one. It returns a channel for each of the others that is not settled,
-// which is closed when nobody reads it any more.
+// replace makes g the only generation. For each dropped unsettled generation it returns a channel
+// that is closed by the last release.
 func (gs *generations) replace(g *generation) (freed []<-chan struct{}) {
 	gs.mu.Lock()
 	old := gs.mu.kept
@@ -242,15 +216,15 @@ func (gs *generations) replace(g *generation) (freed []<-chan struct{}) {
 		if o.reader == nil {
 			freed = append(freed, o.freed)
 		}
-		_ = o.release() // an iterator's error was returned where it was used
+		_ = o.release() // an iterator's error was returned by its reader
 	}
 	return freed
 }
 
-// newest returns nil if there is none. The caller releases it.
+// newest returns the newest generation, nil if there is none. The caller must release it.
 func (gs *generations) newest() *generation { return gs.nth(0) }
 
-// nth counts from the newest.
+// nth returns the nth newest generation.
 func (gs *generations) nth(n int) *generation {
 	gs.mu.RLock()
 	defer gs.mu.RUnlock()
@@ -262,7 +236,7 @@ func (gs *generations) nth(n int) *generation {
 	return g
 }
 
-// all returns the newest first. The caller releases them.
+// all returns all generations, newest first. The caller must release them.
 func (gs *generations) all() []*generation {
 	gs.mu.RLock()
 	defer gs.mu.RUnlock()
@@ -274,7 +248,7 @@ func (gs *generations) all() []*generation {
 	return all
 }
 
-// dropAll drops all, and revokes them, also those that were dropped before and are lent still.
+// dropAll drops and revokes all generations, including dropped ones that are still lent.
 func (gs *generations) dropAll() {
 	gs.mu.Lock()
 	old := gs.mu.kept
@@ -291,7 +265,7 @@ func (gs *generations) dropAll() {
 	}
 }
 
-// trim drops those that keep does not want; the newest stays.
+// trim drops the generations for which keep returns false, except the newest.
 func (gs *generations) trim(keep func(g *generation) bool) {
 	gs.mu.Lock()
 	var kept, dropped []*generation
@@ -317,12 +291,13 @@ func (gs *generations) count() int {
 
 var pageBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 32<<10); return &b }}
 
-// Page reads the leaves with keys in [first, after), nil: open, as records (package avlstar/record)
-// in key order, size bytes in all. It tries the kept states, newest first, until accept returns
-// true; accept may use records only during the call. Leaves beyond size bytes are ignored: the page
-// may be newer than the state, and they deleted since. Where first is nil, such leaves may also
-// come before the page; accept is then offered what follows after one leaf, after two, and so on.
-// Errors: ErrNoPage if accept returned true for none, and those of reading.
+// Page reads the leaves with keys in [first, after), nil: unbounded, as records (package
+// avlstar/record) in key order, size bytes in total. It tries the kept states, newest first, until
+// accept returns true; accept may use records only during the call. A state may be older than the
+// page and still contain leaves that were deleted since: leaves beyond size bytes are ignored. If
+// first is nil, such leaves may also precede the page. Then accept is also offered the records
+// after one leaf, after two leaves, and so on. Errors: ErrNoPage if accept never returned true, and
+// read errors.
 func (s *Zone) Page(first, after []byte, size uint64, accept func(records []byte) bool) error {
 	if !s.users.enter() {
 		return s.closedErr("read a page")
@@ -353,7 +328,7 @@ func (s *Zone) Page(first, after []byte, size uint64, accept func(records []byte
 	return err
 }
 
-// pageOf releases g.
+// pageOf looks for a page in g, and releases g.
 func (s *Zone) pageOf(g *generation, first, after []byte, size uint64, accept func(records []byte) bool) (found bool, err error) {
 	defer func() { _ = g.release() }()
 	buf := pageBuffers.Get().(*[]byte)
@@ -381,11 +356,11 @@ func (s *Zone) pageOf(g *generation, first, after []byte, size uint64, accept fu
 	return false, nil
 }
 
-// maxBefore is the maximum of bytes of deleted leaves to look through before a page whose first is
+// maxBefore is the maximum number of bytes of deleted leaves skipped before a page whose first is
 // nil.
 const maxBefore = 8 << 20
 
-// endsAt reports whether b[:size] ends with a whole record.
+// endsAt reports whether b[:size] ends at the end of a record.
 func endsAt(b []byte, size uint64) bool {
 	at := uint64(0)
 	for at < size {
@@ -394,7 +369,7 @@ func endsAt(b []byte, size uint64) bool {
 	return at == size
 }
 
-// readErr is the error of a read: damage, or a file that cannot be read.
+// readErr wraps the error of a read, and marks it as corruption if the data is damaged.
 func (s *Zone) readErr(err error) error {
 	if errors.Is(err, errLeafForm) || errors.Is(err, errDamagedRun) {
 		return s.folder.Corrupt(err)
@@ -402,17 +377,17 @@ func (s *Zone) readErr(err error) error {
 	return s.folder.Err("read", err)
 }
 
-// Trim drops kept states. These stay: the newest; those above oldest, and the newest of the others;
-// and for each pinned height, the newest state that is not above it. Pins on disk stay only if they
-// are of pinned heights: the flusher removes the others after its next flush. Trim does no I/O.
+// Trim drops kept states, except: the newest; those above oldest, and the newest of the others; and
+// for each pinned height, the newest state at or below it. Pins on disk survive only at pinned
+// heights: the flusher removes the others after its next flush. Trim does no I/O.
 func (s *Zone) Trim(oldest int64, pinned []int64) {
 	if !s.users.enter() {
 		return
 	}
 	defer s.users.leave()
 	gs := s.generations.all()
-	// upTo is the greatest height of a kept state that is not above a height: a version of that
-	// height reads its pages from that state.
+	// upTo returns the greatest height of a kept state at or below height: a version of that height
+	// reads its pages from that state.
 	upTo := func(height int64) (found int64) {
 		for _, g := range gs {
 			if g.height <= height {

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"io/fs"
 	"slices"
@@ -17,35 +16,37 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
+	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/internal/crc32c"
+	"github.com/starling-kv/starling/internal/durable/onvfs"
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
-// ErrNoPin: no state of that height is kept on disk.
+// ErrNoPin: there is no pin of that height.
 var ErrNoPin = errors.New("no such pin")
 
-// A pin is a folder with a whole database: links to the zone's tables, which never change, and a
-// list of its own. It gets its name last, and loses it first:
+// A pin is a durable snapshot: a folder with a complete database, which has links to the zone's
+// immutable tables and a file list of its own. The folder gets its final name last, and loses it
+// first:
 //
 //	made-1000000 ──rename──► 1000000 ──rename──► gone-1000000 ──► removed
 //	 database, description    whole
 //
-// So what has a number as its name is whole.
+// So a folder whose name is a number is complete.
 const (
 	pinMade = "made-"
 	pinGone = "gone-"
-	// pinDescription is the file with
+	// pinDescription is the name of a file that contains
 	//
 	//	version:u8 ‖ height:u64be ‖ data ‖ CRC-32C of all before:u32be
-	//
-	// In version 1 the data, where there were any, stood in a second envelope of the same form.
 	pinDescription = "PIN"
-	pinVersion     = 2
+	pinVersion     = 1
 )
 
-// PinInfo says which state a pin is.
+// PinInfo describes a pin.
 type PinInfo struct {
 	Height int64
-	Data   []byte // what Block.PinData gave
+	Data   []byte // from Owner.PinData
 }
 
 type pins struct {
@@ -53,20 +54,20 @@ type pins struct {
 		sync.Mutex
 		whole map[int64]*pinEntry // by height
 	}
-	unusable []error // of a zone that is ReadOnly; set by Open
+	unusable []error // of a read-only zone; set by Open
 }
 
 type pinEntry struct {
 	data []byte // immutable
 	mu   struct {
 		sync.Mutex             // held while the pin is opened, closed or removed
-		open       *generation // nil: closed; open exactly while uses > 0
+		open       *generation // not nil while uses > 0
 		uses       int
-		dropped    bool // out of pins.mu.whole: its last user removes the files
+		dropped    bool // removed from pins.mu.whole: the last user removes the files
 	}
 }
 
-// Pin is a state that is kept on disk, open for reading.
+// Pin is an open pin.
 type Pin struct {
 	s      *Zone
 	height int64
@@ -80,11 +81,15 @@ func (s *Zone) pinPath(prefix string, height int64) string {
 	return s.opts.FS.PathJoin(s.opts.PinDir, prefix+strconv.FormatInt(height, 10))
 }
 
-// pin keeps the state on disk, which is the one after w. The state itself is durable: that a pin
-// cannot be made is no failure of the zone.
+// pin creates a pin of the state on disk, which is the state after w. The state itself is durable,
+// so an error is logged and does not fail the zone.
 func (s *Zone) pin(w *waiting) {
-	if err := s.makePin(w.Meta.Height, w.PinData()); err != nil {
-		s.log.Error("cannot keep a snapshot", "folder", s.opts.PinDir, "height", w.Meta.Height, "err", err)
+	var data []byte
+	if w.Owner != nil {
+		data = w.Owner.PinData()
+	}
+	if err := s.makePin(w.Meta.Height, data); err != nil {
+		s.log.Error("cannot create a snapshot", "folder", s.opts.PinDir, "height", w.Meta.Height, "err", err)
 	}
 }
 
@@ -93,21 +98,15 @@ func (s *Zone) makePin(height int64, data []byte) error {
 	if err := fs.RemoveAll(made); err != nil {
 		return err
 	}
-	err := s.db.Checkpoint(made) // makes and syncs the folders above, too
+	err := s.db.Checkpoint(made) // also creates and syncs the parent folders
 	if err == nil {
-		err = writePinDescription(fs, fs.PathJoin(made, pinDescription), height, data)
+		err = onvfs.Write(fs, fs.PathJoin(made, pinDescription), sealPin(pinVersion, height, data))
 	}
 	if err == nil {
-		err = engine.SyncDir(fs, made)
-	}
-	if err == nil {
-		err = fs.Rename(made, whole)
+		err = onvfs.Rename(fs, made, whole)
 	}
 	if err != nil {
 		return errors.Join(err, fs.RemoveAll(made))
-	}
-	if err := engine.SyncDir(fs, s.opts.PinDir); err != nil {
-		return err
 	}
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
@@ -115,20 +114,8 @@ func (s *Zone) makePin(height int64, data []byte) error {
 	return nil
 }
 
-func writePinDescription(fs vfs.FS, path string, height int64, data []byte) error {
-	b := sealPin(pinVersion, height, data)
-	file, err := fs.Create(path, vfs.WriteCategoryUnspecified)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(b)
-	if err == nil {
-		err = file.Sync()
-	}
-	return errors.Join(err, file.Close())
-}
-
-// readPinDescription returns the opaque description; an error if it is not that of height.
+// readPinDescription returns the opaque description. It fails if the description is not that of
+// height.
 func readPinDescription(fs vfs.FS, path string, height int64) ([]byte, error) {
 	file, err := fs.Open(path)
 	if err != nil {
@@ -140,11 +127,6 @@ func readPinDescription(fs vfs.FS, path string, height int64) ([]byte, error) {
 		return nil, err
 	}
 	version, data, err := unsealPin(b, height)
-	if err == nil && version == 1 && len(data) > 0 {
-		if version, data, err = unsealPin(data, height); err == nil && version != 1 {
-			err = fmt.Errorf("version %d within version 1", version)
-		}
-	}
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("%q: %w: %w", path, err, ErrCorrupt)
@@ -157,27 +139,26 @@ func readPinDescription(fs vfs.FS, path string, height int64) ([]byte, error) {
 func sealPin(version byte, height int64, data []byte) []byte {
 	b := append(make([]byte, 0, 1+8+len(data)+4), version)
 	b = append(binary.BigEndian.AppendUint64(b, uint64(height)), data...)
-	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return binary.BigEndian.AppendUint32(b, crc32c.Sum(b))
 }
 
-// unsealPin is the inverse of sealPin. The version is whatever stands there.
+// unsealPin is the inverse of sealPin. It does not check the version.
 func unsealPin(b []byte, height int64) (version byte, data []byte, err error) {
 	if len(b) < 1+8+4 {
 		return 0, nil, fmt.Errorf("%d bytes", len(b))
 	}
 	body := b[:len(b)-4]
-	if crc32.Checksum(body, castagnoli) != binary.BigEndian.Uint32(b[len(b)-4:]) {
+	if crc32c.Sum(body) != binary.BigEndian.Uint32(b[len(b)-4:]) {
 		return 0, nil, errors.New("wrong checksum")
 	}
-	// A newer version may have another layout behind its first byte.
+	// A newer version may have another layout after its first byte.
 	if at := binary.BigEndian.Uint64(body[1:]); body[0] <= pinVersion && at != uint64(height) {
-		return 0, nil, fmt.Errorf("it is of height %d", at)
+		return 0, nil, fmt.Errorf("it belongs to height %d", at)
 	}
 	return body[0], body[1+8:], nil
 }
 
-// loadPins finds the pins on disk. Those that are not whole, or of heights that the zone does not
-// reach, are removed.
+// loadPins finds the pins on disk and removes those that are incomplete or above the zone's height.
 func (s *Zone) loadPins() error {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
@@ -194,7 +175,7 @@ func (s *Zone) loadPins() error {
 		path := s.opts.FS.PathJoin(s.opts.PinDir, name)
 		height, err := strconv.ParseInt(name, 10, 64)
 		if err != nil || height <= 0 || strconv.FormatInt(height, 10) != name {
-			// else it is not ours
+			// Folders with other names do not belong to the zone.
 			if strings.HasPrefix(name, pinMade) || strings.HasPrefix(name, pinGone) {
 				s.removeRest(path)
 			}
@@ -205,13 +186,13 @@ func (s *Zone) loadPins() error {
 			err = fmt.Errorf("the state is at height %d", safe)
 		}
 		switch {
-		case errors.Is(err, ErrNewerFormat): // who can read it may be back
+		case errors.Is(err, ErrNewerFormat): // left for the program version that can read it
 		case err == nil:
 			s.pins.mu.whole[height] = &pinEntry{data: data}
 		case s.opts.ReadOnly:
 			s.pins.unusable = append(s.pins.unusable, s.pinFolder(height).Corrupt(err))
 		default:
-			s.log.Info("removing a snapshot that cannot be used", "folder", path, "why", err)
+			s.log.Info("removing an unusable snapshot", "folder", path, "why", err)
 			if err := s.discardPin(height); err != nil {
 				return s.folder.Err("remove a snapshot", err)
 			}
@@ -225,31 +206,28 @@ func (s *Zone) removeRest(path string) {
 		return
 	}
 	if err := s.opts.FS.RemoveAll(path); err != nil {
-		s.log.Error("cannot remove what is left of a snapshot", "folder", path, "err", err)
+		s.log.Error("cannot remove the remains of a snapshot", "folder", path, "err", err)
 	}
 }
 
-// discardPin takes the name from a pin, durably, and then removes it.
+// discardPin renames a pin durably and then removes it.
 func (s *Zone) discardPin(height int64) error {
 	gone := s.pinPath(pinGone, height)
 	if err := s.opts.FS.RemoveAll(gone); err != nil {
 		return err
 	}
-	if err := s.opts.FS.Rename(s.pinPath("", height), gone); err != nil {
-		return err
-	}
-	if err := engine.SyncDir(s.opts.FS, s.opts.PinDir); err != nil {
+	if err := onvfs.Rename(s.opts.FS, s.pinPath("", height), gone); err != nil {
 		return err
 	}
 	s.removeRest(gone)
 	return nil
 }
 
-// UnusablePins returns what is wrong with each folder that is named as a pin and is none, as
-// ErrCorrupt with the way out. A zone that is not ReadOnly removes them when it is opened.
+// UnusablePins returns an ErrCorrupt with a remedy for each damaged pin of a read-only zone. Other
+// zones remove such pins in Open.
 func (s *Zone) UnusablePins() []error { return s.pins.unusable }
 
-// Pins lists the pins in ascending order of their heights.
+// Pins returns the pins in ascending order of heights.
 func (s *Zone) Pins() []PinInfo {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
@@ -261,7 +239,7 @@ func (s *Zone) Pins() []PinInfo {
 	return infos
 }
 
-// DropPin removes a pin, once nobody has it open. It does nothing if there is none.
+// DropPin removes a pin as soon as it is not open. It does nothing if there is none.
 func (s *Zone) DropPin(height int64) error {
 	return s.folder.Err("remove a snapshot", s.removePins(func(h int64) bool { return h == height }))
 }
@@ -288,7 +266,8 @@ func (s *Zone) removePins(which func(height int64) bool) error {
 	return errs
 }
 
-// OpenPin opens the state that is kept of a height. The caller closes it.
+// OpenPin opens the pin of a height. It fails with ErrNoPin if there is none. The caller must close
+// it.
 func (s *Zone) OpenPin(height int64) (*Pin, error) {
 	if !s.users.enter() {
 		return nil, s.closedErr("open a snapshot")
@@ -307,42 +286,34 @@ func (s *Zone) OpenPin(height int64) (*Pin, error) {
 		return nil, fmt.Errorf("state folder %s: height %d: %w", s.dir, height, ErrNoPin)
 	}
 	if e.mu.open == nil {
-		o, layout := &pebble.Options{Cache: s.cache, ReadOnly: true, Merger: leafMerger}, byte(FormatVersion)
-		old, err := isLayout1(p.folder)
+		db, err := p.folder.Open(&pebble.Options{Cache: s.cache, ReadOnly: true, Merger: leafMerger})
 		if err != nil {
 			return nil, err
 		}
-		if old {
-			o.Merger, layout = nil, layout1
-		}
-		db, err := p.folder.Open(o)
-		if err != nil {
-			return nil, err
-		}
-		meta, _, err := readMeta(db, layout)
+		meta, _, err := readMeta(db)
 		if err == nil && meta.Height != height {
-			err = fmt.Errorf("it holds the state of height %d: %w", meta.Height, pebble.ErrCorruption)
+			err = fmt.Errorf("it contains the state of height %d: %w", meta.Height, pebble.ErrCorruption)
 		}
 		if err != nil {
 			return nil, errors.Join(p.folder.Err("open", err), db.Close())
 		}
-		e.mu.open = newGeneration(height, db, layout)
+		e.mu.open = newGeneration(height, db)
 	}
 	e.mu.uses++
 	p.g = e.mu.open
 	return p, nil
 }
 
-// pinFolder is the folder of a pin as its messages name it.
+// pinFolder returns the folder of a pin, as used in messages.
 func (s *Zone) pinFolder(height int64) engine.Folder {
 	return engine.Folder{
-		Zone: "snapshot", Dir: s.pinPath("", height), WayOut: "remove that folder; the state itself lies elsewhere",
+		Zone: "snapshot", Dir: s.pinPath("", height), WayOut: "remove that folder; the state itself is stored elsewhere",
 		FS: s.opts.FS, Logger: s.log,
 	}.WithDefaults()
 }
 
-// Range reads the leaves with keys in [first, after), nil: open, as records in the form of
-// Zone.Page. ErrNoPage if they take more than limit bytes.
+// Range reads the leaves with keys in [first, after), nil: unbounded, as records like Zone.Page. It
+// fails with ErrNoPage if they exceed limit bytes.
 func (p *Pin) Range(first, after []byte, limit uint64) ([]byte, error) {
 	if p.closed.Load() {
 		return nil, fmt.Errorf("snapshot folder %s: %w", p.folder.Dir, ErrClosed)
@@ -357,7 +328,7 @@ func (p *Pin) Range(first, after []byte, limit uint64) ([]byte, error) {
 	return records, nil
 }
 
-// Close gives the pin up; no Range may be under way.
+// Close closes the pin. No Range may be under way.
 func (p *Pin) Close() error {
 	if p.closed.Swap(true) {
 		return nil
@@ -376,9 +347,9 @@ func (p *Pin) Close() error {
 	return p.folder.Err("close", err)
 }
 
-// RollbackToPin makes the state of a pin the state of the zone, which nobody has open. It is copied
-// into new tables, every checksum verified, and takes the place of the old one in a single step: a
-// crash leaves the one or the other. Pins above it are removed.
+// RollbackToPin replaces the state of the zone by the state of a pin. The zone must not be open.
+// The state is copied into new tables, which verifies every checksum, and replaces the old state
+// atomically. Pins above it are removed.
 func RollbackToPin(dir string, height int64, opts Options) error {
 	opts.ReadOnly = false
 	s, err := open(dir, opts)
@@ -394,50 +365,49 @@ func (s *Zone) rollback(height int64) error {
 	if err != nil {
 		return err
 	}
-	var number atomic.Int64
-	out := s.newTables(&number)
-	if err := errors.Join(p.copyTo(out), p.Close()); err != nil {
+	tables, err := p.writeTables()
+	if err := errors.Join(err, p.Close()); err != nil {
 		return err
 	}
 	s.generations.dropAll()
-	if _, err := s.db.IngestAndExcise(context.Background(), out.done, nil, nil, wholeZone); err != nil {
+	if _, err := s.db.IngestAndExcise(context.Background(), tables, nil, nil, wholeZone); err != nil {
 		return s.folder.Err("roll back", err)
 	}
 	return s.folder.Err("roll back", errors.Join(
 		s.removePins(func(h int64) bool { return h > height }), s.opts.FS.RemoveAll(s.ingestDir())))
 }
 
-// copyTo copies every leaf, and meta.
-func (p *Pin) copyTo(out *tables) error {
+// writeTables writes all leaves and meta to tables, durably, and returns their paths.
+func (p *Pin) writeTables() ([]string, error) {
 	meta, err := p.Meta()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c, err := p.g.newCursor(nil, nil)
 	if err != nil {
-		return p.folder.Err("read", err)
+		return nil, p.folder.Err("read", err)
 	}
-	var key, rec []byte
-	var failed error // of writing
+	t, err := p.s.newTables()
+	if err != nil {
+		return nil, errors.Join(p.s.folder.Err("roll back", err), c.close())
+	}
+	defer t.stop()
+	var failed error // error of writing
 	c.first()
-	err = c.read(nil, func(k, value []byte, height uint8) bool {
-		key, rec = append(append(key[:0], kindLeaf), k...), append(append(rec[:0], height), value...)
-		failed = out.set(key, rec)
+	err = c.read(nil, func(key, value []byte, height uint8) bool {
+		failed = t.add(record.Leaf{Key: key, Value: value, Height: height})
 		return failed == nil
 	})
 	if err = errors.Join(err, c.close()); err != nil {
-		return p.readErr(err)
+		return nil, p.readErr(err)
 	}
 	if failed == nil {
-		failed = out.set([]byte{kindMeta}, meta.encode())
+		failed = t.finish(meta)
 	}
-	if failed == nil {
-		failed = out.finish()
-	}
-	return p.s.folder.Err("roll back", failed)
+	return t.paths, p.s.folder.Err("roll back", failed)
 }
 
-// readErr is the error of a read: damage, or a file that cannot be read.
+// readErr wraps the error of a read, and marks it as corruption if the data is damaged.
 func (p *Pin) readErr(err error) error {
 	if errors.Is(err, errLeafForm) {
 		return p.folder.Corrupt(err)

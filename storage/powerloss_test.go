@@ -10,10 +10,10 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// powerLoss is what a disk holds that forgets all that was not synced.
+// powerLoss returns the contents of the disk after a loss of everything unsynced.
 func powerLoss(fs *vfs.MemFS) *vfs.MemFS { return fs.CrashClone(vfs.CrashCloneCfg{}) }
 
-// unsyncedRuns syncs no file of runs: they are in the memory of the system only.
+// unsyncedRuns does not sync files of runs: they are only in the memory of the operating system.
 type unsyncedRuns struct{ vfs.FS }
 
 func (u unsyncedRuns) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
@@ -30,7 +30,7 @@ func (unsyncedFile) Sync() error                { return nil }
 func (unsyncedFile) SyncData() error            { return nil }
 func (unsyncedFile) SyncTo(int64) (bool, error) { return false, nil }
 
-// A pin that Flush has confirmed is there after a power loss, whole.
+// TestPinSurvivesAPowerLoss: a pin confirmed by Flush is complete after a power loss.
 func TestPinSurvivesAPowerLoss(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	s := openZone(t, fs)
@@ -38,7 +38,7 @@ func TestPinSurvivesAPowerLoss(t *testing.T) {
 	for height := int64(1); height <= 6; height++ {
 		b := randomBlock(rng, m, height)
 		if height == 3 || height == 6 {
-			b.PinData = withPin("description")
+			pinWith(&b, withPin("description"))
 		}
 		m = m.apply(b)
 		write(t, s, b)
@@ -52,19 +52,20 @@ func TestPinSurvivesAPowerLoss(t *testing.T) {
 	}
 }
 
-// A pin of a height above the state's, even by one, is not of this state, and is removed.
+// TestPinAboveTheState: a pin above the height of the state, even by one, does not belong to this
+// state, and is removed.
 func TestPinAboveTheState(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openZone(t, fs)
 	b := blockOf(5, "key", "value")
-	b.PinData = withPin("")
+	pinWith(&b, withPin(""))
 	write(t, s, b)
 	require.NoError(t, s.Close())
 	for _, height := range []int64{6, 7} {
 		_, err := vfs.Clone(fs, fs, s.pinPath("", 5), s.pinPath("", height))
 		require.NoError(t, err)
 		require.NoError(t, fs.Remove(fs.PathJoin(s.pinPath("", height), pinDescription)))
-		require.NoError(t, writePinDescription(fs, fs.PathJoin(s.pinPath("", height), pinDescription), height, nil))
+		require.NoError(t, writeSynced(fs, fs.PathJoin(s.pinPath("", height), pinDescription), sealPin(pinVersion, height, nil)))
 	}
 	opts := testOptions(fs)
 	opts.ReadOnly = true
@@ -85,14 +86,14 @@ func TestPinAboveTheState(t *testing.T) {
 	require.Equal(t, []string{"5"}, names)
 }
 
-// What the syncs of the journal are for: once a restore is readable, a state that is larger than
-// memory is read back, which takes minutes. A power loss meanwhile costs none of its runs.
+// TestPowerLossWhileARestoreIsRead: after Readable, a state larger than memory is read back, which
+// takes minutes. Because the journal is synced, a power loss meanwhile loses no run.
 func TestPowerLossWhileARestoreIsRead(t *testing.T) {
 	fs := vfs.NewCrashableMem()
 	want := restoredSmall()
 	runs := testRuns(want, 10)
 	ids := idsOf(runs)
-	// A kill, before any file of runs is synced.
+	// A kill before any file of runs is synced.
 	s, err := Open("zone", testOptions(unsyncedRuns{fs}))
 	require.NoError(t, err)
 	r, err := s.BeginRestore([]byte("label"))
@@ -115,7 +116,7 @@ func TestPowerLossWhileARestoreIsRead(t *testing.T) {
 	want.requireIn(t, after)
 }
 
-// A file that is whole, and as long as the one that the journal lists, but another one.
+// TestSwappedFiles: a complete file of the length listed in the journal, but with other contents.
 func TestSwappedFiles(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openZone(t, fs)

@@ -4,7 +4,7 @@ package storage
 
 import "bytes"
 
-// unowned returns what can be written to a file in place of b, which the caller goes on using: with
-// the race detector, Pebble's file system in memory changes what is written to it, to find who
-// relies on it. Files of the operating system do not.
+// unowned returns a copy of b to be written to a file, because the caller continues to use b. Under
+// the race detector, Pebble's in-memory file system modifies the bytes written to it, to find
+// callers that rely on them. Real file systems do not.
 func unowned(b []byte) []byte { return bytes.Clone(b) }

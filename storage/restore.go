@@ -11,54 +11,54 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/starling-kv/starling/avlstar/record"
-	"github.com/starling-kv/starling/storage/internal/engine"
+	"github.com/starling-kv/starling/internal/durable/onvfs"
 )
 
 var (
-	// ErrNoRun: a restore has no run of that id.
+	// ErrNoRun: the restore has no run with that id.
 	ErrNoRun = errors.New("no such run")
-	// ErrRunExists: a restore has a run of that id. Whoever adds runs adds each once.
-	ErrRunExists = errors.New("the run is there already")
+	// ErrRunExists: the restore already has a run with that id. Each run is added once.
+	ErrRunExists = errors.New("the run exists already")
 	// ErrNoRestore: there is no interrupted restore.
-	ErrNoRestore = errors.New("no restore was interrupted")
+	ErrNoRestore = errors.New("there is no interrupted restore")
 )
 
-// Restore writes a whole new state run by run. Until Commit returns, the zone is empty for all
-// readers, also after a crash; the restore can then be resumed with the runs that it has.
+// Restore writes a new state run by run. Until Commit returns, readers find the zone empty, also
+// after a crash. An interrupted restore can be resumed with the runs that it has.
 //
-//	Add(run) ──► records at the end of a file ──► a line in the journal        a kill leaves what is there
-//	   …              └── 16 MiB ──► syncers, behind
-//	Commit: the rest synced ──► COMPLETE: this is the state ──► tables are made of it, behind (settle.go)
+//	Add(run) ──► records appended to a file ──► a line in the journal        a kill leaves what was written
+//	  …              └── 16 MiB ──► syncers, in the background
+//	Commit: the rest synced ──► COMPLETE: this is the state ──► tables are made of it in the background (settle.go)
 //
-// Whoever resumes a restore verifies what it reads back: only the caller knows what it should be.
-// So does the caller know which runs it adds; the restore only refuses to add one twice.
+// Only the caller knows what the runs should contain, so it must verify the runs that it reads back
+// after ResumeRestore. The restore only refuses to add a run twice.
 type Restore struct {
 	s      *Zone
 	syncer *syncer
 
-	// life is held for reading while the restore is used, and for writing to change what can be
-	// done with it. See "Lock order" in doc.go.
+	// life is held for reading while the restore is used, and for writing to end it or to make it
+	// readable. See "Lock order" in doc.go.
 	life struct {
 		sync.RWMutex
 		over     bool
-		readable *runSet // what can be read; no run can be added or removed. nil: they can
+		readable *runSet // state that can be read; its runs cannot change. nil: not readable yet
 	}
-	// journal is held while a run is written, and while a line is written and takes effect on
-	// mu.runs, so that the files and the runs agree.
+	// journal is held while a run is written, and while a line is written and applied to mu.runs,
+	// so that files and runs agree.
 	journal struct {
 		sync.Mutex
-		file   vfs.File // nil: the end of the file is not known
-		runs   *runFile // that runs are appended to; nil: none yet, or the next one
-		newest uint64   // number of the file of runs that was made last
+		file   vfs.File // nil: the next line needs a new journal
+		runs   *runFile // file for the next run; nil: a new file is created
+		newest uint64   // number of the newest runs file
 	}
-	label sync.Mutex // guards the file of the label, while it is replaced
+	label sync.Mutex // guards the label file while it is replaced
 	mu    struct {
 		sync.Mutex
-		runs map[RunID]run  // changed with journal held, too
-		used map[uint64]int // by number of a file: runs that lie in it
-		// files from before an interruption, not synced since
+		runs map[RunID]run  // changed only with journal held, too
+		used map[uint64]int // number of runs by file number
+		// files from before an interruption, which may not be synced
 		closed  map[uint64]struct{}
-		failure error // runs that were added are lost
+		failure error // runs were lost
 	}
 }
 
@@ -68,9 +68,9 @@ func (s *Zone) newRestore() *Restore {
 	return r
 }
 
-// BeginRestore empties the zone, durably, and begins to restore the state that label describes, in
-// at most MaxLabel bytes. It ends a restore that is under way or was interrupted, drops waiting
-// blocks, and removes the pins.
+// BeginRestore empties the zone durably and begins a restore. label is a description of the state,
+// of at most MaxLabel bytes. Any other restore is discarded, waiting blocks are dropped and pins
+// are removed.
 func (s *Zone) BeginRestore(label []byte) (*Restore, error) {
 	if len(label) > MaxLabel {
 		return nil, fmt.Errorf("state folder %s: restore: label of %d bytes, want at most %d", s.dir, len(label), MaxLabel)
@@ -82,7 +82,8 @@ func (s *Zone) BeginRestore(label []byte) (*Restore, error) {
 	return r, nil
 }
 
-// Interrupted returns the label of the restore that a kill or Close left, if there is one.
+// Interrupted returns the label of the restore that a crash or Close interrupted; false if there is
+// none.
 func (s *Zone) Interrupted() (label []byte, ok bool) {
 	if !s.interrupted.Load() || !s.users.enter() {
 		return nil, false
@@ -92,7 +93,7 @@ func (s *Zone) Interrupted() (label []byte, ok bool) {
 	return label, err == nil
 }
 
-// ResumeRestore resumes the restore that was interrupted: ErrNoRestore if there is none.
+// ResumeRestore resumes the interrupted restore. It fails with ErrNoRestore if there is none.
 func (s *Zone) ResumeRestore() (*Restore, error) {
 	if s.opts.ReadOnly {
 		return nil, fmt.Errorf("state folder %s: restore: open for reading only", s.dir)
@@ -120,7 +121,7 @@ func (s *Zone) ResumeRestore() (*Restore, error) {
 	return r, nil
 }
 
-// resumes makes r the restore that is under way, if one can be resumed.
+// resumes makes r the current restore, if there is one to resume.
 func (s *Zone) resumes(r *Restore) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +149,7 @@ func (r *Restore) resume() error {
 	return r.start()
 }
 
-// start begins a new journal with the runs that are there.
+// start writes a new journal with the existing runs.
 func (r *Restore) start() error {
 	r.journal.Lock()
 	defer r.journal.Unlock()
@@ -159,7 +160,7 @@ func (r *Restore) start() error {
 	return nil
 }
 
-// end ends the restore, after the calls under way. What was added stays on disk.
+// end waits for calls under way and ends the restore. Its runs stay on disk.
 func (r *Restore) end() {
 	r.life.Lock()
 	defer r.life.Unlock()
@@ -178,7 +179,7 @@ func (r *Restore) endLocked() {
 	r.journal.Lock()
 	defer r.journal.Unlock()
 	if r.journal.file != nil {
-		_ = r.journal.file.Close() // its lines are useless, or will be checked
+		_ = r.journal.file.Close() // the journal is obsolete, or is verified when it is read
 		r.journal.file = nil
 	}
 }
@@ -191,7 +192,7 @@ func (r *Restore) noRunErr(id RunID) error {
 	return fmt.Errorf("state folder %s: restore: run %x: %w", r.s.dir, string(id), ErrNoRun)
 }
 
-// enter keeps the restore from ending; the caller must leave.
+// enter prevents the restore from ending. The caller must call leave.
 func (r *Restore) enter() error {
 	if !r.s.users.enter() {
 		return r.overErr()
@@ -209,7 +210,7 @@ func (r *Restore) leave() {
 	r.s.users.leave()
 }
 
-// enterToChange is enter for what changes the runs.
+// enterToChange is enter for calls that change the runs.
 func (r *Restore) enterToChange() error {
 	if err := r.enter(); err != nil {
 		return err
@@ -224,20 +225,19 @@ func (r *Restore) enterToChange() error {
 	return err
 }
 
-// Runs lists the runs that are there, in ascending order. Their contents were not looked at.
+// Runs returns the runs in ascending order. Their contents are not verified.
 func (r *Restore) Runs() []RunID {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Sorted(maps.Keys(r.mu.runs))
 }
 
-// Add writes one run of leaves: records as package record writes them, in ascending order of their
-// keys, with no key of another run in between. height is that of the first leaf, whatever its
-// record says, which is never read. Add may be called concurrently, once per id, and waits while
-// the backlog of syncs is at its limit. Once it has returned, the run survives a kill; it survives
-// a loss of power once Commit has returned. Of the records only the first is looked at before the
-// state is settled, and the caller gets them as it gave them. Errors: ErrRunExists if there is a
-// run of that id, and those of the disk, after which the restore can continue if the disk can.
+// Add writes a run of leaves: records as written by package record, in ascending key order, with no
+// key of another run in between. height is the height of the first leaf; the height in its record
+// is ignored. Add may be called concurrently, once per id. It waits while the backlog of syncs is
+// at its limit. After it returns, the run survives a crash of the process; after Commit, a power
+// loss. Only the first record is parsed until the state is settled. Errors: ErrRunExists, and disk
+// errors, after which the restore can continue if the disk recovers.
 func (r *Restore) Add(id RunID, height uint8, records []byte) error {
 	if len(id) > MaxRunID {
 		return fmt.Errorf("state folder %s: restore: run id of %d bytes, want at most %d", r.s.dir, len(id), MaxRunID)
@@ -262,7 +262,7 @@ func (r *Restore) Add(id RunID, height uint8, records []byte) error {
 	return err
 }
 
-// add returns a file that is not continued, if there is one.
+// add adds a run. It also returns the runs file if that is full.
 func (r *Restore) add(id RunID, height uint8, first, records []byte) (full *runFile, err error) {
 	r.journal.Lock()
 	defer r.journal.Unlock()
@@ -286,7 +286,7 @@ func (r *Restore) add(id RunID, height uint8, first, records []byte) (full *runF
 	return full, nil
 }
 
-// free returns an error where a run of that id cannot be added.
+// free returns an error if a run with that id cannot be added.
 func (r *Restore) free(id RunID) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -299,7 +299,7 @@ func (r *Restore) free(id RunID) error {
 	return nil
 }
 
-// writeLine writes a line to the journal. The caller holds r.journal.
+// writeLine appends a line to the journal. The caller holds r.journal.
 func (r *Restore) writeLine(line []byte) error {
 	if r.journal.file == nil {
 		if err := r.renewJournal(); err != nil {
@@ -307,14 +307,14 @@ func (r *Restore) writeLine(line []byte) error {
 		}
 	}
 	if _, err := r.journal.file.Write(line); err != nil {
-		_ = r.journal.file.Close() // half a line may be there: nothing can follow it
+		_ = r.journal.file.Close() // it may end with an incomplete line
 		r.journal.file = nil
 		return err
 	}
 	return nil
 }
 
-// renewJournal replaces the journal by one with the runs that are there. The caller holds
+// renewJournal replaces the journal by one that lists the existing runs. The caller holds
 // r.journal.
 func (r *Restore) renewJournal() error {
 	journal := []byte{journalVersion}
@@ -333,10 +333,7 @@ func (r *Restore) renewJournal() error {
 		err = file.Sync()
 	}
 	if err == nil {
-		err = fs.Rename(path+newSuffix, path)
-	}
-	if err == nil {
-		err = engine.SyncDir(fs, r.s.inZone(restoreName))
+		err = onvfs.Rename(fs, path+newSuffix, path)
 	}
 	if err != nil {
 		return errors.Join(err, file.Close())
@@ -345,8 +342,8 @@ func (r *Restore) renewJournal() error {
 	return nil
 }
 
-// Remove removes a run: ErrNoRun if there is none of that id. Its space is free once no other run
-// lies in the same file.
+// Remove removes a run. It fails with ErrNoRun if there is none with that id. Its space is freed
+// when no other run is in the same file.
 func (r *Restore) Remove(id RunID) error {
 	if err := r.enterToChange(); err != nil {
 		return err
@@ -363,7 +360,7 @@ func (r *Restore) drop(id RunID) error {
 	return err
 }
 
-// forget takes a run out of the journal.
+// forget removes a run from the journal.
 func (r *Restore) forget(id RunID) (run, error) {
 	r.journal.Lock()
 	defer r.journal.Unlock()
@@ -385,7 +382,7 @@ func (r *Restore) forget(id RunID) (run, error) {
 	return dropped, nil
 }
 
-// SetLabel replaces the label, durably: after a crash there is the old one or the new one.
+// SetLabel replaces the label durably and atomically.
 func (r *Restore) SetLabel(label []byte) error {
 	if len(label) > MaxLabel {
 		return fmt.Errorf("state folder %s: restore: label of %d bytes, want at most %d", r.s.dir, len(label), MaxLabel)
@@ -399,8 +396,8 @@ func (r *Restore) SetLabel(label []byte) error {
 	return r.s.folder.Err("restore", r.s.writeLabel(label))
 }
 
-// forgetRestore removes the folder of a restore beside a state that is durable. If it cannot, the
-// next Open will.
+// forgetRestore removes the folder of a restore after another state became durable. If that fails,
+// the next Open tries again.
 func (s *Zone) forgetRestore() {
 	s.interrupted.Store(false)
 	if err := s.discardRestore(); err != nil {
@@ -408,8 +405,8 @@ func (s *Zone) forgetRestore() {
 	}
 }
 
-// Abort empties the zone again. After Commit or Close, or when another restore has begun, it does
-// nothing.
+// Abort empties the zone again. It has no effect after Commit or Close, or if another restore
+// began.
 func (r *Restore) Abort() error {
 	r.s.mu.Lock()
 	current := r.s.mu.restore == r
@@ -420,12 +417,12 @@ func (r *Restore) Abort() error {
 	return r.s.restart(nil, nil)
 }
 
-// Close interrupts the restore: the zone is empty, and ResumeRestore continues with what was added.
-// After Commit or Abort it does nothing.
+// Close interrupts the restore. The zone stays empty, and ResumeRestore continues with the added
+// runs. It has no effect after Commit or Abort.
 func (r *Restore) Close() {
 	s := r.s
 	if !s.users.enter() {
-		return // the zone was closed, and the restore with it
+		return // closing the zone has ended the restore
 	}
 	defer s.users.leave()
 	s.admin.Lock()

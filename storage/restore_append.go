@@ -3,24 +3,25 @@ package storage
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/starling-kv/starling/internal/crc32c"
 )
 
-// appendBytes is about how long a file of runs becomes: then it is synced, and the next one begun.
+// appendBytes is the approximate size at which a runs file is synced and the next one begun.
 const appendBytes = 16 << 20
 
-// runFile is a file that runs are appended to.
+// runFile is a file to which runs are appended.
 type runFile struct {
 	number uint64
 	file   vfs.File
-	bytes  uint64 // written
+	bytes  uint64 // bytes written
 }
 
-// append writes the records of a run behind those of other runs, and returns where they lie. The
-// caller holds r.journal. After an error the file is not continued: half a run may be at its end.
-// It is returned as one that is full, as a file is that has become long; nil: there is none.
+// append appends the records of a run to the current file and returns their location. It also
+// returns the file if it is full; nil: it is not. A file counts as full after an error, too,
+// because it may end with an incomplete run. The caller holds r.journal.
 func (r *Restore) append(records []byte) (_ run, full *runFile, err error) {
 	if len(records) == 0 {
 		return run{}, nil, nil
@@ -34,7 +35,7 @@ func (r *Restore) append(records []byte) (_ run, full *runFile, err error) {
 		}
 		r.journal.runs, r.journal.newest = f, f.number
 	}
-	added := run{file: f.number, at: f.bytes, bytes: uint64(len(records)), crc: crc32.Checksum(records, castagnoli)}
+	added := run{file: f.number, at: f.bytes, bytes: uint64(len(records)), crc: crc32c.Sum(records)}
 	if _, err := f.file.Write(unowned(records)); err != nil {
 		r.journal.runs = nil
 		return run{}, f, err
@@ -45,8 +46,8 @@ func (r *Restore) append(records []byte) (_ run, full *runFile, err error) {
 	return added, full, nil
 }
 
-// complete hands a file that is not continued to the syncer. No lock but life is held: the syncer
-// may have to wait for the journal.
+// complete hands a full file to the syncer. The caller holds no lock except life, because the
+// syncer may wait for the journal.
 func (r *Restore) complete(f *runFile) {
 	if f == nil {
 		return
@@ -59,7 +60,7 @@ func (r *Restore) complete(f *runFile) {
 	r.removeUnused(f.number)
 }
 
-// completeLast is complete for the file that is being continued.
+// completeLast calls complete for the current file.
 func (r *Restore) completeLast() {
 	r.journal.Lock()
 	f := r.journal.runs
@@ -68,7 +69,7 @@ func (r *Restore) completeLast() {
 	r.complete(f)
 }
 
-// removeUnused removes a file that no run lies in and that is not continued.
+// removeUnused removes a full file without runs.
 func (r *Restore) removeUnused(number uint64) {
 	r.journal.Lock()
 	defer r.journal.Unlock()
@@ -85,12 +86,12 @@ func (r *Restore) removeUnused(number uint64) {
 	if used > 0 || number == 0 {
 		return
 	}
-	// A second attempt finds nothing, and what cannot be removed goes with the folder.
+	// If this fails, the file is removed together with the folder.
 	_ = r.s.opts.FS.Remove(r.s.runsPath(number))
 }
 
-// lose removes the runs in a file that could not be made durable: what the system still shows of
-// them may not be on the disk.
+// lose removes the runs of a file that could not be synced. Reads of them may still succeed, but
+// the data may not be on the disk.
 func (r *Restore) lose(number uint64, err error) {
 	r.mu.Lock()
 	if r.mu.failure == nil {
@@ -105,7 +106,7 @@ func (r *Restore) lose(number uint64, err error) {
 	r.mu.Unlock()
 	for _, id := range lost {
 		if err := r.drop(id); err != nil && !errors.Is(err, ErrNoRun) {
-			r.s.log.Error("cannot remove a run that is lost", "folder", r.s.inZone(restoreName), "run", fmt.Sprintf("%x", string(id)), "err", err)
+			r.s.log.Error("cannot remove a lost run", "folder", r.s.inZone(restoreName), "run", fmt.Sprintf("%x", string(id)), "err", err)
 		}
 	}
 }

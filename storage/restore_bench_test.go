@@ -24,7 +24,7 @@ type benchRun struct {
 	records []byte
 }
 
-// benchRuns returns a million leaves with keys of 20 bytes and values of 100 as so many runs.
+// benchRuns returns n runs, in total a million leaves with keys of 20 bytes and values of 100.
 func benchRuns(n int) (runs []benchRun) {
 	const leaves = 1_000_000
 	rng := newRNG(1)
@@ -51,7 +51,7 @@ func randomBytes(rng *rand.Rand, n int) []byte {
 	return b[:n]
 }
 
-// cpu is what this process has used.
+// cpu is the CPU time of this process.
 type cpu struct{ user, system time.Duration }
 
 func cpuNow(tb testing.TB) cpu {
@@ -61,7 +61,7 @@ func cpuNow(tb testing.TB) cpu {
 }
 
 // BenchmarkRestore adds a million leaves from two goroutines, commits them, and waits until they
-// are settled: as 190 runs, about as long as chunks are, and as short ones.
+// are settled: once as 190 runs, about as long as chunks, and once as short ones.
 func BenchmarkRestore(b *testing.B) {
 	for _, n := range []int{190, 25_000} {
 		b.Run(fmt.Sprint("runs=", n), func(b *testing.B) { benchRestore(b, benchRuns(n)) })
@@ -90,8 +90,8 @@ func benchRestore(b *testing.B, runs []benchRun) {
 		add, commit, settle = add+added.Sub(began), commit+committed.Sub(added), settle+time.Since(committed)
 		used.user, used.system = used.user+after.user-before.user, used.system+after.system-before.system
 		require.NoError(b, s.Close())
-		// The next round writes to memory that the system has in hand. (Removed, the files would
-		// slow down the making of new ones on ext4.)
+		// The next round writes to memory that the system already has. (Removing the files would
+		// slow down the creation of new ones on ext4.)
 		tables, err := filepath.Glob(filepath.Join(dir, "*.sst"))
 		require.NoError(b, err)
 		for _, table := range tables {

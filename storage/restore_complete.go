@@ -5,15 +5,15 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"maps"
 	"math"
 
-	"github.com/starling-kv/starling/storage/internal/engine"
+	"github.com/starling-kv/starling/internal/crc32c"
+	"github.com/starling-kv/starling/internal/durable/onvfs"
 )
 
-// Readable ends the adding of runs: Scan and Page can read them now, and a loss of power does not
-// take them. They are the state of the zone once Commit has returned.
+// Readable makes the runs durable and readable by Scan and Page. No more runs can be added. The
+// runs become the state of the zone with Commit.
 func (r *Restore) Readable() error {
 	s := r.s
 	if !s.users.enter() {
@@ -35,7 +35,7 @@ func (r *Restore) Readable() error {
 	return nil
 }
 
-// finish makes all runs durable, and ends the adding of runs. The caller holds r.life.
+// finish makes all runs durable and ends adding. The caller holds r.life.
 func (r *Restore) finish() error {
 	if err := r.s.failure.get(); err != nil {
 		return err
@@ -72,19 +72,19 @@ func (r *Restore) finish() error {
 	return nil
 }
 
-// syncJournal makes durable that the runs are there.
+// syncJournal makes the journal durable.
 func (r *Restore) syncJournal() error {
 	r.journal.Lock()
 	defer r.journal.Unlock()
 	if r.journal.file == nil {
 		return r.renewJournal()
 	}
-	return errors.Join(r.journal.file.Sync(), engine.SyncDir(r.s.opts.FS, r.s.inZone(restoreName)))
+	return errors.Join(r.journal.file.Sync(), onvfs.SyncDir(r.s.opts.FS, r.s.inZone(restoreName)))
 }
 
-// Commit makes the restored state the state of the zone, durably, and returns before it is settled
-// (see Settled). Until then blocks wait, Kept finds nothing, and the state takes its space twice.
-// After an error the restore can be aborted, or closed and resumed.
+// Commit makes the restored state the state of the zone, durably. It returns before the state is
+// settled (see Settled). Until then, blocks wait, Kept finds nothing, and the state takes twice its
+// space. After an error the restore can be aborted, or closed and resumed.
 func (r *Restore) Commit(m Meta) error {
 	m.Restored = true
 	return r.commit(m)
@@ -129,35 +129,32 @@ func (r *Restore) commit(m Meta) error {
 	return nil
 }
 
-// writeComplete makes the restore that is under way the state of the zone.
+// writeComplete makes the current restore the state of the zone.
 func (s *Zone) writeComplete(c complete) error {
 	fs, path := s.opts.FS, s.inRestore(completeFile)
 	if err := writeSynced(fs, path+newSuffix, c.encode()); err != nil {
 		return s.folder.Err("restore", errors.Join(err, fs.Remove(path+newSuffix)))
 	}
-	err := fs.Rename(path+newSuffix, path)
-	if err == nil {
-		err = engine.SyncDir(fs, s.inZone(restoreName))
-	}
+	err := onvfs.Rename(fs, path+newSuffix, path)
 	if err != nil {
 		err = s.folder.Err("restore", err)
-		s.failure.fail(err) // it may be there after a crash, or not
+		s.failure.fail(err) // the file may exist after a crash, or not
 	}
 	return err
 }
 
-// completeFile is in the folder of a restore that was committed: from the moment that it has this
-// name, the state of the zone is that of the runs, until the database has meta. It contains
+// completeFile marks a committed restore. Once the file has this name, the runs are the state of
+// the zone, until the database has meta. It contains
 //
 //	version:u8 ‖ number of runs:u64be ‖ bytes of their records:u64be ‖ meta ‖ CRC-32C of all before:u32be
 //
-// with runs that are not empty, and meta as in the database.
+// The runs are those that are not empty; meta is encoded as in the database.
 const (
 	completeFile    = "COMPLETE"
 	completeVersion = 1
 )
 
-// complete describes a restore that was committed.
+// complete describes a committed restore.
 type complete struct {
 	meta  Meta
 	runs  uint64
@@ -168,17 +165,17 @@ func (c complete) encode() []byte {
 	b := binary.BigEndian.AppendUint64([]byte{completeVersion}, c.runs)
 	b = binary.BigEndian.AppendUint64(b, c.bytes)
 	b = append(b, c.meta.encode()...)
-	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return binary.BigEndian.AppendUint32(b, crc32c.Sum(b))
 }
 
-// decodeComplete is the inverse of encode: ErrCorrupt, or ErrNewerFormat.
+// decodeComplete is the inverse of encode. It fails with ErrCorrupt or ErrNewerFormat.
 func decodeComplete(b []byte) (complete, error) {
 	if len(b) < 1+8+8+4 {
 		return complete{}, fmt.Errorf("%s of %d bytes: %w", completeFile, len(b), ErrCorrupt)
 	}
 	body := b[:len(b)-4]
 	switch {
-	case crc32.Checksum(body, castagnoli) != binary.BigEndian.Uint32(b[len(b)-4:]):
+	case crc32c.Sum(body) != binary.BigEndian.Uint32(b[len(b)-4:]):
 		return complete{}, fmt.Errorf("%s: wrong checksum: %w", completeFile, ErrCorrupt)
 	case body[0] > completeVersion:
 		return complete{}, newerRestore(body[0])
@@ -190,9 +187,9 @@ func decodeComplete(b []byte) (complete, error) {
 		return complete{}, fmt.Errorf("%s: %d bytes: %w", completeFile, c.bytes, ErrCorrupt)
 	}
 	var err error
-	c.meta, err = decodeMeta(body[17:], FormatVersion)
+	c.meta, err = decodeMeta(body[17:])
 	return c, err
 }
 
-// maxCompleteBytes is more than any such file needs.
+// maxCompleteBytes is a generous size limit of the file.
 const maxCompleteBytes = 4 << 10

@@ -7,24 +7,24 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/starling-kv/starling/storage/internal/engine"
+	"github.com/starling-kv/starling/internal/durable/onvfs"
 )
 
-// A restore lies in a folder within the zone's, which Pebble ignores. Like a pin, it gets its name
-// last, and loses it first:
+// A restore is stored in a folder inside the zone's, which Pebble ignores. Like a pin, it gets its
+// final name last, and loses it first:
 //
 //	restore-made ──rename──► restore ──rename──► restore-gone ──► removed
 //	                         LABEL, JOURNAL, 000001.runs, …
-//	                         COMPLETE, once it was committed
+//	                         COMPLETE, after Commit
 //
-// So a folder named restore has a label, and what lies in it was added to that restore.
+// So a folder named restore has a label, and all its files belong to that restore.
 const (
 	restoreName  = "restore"
 	restoreMade  = "restore-made"
 	restoreGone  = "restore-gone"
 	labelFile    = "LABEL"
 	journalFile  = "JOURNAL"
-	newSuffix    = ".new" // of a label or journal that is about to replace the old one
+	newSuffix    = ".new" // of a journal or COMPLETE before it gets its final name
 	runsSuffix   = ".runs"
 	runsNameForm = "%06d" + runsSuffix
 )
@@ -37,46 +37,36 @@ func (s *Zone) runsPath(number uint64) string {
 	return s.inRestore(fmt.Sprintf(runsNameForm, number))
 }
 
-// makeRestore makes the folder of a restore without runs, durably. There must be none.
+// makeRestore creates the folder of a restore without runs, durably. There must be none.
 func (s *Zone) makeRestore(label []byte) error {
 	fs, made := s.opts.FS, s.inZone(restoreMade)
 	err := errors.Join(fs.RemoveAll(made), fs.MkdirAll(made, 0o755))
 	if err == nil {
-		err = writeSynced(fs, fs.PathJoin(made, labelFile), encodeLabel(label))
+		err = onvfs.Write(fs, fs.PathJoin(made, labelFile), encodeLabel(label))
 	}
 	if err == nil {
-		err = engine.SyncDir(fs, made)
-	}
-	if err == nil {
-		err = fs.Rename(made, s.inZone(restoreName))
-	}
-	if err == nil {
-		err = engine.SyncDir(fs, s.dir)
+		err = onvfs.Rename(fs, made, s.inZone(restoreName))
 	}
 	return err
 }
 
-// discardRestore removes the folder of a restore, if there is one. After a crash it is there whole,
-// or not at all.
+// discardRestore removes the folder of a restore, if there is one. The removal is atomic.
 func (s *Zone) discardRestore() error {
 	vfs, gone := s.opts.FS, s.inZone(restoreGone)
 	if err := vfs.RemoveAll(gone); err != nil {
 		return err
 	}
-	switch err := vfs.Rename(s.inZone(restoreName), gone); {
+	switch err := onvfs.Rename(vfs, s.inZone(restoreName), gone); {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
 		return err
 	}
-	if err := engine.SyncDir(vfs, s.dir); err != nil {
-		return err
-	}
 	return vfs.RemoveAll(gone)
 }
 
-// loadRestore, when the zone is opened, looks for a restore that was committed and is not settled,
-// which it returns, or one that can be resumed, and removes any other remains.
+// loadRestore is called by Open. It returns a restore that was committed and is not settled, keeps
+// one that can be resumed, and removes all other remains.
 func (s *Zone) loadRestore(hasState bool) (*unsettled, error) {
 	if !s.opts.ReadOnly {
 		for _, name := range []string{restoreMade, restoreGone} {
@@ -100,10 +90,10 @@ func (s *Zone) loadRestore(hasState bool) (*unsettled, error) {
 	if s.opts.ReadOnly {
 		return nil, nil
 	}
-	return nil, s.discardRestore() // it is settled, or useless
+	return nil, s.discardRestore() // settled, or unusable
 }
 
-// loadComplete returns the state of a restore that was committed; nil if it was not.
+// loadComplete returns the state of a committed restore; nil if there is none.
 func (s *Zone) loadComplete() (*unsettled, error) {
 	b, err := readAll(s.opts.FS, s.inRestore(completeFile), maxCompleteBytes)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -131,7 +121,7 @@ func (s *Zone) loadComplete() (*unsettled, error) {
 	}
 	set, err := s.newRunSet(runs)
 	if err == nil && (uint64(len(set.runs)) != c.runs || set.bytes != c.bytes) {
-		err = fmt.Errorf("%d runs of %d bytes are there of %d of %d bytes", len(set.runs), set.bytes, c.runs, c.bytes)
+		err = fmt.Errorf("found %d runs of %d bytes, want %d of %d bytes", len(set.runs), set.bytes, c.runs, c.bytes)
 	}
 	if err != nil {
 		return nil, s.folder.Corrupt(err)
@@ -149,7 +139,7 @@ func (s *Zone) loadInterrupted() (bool, error) {
 		}
 		return true, s.newerJournal(err)
 	}
-	// what it has fetched may have taken hours
+	// A restore of a newer version is kept, because its chunks may have taken hours to fetch.
 	if newer := newerRestore(0); errors.As(err, &newer) {
 		return false, s.folder.Newer("interrupted join of format", uint64(newer), labelVersion)
 	}
@@ -160,7 +150,7 @@ func (s *Zone) loadInterrupted() (bool, error) {
 	return false, nil
 }
 
-// newerJournal names the way out where err says that a newer program wrote the journal.
+// newerJournal adds a remedy to an error about a journal written by a newer program.
 func (s *Zone) newerJournal(err error) error {
 	if newer := newerRestore(0); errors.As(err, &newer) {
 		return s.folder.Newer("journal of an interrupted join, of format", uint64(newer), journalVersion)
@@ -176,24 +166,12 @@ func (s *Zone) readLabel() ([]byte, error) {
 	return decodeLabel(b)
 }
 
-// writeLabel replaces the label, durably: after a crash there is the old one or the new one.
+// writeLabel replaces the label durably and atomically.
 func (s *Zone) writeLabel(label []byte) error {
-	return s.replaceInRestore(labelFile, encodeLabel(label))
+	return onvfs.Write(s.opts.FS, s.inRestore(labelFile), encodeLabel(label))
 }
 
-func (s *Zone) replaceInRestore(name string, b []byte) error {
-	fs, path := s.opts.FS, s.inRestore(name)
-	if err := writeSynced(fs, path+newSuffix, b); err != nil {
-		return errors.Join(err, fs.Remove(path+newSuffix))
-	}
-	if err := fs.Rename(path+newSuffix, path); err != nil {
-		return err
-	}
-	return engine.SyncDir(fs, s.inZone(restoreName))
-}
-
-// loadRuns returns the runs that are whole, see readJournal. Files that belong to none of them are
-// removed.
+// loadRuns returns the complete runs (readJournal), and removes files without any of them.
 func (s *Zone) loadRuns() (map[RunID]run, error) {
 	runs, err := s.readJournal()
 	if err != nil {
@@ -219,23 +197,21 @@ func (s *Zone) loadRuns() (map[RunID]run, error) {
 	return runs, nil
 }
 
-// readJournal returns the runs that are listed and whose files are there, and long enough.
+// readJournal returns the listed runs whose files exist and are long enough.
 func (s *Zone) readJournal() (map[RunID]run, error) {
 	runs := map[RunID]run{}
 	switch journal, err := readAll(s.opts.FS, s.inRestore(journalFile), maxJournalBytes); {
 	case err == nil && len(journal) > 0 && journal[0] > journalVersion:
 		return nil, newerRestore(journal[0])
-	case err == nil && len(journal) > 0 && journal[0] > 0 && journal[0] < journalVersion:
-		s.log.Info("what an older version has restored is restored again", "folder", s.inZone(restoreName))
 	case err == nil:
 		var whole int
 		if runs, whole = decodeJournal(journal); whole < len(journal) {
-			s.log.Info("the list of what a restore has ends early", "folder", s.inZone(restoreName), "at", whole, "bytes", len(journal))
+			s.log.Info("the journal of a restore ends early", "folder", s.inZone(restoreName), "at", whole, "bytes", len(journal))
 		}
 	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrCorrupt):
 		return nil, err
 	}
-	lengths := map[uint64]int64{} // of files; -1: there is none
+	lengths := map[uint64]int64{} // of files; -1: the file does not exist
 	for id, r := range runs {
 		if r.bytes == 0 {
 			continue
@@ -250,7 +226,7 @@ func (s *Zone) readJournal() (map[RunID]run, error) {
 		}
 		if int64(r.at+r.bytes) > length {
 			delete(runs, id)
-			s.log.Info("a run of a restore is not whole", "folder", s.inZone(restoreName), "run", fmt.Sprintf("%x", id))
+			s.log.Info("a run of a restore is incomplete", "folder", s.inZone(restoreName), "run", fmt.Sprintf("%x", id))
 		}
 	}
 	return runs, nil

@@ -4,30 +4,31 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/starling-kv/starling/internal/crc32c"
 )
 
-// RunID names a run of leaves, wherever in the state it lies: at most MaxRunID bytes of the
-// caller's choice.
+// RunID identifies a run of leaves. The caller chooses it; it has at most MaxRunID bytes and says
+// nothing about the run's position in the state.
 type RunID string
 
-// MaxRunID is the greatest length of a RunID.
+// MaxRunID is the maximum length of a RunID.
 const MaxRunID = 200
 
-// MaxLabel is the greatest length of a restore's label.
+// MaxLabel is the maximum length of a restore's label.
 const MaxLabel = 64 << 20
 
-// run says where the records of a run lie. One without leaves lies nowhere.
+// run is the location of a run's records. A run without leaves has none.
 type run struct {
 	file   uint64 // number of the file
-	at     uint64 // offset in it, in bytes
+	at     uint64 // offset in the file, in bytes
 	bytes  uint64
 	crc    uint32 // CRC-32C of the records
-	height uint8  // of the first leaf, whatever its record says
+	height uint8  // of the first leaf; the one in its record is ignored
 	first  []byte // key of the first leaf
 }
 
@@ -38,18 +39,17 @@ type run struct {
 //	body    = 'a' ‖ len:u8 ‖ id ‖ height:u8 ‖ file:u64be ‖ offset:u64be ‖ bytes:u64be ‖ CRC-32C:u32be ‖ first key     added
 //	        | 'r' ‖ len:u8 ‖ id                                                                                       removed
 //
-// It ends before the first record that is not whole: a kill tears the last record, and whatever
-// follows damage is ignored. Versions 1 and 2 named tables for each run; what such a journal lists
-// is fetched again.
+// Reading ends before the first incomplete record: a crash may leave the last record incomplete,
+// and everything after damage is ignored.
 const (
-	journalVersion  = 3
+	journalVersion  = 1
 	journalAdded    = 'a'
 	journalRemoved  = 'r'
-	runBytes        = 1 + 8 + 8 + 8 + 4 // of a record, but for its id and the first key
+	runBytes        = 1 + 8 + 8 + 8 + 4 // of a record, without its id and the first key
 	maxJournalBytes = 1 << 30           // more than any restore needs: millions of runs
 )
 
-// appendAdded appends the record that a run is there.
+// appendAdded appends a record of an added run.
 func appendAdded(journal []byte, id RunID, r run) []byte {
 	at := len(journal)
 	journal = append(append(journal, 0, 0, 0, 0, journalAdded, byte(len(id))), id...)
@@ -61,7 +61,7 @@ func appendAdded(journal []byte, id RunID, r run) []byte {
 	return endRecord(append(journal, r.first...), at)
 }
 
-// appendRemoved appends the record that a run was removed.
+// appendRemoved appends a record of a removed run.
 func appendRemoved(journal []byte, id RunID) []byte {
 	at := len(journal)
 	return endRecord(append(append(journal, 0, 0, 0, 0, journalRemoved, byte(len(id))), id...), at)
@@ -69,10 +69,10 @@ func appendRemoved(journal []byte, id RunID) []byte {
 
 func endRecord(journal []byte, at int) []byte {
 	binary.BigEndian.PutUint32(journal[at:], uint32(len(journal)-at-4))
-	return binary.BigEndian.AppendUint32(journal, crc32.Checksum(journal[at:], castagnoli))
+	return binary.BigEndian.AppendUint32(journal, crc32c.Sum(journal[at:]))
 }
 
-// decodeJournal returns the runs that are listed, and how many bytes of the journal are whole.
+// decodeJournal returns the listed runs, and the length of the valid part of the journal.
 func decodeJournal(journal []byte) (runs map[RunID]run, whole int) {
 	runs = map[RunID]run{}
 	if len(journal) == 0 || journal[0] != journalVersion {
@@ -89,7 +89,7 @@ func decodeJournal(journal []byte) (runs map[RunID]run, whole int) {
 			break
 		}
 		record := rest[:4+n]
-		if crc32.Checksum(record, castagnoli) != binary.BigEndian.Uint32(rest[4+n:]) || !applyRecord(runs, record[4:]) {
+		if crc32c.Sum(record) != binary.BigEndian.Uint32(rest[4+n:]) || !applyRecord(runs, record[4:]) {
 			break
 		}
 		whole += len(record) + 4
@@ -116,7 +116,7 @@ func applyRecord(runs map[RunID]run, body []byte) bool {
 	if r.file > math.MaxInt64 || r.at > math.MaxInt64 || r.bytes > math.MaxInt64-r.at {
 		return false
 	}
-	// a run without leaves has no file and no first key, any other has both
+	// A run without leaves has neither a file nor a first key; any other run has both.
 	if some := r.bytes > 0; some != (r.file > 0) || some != (len(r.first) > 0) {
 		return false
 	}
@@ -124,14 +124,14 @@ func applyRecord(runs map[RunID]run, body []byte) bool {
 	return true
 }
 
-// The label is a file with
+// The label is stored in a file that contains
 //
 //	version:u8 ‖ label ‖ CRC-32C of both:u32be
 const labelVersion = 1
 
 func encodeLabel(label []byte) []byte {
 	b := append(append(make([]byte, 0, 1+len(label)+4), labelVersion), label...)
-	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return binary.BigEndian.AppendUint32(b, crc32c.Sum(b))
 }
 
 func decodeLabel(b []byte) ([]byte, error) {
@@ -140,7 +140,7 @@ func decodeLabel(b []byte) ([]byte, error) {
 	}
 	body := b[:len(b)-4]
 	switch {
-	case crc32.Checksum(body, castagnoli) != binary.BigEndian.Uint32(b[len(b)-4:]):
+	case crc32c.Sum(body) != binary.BigEndian.Uint32(b[len(b)-4:]):
 		return nil, fmt.Errorf("label: wrong checksum: %w", ErrCorrupt)
 	case body[0] > labelVersion:
 		return nil, newerRestore(body[0])
@@ -150,7 +150,7 @@ func decodeLabel(b []byte) ([]byte, error) {
 	return body[1:], nil
 }
 
-// newerRestore is the version of a restore's label or journal that a newer program wrote.
+// newerRestore is the version of a restore's label or journal written by a newer program.
 type newerRestore byte
 
 func (v newerRestore) Error() string {
@@ -171,7 +171,7 @@ func readAll(fs vfs.FS, path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if info.Size() > limit {
-		return nil, fmt.Errorf("%s: %d bytes, at most %d make sense: %w", path, info.Size(), limit, ErrCorrupt)
+		return nil, fmt.Errorf("%s: %d bytes exceed the limit of %d: %w", path, info.Size(), limit, ErrCorrupt)
 	}
 	b := make([]byte, info.Size())
 	if _, err := io.ReadFull(file, b); err != nil {
@@ -180,7 +180,7 @@ func readAll(fs vfs.FS, path string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// writeSynced makes a file with these bytes, durably, but for its name.
+// writeSynced writes and syncs a file. The caller must sync the folder.
 func writeSynced(fs vfs.FS, path string, b []byte) error {
 	file, err := fs.Create(path, vfs.WriteCategoryUnspecified)
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"slices"
 	"sort"
 	"sync/atomic"
@@ -12,10 +11,11 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/internal/crc32c"
 )
 
-// Read returns the records of a run as they were added: ErrNoRun if there is none of that id,
-// ErrCorrupt where the file has not what was written.
+// Read returns the records of a run as they were added. It fails with ErrNoRun if there is none
+// with that id, and with ErrCorrupt if the file is damaged.
 func (r *Restore) Read(id RunID) ([]byte, error) {
 	if err := r.enter(); err != nil {
 		return nil, err
@@ -36,20 +36,20 @@ func (r *Restore) Read(id RunID) ([]byte, error) {
 	return records, r.s.folder.Err("restore: read a run", err)
 }
 
-// errDamagedRun is for records that are not those that were written.
-var errDamagedRun = errors.New("a run is not what was written")
+// errDamagedRun: records differ from those written.
+var errDamagedRun = errors.New("a run differs from what was written")
 
-// runReader reads runs one after another. It keeps open the file of the last one: chunks that
-// follow each other in the state mostly came one after another, too.
+// runReader reads runs in sequence. It keeps the last file open, because neighboring chunks mostly
+// arrive together and are in the same file.
 type runReader struct {
 	s      *Zone
 	number uint64
 	file   vfs.File // nil: none
-	bytes  uint64   // of it
+	bytes  uint64   // size of the file
 }
 
-// read returns the records of a run, which are as they were written: errDamagedRun otherwise. It
-// uses buf if that is long enough.
+// read returns the verified records of a run, or errDamagedRun. It reuses buf if that is large
+// enough.
 func (r *runReader) read(run run, buf []byte) ([]byte, error) {
 	if run.bytes == 0 {
 		return buf[:0], nil
@@ -67,7 +67,7 @@ func (r *runReader) read(run run, buf []byte) ([]byte, error) {
 	if n, err := r.file.ReadAt(buf, int64(run.at)); n < len(buf) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if crc32.Checksum(buf, castagnoli) != run.crc {
+	if crc32c.Sum(buf) != run.crc {
 		return nil, fmt.Errorf("%s, offset %d: wrong checksum: %w", path, run.at, errDamagedRun)
 	}
 	return buf, nil
@@ -90,17 +90,17 @@ func (r *runReader) open(number uint64) error {
 
 func (r *runReader) close() {
 	if r.file != nil {
-		_ = r.file.Close() // what was read was right
+		_ = r.file.Close() // no error matters: the records were verified
 		r.file = nil
 	}
 }
 
-// runSet is a whole state as runs, in key order.
+// runSet is a complete state as runs, in key order.
 type runSet struct {
 	s     *Zone
 	runs  []run // none is empty
 	bytes uint64
-	// last is the run that records has read last: pages that follow each other lie in one.
+	// last caches the records read last, because neighboring pages are in one run.
 	last atomic.Pointer[lastRead]
 }
 
@@ -109,7 +109,7 @@ type lastRead struct {
 	records []byte
 }
 
-// newRunSet puts runs in order. It returns an error for two that begin with the same key.
+// newRunSet sorts runs. It fails if two begin with the same key.
 func (s *Zone) newRunSet(runs map[RunID]run) (*runSet, error) {
 	set := &runSet{s: s}
 	for _, r := range runs {
@@ -127,8 +127,8 @@ func (s *Zone) newRunSet(runs map[RunID]run) (*runSet, error) {
 	return set, nil
 }
 
-// each calls take for each leaf of some of the runs, in order, until it returns false. Slices are
-// valid during the call. Keys may be out of order, if the runs are.
+// each calls take for each leaf of runs [from, to), in order, until it returns false. Slices are
+// valid during the call. Keys are out of order if the runs are.
 func (set *runSet) each(from, to int, take func(l record.Leaf) bool) error {
 	reader := runReader{s: set.s}
 	defer reader.close()
@@ -147,8 +147,7 @@ func (set *runSet) each(from, to int, take func(l record.Leaf) bool) error {
 	return nil
 }
 
-// leaves calls take for each leaf in the records of run i, and reports whether it always returned
-// true.
+// leaves calls take for each leaf in the records of run i. It returns false if take did.
 func (set *runSet) leaves(i int, records []byte, take func(l record.Leaf) bool) (bool, error) {
 	for first := true; len(records) > 0; first = false {
 		l, rest, err := record.Decode(records)
@@ -165,8 +164,8 @@ func (set *runSet) leaves(i int, records []byte, take func(l record.Leaf) bool) 
 	return true, nil
 }
 
-// records appends the records of leaves with keys in [first, after) to buf, until it has enough
-// bytes.
+// records appends the records of leaves with keys in [first, after) to buf until buf has at least
+// enough bytes.
 func (set *runSet) records(buf, first, after []byte, enough uint64) ([]byte, error) {
 	reader := runReader{s: set.s}
 	defer reader.close()
@@ -199,7 +198,7 @@ func (set *runSet) records(buf, first, after []byte, enough uint64) ([]byte, err
 	return buf, nil
 }
 
-// parts cuts the set into parts of a few MiB, which can be read side by side.
+// parts splits the set into parts of a few MiB that can be read in parallel.
 func (set *runSet) parts() []section {
 	var parts []section
 	for from := 0; from < len(set.runs); {
@@ -219,7 +218,7 @@ func (set *runSet) part(from, to int) section {
 	}
 }
 
-// keys estimates the number of leaves from those in the first run.
+// keys estimates the number of leaves from the number in the first run.
 func (set *runSet) keys() (uint64, error) {
 	if len(set.runs) == 0 {
 		return 0, nil

@@ -8,9 +8,9 @@ import (
 )
 
 const (
-	// goroutines that sync: a file system makes several files durable at the cost of one
+	// Number of syncing goroutines: several files are synced at the cost of one.
 	syncers = 4
-	// maximum of files that wait for them, each of about appendBytes or tableBytes
+	// Maximum number of files that wait to be synced, each of about appendBytes or tableBytes.
 	syncBacklog = 4
 )
 
@@ -18,12 +18,12 @@ const (
 //
 //	Add ──file, open──► backlog ──► syncers ──► synced, closed
 //
-// A file is synced through the handle that wrote it: only there is an earlier error of the disk
-// sure to be reported.
+// A file is synced through the handle that wrote it, because only that handle is certain to report
+// an earlier disk error.
 type syncer struct {
 	backlog chan unsynced
 	workers sync.WaitGroup
-	pending sync.WaitGroup // files
+	pending sync.WaitGroup // unsynced files
 }
 
 type unsynced struct {
@@ -44,23 +44,23 @@ func newSyncer() *syncer {
 	return s
 }
 
-// add hands over a file, which is synced and closed; done is called with the result. It blocks
+// add queues a file, which will be synced and closed; done is called with the result. It blocks
 // while the backlog is full.
 func (s *syncer) add(file vfs.File, done func(error)) {
 	s.pending.Add(1)
 	s.backlog <- unsynced{file, done}
 }
 
-// wait returns when all files are synced. No add may be under way.
+// wait waits until all files are synced. No add may be under way.
 func (s *syncer) wait() { s.pending.Wait() }
 
-// stop syncs what is left. No add may follow.
+// stop syncs the remaining files. No add may follow.
 func (s *syncer) stop() {
 	close(s.backlog)
 	s.workers.Wait()
 }
 
-// syncPaths makes closed files durable, several at a time.
+// syncPaths syncs closed files, several at a time.
 func syncPaths(fs vfs.FS, paths []string) error {
 	next := make(chan string)
 	errs := make(chan error, syncers)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -20,15 +19,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/internal/crc32c"
 )
 
-// The footer of a table as internal/rowtable writes it.
+// The footer of a table, as written by internal/rowtable.
 const (
 	tableMagic  = "\xf0\x9f\xaa\xb3\xf0\x9f\xaa\xb3"
 	footerBytes = 53
 )
 
-// restoredSmall is as restored, with values of which many go into a block.
+// restoredSmall is like restored, with small values of which many fit into a block.
 func restoredSmall() model {
 	m := restored()
 	for key := range m.leaves {
@@ -37,7 +37,7 @@ func restoredSmall() model {
 	return m
 }
 
-// testRuns cuts a state into runs.
+// testRuns splits a state into runs.
 func testRuns(m model, each int) map[RunID][]record.Leaf {
 	runs := map[RunID][]record.Leaf{}
 	for piece := range slices.Chunk(m.list(), each) {
@@ -55,7 +55,7 @@ func idsOf[V any](runs map[RunID]V) []RunID {
 	return ids
 }
 
-// addLeaves adds a run. What its first record says of the height is of no account.
+// addLeaves adds a run. The height in its first record does not matter.
 func addLeaves(r *Restore, id RunID, leaves []record.Leaf) error {
 	var records []byte
 	height := uint8(0)
@@ -124,7 +124,7 @@ func requireNoRestore(t *testing.T, s *Zone) {
 	require.ErrorIs(t, err, ErrNoRestore)
 }
 
-// requireNoFolder expects that nothing is left of a restore once it is settled.
+// requireNoFolder requires that no file of a settled restore remains.
 func requireNoFolder(t *testing.T, s *Zone, fs vfs.FS) {
 	t.Helper()
 	<-s.Settled()
@@ -150,7 +150,7 @@ func TestResumeAfterClose(t *testing.T) {
 	addRuns(t, r, runs, ids[:5]...)
 	require.NoError(t, s.Close())
 	r.Close()
-	require.Equal(t, ids[:5], r.Runs(), "what it had")
+	require.Equal(t, ids[:5], r.Runs(), "the runs from before")
 	require.ErrorIs(t, r.Remove(ids[0]), ErrClosed)
 
 	opts := testOptions(fs)
@@ -190,8 +190,8 @@ func TestResumeAfterClose(t *testing.T) {
 	requireNoRestore(t, s)
 }
 
-// A restore that was readable when it was interrupted, and continues with another target: nothing
-// of the runs that it gives up is in the state.
+// TestRunsChangeAfterReadable: a restore was readable when it was interrupted, and continues with
+// another target. The runs that it removes are not in the state.
 func TestRunsChangeAfterReadable(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
 	want := restoredSmall()
@@ -255,7 +255,7 @@ func TestRunsChange(t *testing.T) {
 	require.Error(t, addLeaves(r, "more", nil))
 	require.Error(t, r.Remove(ids[0]))
 	requireRuns(t, r, runs)
-	r.Close() // what could be read is gone again
+	r.Close() // it is not readable any more
 	requireInterrupted(t, s, "another")
 	r, err = s.ResumeRestore()
 	require.NoError(t, err)
@@ -266,7 +266,8 @@ func TestRunsChange(t *testing.T) {
 	requireNoFolder(t, s, fs)
 }
 
-// Whoever empties the zone, or writes a block, drops what was interrupted.
+// TestInterruptedRestoreIsDropped: emptying the zone or writing a block drops an interrupted
+// restore.
 func TestInterruptedRestoreIsDropped(t *testing.T) {
 	want := restoredSmall()
 	runs := testRuns(want, 50)
@@ -306,7 +307,7 @@ func TestInterruptedRestoreIsDropped(t *testing.T) {
 	}
 }
 
-// What lies about and is no part of a restore is removed, the restore stays.
+// TestJunkOfRestores: foreign files are removed, the restore is kept.
 func TestJunkOfRestores(t *testing.T) {
 	fs := vfs.NewMem()
 	want := restoredSmall()
@@ -333,7 +334,7 @@ func TestJunkOfRestores(t *testing.T) {
 	requireInterrupted(t, s, "1")
 	require.NoError(t, s.Close())
 	_, err = fs.Stat("zone/restore/000999.runs")
-	require.NoError(t, err, "nothing is removed when only read")
+	require.NoError(t, err, "a read-only zone removes nothing")
 
 	s = openZone(t, fs)
 	names, err := fs.List("zone/restore")
@@ -350,7 +351,8 @@ func TestJunkOfRestores(t *testing.T) {
 	want.requireIn(t, s)
 }
 
-// Two runs with the same leaves are refused as a whole, and the restore can be mended.
+// TestOverlappingRuns: two runs with the same leaves are refused as a whole, and the restore can be
+// repaired.
 func TestOverlappingRuns(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
 	want := restoredSmall()
@@ -371,7 +373,8 @@ func TestOverlappingRuns(t *testing.T) {
 	want.requireIn(t, s)
 }
 
-// Runs in files of the usual size, and a run that is longer than a table and a file.
+// TestRunsInManyFiles: runs in files of the usual size, and a run that is longer than a table and a
+// file.
 func TestRunsInManyFiles(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openZone(t, fs)
@@ -395,11 +398,11 @@ func TestRunsInManyFiles(t *testing.T) {
 	files := map[uint64]bool{}
 	for _, run := range r.mu.runs {
 		files[run.file] = true
-		require.LessOrEqual(t, run.at, uint64(appendBytes), "a file that is full is not continued")
+		require.LessOrEqual(t, run.at, uint64(appendBytes), "a full file is not continued")
 	}
 	require.GreaterOrEqual(t, len(files), 2)
 
-	// Space is free once nothing lies in a file.
+	// Space is freed once a file contains no runs.
 	for id := range runs {
 		require.NoError(t, r.Remove(id))
 	}
@@ -420,7 +423,7 @@ func equalLeaves(a, b record.Leaf) bool {
 	return bytes.Equal(a.Key, b.Key) && bytes.Equal(a.Value, b.Value) && a.Height == b.Height
 }
 
-// randomLeaves returns leaves whose keys share beginnings of all lengths.
+// randomLeaves returns leaves whose keys have common prefixes of all lengths.
 func randomLeaves(rng *rand.Rand, n int) []record.Leaf {
 	var leaves []record.Leaf
 	for range n {
@@ -450,7 +453,8 @@ func randomLeaves(rng *rand.Rand, n int) []record.Leaf {
 	return slices.CompactFunc(leaves, func(a, b record.Leaf) bool { return bytes.Equal(a.Key, b.Key) })
 }
 
-// A state of our tables reads as any other: by scan, by page, compacted, pinned.
+// TestRestoredStateReads: a state in tables written by this package is read like any other: by
+// scan, by page, compacted, pinned.
 func TestRestoredStateReads(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -489,7 +493,8 @@ func TestRestoredStateReads(t *testing.T) {
 			require.Equal(t, m.list(), scanAll(t, s))
 			requirePages()
 			b := blockOf(6, "new", "1")
-			b.Deletes, b.PinData = [][]byte{leaves[len(leaves)/2].Key}, withPin("pin")
+			b.Deletes = [][]byte{leaves[len(leaves)/2].Key}
+			pinWith(&b, withPin("pin"))
 			write(t, s, b)
 			m = m.apply(b)
 			leaves = m.list()
@@ -501,13 +506,13 @@ func TestRestoredStateReads(t *testing.T) {
 	}
 }
 
-// A disk that fills up: Add says so and leaves nothing behind, and the restore continues once there
-// is space.
+// TestRestoreOnAFullDisk: on a full disk, Add fails and leaves no files, and the restore continues
+// once there is space.
 func TestRestoreOnAFullDisk(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			rng := newRNG(seed)
-			var room atomic.Int64 // writes until the disk is full
+			var room atomic.Int64 // number of writes until the disk is full
 			mem := vfs.NewMem()
 			fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 				if strings.Contains(op.Path, "restore") && (op.Kind == errorfs.OpFileWrite || op.Kind == errorfs.OpCreate) && room.Add(-1) < 0 {
@@ -554,8 +559,8 @@ func TestRestoreOnAFullDisk(t *testing.T) {
 	}
 }
 
-// The runs in a file that cannot be synced are lost: the restore reports it, and continues without
-// them when it is resumed.
+// TestRunsThatCannotBeSynced: the runs in a file that cannot be synced are lost. The restore
+// reports it, and continues without them when it is resumed.
 func TestRunsThatCannotBeSynced(t *testing.T) {
 	var broken atomic.Bool
 	mem := vfs.NewMem()
@@ -593,8 +598,8 @@ func TestRunsThatCannotBeSynced(t *testing.T) {
 	want.requireIn(t, s)
 }
 
-// One byte flipped anywhere: a run is missing, or cannot be read, or is what was added. Nothing is
-// left half removed.
+// TestDamagedRestore: with any byte flipped, a run is missing, or cannot be read, or is what was
+// added. Removals are complete.
 func TestDamagedRestore(t *testing.T) {
 	mem := vfs.NewMem()
 	want := restoredSmall()
@@ -623,7 +628,7 @@ func TestDamagedRestore(t *testing.T) {
 		default:
 			b[at] ^= byte(1 + rng.IntN(255))
 			if name == journalFile && at == 0 {
-				b[0] = 0 // else it may be that of a newer version, which is refused
+				b[0] = 0 // otherwise it may be that of a newer version, which is refused
 			}
 		}
 		require.NoError(t, writeSynced(fs, "zone/restore/"+name, b))
@@ -676,8 +681,8 @@ func cloneFS(t *testing.T, from vfs.FS) *vfs.MemFS {
 	return to
 }
 
-// Records with right checksums that no chunk has, runs where there are no bytes, and what is no
-// record: an error, no panic.
+// TestForgedRuns: records with valid checksums that no chunk contains, runs beyond the bytes of a
+// file, and bytes that are not a record cause an error, no panic.
 func TestForgedRuns(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openZone(t, fs)
@@ -710,8 +715,8 @@ func TestForgedRuns(t *testing.T) {
 	}
 }
 
-// A random life of a restore: killed, closed, resumed, aimed at another state; whatever it had said
-// to have is there.
+// TestRandomRestores: a random life of a restore, with kills, closes, resumes and changes of the
+// target. Every run that it had confirmed exists.
 func TestRandomRestores(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -785,7 +790,7 @@ func TestRandomRestores(t *testing.T) {
 	}
 }
 
-func crcOf(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+func crcOf(b []byte) uint32 { return crc32c.Sum(b) }
 
 func FuzzJournal(f *testing.F) {
 	journal := []byte{journalVersion}
@@ -827,7 +832,7 @@ func FuzzLabel(f *testing.F) {
 	})
 }
 
-// Records with a right checksum that say what no journal does end it.
+// TestForgedJournal: invalid records with a valid checksum end the journal.
 func TestForgedJournal(t *testing.T) {
 	some := run{file: 1, bytes: 100, crc: 7, first: []byte("key")}
 	good := appendAdded([]byte{journalVersion}, "good", some)
@@ -852,9 +857,9 @@ func TestForgedJournal(t *testing.T) {
 	}
 }
 
-// Bytes of a restored table flipped: the state is read as it was, or not at all. What says which
-// version of the format a table has is the one thing in it without a checksum of its own: values
-// that begin one byte late are for who knows their hashes.
+// TestDamagedRestoredTables: with bytes of a restored table flipped, the state is read correctly,
+// or not at all. The format version is the only part of a table without a checksum of its own. If
+// it is damaged, values may begin one byte late, which only readers that know their hashes detect.
 func TestDamagedRestoredTables(t *testing.T) {
 	mem := vfs.NewMem()
 	want := restoredSmall()
@@ -912,6 +917,6 @@ func TestDamagedRestoredTables(t *testing.T) {
 			require.ErrorIs(t, failure, ErrCorrupt, where)
 		}
 	}
-	t.Logf("found %d times, in parts that nobody reads %d times", found, unread)
+	t.Logf("found %d times, in unread parts %d times", found, unread)
 	require.Greater(t, found, unread)
 }

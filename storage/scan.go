@@ -10,15 +10,14 @@ import (
 )
 
 const (
-	segmentBytes = 4 << 20   // of tables that one part of a scan covers, about
-	pieceBytes   = 128 << 10 // of leaves that are handed over at a time
-	piecesAhead  = 64        // that one part may be ahead
+	segmentBytes = 4 << 20   // approximate size of the tables that one part of a scan covers
+	pieceBytes   = 128 << 10 // size of the leaves that are passed on at a time
+	piecesAhead  = 64        // maximum number of pieces that a part reads ahead
 	maxScanners  = 4
 )
 
-// Scan yields all leaves of the durable state in key order with the heights of their inner nodes.
-// Key and Value are valid until the next one is asked for. An error is the last thing that it
-// yields. It may be broken off.
+// Scan yields all leaves of the durable state in key order, with the heights of their inner nodes.
+// Key and Value are valid until the next iteration. An error is yielded last.
 //
 //	tables' bounds ──► part 0  part 1  part 2 …       read in parallel, a few ahead,
 //	                     │       │       │            each into a queue of pieces
@@ -51,7 +50,7 @@ func (s *Zone) Scan() iter.Seq2[record.Leaf, error] {
 	}
 }
 
-// parts cuts the state into parts that are read side by side.
+// parts splits the state into parts that are read in parallel.
 func (s *Zone) parts(g *generation) ([]section, error) {
 	if g.reader == nil {
 		return g.set.parts(), nil
@@ -60,7 +59,7 @@ func (s *Zone) parts(g *generation) ([]section, error) {
 	return g.parts(cuts), err
 }
 
-// cuts returns keys at which the state falls into parts of about the same size, in ascending order.
+// cuts returns keys, in ascending order, that split the state into parts of about the same size.
 func (s *Zone) cuts() ([][]byte, error) {
 	levels, err := s.db.SSTables()
 	if err != nil {
@@ -90,7 +89,7 @@ func (s *Zone) cuts() ([][]byte, error) {
 	return cuts, nil
 }
 
-// piece is some leaves one after another: keys and values stand in data, ends says where each ends.
+// piece is a sequence of leaves: data contains keys and values, ends their ends.
 type piece struct {
 	data []byte
 	ends []pieceLeaf
@@ -106,11 +105,11 @@ type pieceLeaf struct {
 // Slices are valid during the call.
 type section func(take func(key, value []byte, height uint8) bool) error
 
-// parts cuts the state at these keys, which ascend.
+// parts splits the state at the cuts, which must be in ascending order.
 func (g *generation) parts(cuts [][]byte) []section {
 	parts := make([]section, len(cuts)+1)
 	for i := range parts {
-		var first, after []byte // nil: open
+		var first, after []byte // nil: unbounded
 		if i > 0 {
 			first = cuts[i-1]
 		}
@@ -133,13 +132,13 @@ func (g *generation) parts(cuts [][]byte) []section {
 	return parts
 }
 
-// segment is a part that is being read.
+// segment is a part and the queue of its pieces.
 type segment struct {
 	part   section
-	pieces chan *piece // closed at the end, or after one with an error
+	pieces chan *piece // closed at the end, or after a piece with an error
 }
 
-// scan releases g, which the parts are of.
+// scan reads the parts of g and releases it.
 func scan(g *generation, parts []section, yield func(record.Leaf) bool) error {
 	segments := make([]segment, len(parts))
 	for i, p := range parts {
@@ -147,7 +146,7 @@ func scan(g *generation, parts []section, yield func(record.Leaf) bool) error {
 	}
 	workers := min(len(segments), maxScanners, max(2, runtime.GOMAXPROCS(0)))
 	stop := make(chan struct{})
-	ahead := make(chan struct{}, workers+1) // parts that were begun and are not consumed
+	ahead := make(chan struct{}, workers+1) // parts that were started and are not consumed
 	free := make(chan *piece, (workers+1)*piecesAhead)
 	todo := make(chan segment)
 	go func() {
@@ -188,7 +187,7 @@ func scan(g *generation, parts []section, yield func(record.Leaf) bool) error {
 			}
 			at := uint32(0)
 			for _, l := range p.ends {
-				// Full slices, so that who appends does not write over the next one.
+				// Full slice expressions, so that an append does not overwrite the next leaf.
 				if !yield(record.Leaf{Key: p.data[at:l.key:l.key], Value: p.data[l.key:l.value:l.value], Height: l.height}) {
 					return nil
 				}

@@ -6,28 +6,29 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/internal/rowtable"
 )
 
-// A state that was restored is settled behind the join: tables are made of its runs, by the
-// flusher, before it flushes any block.
+// A restored state is settled after the join: before any block is flushed, the flusher converts the
+// runs to tables and ingests them.
 //
 //	Commit ──► unsettled: reads see the runs, blocks wait
-//	               │ flusher: runs in key order ──► tables, synced ──► all ingested at once ──► meta
+//	               │ flusher: runs in key order ──► tables, synced ──► all ingested at once, with meta
 //	               ▼
 //	           settled: reads see the database ──► the folder of the restore is removed
 //
-// Nothing of a later block may be in the database before: what is ingested counts as newer than
-// what is there, so old values would win. A crash in between leaves tables without meta, which the
-// next Open removes, and the runs, of which it begins again. So does Close: it gives settling up,
-// and the blocks that wait for it, which are executed again as after a crash.
+// No later block may be in the database before that: ingested records would count as newer than
+// existing ones, so old values would win. After a crash before the ingestion, the next Open still
+// has the runs and starts over. The same holds for Close, which abandons settling and drops the
+// waiting blocks, which are executed again as after a crash.
 type unsettled struct {
 	meta Meta
 	set  *runSet
-	// givenUp is closed when the zone is emptied, or is about to be closed, done when the state is
+	// givenUp is closed before the zone is emptied or closed. done is closed when the state is
 	// settled or given up, or the zone has failed.
 	givenUp, done chan struct{}
-	gaveUp, told  bool // givenUp is closed, done is; guarded by Zone.mu
+	gaveUp, told  bool // givenUp is closed; done is closed. Guarded by Zone.mu.
 }
 
 func newUnsettled(m Meta, set *runSet) *unsettled {
@@ -44,9 +45,9 @@ func (u *unsettled) giveUp() {
 
 var errGivenUp = errors.New("the zone is being emptied or closed")
 
-// Settled returns a channel that is closed once no restored state is left to settle: the database
-// has it, and the files of the restore are removed; or the zone was emptied, has failed, is closed,
-// or is ReadOnly.
+// Settled returns a channel that is closed once no restored state is left to settle: the state is
+// in the database and the files of the restore are removed. The channel is also closed if the zone
+// was emptied, has failed, is closed, or is read-only.
 func (s *Zone) Settled() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,9 +57,9 @@ func (s *Zone) Settled() <-chan struct{} {
 	return closedChannel
 }
 
-// Settle returns once the zone is settled (see Settled), which it makes come soon. Who gives the
-// zone up afterwards, and is no node, calls it before Close, which settles nothing. Errors: that of
-// ctx, ErrClosed, the zone's failure.
+// Settle speeds up settling and waits until the zone is settled (see Settled). Programs that are
+// not nodes call it before Close, which settles nothing. Errors: that of ctx, ErrClosed, the zone's
+// failure.
 func (s *Zone) Settle(ctx context.Context) error {
 	if s.opts.ReadOnly {
 		return fmt.Errorf("state folder %s: settle: open for reading only", s.dir)
@@ -90,9 +91,9 @@ func (s *Zone) Settle(ctx context.Context) error {
 	return nil
 }
 
-// StopSettling is for who is about to close the zone: if a restored state is not settled yet, it
-// stays so, for the next Open. No Write waits for the backlog then, so that its caller can end: the
-// blocks are dropped by Close, and never become durable.
+// StopSettling is called before Close. It leaves an unsettled state to the next Open. Afterwards
+// Write does not wait for the backlog, so that its caller can end; Close drops these blocks, and
+// they never become durable.
 func (s *Zone) StopSettling() {
 	s.mu.Lock()
 	if u := s.mu.unsettled; u != nil {
@@ -105,7 +106,7 @@ func (s *Zone) StopSettling() {
 
 var closedChannel = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// settled notes that u is not waited for any more. The caller holds s.mu.
+// settled ends the settling of u. The caller holds s.mu.
 func (s *Zone) settled(u *unsettled) {
 	if s.mu.unsettled == u {
 		s.mu.unsettled, s.mu.pressed = nil, false
@@ -116,36 +117,26 @@ func (s *Zone) settled(u *unsettled) {
 	}
 }
 
-// settle makes tables of a restored state. progress, see settleNow, may be nil. Errors: errGivenUp,
-// those that the zone fails with, and that of progress.
-func (s *Zone) settle(u *unsettled, progress func(done, total uint64) error) error {
-	if progress == nil {
-		progress = func(_, _ uint64) error { return nil }
-	}
+// settle converts a restored state to tables and ingests them. Errors: errGivenUp, and those that
+// fail the zone.
+func (s *Zone) settle(u *unsettled) error {
 	started := time.Now()
-	w := &stateWriter{s: s, progress: progress, pace: pace{s: s, u: u, from: started}}
-	err := w.write(u.set)
-	if err == nil && len(w.paths) > 0 {
-		err = s.db.Ingest(context.Background(), w.paths)
+	tables, err := s.writeTables(u, started)
+	if err == nil {
+		err = s.db.Ingest(context.Background(), tables)
 	}
 	if err == nil {
 		err = s.opts.FS.RemoveAll(s.ingestDir())
 	}
-	if err == nil {
-		batch := s.db.NewBatch()
-		if err = batch.Set([]byte{kindMeta}, u.meta.encode(), nil); err == nil {
-			err = s.commit(batch)
-		}
-	}
 	switch {
-	case errors.Is(err, errGivenUp): // who empties the zone, or opens it, removes the tables
+	case errors.Is(err, errGivenUp): // restart or Open removes the tables
 		return err
 	case errors.Is(err, errDamagedRun), errors.Is(err, rowtable.ErrOrder):
 		return s.folder.Corrupt(err)
 	case err != nil:
 		return s.folder.Err("settle", err)
 	}
-	g := newGeneration(u.meta.Height, s.db.NewSnapshot(), s.layout)
+	g := newGeneration(u.meta.Height, s.db.NewSnapshot())
 	for _, freed := range s.generations.replace(g) { // a Scan may still read the files
 		select {
 		case <-freed:
@@ -159,35 +150,50 @@ func (s *Zone) settle(u *unsettled, progress func(done, total uint64) error) err
 	s.mu.Lock()
 	s.settled(u)
 	s.mu.Unlock()
-	s.log.Info("the restored state is settled", "folder", s.dir, "height", u.meta.Height, "tables", len(w.paths), "seconds", time.Since(started).Seconds())
+	s.log.Info("the restored state is settled", "folder", s.dir, "height", u.meta.Height, "tables", len(tables), "seconds", time.Since(started).Seconds())
 	return nil
 }
 
-// settleNow settles the state, if it is not settled yet, where there is no flusher. progress is
-// called before each run with the bytes of runs that are in tables, and of all; an error ends it.
-func (s *Zone) settleNow(progress func(done, total uint64) error) error {
-	s.mu.Lock()
-	u := s.mu.unsettled
-	s.mu.pressed = u != nil
-	s.mu.Unlock()
-	if u == nil {
-		return nil
+// writeTables writes a restored state and its meta to tables, durably, and returns their paths.
+func (s *Zone) writeTables(u *unsettled, started time.Time) ([]string, error) {
+	t, err := s.newTables()
+	if err != nil {
+		return nil, err
 	}
-	return s.settle(u, progress)
+	defer t.stop()
+	pace := pace{s: s, u: u, from: started}
+	var failed error
+	add := func(l record.Leaf) bool {
+		failed = t.add(l)
+		return failed == nil
+	}
+	for i := range u.set.runs {
+		if err := pace.giveWay(); err != nil {
+			return nil, err
+		}
+		if err := u.set.each(i, i+1, add); err != nil {
+			return nil, err
+		}
+		if failed != nil {
+			return nil, failed
+		}
+	}
+	err = t.finish(u.meta)
+	return t.paths, err
 }
 
-// pace makes settling give way to blocks: it pauses as long as it has worked, a few milliseconds
-// each, unless somebody waits for it.
+// pace makes settling yield to block execution: after some milliseconds of work it pauses as long
+// as it worked, unless a caller waits for it.
 type pace struct {
 	s    *Zone
 	u    *unsettled
-	from time.Time // beginning of the work since the last pause
+	from time.Time // end of the last pause
 }
 
-// leastWork is what is done between two pauses.
+// leastWork is the minimum time of work between two pauses.
 const leastWork = time.Millisecond
 
-// giveWay returns errGivenUp, or the zone's failure, where there is nothing to continue for.
+// giveWay pauses. It returns errGivenUp or the zone's failure if settling must end.
 func (p *pace) giveWay() error {
 	worked := time.Since(p.from)
 	if worked < leastWork || p.hurried() {
@@ -199,7 +205,7 @@ func (p *pace) giveWay() error {
 		select {
 		case <-timer.C:
 			waiting = false
-		case <-p.s.wake: // perhaps somebody waits now; next looks anyway
+		case <-p.s.wake: // a caller may wait now; hurried checks it
 		case <-p.u.givenUp:
 			waiting = false
 		case <-p.s.failure.done:
@@ -217,7 +223,7 @@ func (p *pace) giveWay() error {
 	}
 }
 
-// hurried reports whether somebody waits for blocks to become durable.
+// hurried reports whether a caller waits for blocks to become durable, or for settling.
 func (p *pace) hurried() bool {
 	s := p.s
 	s.mu.Lock()

@@ -18,10 +18,10 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// heldFS lets no table of a restored state be made before release.
+// heldFS prevents tables of a restored state from being created before release.
 type heldFS struct {
 	vfs.FS
-	reached chan struct{} // receives a value when the first one is to be made
+	reached chan struct{} // receives a value when the first one is about to be created
 	release func()
 }
 
@@ -61,7 +61,7 @@ func unsettledZone(t *testing.T, fs *heldFS, opts Options, want model) *Zone {
 	return s
 }
 
-// requireUnsettled expects that a state is read as any other, though nothing of it is in the
+// requireUnsettled requires that a state is readable like any other although it is not in the
 // database.
 func requireUnsettled(t *testing.T, s *Zone, want model) {
 	t.Helper()
@@ -86,8 +86,8 @@ func requireUnsettled(t *testing.T, s *Zone, want model) {
 	require.NotEmpty(t, s.Levels())
 }
 
-// What a block behind the restore changes wins, though its tables come first; and nothing of it is
-// flushed before the state is settled.
+// TestBlocksWaitUntilSettled: changes of a later block win although its tables are created first,
+// and none is flushed before the state is settled.
 func TestBlocksWaitUntilSettled(t *testing.T) {
 	for _, generations := range []bool{false, true} {
 		mem, want := vfs.NewCrashableMem(), restoredSmall()
@@ -107,7 +107,7 @@ func TestBlocksWaitUntilSettled(t *testing.T) {
 			later = later.apply(b)
 		}
 		requireUnsettled(t, s, want)
-		// A kill, and a loss of power: the blocks are executed again.
+		// After a kill or a power loss, the blocks are executed again.
 		for _, percent := range []int{0, 100} {
 			want.requireIn(t, openZone(t, mem.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: newRNG(1)})))
 		}
@@ -129,15 +129,15 @@ func TestBlocksWaitUntilSettled(t *testing.T) {
 	}
 }
 
-// Close does not settle: it makes no more tables than the one under way, drops the blocks that
-// wait, and the next start settles.
+// TestCloseBeforeSettled: Close does not settle. It creates no table after the current one and
+// drops the waiting blocks, and the next start settles.
 func TestCloseBeforeSettled(t *testing.T) {
 	mem, want := vfs.NewMem(), restoredSmall()
 	fs := hold(mem)
 	s := unsettledZone(t, fs, testOptions(fs), want)
 	settled, dropped := s.Settled(), make(chan struct{})
 	b := blockOf(78, "new 001", "later")
-	b.Done = func() { close(dropped) }
+	ownerOf(&b).done = func() { close(dropped) }
 	require.NoError(t, s.Write(b))
 	var closing sync.WaitGroup
 	closing.Go(func() { require.NoError(t, s.Close()) })
@@ -157,13 +157,14 @@ func TestCloseBeforeSettled(t *testing.T) {
 	require.NoError(t, s.Settle(t.Context()))
 	requireNoFolder(t, s, mem)
 	want.requireIn(t, s)
-	b.Done = nil
+	ownerOf(&b).done = nil
 	write(t, s, b)
 	require.NoError(t, s.Close())
 	want.apply(b).requireIn(t, openZone(t, mem))
 }
 
-// StopSettling lets a Write end that waits for the backlog, and later ones; Close drops them all.
+// StopSettling lets a Write that waits for the backlog return, and later ones, too. Close drops all
+// their blocks.
 func TestStopSettling(t *testing.T) {
 	mem, want := vfs.NewMem(), restoredSmall()
 	fs := hold(mem)
@@ -176,7 +177,7 @@ func TestStopSettling(t *testing.T) {
 	writing.Go(func() {
 		for height := int64(78); height < 90; height++ {
 			b := blockOf(height, "a", fmt.Sprint(height))
-			b.Done = dropped.Done
+			ownerOf(&b).done = dropped.Done
 			if height == 80 {
 				close(full)
 			}
@@ -197,7 +198,8 @@ func TestStopSettling(t *testing.T) {
 	write(t, s, blockOf(78, "a", "1"))
 }
 
-// Settle ends with the caller's context, and returns the error of a disk that takes no tables.
+// TestSettleFails: Settle ends with the caller's context, and returns the error of a disk that
+// accepts no tables.
 func TestSettleFails(t *testing.T) {
 	mem, want := vfs.NewMem(), restoredSmall()
 	fs := hold(mem)
@@ -233,15 +235,15 @@ func TestSettleFails(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// A Write that waits for the backlog makes settling hurry, also if it came before the flusher
-// began.
+// TestPressedBeforeSettling: a Write that waits for the backlog speeds up settling, even if it came
+// before the flusher started.
 func TestPressedBeforeSettling(t *testing.T) {
 	mem, want := vfs.NewCrashableMem(), restoredSmall()
 	fs := hold(mem)
 	unsettledZone(t, fs, testOptions(fs), want)
 	opts := testOptions(mem.CrashClone(vfs.CrashCloneCfg{})).withDefaults("zone")
 	opts.FlushBlocks, opts.MaxLagBlocks = 1, 1
-	s, err := open("zone", opts) // there is no flusher
+	s, err := open("zone", opts) // without a flusher
 	require.NoError(t, err)
 	require.NoError(t, s.Write(blockOf(78, "a", "1")))
 	b := blockOf(79, "a", "2")
@@ -252,13 +254,14 @@ func TestPressedBeforeSettling(t *testing.T) {
 	require.True(t, more)
 	p := pace{s: s, u: u}
 	require.True(t, p.hurried())
-	require.NoError(t, s.settle(u, nil))
+	require.NoError(t, s.settle(u))
 	require.False(t, p.hurried())
 	close(s.flusherDone)
 	require.NoError(t, s.Close())
 }
 
-// Keys are counted in the files of a restore, which stay until they were.
+// TestEstimateKeysWhileSettling: keys are counted in the files of a restore, which are kept
+// meanwhile.
 func TestEstimateKeysWhileSettling(t *testing.T) {
 	mem, want := vfs.NewCrashableMem(), restoredSmall()
 	fs := hold(mem)
@@ -268,8 +271,8 @@ func TestEstimateKeysWhileSettling(t *testing.T) {
 	opts := testOptions(errorfs.Wrap(mem.CrashClone(vfs.CrashCloneCfg{}), errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if settle && op.Kind == errorfs.OpOpen && strings.HasSuffix(op.Path, runsSuffix) {
 			settle, opened = false, true
-			// As settle does it: the files are removed once nobody refers to them.
-			freed := s.generations.replace(newGeneration(want.meta.Height, s.db.NewSnapshot(), s.layout))
+			// Like settle: the files are removed once they are not referenced.
+			freed := s.generations.replace(newGeneration(want.meta.Height, s.db.NewSnapshot()))
 			select {
 			case <-freed[0]:
 				s.forgetRestore()
@@ -278,7 +281,7 @@ func TestEstimateKeysWhileSettling(t *testing.T) {
 		}
 		return nil
 	})))
-	s, err := open("zone", opts) // there is no flusher
+	s, err := open("zone", opts) // without a flusher
 	require.NoError(t, err)
 	settle = true
 	keys, err := s.EstimateKeys()
@@ -289,8 +292,8 @@ func TestEstimateKeysWhileSettling(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// A process that was killed before the state was settled: whoever only looks sees it, and the next
-// start settles it.
+// TestKilledBeforeSettled: a process was killed before the state was settled. A read-only zone
+// shows the state, and the next start settles it.
 func TestKilledBeforeSettled(t *testing.T) {
 	mem, want := vfs.NewCrashableMem(), restoredSmall()
 	fs := hold(mem)
@@ -326,7 +329,7 @@ func TestKilledBeforeSettled(t *testing.T) {
 	}
 }
 
-// A zone is emptied while it settles.
+// TestGivenUpBeforeSettled: a zone is emptied while it settles.
 func TestGivenUpBeforeSettled(t *testing.T) {
 	for name, empty := range map[string]func(s *Zone) error{
 		"reset": func(s *Zone) error { return s.Reset() },
@@ -359,8 +362,8 @@ func TestGivenUpBeforeSettled(t *testing.T) {
 	}
 }
 
-// A scan of the runs ends as it began, though they are settled meanwhile; their files are removed
-// behind it.
+// TestScanWhileSettling: a scan of the runs is consistent although they are settled meanwhile;
+// their files are removed afterwards.
 func TestScanWhileSettling(t *testing.T) {
 	mem, want := vfs.NewMem(), restoredSmall()
 	fs := hold(mem)
@@ -380,7 +383,7 @@ func TestScanWhileSettling(t *testing.T) {
 	requireNoFolder(t, s, mem)
 }
 
-// A Write that waits for the backlog does not wait for ever.
+// TestBacklogWhileSettling: a Write that waits for the backlog does not wait forever.
 func TestBacklogWhileSettling(t *testing.T) {
 	mem, want := vfs.NewMem(), restoredSmall()
 	fs := hold(mem)
@@ -401,7 +404,8 @@ func TestBacklogWhileSettling(t *testing.T) {
 	require.EqualValues(t, 89, s.Safe())
 }
 
-// One byte flipped anywhere in an unsettled state: it is refused, or it is read as it was.
+// TestDamagedUnsettledState: with any byte of an unsettled state flipped, the state is refused, or
+// is read correctly.
 func TestDamagedUnsettledState(t *testing.T) {
 	mem, want := vfs.NewCrashableMem(), restoredSmall()
 	fs := hold(mem)
@@ -420,7 +424,7 @@ func TestDamagedUnsettledState(t *testing.T) {
 		} else {
 			at := rng.IntN(len(b))
 			if b[at] ^= byte(1 + rng.IntN(255)); name == journalFile && at == 0 {
-				b[0] = 0 // else it may be that of a newer version, which is refused
+				b[0] = 0 // otherwise it may be that of a newer version, which is refused
 			}
 		}
 		require.NoError(t, writeSynced(damaged, "zone/restore/"+name, b))
@@ -452,7 +456,8 @@ func TestDamagedUnsettledState(t *testing.T) {
 	require.Positive(t, min(refused, unread))
 }
 
-// Runs that overlap, or are not in order: the zone fails, and the state is not there.
+// TestDisorderIsNotSettled: if runs overlap or are out of order, the zone fails, and the state does
+// not exist.
 func TestDisorderIsNotSettled(t *testing.T) {
 	leaf := func(keys ...string) (leaves []record.Leaf) {
 		for _, key := range keys {
@@ -482,7 +487,7 @@ func TestDisorderIsNotSettled(t *testing.T) {
 	}
 }
 
-// A state without leaves, and one of runs without any.
+// TestEmptyStateSettles: a state without leaves, and one of empty runs.
 func TestEmptyStateSettles(t *testing.T) {
 	for _, ids := range [][]RunID{nil, {"1", "2"}} {
 		fs := vfs.NewMem()

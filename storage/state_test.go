@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"iter"
 	"os"
 	"os/exec"
@@ -19,11 +18,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/internal/crc32c"
 )
 
 const smallMemTable = 64 << 10
 
-// testOptions make flushes rare, so that tests say when.
+// testOptions make automatic flushes rare, so that tests control them.
 func testOptions(fs vfs.FS) Options {
 	return Options{FS: fs, MemTableBytes: smallMemTable, FlushBlocks: 1 << 20, MaxLagBlocks: 1 << 20, FlushInterval: time.Hour}
 }
@@ -35,7 +35,7 @@ func write(t *testing.T, s *Zone, b Block) {
 	require.NoError(t, s.Flush())
 }
 
-// keyHeight is what Block.Heights yields.
+// keyHeight is an argument pair of an Owner's add.
 type keyHeight struct {
 	key    []byte
 	height uint8
@@ -94,8 +94,8 @@ func TestRandomBlocksEqualTheModel(t *testing.T) {
 	}
 }
 
-// A key that is the beginning of another, and bytes at the edges of the ranges: order on disk is
-// order of keys.
+// TestScanOrder: keys that are prefixes of others, and bytes at the edges of the ranges: the order
+// on disk is key order.
 func TestScanOrder(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
 	var b Block
@@ -104,7 +104,7 @@ func TestScanOrder(t *testing.T) {
 		b.Puts = append(b.Puts, record.Leaf{Key: []byte(key), Value: []byte(key + "!")})
 		heights = append(heights, keyHeight{[]byte(key), uint8(i)})
 	}
-	b.Meta, b.Heights = testMeta(1), each(heights...)
+	b.Meta, b.Owner = testMeta(1), &owner{heights: each(heights...)}
 	write(t, s, b)
 	emptyModel().apply(b).requireIn(t, s)
 
@@ -122,7 +122,7 @@ func TestScanRefusesAHeightWithoutLeaf(t *testing.T) {
 		s := openZone(t, vfs.NewMem())
 		write(t, s, Block{
 			Meta: testMeta(1), Puts: []record.Leaf{{Key: []byte("b"), Value: []byte("1")}, {Key: []byte("l"), Value: []byte("1")}},
-			Heights: each(keyHeight{[]byte(orphan), 1}, keyHeight{[]byte("l"), 2}),
+			Owner: &owner{heights: each(keyHeight{[]byte(orphan), 1}, keyHeight{[]byte("l"), 2})},
 		})
 		var last error
 		for _, err := range s.Scan() {
@@ -177,13 +177,13 @@ func TestRestore(t *testing.T) {
 	want.requireIn(t, s)
 	require.ErrorIs(t, r.Commit(want.meta), ErrClosed)
 	require.ErrorIs(t, addLeaves(r, "all", want.list()), ErrClosed)
-	require.NoError(t, r.Abort(), "does nothing any more")
+	require.NoError(t, r.Abort(), "has no effect any more")
 	want.requireIn(t, s)
 	require.NoError(t, s.Close())
 	s = openZone(t, fs)
 	want.requireIn(t, s)
 
-	// Aborted; then one that another one takes over from.
+	// Aborted, and then one that is replaced by another.
 	r, err = s.BeginRestore(nil)
 	require.NoError(t, err)
 	require.NoError(t, addLeaves(r, "all", want.list()))
@@ -237,27 +237,27 @@ func restored() model {
 func TestMetaEncoding(t *testing.T) {
 	m := testMeta(1 << 40)
 	b := m.encode()
-	got, err := decodeMeta(b, FormatVersion)
+	got, err := decodeMeta(b)
 	require.NoError(t, err)
 	require.Equal(t, m, got)
 	for i := range b {
 		for bit := range 8 {
 			damaged := slices.Clone(b)
 			damaged[i] ^= 1 << bit
-			_, err := decodeMeta(damaged, FormatVersion)
+			_, err := decodeMeta(damaged)
 			require.ErrorIs(t, err, errMetaForm)
 		}
-		_, err := decodeMeta(b[:i], FormatVersion)
+		_, err := decodeMeta(b[:i])
 		require.ErrorIs(t, err, errMetaForm)
 	}
-	_, err = decodeMeta(append(slices.Clone(b), 0), FormatVersion)
+	_, err = decodeMeta(append(slices.Clone(b), 0))
 	require.ErrorIs(t, err, errMetaForm)
 }
 
 func FuzzDecodeMeta(f *testing.F) {
 	f.Add(testMeta(9).encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if m, err := decodeMeta(b, FormatVersion); err == nil {
+		if m, err := decodeMeta(b); err == nil {
 			require.Equal(t, b, m.encode())
 		}
 	})
@@ -282,12 +282,12 @@ func TestOpenRefusesUnreadableMeta(t *testing.T) {
 			require.NoError(t, s.db.Set([]byte{kindMeta}, c.value, pebble.NoSync))
 			require.NoError(t, s.db.Flush())
 			require.NoError(t, s.Close())
-			for range 2 { // the failed Open has let go of the lock
+			for range 2 { // the failed Open must release the lock
 				_, err := Open("zone", Options{FS: fs})
 				require.ErrorIs(t, err, c.want)
 				require.ErrorContains(t, err, "zone")
 				if errors.Is(c.want, ErrNewerFormat) {
-					require.ErrorContains(t, err, "layout 3, this program knows up to 2: use the starlingd that wrote it")
+					require.ErrorContains(t, err, "layout 2, this program knows up to 1: use the starlingd that wrote it")
 				}
 				require.ErrorContains(t, err, "starlingd unsafe-reset-all")
 			}
@@ -365,7 +365,7 @@ func TestOneProcessOnly(t *testing.T) {
 	require.ErrorIs(t, err, ErrLocked)
 	require.NoError(t, s.Close())
 
-	// A folder that cannot be made is another matter.
+	// A folder that cannot be created causes another error.
 	file := vfs.Default.PathJoin(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	_, err = Open(vfs.Default.PathJoin(file, "zone"), Options{})
@@ -373,8 +373,8 @@ func TestOneProcessOnly(t *testing.T) {
 	require.NotErrorIs(t, err, ErrLocked)
 }
 
-// resum renews the checksum of an encoded meta that was altered on purpose.
+// resum recomputes the checksum of an encoded meta that was altered on purpose.
 func resum(b []byte) []byte {
 	body := b[:len(b)-4]
-	return binary.BigEndian.AppendUint32(slices.Clone(body), crc32.Checksum(body, castagnoli))
+	return binary.BigEndian.AppendUint32(slices.Clone(body), crc32c.Sum(body))
 }

@@ -5,16 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
-	"github.com/cockroachdb/pebble/v2/sstable"
 
 	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/storage/internal/engine"
@@ -23,7 +20,7 @@ import (
 // ErrRestoring: a restore is under way, so there is no state to write to.
 var ErrRestoring = errors.New("a restore is under way")
 
-// The kinds of records, by the first byte of their keys.
+// Kinds of records: the first byte of their keys.
 const (
 	kindLeaf = 'k'
 	kindMeta = 'm'
@@ -32,35 +29,41 @@ const (
 
 var wholeZone = pebble.KeyRange{Start: []byte{kindLeaf}, End: []byte{kindEnd}}
 
-// Block is what one block changes. Deletes come before Puts, Puts before Heights; the Height of a
-// put leaf is not looked at, and its Value is not empty. The zone keeps the slices until Done;
-// nobody may change them meanwhile.
+// Block is the set of changes of a block. Deletes are applied before Puts, and Puts before heights.
+// The Height of a put leaf is ignored, and its Value must not be empty. The slices must not be
+// changed until Owner.Done.
 type Block struct {
 	Meta    Meta
 	Puts    []record.Leaf
 	Deletes [][]byte // remove the leaf and its height
-	// Heights yields keys of leaves, which are there after the block, with the new height of the
-	// inner node that bears the key; 0: none does any more; nil: no height changed. It is called
-	// once at most, by a goroutine of the zone soon after Write, however long the flush takes to
-	// come. The zone copies the keys.
-	Heights iter.Seq2[[]byte, uint8]
-	// Taken is called once, unless Write returned an error: Heights will not be used any more.
-	// That is soon after Write, as soon as Heights has ended. If the block is dropped, since the
-	// zone was emptied or has failed, it may be called without Heights having been. In every case
-	// it returns before Done is called. The caller is a goroutine of the zone, or Reset or
-	// BeginRestore. It must not call the zone.
-	Taken func()
-	// PinData, if not nil, keeps the state after this block on disk, with the opaque description
-	// that it returns. It is called once at most, by the flusher.
-	PinData func() []byte
-	// Done is called once by a goroutine of the zone, unless Write returned an error: the block is
-	// durable, or never will be since the zone failed or was emptied. It must not call Flush, Reset
-	// or Close.
-	Done func()
+	Pin     bool     // keep the state after this block in a pin
+	Owner   Owner    // nil: no height changed
 }
 
-// Zone is the state zone: a database that holds one version of the state. All methods may be called
-// concurrently. Whoever reads sees the durable state.
+// Owner is the callback interface of the component that made a block.
+//
+//	Write ──► TakeHeights ──► flush ──► PinData, if Block.Pin ──► Done(true)
+//	   │           └── dropped: the zone was emptied, closed or has failed ──► Done(false)
+//	   └── error: no method is called
+//
+// Each method is called at most once, in this order; Done is always called after a successful
+// Write. The methods are called by a goroutine of the zone; Done may also be called by Reset or
+// BeginRestore. No method may call Write, Flush, Reset, BeginRestore or Close.
+type Owner interface {
+	// TakeHeights calls add for each leaf whose inner node has another height after the block, or
+	// none (0). The leaf must exist after the block. TakeHeights is called soon after Write, even
+	// if the flush comes much later, so that the owner can free the data needed for the heights.
+	// add copies the key.
+	TakeHeights(add func(key []byte, height uint8))
+	// PinData returns the opaque description of the pin. The flusher calls it.
+	PinData() []byte
+	// Done reports that the block is durable, or never will be. The owner can then free all its
+	// data.
+	Done(durable bool)
+}
+
+// Zone is the state zone: a database with one version of the state. All methods may be called
+// concurrently. Readers see the durable state.
 type Zone struct {
 	dir    string
 	opts   Options
@@ -68,69 +71,65 @@ type Zone struct {
 	log    Logger
 	cache  *pebble.Cache
 	db     *pebble.DB
-	layout byte // FormatVersion, or an older one if it is open for reading only
-	// writerOptions are for tables of the last level.
-	writerOptions sstable.WriterOptions
 
 	failure     failure
-	interrupted atomic.Bool // there is a restore that can be resumed
+	interrupted atomic.Bool // there is a restore to resume
 	guard       *guard
 	users       users
 	generations generations
 	pins        pins
 
-	wake        chan struct{} // to the flusher: something is due, or will be
-	compacted   chan struct{} // to the flusher: a compaction ended
+	wake        chan struct{} // signals the flusher that work is due, or will be
+	compacted   chan struct{} // signals the flusher that a compaction has ended
 	flusherDone chan struct{}
-	takers      sync.WaitGroup // of takeHeights; added to while the zone is not closed
+	takers      sync.WaitGroup // goroutines of takeHeights; none is added after Close
 
-	// admin serializes what replaces the state as a whole: emptying the zone, and beginning,
-	// resuming, committing or closing a restore. See "Lock order" in doc.go for all locks.
+	// admin serializes replacements of the whole state: emptying the zone, and beginning, resuming,
+	// committing or closing a restore. See "Lock order" in doc.go for all locks.
 	admin sync.Mutex
 
-	// mu is never held during I/O. safe.Height <= last: heights only rise.
-	// Blocks are written only while there is neither a restore nor an emptying.
+	// mu is never held during I/O. safe.Height <= last, because heights only increase. Blocks are
+	// written only while there is no restore and the zone is not being emptied.
 	mu struct {
 		sync.Mutex
 		safe     *Meta    // the durable state; nil: none
-		restore  *Restore // the one under way; nil: none
-		emptying bool     // by the holder of admin
-		// unsettled is the state of a restore that is not in the database yet: it is the safe one
-		// then. nil: there is none. No block is flushed before it is settled.
+		restore  *Restore // the current one; nil: none
+		emptying bool     // the holder of admin is emptying the zone
+		// unsettled is a restored state that is not in the database yet. It is the durable state,
+		// and no block is flushed before it is settled. nil: there is none.
 		unsettled *unsettled
-		pressed   bool // somebody waits for that; false if there is none
+		pressed   bool // a caller waits for settling; false if unsettled is nil
 		closed    bool
 
-		waiting      []*waiting // blocks that no flush has taken, ascending
-		waitingBytes int64      // of them, see bytesOf
-		busy         bool       // the flusher is in a flush, or settles, or is reporting the end
+		waiting      []*waiting // blocks not taken by a flush yet, in ascending order
+		waitingBytes int64      // total size of waiting, see bytesOf
+		busy         bool       // the flusher flushes, settles, or reports the result
 
-		// The blocks that the flusher has taken and that are not durable.
+		// Blocks taken by the flusher that are not durable yet.
 		flushing      int
 		flushingBytes int64
-		flushingFrom  int64     // height of the first
-		flushingSince time.Time // when the first was handed over
+		flushingFrom  int64     // height of the first one
+		flushingSince time.Time // time of Write of the first one
 
-		// The last Trim. What it did not name, up to trimmedTo, is removed after the next flush.
+		// Result of the last Trim. Pins up to trimmedTo that are not in pinned are removed after
+		// the next flush.
 		pinned    []int64
-		trimmed   bool // that is still to be done
+		trimmed   bool // the removal is due
 		trimmedTo int64
 
-		last   int64         // height of the last block that was written
+		last   int64         // height of the last block written
 		wanted int64         // a flush is due up to this height
-		moved  chan struct{} // closed, and replaced, when the lag changes
+		moved  chan struct{} // closed and replaced when the lag changes
 
-		// What Metrics reports.
+		// Counters for Metrics.
 		waited, flushTime time.Duration
 		flushes           int64
 		flushedBytes      uint64
 	}
 }
 
-// Open opens the state zone in dir, which it creates if need be, and converts if an older version
-// wrote it. Of a restore that was interrupted,
-// what is of no use is removed, and so are pins that are not whole or of a height that the zone
-// does not reach.
+// Open opens the state zone in dir, which it creates if necessary. It removes the unusable parts of
+// an interrupted restore, and pins that are incomplete or above the zone's height.
 func Open(dir string, opts Options) (*Zone, error) {
 	s, err := open(dir, opts)
 	if err != nil {
@@ -142,32 +141,11 @@ func Open(dir string, opts Options) (*Zone, error) {
 	return s, nil
 }
 
-// open does all but start the flusher.
+// open does everything except starting the flusher.
 func open(dir string, opts Options) (*Zone, error) {
 	opts = opts.withDefaults(dir)
-	layout, err := convertOld(dir, opts)
-	if err != nil {
-		return nil, err
-	}
-	return openLayout(dir, opts, layout)
-}
-
-// stateFolder is the folder of a zone as its messages name it.
-func stateFolder(dir string, opts Options) engine.Folder {
-	wayOut := "remove it with `starlingd unsafe-reset-all` and join again by state sync"
-	if opts.FS.PathBase(dir) == convertMade {
-		wayOut = "remove that folder, which is a copy of what lies beside it, and start again"
-	}
-	return engine.Folder{
-		Zone: "state", Dir: dir, WayOut: wayOut,
-		FS: opts.FS, Logger: opts.Logger,
-	}.WithDefaults()
-}
-
-// openLayout opens a zone of that layout; opts have their defaults.
-func openLayout(dir string, opts Options, layout byte) (*Zone, error) {
 	s := &Zone{
-		dir: dir, opts: opts, layout: layout, log: opts.Logger, cache: pebble.NewCache(opts.CacheBytes),
+		dir: dir, opts: opts, log: opts.Logger, cache: pebble.NewCache(opts.CacheBytes),
 		wake: make(chan struct{}, 1), compacted: make(chan struct{}, 1), flusherDone: make(chan struct{}),
 	}
 	if opts.ReadOnly {
@@ -191,9 +169,6 @@ func openLayout(dir string, opts Options, layout byte) (*Zone, error) {
 		return nil, err
 	}
 	s.db = db
-	o := s.pebbleOptions()
-	o.EnsureDefaults()
-	s.writerOptions = o.MakeWriterOptions(len(o.Levels)-1, db.TableFormat())
 	if err := s.load(); err != nil {
 		s.generations.dropAll()
 		return nil, errors.Join(err, s.closeDB())
@@ -201,11 +176,19 @@ func openLayout(dir string, opts Options, layout byte) (*Zone, error) {
 	return s, nil
 }
 
+// stateFolder returns the folder of a zone, as used in messages.
+func stateFolder(dir string, opts Options) engine.Folder {
+	return engine.Folder{
+		Zone: "state", Dir: dir, WayOut: "remove it with `starlingd unsafe-reset-all` and join again by state sync",
+		FS: opts.FS, Logger: opts.Logger,
+	}.WithDefaults()
+}
+
 func (s *Zone) pebbleOptions() *pebble.Options {
 	o := &pebble.Options{
-		Cache: s.cache, ReadOnly: s.opts.ReadOnly, DisableWAL: true, MemTableSize: s.opts.MemTableBytes,
-		// The flusher itself waits for flushes and compactions, see maxL0: in Pebble it would wait
-		// for ever after a failure.
+		Cache: s.cache, ReadOnly: s.opts.ReadOnly, DisableWAL: true, MemTableSize: s.opts.MemTableBytes, Merger: leafMerger,
+		// The flusher itself waits for flushes and compactions, see maxL0. Inside Pebble it would
+		// wait forever after a failure.
 		L0StopWritesThreshold: 1 << 20, MemTableStopWritesThreshold: 1 << 20,
 		LBaseMaxBytes:              engine.BaseLevelBytes(min(s.opts.MemTableBytes, uint64(s.opts.FlushBytes))),
 		CompactionConcurrencyRange: func() (int, int) { return 1, max(1, min(4, runtime.GOMAXPROCS(0)/2)) },
@@ -216,50 +199,43 @@ func (s *Zone) pebbleOptions() *pebble.Options {
 			}
 		}},
 	}
-	if s.layout != layout1 {
-		o.Merger = leafMerger
-	}
-	// Filters, so that a lookup by key (Kept.Get) reads one table and not one of each level. The
-	// last level has nine tenths of all keys and is asked last, for what is mostly there.
+	// With filters, a lookup by key (Kept.Get) reads one table instead of one in each level. The
+	// last level needs none: it has about nine tenths of all keys and is searched last, mostly for
+	// existing keys.
 	for i := range len(o.Levels) - 1 {
 		o.Levels[i].FilterPolicy = bloom.FilterPolicy(filterBits)
 	}
 	o.Levels[len(o.Levels)-1].FilterPolicy = pebble.NoFilterPolicy
-	// Tables no larger than this, so that a scan can be cut into parts.
+	// Small enough that a scan can be split into parts.
 	for i := range o.TargetFileSizes {
 		o.TargetFileSizes[i] = min(int64(2<<20)<<i, tableBytes)
 	}
 	return o
 }
 
-// filterBits is the length of a filter for each of its keys: one lookup in a hundred is misled.
+// filterBits is the size of a filter in bits per key. The false positive rate is 1 %.
 const filterBits = 10
-
-// tableBytes is about how large tables become.
-const tableBytes = 16 << 20
 
 func (s *Zone) closeDB() error {
 	defer s.cache.Unref()
 	return s.folder.Err("close", s.db.Close())
 }
 
-// load reads meta, and wipes data that has none. A restore's folder stays, unless there is a state.
+// load reads meta and wipes data without meta. The folder of a restore is kept unless there is a
+// state.
 func (s *Zone) load() error {
-	meta, ok, err := readMeta(s.db, s.layout)
+	meta, ok, err := readMeta(s.db)
 	var newer newerMeta
 	switch {
 	case errors.As(err, &newer):
 		return s.folder.Newer("layout", uint64(newer), FormatVersion)
-	case err != nil && s.layout == layout1 && strings.Contains(err.Error(), "unknown merger "+mergerName):
-		return fmt.Errorf("state folder %s: an older starlingd was started on it: remove its files named OPTIONS-…, in which there are no data, and start again: %w", s.dir, err)
 	case err != nil && (pebble.IsCorruptionError(err) || errors.Is(err, errMetaForm)):
 		return s.folder.Corrupt(err)
 	case err != nil:
 		return s.folder.Err("read meta", err)
 	}
 	if !s.opts.ReadOnly {
-		// A conversion beside a state of this layout is of one that was removed since.
-		if err := errors.Join(s.opts.FS.RemoveAll(s.ingestDir()), s.opts.FS.RemoveAll(s.inZone(convertMade))); err != nil {
+		if err := s.opts.FS.RemoveAll(s.ingestDir()); err != nil {
 			return s.folder.Err("open", err)
 		}
 		if !ok {
@@ -274,7 +250,7 @@ func (s *Zone) load() error {
 		return s.folder.Err("open", err)
 	case ok:
 		s.setSafe(meta)
-		s.generations.replace(newGeneration(meta.Height, s.db.NewSnapshot(), s.layout))
+		s.generations.replace(newGeneration(meta.Height, s.db.NewSnapshot()))
 	case u != nil:
 		s.setSafe(u.meta)
 		s.mu.unsettled = u
@@ -283,8 +259,8 @@ func (s *Zone) load() error {
 	return s.loadPins()
 }
 
-// readMeta returns false if there is none.
-func readMeta(r pebble.Reader, layout byte) (Meta, bool, error) {
+// readMeta returns the meta record; false if there is none.
+func readMeta(r pebble.Reader) (Meta, bool, error) {
 	value, closer, err := r.Get([]byte{kindMeta})
 	if errors.Is(err, pebble.ErrNotFound) {
 		return Meta{}, false, nil
@@ -293,7 +269,7 @@ func readMeta(r pebble.Reader, layout byte) (Meta, bool, error) {
 		return Meta{}, false, err
 	}
 	defer closer.Close()
-	m, err := decodeMeta(value, layout)
+	m, err := decodeMeta(value)
 	if err != nil {
 		return Meta{}, false, fmt.Errorf("meta: %w", err)
 	}
@@ -315,18 +291,19 @@ func (s *Zone) wipeOrphans() error {
 	return s.wipe() // of a restore that was not committed
 }
 
-// wipe removes every record, durably: the tables leave the list of files, none is read.
+// wipe removes all records durably: the tables are removed from the list of files without being
+// read.
 func (s *Zone) wipe() error {
 	return s.folder.Err("empty", s.db.Excise(context.Background(), wholeZone))
 }
 
-// setSafe says which state is durable. The caller holds s.mu.
+// setSafe sets the durable state. The caller holds s.mu.
 func (s *Zone) setSafe(m Meta) {
 	m.AppHash = bytes.Clone(m.AppHash)
 	s.mu.safe, s.mu.last = &m, max(s.mu.last, m.Height)
 }
 
-// Meta says which state is durable; false if there is none or a restore is under way.
+// Meta describes the durable state; false if there is none or a restore is under way.
 func (s *Zone) Meta() (Meta, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -338,7 +315,7 @@ func (s *Zone) Meta() (Meta, bool) {
 	return m, true
 }
 
-// Safe is the height of the durable state, 0 if there is none.
+// Safe returns the durable height, 0 if there is none.
 func (s *Zone) Safe() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -352,11 +329,10 @@ func (s *Zone) closedErr(doing string) error {
 	return fmt.Errorf("state folder %s: %s: %w", s.dir, doing, ErrClosed)
 }
 
-// Reset empties the zone, durably, and drops a restore that is under way, or interrupted. Blocks
-// that wait are dropped, pins removed.
+// Reset empties the zone durably. Restores are discarded, waiting blocks dropped and pins removed.
 func (s *Zone) Reset() error { return s.restart(nil, nil) }
 
-// restart empties the zone and makes r, if not nil, the restore that is under way.
+// restart empties the zone. If r is not nil, it becomes the current restore.
 func (s *Zone) restart(r *Restore, label []byte) error {
 	if s.opts.ReadOnly {
 		return fmt.Errorf("state folder %s: reset: open for reading only", s.dir)
@@ -381,13 +357,13 @@ func (s *Zone) restart(r *Restore, label []byte) error {
 	for s.mu.busy {
 		moved := s.mu.moved
 		s.mu.Unlock()
-		<-moved // the flusher comes back in every case but one, in which Pebble ends the process
+		<-moved // the flusher returns, unless Pebble ends the process
 		s.mu.Lock()
 	}
 	s.mu.safe = nil
 	s.mu.Unlock()
 	for _, w := range left {
-		w.done()
+		w.done(false)
 	}
 	if old != nil {
 		old.end()
@@ -421,10 +397,10 @@ func (s *Zone) restart(r *Restore, label []byte) error {
 	return err
 }
 
-// Close makes durable what waits, and releases the folder. If the zone has failed, or a restored
-// state is not settled yet (see Settle), what waits is dropped: the zone stays at its safe height,
-// and the next Open settles. Close waits for scans and the like to end; a restore that is under way
-// can be resumed once the zone is open again. Pins that are open stay so.
+// Close makes waiting blocks durable and releases the folder. If the zone has failed, or a restored
+// state is not settled yet (see Settle), waiting blocks are dropped: the zone stays at its durable
+// height, and the next Open settles. Close waits for scans and other reads. A restore under way can
+// be resumed after the next Open. Open pins stay open.
 func (s *Zone) Close() error {
 	s.mu.Lock()
 	if s.mu.closed {
@@ -443,12 +419,12 @@ func (s *Zone) Close() error {
 	case <-s.failure.done:
 	}
 	if s.failure.dead.Load() {
-		return nil // Pebble may hold its locks for ever; the process is about to end
+		return nil // Pebble may hold its locks forever; the process is about to exit
 	}
 	close(s.guard.closing)
 	<-s.flusherDone
 	s.takers.Wait()
-	failed := s.failure.get() // and told
+	failed := s.failure.get() // already reported
 	s.users.close()
 	s.mu.Lock()
 	restore := s.mu.restore

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"iter"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -20,14 +21,62 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// blockOf puts one leaf.
+// withPin returns a PinData function.
 func withPin(data string) func() []byte { return func() []byte { return []byte(data) } }
+
+// owner is an Owner whose methods a test sets as needed.
+type owner struct {
+	heights     iter.Seq2[[]byte, uint8]
+	description func() []byte
+	taken, done func()
+}
+
+var _ Owner = (*owner)(nil)
+
+func (o *owner) TakeHeights(add func(key []byte, height uint8)) {
+	if o.heights != nil {
+		for key, height := range o.heights {
+			add(key, height)
+		}
+	}
+	if o.taken != nil {
+		o.taken()
+	}
+}
+
+func (o *owner) PinData() []byte {
+	if o.description == nil {
+		return nil
+	}
+	return o.description()
+}
+
+func (o *owner) Done(bool) {
+	if o.done != nil {
+		o.done()
+	}
+}
+
+// ownerOf returns the owner of a test's block, and sets one if necessary.
+func ownerOf(b *Block) *owner {
+	if b.Owner == nil {
+		b.Owner = new(owner)
+	}
+	return b.Owner.(*owner)
+}
+
+// pinWith gives b a pin. Its owner may be shared with other blocks, so it is copied.
+func pinWith(b *Block, description func() []byte) {
+	o := *ownerOf(b)
+	o.description = description
+	b.Pin, b.Owner = true, &o
+}
 
 func blockOf(height int64, key, value string) Block {
 	return Block{Meta: testMeta(height), Puts: []record.Leaf{{Key: []byte(key), Value: []byte(value)}}}
 }
 
-// Until a flush is due, nothing is written; then it is by number, by size, or by age.
+// TestFlushIsDue: nothing is written until a flush is due by number, by size, or by age.
 func TestFlushIsDue(t *testing.T) {
 	for name, c := range map[string]struct {
 		set   func(*Options)
@@ -36,7 +85,7 @@ func TestFlushIsDue(t *testing.T) {
 	}{
 		"blocks": {func(o *Options) { o.FlushBlocks = 3 }, []Block{blockOf(1, "a", "1"), blockOf(2, "a", "2")}, blockOf(3, "b", "3")},
 		"bytes":  {func(o *Options) { o.FlushBytes = 10000 }, []Block{blockOf(1, "a", "1")}, blockOf(2, "b", string(make([]byte, 10000)))},
-		"pin":    {func(o *Options) {}, []Block{blockOf(1, "a", "1")}, Block{Meta: testMeta(2), PinData: withPin("")}},
+		"pin":    {func(o *Options) {}, []Block{blockOf(1, "a", "1")}, Block{Meta: testMeta(2), Pin: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			opts := testOptions(vfs.NewMem())
@@ -50,11 +99,11 @@ func TestFlushIsDue(t *testing.T) {
 			require.Zero(t, s.Safe())
 			require.Equal(t, len(c.early), s.Metrics().LagBlocks)
 			require.Positive(t, s.Metrics().LagBytes)
-			require.Empty(t, scanAll(t, s), "only what is durable is seen")
+			require.Empty(t, scanAll(t, s), "only durable blocks are visible")
 			durable := make(chan Metrics)
-			c.last.Done = func() { durable <- s.Metrics() }
+			ownerOf(&c.last).done = func() { durable <- s.Metrics() }
 			require.NoError(t, s.Write(c.last))
-			m := <-durable // who is told that a block is durable finds its flush counted
+			m := <-durable // at the call of Done, the flush must be counted
 			require.Equal(t, c.last.Meta.Height, m.SafeHeight)
 			require.EqualValues(t, 1, m.Flushes)
 			require.Zero(t, m.LagBlocks)
@@ -68,7 +117,7 @@ func TestFlushIsDue(t *testing.T) {
 		started := time.Now()
 		durable := make(chan struct{})
 		b := blockOf(1, "a", "1")
-		b.Done = func() { close(durable) }
+		ownerOf(&b).done = func() { close(durable) }
 		require.NoError(t, s.Write(b))
 		<-durable
 		require.Equal(t, time.Minute, time.Since(started))
@@ -76,8 +125,8 @@ func TestFlushIsDue(t *testing.T) {
 	})
 }
 
-// The heights of a block are taken at once, however long the disk takes: what they were read from
-// may be overwritten then. They count toward the lag.
+// TestHeightsAreTakenAtOnce: the heights of a block are taken at once, however slow the disk,
+// because their source may be overwritten afterwards. They count toward the lag.
 func TestHeightsAreTakenAtOnce(t *testing.T) {
 	for name, end := range map[string]func(s *Zone, release func()) error{
 		"flushed": func(s *Zone, release func()) error {
@@ -103,12 +152,12 @@ func TestHeightsAreTakenAtOnce(t *testing.T) {
 			bytes := int64(0)
 			for height := int64(1); height <= 20; height++ {
 				b := blockOf(height, fmt.Sprint("key", height), "1")
-				b.Heights = each(keyHeight{fmt.Appendf(nil, "key%d", height), uint8(height)}, keyHeight{fmt.Appendf(nil, "key%d", max(height-1, 1)), 0})
+				ownerOf(&b).heights = each(keyHeight{fmt.Appendf(nil, "key%d", height), uint8(height)}, keyHeight{fmt.Appendf(nil, "key%d", max(height-1, 1)), 0})
 				want = want.apply(b)
 				bytes += bytesOf(b)
 				memory := fmt.Appendf(nil, "key%d", height)
-				before := b.Heights
-				b.Heights = func(yield func([]byte, uint8) bool) {
+				before := ownerOf(&b).heights
+				ownerOf(&b).heights = func(yield func([]byte, uint8) bool) {
 					for key, h := range before {
 						if !yield(append(memory[:0], key...), h) {
 							return
@@ -116,12 +165,12 @@ func TestHeightsAreTakenAtOnce(t *testing.T) {
 					}
 				}
 				taken := make(chan struct{})
-				b.Taken = func() { close(taken) }
-				b.Done = func() { done.Add(1) }
+				ownerOf(&b).taken = func() { close(taken) }
+				ownerOf(&b).done = func() { done.Add(1) }
 				require.NoError(t, s.Write(b))
 				<-taken
 			}
-			require.Zero(t, done.Load(), "the disk has not taken one")
+			require.Zero(t, done.Load(), "no block is durable yet")
 			require.NoError(t, end(s, release))
 			if name == "flushed" {
 				want.requireIn(t, s)
@@ -146,7 +195,7 @@ func TestCloseFlushes(t *testing.T) {
 	history[9].requireIn(t, openZone(t, fs))
 }
 
-// slowFS holds back the writing of tables.
+// slowFS delays the writing of tables.
 func slowFS(fs vfs.FS) (slow vfs.FS, hold func() (release func())) {
 	var guard atomic.Pointer[chan struct{}]
 	slow = errorfs.Wrap(fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -165,8 +214,8 @@ func slowFS(fs vfs.FS) (slow vfs.FS, hold func() (release func())) {
 	}
 }
 
-// While the disk is slow, Write goes on up to the bounds, and then waits; blocks that are reset are
-// given back.
+// TestLagIsBounded: while the disk is slow, Write continues up to the limits, and then waits.
+// Owners of dropped blocks are notified.
 func TestLagIsBounded(t *testing.T) {
 	for name, c := range map[string]struct {
 		blocks int
@@ -186,8 +235,8 @@ func TestLagIsBounded(t *testing.T) {
 				for height := int64(1); height <= 30; height++ {
 					b := blockOf(height, "a", string(make([]byte, 1000)))
 					var taken atomic.Int64
-					b.Taken = func() { taken.Add(1) }
-					b.Done = func() {
+					ownerOf(&b).taken = func() { taken.Add(1) }
+					ownerOf(&b).done = func() {
 						assert.EqualValues(t, 1, taken.Load())
 						done.Add(1)
 						told <- struct{}{}
@@ -220,8 +269,8 @@ func TestLagIsBounded(t *testing.T) {
 			var taken atomic.Int64
 			for height := int64(31); height <= 36; height++ {
 				b := blockOf(height, "b", "2")
-				b.Taken = func() { taken.Add(1) }
-				b.Done = func() { done.Add(1) }
+				ownerOf(&b).taken = func() { taken.Add(1) }
+				ownerOf(&b).done = func() { done.Add(1) }
 				require.NoError(t, s.Write(b))
 			}
 			reset := make(chan error)
@@ -229,7 +278,7 @@ func TestLagIsBounded(t *testing.T) {
 			release()
 			require.NoError(t, <-reset)
 			require.EqualValues(t, 6, done.Load())
-			require.EqualValues(t, 6, taken.Load())
+			require.LessOrEqual(t, taken.Load(), int64(6), "a block dropped earlier is not called")
 			emptyModel().requireIn(t, s)
 			require.NoError(t, s.Flush())
 			write(t, s, blockOf(1, "a", "1"))
@@ -237,8 +286,8 @@ func TestLagIsBounded(t *testing.T) {
 	}
 }
 
-// The last change of a key counts, whatever the blocks between; a deleted leaf takes its height
-// with it.
+// TestMerging: the last change of a key wins, whatever the blocks in between. A deletion of a leaf
+// also deletes its height.
 func TestMerging(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -265,7 +314,8 @@ func TestMerging(t *testing.T) {
 	}
 }
 
-// Page answers from the state that the caller knows, as long as Trim has not dropped it.
+// TestGenerations: Page answers from the state that the caller knows, as long as Trim has not
+// dropped it.
 func TestGenerations(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -333,11 +383,11 @@ func TestPins(t *testing.T) {
 	for _, b := range all {
 		switch height := b.Meta.Height; {
 		case height == 10:
-			b.PinData = withPin("") // an empty one is one
+			pinWith(&b, withPin("")) // an empty description is valid
 		case height%10 == 5:
-			b.PinData = func() []byte { return fmt.Appendf(nil, "height %d", height) }
+			pinWith(&b, func() []byte { return fmt.Appendf(nil, "height %d", height) })
 		}
-		require.NoError(t, s.Write(b)) // pins cut the flushes
+		require.NoError(t, s.Write(b)) // pins split the flushes
 	}
 	require.NoError(t, s.Flush())
 	want := []PinInfo{{5, []byte("height 5")}, {10, nil}, {15, []byte("height 15")}, {25, []byte("height 25")}, {35, []byte("height 35")}}
@@ -360,7 +410,7 @@ func TestPins(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoPin)
 	require.NoError(t, s.DropPin(6))
 
-	// One that is open stays until it is closed, however often it is open.
+	// An open pin is kept until it was closed as often as it was opened.
 	one, err := s.OpenPin(15)
 	require.NoError(t, err)
 	two, err := s.OpenPin(15)
@@ -388,12 +438,12 @@ func TestPins(t *testing.T) {
 	s.Trim(40, []int64{5, 25, 35})
 	more := all[len(all)-1]
 	more.Meta.Height++
-	require.NoError(t, s.Write(Block{Meta: more.Meta})) // removed are they after the next flush
+	require.NoError(t, s.Write(Block{Meta: more.Meta})) // they are removed after the next flush
 	require.NoError(t, s.Flush())
 	want = slices.Delete(want, 1, 2)
 	requirePins(s)
 
-	// What is not whole, what is no pin, and what is ahead of the state.
+	// Incomplete pins, foreign folders, and pins above the height of the state.
 	require.NoError(t, s.Close())
 	for _, name := range []string{"made-40", "gone-7", "30", "notes"} {
 		require.NoError(t, fs.MkdirAll("zone-pins/"+name, 0o755))
@@ -413,7 +463,7 @@ func TestPins(t *testing.T) {
 	s = openZone(t, fs)
 	history[5].requireIn(t, s)
 	requirePins(s)
-	for _, b := range all[5:] { // and continues from there
+	for _, b := range all[5:] { // and it continues from there
 		require.NoError(t, s.Write(b))
 	}
 	require.NoError(t, s.Flush())
@@ -428,11 +478,11 @@ func TestReadOnly(t *testing.T) {
 	opts := testOptions(fs)
 	opts.ReadOnly = true
 	_, err := Open("zone", opts)
-	require.Error(t, err, "there is nothing to look at")
+	require.Error(t, err, "there is no database")
 
 	s := openZone(t, fs)
 	all, history := randomHistory(newRNG(8), 10)
-	all[9].PinData = withPin("pin")
+	pinWith(&all[9], withPin("pin"))
 	for _, b := range all {
 		require.NoError(t, s.Write(b))
 	}
@@ -487,10 +537,10 @@ func TestCompact(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	write(t, s, blockOf(61, "0", "1"))
-	_ = s.Compact(ctx, nil) // ends
+	_ = s.Compact(ctx, nil) // must end
 }
 
-// A scan is cut into parts, which come in order.
+// TestScanOfManyTables: a scan is split into parts, which are yielded in order.
 func TestScanOfManyTables(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
 	r, err := s.BeginRestore(nil)
@@ -499,7 +549,7 @@ func TestScanOfManyTables(t *testing.T) {
 	for _, run := range newRNG(1).Perm(runs) {
 		var leaves []record.Leaf
 		for i := range each {
-			value := randomBytes(newRNG(uint64(run*each+i)), valueBytes) // does not compress
+			value := randomBytes(newRNG(uint64(run*each+i)), valueBytes) // incompressible
 			leaves = append(leaves, record.Leaf{Key: fmt.Appendf(nil, "%06d", run*each+i), Value: value, Height: uint8(i % 5)})
 		}
 		require.NoError(t, addLeaves(r, RunID(fmt.Sprint(run)), leaves))
@@ -523,7 +573,7 @@ func TestScanOfManyTables(t *testing.T) {
 			break
 		}
 	}
-	for l, err := range s.Scan() { // emptied in the middle: an end without an error would be a lie
+	for l, err := range s.Scan() { // emptied in the middle: it must end with an error
 		if string(l.Key) == "000001" {
 			require.NoError(t, s.Reset())
 		}
@@ -533,10 +583,10 @@ func TestScanOfManyTables(t *testing.T) {
 		}
 		n--
 	}
-	require.Zero(t, n, "all parts had been opened before")
+	require.Zero(t, n, "all parts were already open")
 }
 
-// Everything at once: for the race detector, and for deadlocks.
+// TestConcurrency runs everything concurrently, for the race detector and to find deadlocks.
 func TestConcurrency(t *testing.T) {
 	const blocks = 300
 	all, history := randomHistory(newRNG(11), blocks)
@@ -579,7 +629,7 @@ func TestConcurrency(t *testing.T) {
 			got = appendRecord(got, l)
 		}
 		to := s.Safe()
-		// the scan may have begun just before Safe rose
+		// The scan may have begun just before Safe increased.
 		for height := from; height <= blocks; height++ {
 			if bytes.Equal(got, history[height].records(nil, nil)) {
 				return
@@ -609,7 +659,7 @@ func TestConcurrency(t *testing.T) {
 	})
 	for _, b := range all {
 		if b.Meta.Height%10 == 0 {
-			b.PinData = withPin("x")
+			pinWith(&b, withPin("x"))
 		}
 		require.NoError(t, s.Write(b))
 		written.Store(b.Meta.Height)
@@ -621,24 +671,26 @@ func TestConcurrency(t *testing.T) {
 	require.NoError(t, s.Close())
 }
 
-// A pin is not removed by the Trim of the block before, which could not name it.
+// TestTrimKeepsNewerPins: a pin is not removed by the Trim of the previous block, which could not
+// name it.
 func TestTrimKeepsNewerPins(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
 	require.NoError(t, s.Write(Block{Meta: testMeta(1), Puts: []record.Leaf{{Key: []byte("a"), Value: []byte("1")}}}))
 	s.Trim(1, nil)
-	require.NoError(t, s.Write(Block{Meta: testMeta(2), PinData: withPin("snapshot")}))
+	require.NoError(t, s.Write(Block{Meta: testMeta(2), Pin: true, Owner: &owner{description: withPin("snapshot")}}))
 	require.NoError(t, s.Flush())
 	s.Trim(2, []int64{2})
 	require.Len(t, s.Pins(), 1)
 }
 
-// A rollback leaves no pin above its height, not even the next one.
+// TestRollbackRemovesThePinsAbove: a rollback leaves no pin above its height, not even the next
+// one.
 func TestRollbackRemovesThePinsAbove(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openZone(t, fs)
 	for height := int64(1); height <= 4; height++ {
 		b := blockOf(height, "key", fmt.Sprint(height))
-		b.PinData = withPin("")
+		pinWith(&b, withPin(""))
 		write(t, s, b)
 	}
 	require.NoError(t, s.Close())
@@ -648,7 +700,7 @@ func TestRollbackRemovesThePinsAbove(t *testing.T) {
 	require.ElementsMatch(t, []string{"1", "2"}, names)
 }
 
-// What is no whole number of leaves is no page, whatever is asked of it.
+// TestPageEndsWithALeaf: a page that does not end with a complete leaf is not found.
 func TestPageEndsWithALeaf(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
 	b := Block{Meta: testMeta(1), Puts: []record.Leaf{{Key: []byte("a"), Value: []byte("value")}, {Key: []byte("b"), Value: []byte("value")}}}

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzParseAddress reads what a peer says of other peers' addresses, and operators of their own.
+// FuzzParseAddress parses addresses as advertised by peers or configured by operators.
 func FuzzParseAddress(f *testing.F) {
 	for _, s := range []string{
 		"host:1", "[::1]:26666", "00112233445566778899aabbccddeeff00112233@10.0.0.1:26666", "@host:1", "a@b@c:1", "host", ":1", "host:", "",

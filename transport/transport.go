@@ -1,12 +1,12 @@
-// Package transport moves requests and their answers between nodes that have proved who they are.
+// Package transport exchanges requests and answers between nodes that have proved their identity.
 //
 //	Dialer ──Dial──► Conn ──Call(method, body, buffer)──► … network … ──► Mux ──► Handler
 //	                  ▲                                                             │
 //	                  └──────────── the answer lands in the caller's buffer ◄───────┘
 //
-// A transport does not judge what an answer says: whoever asks verifies it. The length of a chunk
-// is known before it is requested, so the requester lends the buffer that the answer lands in, as
-// one-sided RDMA needs too. transporttest.Run checks that an implementation keeps this contract.
+// A transport does not interpret answers: the caller verifies them. The length of a chunk is known
+// before it is requested, so the caller lends the buffer for the answer, which one-sided RDMA needs
+// as well. transporttest.Run checks that an implementation fulfils this contract.
 package transport
 
 import (
@@ -19,19 +19,19 @@ import (
 	"sync/atomic"
 )
 
-// ID names a node: the first 20 bytes of the SHA-256 of its ed25519 key, in lower-case hex, as
-// CometBFT's p2p.ID.
+// ID identifies a node: the first 20 bytes of the SHA-256 of its ed25519 key, in lower-case hex,
+// like CometBFT's p2p.ID.
 type ID string
 
 // Validate returns an error if id is not 40 lower-case hex digits.
 func (id ID) Validate() error {
 	if raw, err := hex.DecodeString(string(id)); err != nil || len(raw) != 20 || strings.ToLower(string(id)) != string(id) {
-		return fmt.Errorf("%q is no node id: it is 40 lower-case hex digits", string(id))
+		return fmt.Errorf("%q is not a node id: want 40 lower-case hex digits", string(id))
 	}
 	return nil
 }
 
-// Address is where a node listens. ID may be empty: then any node that answers there will do.
+// Address is where a node listens. If ID is empty, any node that answers there is accepted.
 type Address struct {
 	ID       ID
 	HostPort string
@@ -61,64 +61,62 @@ func ParseAddress(s string) (Address, error) {
 	return Address{ID(id), hostPort}, nil
 }
 
-// Method is the kind of a request. Its number stands where its messages are defined;
-// docs/spec/transport.md#methods lists all.
+// Method is the kind of a request. Each package defines the numbers of its methods;
+// docs/spec/transport.md#methods lists all of them.
 type Method uint8
 
-// MaxBody is the limit of a request's body, in bytes.
+// MaxBody is the size limit of a request body, in bytes.
 const MaxBody = 1 << 20
 
-// Errors of Call and Dial. The first four are answers of the peer, and prove nothing about its
-// honesty.
+// Errors of Call and Dial. The first four are answers of the peer and do not incriminate it.
 var (
 	ErrGone    = errors.New("the peer does not have it")
 	ErrBusy    = errors.New("the peer is busy")
 	ErrRefused = errors.New("the peer refuses the request")
-	ErrFailed  = errors.New("the peer failed to answer") // by an error of its own
+	ErrFailed  = errors.New("the peer failed to answer") // because of an internal error
 
 	ErrClosed = errors.New("the connection is closed")
-	// ErrTooLong: the peer has announced an answer longer than the buffer, or than Max. An honest
-	// one never does so for a chunk.
-	ErrTooLong = errors.New("the answer is longer than it can be")
-	// ErrProtocol: the peer has sent bytes that no honest peer sends. The connection is closed.
+	// ErrTooLong: the peer announced an answer longer than the buffer, or than Max. An honest peer
+	// never does so for a chunk.
+	ErrTooLong = errors.New("the answer exceeds its maximum length")
+	// ErrProtocol: the peer sent bytes that no honest peer sends. The connection is closed.
 	ErrProtocol = errors.New("the peer broke the protocol")
-	// ErrWrongID: another node than the one that was dialled has answered.
+	// ErrWrongID: the node at the dialled address has another ID.
 	ErrWrongID = errors.New("the peer has another node id")
-	// ErrWrongChain: the peer is of another chain.
-	ErrWrongChain = errors.New("the peer is of another chain")
-	// ErrWrongVersion: the peer speaks another version of the protocol.
-	ErrWrongVersion = errors.New("the peer speaks another version of the protocol")
+	// ErrWrongChain: the peer belongs to another chain.
+	ErrWrongChain = errors.New("the peer belongs to another chain")
+	// ErrWrongVersion: the peer uses another version of the protocol.
+	ErrWrongVersion = errors.New("the peer uses another version of the protocol")
 )
 
 // Call is a request.
 type Call struct {
 	Method Method
 	Body   []byte // at most MaxBody bytes; not changed during the call
-	// Into is lent to the transport until Conn.Call returns: the answer lands in it, and may be
-	// shorter. The caller does not touch it meanwhile. nil: the transport allocates, as bytes
-	// arrive and never ahead of them, up to Max bytes.
+	// Into is lent to the transport until Conn.Call returns. It receives the answer, which may be
+	// shorter. The caller must not touch it meanwhile. nil: the transport allocates the answer as
+	// bytes arrive, never ahead of them, up to Max bytes.
 	Into []byte
 	Max  int
-	// Received, if not nil, counts the bytes of the answer as they arrive. They are then in Into,
-	// from its beginning, even if Call returns an error.
+	// Received, if not nil, counts the bytes of the answer as they arrive. They are then at the
+	// start of Into, even if Call returns an error.
 	Received *atomic.Int64
-	// Proved asks for an answer that proves who has sent it, over a path that authenticates each
-	// byte. See Unproved.
+	// Proved requires an answer that proves its sender, over a path that authenticates each byte.
+	// See Unproved.
 	Proved bool
 }
 
-// Conn is a connection to a node that has proved its ID. Its methods may be called concurrently;
-// many calls can be under way.
+// Conn is a connection to a node that has proved its ID. Its methods may be called concurrently,
+// and many calls can be under way.
 type Conn interface {
 	// Remote returns the peer: its ID, and the HostPort at which it was dialled.
 	Remote() Address
-	// ChainID returns the chain that the peer claims to be of. It is the dialer's, unless that has
+	// ChainID returns the chain that the peer claims. It equals the dialer's, unless the dialer has
 	// none.
 	ChainID() string
-	// Call sends a request and waits for its answer: Into[:n], or what was allocated. Once it has
+	// Call sends a request and waits for its answer: Into[:n], or allocated bytes. After it has
 	// returned, for whatever reason, the transport touches neither Into nor Body. If ctx ends, the
-	// peer is told that the answer is no longer needed, and ctx's error is returned; the connection
-	// stays.
+	// call is cancelled at the peer and returns ctx's error; the connection stays open.
 	Call(ctx context.Context, c Call) ([]byte, error)
 	// Done is closed when the connection has ended; Err then returns why.
 	Done() <-chan struct{}
@@ -126,16 +124,20 @@ type Conn interface {
 	Close() error
 }
 
-// Unproved reports whether answers of a connection may have been sent by somebody else than the
-// peer. If one is wrong, Doubt says so to the connection, and the call is made with Proved: only
-// that answer is the peer's.
+// IsViolation reports whether an error of a call proves a protocol violation of the peer. An honest
+// peer never causes such an error.
+func IsViolation(err error) bool { return errors.Is(err, ErrTooLong) || errors.Is(err, ErrProtocol) }
+
+// Unproved reports whether answers of a connection may come from a sender other than the peer. If
+// one is wrong, call Doubt and repeat the call with Proved: only that answer certainly comes from
+// the peer.
 func Unproved(c Conn) bool {
 	u, is := c.(interface{ Unproved() bool })
 	return is && u.Unproved()
 }
 
-// Doubt tells a connection that an answer which came unproved was wrong. It then uses the path for
-// some time no more.
+// Doubt reports to a connection that an unproved answer was wrong. After several such reports the
+// connection stops using the unauthenticated path for some time.
 func Doubt(c Conn) {
 	if d, is := c.(interface{ Doubt() }); is {
 		d.Doubt()
@@ -146,15 +148,14 @@ func Doubt(c Conn) {
 type Dialer interface {
 	// Dial connects and authenticates. The connection outlives ctx. It fails with ErrWrongID,
 	// ErrWrongChain or ErrWrongVersion, with ErrBusy if the peer has no room for a connection, or
-	// with an error of the network. A dialer that does not know the chain id yet leaves it out, and
-	// learns it from Conn.ChainID; it is then answered only the methods that the server opens to
-	// strangers.
+	// with a network error. A dialer without a chain id learns it from Conn.ChainID, and may call
+	// only the methods that the server opens to such dialers.
 	Dial(ctx context.Context, a Address) (Conn, error)
 }
 
-// Request is a Call as it arrived.
+// Request is a Call as it arrives at the server.
 type Request struct {
-	Peer   ID     // who asks; proved
+	Peer   ID     // authenticated ID of the requester
 	Host   string // the peer's address, without the port
 	Method Method
 	Body   []byte // owned by the handler
@@ -162,19 +163,19 @@ type Request struct {
 
 // Handler answers requests. Serve is called concurrently, as often as the server allows. The answer
 // must not be modified after it was returned. An error that is ErrGone, ErrBusy or ErrRefused
-// reaches the peer as such, any other as ErrFailed, without its text. ctx ends when the peer has
-// disconnected or cancelled the call.
+// reaches the peer as such, any other error as ErrFailed, without its text. ctx ends when the peer
+// disconnects or cancels the call.
 type Handler interface {
 	Serve(ctx context.Context, r Request) ([]byte, error)
 }
 
-// Weigher is a Handler that knows what a request takes. A server asks it before it serves the
-// request: its memory is bounded, and hosts share its work.
+// Weigher is a Handler that can estimate the cost of a request. A server asks for the estimate
+// before it serves the request, because its memory is bounded and hosts share its work.
 type Weigher interface {
 	Handler
-	// Weigh returns about how many bytes the answer, and what it is made of, will have. Work that
-	// no such bytes stand for is measured. It returns at once, and judges nothing of the request:
-	// one that will be refused weighs nothing.
+	// Weigh returns the approximate number of bytes of the answer and of the data that it is made
+	// from. Other work is measured, not estimated. It returns at once and does not validate the
+	// request: a request that will be refused weighs nothing.
 	Weigh(r Request) int64
 }
 
@@ -194,12 +195,12 @@ type HandlerFunc func(ctx context.Context, r Request) ([]byte, error)
 // Serve implements Handler.
 func (f HandlerFunc) Serve(ctx context.Context, r Request) ([]byte, error) { return f(ctx, r) }
 
-// Mux calls the handler of a request's method, and refuses methods without one. It must be filled
-// before it is used.
+// Mux calls the handler of a request's method, and refuses methods without a handler. It must be
+// filled before it is used.
 type Mux [256]Handler
 
-// Handle sets the handler of a method. It panics if there is one already: two packages have given
-// their messages the same number.
+// Handle sets the handler of a method. It panics if there is already one, because two packages then
+// use the same number.
 func (m *Mux) Handle(method Method, h Handler) {
 	if m[method] != nil {
 		panic(fmt.Sprintf("method %d has two handlers", method))
@@ -207,10 +208,10 @@ func (m *Mux) Handle(method Method, h Handler) {
 	m[method] = h
 }
 
-// unweighed is what a handler that is no Weigher is taken to need, in bytes.
+// unweighed is the assumed weight of a request if the handler is not a Weigher, in bytes.
 const unweighed = 64 << 10
 
-// Weigh returns what a handler is taken to need for a request, in bytes.
+// Weigh returns the estimated weight of a request for a handler, in bytes.
 func Weigh(h Handler, r Request) int64 {
 	if w, is := h.(Weigher); is {
 		return max(w.Weigh(r), 0)

@@ -98,7 +98,7 @@ func (v *SetValidator) check() *Error {
 func (u *ScheduleUpgrade) check() *Error {
 	switch {
 	case u.Height == 0 && u.Info != "":
-		return Errorf(CodeMalformed, "an upgrade is cancelled (height 0) without an info")
+		return Errorf(CodeMalformed, "an upgrade that is cancelled (height 0) must have no info")
 	case len(u.Info) > MaxInfoBytes:
 		return Errorf(CodeTooLarge, "the info has %d bytes, at most %d are allowed", len(u.Info), MaxInfoBytes)
 	case !utf8.ValidString(u.Info):
@@ -126,8 +126,8 @@ func checkSize(what string, b []byte, least, most int) *Error {
 	return nil
 }
 
-// checkWrite checks a key that is to be written: its length, and that it is none of the chain's own
-// records, which no transaction may write.
+// checkWrite checks a key that is to be written: its length, and that it is not a system key, which
+// no transaction may write.
 func checkWrite(key []byte) *Error {
 	if err := checkSize("key", key, 1, MaxKeyBytes); err != nil {
 		return err
@@ -138,8 +138,8 @@ func checkWrite(key []byte) *Error {
 	return nil
 }
 
-// checkPrefix checks the prefix of a grant. No transaction may write under 0x00, so no grant covers
-// it.
+// checkPrefix checks the prefix of a grant. No transaction may write keys that start with 0x00, so
+// no grant may cover them.
 func checkPrefix(prefix []byte) *Error {
 	if len(prefix) > 0 && prefix[0] == Reserved {
 		return Errorf(CodeReserved, "keys that start with byte 0x00 hold the chain's own records and cannot be granted")
@@ -147,13 +147,14 @@ func checkPrefix(prefix []byte) *Error {
 	return checkSize("prefix", prefix, 0, MaxPrefixBytes)
 }
 
-// checkAccount also refuses the zero key, which stands for "everyone" in the records of grants.
+// checkAccount checks an account. It also refuses the zero key, which stands for "everyone" in the
+// records of grants.
 func checkAccount(what string, account []byte) *Error {
 	if len(account) != AccountBytes {
 		return Errorf(CodeMalformed, "the %s has %d bytes, an ed25519 public key has %d", what, len(account), AccountBytes)
 	}
 	if [AccountBytes]byte(account) == [AccountBytes]byte{} {
-		return Errorf(CodeMalformed, "the %s is all zero, which is nobody's key", what)
+		return Errorf(CodeMalformed, "the %s is all zero, which is not a valid key", what)
 	}
 	return nil
 }

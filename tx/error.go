@@ -2,7 +2,7 @@ package tx
 
 import "fmt"
 
-// Codespace names the codes below in ABCI answers.
+// Codespace is the namespace of the codes in ABCI responses.
 const Codespace = "starling"
 
 // Code is the reason why a transaction or a query was refused. The numbers are frozen
@@ -17,18 +17,18 @@ const (
 	CodeBadNonce      Code = 4  // not exactly the account's next nonce
 	CodeUnauthorized  Code = 5  // no grant covers the key
 	CodeReserved      Code = 6  // a write to a key that starts with 0x00
-	CodeCompareFailed Code = 7  // compare-and-put found another value
+	CodeCompareFailed Code = 7  // compare-and-put found a value other than the expected one
 	CodeQuota         Code = 8  // the write would exceed the grant's quota
 	CodeTextClosed    Code = 9  // the chain is closed to text, or a grant covers the key
 	CodeNotAdmin      Code = 10 // an operation for admins, by another account
-	CodeInvalidChange Code = 11 // validator, admin or grant change that cannot be made
+	CodeInvalidChange Code = 11 // a change of a validator, admin or grant that cannot be made
 	CodeReadBudget    Code = 12 // the block's budget of read values is used up
-	CodeUnconfirmed   Code = 13 // a third of the power would lie with unknown validators
-	CodeRangeLimit    Code = 14 // a range that is deleted has more keys or bytes than its limit
-	CodeThreshold     Code = 15 // one admin alone sends what several must approve of
+	CodeUnconfirmed   Code = 13 // unconfirmed validators would have a third of the power
+	CodeRangeLimit    Code = 14 // a range to be deleted has more keys or bytes than its limit
+	CodeThreshold     Code = 15 // one admin alone sent an operation that several must approve
 
-	// Of CheckTx and queries: nothing is wrong with the request.
-	CodeBusy Code = 24 // too many wait for parts of the state that this node lacks
+	// Used by CheckTx and queries; the request itself is valid.
+	CodeBusy Code = 24 // too many requests wait for parts of the state that this node does not have
 
 	// Codes of queries.
 	CodeUnknownPath   Code = 20
@@ -71,7 +71,7 @@ func (c Code) String() string {
 // bad nonce.
 type Error struct {
 	Code   Code
-	Reason string // what is wrong and what to do
+	Reason string // the problem and its remedy
 }
 
 // Errorf returns a refusal with a formatted reason.

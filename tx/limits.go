@@ -6,9 +6,9 @@ import (
 	"github.com/starling-kv/starling/internal/protowalk"
 )
 
-// The tables of what is walked before it is decoded. What the first refuses would be refused later
-// with the same code, but an operation of two bytes each would have been allocated for each time
-// that one is there, of which only the last would be looked at.
+// These tables describe the messages that are walked before they are decoded. Decoding would refuse
+// the same messages with the same code. But if a message repeated a oneof field, it would allocate
+// an operation for each of these two-byte fields, although only the last one counts.
 
 var (
 	opaque = protowalk.Opaque
@@ -21,8 +21,7 @@ var (
 	operationTable = protowalk.Message{Name: "Operation", OneOf: true, Fields: append(plainKinds(), protowalk.Sub(13, "txn", &txnTable),
 		protowalk.Sub(20, "propose", &proposeTable), opaque(21, "approve"), opaque(22, "set_threshold"))}
 
-	// The lists of all of a Body's Txns and proposals together are limited by MaxOperations: see
-	// nested.
+	// MaxOperations limits the lists of all Txns and proposals of a Body together: see nested.
 	txnTable = protowalk.Message{Name: "Txn", Fields: []protowalk.Field{
 		protowalk.Repeated(1, "compares", &compareTable, MaxBytes, 0),
 		protowalk.Repeated(2, "success", &branchTable, MaxBytes, 0),
@@ -32,9 +31,9 @@ var (
 		opaque(1, "key"), opaque(2, "value"), {Number: 3, Name: "present", Kind: protowalk.Varint},
 	}}
 	branchTable = protowalk.Message{Name: "Operation", OneOf: true, Fields: plainKinds(), Rule: func(b []byte) error {
-		// What is not walked here must not be decoded: see nested.
+		// Messages that are not walked here must not be decoded: see nested.
 		for _, kind := range []int{13, 20, 21, 22} {
-			if err := none(b, kind, "a txn, or what admins do together, in a txn"); err != nil {
+			if err := none(b, kind, "a txn, or an operation of several admins, in a txn"); err != nil {
 				return err
 			}
 		}
@@ -60,7 +59,7 @@ var (
 	keyValueTable = protowalk.Message{Name: "KeyValue", Fields: []protowalk.Field{opaque(1, "key"), opaque(2, "value")}}
 )
 
-// plainKinds returns the fields of an Operation that hold no other operation.
+// plainKinds returns the fields of an Operation that contain no other operation.
 func plainKinds() []protowalk.Field {
 	return []protowalk.Field{
 		opaque(1, "put"), opaque(2, "delete"), opaque(3, "compare_and_put"), opaque(4, "read"), opaque(5, "grant"),
@@ -69,7 +68,7 @@ func plainKinds() []protowalk.Field {
 	}
 }
 
-// plainResult returns the fields of an OperationResult but for those that hold others.
+// plainResult returns the fields of an OperationResult except those that contain other results.
 func plainResult() []protowalk.Field {
 	return []protowalk.Field{
 		{Number: 1, Name: "found", Kind: protowalk.Varint}, opaque(2, "value"),
@@ -86,15 +85,15 @@ func none(b []byte, number int, what string) error {
 	return nil
 }
 
-// nested returns how many messages the Txns and proposals of a Body hold, which Walk has accepted.
+// nested returns the number of messages in the Txns and proposals of a Body, which Walk must have
+// accepted.
 func nested(body []byte) int {
 	const operations, txn, propose = 3, 13, 20
 	return protowalk.Count(body, operations, txn, 1) + protowalk.Count(body, operations, txn, 2) + protowalk.Count(body, operations, txn, 3) +
 		protowalk.Count(body, operations, propose, 1)
 }
 
-// DecodeResult decodes the data of a successful transaction's result, of which the sender need not
-// be trusted.
+// DecodeResult decodes the data of a successful transaction's result. The data may be untrusted.
 func DecodeResult(b []byte) (*Result, error) {
 	if err := protowalk.Walk(b, &resultTable); err != nil {
 		return nil, err

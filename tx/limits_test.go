@@ -11,7 +11,7 @@ import (
 	"github.com/starling-kv/starling/internal/protowalk"
 )
 
-// allocated returns how many bytes f allocates.
+// allocated returns the number of bytes that f allocates.
 func allocated(f func()) int {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -20,13 +20,13 @@ func allocated(f func()) int {
 	return int(after.TotalAlloc - before.TotalAlloc)
 }
 
-// in returns a field that holds content.
+// in returns a field with this content.
 func in(number int, content []byte) []byte {
 	b := binary.AppendUvarint(nil, uint64(number)<<3|2)
 	return append(binary.AppendUvarint(b, uint64(len(content))), content...)
 }
 
-// deep returns Txns in each other.
+// deep returns Txns nested in each other.
 func deep(n int) []byte {
 	b := in(13, nil)
 	for range n {
@@ -35,7 +35,8 @@ func deep(n int) []byte {
 	return b
 }
 
-// Decoding takes at most a few times the bytes of a transaction, and what 10,000 operations take.
+// Decoding takes at most a few times the bytes of a transaction, and the memory of 10,000
+// operations.
 func TestDecodingCostsNoMoreThanWhatCame(t *testing.T) {
 	const times, operations = 4, MaxOperations * 288
 	fill := func(element []byte, n int) []byte { return bytes.Repeat(element, n/len(element)) }
@@ -112,7 +113,7 @@ func TestDecodeResult(t *testing.T) {
 	require.Less(t, spent, 64<<10)
 }
 
-// FuzzDecodeResult: what is accepted has no more parts than a transaction may have operations.
+// FuzzDecodeResult: an accepted result has no more parts than a transaction may have operations.
 func FuzzDecodeResult(f *testing.F) {
 	inner := []OperationResult{{Deleted: 3}, {Found: true, Entries: []KeyValue{{Key: []byte("k"), Value: []byte("v")}}, More: true}}
 	for _, results := range [][]OperationResult{nil, {{}}, {{Found: true, Value: []byte("v")}, {}}, inner, {{Succeeded: true, Results: inner}, {}}} {

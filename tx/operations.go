@@ -10,8 +10,8 @@ func NewDelete(key []byte) Operation {
 	return Operation{Op: &Operation_Delete{Delete: &Delete{Key: key}}}
 }
 
-// NewCompareAndPut writes value at key if the key's value is expected; an empty expected means that
-// the key is absent.
+// NewCompareAndPut writes value at key if the key's value equals expected. An empty expected means
+// that the key must be absent.
 func NewCompareAndPut(key, expected, value []byte) Operation {
 	return Operation{Op: &Operation_CompareAndPut{CompareAndPut: &CompareAndPut{Key: key, Expected: expected, Value: value}}}
 }
@@ -37,9 +37,9 @@ func NewSetValidator(publicKey []byte, power uint64) Operation {
 	return Operation{Op: &Operation_SetValidator{SetValidator: &SetValidator{PublicKey: publicKey, Power: power}}}
 }
 
-// NewConfirmedValidator is NewSetValidator, with a power above 0, and confirms that a node signs
-// with this key: without that, more than two thirds of the power must lie with validators that
-// signed the last block.
+// NewConfirmedValidator does what NewSetValidator does, with a power above 0, and confirms that a
+// node signs with this key. Without a confirmation, validators that signed the last block must keep
+// more than two thirds of the power.
 func NewConfirmedValidator(publicKey []byte, power uint64) Operation {
 	return Operation{Op: &Operation_SetValidator{SetValidator: &SetValidator{PublicKey: publicKey, Power: power, Confirmed: true}}}
 }
@@ -53,7 +53,7 @@ func NewScheduleUpgrade(version, height uint64, info string) Operation {
 // NewCancelUpgrade cancels the upgrade to version, which must be scheduled and not yet begun.
 func NewCancelUpgrade(version uint64) Operation { return NewScheduleUpgrade(version, 0, "") }
 
-// NewSetAdmin makes account an admin, or, with remove, no longer one.
+// NewSetAdmin makes account an admin, or removes it as an admin if remove is set.
 func NewSetAdmin(account []byte, remove bool) Operation {
 	return Operation{Op: &Operation_SetAdmin{SetAdmin: &SetAdmin{Account: account, Remove: remove}}}
 }

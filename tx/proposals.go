@@ -8,16 +8,16 @@ import (
 	"github.com/starling-kv/starling/internal/protowalk"
 )
 
-// What several admins do together: one proposes operations, others approve of exactly these
-// (docs/spec/records.md#threshold).
+// Operations that need several admins: one admin proposes operations, and others approve exactly
+// these (docs/spec/records.md#threshold).
 
 const (
-	// MaxProposalOperations is the most operations of a proposal.
+	// MaxProposalOperations is the maximum number of operations in a proposal.
 	MaxProposalOperations = 64
 	// MaxProposalBytes limits the encoding of a Propose.
 	MaxProposalBytes = 64 << 10
-	// MaxThreshold is the most admins that may have to approve: the record of a proposal names
-	// them.
+	// MaxThreshold is the maximum number of admins that may have to approve: the record of a
+	// proposal lists them.
 	MaxThreshold = 255
 	// DigestBytes is the length of a proposal's digest.
 	DigestBytes = sha256.Size
@@ -41,14 +41,14 @@ var (
 	}}
 )
 
-// NewSetThreshold sets how many admins must approve of a change by admins.
+// NewSetThreshold sets the number of admins that must approve a change by admins.
 func NewSetThreshold(admins uint64) Operation {
 	return Operation{Op: &Operation_SetThreshold{SetThreshold: &SetThreshold{Admins: admins}}}
 }
 
 // NewPropose proposes operations of admins, which can be approved up to the block at height
-// expires. It replaces what the account proposed before. An error means that one of them is none
-// that only admins may send.
+// expires. It replaces the account's previous proposal. It returns an error if one of the
+// operations is not reserved to admins.
 func NewPropose(expires uint64, operations ...Operation) (Operation, error) {
 	p := &Propose{Expires: expires, Operations: make([]AdminOperation, len(operations))}
 	for i, o := range operations {
@@ -72,16 +72,15 @@ func NewPropose(expires uint64, operations ...Operation) (Operation, error) {
 	return Operation{Op: &Operation_Propose{Propose: p}}, nil
 }
 
-// NewWithdraw takes back what the account proposes.
+// NewWithdraw withdraws the account's proposal.
 func NewWithdraw() Operation { return Operation{Op: &Operation_Propose{Propose: &Propose{}}} }
 
-// NewApprove approves of what proposer proposes, if that still has this digest.
+// NewApprove approves the proposal of proposer, if it still has this digest.
 func NewApprove(proposer []byte, digest [DigestBytes]byte) Operation {
 	return Operation{Op: &Operation_Approve{Approve: &Approve{Proposer: proposer, Digest: digest[:]}}}
 }
 
-// Operation returns the same as an operation of a transaction. One that names nothing gives an
-// operation that names nothing.
+// Operation returns a as an operation of a transaction. If a is empty, so is the result.
 func (a *AdminOperation) Operation() Operation {
 	switch op := a.Op.(type) {
 	case *AdminOperation_Grant:
@@ -100,8 +99,9 @@ func (a *AdminOperation) Operation() Operation {
 	return Operation{}
 }
 
-// Digest identifies what proposer proposes by this record, on this chain: the SHA-256 of the sign
-// bytes of the proposing transaction. So an approval is of exactly these operations.
+// Digest identifies the proposal that proposer makes with this record on this chain. It is the
+// SHA-256 of the sign bytes of the proposing transaction, so an approval covers exactly these
+// operations.
 func (p *Proposal) Digest(chainID string, proposer []byte) ([DigestBytes]byte, error) {
 	body := Body{Account: proposer, Nonce: p.Nonce, Operations: []Operation{{Op: &Operation_Propose{Propose: &p.Propose}}}}
 	b, err := body.Marshal()
@@ -111,7 +111,7 @@ func (p *Proposal) Digest(chainID string, proposer []byte) ([DigestBytes]byte, e
 	return sha256.Sum256(SignBytes(chainID, b)), nil
 }
 
-// DecodeProposal decodes the record of a proposal, of which the sender need not be trusted.
+// DecodeProposal decodes the record of a proposal, which may be untrusted.
 func DecodeProposal(b []byte) (*Proposal, error) {
 	if err := protowalk.Walk(b, &proposalTable); err != nil {
 		return nil, err
@@ -134,8 +134,8 @@ func DecodeProposal(b []byte) (*Proposal, error) {
 	return p, nil
 }
 
-// AdminsOnly reports whether the operation can be proposed: only admins may send it, and as many as
-// the threshold says.
+// AdminsOnly reports whether the operation can be proposed: it is reserved to admins, as many as
+// the threshold requires.
 func (o *Operation) AdminsOnly() bool {
 	switch o.Op.(type) {
 	case *Operation_Grant, *Operation_Revoke, *Operation_SetValidator, *Operation_SetAdmin, *Operation_ScheduleUpgrade, *Operation_SetThreshold:
@@ -147,7 +147,7 @@ func (o *Operation) AdminsOnly() bool {
 // alone reports whether the operation must be the only one of its transaction.
 func (o *Operation) alone() bool { return o.GetPropose() != nil || o.GetApprove() != nil }
 
-// checkTogether checks the operations of this file.
+// checkTogether checks the kinds of operations that this file declares.
 func (o *Operation) checkTogether() *Error {
 	switch op := o.Op.(type) {
 	case *Operation_Propose:
@@ -173,7 +173,7 @@ func (p *Propose) check() *Error {
 	case p.Size() > MaxProposalBytes:
 		return Errorf(CodeTooLarge, "the proposal has %d bytes, at most %d are allowed", p.Size(), MaxProposalBytes)
 	case n == 0 && p.Expires != 0:
-		return Errorf(CodeMalformed, "a proposal is withdrawn (no operations) without a height")
+		return Errorf(CodeMalformed, "a proposal that is withdrawn (no operations) must have no height")
 	}
 	for i := range p.Operations {
 		operation := p.Operations[i].Operation()

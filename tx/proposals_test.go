@@ -42,7 +42,7 @@ func proposalVectors(t *testing.T) []vector {
 	add("propose: a put", CodeMalformed, propose(operation(plainPut), expires))
 	add("propose: a proposal", CodeMalformed, propose(operation(propose(operation(admin), expires)), expires))
 	add("propose: fields out of order", CodeMalformed, propose(expires, operation(admin)))
-	add("propose: with a put beside it", CodeMalformed, plainPut, propose(operation(admin), expires))
+	add("propose: together with a put", CodeMalformed, plainPut, propose(operation(admin), expires))
 	add("approve", CodeOK, approve(bob, DigestBytes))
 	add("approve: a short digest", CodeMalformed, approve(bob, DigestBytes-1))
 	add("approve: a long digest", CodeMalformed, approve(bob, DigestBytes+1))
@@ -89,7 +89,7 @@ func TestDigestOfProposals(t *testing.T) {
 	require.ErrorContains(t, err, "operation 0 needs no admin")
 }
 
-// What a node sends as the record of a proposal.
+// FuzzDecodeProposal decodes records of proposals as a node may send them.
 func FuzzDecodeProposal(f *testing.F) {
 	proposal, err := NewPropose(9, NewSetAdmin(alice, false), NewGrant(nil, []byte("p"), 1), NewRevoke(alice, nil),
 		NewConfirmedValidator(alice, 5), NewScheduleUpgrade(2, 9, "info"), NewSetThreshold(2))

@@ -16,7 +16,7 @@ import (
 
 // TestScripts runs testdata/script. Commands:
 //
-//	decode [chain=ID]           the input's bytes (see parseBytes), joined; prints what Decode makes of them
+//	decode [chain=ID]           the input's bytes (see parseBytes), joined; prints the result of Decode
 //	sign KEY [nonce=N] [chain=ID] [for=ID]   signs the input's operations for one chain, decodes them on another
 //	forge …                     the same, but without Sign's own checks; account=BYTES sets another account
 //

@@ -10,7 +10,7 @@ import (
 	"github.com/starling-kv/starling/internal/protowalk"
 )
 
-// Limits. Those of keys and values are the tree's (ICS-23 cannot prove an empty value).
+// Limits. The limits of keys and values are those of the tree (ICS-23 cannot prove an empty value).
 const (
 	MaxKeyBytes   = 4096
 	MaxValueBytes = 1 << 20
@@ -24,20 +24,20 @@ const (
 	// MaxInfoBytes is the length of the longest info of an upgrade.
 	MaxInfoBytes = 256
 
-	// overhead is more than tags, lengths, account, nonce and signature take in a transaction of
-	// one operation (150 bytes).
+	// overhead exceeds the bytes that tags, lengths, account, nonce and signature take in a
+	// transaction of one operation (150 bytes).
 	overhead = 256
 
-	// MaxBytes is the length of the largest transaction: that of the largest single operation, a
-	// compare-and-put with two values of maximum length. Several operations share it.
+	// MaxBytes is the length of the longest transaction. It fits the largest single operation, a
+	// compare-and-put with two values of maximum length. Several operations share this limit.
 	MaxBytes = 2*MaxValueBytes + MaxKeyBytes + overhead
 )
 
 const (
-	// marker is the first byte of a protobuf transaction, which no text may start with.
+	// marker is the first byte of a protobuf transaction. A text transaction cannot start with it.
 	marker = 0x00
-	// Reserved is the first byte of the keys of the chain's own records: clients can read them, and
-	// no transaction can write them.
+	// Reserved is the first byte of system keys, which clients can read and no transaction can
+	// write.
 	Reserved = 0x00
 	// domain separates signatures of transactions from other signatures made with the same key.
 	domain = "starling/tx/v1"
@@ -50,7 +50,7 @@ type Tx struct {
 	Body *Body
 }
 
-// Text is an unsigned write of one key, as CometBFT's kvstore takes it.
+// Text is an unsigned write of one key, in the format of CometBFT's kvstore.
 type Text struct {
 	Key, Value []byte
 }
@@ -60,8 +60,8 @@ func (t *Text) Bytes() []byte {
 	return bytes.Join([][]byte{t.Key, t.Value}, []byte("="))
 }
 
-// Decode decodes a transaction and checks all that can be checked without the state. Every error is
-// an *Error.
+// Decode decodes a transaction and checks everything that can be checked without the state. Every
+// error is an *Error.
 func Decode(b []byte, chainID string) (*Tx, error) {
 	switch {
 	case len(b) == 0:
@@ -142,9 +142,9 @@ func errBodyEncoding() *Error {
 	return Errorf(CodeMalformed, "the Body is not in its only encoding (fields in order, no unknown ones, shortest integers, no empty defaults)")
 }
 
-// SignBytes returns what the account signs: the domain tag, the chain id and the serialised Body.
-// The length of the chain id comes before it, so that no two pairs of chain id and body have the
-// same bytes.
+// SignBytes returns the bytes that the account signs: the domain tag, the chain id and the
+// serialised Body. The length of the chain id precedes it, so that no two pairs of chain id and
+// body have the same bytes.
 func SignBytes(chainID string, body []byte) []byte {
 	b := make([]byte, 0, len(domain)+1+binary.MaxVarintLen64+len(chainID)+len(body))
 	b = append(b, domain...)
@@ -154,9 +154,9 @@ func SignBytes(chainID string, body []byte) []byte {
 	return append(b, body...)
 }
 
-// Sign returns the transaction of body, which must hold nonce and operations. The account is set to
-// that of the key; a body that names another account is refused, and so is one that Decode would
-// refuse.
+// Sign returns the signed transaction of body, which must contain the nonce and the operations. The
+// account is set to that of the key. Sign refuses a body that names another account or that Decode
+// would refuse.
 func Sign(priv ed25519.PrivKey, chainID string, body *Body) ([]byte, error) {
 	if len(priv) != ed25519.PrivateKeySize {
 		return nil, fmt.Errorf("tx: the private key has %d bytes, want %d", len(priv), ed25519.PrivateKeySize)
@@ -194,9 +194,9 @@ type message interface {
 	MarshalToSizedBuffer([]byte) (int, error)
 }
 
-// encodesTo reports whether m serialises to exactly b. That refuses what a protobuf decoder
-// accepts: unknown fields, fields out of order or repeated, integers that are not in their shortest
-// form, and default values that are written out.
+// encodesTo reports whether m serialises to exactly b. This refuses encodings that a protobuf
+// decoder accepts: unknown fields, fields out of order or repeated, integers that are not in their
+// shortest form, and default values that are written out.
 func encodesTo(m message, b []byte) bool {
 	if m.Size() != len(b) {
 		return false
@@ -207,8 +207,8 @@ func encodesTo(m message, b []byte) bool {
 }
 
 // countOperations counts the operations among the top-level fields of a serialised Body, and stops
-// just above MaxOperations. ok is false where a field is none of a Body's, or its tag is not in its
-// shortest form.
+// just above MaxOperations. ok is false if a field is not one of a Body, or if its tag is not in
+// its shortest form.
 func countOperations(b []byte) (count int, ok bool) {
 	const (
 		accountTag   = 1<<3 | 2

@@ -23,7 +23,7 @@ var _ = math.Inf
 // proto package needs to be updated.
 const _ = proto.GoGoProtoPackageIsVersion3 // please upgrade the proto package
 
-// SignedTx is what follows the first byte (0x00) of a protobuf transaction.
+// SignedTx is the part of a protobuf transaction after its first byte (0x00).
 type SignedTx struct {
 	Body      []byte `protobuf:"bytes,1,opt,name=body,proto3" json:"body,omitempty"`
 	Signature []byte `protobuf:"bytes,2,opt,name=signature,proto3" json:"signature,omitempty"`
@@ -62,7 +62,7 @@ func (m *SignedTx) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_SignedTx proto.InternalMessageInfo
 
-// Body is what an account signs.
+// Body is the part of a transaction that its account signs.
 type Body struct {
 	Account    []byte      `protobuf:"bytes,1,opt,name=account,proto3" json:"account,omitempty"`
 	Nonce      uint64      `protobuf:"varint,2,opt,name=nonce,proto3" json:"nonce,omitempty"`
@@ -525,7 +525,7 @@ func (m *Read) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_Read proto.InternalMessageInfo
 
-// Grant lets grantee write under prefix. An admin's operation. It replaces an earlier grant of the same pair.
+// Grant lets grantee write under prefix. It replaces an earlier grant with the same grantee and prefix. An admin's operation.
 type Grant struct {
 	Grantee []byte `protobuf:"bytes,1,opt,name=grantee,proto3" json:"grantee,omitempty"`
 	Prefix  []byte `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
@@ -565,7 +565,7 @@ func (m *Grant) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_Grant proto.InternalMessageInfo
 
-// Revoke takes a grant back. An admin's operation.
+// Revoke revokes a grant. An admin's operation.
 type Revoke struct {
 	Grantee []byte `protobuf:"bytes,1,opt,name=grantee,proto3" json:"grantee,omitempty"`
 	Prefix  []byte `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
@@ -644,7 +644,7 @@ func (m *SetValidator) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_SetValidator proto.InternalMessageInfo
 
-// SetAdmin makes an account an admin, or (remove) takes that back. An admin's operation.
+// SetAdmin makes an account an admin or, with remove, removes it as an admin. An admin's operation.
 type SetAdmin struct {
 	Account []byte `protobuf:"bytes,1,opt,name=account,proto3" json:"account,omitempty"`
 	Remove  bool   `protobuf:"varint,2,opt,name=remove,proto3" json:"remove,omitempty"`
@@ -683,8 +683,8 @@ func (m *SetAdmin) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_SetAdmin proto.InternalMessageInfo
 
-// ScheduleUpgrade has blocks above height executed by version of the state machine, or (height 0) takes that back. An admin's operation.
-// The record that it leaves has the same form.
+// ScheduleUpgrade schedules the blocks above height for execution by version of the state machine or, with height 0, cancels that.
+// An admin's operation. Its record has the same form.
 type ScheduleUpgrade struct {
 	Version uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	Height  uint64 `protobuf:"varint,2,opt,name=height,proto3" json:"height,omitempty"`
@@ -724,7 +724,7 @@ func (m *ScheduleUpgrade) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_ScheduleUpgrade proto.InternalMessageInfo
 
-// Compare is a condition. As an operation it writes nothing, and the transaction fails where it does not hold.
+// Compare is a condition. As an operation it writes nothing, and the transaction fails if the condition does not hold.
 type Compare struct {
 	Key     []byte `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Value   []byte `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
@@ -764,8 +764,8 @@ func (m *Compare) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_Compare proto.InternalMessageInfo
 
-// ReadRange returns the first keys in [start, end) and their values, as of this operation: at most limit, and at most 1 MiB
-// of keys and values together unless the first alone has more.
+// ReadRange returns the first keys in [start, end) and their values, as of this operation: at most limit keys, and at most
+// 1 MiB of keys and values together, unless the first key alone has more.
 type ReadRange struct {
 	Start []byte `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
 	End   []byte `protobuf:"bytes,2,opt,name=end,proto3" json:"end,omitempty"`
@@ -805,8 +805,8 @@ func (m *ReadRange) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_ReadRange proto.InternalMessageInfo
 
-// DeleteRange removes the keys in [start, end). If they are more than limit, or their leaf records have more than 4 MiB
-// together, the transaction fails or, with part, the first of them are removed: one at least.
+// DeleteRange removes the keys in [start, end). If there are more than limit, or if their leaf records have more than 4 MiB
+// together, the transaction fails or, with part, the first keys are removed: at least one.
 type DeleteRange struct {
 	Start []byte `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
 	End   []byte `protobuf:"bytes,2,opt,name=end,proto3" json:"end,omitempty"`
@@ -847,7 +847,7 @@ func (m *DeleteRange) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_DeleteRange proto.InternalMessageInfo
 
-// Txn executes success if all conditions hold, otherwise failure. These hold nothing but Put, Delete, Read, ReadRange and
+// Txn executes success if all conditions hold, otherwise failure. These may contain only Put, Delete, Read, ReadRange and
 // DeleteRange. The account needs the right to all writes of both.
 type Txn struct {
 	Compares []Compare   `protobuf:"bytes,1,rep,name=compares,proto3" json:"compares"`
@@ -888,7 +888,7 @@ func (m *Txn) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_Txn proto.InternalMessageInfo
 
-// SetThreshold sets how many admins must approve of a change by admins: from 1 to the number of admins. An admin's operation.
+// SetThreshold sets the number of admins that must approve a change by admins, from 1 to the number of admins. An admin's operation.
 type SetThreshold struct {
 	Admins uint64 `protobuf:"varint,1,opt,name=admins,proto3" json:"admins,omitempty"`
 }
@@ -1065,8 +1065,8 @@ func (*AdminOperation) XXX_OneofWrappers() []interface{} {
 	}
 }
 
-// Propose proposes operations, and approves of them. They are executed with the approval that reaches the threshold. It replaces what
-// the account proposed before; without operations, it only withdraws that. It is the only operation of its transaction.
+// Propose proposes operations, and approves them. They are executed with the approval that reaches the threshold. It replaces the
+// account's previous proposal; without operations, it only withdraws that. It must be the only operation of its transaction.
 type Propose struct {
 	Operations []AdminOperation `protobuf:"bytes,1,rep,name=operations,proto3" json:"operations"`
 	Expires    uint64           `protobuf:"varint,2,opt,name=expires,proto3" json:"expires,omitempty"`
@@ -1105,7 +1105,7 @@ func (m *Propose) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_Propose proto.InternalMessageInfo
 
-// Approve approves of what an admin proposes. It is the only operation of its transaction.
+// Approve approves an admin's proposal. It must be the only operation of its transaction.
 type Approve struct {
 	Proposer []byte `protobuf:"bytes,1,opt,name=proposer,proto3" json:"proposer,omitempty"`
 	Digest   []byte `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
@@ -1144,7 +1144,7 @@ func (m *Approve) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_Approve proto.InternalMessageInfo
 
-// Proposal is the record of what an admin proposes.
+// Proposal is the record of an admin's proposal.
 type Proposal struct {
 	Nonce     uint64   `protobuf:"varint,1,opt,name=nonce,proto3" json:"nonce,omitempty"`
 	Propose   Propose  `protobuf:"bytes,2,opt,name=propose,proto3" json:"propose"`

@@ -17,7 +17,7 @@ import (
 	stded25519 "crypto/ed25519"
 )
 
-var update = flag.Bool("update", false, "write testdata/vectors.json anew")
+var update = flag.Bool("update", false, "write testdata/vectors.json again")
 
 func newKeyFromSeed(seed []byte) ed25519.PrivKey {
 	return ed25519.PrivKey(stded25519.NewKeyFromSeed(seed))
@@ -25,7 +25,7 @@ func newKeyFromSeed(seed []byte) ed25519.PrivKey {
 
 const vectorsFile = "testdata/vectors.json"
 
-// A vector holds what another implementation needs to check its own encoder and signer.
+// A vector holds the data that another implementation needs to check its own encoder and signer.
 type vector struct {
 	Name       string            `json:"name"`
 	ChainID    string            `json:"chain_id"`
@@ -35,7 +35,7 @@ type vector struct {
 	Operations []json.RawMessage `json:"operations,omitempty"` // bytes are hex
 	SignBytes  string            `json:"sign_bytes,omitempty"`
 	Tx         string            `json:"tx"`   // from moreVectors on in runs, see internal/hexruns
-	Code       Code              `json:"code"` // of Decode on chain_id
+	Code       Code              `json:"code"` // result of Decode on chain_id
 }
 
 type vectorOperation struct {
@@ -91,7 +91,7 @@ func toVectorOperation(op Operation) vectorOperation {
 	return toVectorTxn(op)
 }
 
-// signedVector returns a transaction that is made of fields.
+// signedVector returns a transaction that is made from fields.
 func signedVector(t *testing.T, name, seed, chain string, nonce uint64, operations []Operation) vector {
 	priv := key(seed)
 	body := &Body{Account: priv.PubKey().Bytes(), Nonce: nonce, Operations: operations}
@@ -176,7 +176,7 @@ func TestVectors(t *testing.T) {
 	}
 	stored, err := os.ReadFile(vectorsFile)
 	require.NoError(t, err)
-	require.JSONEq(t, string(stored), string(made), "the format of transactions is frozen; if the vectors themselves grew: go test ./tx -run TestVectors -update")
+	require.JSONEq(t, string(stored), string(made), "the format of transactions is frozen; if only vectors were added: go test ./tx -run TestVectors -update")
 
 	var all []vector
 	require.NoError(t, json.Unmarshal(stored, &all))

@@ -2,20 +2,20 @@ package tx
 
 import "bytes"
 
-// MaxDeleteBytes limits the leaf records that one DeleteRange removes, and MaxReadBytes the keys
+// MaxDeleteBytes limits the leaf records that one DeleteRange removes. MaxReadBytes limits the keys
 // and values that one ReadRange returns. One key is always allowed.
 const (
 	MaxReadBytes   = 1 << 20
 	MaxDeleteBytes = 4 << 20
 )
 
-// NewCompare lets the transaction fail unless the key's value is expected; an empty expected means
-// that the key is absent.
+// NewCompare makes the transaction fail unless the key's value equals expected. An empty expected
+// means that the key must be absent.
 func NewCompare(key, expected []byte) Operation {
 	return compareOperation(Compare{Key: key, Value: expected})
 }
 
-// NewComparePresent lets the transaction fail unless key has a value, whichever that is.
+// NewComparePresent makes the transaction fail unless key is present, whatever its value.
 func NewComparePresent(key []byte) Operation {
 	return compareOperation(Compare{Key: key, Present: true})
 }
@@ -25,12 +25,12 @@ func compareOperation(c Compare) Operation {
 }
 
 // NewReadRange returns the first limit keys in [start, end) and their values in the transaction's
-// result, or fewer if they are large; an empty bound is open.
+// result, or fewer if they are large. An empty bound is open.
 func NewReadRange(start, end []byte, limit uint32) Operation {
 	return Operation{Op: &Operation_ReadRange{ReadRange: &ReadRange{Start: start, End: end, Limit: limit}}}
 }
 
-// NewDeleteRange removes the keys in [start, end), of which there may be limit at most; an empty
+// NewDeleteRange removes the keys in [start, end), of which there may be at most limit. An empty
 // end is open.
 func NewDeleteRange(start, end []byte, limit uint32) Operation {
 	return Operation{Op: &Operation_DeleteRange{DeleteRange: &DeleteRange{Start: start, End: end, Limit: limit}}}
@@ -47,8 +47,8 @@ func NewTxn(compares []Compare, success, failure []Operation) Operation {
 	return Operation{Op: &Operation_Txn{Txn: &Txn{Compares: compares, Success: success, Failure: failure}}}
 }
 
-// Keys returns how many keys the operation names, or may find in its ranges: its part of what a
-// transaction and a block may cost. Of a Txn, both branches count.
+// Keys returns the number of keys that the operation names, or may find in its ranges. This is its
+// part of the cost of a transaction and of a block. Both branches of a Txn count.
 func (o *Operation) Keys() int {
 	switch op := o.Op.(type) {
 	case *Operation_ReadRange:
@@ -66,12 +66,12 @@ func (o *Operation) Keys() int {
 	case *Operation_Propose:
 		return 1 + len(op.Propose.Operations)
 	case *Operation_Approve:
-		return 1 + MaxProposalOperations // what it may execute
+		return 1 + MaxProposalOperations // it may execute the proposal
 	}
 	return 1
 }
 
-// Parts returns how many messages the operation consists of.
+// Parts returns the number of messages that the operation consists of.
 func (o *Operation) Parts() int {
 	if op, ok := o.Op.(*Operation_Txn); ok {
 		return 1 + len(op.Txn.Compares) + len(op.Txn.Success) + len(op.Txn.Failure)
@@ -82,7 +82,8 @@ func (o *Operation) Parts() int {
 // Branches returns success and failure.
 func (t *Txn) Branches() [2][]Operation { return [2][]Operation{t.Success, t.Failure} }
 
-// Holds reports whether the condition holds for a key with this value; nil: the key is absent.
+// Holds reports whether the condition holds for a key with this value; nil means that the key is
+// absent.
 func (c *Compare) Holds(value []byte) bool {
 	if c.Present {
 		return value != nil
@@ -90,7 +91,7 @@ func (c *Compare) Holds(value []byte) bool {
 	return bytes.Equal(c.Value, value) // no value is empty
 }
 
-// checkTxn checks the kinds of operations that are declared in this file.
+// checkTxn checks the kinds of operations that this file declares.
 func (o *Operation) checkTxn() *Error {
 	switch op := o.Op.(type) {
 	case *Operation_Compare:
@@ -119,14 +120,14 @@ func (c *Compare) check() *Error {
 		return err
 	}
 	if c.Present && len(c.Value) > 0 {
-		return Errorf(CodeMalformed, "a compare with a value does not say present: it is, if it has the value")
+		return Errorf(CodeMalformed, "a compare with a value must not set present, which the value implies")
 	}
 	return nil
 }
 
 func (d *DeleteRange) check() *Error {
 	if len(d.Start) == 0 {
-		return Errorf(CodeReserved, "a range that is deleted has a start: the first keys are the chain's own records")
+		return Errorf(CodeReserved, "a range to be deleted must have a start: the first keys are system keys")
 	}
 	return firstError(checkWrite(d.Start), checkRange(d.Start, d.End, d.Limit))
 }
@@ -138,7 +139,7 @@ func checkRange(start, end []byte, limit uint32) *Error {
 	case len(end) > 0 && bytes.Compare(start, end) >= 0:
 		return Errorf(CodeMalformed, "the range is empty: its start is not below its end")
 	case limit == 0:
-		return Errorf(CodeMalformed, "a range has a limit, the number of keys that it costs: 1 to %d", MaxOperations)
+		return Errorf(CodeMalformed, "a range must have a limit of 1 to %d keys, which is its cost", MaxOperations)
 	case limit > MaxOperations:
 		return Errorf(CodeTooLarge, "the limit of a range is %d, at most %d is allowed", limit, MaxOperations)
 	}
@@ -147,7 +148,7 @@ func checkRange(start, end []byte, limit uint32) *Error {
 
 func (t *Txn) check() *Error {
 	if len(t.Compares)+len(t.Success)+len(t.Failure) == 0 {
-		return Errorf(CodeMalformed, "a txn has compares or operations, this one has neither")
+		return Errorf(CodeMalformed, "a txn must have compares or operations")
 	}
 	for i := range t.Compares {
 		if err := t.Compares[i].check(); err != nil {
@@ -164,7 +165,7 @@ func (t *Txn) check() *Error {
 	return nil
 }
 
-// BranchName names an index of Branches in messages.
+// BranchName returns the name of an index of Branches, for messages.
 func BranchName(branch int) string { return [2]string{"success", "failure"}[branch] }
 
 func (o *Operation) checkInBranch() *Error {
@@ -172,5 +173,5 @@ func (o *Operation) checkInBranch() *Error {
 	case *Operation_Put, *Operation_Delete, *Operation_Read, *Operation_ReadRange, *Operation_DeleteRange:
 		return o.check()
 	}
-	return Errorf(CodeMalformed, "a branch of a txn holds put, delete, read, read_range and delete_range, and nothing else: no txn is nested")
+	return Errorf(CodeMalformed, "a branch of a txn may contain only put, delete, read, read_range and delete_range")
 }

@@ -1,20 +1,21 @@
 // Package hugemem lends frames, pieces of 2 MiB of memory that the kernel can back with one huge
-// page each. They lie outside of Go's heap, where neighbours of a piece may have been touched in
-// small pages, or given back to the system, before.
+// page each. They lie outside of Go's heap, where the memory next to a piece may already have been
+// touched in small pages, or returned to the system.
 //
 //	mapping    frame │ frame │ frame │ … 32      64 MiB of address space, advised before it is touched
 //	             │       │       │
 //	           lent    ready    untouched: takes no memory
 //
-// A frame that was touched before it is needed is ready: a goroutine prepares the next one each
-// time one is taken, because the kernel must clear it. A frame that is given back becomes the ready
-// one, or loses its memory; a mapping without frames in use is removed. If there is no lent frame,
-// there is no mapping.
+// A frame that was touched before it is needed is ready. Because the kernel must clear a frame, a
+// goroutine prepares the next one each time one is taken. A frame that is given back becomes the
+// ready one, or loses its memory. A mapping without frames in use is removed, so there is no
+// mapping if no frame is lent.
 //
-// Gigabytes of frames that are given back together take the kernel a tenth of a second and more. A
-// goroutine does it, a mapping at a time; a frame that is taken meanwhile may be one of them.
+// If gigabytes of frames are given back together, the kernel takes a tenth of a second or more. A
+// goroutine returns their memory, one mapping at a time; a frame that is taken meanwhile may be one
+// of them.
 //
-// Memory of a frame is not known to the garbage collector: it must hold no Go pointers, and must
+// The garbage collector does not know the memory of a frame: it must hold no Go pointers, and must
 // not be used after Give.
 package hugemem
 
@@ -29,18 +30,18 @@ import (
 // FrameBytes is the length of a frame, and its alignment: a huge page of amd64 and arm64.
 const FrameBytes = 2 << 20
 
-// framesPerMapping is a number of bits.
+// framesPerMapping is the number of frames in a mapping, and of bits in its sets.
 const framesPerMapping = 32
 
 // readyFrames is the number of frames that are prepared before they are needed.
 const readyFrames = 1
 
-// Frame is a piece of memory. It belongs to who took it until Give.
+// Frame is a piece of memory. It belongs to the caller of Take until Give.
 type Frame struct {
 	memory  *[FrameBytes]byte
 	mapping *mapping
-	index   int  // in it
-	split   bool // parts were dropped
+	index   int  // number in mapping
+	split   bool // whether parts were dropped
 }
 
 // Bytes returns the memory. Its content is arbitrary.
@@ -48,11 +49,11 @@ func (f *Frame) Bytes() *[FrameBytes]byte { return f.memory }
 
 // mapping is 64 MiB of address space.
 type mapping struct {
-	whole []byte // as it was mapped, a frame longer, so that there are aligned frames in it
-	// A bit for each frame. Those of back were given back and have their memory still. A frame that
-	// is neither is lent, ready, or just losing its memory.
+	whole []byte // as it was mapped: one frame longer, so that it contains aligned frames
+	// Bit sets of frames. The frames in back were given back and still have their memory. A frame
+	// that is in neither set is lent, ready, or about to lose its memory.
 	free, back uint32
-	split      uint32 // of back: those of which parts were dropped
+	split      uint32 // the frames in back of which parts were dropped
 }
 
 const allFree = 1<<framesPerMapping - 1
@@ -65,43 +66,46 @@ type pool struct {
 		sync.Mutex
 		mappings  []*mapping
 		lent      int
-		ready     []*Frame // at most readyFrames
-		preparing bool     // a goroutine prepares a frame
-		back      int      // frames that mappings have back
-		returning bool     // a goroutine takes the memory of those
+		ready     []*Frame // at most readyFrames of them
+		preparing bool     // whether a goroutine is preparing a frame
+		back      int      // number of frames in the back sets of mappings
+		returning bool     // whether a goroutine is returning the memory of these frames
 	}
-	// settling is held by who takes the memory of a mapping's frames, never while p.mu is.
+	// settling is held while the memory of a mapping's frames is returned. It is never acquired
+	// while p.mu is held.
 	settling sync.Mutex
 }
 
-// system is what a pool asks the kernel for.
+// system holds the functions of the kernel that a pool uses.
 type system struct {
-	reserve func(n int) ([]byte, error) // address space, advised and untouched
+	reserve func(n int) ([]byte, error) // returns address space, advised and untouched
 	remove  func([]byte) error
-	touch   func([]byte) // gives it memory
+	touch   func([]byte) // gives the range memory
 	drop    func([]byte) error
 	advise  func(b []byte, huge bool)
 }
 
 var process = &pool{system: kernel}
 
-// Take returns a frame; nil if there is none to be had, because the system has no such mappings or
-// refuses one. It may be called concurrently.
+// Take returns a frame, or nil if the system does not support such mappings or refuses one. It may
+// be called concurrently.
 func Take() *Frame { return process.take() }
 
-// Give gives the frame back.
+// Give gives the frame back to the pool.
 func (f *Frame) Give() { process.give(f) }
 
-// GiveAll gives frames back. Their memory returns to the system after this call; see Settle.
+// GiveAll gives frames back to the pool. Their memory returns to the system after this call; see
+// Settle.
 func GiveAll(frames []*Frame) { process.giveAll(frames) }
 
-// Settle returns when the memory of all frames given back before has returned to the system.
+// Settle returns when the memory of all frames that were given back before has returned to the
+// system.
 func Settle() { process.settle() }
 
-// Drop takes the memory of the bytes [from, to) of the frame, as far as they are whole pages of the
-// system, until they are used again. The rest is then in small pages until Used reports that all is
-// used again: otherwise the kernel would join them to a huge page, with memory for what was
-// dropped.
+// Drop returns the memory of the bytes [from, to) of the frame to the system, as far as they are
+// whole pages of the system, until they are used again. The rest of the frame then consists of
+// small pages until Used reports that the whole frame is used again. Otherwise the kernel would
+// join them to a huge page, with memory for the dropped bytes.
 func (f *Frame) Drop(from, to int) {
 	if from, to = inner(from, to, systemPage); from == to {
 		return
@@ -110,19 +114,20 @@ func (f *Frame) Drop(from, to int) {
 		f.split = true
 		process.system.advise(f.memory[:], false)
 	}
-	_ = process.system.drop(f.memory[from:to]) // otherwise it stays
+	_ = process.system.drop(f.memory[from:to]) // on an error, the memory stays
 }
 
-// systemPage is 4, 16 or 64 KiB. The kernel takes whole pages, also where it was asked for less.
+// systemPage is 4, 16 or 64 KiB. The kernel drops whole pages, even if it is asked for less.
 var systemPage = os.Getpagesize()
 
-// inner returns the greatest range of whole pages in [from, to); an empty one if there is none.
+// inner returns the greatest range of whole pages in [from, to); the range is empty if there is
+// none.
 func inner(from, to, page int) (int, int) {
 	from, to = (from+page-1)/page*page, to/page*page
 	return from, max(from, to)
 }
 
-// Used reports that all of the frame is used again.
+// Used reports that the whole frame is used again.
 func (f *Frame) Used() {
 	f.split = false
 	process.system.advise(f.memory[:], true)
@@ -172,7 +177,8 @@ func (p *pool) touched() *Frame {
 	return nil
 }
 
-// untouched returns a frame that takes no memory yet, nil if there is none. The caller holds p.mu.
+// untouched returns a frame that takes no memory yet, or nil if there is none. The caller holds
+// p.mu.
 func (p *pool) untouched() *Frame {
 	for _, m := range p.mu.mappings {
 		if m.free != 0 {
@@ -188,7 +194,7 @@ func (p *pool) untouched() *Frame {
 	return m.take()
 }
 
-// prepare starts a goroutine that makes a frame ready, if one is missing. The caller holds p.mu.
+// prepare starts a goroutine that makes a frame ready, if none is. The caller holds p.mu.
 func (p *pool) prepare() {
 	if p.mu.preparing || len(p.mu.ready)+p.mu.back >= readyFrames {
 		return
@@ -238,14 +244,14 @@ func (p *pool) giveAll(frames []*Frame) {
 	}
 }
 
-// settle takes the memory of all frames that were given back.
+// settle returns the memory of all frames that were given back.
 func (p *pool) settle() {
 	for p.settleOne() {
 	}
 }
 
-// settleOne takes the memory of those of one mapping. It returns false if there is none; then that
-// of all earlier ones has returned.
+// settleOne returns the memory of the frames of one mapping that were given back. It returns false
+// if there are none; then the memory of all earlier ones has returned.
 func (p *pool) settleOne() bool {
 	p.settling.Lock()
 	defer p.settling.Unlock()
@@ -268,23 +274,23 @@ func (p *pool) settleOne() bool {
 	if m.free |= back; m.free == allFree {
 		p.unlist(m)
 		p.mu.Unlock()
-		_ = p.system.remove(m.whole) // otherwise it stays, unused
+		_ = p.system.remove(m.whole) // on an error, the mapping stays, unused
 		p.mu.Lock()
 	}
 	return true
 }
 
-// dropFrames takes the memory of some frames of a mapping, neighbours together.
+// dropFrames returns the memory of some frames of a mapping, that of adjacent frames together.
 func (p *pool) dropFrames(m *mapping, which, split uint32) {
 	for which != 0 {
 		from := bits.TrailingZeros32(which)
 		n := bits.TrailingZeros32(^(which >> from))
-		these := (uint32(1)<<n - 1) << from // not all of them, so n is less than 32
+		these := (uint32(1)<<n - 1) << from // n is less than 32, because not all frames are dropped
 		b := m.bytes(from, n)
 		if split&these != 0 {
 			p.system.advise(b, true)
 		}
-		_ = p.system.drop(b) // otherwise it keeps its memory until it is lent again
+		_ = p.system.drop(b) // on an error, it keeps its memory until it is lent again
 		which &^= these
 	}
 }
@@ -294,8 +300,8 @@ func (p *pool) unlist(m *mapping) {
 	p.mu.mappings = slices.DeleteFunc(p.mu.mappings, func(other *mapping) bool { return other == m })
 }
 
-// trim gives back the ready frames that are too many: all of them if no frame is lent. The caller
-// holds p.mu.
+// trim frees ready frames beyond readyFrames, or all of them if no frame is lent. The caller holds
+// p.mu.
 func (p *pool) trim() {
 	keep := readyFrames
 	if p.mu.lent == 0 {
@@ -308,18 +314,18 @@ func (p *pool) trim() {
 	}
 }
 
-// free takes the memory of a frame. The caller holds p.mu.
+// free returns the memory of a frame to the system. The caller holds p.mu.
 func (p *pool) free(f *Frame) {
 	if f.split {
 		p.system.advise(f.memory[:], true)
 	}
 	m := f.mapping
 	if m.free |= 1 << f.index; m.free != allFree {
-		_ = p.system.drop(f.memory[:]) // otherwise it keeps its memory until it is lent again
+		_ = p.system.drop(f.memory[:]) // on an error, it keeps its memory until it is lent again
 		return
 	}
 	p.unlist(m)
-	_ = p.system.remove(m.whole) // otherwise it stays, unused
+	_ = p.system.remove(m.whole) // on an error, the mapping stays, unused
 }
 
 // take returns the first frame that is free. There must be one.

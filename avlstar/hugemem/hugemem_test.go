@@ -14,16 +14,16 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// fake is a system in Go's heap that keeps account of what it was asked for.
+// fake is a system in Go's heap that records the calls that it gets.
 type fake struct {
 	sync.Mutex
-	left             int // mappings that it still gives
+	left             int // number of mappings that it still grants
 	mapped           map[*byte]bool
-	touched, dropped int           // frames
-	gate             chan struct{} // nil, or what memory that goes waits for
+	touched, dropped int           // number of frames
+	gate             chan struct{} // if it is not nil, memory returns only after it is closed
 }
 
-// wait returns when memory may go, with the lock held.
+// wait returns when memory may return, with the lock held.
 func (f *fake) wait() {
 	if f.gate != nil {
 		<-f.gate
@@ -70,8 +70,8 @@ func takeAndWait(p *pool) *Frame {
 	return f
 }
 
-// Frames that are lent are aligned and never overlap, whatever the order in which they are taken
-// and given back, and at the end no mapping is left.
+// Frames that are lent are aligned and never overlap, in whatever order they are taken and given
+// back. At the end no mapping is left.
 func TestFrames(t *testing.T) {
 	rnd := seeds.Rand(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -100,7 +100,7 @@ func TestFrames(t *testing.T) {
 				synctest.Wait()
 			}
 			if f == nil {
-				synctest.Wait() // what was given back behind is there
+				synctest.Wait() // until the frames that were given back are free
 				f = p.take()
 			}
 			if f == nil {
@@ -124,8 +124,8 @@ func TestFrames(t *testing.T) {
 	})
 }
 
-// Who gives many frames back does not wait for the kernel, which gets whole mappings at once. What
-// is taken meanwhile may be one of them, and settle waits for the rest.
+// A caller that gives many frames back does not wait for the kernel, which gets whole mappings at
+// once. A frame that is taken meanwhile may be one of them, and settle waits for the rest.
 func TestGiveAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		system, p := newFake(4)
@@ -134,12 +134,12 @@ func TestGiveAll(t *testing.T) {
 			all = append(all, takeAndWait(p))
 		}
 		require.Len(t, system.mapped, 4, "with the one of the frame that is ready")
-		stays := all[framesPerMapping] // its mapping stays, too
+		stays := all[framesPerMapping] // its mapping stays too
 		gone := append(append([]*Frame(nil), all[:framesPerMapping]...), all[framesPerMapping+1:]...)
 		system.gate = make(chan struct{})
 		p.giveAll(gone)
 		require.Equal(t, 1, p.mu.lent)
-		synctest.Wait() // for the first mapping, which is being removed
+		synctest.Wait() // until the first mapping is being removed
 		require.Len(t, system.mapped, 4)
 
 		lent := map[*[FrameBytes]byte]*Frame{stays.Bytes(): stays}
@@ -155,7 +155,7 @@ func TestGiveAll(t *testing.T) {
 		require.Equal(t, touched, system.touched, "these had memory")
 
 		close(system.gate)
-		p.settle() // also for what the other goroutine does
+		p.settle() // also waits for the other goroutine
 		require.False(t, system.mapped[&all[0].mapping.whole[0]])
 		require.LessOrEqual(t, len(system.mapped), 3)
 		require.Zero(t, p.mu.back)
@@ -167,7 +167,7 @@ func TestGiveAll(t *testing.T) {
 	})
 }
 
-// The next frame is touched beside who takes one, and there is never more than one.
+// While a frame is taken, another goroutine touches the next one, and there is never more than one.
 func TestOneIsReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		system, p := newFake(1)
@@ -199,7 +199,7 @@ func TestReadyTooLate(t *testing.T) {
 	})
 }
 
-// Where no address space is left, there are no frames until one comes back.
+// If no address space is left, no frame is available until one is given back.
 func TestNoMapping(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, p := newFake(0)

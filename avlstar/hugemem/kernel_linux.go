@@ -12,7 +12,7 @@ var kernel = system{
 	reserve: func(n int) ([]byte, error) {
 		b, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_NORESERVE)
 		if err == nil {
-			_ = syscall.Madvise(b, madvHugepage) // a kernel without huge pages has others
+			_ = syscall.Madvise(b, madvHugepage) // a kernel without huge pages uses small ones
 		}
 		return b, err
 	},
@@ -31,6 +31,6 @@ var kernel = system{
 		if huge {
 			advice = madvHugepage
 		}
-		_ = syscall.Madvise(b, advice) // a kernel without huge pages has others
+		_ = syscall.Madvise(b, advice) // a kernel without huge pages uses small ones
 	},
 }

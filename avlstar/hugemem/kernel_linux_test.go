@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// mapped returns the sums of proc(5) smaps about a mapping; none if nothing is mapped there.
+// mapped returns the sums of proc(5) smaps for a mapping. They are empty if nothing is mapped
+// there.
 func mapped(t *testing.T, whole []byte) map[string]int {
 	f, err := os.Open("/proc/self/smaps")
 	require.NoError(t, err)
@@ -34,7 +35,7 @@ func mapped(t *testing.T, whole []byte) map[string]int {
 	return found
 }
 
-// The kernel's memory comes when a frame is touched, and goes with it.
+// The kernel allocates memory when a frame is touched, and frees it with the frame.
 func TestKernelMemoryReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &pool{system: kernel}
@@ -63,7 +64,7 @@ func TestKernelMemoryReturns(t *testing.T) {
 	})
 }
 
-// The memory of frames that are given back together returns, too: that of whole mappings and of
+// The memory of frames that are given back together returns too: that of whole mappings and of
 // parts of them.
 func TestKernelMemoryOfManyReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -94,8 +95,8 @@ func TestKernelMemoryOfManyReturns(t *testing.T) {
 	})
 }
 
-// resident returns how many bytes of a mapping have memory, by mincore(2). Unlike smaps, which
-// shows neighbours as one, it knows this mapping alone.
+// resident returns the number of bytes of a mapping that have memory, by mincore(2). Unlike smaps,
+// which shows adjacent mappings as one, it reports this mapping alone.
 func resident(whole []byte) (n int, err error) {
 	pages := make([]byte, len(whole)/systemPage)
 	_, _, errno := syscall.Syscall(syscall.SYS_MINCORE, uintptr(unsafe.Pointer(&whole[0])), uintptr(len(whole)), uintptr(unsafe.Pointer(&pages[0])))

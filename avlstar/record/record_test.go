@@ -34,7 +34,7 @@ func TestRoundTrip(t *testing.T) {
 	require.EqualValues(t, MaxBytes, Bytes(MaxKeyBytes, MaxValueBytes))
 }
 
-// One encoding only: nothing else is a record.
+// There is only one encoding: everything else is refused.
 func TestHostile(t *testing.T) {
 	good := Append(nil, Leaf{Key: []byte("key"), Value: []byte("value"), Height: 3})
 	for n := range good {

@@ -8,15 +8,15 @@ import (
 	"github.com/klauspost/cpuid/v2"
 )
 
-// The least number of messages for which a kernel pays, measured with BenchmarkFew on a Sapphire
-// Rapids for one and two blocks. A group that is not full costs a kernel as much as a full one: 560
+// The smallest number of messages for which a kernel is fastest, measured with BenchmarkFew on a
+// Sapphire Rapids for one and two blocks. A partial group costs a kernel as much as a full one: 560
 // ns for two blocks (avx512), 125 (shani), 710 (avx2). One message costs crypto/sha256 127 ns with
 // the SHA instructions and 320 without.
 const (
-	minAVX512      = 9 // eight are four pairs of shani
+	minAVX512      = 9 // eight messages are four pairs for shani
 	minAVX512NoSHA = 2
 	minSHANI       = 2
-	minAVX2        = 3 // without the SHA instructions; with them it is never reached
+	minAVX2        = 3 // without the SHA instructions; with them, avx2 is never chosen
 )
 
 func init() {
@@ -25,8 +25,8 @@ func init() {
 	kernels, best, absent = detect(func(f cpuid.FeatureID) bool { return cpuid.CPU.Supports(f) })
 }
 
-// detect returns the kernels that a CPU with these features can run, how they share a sum, and
-// which kernels are absent.
+// detect returns the kernels that a CPU with these features can run, the tiers by which they share
+// a sum, and the absent kernels.
 func detect(supports func(cpuid.FeatureID) bool) (kernels []*Kernel, tiers []tier, absent []string) {
 	min512 := minAVX512
 	if !supports(cpuid.SHA) {
@@ -42,7 +42,7 @@ func detect(supports func(cpuid.FeatureID) bool) (kernels []*Kernel, tiers []tie
 		{newKernel("avx2", avx2, 8), []cpuid.FeatureID{cpuid.AVX2}, minAVX2},
 	} {
 		if i := slices.IndexFunc(k.needs, func(f cpuid.FeatureID) bool { return !supports(f) }); i >= 0 {
-			absent = append(absent, k.Name+": the CPU lacks "+k.needs[i].String())
+			absent = append(absent, k.Name+": the CPU does not support "+k.needs[i].String())
 			continue
 		}
 		kernels = append(kernels, k.Kernel)
@@ -53,7 +53,7 @@ func detect(supports func(cpuid.FeatureID) bool) (kernels []*Kernel, tiers []tie
 	return kernels, tiers, absent
 }
 
-// run hashes groups × lanes messages. Calls are direct, so that the compiler sees that the
+// run hashes groups × lanes messages. The calls are direct, so that the compiler can prove that the
 // arguments do not escape.
 func (j *job) run(c code, out *[32]byte, msgs *[]byte, groups int) {
 	switch c {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// without is detect for this CPU without some features.
+// without returns the result of detect for this CPU without some features.
 func without(lacks ...cpuid.FeatureID) ([]*Kernel, []tier, []string) {
 	return detect(func(f cpuid.FeatureID) bool { return cpuid.CPU.Supports(f) && !slices.Contains(lacks, f) })
 }
@@ -35,7 +35,7 @@ func TestDetect(t *testing.T) {
 	kernels, tiers, absent = detect(func(f cpuid.FeatureID) bool { return f != cpuid.SHA && f != cpuid.AVX512BW })
 	require.Equal(t, []string{"avx2", "portable"}, names(kernels))
 	require.Equal(t, []tier{{avx2, 8, minAVX2}, {portable, 1, 1}}, tiers)
-	require.Equal(t, []string{"avx512: the CPU lacks AVX512BW", "shani: the CPU lacks SHA"}, absent)
+	require.Equal(t, []string{"avx512: the CPU does not support AVX512BW", "shani: the CPU does not support SHA"}, absent)
 }
 
 func names(kernels []*Kernel) (names []string) {

@@ -6,12 +6,12 @@
 //	   ⋮        │        │       ⋮        shani      2 lanes, interleaved in the SHA instructions
 //	msgs[l] ──▶ └────────┘ ──▶ out[l]     portable   1, crypto/sha256
 //
-// Sum gives full groups, and a rest that nearly fills one, to the kernel with most lanes; a smaller
-// rest to the next kernel that this CPU has, and so on.
+// Sum passes full groups of messages, and a remainder that nearly fills a group, to the kernel with
+// most lanes. It passes a smaller remainder to the next kernel that this CPU supports, and so on.
 //
 // Messages are read in place. A kernel reads whole blocks, so a message whose capacity ends before
-// its padding would end is copied first. What lies behind a message within its capacity is masked
-// out and never written. The module in gen generates the assembly.
+// its padding would end is copied first. Bytes behind a message within its capacity are masked out
+// and never written. The program in _gen generates the assembly.
 package sha256mb
 
 import (
@@ -20,17 +20,19 @@ import (
 	"slices"
 )
 
-//go:generate go run -C gen . -out ../sha256_amd64.s -stubs ../stubs_amd64.go -pkg sha256mb
+//go:generate go run -modfile=_gen/avo.mod ./_gen -out sha256_amd64.s -stubs stubs_amd64.go -pkg sha256mb
 
 const (
 	blockSize = sha256.BlockSize
 	maxLanes  = 16
 	// maxCopied is the largest padded length at which a message that cannot be read in place is
-	// copied; longer messages are hashed one by one. maxLanes of them lie on the stack.
+	// copied; longer messages are hashed one by one. maxLanes messages of this length lie on the
+	// stack.
 	maxCopied = 256
 )
 
-// Kernel is one implementation, for tests and benchmarks. The function Sum chooses among them.
+// Kernel is one implementation, for tests and benchmarks. The function Sum chooses among the
+// kernels.
 type Kernel struct {
 	Name  string
 	Lanes int
@@ -49,15 +51,15 @@ const (
 	avx512
 )
 
-// tier is a kernel and the least number of messages for which it pays. The tiers of a sum are in
-// order of their lanes, most first; the last has min 1.
+// tier is a kernel and the smallest number of messages for which it is fastest. The tiers of a sum
+// are in order of their lanes, most first; the last has min 1.
 type tier struct {
 	code  code
 	lanes int
 	min   int
 }
 
-// The kernels of this CPU, fastest in bulk first; the absent ones; and what Sum uses.
+// The kernels of this CPU, fastest in bulk first; the absent kernels; and the tiers that Sum uses.
 var (
 	kernels []*Kernel
 	absent  []string
@@ -75,16 +77,16 @@ func Kernels() []*Kernel { return append([]*Kernel(nil), kernels...) }
 // Best returns the kernel that is fastest in bulk.
 func Best() *Kernel { return kernels[0] }
 
-// Absent names the kernels that this CPU cannot run, with the reason: "avx512: the CPU lacks
-// AVX512BW".
+// Absent names the kernels that this CPU cannot run, with the reason: "avx512: the CPU does not
+// support AVX512BW".
 func Absent() []string { return append([]string(nil), absent...) }
 
 // Sum writes SHA-256 of msgs[i] to out[i]. It panics unless all messages have the same length and
 // out is at least as long as msgs.
 //
 // A message whose capacity reaches the end of its padded length (its length plus 9, rounded up to
-// 64) is read in place, up to there, concurrently with other readers. Other messages are copied
-// first or, if they are long, hashed one by one.
+// 64) is read in place, up to that end. Other goroutines may read it at the same time. Other
+// messages are copied first or, if they are long, hashed one by one.
 func Sum(out [][32]byte, msgs [][]byte) { sum(best, out, msgs) }
 
 // Sum is like the function Sum, but uses only this kernel. If fewer messages than lanes are left,
@@ -110,7 +112,7 @@ func sum(tiers []tier, out [][32]byte, msgs [][]byte) {
 		}
 	}
 	if !slices.ContainsFunc(tiers, func(t tier) bool { return t.code != portable && len(msgs) >= t.min }) {
-		sumPortable(out, msgs) // this avoids the cost of preparing for others
+		sumPortable(out, msgs) // this avoids the cost of preparing a job
 		return
 	}
 	var j job
@@ -140,14 +142,14 @@ func sum(tiers []tier, out [][32]byte, msgs [][]byte) {
 // zeros, the length in 64 bits.
 func padded(length int) int { return (length + 9 + blockSize - 1) / blockSize * blockSize }
 
-// job is what all messages of a sum have in common: the number of full blocks, and the padding of
-// the one or two blocks after them.
+// job holds the values that are the same for all messages of a sum: the number of full blocks, and
+// the padding of the one or two blocks after them.
 type job struct {
 	full, tail uint64
 	pad        [4 * blockSize]byte // two blocks of and masks, two of or masks
 }
 
-// onesZeros is ones and zeros, from which the and mask of any length is cut.
+// onesZeros is a block of ones and a block of zeros, from which the and mask of any length is cut.
 var onesZeros = func() (b [2 * blockSize]byte) {
 	for i := range blockSize {
 		b[i] = 0xff
@@ -192,7 +194,7 @@ func (j *job) sum(tiers []tier, out [][32]byte, msgs [][]byte) {
 func (j *job) sumFew(t tier, out [][32]byte, msgs [][]byte) {
 	var headers [maxLanes][]byte
 	var digests [maxLanes][32]byte
-	for i := range t.lanes { // not copy(): with it, what the messages point to would escape
+	for i := range t.lanes { // not copy(): with it, the memory of the messages would escape
 		headers[i] = msgs[0]
 		if i < len(msgs) {
 			headers[i] = msgs[i]
@@ -202,8 +204,8 @@ func (j *job) sumFew(t tier, out [][32]byte, msgs [][]byte) {
 	copy(out, digests[:len(msgs)])
 }
 
-// sumCopied hashes messages some of which must be copied, because their blocks may not be read to
-// the end.
+// sumCopied hashes messages some of which must be copied, because their last blocks extend beyond
+// their capacity.
 //
 //go:noinline
 func (j *job) sumCopied(tiers []tier, out [][32]byte, msgs [][]byte, size int) {

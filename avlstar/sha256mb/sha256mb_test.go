@@ -15,8 +15,8 @@ import (
 // lesser holds the choices that Sum would make on CPUs with fewer features than this one, by name.
 var lesser = map[string][]tier{}
 
-// sums returns all ways to a digest: the kernels of this CPU, and the choice among them, here and
-// on lesser CPUs.
+// sums returns all implementations of a digest: the kernels of this CPU, and the choice among them,
+// here and on CPUs with fewer features.
 func sums() map[string]func([][32]byte, [][]byte) {
 	m := map[string]func([][32]byte, [][]byte){"Sum": Sum}
 	for name, tiers := range lesser {
@@ -31,13 +31,13 @@ func sums() map[string]func([][32]byte, [][]byte) {
 // layout is messages of one length in a buffer of garbage.
 type layout struct {
 	length, count int
-	offset        int // where messages begin, modulo 64: message i at offset+i
+	offset        int // start of the messages, modulo 64: message i at offset+i
 	// Which messages end at their capacity, so that they must be copied.
 	short func(i int) bool
 }
 
-// messages cuts them out of fresh bytes from fill. They lie apart from each other, so that no
-// message is the garbage behind another.
+// messages cuts them out of new bytes from fill. They lie apart from each other, so that no message
+// is the garbage behind another.
 func (l layout) messages(fill func([]byte)) (buffer []byte, msgs [][]byte) {
 	slot := padded(l.length) + 128
 	buffer = make([]byte, l.count*slot+64)
@@ -54,8 +54,8 @@ func (l layout) messages(fill func([]byte)) (buffer []byte, msgs [][]byte) {
 	return buffer, msgs
 }
 
-// check hashes the first n messages in every way, for all n in counts, and compares every lane with
-// crypto/sha256.
+// check hashes the first n messages with every implementation, for all n in counts, and compares
+// every lane with crypto/sha256.
 func check(t *testing.T, buffer []byte, msgs [][]byte, counts ...int) {
 	t.Helper()
 	want := make([][32]byte, len(msgs))
@@ -95,8 +95,8 @@ func upTo(n int) (counts []int) {
 	return counts
 }
 
-// A kernel that this CPU cannot run is tested elsewhere or nowhere, so its name is reported (make
-// test prints it).
+// A kernel that this CPU cannot run is not tested here, so its name is reported (make test prints
+// it).
 func TestAbsent(t *testing.T) {
 	var names []string
 	for _, k := range Kernels() {
@@ -143,8 +143,8 @@ func TestEveryStartWithinALine(t *testing.T) {
 	}
 }
 
-// All messages but one are equal: a kernel that confused lanes, or used words of a neighbour, would
-// fail.
+// All messages except one are equal: a kernel that confused lanes, or used words of a neighbour,
+// would fail.
 func TestOneLaneDiffers(t *testing.T) {
 	for _, length := range []int{1, 55, 56, 64, 115, 119, 120} {
 		for lane := range 35 {
@@ -256,7 +256,8 @@ func BenchmarkBulk(b *testing.B) {
 	}
 }
 
-// As BenchmarkBulk, but the messages end at their capacity and are copied.
+// BenchmarkCopied does what BenchmarkBulk does, but the messages end at their capacity and are
+// copied.
 func BenchmarkCopied(b *testing.B) {
 	msgs := arena(32<<10, 256, 115)
 	for i := range msgs {
@@ -267,8 +268,8 @@ func BenchmarkCopied(b *testing.B) {
 	}
 }
 
-// What a tree does: 11,000 nodes somewhere in 140 MB. There are several sets of them, so that no
-// cache holds the next set.
+// BenchmarkScattered hashes as a tree does: 11,000 nodes somewhere in 140 MB. There are several
+// sets of nodes, so that no cache holds the next set.
 func BenchmarkScattered(b *testing.B) {
 	const set, sets = 11_000, 64
 	all := arena(140<<20, set*sets, 115)
@@ -283,7 +284,7 @@ func BenchmarkScattered(b *testing.B) {
 	}
 }
 
-// Fewer messages than lanes: the source of Sum's thresholds.
+// BenchmarkFew hashes fewer messages than lanes. Sum's thresholds come from it.
 func BenchmarkFew(b *testing.B) {
 	for _, length := range []int{115, 20} {
 		for n := 1; n <= maxLanes; n++ {

@@ -9,19 +9,20 @@ import (
 	cfg "github.com/cometbft/cometbft/config"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/client"
 )
 
-// catchUp fills a node's log with many heights, and watches from the first one.
+// catchUp fills a node's event log with many heights, then watches from the first of them.
 func (r *watchRun) catchUp(ctx context.Context) (err error) {
 	n, err := r.start(ctx, "caught-up", func(c *cfg.Config) {
-		// As many blocks as there are changes, as soon as there is one.
+		// One block for each transaction, without a pause.
 		c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocks = 0, false
 	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, n.stop()) }()
+	defer func() { err = errors.Join(err, n.Stop()) }()
 	load := &changes{n: n, keys: catchUpChanges, inTx: catchUpChanges}
 	first, err := r.fill(ctx, load)
 	if err != nil {
@@ -32,7 +33,7 @@ func (r *watchRun) catchUp(ctx context.Context) (err error) {
 	for range r.o.Rounds {
 		before := n.look(ctx)
 		began, used := time.Now(), harness.CPUTime()
-		reader, err := client.Dial(ctx, n.rpcs(), client.WithChainID(chainID))
+		reader, err := client.Dial(ctx, n.RPCs(), client.WithChainID(network.ChainID))
 		if err != nil {
 			return err
 		}
@@ -46,10 +47,10 @@ func (r *watchRun) catchUp(ctx context.Context) (err error) {
 				return err
 			}
 			if got, err := number(e.Value); err != nil || got != next {
-				return fmt.Errorf("change %q came where change %d was due", e.Value, next)
+				return fmt.Errorf("got change %q, want change %d", e.Value, next)
 			}
 		}
-		took, own := time.Since(began), harness.CPUTime().Sub(used).Total()
+		took, own := time.Since(began), harness.CPUTime()-used
 		after := n.look(ctx)
 		if err := errors.Join(before.err, after.err); err != nil {
 			return err
@@ -64,9 +65,9 @@ func (r *watchRun) catchUp(ctx context.Context) (err error) {
 	return nil
 }
 
-// fill writes changes until there are enough heights, and returns the first one.
+// fill writes changes until there are enough heights, and returns the first height.
 func (r *watchRun) fill(ctx context.Context, load *changes) (first int64, err error) {
-	w, err := load.n.writer.Watch(ctx, nil, client.WatchKey(key(0)))
+	w, err := load.n.writer.Watch(ctx, nil, client.WatchKey(Key(0)))
 	if err != nil {
 		return 0, err
 	}

@@ -10,12 +10,12 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// changes writes keys in turn, at a rate. The value of the n-th change of all is n.
+// changes writes to the keys in turn, at a fixed rate. The value of change n is n.
 type changes struct {
 	n    *node
 	keys int
 	inTx int
-	rate int // a second
+	rate int // per second
 	next int
 	last *client.Sent
 }
@@ -25,7 +25,7 @@ func (c *changes) value(n int) []byte { return fmt.Appendf(nil, "%064d", n) }
 // number is the inverse of value.
 func number(value []byte) (int, error) { return strconv.Atoi(string(value)) }
 
-// write sends changes until writing ends; those that are late are sent at once.
+// write sends changes until writing ends. A change that is behind schedule is sent at once.
 func (c *changes) write(ctx, writing context.Context) (err error) {
 	every := time.Duration(c.inTx) * time.Second / time.Duration(c.rate)
 	timer := time.NewTimer(0)
@@ -47,7 +47,7 @@ func (c *changes) write(ctx, writing context.Context) (err error) {
 func (c *changes) one(ctx context.Context) (err error) {
 	puts := make([]tx.Operation, c.inTx)
 	for i := range puts {
-		puts[i] = tx.NewPut(key((c.next+i)%c.keys), c.value(c.next+i))
+		puts[i] = tx.NewPut(Key((c.next+i)%c.keys), c.value(c.next+i))
 	}
 	if c.last, err = c.n.writer.Send(ctx, puts...); err == nil {
 		c.next += len(puts)
@@ -55,7 +55,8 @@ func (c *changes) one(ctx context.Context) (err error) {
 	return err
 }
 
-// settle waits until all that was sent is in blocks. Nonces are in order, so the last one shows it.
+// settle waits until everything sent is in a block. Nonces are in order, so waiting for the last
+// transaction is enough.
 func (c *changes) settle(ctx context.Context) error {
 	if c.last == nil {
 		return nil
@@ -64,16 +65,16 @@ func (c *changes) settle(ctx context.Context) error {
 	return err
 }
 
-// measured is the state of a node at a time.
+// measured is a sample of a node's state.
 type measured struct {
 	at     time.Time
 	height int64
-	cpu    float64 // seconds since its start
+	cpu    float64 // CPU seconds since the node started
 	err    error
 }
 
 func (n *node) look(ctx context.Context) (m measured) {
-	h := n.validators[0]
+	h := n.Validators[0]
 	m.at = time.Now()
 	status, err := h.Status(ctx)
 	if err != nil {
@@ -85,11 +86,12 @@ func (n *node) look(ctx context.Context) (m measured) {
 	return m
 }
 
-// intervals are the times between blocks from one height to another, by their headers, in ms. With
-// one validator that of a header is when it signed the block before: so they are of whole rounds of
-// consensus, with the execution of a block and the pause after it.
+// intervals returns the times in ms between the blocks of two heights, from the header times. With
+// one validator, the time of a header is the time at which the validator signed the previous block,
+// so an interval is a whole consensus round, including the execution of the block and the pause
+// after it.
 func (n *node) intervals(ctx context.Context, from, to int64) (list []float64, err error) {
-	rpc, err := client.NewHTTP(n.validators[0].RPC())
+	rpc, err := client.NewHTTP(n.Validators[0].RPC())
 	if err != nil {
 		return nil, err
 	}

@@ -5,10 +5,11 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/client"
 )
 
-// crowd are watchers, each of which checks that every event is the next one.
+// crowd is a set of watchers. Each watcher checks that no event is missing or out of order.
 type crowd struct {
 	load   *changes
 	cancel context.CancelCauseFunc
@@ -17,13 +18,13 @@ type crowd struct {
 
 	mu struct {
 		sync.Mutex
-		seen    []int // the next change that each watcher is to see
+		seen    []int // the next change that each watcher expects
 		events  int
-		changed chan struct{} // closed and replaced when one has seen an event
+		changed chan struct{} // closed and replaced when a watcher sees an event
 	}
 }
 
-// gather starts watchers of what load writes from now on. Nothing of it may be under way.
+// gather starts watchers of the changes that load writes from now on. load must not be writing.
 func gather(ctx context.Context, o WatchOptions, load *changes) (*crowd, error) {
 	c := &crowd{load: load}
 	c.ctx, c.cancel = context.WithCancelCause(ctx)
@@ -33,7 +34,7 @@ func gather(ctx context.Context, o WatchOptions, load *changes) (*crowd, error) 
 		own := shared
 		if own == nil {
 			var err error
-			if own, err = client.Dial(ctx, load.n.rpcs(), client.WithChainID(chainID)); err != nil {
+			if own, err = client.Dial(ctx, load.n.RPCs(), client.WithChainID(network.ChainID)); err != nil {
 				c.dismiss()
 				return nil, err
 			}
@@ -41,7 +42,7 @@ func gather(ctx context.Context, o WatchOptions, load *changes) (*crowd, error) 
 				shared = own
 			}
 		}
-		option, next, step := client.WatchKey(key(i)), i, o.Watchers
+		option, next, step := client.WatchKey(Key(i)), i, o.Watchers
 		if i >= o.Watchers {
 			option, next, step = client.WatchRange([]byte(keyPrefix), client.PrefixEnd([]byte(keyPrefix))), 0, 1
 		}
@@ -68,7 +69,7 @@ func (c *crowd) watch(w *client.Watcher, i, next, step int) error {
 	for {
 		e, err := w.Next(c.ctx)
 		if c.ctx.Err() != nil {
-			return nil //nolint:nilerr // it is dismissed
+			return nil //nolint:nilerr // the crowd was dismissed
 		}
 		if err != nil {
 			return err
@@ -78,7 +79,7 @@ func (c *crowd) watch(w *client.Watcher, i, next, step int) error {
 			return err
 		}
 		if got != next {
-			return fmt.Errorf("change %d came where change %d was due", got, next)
+			return fmt.Errorf("got change %d, want change %d", got, next)
 		}
 		next += step
 		c.mu.Lock()
@@ -90,7 +91,7 @@ func (c *crowd) watch(w *client.Watcher, i, next, step int) error {
 	}
 }
 
-// wait waits until all watchers have seen all changes, and returns how many events that were.
+// wait waits until all watchers have seen all changes, and returns the number of events.
 func (c *crowd) wait(ctx context.Context) (int, error) {
 	for {
 		c.mu.Lock()
@@ -113,7 +114,7 @@ func (c *crowd) wait(ctx context.Context) (int, error) {
 	}
 }
 
-// dismiss ends all watchers.
+// dismiss stops all watchers.
 func (c *crowd) dismiss() {
 	c.cancel(nil)
 	c.wg.Wait()

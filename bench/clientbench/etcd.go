@@ -7,39 +7,42 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/internal/ports"
 )
 
-// etcdRequest and etcdAnswer are the lines that bench/etcdstore describes.
-type etcdRequest struct {
-	Op        string   `json:"op"`
-	Name      string   `json:"name,omitempty"`
-	Dir       string   `json:"dir,omitempty"`
-	Client    string   `json:"client,omitempty"`
-	Peer      string   `json:"peer,omitempty"`
-	Cluster   string   `json:"cluster,omitempty"`
+// EtcdBegin configures a process of bench/etcdstore: a member if Name is set, otherwise the client.
+type EtcdBegin struct {
+	Name    string `json:"name,omitempty"`
+	Dir     string `json:"dir,omitempty"`
+	Client  string `json:"client,omitempty"` // listen URLs
+	Peer    string `json:"peer,omitempty"`
+	Cluster string `json:"cluster,omitempty"` // NAME=URL,… of all members
+
+	// Settings of the client.
 	Endpoints []string `json:"endpoints,omitempty"`
 	Keys      int      `json:"keys,omitempty"`
-	Value     int      `json:"value,omitempty"`
-	Range     int      `json:"range,omitempty"`
-	What      string   `json:"what,omitempty"`
-	Workers   int      `json:"workers,omitempty"`
-	Millis    int64    `json:"millis,omitempty"`
-	Seed      uint64   `json:"seed,omitempty"`
+	Value     int      `json:"value,omitempty"` // bytes of a value
+	Range     int      `json:"range,omitempty"` // keys in a range
 }
 
-type etcdAnswer struct {
-	Error   string  `json:"error"`
-	Nanos   []int64 `json:"nanos"`
-	Seconds float64 `json:"seconds"`
+// EtcdRequest asks the client to write all keys or, if What is set, to repeat that operation.
+type EtcdRequest struct {
+	What    string        `json:"what,omitempty"`
+	Workers int           `json:"workers,omitempty"`
+	Time    time.Duration `json:"time,omitempty"`
+	Seed    uint64        `json:"seed,omitempty"`
 }
 
-// Failure returns the child's error.
-func (a *etcdAnswer) Failure() string { return a.Error }
+// EtcdAnswer is what Repeat returned.
+type EtcdAnswer struct {
+	Nanos   []int64 `json:"nanos,omitempty"`
+	Seconds float64 `json:"seconds,omitempty"`
+}
 
-// etcd is a cluster and a client, processes all.
+// etcd is a cluster and a client, each in a process.
 type etcd struct {
 	o       Options
 	members []*harness.Process
@@ -60,39 +63,29 @@ func (e *etcd) start(ctx context.Context, program, dir string) error {
 		return err
 	}
 	defer held.Release()
-	requests := make([]etcdRequest, members)
+	begins := make([]EtcdBegin, members)
 	var cluster, endpoints []string
-	for i := range requests {
+	for i := range begins {
 		name := fmt.Sprintf("member-%d", i)
-		requests[i] = etcdRequest{
-			Op: "member", Name: name, Dir: filepath.Join(dir, name), Client: "http://" + held.Address(2*i), Peer: "http://" + held.Address(2*i+1),
-		}
-		cluster = append(cluster, name+"="+requests[i].Peer)
-		endpoints = append(endpoints, requests[i].Client)
-	}
-	for i := range requests {
-		p, err := harness.StartProgram(ctx, requests[i].Name, program)
-		if err != nil {
-			return err
-		}
-		e.members = append(e.members, p)
-		requests[i].Cluster = strings.Join(cluster, ",")
+		begins[i] = EtcdBegin{Name: name, Dir: filepath.Join(dir, name), Client: "http://" + held.Address(2*i), Peer: "http://" + held.Address(2*i+1)}
+		cluster = append(cluster, name+"="+begins[i].Peer)
+		endpoints = append(endpoints, begins[i].Client)
 	}
 	held.Release()
-	// Each waits for the others.
+	// A member is ready only when the others are, so all are started at the same time.
 	errs := make([]error, members)
+	e.members = make([]*harness.Process, members)
 	var wg sync.WaitGroup
-	for i, p := range e.members {
-		wg.Go(func() { errs[i] = p.Ask(requests[i], new(etcdAnswer)) })
+	for i := range begins {
+		begins[i].Cluster = strings.Join(cluster, ",")
+		wg.Go(func() { e.members[i], errs[i] = harness.StartProgram(ctx, begins[i].Name, begins[i], nil, program) })
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if e.client, err = harness.StartProgram(ctx, nameEtcd+"'s client", program); err != nil {
-		return err
-	}
-	return e.client.Ask(etcdRequest{Op: "client", Endpoints: endpoints, Keys: e.o.Keys, Value: e.o.ValueBytes, Range: e.o.RangeKeys}, new(etcdAnswer))
+	e.client, err = harness.StartProgram(ctx, nameEtcd+"'s client", EtcdBegin{Endpoints: endpoints, Keys: e.o.Keys, Value: e.o.ValueBytes, Range: e.o.RangeKeys}, nil, program)
+	return err
 }
 
 func (e *etcd) close() error {
@@ -105,12 +98,10 @@ func (e *etcd) close() error {
 	return nil
 }
 
-func (e *etcd) load(context.Context) error {
-	return e.client.Ask(etcdRequest{Op: "load"}, new(etcdAnswer))
-}
+func (e *etcd) load(context.Context) error { return e.client.Ask(EtcdRequest{}, nil) }
 
 func (e *etcd) run(_ context.Context, what string, seed uint64) (Figures, error) {
-	var a etcdAnswer
-	err := e.client.Ask(etcdRequest{Op: "run", What: what, Workers: e.o.Workers, Millis: int64(e.o.Seconds) * 1000, Seed: seed}, &a)
+	var a EtcdAnswer
+	err := e.client.Ask(EtcdRequest{What: what, Workers: e.o.Workers, Time: time.Duration(e.o.Seconds) * time.Second, Seed: seed}, &a)
 	return newFigures(a.Nanos, a.Seconds), err
 }

@@ -3,48 +3,78 @@ package clientbench
 import (
 	"fmt"
 	"time"
+
+	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Options of a run beside etcd.
+// Options configure a run against etcd.
 type Options struct {
-	Rounds        int
-	Seconds       int // of each operation in each round
-	Keys          int // of the state, written before
-	ValueBytes    int
-	RangeKeys     int // of one range
-	Workers       int // operations under way at any time
-	Validators    int // of Starling; etcd has three members
-	TimeoutCommit time.Duration
-	Dir           string // for the homes; the run makes a folder in it
-	Starlingd     string // a built starlingd; empty: built
-	EtcdStore     string // a built bench/etcdstore; empty: built
+	common
+	Keys       int // written before the measurement
+	ValueBytes int
+	RangeKeys  int // in one range
+	Workers    int // concurrent operations
+	Validators int // Starling's; etcd has three members
+	EtcdStore  string
 }
 
-// members is how many processes etcd has, the least with which it survives the end of one.
+// common has the options of both benchmarks.
+type common struct {
+	Rounds        int
+	Seconds       int           // for each operation or phase of a round
+	TimeoutCommit time.Duration // pause between blocks
+	Starlingd     string
+}
+
+func (n *common) flags(f *harness.Flags, seconds int) {
+	f.Int(&n.Rounds, "rounds", 3, 1, 100, "number of rounds; each measures everything once")
+	f.Int(&n.Seconds, "seconds", seconds, 1, 3600, "duration of each measurement in a round, in seconds")
+	f.Time(&n.TimeoutCommit, "timeout-commit", time.Second, 0, time.Minute, "pause between blocks (default: CometBFT's)")
+	f.Program(&n.Starlingd, "starlingd")
+}
+
+// Flags adds the flags of client.
+func (o *Options) Flags(f *harness.Flags) {
+	o.flags(f, 10)
+	f.Int(&o.Keys, "keys", 10_000, 1, 10_000_000, "number of keys written before the measurement")
+	f.Int(&o.ValueBytes, "value-bytes", 128, 16, 4096, "length of a value")
+	f.Int(&o.RangeKeys, "range-keys", 100, 1, 1000, "number of keys in a range")
+	f.Int(&o.Workers, "workers", 32, 1, 256, "number of concurrent operations")
+	f.Int(&o.Validators, "validators", 3, 1, 16, "number of Starling validators (four are needed to survive one stopped or Byzantine validator)")
+	f.Program(&o.EtcdStore, "etcdstore")
+}
+
+// WatchOptions configure a run with watchers.
+type WatchOptions struct {
+	common
+	Watchers  int // of one key each; this many keys are written, in turn
+	All       int // watchers of all keys
+	Shared    bool
+	Changes   int // per second
+	TxChanges int // per transaction
+	Heights   int // that a watcher catches up on
+}
+
+// Flags adds the flags of watch.
+func (o *WatchOptions) Flags(f *harness.Flags) {
+	o.flags(f, 60)
+	f.Int(&o.Watchers, "watchers", 1000, 1, 10_000, "number of watchers of one key each; this many keys are written, in turn")
+	f.Int(&o.All, "all", 10, 0, 1000, "number of watchers of all keys")
+	f.BoolVar(&o.Shared, "shared", false, "all watchers share one client (default: one client per watcher)")
+	f.Int(&o.Changes, "changes", 1000, 1, 1_000_000, "changes per second")
+	f.Int(&o.TxChanges, "tx-changes", 10, 1, 1000, "changes per transaction")
+	f.Int(&o.Heights, "heights", 10_000, 1, 90_000, "number of heights that a watcher catches up on, with 100 changes per block; a node keeps the events of 100,000 heights")
+	f.Also(func() error {
+		if o.Changes < o.TxChanges {
+			return fmt.Errorf("--changes is %d, it must be at least --tx-changes, %d", o.Changes, o.TxChanges)
+		}
+		return nil
+	})
+}
+
+// members is the number of etcd processes: three is the minimum that survives the loss of one.
 const members = 3
 
-// tolerated is how many of n validators of equal power may stop or lie: fewer than a third.
+// tolerated returns how many of n validators of equal power may stop or be Byzantine: fewer than a
+// third.
 func tolerated(n int) int { return (n - 1) / 3 }
-
-// Check returns an error that names the flag that is out of range, and the range.
-func (o Options) Check() error {
-	switch {
-	case o.Rounds < 1 || o.Rounds > 100:
-		return fmt.Errorf("--rounds is %d, it must be from 1 to 100", o.Rounds)
-	case o.Seconds < 1 || o.Seconds > 3600:
-		return fmt.Errorf("--seconds is %d, it must be from 1 to 3600", o.Seconds)
-	case o.Keys < 1 || o.Keys > 10_000_000:
-		return fmt.Errorf("--keys is %d, it must be from 1 to 10000000", o.Keys)
-	case o.ValueBytes < 16 || o.ValueBytes > 4096:
-		return fmt.Errorf("--value-bytes is %d, it must be from 16 to 4096", o.ValueBytes)
-	case o.RangeKeys < 1 || o.RangeKeys > 1000:
-		return fmt.Errorf("--range-keys is %d, it must be from 1 to 1000", o.RangeKeys)
-	case o.Workers < 1 || o.Workers > 256:
-		return fmt.Errorf("--workers is %d, it must be from 1 to 256", o.Workers)
-	case o.Validators < 1 || o.Validators > 16:
-		return fmt.Errorf("--validators is %d, it must be from 1 to 16", o.Validators)
-	case o.TimeoutCommit < 0 || o.TimeoutCommit > time.Minute:
-		return fmt.Errorf("--timeout-commit is %v, it must be from 0 to 1m", o.TimeoutCommit)
-	}
-	return nil
-}

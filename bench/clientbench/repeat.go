@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -11,51 +12,66 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// keyPrefix begins all keys. Keys and values are those of bench/etcdstore.
+// keyPrefix is the prefix of all keys.
 const keyPrefix = "bench/"
 
-func key(i int) []byte { return fmt.Appendf(nil, keyPrefix+"%08d", i) }
+// Key returns the i-th key.
+func Key(i int) []byte { return fmt.Appendf(nil, keyPrefix+"%08d", i) }
 
-func newValue(random *rand.Rand, size int) []byte {
+// NewValue returns a value of size bytes.
+func NewValue(random *rand.Rand, size int) []byte {
 	text := fmt.Sprintf("%016x", random.Uint64())
 	return []byte(text + strings.Repeat("x", max(size-len(text), 0)))
 }
 
-// operation is one of those that are measured.
-type operation func(ctx context.Context, random *rand.Rand) error
+// Operation runs one measured operation once.
+type Operation func(ctx context.Context, random *rand.Rand) error
 
-// Figures are those of one operation.
+// Figures are the results of one operation.
 type Figures struct {
 	P50MS  float64 `json:"p50_ms"`
 	P99MS  float64 `json:"p99_ms"`
-	Rate   float64 `json:"per_second"` // of all workers together
-	Number int     `json:"number"`     // of all rounds
+	Rate   float64 `json:"per_second"` // all workers together
+	Number int     `json:"number"`     // operations
 }
 
-// newFigures are those of operations that took so many ns each, in so many seconds together.
+// newFigures summarises operations: the duration of each in ns, and the seconds that all took
+// together.
 func newFigures(nanos []int64, seconds float64) Figures {
-	took := make([]float64, len(nanos))
-	for i, n := range nanos {
-		took[i] = float64(n) / 1e6
-	}
+	took := harness.Each(nanos, func(n int64) float64 { return float64(n) / 1e6 })
 	return Figures{harness.Median(took), harness.Percentile(took, 99), harness.Ratio(float64(len(nanos)), seconds), len(nanos)}
 }
 
-// repeat repeats operations, one for each worker, for a time, and each at least once. It is the run
-// of bench/etcdstore.
-func repeat(ctx context.Context, work []operation, seed uint64, duration time.Duration) (Figures, error) {
+// Patience is the time limit of one operation. A store that does not answer ends the run with an
+// error instead of stopping it forever.
+const Patience = time.Minute
+
+// limited runs an operation with the time limit Patience.
+func limited(ctx context.Context, do Operation, random *rand.Rand) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, Patience, fmt.Errorf("no answer within %v", Patience))
+	defer cancel()
+	err := do(ctx, random)
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// Repeat repeats operations for a time, one operation per worker, each at least once. It returns
+// the duration of each execution in ns, and the total time in seconds. An operation that takes
+// longer than Patience is an error.
+func Repeat(ctx context.Context, work []Operation, seed uint64, duration time.Duration) (nanos []int64, seconds float64, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	took := make([][]int64, len(work))
 	began := time.Now()
-	until := began.Add(duration)
 	var workers sync.WaitGroup
 	for i, do := range work {
 		workers.Go(func() {
 			random := rand.New(rand.NewPCG(seed, uint64(i)))
-			for time.Now().Before(until) && ctx.Err() == nil {
+			for first := true; (first || time.Since(began) < duration) && ctx.Err() == nil; first = false {
 				at := time.Now()
-				if err := do(ctx, random); err != nil {
+				if err := limited(ctx, do, random); err != nil {
 					cancel(err)
 					return
 				}
@@ -64,9 +80,5 @@ func repeat(ctx context.Context, work []operation, seed uint64, duration time.Du
 		})
 	}
 	workers.Wait()
-	var nanos []int64
-	for _, list := range took {
-		nanos = append(nanos, list...)
-	}
-	return newFigures(nanos, time.Since(began).Seconds()), context.Cause(ctx)
+	return slices.Concat(took...), time.Since(began).Seconds(), context.Cause(ctx)
 }

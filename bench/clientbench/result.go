@@ -11,9 +11,11 @@ import (
 type Result struct {
 	Operations []OperationResult `json:"operations"`
 	Promise    string            `json:"promise"`
+	// EtcdRetries are the errors after which etcd was measured again.
+	EtcdRetries []string `json:"etcd_retries,omitempty"`
 
 	Rounds          int             `json:"rounds"`
-	Seconds         int             `json:"seconds"` // of each operation in each round
+	Seconds         int             `json:"seconds"` // per operation and round
 	Keys            int             `json:"keys"`
 	ValueBytes      int             `json:"value_bytes"`
 	RangeKeys       int             `json:"range_keys"`
@@ -24,15 +26,15 @@ type Result struct {
 	Machine         harness.Machine `json:"machine"`
 }
 
-// OperationResult is one operation, nil where a store does not have it.
+// OperationResult is the result of one operation. A store without this operation has nil.
 type OperationResult struct {
 	Name     string   `json:"name"`
 	Starling *Figures `json:"starling,omitempty"`
 	Etcd     *Figures `json:"etcd,omitempty"`
 }
 
-// promise says why the columns are no race.
-const promise = "etcd's members believe each other (crash faults), Starling's validators believe nobody (Byzantine faults)"
+// promise says why the two columns cannot be compared as a race.
+const promise = "etcd's members trust each other (crash faults), Starling's validators trust nobody (Byzantine faults)"
 
 func newResult(o Options, rounds map[string]map[string][]Figures) *Result {
 	r := &Result{
@@ -45,21 +47,14 @@ func newResult(o Options, rounds map[string]map[string][]Figures) *Result {
 	return r
 }
 
-// medians are those of each figure over the rounds; nil without rounds.
+// medians returns the median of each figure over the rounds, or nil without rounds.
 func medians(rounds []Figures) *Figures {
 	if len(rounds) == 0 {
 		return nil
 	}
-	of := func(figure func(Figures) float64) float64 {
-		values := make([]float64, len(rounds))
-		for i, f := range rounds {
-			values[i] = figure(f)
-		}
-		return harness.Median(values)
-	}
 	f := &Figures{
-		P50MS: of(func(f Figures) float64 { return f.P50MS }), P99MS: of(func(f Figures) float64 { return f.P99MS }),
-		Rate: of(func(f Figures) float64 { return f.Rate }),
+		P50MS: harness.MedianOf(rounds, func(f Figures) float64 { return f.P50MS }), P99MS: harness.MedianOf(rounds, func(f Figures) float64 { return f.P99MS }),
+		Rate: harness.MedianOf(rounds, func(f Figures) float64 { return f.Rate }),
 	}
 	for _, round := range rounds {
 		f.Number += round.Number
@@ -67,25 +62,28 @@ func medians(rounds []Figures) *Figures {
 	return f
 }
 
-// Print writes the table, and how to read it.
+// Print writes the table, and explains it.
 func (r *Result) Print(out io.Writer) {
 	cells := [][]string{{"", nameStarling + " p50, ms", "p99, ms", "a second", nameEtcd + " p50, ms", "p99, ms", "a second"}}
 	for _, op := range r.Operations {
 		cells = append(cells, append(append([]string{op.Name}, op.Starling.cells()...), op.Etcd.cells()...))
 	}
 	harness.PrintAligned(out, cells)
+	for _, why := range r.EtcdRetries {
+		fmt.Fprintf(out, "\netcd was measured again after an error: %s\n", why)
+	}
 	fmt.Fprintf(out, `
-A different promise: %s.
-%s of Starling survive %d that stop or lie; %d members of etcd survive %d that stop, and none that lies.
+Different guarantees: %s.
+%s of Starling survive %d stopped or Byzantine; %d members of etcd survive %d stopped, and no Byzantine one.
 
-%s on one machine, begun anew each time, the stores in turn; medians of rounds of %d s for each operation, %d at a time
+%s on one machine, new stores each time, in turn; medians of rounds of %d s for each operation, %d at a time
 keys         %s keys of 14 bytes, values of %d bytes; chosen at random
-put          until the client knows that it is in a block, which comes timeout_commit (%.0f ms) after the one before
-             (client.Put); in the log of a majority
+put          Starling: until the client knows that it is in a block, one every timeout_commit (%.0f ms) or more (client.Put);
+             etcd: until it is in the log of a majority
 transaction  if the key is there, then put, else get
-get, range   what one node has (etcd: serializable); a range has %d keys
-ordered      linearizable; of Starling a transaction with a read, which takes a block (client.Read)
-proved       against the newest header that there is: the state of one block before
+get, range   from one node, unverified (etcd: serializable); a range has %d keys
+ordered      linearizable; with Starling a transaction with a read, which takes a block (client.Read)
+proved       against the newest header: the state of one block before
 newest       of the newest state: the read waits for the next block, whose header proves it
 watch        from the sending of a put until a watcher of the key has its event
 `, r.Promise, harness.Count(r.Validators, "validator"), tolerated(r.Validators), r.Members, (r.Members-1)/2,
@@ -99,7 +97,7 @@ func (f *Figures) cells() []string {
 	return []string{milliseconds(f.P50MS), milliseconds(f.P99MS), harness.Group(int(f.Rate))}
 }
 
-// milliseconds writes three digits.
+// milliseconds formats ms with three digits.
 func milliseconds(ms float64) string {
 	switch {
 	case ms < 10:

@@ -8,99 +8,92 @@ import (
 	"path/filepath"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 )
 
-// The stores.
+// Names of the stores.
 const (
 	nameStarling = "starling"
 	nameEtcd     = "etcd"
 )
 
-// The operations. The names of those that etcd has are bench/etcdstore's.
+// Names of the operations.
 const (
-	opPut             = "put"
-	opTxn             = "transaction"
-	opGet             = "get"
-	opGetOrdered      = "get, ordered"
+	OpPut             = "put"
+	OpTxn             = "transaction"
+	OpGet             = "get"
+	OpGetOrdered      = "get, ordered"
 	opGetProved       = "get, proved"
 	opGetProvedNewest = "get, proved, newest"
-	opRange           = "range"
-	opRangeOrdered    = "range, ordered"
+	OpRange           = "range"
+	OpRangeOrdered    = "range, ordered"
 	opRangeProved     = "range, proved"
-	opWatch           = "watch"
+	OpWatch           = "watch"
 )
 
-// operations are all of them, in the order of the table. The values are of which stores.
+// operations lists all operations in the order of the table, with the stores that have each.
 var operations = []struct {
 	name string
 	of   []string
 }{
-	{opPut, []string{nameStarling, nameEtcd}},
-	{opTxn, []string{nameStarling, nameEtcd}},
-	{opGet, []string{nameStarling, nameEtcd}},
-	{opGetOrdered, []string{nameStarling, nameEtcd}},
+	{OpPut, []string{nameStarling, nameEtcd}},
+	{OpTxn, []string{nameStarling, nameEtcd}},
+	{OpGet, []string{nameStarling, nameEtcd}},
+	{OpGetOrdered, []string{nameStarling, nameEtcd}},
 	{opGetProved, []string{nameStarling}},
 	{opGetProvedNewest, []string{nameStarling}},
-	{opRange, []string{nameStarling, nameEtcd}},
-	{opRangeOrdered, []string{nameStarling, nameEtcd}},
+	{OpRange, []string{nameStarling, nameEtcd}},
+	{OpRangeOrdered, []string{nameStarling, nameEtcd}},
 	{opRangeProved, []string{nameStarling}},
-	{opWatch, []string{nameStarling, nameEtcd}},
+	{OpWatch, []string{nameStarling, nameEtcd}},
 }
 
 // store is a running store with its clients.
 type store interface {
 	load(ctx context.Context) error
-	// run repeats an operation. The seed chooses keys and values.
+	// run repeats an operation. seed determines the keys and values.
 	run(ctx context.Context, what string, seed uint64) (Figures, error)
 	close() error
 }
 
-// run makes one run.
+// run is the state of one run.
 type run struct {
 	o        Options
 	dir      string
 	progress *harness.Progress
 	programs map[string]string
-	rounds   map[string]map[string][]Figures // by store and operation
+	rounds   map[string]map[string][]Figures // by store, then by operation
 	turns    int
+	retries  []string // errors of etcd after which it was measured again
 }
 
-// Run measures. It says on progress how far it is, and ends its processes in any case.
+// Run runs the benchmark. It reports to progress, and always stops its processes.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Result, err error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
-	err = harness.InFolder(ctx, o.Dir, "homes", progress, func(dir string) error {
+	err = harness.InFolder(ctx, progress, func(dir string) error {
 		r := &run{o: o, dir: dir, progress: progress, programs: map[string]string{}, rounds: map[string]map[string][]Figures{nameStarling: {}, nameEtcd: {}}}
 		if err := r.build(ctx); err != nil {
 			return err
 		}
 		progress.Begin("load", "operations", o.Rounds*r.number())
-		if err := harness.InTurns(o.Rounds, []string{nameStarling, nameEtcd}, func(round int, name string) error { return r.turn(ctx, round, name) }); err != nil {
+		if err := harness.InTurns(o.Rounds, []string{nameStarling, nameEtcd}, func(round int, name string) error { return r.measure(ctx, round, name) }); err != nil {
 			return err
 		}
 		result = newResult(o, r.rounds)
+		result.EtcdRetries = r.retries
 		return nil
 	})
 	return result, err
 }
 
 func (r *run) build(ctx context.Context) (err error) {
-	r.progress.Begin("build", "programs", 2)
-	r.progress.Working(nameStarling)
-	if r.programs[nameStarling], err = buildStarlingd(ctx, r.o.Starlingd, r.dir); err != nil {
+	if r.programs[nameStarling], err = network.Starlingd(ctx, r.o.Starlingd, r.progress); err != nil {
 		return err
 	}
-	r.progress.Add(1)
-	r.progress.Working(nameEtcd)
-	if r.programs[nameEtcd] = r.o.EtcdStore; r.o.EtcdStore == "" {
-		r.programs[nameEtcd], err = harness.BuildBeside(ctx, "etcdstore", r.dir)
-	}
-	r.progress.Add(1)
+	r.programs[nameEtcd], err = harness.Build(ctx, r.o.EtcdStore, "bench/etcdstore", ".", r.progress)
 	return err
 }
 
-// number is how many operations a round measures.
+// number returns the number of operations that a round measures.
 func (r *run) number() (n int) {
 	for _, op := range operations {
 		n += len(op.of)
@@ -108,13 +101,31 @@ func (r *run) number() (n int) {
 	return n
 }
 
-// turn measures all operations of a store that begins anew.
-func (r *run) turn(ctx context.Context, round int, name string) (err error) {
+// measure adds the figures of one store in one round. An error of etcd does not end a run of hours:
+// it is measured once more, and the result reports that.
+func (r *run) measure(ctx context.Context, round int, name string) error {
+	figures, err := r.turn(ctx, round, name)
+	if err != nil && name == nameEtcd && ctx.Err() == nil {
+		r.retries = append(r.retries, err.Error())
+		figures, err = r.turn(ctx, round, name)
+	}
+	if err != nil {
+		return err
+	}
+	for op, f := range figures {
+		r.rounds[name][op] = append(r.rounds[name][op], f)
+	}
+	r.progress.Add(len(figures))
+	return nil
+}
+
+// turn measures all operations on a new store.
+func (r *run) turn(ctx context.Context, round int, name string) (figures map[string]Figures, err error) {
 	r.progress.Working(name)
 	r.turns++
 	dir := filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns))
 	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	start := startStarling
@@ -123,12 +134,13 @@ func (r *run) turn(ctx context.Context, round int, name string) (err error) {
 	}
 	s, err := start(ctx, r.o, r.programs[name], dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	if err := s.load(ctx); err != nil {
-		return fmt.Errorf("%s: load: %w", name, err)
+		return nil, fmt.Errorf("%s: load: %w", name, err)
 	}
+	figures = map[string]Figures{}
 	for _, op := range operations {
 		for _, of := range op.of {
 			if of != name {
@@ -137,11 +149,10 @@ func (r *run) turn(ctx context.Context, round int, name string) (err error) {
 			r.progress.Working(name + ", " + op.name)
 			f, err := s.run(ctx, op.name, uint64(round))
 			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
+				return nil, fmt.Errorf("%s: %s: %w", name, op.name, err)
 			}
-			r.rounds[name][op.name] = append(r.rounds[name][op.name], f)
-			r.progress.Add(1)
+			figures[op.name] = f
 		}
 	}
-	return nil
+	return figures, nil
 }

@@ -12,44 +12,53 @@ import (
 	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/crypto/ed25519"
 
+	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/tx"
 )
 
-// loadAtOnce is how many keys a transaction writes before the measurement.
+// loadAtOnce is the number of keys that each transaction of the load writes.
 const loadAtOnce = 500
 
-// starling is a network and its clients. All workers share them, as they share etcd's.
+// starling is a network and its clients. All workers share the clients, as with etcd.
 type starling struct {
 	o        Options
-	net      *network
+	net      *network.Network
 	believer *client.Client
 	verifier *client.Client
-	old      atomic.Int64 // a height that is kept, whose state can be proved at once
+	old      atomic.Int64 // a retained height whose state can be proved without waiting
+}
+
+// start starts a network in which all accounts may write keys with keyPrefix.
+func start(ctx context.Context, program, dir string, validators int, edit func(*cfg.Config)) (*network.Network, error) {
+	return network.Start(ctx, network.Options{
+		Program: program, Dir: dir, Validators: validators, Edit: edit,
+		AppState: map[string]any{"admins": []string{}, "grants": []map[string]string{{"grantee": "*", "prefix": keyPrefix}}},
+	})
 }
 
 func startStarling(ctx context.Context, o Options, program, dir string) (_ store, err error) {
-	net, err := startNetwork(ctx, program, dir, o.Validators, func(c *cfg.Config) { c.Consensus.TimeoutCommit = o.TimeoutCommit })
+	net, err := start(ctx, program, dir, o.Validators, func(c *cfg.Config) { c.Consensus.TimeoutCommit = o.TimeoutCommit })
 	if err != nil {
 		return nil, err
 	}
 	s := &starling{o: o, net: net}
 	if err := s.connect(ctx); err != nil {
-		return nil, errors.Join(err, net.stop())
+		return nil, errors.Join(err, net.Stop())
 	}
 	return s, nil
 }
 
 func (s *starling) connect(ctx context.Context) (err error) {
 	key := client.WithKey(ed25519.GenPrivKeyFromSecret([]byte("bench")))
-	if s.believer, err = client.Dial(ctx, s.net.rpcs(), key, client.WithChainID(chainID)); err != nil {
+	if s.believer, err = client.Dial(ctx, s.net.RPCs(), key, client.WithChainID(network.ChainID)); err != nil {
 		return err
 	}
-	s.verifier, err = client.Dial(ctx, s.net.rpcs(), client.WithVerification(client.Trust{Genesis: s.net.genesis}))
+	s.verifier, err = client.Dial(ctx, s.net.RPCs(), client.WithVerification(client.Trust{Genesis: s.net.Genesis}))
 	return err
 }
 
-func (s *starling) close() error { return s.net.stop() }
+func (s *starling) close() error { return s.net.Stop() }
 
 // load writes all keys.
 func (s *starling) load(ctx context.Context) error {
@@ -58,24 +67,24 @@ func (s *starling) load(ctx context.Context) error {
 	for from := 0; from < s.o.Keys; from += loadAtOnce {
 		var puts []tx.Operation
 		for i := from; i < min(from+loadAtOnce, s.o.Keys); i++ {
-			puts = append(puts, tx.NewPut(key(i), newValue(random, s.o.ValueBytes)))
+			puts = append(puts, tx.NewPut(Key(i), NewValue(random, s.o.ValueBytes)))
 		}
 		var err error
 		if last, err = s.believer.Send(ctx, puts...); err != nil {
 			return err
 		}
 	}
-	done, err := last.Wait(ctx) // nonces are in order: all before it are in blocks too
+	done, err := last.Wait(ctx) // nonces are in order: all earlier transactions are in blocks, too
 	if err != nil {
 		return err
 	}
-	// its headers are verified now
-	_, err = s.verifier.Get(ctx, key(0), client.AtHeight(done.Height))
+	// so that the headers are verified before the measurement
+	_, err = s.verifier.Get(ctx, Key(0), client.AtHeight(done.Height))
 	return err
 }
 
 func (s *starling) run(ctx context.Context, what string, seed uint64) (Figures, error) {
-	work := make([]operation, s.o.Workers)
+	work := make([]Operation, s.o.Workers)
 	for i := range work {
 		do, err := s.operation(ctx, what, i)
 		if err != nil {
@@ -92,7 +101,7 @@ func (s *starling) run(ctx context.Context, what string, seed uint64) (Figures, 
 		for every := time.NewTicker(time.Second); ; {
 			select {
 			case <-every.C:
-				_ = s.look(looking) // the height before is kept for a while
+				_ = s.look(looking) // on error: the previous height is retained for a while
 			case <-looking.Done():
 				every.Stop()
 				return
@@ -101,14 +110,14 @@ func (s *starling) run(ctx context.Context, what string, seed uint64) (Figures, 
 	})
 	defer looks.Wait()
 	defer end()
-	f, err := repeat(ctx, work, seed, time.Duration(s.o.Seconds)*time.Second)
+	nanos, seconds, err := Repeat(ctx, work, seed, time.Duration(s.o.Seconds)*time.Second)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", what, err)
 	}
-	return f, err
+	return newFigures(nanos, seconds), err
 }
 
-// look finds the newest height whose state can be proved at once: the header after it is there.
+// look finds the newest height that can be proved without waiting, because the next header exists.
 func (s *starling) look(ctx context.Context) error {
 	status, err := s.believer.Status(ctx)
 	if err == nil {
@@ -117,25 +126,26 @@ func (s *starling) look(ctx context.Context) error {
 	return err
 }
 
-var errAbsent = errors.New("a key that was written is absent")
+// ErrAbsent is returned by a read that finds fewer keys than were written.
+var ErrAbsent = errors.New("a written key is missing")
 
-// operation returns one by its name, for one worker.
-func (s *starling) operation(ctx context.Context, what string, worker int) (operation, error) {
-	get := func(c *client.Client, options func() []client.ReadOption) operation {
+// operation returns the operation of this name for one worker.
+func (s *starling) operation(ctx context.Context, what string, worker int) (Operation, error) {
+	get := func(c *client.Client, options func() []client.ReadOption) Operation {
 		return func(ctx context.Context, random *rand.Rand) error {
-			v, err := c.Get(ctx, key(random.IntN(s.o.Keys)), options()...)
+			v, err := c.Get(ctx, Key(random.IntN(s.o.Keys)), options()...)
 			if err == nil && !v.Found {
-				err = errAbsent
+				err = ErrAbsent
 			}
 			return err
 		}
 	}
-	scan := func(c *client.Client, options func() []client.ReadOption) operation {
+	scan := func(c *client.Client, options func() []client.ReadOption) Operation {
 		return func(ctx context.Context, random *rand.Rand) error {
-			page, err := c.Range(ctx, key(random.IntN(max(s.o.Keys-s.o.RangeKeys, 1))), client.PrefixEnd([]byte(keyPrefix)),
+			page, err := c.Range(ctx, Key(random.IntN(max(s.o.Keys-s.o.RangeKeys, 1))), client.PrefixEnd([]byte(keyPrefix)),
 				append(options(), client.Limit(s.o.RangeKeys))...)
 			if err == nil && len(page.Entries) != min(s.o.RangeKeys, s.o.Keys) {
-				err = errAbsent
+				err = ErrAbsent
 			}
 			return err
 		}
@@ -143,20 +153,20 @@ func (s *starling) operation(ctx context.Context, what string, worker int) (oper
 	newest := func() []client.ReadOption { return nil }
 	before := func() []client.ReadOption { return []client.ReadOption{client.AtHeight(s.old.Load())} }
 	switch what {
-	case opPut:
+	case OpPut:
 		return func(ctx context.Context, random *rand.Rand) error {
-			_, err := s.believer.Put(ctx, key(random.IntN(s.o.Keys)), newValue(random, s.o.ValueBytes))
+			_, err := s.believer.Put(ctx, Key(random.IntN(s.o.Keys)), NewValue(random, s.o.ValueBytes))
 			return err
 		}, nil
-	case opTxn:
+	case OpTxn:
 		return s.txn, nil
-	case opGet:
+	case OpGet:
 		return get(s.believer, newest), nil
-	case opGetOrdered:
+	case OpGetOrdered:
 		return func(ctx context.Context, random *rand.Rand) error {
-			_, found, err := s.believer.Read(ctx, key(random.IntN(s.o.Keys)))
+			_, found, err := s.believer.Read(ctx, Key(random.IntN(s.o.Keys)))
 			if err == nil && !found {
-				err = errAbsent
+				err = ErrAbsent
 			}
 			return err
 		}, nil
@@ -164,45 +174,45 @@ func (s *starling) operation(ctx context.Context, what string, worker int) (oper
 		return get(s.verifier, before), nil
 	case opGetProvedNewest:
 		return get(s.verifier, newest), nil
-	case opRange:
+	case OpRange:
 		return scan(s.believer, newest), nil
-	case opRangeOrdered:
+	case OpRangeOrdered:
 		return s.readRange, nil
 	case opRangeProved:
 		return scan(s.verifier, before), nil
-	case opWatch:
+	case OpWatch:
 		return s.watch(ctx, worker)
 	}
 	return nil, fmt.Errorf("unknown operation %q", what)
 }
 
 func (s *starling) txn(ctx context.Context, random *rand.Rand) error {
-	k := key(random.IntN(s.o.Keys))
-	done, err := s.believer.Txn(ctx).If(client.Present(k)).Then(tx.NewPut(k, newValue(random, s.o.ValueBytes))).Else(tx.NewRead(k)).Commit()
+	k := Key(random.IntN(s.o.Keys))
+	done, err := s.believer.Txn(ctx).If(client.Present(k)).Then(tx.NewPut(k, NewValue(random, s.o.ValueBytes))).Else(tx.NewRead(k)).Commit()
 	if err == nil && !done.Succeeded {
-		err = errAbsent
+		err = ErrAbsent
 	}
 	return err
 }
 
 // readRange reads a range in a transaction.
 func (s *starling) readRange(ctx context.Context, random *rand.Rand) error {
-	done, err := s.believer.Submit(ctx, tx.NewReadRange(key(random.IntN(max(s.o.Keys-s.o.RangeKeys, 1))), client.PrefixEnd([]byte(keyPrefix)), uint32(s.o.RangeKeys)))
+	done, err := s.believer.Submit(ctx, tx.NewReadRange(Key(random.IntN(max(s.o.Keys-s.o.RangeKeys, 1))), client.PrefixEnd([]byte(keyPrefix)), uint32(s.o.RangeKeys)))
 	if err == nil && len(done.Results[0].Entries) != min(s.o.RangeKeys, s.o.Keys) {
-		err = errAbsent
+		err = ErrAbsent
 	}
 	return err
 }
 
-// watch measures from the sending of a put until the event of it is there.
-func (s *starling) watch(ctx context.Context, worker int) (operation, error) {
+// watch measures the time from sending a put until its event arrives.
+func (s *starling) watch(ctx context.Context, worker int) (Operation, error) {
 	k := fmt.Appendf(nil, keyPrefix+"watched/%d", worker)
 	w, err := s.believer.Watch(ctx, nil, client.WatchKey(k))
 	if err != nil {
 		return nil, err
 	}
 	return func(ctx context.Context, random *rand.Rand) error {
-		value := string(newValue(random, s.o.ValueBytes))
+		value := string(NewValue(random, s.o.ValueBytes))
 		if _, err := s.believer.Send(ctx, tx.NewPut(k, []byte(value))); err != nil {
 			return err
 		}

@@ -11,51 +11,14 @@ import (
 	"github.com/cometbft/cometbft/crypto/ed25519"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/client"
 )
 
-// WatchOptions are the options of a run with watchers.
-type WatchOptions struct {
-	Rounds        int
-	Seconds       int // of blocks with watchers, and without, in each round
-	Watchers      int // of one key each; as many keys are written in turn
-	All           int // watchers of everything
-	Shared        bool
-	Changes       int // a second
-	TxChanges     int // of a transaction
-	Heights       int // of the log that is caught up with
-	TimeoutCommit time.Duration
-	Dir           string // for the homes; the run makes a folder in it
-	Starlingd     string // a built starlingd; empty: built
-}
-
-// Check returns an error that names the flag that is out of range, and the range.
-func (o WatchOptions) Check() error {
-	switch {
-	case o.Rounds < 1 || o.Rounds > 100:
-		return fmt.Errorf("--rounds is %d, it must be from 1 to 100", o.Rounds)
-	case o.Seconds < 1 || o.Seconds > 3600:
-		return fmt.Errorf("--seconds is %d, it must be from 1 to 3600", o.Seconds)
-	case o.Watchers < 1 || o.Watchers > 10_000:
-		return fmt.Errorf("--watchers is %d, it must be from 1 to 10000", o.Watchers)
-	case o.All < 0 || o.All > 1000:
-		return fmt.Errorf("--all is %d, it must be from 0 to 1000", o.All)
-	case o.TxChanges < 1 || o.TxChanges > 1000:
-		return fmt.Errorf("--tx-changes is %d, it must be from 1 to 1000", o.TxChanges)
-	case o.Changes < o.TxChanges || o.Changes > 1_000_000:
-		return fmt.Errorf("--changes is %d, it must be from %d (--tx-changes) to 1000000 a second", o.Changes, o.TxChanges)
-	case o.Heights < 1 || o.Heights > 90_000:
-		return fmt.Errorf("--heights is %d, it must be from 1 to 90000: a node keeps the events of 100,000 blocks", o.Heights)
-	case o.TimeoutCommit < 0 || o.TimeoutCommit > time.Minute:
-		return fmt.Errorf("--timeout-commit is %v, it must be from 0 to 1m", o.TimeoutCommit)
-	}
-	return nil
-}
-
-// catchUpChanges is how many changes each transaction makes of those that are caught up with.
+// catchUpChanges is the number of changes in each transaction of the catch-up measurement.
 const catchUpChanges = 100
 
-// watchRun makes one run.
+// watchRun is the state of one run.
 type watchRun struct {
 	o        WatchOptions
 	dir      string
@@ -64,21 +27,15 @@ type watchRun struct {
 	result   WatchResult
 }
 
-// RunWatch measures watchers. It says on progress how far it is, and ends its processes in any
-// case. A watcher that misses an event, or gets one that is not the next, is an error.
+// RunWatch measures watchers. It reports to progress, and always stops its processes. It fails if a
+// watcher misses an event or gets one out of order.
 func RunWatch(ctx context.Context, o WatchOptions, progress *harness.Progress) (*WatchResult, error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
 	r := &watchRun{o: o, progress: progress, result: newWatchResult(o)}
-	err := harness.InFolder(ctx, o.Dir, "homes", progress, func(dir string) (err error) {
+	err := harness.InFolder(ctx, progress, func(dir string) (err error) {
 		r.dir = dir
-		progress.Begin("build", "programs", 1)
-		progress.Working(nameStarling)
-		if r.program, err = buildStarlingd(ctx, o.Starlingd, dir); err != nil {
+		if r.program, err = network.Starlingd(ctx, o.Starlingd, progress); err != nil {
 			return err
 		}
-		progress.Add(1)
 		if err := r.catchUp(ctx); err != nil {
 			return fmt.Errorf("catch up: %w", err)
 		}
@@ -91,25 +48,25 @@ func RunWatch(ctx context.Context, o WatchOptions, progress *harness.Progress) (
 	return &r.result, nil
 }
 
-// node is a network of one validator, and a client of it that writes.
+// node is a network of one validator, and a client that writes to it.
 type node struct {
-	*network
+	*network.Network
 	writer *client.Client
 }
 
 func (r *watchRun) start(ctx context.Context, name string, edit func(*cfg.Config)) (*node, error) {
-	net, err := startNetwork(ctx, r.program, filepath.Join(r.dir, name), 1, edit)
+	net, err := start(ctx, r.program, filepath.Join(r.dir, name), 1, edit)
 	if err != nil {
 		return nil, err
 	}
-	writer, err := client.Dial(ctx, net.rpcs(), client.WithKey(ed25519.GenPrivKeyFromSecret([]byte("bench"))), client.WithChainID(chainID))
+	writer, err := client.Dial(ctx, net.RPCs(), client.WithKey(ed25519.GenPrivKeyFromSecret([]byte("bench"))), client.WithChainID(network.ChainID))
 	if err != nil {
-		return nil, errors.Join(err, net.stop())
+		return nil, errors.Join(err, net.Stop())
 	}
 	return &node{net, writer}, nil
 }
 
-// watchers measures the blocks of a node without watchers and with them, in turns.
+// watchers measures the blocks of a node without and with watchers, in turns.
 func (r *watchRun) watchers(ctx context.Context) (err error) {
 	n, err := r.start(ctx, "watched", func(c *cfg.Config) {
 		c.Consensus.TimeoutCommit = r.o.TimeoutCommit
@@ -118,11 +75,11 @@ func (r *watchRun) watchers(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, n.stop()) }()
+	defer func() { err = errors.Join(err, n.Stop()) }()
 	load := &changes{n: n, keys: r.o.Watchers, inTx: r.o.TxChanges, rate: r.o.Changes}
 	r.progress.Begin("blocks", "phases", 2*r.o.Rounds)
 	return harness.InTurns(r.o.Rounds, []bool{false, true}, func(_ int, watched bool) error {
-		r.progress.Working(map[bool]string{false: "nobody watches", true: "all watch"}[watched])
+		r.progress.Working(map[bool]string{false: "no watchers", true: "watchers"}[watched])
 		b, err := r.phase(ctx, load, watched)
 		if err != nil {
 			return err
@@ -137,10 +94,10 @@ func (r *watchRun) watchers(ctx context.Context) (err error) {
 	})
 }
 
-// warm is the part of a phase that is not counted: connections are new.
+// warm is the uncounted beginning of each phase, in which connections are new.
 const warm = 3 * time.Second
 
-// phase writes changes, with watchers or without, and measures the blocks meanwhile.
+// phase writes changes, with or without watchers, and measures the blocks meanwhile.
 func (r *watchRun) phase(ctx context.Context, load *changes, watched bool) (b BlockRound, err error) {
 	crowd := &crowd{}
 	if watched {

@@ -11,19 +11,19 @@ import (
 // WatchResult is the outcome of a run with watchers.
 type WatchResult struct {
 	Alone   Blocks  `json:"alone"`   // without watchers
-	Watched Blocks  `json:"watched"` // with them
-	Events  int     `json:"events"`  // that watchers got; none was missed
+	Watched Blocks  `json:"watched"` // with watchers
+	Events  int     `json:"events"`  // received by watchers; none was missed
 	CatchUp CatchUp `json:"catch_up"`
 
-	Watchers        int             `json:"watchers"` // of a key each
-	All             int             `json:"all"`      // of everything
-	Shared          bool            `json:"shared"`   // by one client
-	Changes         int             `json:"changes_per_second"`
-	TxChanges       int             `json:"changes_of_a_transaction"`
-	Seconds         int             `json:"seconds"`
-	TimeoutCommitMS float64         `json:"timeout_commit_ms"`
-	Machine         harness.Machine `json:"machine"`
-	Goals           []Goal          `json:"targets"`
+	Watchers        int              `json:"watchers"` // of one key each
+	All             int              `json:"all"`      // of all keys
+	Shared          bool             `json:"shared"`   // all watchers share one client
+	Changes         int              `json:"changes_per_second"`
+	TxChanges       int              `json:"changes_of_a_transaction"`
+	Seconds         int              `json:"seconds"`
+	TimeoutCommitMS float64          `json:"timeout_commit_ms"`
+	Machine         harness.Machine  `json:"machine"`
+	Targets         []harness.Target `json:"targets"`
 }
 
 // Blocks are the times between blocks: medians over the rounds.
@@ -32,39 +32,31 @@ type Blocks struct {
 	Rounds []BlockRound `json:"rounds"`
 }
 
-// BlockRound is one round's.
+// BlockRound has the figures of one round.
 type BlockRound struct {
 	Blocks     int     `json:"blocks"`
 	P50MS      float64 `json:"interval_p50_ms"`
 	P99MS      float64 `json:"interval_p99_ms"`
 	MaxMS      float64 `json:"interval_max_ms"`
-	Changes    float64 `json:"changes_per_second"` // that were made
-	CPUPercent float64 `json:"cpu_percent"`        // of one core, that the node used
+	Changes    float64 `json:"changes_per_second"` // written
+	CPUPercent float64 `json:"cpu_percent"`        // of one core, used by the node
 }
 
-// CatchUp is a watch from many heights ago.
+// CatchUp has the figures of a watch that starts many heights ago.
 type CatchUp struct {
 	Heights   int       `json:"heights"`
 	Events    int       `json:"events"`
-	PerSecond []float64 `json:"events_per_second"` // of each round
+	PerSecond []float64 `json:"events_per_second"` // one for each round
 
-	// CPU time of an event in each round, in µs: less than the time that passes depends on what
-	// else the machine does.
+	// CPU time per event in each round, in µs. Other load on the machine affects it less than wall
+	// time.
 	NodeMicros   []float64 `json:"node_cpu_us"`
 	ClientMicros []float64 `json:"client_cpu_us"`
 }
 
-// Goal is a figure to reach.
-type Goal struct {
-	Name   string  `json:"name"`
-	Met    bool    `json:"met"`
-	Figure float64 `json:"figure"`
-}
-
 const (
-	wantedRatio    = 1.1    // of the p99 of the times between blocks
-	wantedCatchUp  = 50_000 // events a second
-	wantedWatchers = 1000   // for which both are set
+	wantedRatio   = 1.1    // p99 of the times between blocks, with watchers to without
+	wantedCatchUp = 50_000 // events per second
 )
 
 func newWatchResult(o WatchOptions) WatchResult {
@@ -77,22 +69,15 @@ func newWatchResult(o WatchOptions) WatchResult {
 func (r *WatchResult) judge() {
 	r.Alone.medians()
 	r.Watched.medians()
-	times := harness.Ratio(r.Watched.P99MS, r.Alone.P99MS)
 	rate := harness.Median(r.CatchUp.PerSecond)
-	r.Goals = []Goal{
-		{"p99 of the time between blocks at most 1.1 times that without watchers", times <= wantedRatio, times},
-		{fmt.Sprintf("at least %s events a second", harness.Group(wantedCatchUp)), rate >= wantedCatchUp, math.Round(rate)},
+	r.Targets = []harness.Target{
+		harness.AtMost("p99 of the time between blocks at most 1.1 times that without watchers", wantedRatio, harness.Ratio(r.Watched.P99MS, r.Alone.P99MS)),
+		{Name: fmt.Sprintf("at least %s events a second", harness.Group(wantedCatchUp)), Met: rate >= wantedCatchUp, Figure: math.Round(rate), Measure: harness.Group(int(rate))},
 	}
 }
 
 func (b *Blocks) medians() {
-	of := func(figure func(BlockRound) float64) float64 {
-		values := make([]float64, len(b.Rounds))
-		for i, round := range b.Rounds {
-			values[i] = figure(round)
-		}
-		return harness.Median(values)
-	}
+	of := func(figure func(BlockRound) float64) float64 { return harness.MedianOf(b.Rounds, figure) }
 	b.P50MS, b.P99MS = of(func(r BlockRound) float64 { return r.P50MS }), of(func(r BlockRound) float64 { return r.P99MS })
 	b.MaxMS, b.Changes = of(func(r BlockRound) float64 { return r.MaxMS }), of(func(r BlockRound) float64 { return r.Changes })
 	b.CPUPercent = of(func(r BlockRound) float64 { return r.CPUPercent })
@@ -101,9 +86,9 @@ func (b *Blocks) medians() {
 	}
 }
 
-// Print writes the table, and how to read it.
+// Print writes the table, and explains it.
 func (r *WatchResult) Print(out io.Writer) {
-	cells := [][]string{{"blocks", "nobody watches", "all watch", "×"}}
+	cells := [][]string{{"blocks", "no watchers", "watchers", "×"}}
 	row := func(name, format string, a, b float64) {
 		cells = append(cells, []string{name, fmt.Sprintf(format, a), fmt.Sprintf(format, b), fmt.Sprintf("%.2f", harness.Ratio(b, a))})
 	}
@@ -130,18 +115,10 @@ changes      %d a second, %d in a transaction, of %s in turn
 
 a watch of everything from %s ago caught up with %s events at%s a second;
 CPU time of an event: %.1f µs of the node, %.1f µs of the client
-
 `, harness.Group(r.Events), harness.Count(r.Watchers, "watcher"), r.All, clients, r.TimeoutCommitMS, harness.Count(len(r.Alone.Rounds), "round"), r.Seconds,
 		r.Changes, r.TxChanges, harness.Count(r.Watchers, "key"), harness.Count(r.CatchUp.Heights, "height"), harness.Group(r.CatchUp.Events), rates(r.CatchUp.PerSecond),
 		harness.Median(r.CatchUp.NodeMicros), harness.Median(r.CatchUp.ClientMicros))
-	fmt.Fprintf(out, "Targets (they are set for %s watchers and 10,000 heights)\n", harness.Group(wantedWatchers))
-	for _, g := range r.Goals {
-		verdict := "not met"
-		if g.Met {
-			verdict = "met"
-		}
-		fmt.Fprintf(out, "  %-9s %s: %s\n", verdict, g.Name, figure(g.Figure))
-	}
+	harness.PrintTargets(out, "1,000 watchers and 10,000 heights", r.Targets)
 }
 
 func rates(list []float64) (text string) {
@@ -152,11 +129,4 @@ func rates(list []float64) (text string) {
 		text += " " + harness.Group(int(rate))
 	}
 	return text
-}
-
-func figure(f float64) string {
-	if f >= 1000 {
-		return harness.Group(int(f))
-	}
-	return fmt.Sprintf("%.2f", f)
 }

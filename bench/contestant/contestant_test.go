@@ -10,8 +10,8 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// Every contestant does what the interface says: values, proofs, pinned streams beside commits,
-// export and import.
+// TestContestants checks that every contestant fulfils the interface: values, proofs, streams of a
+// pinned version during commits, export and import.
 func TestContestants(t *testing.T) {
 	roots := map[string][]string{}
 	for _, name := range append(slices.Clone(Names), Indexed) {
@@ -43,13 +43,13 @@ func TestContestants(t *testing.T) {
 				for i := 0; i < 5 && err == nil; i++ {
 					var n int
 					if n, err = stream.Next(); err == nil && n < 300_000 {
-						t.Errorf("a piece of %d bytes", n)
+						t.Errorf("got a piece of %d bytes", n)
 					}
 				}
 				streamed <- err
 			}
-			// The race detector finds IAVL's exporter reading what its writer clones (node.go:315
-			// and 677).
+			// The race detector reports that IAVL's exporter reads nodes that its writer clones
+			// (node.go:315 and 677).
 			if name == "iavl" {
 				read()
 			} else {
@@ -87,7 +87,7 @@ func TestContestants(t *testing.T) {
 	require.Equal(t, roots["starling"], roots[Indexed])
 }
 
-// What memiavl maps, and imports through a pipe, is what it wrote.
+// A mapped snapshot, and an import through a pipe, have the content that memiavl wrote.
 func TestMemiavlSnapshots(t *testing.T) {
 	w, err := workload.New(workload.Spec{Seed: 3, Keys: 3000, Batch: 3000}, 10)
 	require.NoError(t, err)

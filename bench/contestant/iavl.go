@@ -13,14 +13,14 @@ import (
 // iavlCache is the Cosmos SDK's default for iavl-cache-size, in nodes.
 const iavlCache = 781_250
 
-// iavlTree is IAVL v1 as the Cosmos SDK drives it: fast storage on, a cache of 781,250 nodes, no
-// fsync, no version pruned. Its database is Pebble, which is faster than the default, goleveldb. A
-// commit is Set, Remove and SaveVersion.
+// iavlTree is IAVL v1 as the Cosmos SDK uses it: fast storage on, a cache of 781,250 nodes, no
+// fsync. No version is pruned. Its database is Pebble, which is faster than the SDK's default,
+// goleveldb. A commit is Set, Remove and SaveVersion.
 type iavlTree struct {
 	db    *pebbleDB
 	tree  *iavl.MutableTree
 	dir   string
-	saved *iavl.ImmutableTree // the newest version, for proofs; nil after a commit
+	saved *iavl.ImmutableTree // the newest version, for proofs; reset to nil by a commit
 }
 
 func openIAVL(dir string) (*iavlTree, error) {
@@ -85,10 +85,9 @@ func (t *iavlTree) VerifyProof(p Proof, key, value []byte) error {
 
 func (t *iavlTree) CheckLen(n int) error { return checkLen(int(t.tree.Size()), n) }
 
-func (t *iavlTree) Close() error { return t.tree.Close() } // closes the database, too
+func (t *iavlTree) Close() error { return t.tree.Close() } // also closes the database
 
-// iavlStream reads the exporter of a saved version; at its end, it starts again with the first
-// leaf.
+// iavlStream reads the exporter of a saved version, and starts over at its end.
 type iavlStream struct {
 	pinned   *iavl.ImmutableTree
 	exporter *iavl.Exporter
@@ -165,7 +164,7 @@ func (e *iavlExport) Bytes() int { return e.bytes }
 func (e *iavlExport) Import() (func(), error) {
 	dir, err := os.MkdirTemp(e.dir, "iavl-import-")
 	if err != nil {
-		return nil, fmt.Errorf("no folder for IAVL's import: %w", err)
+		return nil, fmt.Errorf("creating a folder for IAVL's import: %w", err)
 	}
 	db, err := openPebble(dir)
 	if err != nil {
@@ -186,7 +185,7 @@ func (e *iavlExport) Import() (func(), error) {
 		return nil, err
 	}
 	return func() {
-		_ = tree.Close() // the end of the process closes both
+		_ = tree.Close() // the process's exit closes both
 		_ = os.RemoveAll(dir)
 	}, checkRoot(tree.Hash(), e.root)
 }

@@ -5,15 +5,14 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/cosmos/iavl"
 	"github.com/crypto-org-chain/cronos/memiavl"
 
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// memiavlTree is memiavl's Tree alone, in memory or over a snapshot that it maps: without its
-// write-ahead log and new snapshots, which would only take time, and without its cache of values,
-// which random keys do not hit. A commit is ApplyChangeSet and SaveVersion with the hash.
+// memiavlTree is memiavl's Tree alone, in memory or over a mapped snapshot. It has no write-ahead
+// log and takes no snapshots, which would only cost time, and no cache of values, which random keys
+// do not hit. A commit is ApplyChangeSet and SaveVersion with the hash.
 type memiavlTree struct {
 	tree *memiavl.Tree
 	dir  string
@@ -22,12 +21,12 @@ type memiavlTree struct {
 func openMemiavl(dir string) *memiavlTree { return &memiavlTree{tree: memiavl.New(0), dir: dir} }
 
 func (m *memiavlTree) Prepare(changes []workload.Change) func() ([]byte, error) {
-	array := make([]iavl.KVPair, len(changes))
-	set := iavl.ChangeSet{Pairs: make([]*iavl.KVPair, len(changes))}
+	array := make([]memiavl.KVPair, len(changes))
+	set := memiavl.ChangeSet{Pairs: make([]*memiavl.KVPair, len(changes))}
 	return func() ([]byte, error) {
 		sortChanges(changes)
 		for i, c := range changes {
-			array[i] = iavl.KVPair{Delete: c.Value == nil, Key: c.Key, Value: c.Value}
+			array[i] = memiavl.KVPair{Delete: c.Value == nil, Key: c.Key, Value: c.Value}
 			set.Pairs[i] = &array[i]
 		}
 		m.tree.ApplyChangeSet(set)
@@ -62,7 +61,7 @@ func (m *memiavlTree) CheckLen(n int) error {
 
 func (m *memiavlTree) Close() error { return m.tree.Close() }
 
-// memiavlStream reads the exporter of a copy; at its end, it starts again with the first leaf.
+// memiavlStream reads the exporter of a copy, and starts over at its end.
 type memiavlStream struct {
 	pinned   *memiavl.Tree
 	exporter *memiavl.Exporter
@@ -123,11 +122,11 @@ func (m *memiavlTree) Export() (Export, error) {
 
 func (e *memiavlExport) Bytes() int { return e.bytes }
 
-// Import makes a snapshot on disk: memiavl has no other importer. It hashes every node.
+// Import writes a snapshot to disk, because memiavl has no other importer. It hashes every node.
 func (e *memiavlExport) Import() (func(), error) {
 	dir, err := os.MkdirTemp(e.dir, "memiavl-import-")
 	if err != nil {
-		return nil, fmt.Errorf("no folder for memiavl's import: %w", err)
+		return nil, fmt.Errorf("creating a folder for memiavl's import: %w", err)
 	}
 	importer := memiavl.NewTreeImporter(dir, e.version)
 	for _, node := range e.nodes {
@@ -141,16 +140,16 @@ func (e *memiavlExport) Import() (func(), error) {
 		return nil, err
 	}
 	return func() {
-		_ = snapshot.Close() // the end of the process closes both
+		_ = snapshot.Close() // the process's exit closes both
 		_ = os.RemoveAll(dir)
 	}, checkRoot(snapshot.RootHash(), e.root)
 }
 
-// Snapshot writes the newest version as a snapshot into the new folder dir, with its files synced.
+// Snapshot writes the newest version as a snapshot into the new folder dir, and syncs its files.
 func (m *memiavlTree) Snapshot(dir string) error { return m.tree.WriteSnapshot(dir) }
 
-// MapMemiavl opens the snapshot in a folder as a node does after a start: its files are mapped, and
-// what is read is not copied. Changes are made in memory. dir is a folder for more files.
+// MapMemiavl opens the snapshot in a folder as a node does at its start: the files are mapped,
+// reads do not copy, and changes are kept in memory. dir is a folder for further files.
 func MapMemiavl(snapshot, dir string) (Contestant, error) {
 	s, err := memiavl.OpenSnapshot(snapshot)
 	if err != nil {
@@ -159,8 +158,8 @@ func MapMemiavl(snapshot, dir string) (Contestant, error) {
 	return &memiavlTree{tree: memiavl.NewFromSnapshot(s, true, 0), dir: dir}, nil
 }
 
-// PipeMemiavl maps the snapshot in the folder from, and pipes its export into an import into the
-// new folder to, whose files are synced. It returns the bytes of the leaf records, and fails if the
+// PipeMemiavl maps the snapshot in the folder from, and pipes its export into an import that writes
+// the new folder to and syncs its files. It returns the bytes of the leaf records, and fails if the
 // roots differ.
 func PipeMemiavl(from, to string) (bytes int, err error) {
 	source, err := memiavl.OpenSnapshot(from)

@@ -12,11 +12,11 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// pebbleDB is the database below IAVL (iavl/db.DB), with ample memory: 256 MiB of block cache, 64
-// MiB of memtable; and with a Bloom filter, as the SDK's databases have.
+// pebbleDB is the database below IAVL (iavl/db.DB). It has ample memory (256 MiB of block cache, 64
+// MiB of memtable) and a Bloom filter, as the SDK's databases have.
 type pebbleDB struct{ db *pebble.DB }
 
-// bloomBits is the number of bits for a key that the SDK's databases have (cosmos-db,
+// bloomBits is the number of Bloom filter bits per key in the SDK's databases (cosmos-db,
 // goleveldb.go).
 const bloomBits = 10
 
@@ -30,7 +30,7 @@ func openPebble(dir string) (*pebbleDB, error) {
 	}
 	db, err := pebble.Open(filepath.Join(dir, "pebble"), o)
 	if err != nil {
-		return nil, fmt.Errorf("no database for IAVL in %s: %w", dir, err)
+		return nil, fmt.Errorf("opening IAVL's database in %s: %w", dir, err)
 	}
 	return &pebbleDB{db}, nil
 }
@@ -100,7 +100,7 @@ func (i *pebbleIterator) Value() []byte { return append([]byte{}, i.Iterator.Val
 
 var errBatchDone = errors.New("the batch was written or closed")
 
-type pebbleBatch struct{ batch *pebble.Batch } // nil: done
+type pebbleBatch struct{ batch *pebble.Batch } // nil once written or closed
 
 func (b *pebbleBatch) Set(key, value []byte) error {
 	if b.batch == nil {

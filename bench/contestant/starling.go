@@ -13,11 +13,11 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// starling keeps the newest version, and a second one while a stream has it pinned. A commit is
-// Apply, AppHash, and the release of the version before.
+// starling keeps the newest version, and one older version while a stream has it pinned. A commit
+// is Apply, AppHash, and the release of the previous version.
 type starling struct {
 	newest *avlstar.Version
-	chunk  uint32 // where the next stream starts
+	chunk  uint32 // first chunk of the next stream
 }
 
 func openStarling(indexed bool) (*starling, error) {
@@ -45,7 +45,7 @@ func (s *starling) Prepare(changes []workload.Change) func() ([]byte, error) {
 	}
 }
 
-// Get returns the tree's own memory, as the peers do.
+// Get returns a slice of the tree's own memory, as the other contestants do.
 func (s *starling) Get(key []byte) ([]byte, error) {
 	value, _, err := s.newest.View(key)
 	return value, err
@@ -65,7 +65,7 @@ func (s *starling) VerifyProof(p Proof, key, value []byte) error {
 	}
 	root := s.newest.Root().Hash
 	if !ics23.VerifyMembership(avlstar.StateSpec, root[:], &proof, key, value) {
-		return fmt.Errorf("the proof of key %x does not lead to the root %s", key, root)
+		return fmt.Errorf("the proof of key %x does not verify against the root %s", key, root)
 	}
 	return avlstar.VerifyProof(s.newest.AppHash(), key, value, avlstar.Proof{State: p[0], Map: p[1]})
 }
@@ -79,7 +79,7 @@ func (s *starling) Close() error {
 	return nil
 }
 
-// starlingStream encodes chunk after chunk.
+// starlingStream encodes one chunk after another.
 type starlingStream struct {
 	owner *starling
 	v     *avlstar.Version
@@ -143,7 +143,7 @@ func (e *starlingExport) Import() (func(), error) {
 	return v.Release, errors.Join(checkRoot(appHash[:], e.appHash[:]), checkLen(int(v.Len()), int(e.keys)))
 }
 
-// parallel calls do(0) … do(n-1) on all CPUs.
+// parallel calls do(0) … do(n-1), using all CPUs.
 func parallel(n int, do func(int) error) error {
 	var next atomic.Int64
 	errs := make([]error, runtime.GOMAXPROCS(0))

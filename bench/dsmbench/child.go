@@ -1,66 +1,36 @@
 package dsmbench
 
 import (
-	"encoding/json"
-	"errors"
+	"bufio"
 	"fmt"
 	"io"
 
-	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/internal/child"
 )
 
-// role is what a child does.
-type role interface {
-	do(r request) (answer, error)
-	close() error
-}
+type worker = child.Worker[request, answer]
 
-// Serve is the child: it answers requests until there are no more.
-func Serve(in io.Reader, out io.Writer) (err error) {
-	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
-	var b begin
-	if err := requests.Decode(&b); err != nil {
-		return fmt.Errorf("only starling-bench itself runs this command; run 'starling-bench dsm': %w", err)
-	}
-	child, opened := open(b)
-	reply := func(r request) answer {
-		if opened != nil {
-			return answer{Error: fmt.Sprintf("%s: %v", r.Op, opened)}
+// Serve runs a child process.
+func Serve(in io.Reader, out io.Writer) error {
+	return child.Run(in, out, func(b begin) (w worker, a answer, err error) {
+		switch b.Role {
+		case modeLocal, modeSharded, modePaged:
+			w, err = openValidator(b)
+		case roleNode:
+			w, a, err = openNode(b)
+		case roleJoiner:
+			w, err = openJoiner(b)
+		default:
+			err = fmt.Errorf("unknown role %q", b.Role)
 		}
-		a, err := child.do(r)
-		if err != nil {
-			return answer{Error: fmt.Sprintf("%s: %v", r.Op, err)}
-		}
-		return a
-	}
-	if err := answers.Encode(reply(request{Op: opBegin})); err != nil || opened != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, child.close()) }()
-	return harness.Serve(requests, answers, reply)
+		return w, a, err
+	})
 }
 
-func open(b begin) (role, error) {
-	switch b.Role {
-	case modeLocal, modeSharded, modePaged:
-		return openValidator(b)
-	case roleNode:
-		return openNode(b)
-	case roleJoiner:
-		return openJoiner(b)
+// Do implements child.Worker.
+func (v *validator) Do(r request, _ *bufio.Reader) (answer, error) {
+	if r.Op != opBlocks {
+		return answer{}, fmt.Errorf("unknown request %q", r.Op)
 	}
-	return nil, fmt.Errorf("no such role: %q", b.Role)
+	return v.blocks(r)
 }
-
-// do implements role.
-func (v *validator) do(r request) (answer, error) {
-	switch r.Op {
-	case opBegin:
-		return answer{}, nil
-	case opBlocks:
-		return v.blocks(r)
-	}
-	return answer{}, errNoSuchRequest
-}
-
-var errNoSuchRequest = errors.New("there is no such request")

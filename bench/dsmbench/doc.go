@@ -1,11 +1,11 @@
-// Package dsmbench measures a state that is sharded over storage nodes: the figures of RainBlock's
-// DSM-Tree (sections 4 and 7 of the paper) on our tree, beside local mode.
+// Package dsmbench measures a state sharded over storage nodes: the figures that the RainBlock
+// paper gives for its DSM-Tree (sections 4 and 7), on our tree and compared with full-state nodes.
 //
-//	sizes     this process        blocks ──► full tree ──bag──► trees of several depths r: bytes, misses, memory
-//	apps      a process each      blocks ──► app.App: everything in memory | bags in place | paged; in turns
-//	nodes     a process a shard   this process ──witness, update──► transport/tcp ──► storagenode.Node
-//	join      a process           upper tree and first blocks from these nodes, in an app.App without CometBFT
+//	sizes     this process        blocks ──► full tree ──multiproof──► trees of several depths r: bytes, misses, memory
+//	apps      one process each    blocks ──► app.App: all in memory | multiproofs from the same process | paged; in turns
+//	nodes     one per shard       this process ──witness, update──► transport/tcp ──► server.Server
+//	join      one process         upper tree and first blocks from these nodes, in an app.App without CometBFT
 //
-// The workload is the paper's: transfers among accounts, of which a tenth take part in nine tenths
-// of the transfers. A second one deletes accounts, too.
+// The workload is the paper's: transfers between accounts, nine tenths of which touch a tenth of
+// the accounts. A second workload also deletes accounts.
 package dsmbench

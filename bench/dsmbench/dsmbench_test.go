@@ -13,8 +13,8 @@ import (
 
 var small = spec{Keys: 3000, Signers: 50, Transfers: 40, Seed: 5}
 
-// The changes that the sizes are measured with are those that an application makes of the signed
-// transactions, and none of these fails.
+// The changes with which sizes are measured are those that an application makes from the signed
+// transactions, and no transaction fails.
 func TestBlocksAreWhatAnApplicationMakesOfThem(t *testing.T) {
 	g := newGenerator(small)
 	state, err := newState(g, func(int) {})
@@ -48,11 +48,11 @@ func TestBlocksAreWhatAnApplicationMakesOfThem(t *testing.T) {
 		}
 	}
 	require.Positive(t, deleted)
-	require.InDelta(t, small.Keys, float64(expected.Len()), 200, "as many accounts are made as are deleted")
+	require.InDelta(t, small.Keys, float64(expected.Len()), 200, "accounts are created and deleted at the same rate")
 }
 
-// A validator that has a part of the tree comes to the same states, and its bags are what was asked
-// for.
+// A validator with a part of the tree reaches the same states, and its multiproofs contain what was
+// requested.
 func TestReceiverFollows(t *testing.T) {
 	g := newGenerator(small)
 	v, err := newState(g, func(int) {})
@@ -68,7 +68,7 @@ func TestReceiverFollows(t *testing.T) {
 			b := g.next(true)
 			n, err := r.fetch(at, b.wants(true))
 			require.NoError(t, err)
-			_, held := r.p.Version().Lacks(b.wants(true))
+			_, held := r.p.Version().Missing(b.wants(true))
 			require.Empty(t, held)
 			more, err := r.apply(at, b.changes)
 			require.NoError(t, err)
@@ -113,7 +113,7 @@ func TestEvenRanges(t *testing.T) {
 	}
 }
 
-// A way is the images of the inner nodes above a leaf, and the leaf.
+// The raw bytes of a path are the images of the inner nodes above a leaf, and the leaf.
 func TestRawBytes(t *testing.T) {
 	v, err := avlstar.Empty(avlstar.DefaultChunkBytes)
 	require.NoError(t, err)

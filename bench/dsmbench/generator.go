@@ -17,44 +17,44 @@ import (
 
 const (
 	chainID = "starling-bench"
-	// accountPrefix is the first byte of the accounts' keys, for which all signers have a grant.
+	// accountPrefix is the first byte of all account keys. Every signer has a grant for it.
 	accountPrefix = 'a'
 	keyBytes      = 20
 	valueBytes    = 100
-	// closing is the share of the transactions of the second workload that delete an account; as
-	// many make one.
+	// closing is the share of transactions in the second workload that delete an account. The same
+	// share creates one.
 	closing = 0.05
 )
 
-// spec is a workload. Whoever has the same one makes the same blocks.
+// spec determines a workload: the same spec always gives the same blocks.
 type spec struct {
 	Keys      int    `json:"keys"` // accounts
 	Signers   int    `json:"signers"`
-	Transfers int    `json:"transfers"` // in a block
+	Transfers int    `json:"transfers"` // per block
 	Seed      uint64 `json:"seed"`
 }
 
-// transfer is a transaction: what it does with two accounts.
+// transfer is one transaction, which changes two accounts.
 type transfer struct {
 	signer int
 	keys   [2][]byte
-	values [2][]byte // nil: deleted
+	values [2][]byte // nil: the transfer deletes the account
 	before [2][]byte // nil: the account is new
 }
 
 // block is a block of transfers.
 type block struct {
 	transfers []transfer
-	changes   []avlstar.Change // what it changes in the state, by key
+	changes   []avlstar.Change // changes to the state, sorted by key
 }
 
-// generator makes the blocks of RainBlock's evaluation (section 7): signed transfers, of whose
-// accounts nine tenths are among a tenth of all.
+// generator makes the blocks of RainBlock's evaluation (section 7): signed transfers. Nine tenths
+// of the accounts drawn for them come from a tenth of all accounts.
 type generator struct {
 	spec
 	rnd     *rand.Rand
 	balance []uint64
-	epoch   []uint16 // how often the account of this number was made anew, under another key
+	epoch   []uint16 // how often the account was recreated; each time, its key changes
 	closed  []bool
 	free    []int // closed accounts
 	nonces  []uint64
@@ -68,12 +68,12 @@ func newGenerator(s spec) *generator {
 	}
 	for i := range s.Signers {
 		g.keys = append(g.keys, ed25519.GenPrivKeyFromSecret(fmt.Appendf(nil, "signer %d of %d", i, s.Seed)))
-		g.nonces[i] = 1 // each has sent one transaction before
+		g.nonces[i] = 1 // each has sent one transaction already
 	}
 	return g
 }
 
-// key returns the key of an account, which is random: hot accounts do not lie together.
+// key returns an account's key. Keys are hashes, so hot accounts are not neighbours in the tree.
 func (g *generator) key(i int) []byte {
 	var b [24]byte
 	binary.BigEndian.PutUint64(b[:], g.Seed)
@@ -87,7 +87,7 @@ func (g *generator) value(i int) []byte {
 	return append(binary.BigEndian.AppendUint64(make([]byte, 0, valueBytes), g.balance[i]), make([]byte, valueBytes-8)...)
 }
 
-// pick draws an account, among a tenth of them nine times of ten.
+// pick draws an account: nine times out of ten from the first tenth of the accounts.
 func (g *generator) pick() int {
 	for {
 		var i int
@@ -102,7 +102,7 @@ func (g *generator) pick() int {
 	}
 }
 
-// next makes the next block; deletions: of the second workload.
+// next makes the next block. deletions selects the second workload.
 func (g *generator) next(deletions bool) block {
 	var b block
 	after := map[string][]byte{}
@@ -132,7 +132,7 @@ func (g *generator) transfer(deletions bool) transfer {
 	for to == from {
 		to = g.pick()
 	}
-	if what >= closing && what < 2*closing && len(g.free) > 0 { // to becomes a new account
+	if what >= closing && what < 2*closing && len(g.free) > 0 { // reopen a closed account
 		n := g.rnd.IntN(len(g.free))
 		to = g.free[n]
 		g.free = slices.Delete(g.free, n, n+1)
@@ -144,7 +144,7 @@ func (g *generator) transfer(deletions bool) transfer {
 	}
 	t.keys = [2][]byte{g.key(from), g.key(to)}
 	by := uint64(1)
-	if what < closing { // from gives all that it has
+	if what < closing { // close the sender's account
 		by = g.balance[from]
 		g.closed[from] = true
 		g.free = append(g.free, from)
@@ -161,9 +161,9 @@ func (g *generator) transfer(deletions bool) transfer {
 // account returns the account of a signer.
 func (g *generator) account(signer int) []byte { return g.keys[signer].PubKey().Bytes() }
 
-// sign returns the transactions of b, which must be the block that next has made last.
+// sign returns the signed transactions of b, which must be the last block that next returned.
 func (g *generator) sign(b block) ([][]byte, error) {
-	// The nonces are those after the block.
+	// g.nonces are already those after the block.
 	later := map[int]uint64{}
 	txs := make([][]byte, len(b.transfers))
 	for i := len(b.transfers) - 1; i >= 0; i-- {
@@ -193,8 +193,8 @@ func (t *transfer) operations() []tx.Operation {
 	return operations
 }
 
-// wants returns what the block's transfers need of the accounts, each key once, by key. all: also
-// accounts that are new.
+// wants returns what the block's transfers need of the accounts: each key once, sorted by key. If
+// all is set, this includes accounts that the block creates.
 func (b *block) wants(all bool) []avlstar.Want {
 	seen, made := map[string]*avlstar.Want{}, map[string]bool{}
 	for i := range b.transfers {
@@ -218,7 +218,8 @@ func (b *block) wants(all bool) []avlstar.Want {
 	return wants
 }
 
-// ways returns wants without what deletions need beside their ways.
+// ways returns wants with only the paths to the keys, without the nodes that deletions need in
+// addition.
 func ways(wants []avlstar.Want) []avlstar.Want {
 	plain := make([]avlstar.Want, len(wants))
 	for i, w := range wants {

@@ -7,15 +7,15 @@ import (
 	cmtversion "github.com/cometbft/cometbft/proto/tendermint/version"
 )
 
-// headerValidators sign the header that is counted.
+// headerValidators is the number of validators that sign the measured header.
 const headerValidators = 4
 
-// headerBytes is the length of what proves a block's app hash to a light client that knows the
-// validators: a header, and a commit of four of them.
+// headerBytes returns the bytes that prove a block's app hash to a light client that knows the
+// validators: a header and a commit of headerValidators validators.
 func headerBytes() int {
 	hash := make([]byte, 32)
 	for i := range hash {
-		hash[i] = 0xff // encodings leave out zeros of numbers, not of bytes
+		hash[i] = 0xff // no zero bytes, which an encoding might omit
 	}
 	id := cmtproto.BlockID{Hash: hash, PartSetHeader: cmtproto.PartSetHeader{Total: 10, Hash: hash}}
 	now := time.Date(2026, 1, 2, 3, 4, 5, 678_901_234, time.UTC)

@@ -1,6 +1,7 @@
 package dsmbench
 
 import (
+	"bufio"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -15,19 +16,19 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/dsm/source"
+	"github.com/starling-kv/starling/dsm/client"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// joinLimit ends a join that does not come on.
+// joinLimit ends a join that makes no progress.
 const joinLimit = time.Minute
 
-// joiner is a validator that begins with nothing but a height and its app hash. It has no CometBFT:
-// headers and blocks are given.
+// joiner is a validator that starts with only a height and its app hash. It has no CometBFT: the
+// parent supplies headers and blocks.
 type joiner struct {
 	begin
-	received atomic.Int64 // bytes on the wire, TLS included
+	received atomic.Int64 // bytes on the wire, including TLS
 	sent     atomic.Int64
 	dialer   transport.Dialer
 }
@@ -44,17 +45,15 @@ func openJoiner(b begin) (*joiner, error) {
 	return j, nil
 }
 
-func (*joiner) close() error { return nil }
+// Close implements child.Worker.
+func (*joiner) Close() error { return nil }
 
-// do implements role.
-func (j *joiner) do(r request) (a answer, err error) {
-	switch r.Op {
-	case opBegin:
-	case opJoin:
-		a.Join, err = j.join(context.Background(), r)
-	default:
-		err = errNoSuchRequest
+// Do implements child.Worker.
+func (j *joiner) Do(r request, _ *bufio.Reader) (a answer, err error) {
+	if r.Op != opJoin {
+		return a, fmt.Errorf("unknown request %q", r.Op)
 	}
+	a.Join, err = j.join(context.Background(), r)
 	return a, err
 }
 
@@ -67,7 +66,7 @@ func (j *joiner) join(ctx context.Context, r request) (done Joined, err error) {
 		return done, err
 	}
 	defer func() { err = errors.Join(err, connected.Close()) }()
-	s := &counted{Source: connected}
+	s := &counted{Client: connected}
 	if _, err := s.Claims(ctx); err != nil {
 		return done, err
 	}
@@ -102,39 +101,39 @@ func (j *joiner) join(ctx context.Context, r request) (done Joined, err error) {
 	}
 	done.Seconds, done.Bytes, done.Fetches = time.Since(from).Seconds(), j.received.Load(), int(s.requests.Load())
 	done.SentBytes = j.sent.Load()
-	done.CPUS = harness.CPUTime().Sub(cpu).Total().Seconds()
+	done.CPUS = (harness.CPUTime() - cpu).Seconds()
 	_, v := a.Latest()
 	defer v.Release()
 	if have, want := v.AppHash(), r.Hashes[1]; have != want {
-		return done, fmt.Errorf("the joined validator has the app hash %s, the chain %s", have, want)
+		return done, fmt.Errorf("the joined validator has the app hash %s, the chain has %s", have, want)
 	}
 	return done, nil
 }
 
-// connect returns the source that a node has.
-func (j *joiner) connect() (*source.Source, error) {
-	o := source.Options{Dialer: j.dialer, Addresses: map[dsm.Node]transport.Address{}}
-	var shards []dsm.Shard
+// connect returns the source that a real node would use.
+func (j *joiner) connect() (*client.Client, error) {
+	o := client.Options{Dialer: j.dialer, Addresses: map[dsm.NodeID]transport.Address{}}
+	var shards []dsm.Placement
 	for _, n := range j.Nodes {
 		address, err := transport.ParseAddress(n.Address)
 		if err != nil {
 			return nil, err
 		}
-		id := dsm.Node(address.ID)
+		id := dsm.NodeID(address.ID)
 		o.Addresses[id] = address
-		shards = append(shards, dsm.Shard{Range: dsm.Range{First: n.Range.First, After: n.Range.After}, Replicas: []dsm.Node{id}})
+		shards = append(shards, dsm.Placement{Range: avlstar.KeyRange{First: n.Range.First, After: n.Range.After}, Replicas: []dsm.NodeID{id}})
 	}
 	var err error
 	if o.Ranges, err = dsm.NewRanges(shards); err != nil {
 		return nil, err
 	}
-	return source.New(o)
+	return client.New(o)
 }
 
-// upper returns the tree to a depth: what each node has of it.
+// upper fetches the tree down to depth from all storage nodes: each has its part.
 func (j *joiner) upper(ctx context.Context, height int64, hash avlstar.Hash, depth int) (*avlstar.Partial, error) {
 	var p *avlstar.Partial
-	var more []*avlstar.Bag
+	var more []*avlstar.Multiproof
 	for _, n := range j.Nodes {
 		b, err := j.call(ctx, n, dsm.MethodUpper, dsm.UpperRequest{Height: height, Depth: uint8(depth)}.Encode())
 		if err != nil {
@@ -149,18 +148,18 @@ func (j *joiner) upper(ctx context.Context, height int64, hash avlstar.Hash, dep
 			return nil, err
 		}
 		if c.AppHash() != hash {
-			return nil, errors.New("the upper tree is another state's")
+			return nil, errors.New("the upper tree belongs to another state")
 		}
 		if p == nil {
 			if p, err = avlstar.NewPartial(c); err != nil {
 				return nil, err
 			}
 		}
-		bag, err := avlstar.DecodeBag(u.Bag)
+		multiproof, err := avlstar.DecodeMultiproof(u.Multiproof)
 		if err != nil {
 			return nil, err
 		}
-		more = append(more, bag)
+		more = append(more, multiproof)
 	}
 	if p == nil {
 		return nil, errors.New("there are no storage nodes")
@@ -170,7 +169,7 @@ func (j *joiner) upper(ctx context.Context, height int64, hash avlstar.Hash, dep
 	return next, err
 }
 
-// call asks a node once.
+// call sends one request to a storage node, without retries.
 func (j *joiner) call(ctx context.Context, n shard, method uint8, body []byte) ([]byte, error) {
 	address, err := transport.ParseAddress(n.Address)
 	if err != nil {
@@ -181,17 +180,17 @@ func (j *joiner) call(ctx context.Context, n shard, method uint8, body []byte) (
 		return nil, err
 	}
 	defer c.Close()
-	return c.Call(ctx, transport.Call{Method: transport.Method(method), Body: body, Max: maxBag})
+	return c.Call(ctx, transport.Call{Method: transport.Method(method), Body: body, Max: maxMultiproof})
 }
 
-// counted counts how often the application asks.
+// counted counts the application's requests.
 type counted struct {
-	*source.Source
+	*client.Client
 	requests atomic.Int64
 }
 
 // Fetch implements app.Source.
-func (c *counted) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error) {
+func (c *counted) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Multiproof, error) {
 	c.requests.Add(1)
-	return c.Source.Fetch(ctx, height, wants, below)
+	return c.Client.Fetch(ctx, height, wants, below)
 }

@@ -2,19 +2,16 @@ package dsmbench
 
 import "github.com/starling-kv/starling/avlstar"
 
-// Parent and child exchange JSON values, one on each line: a begin and its answer, then requests
-// and their answers.
+// ChildName is the name of the child processes.
+const ChildName = "dsm"
 
-// ChildCommand is the hidden command with which this program runs itself for each role.
-const ChildCommand = "dsm-contestant"
-
-// Roles of a child, beside the modes of a validator.
+// Roles of a child that is not a validator. A validator's role is its mode.
 const (
 	roleNode   = "storage node"
 	roleJoiner = "joiner"
 )
 
-// begin is the first line that a child gets.
+// begin is the first line that a child receives.
 type begin struct {
 	Role       string `json:"role"`
 	Spec       spec   `json:"spec"`
@@ -22,9 +19,9 @@ type begin struct {
 	Window     int    `json:"window,omitempty"`
 	Dir        string `json:"dir,omitempty"`
 	PagedBytes int64  `json:"paged_bytes,omitempty"`
-	// Range is what a storage node keeps.
+	// Range is the range of a storage node.
 	Range keyRange `json:"range,omitzero"`
-	// Nodes are those that a joiner asks.
+	// Nodes are the storage nodes that a joiner uses.
 	Nodes []shard `json:"nodes,omitempty"`
 }
 
@@ -36,7 +33,7 @@ type keyRange struct {
 
 func (r keyRange) tree() avlstar.KeyRange { return avlstar.KeyRange{First: r.First, After: r.After} }
 
-// shard is a range and the address of its storage node.
+// shard is a range and the address of the storage node that keeps it.
 type shard struct {
 	Range   keyRange `json:"range"`
 	Address string   `json:"address"`
@@ -46,11 +43,10 @@ type shard struct {
 type op string
 
 const (
-	opBegin  op = "begin"
-	opBlocks op = "blocks" // validator: n blocks
-	opProve  op = "prove"  // storage node: headers with these app hashes are proved
+	opBlocks op = "blocks" // validator: execute n blocks
+	opProve  op = "prove"  // storage node: accept the headers with these app hashes as proved
 	opUsage  op = "usage"  // storage node
-	opJoin   op = "join"   // joiner: at a height, then these blocks
+	opJoin   op = "join"   // joiner: join at a height, then execute these blocks
 )
 
 type request struct {
@@ -58,17 +54,15 @@ type request struct {
 	N         int            `json:"n,omitempty"`
 	Deletions bool           `json:"deletions,omitempty"`
 	Height    int64          `json:"height,omitempty"`
-	Hashes    []avlstar.Hash `json:"hashes,omitempty"` // opProve: of Height and those after it
+	Hashes    []avlstar.Hash `json:"hashes,omitempty"` // opProve: from Height on
 	Txs       [][][]byte     `json:"txs,omitempty"`    // opJoin: of the blocks after Height
 }
 
-// answer has the fields set that belong to its request's op, or Error.
+// answer has the fields of its request's op.
 type answer struct {
-	Error string `json:"error,omitempty"`
-
-	// Of each block.
+	// One value for each block.
 	Nanos      []int64 `json:"nanos,omitempty"`
-	GraftNanos []int64 `json:"graft_nanos,omitempty"` // of Nanos
+	GraftNanos []int64 `json:"graft_nanos,omitempty"` // included in Nanos
 	CPUNanos   []int64 `json:"cpu_nanos,omitempty"`
 
 	Fetched   int          `json:"fetched,omitempty"` // requests during blocks
@@ -78,10 +72,7 @@ type answer struct {
 
 	Address string  `json:"address,omitempty"` // storage node
 	CPU     float64 `json:"cpu,omitempty"`     // seconds of this process so far
-	RSS     int64   `json:"rss,omitempty"`     // resident memory of its own
+	RSS     int64   `json:"rss,omitempty"`     // anonymous resident memory
 
 	Join Joined `json:"join,omitzero"`
 }
-
-// Failure is the error of the request.
-func (a *answer) Failure() string { return a.Error }

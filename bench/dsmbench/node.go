@@ -1,6 +1,7 @@
 package dsmbench
 
 import (
+	"bufio"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -13,29 +14,29 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/harness"
-	"github.com/starling-kv/starling/dsm/storagenode"
+	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// node is a storage node of one range. Its headers come from the parent, which stands for CometBFT
+// node is a storage node of one range. Its headers come from the parent, which replaces CometBFT
 // and the light client.
 type node struct {
-	replica *storagenode.Replica
-	node    *storagenode.Node
+	replica *server.Replica
+	node    *server.Server
 	server  *tcp.Server
 	address string
 	headers headers
-	end     func() error // of Run
+	end     func() error // stops Run, and returns its error
 }
 
-// headers has the app hashes that the parent has named.
+// headers has the app hashes that the parent announced.
 type headers struct {
 	mu     sync.Mutex
 	hashes map[int64]avlstar.Hash
 }
 
-// AppHash implements storagenode.Headers.
+// AppHash implements server.Headers.
 func (h *headers) AppHash(height int64) (avlstar.Hash, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -43,36 +44,37 @@ func (h *headers) AppHash(height int64) (avlstar.Hash, bool) {
 	return hash, ok
 }
 
-// replicaOptions are those of a replica in a folder, which parent and child agree on.
-func replicaOptions(dir string, r keyRange, h storagenode.Headers) (storagenode.Options, error) {
+// replicaOptions returns the options of a replica in a folder. Parent and child must use the same
+// ones.
+func replicaOptions(dir string, r keyRange, h server.Headers) (server.Options, error) {
 	label := fmt.Appendf(nil, "%s %x %x", chainID, r.First, r.After)
-	disk, err := storagenode.OpenFiles(vfs.Default, filepath.Join(dir, "states"), label)
+	disk, err := server.OpenFiles(vfs.Default, filepath.Join(dir, "states"), label)
 	if err != nil {
-		return storagenode.Options{}, err
+		return server.Options{}, err
 	}
-	return storagenode.Options{
+	return server.Options{
 		Range: r.tree(), Disk: disk, Headers: h,
-		Log: storagenode.LogOptions{FS: vfs.Default, Dir: filepath.Join(dir, "log"), Label: label},
+		Log: server.LogOptions{FS: vfs.Default, Dir: filepath.Join(dir, "log"), Label: label},
 	}, nil
 }
 
-func openNode(b begin) (*node, error) {
+func openNode(b begin) (_ worker, a answer, err error) {
 	n := &node{headers: headers{hashes: map[int64]avlstar.Hash{}}}
 	o, err := replicaOptions(b.Dir, b.Range, &n.headers)
 	if err != nil {
-		return nil, err
+		return nil, a, err
 	}
-	if n.replica, err = storagenode.Open(o); err != nil {
-		return nil, errors.Join(err, o.Disk.Close())
+	if n.replica, err = server.Open(o); err != nil {
+		return nil, a, errors.Join(err, o.Disk.Close())
 	}
 	failed := make(chan error, 1)
-	if n.node, err = storagenode.NewNode(storagenode.NodeOptions{Failed: func(err error) {
+	if n.node, err = server.NewServer(server.ServerOptions{Failed: func(err error) {
 		select {
 		case failed <- err:
-		default: // the first one is enough
+		default: // keep only the first error
 		}
 	}}, n.replica); err != nil {
-		return nil, errors.Join(err, n.replica.Close())
+		return nil, a, errors.Join(err, n.replica.Close())
 	}
 	mux := new(transport.Mux)
 	n.node.Register(mux)
@@ -81,7 +83,7 @@ func openNode(b begin) (*node, error) {
 		n.server, err = tcp.Listen("127.0.0.1:0", tcp.Options{Key: key, ChainID: chainID, Handler: mux})
 	}
 	if err != nil {
-		return nil, errors.Join(err, n.replica.Close())
+		return nil, a, errors.Join(err, n.replica.Close())
 	}
 	n.address = transport.Address{ID: tcp.IDOf(key.Public().(ed25519.PublicKey)), HostPort: n.server.Addr().String()}.String()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -97,16 +99,15 @@ func openNode(b begin) (*node, error) {
 			return err
 		}
 	}
-	return n, nil
+	a.Address = n.address
+	return n, a, nil
 }
 
-// do implements role.
-func (n *node) do(r request) (a answer, err error) {
+// Do implements child.Worker.
+func (n *node) Do(r request, _ *bufio.Reader) (a answer, err error) {
 	switch r.Op {
-	case opBegin:
-		a.Address = n.address
 	case opUsage:
-		a.CPU, a.RSS = harness.CPUTime().Total().Seconds(), harness.OwnMemory().Anon
+		a.CPU, a.RSS = harness.CPUTime().Seconds(), harness.OwnMemory().Anon
 	case opProve:
 		n.headers.mu.Lock()
 		for i, hash := range r.Hashes {
@@ -115,9 +116,10 @@ func (n *node) do(r request) (a answer, err error) {
 		n.headers.mu.Unlock()
 		n.node.Proved()
 	default:
-		err = errNoSuchRequest
+		err = fmt.Errorf("unknown request %q", r.Op)
 	}
 	return a, err
 }
 
-func (n *node) close() error { return errors.Join(n.server.Close(), n.end(), n.replica.Close()) }
+// Close implements child.Worker.
+func (n *node) Close() error { return errors.Join(n.server.Close(), n.end(), n.replica.Close()) }

@@ -10,7 +10,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// runNodes measures storage nodes, each number of them by itself.
+// runNodes measures storage nodes, separately for each number of them.
 func (r *runner) runNodes(ctx context.Context, dir string) error {
 	r.progress.Begin("storage nodes", "rows", len(r.o.Shards))
 	for _, n := range r.o.Shards {
@@ -53,9 +53,9 @@ func (r *runner) shardRow(ctx context.Context, dir string, n int, last bool) (ro
 	return row, err
 }
 
-// serve measures witnesses.
+// serve measures how fast storage nodes serve witnesses.
 func (r *runner) serve(ctx context.Context, nodes *storageNodes, row *ShardRow) error {
-	// Blocks of a generator of their own: which keys, not what becomes of them.
+	// A separate generator draws the keys: the blocks are not executed.
 	g := newGenerator(r.chain.g.spec)
 	g.epoch, g.closed = r.chain.g.epoch, r.chain.g.closed
 	var cpu, seconds []float64
@@ -78,8 +78,8 @@ func (r *runner) serve(ctx context.Context, nodes *storageNodes, row *ShardRow) 
 	return nil
 }
 
-// put makes blocks, and measures how storage nodes take their updates. It returns the transactions
-// of the last blocks.
+// put makes blocks, and measures how storage nodes ingest their updates. If sign is set, it returns
+// the signed transactions of these blocks.
 func (r *runner) put(ctx context.Context, nodes *storageNodes, row *ShardRow, sign bool) (txs [][][]byte, err error) {
 	updates := make([][][]byte, len(nodes.shards))
 	before, puts, n := r.chain.newest().height, 0, r.o.few(putBlocks)
@@ -125,9 +125,10 @@ func (r *runner) put(ctx context.Context, nodes *storageNodes, row *ShardRow, si
 	return txs, err
 }
 
-// join lets a new process join at a height that the nodes answer, and execute the blocks after it.
+// join starts a process that joins at a height served by the nodes, and executes the blocks after
+// it.
 func (r *runner) join(ctx context.Context, nodes *storageNodes, txs [][][]byte) (j Joined, err error) {
-	p, err := harness.StartRunning(ctx, ChildCommand, roleJoiner, begin{Role: roleJoiner, Retain: r.o.Retain, Window: r.o.Window, Nodes: nodes.shards}, new(answer))
+	p, err := harness.StartRunning(ctx, ChildName, roleJoiner, begin{Role: roleJoiner, Retain: r.o.Retain, Window: r.o.Window, Nodes: nodes.shards}, nil)
 	if err != nil {
 		return j, err
 	}

@@ -2,29 +2,31 @@ package dsmbench
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
+
+	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Options of a run.
+// Options configure a run.
 type Options struct {
 	Keys   int   // accounts
-	Retain int   // r: inner nodes of each way that a validator keeps
-	Window int   // blocks for which it keeps what changed
-	Shards []int // storage nodes, one row each
-	Depths []int // r of further rows of the sizes
-	Blocks int   // that count, in each row
+	Retain int   // r: depth to which a validator keeps the tree
+	Window int   // number of recent blocks whose changes a validator keeps
+	Shards []int // numbers of storage nodes, one row each
+	Depths []int // further values of r, one row of the sizes each
+	Blocks int   // measured blocks in each row
 	Phases []string
-	// PagedMB is the memory of the paged state, as `[storage] memory_bytes`.
+	// PagedMB is the memory of the paged state in MiB, as in `[disk] cache_bytes`.
 	PagedMB int
 	Seed    uint64
-	Dir     string
-	// Quick makes everything so small that it takes seconds: a test of the program. Its figures
+	// Quick makes everything so small that the run takes seconds. It tests the program; its figures
 	// mean nothing.
 	Quick bool
 }
 
-// Phases that can be measured.
+// The phases of a run.
 const (
 	phaseSizes = "sizes"
 	phaseApps  = "apps"
@@ -32,52 +34,40 @@ const (
 	phaseJoin  = "join"
 )
 
-// Phases are all of them.
+// Phases lists all phases.
 var Phases = []string{phaseSizes, phaseApps, phaseNodes, phaseJoin}
 
-// Check returns an error that names the option that is wrong.
-func (o *Options) Check() error {
-	switch {
-	case o.Keys < 2000:
-		return fmt.Errorf("--keys is %d, it must be at least 2000", o.Keys)
-	case o.Retain < 0 || o.Retain > 16:
-		return fmt.Errorf("--retain is %d, it must be from 0 to 16", o.Retain)
-	case o.Window < 1 || o.Window > 1000:
-		return fmt.Errorf("--window is %d, it must be from 1 to 1000", o.Window)
-	case o.Blocks < 1:
-		return fmt.Errorf("--blocks is %d, it must be at least 1", o.Blocks)
-	case o.PagedMB < 16:
-		return fmt.Errorf("--paged-mb is %d, it must be at least 16", o.PagedMB)
-	case len(o.Shards) == 0:
-		return fmt.Errorf("--shards names none; try 1,4")
-	}
-	for _, n := range o.Shards {
-		if n < 1 || n > 64 {
-			return fmt.Errorf("--shards has %d, it must be from 1 to 64", n)
+// Flags adds the flags of dsm.
+func (o *Options) Flags(f *harness.Flags) {
+	f.Int(&o.Keys, "keys", 1_000_000, 2000, math.MaxInt, "number of accounts in the state")
+	f.Int(&o.Retain, "retain", 12, 0, 16, "r: depth to which a validator keeps the tree")
+	f.Int(&o.Window, "window", 32, 1, 1000, "number of recent blocks whose changes a validator keeps")
+	f.Ints(&o.Shards, "shards", []int{1, 2, 4, 8, 16}, 1, 64, "numbers of storage nodes, one row each")
+	f.IntSliceVar(&o.Depths, "depths", []int{0, 8, 10, 14, 16}, "further values of r, from 0 to 16, one row of the sizes each")
+	f.Int(&o.Blocks, "blocks", 60, 1, math.MaxInt, "measured blocks in each row")
+	f.Names(&o.Phases, "phases", Phases, Phases, "phases to run")
+	f.Int(&o.PagedMB, "paged-mb", 64, 16, math.MaxInt, "memory of the paged state, in MiB")
+	f.Seed(&o.Seed)
+	f.BoolVar(&o.Quick, "quick", false, "run for seconds on a few keys, as a test: the figures mean nothing")
+	f.Also(func() error {
+		if o.Quick {
+			f.Unless("keys", "20000", "window", "4", "shards", "1,3", "depths", "0,8", "blocks", "4")
 		}
-	}
-	for _, r := range o.Depths {
-		if r < 0 || r > 16 {
-			return fmt.Errorf("--depths has %d, it must be from 0 to 16", r)
+		for _, r := range o.Depths {
+			if r < 0 || r > 16 {
+				return fmt.Errorf("--depths has %d, each must be from 0 to 16", r)
+			}
 		}
-	}
-	for i, p := range o.Phases {
-		if !slices.Contains(Phases, p) {
-			return fmt.Errorf("--phases has %q, it knows %s", p, strings.Join(Phases, ", "))
+		if len(o.Phases) == 0 {
+			return fmt.Errorf("--phases is empty, try %s", strings.Join(Phases, ","))
 		}
-		if slices.Contains(o.Phases[:i], p) {
-			return fmt.Errorf("--phases has %s twice", p)
-		}
-	}
-	if len(o.Phases) == 0 {
-		return fmt.Errorf("--phases names none; try %s", strings.Join(Phases, ","))
-	}
-	return nil
+		return nil
+	})
 }
 
 func (o *Options) has(phase string) bool { return slices.Contains(o.Phases, phase) }
 
-// spec is the workload of the run.
+// spec returns the workload of the run.
 func (o *Options) spec() spec {
 	s := spec{Keys: o.Keys, Signers: 20_000, Transfers: 1_000, Seed: o.Seed}
 	if o.Quick {
@@ -86,7 +76,7 @@ func (o *Options) spec() spec {
 	return s
 }
 
-// ages returns the ages of bags, in blocks, from 0 to the window.
+// ages returns the ages of multiproofs to measure, in blocks, from 0 to the window.
 func (o *Options) ages() []int {
 	ages := []int{0}
 	for a := 1; a < o.Window; a *= 2 {
@@ -98,5 +88,5 @@ func (o *Options) ages() []int {
 	return append(ages, o.Window)
 }
 
-// warmUp is how many blocks it takes until what leaves memory is as much as what comes.
+// warmUp returns the number of blocks after which a validator drops as many nodes as it fetches.
 func (o *Options) warmUp() int { return 2 * o.Window }

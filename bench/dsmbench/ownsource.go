@@ -11,19 +11,20 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// ownSource answers from a full tree in this process, so that the network's part is measured apart.
-// What CheckTx asks for is held back until place, which measures what the application does with it.
+// ownSource serves multiproofs from a full tree in this process, so that the network is not
+// measured. Requests made during CheckTx wait until place, which measures how long the application
+// takes to decode and graft the responses.
 //
-//	hold ── CheckTx … CheckTx ── place: bags are made (not measured) ──► decoded and grafted ── block
+//	hold ── CheckTx … CheckTx ── place: multiproofs are made (not measured) ──► decoded and grafted ── block
 type ownSource struct {
 	full *avlstar.Version
 
 	mu      sync.Mutex
 	held    chan struct{} // closed by place
-	waiting bool          // for the last bags to be decoded and grafted
-	ready   time.Time     // when the last bag was made
-	cpu     harness.CPU
-	during  int // requests since place
+	waiting bool          // from hold to the end of place
+	ready   time.Time     // when the last multiproof was encoded
+	cpu     time.Duration
+	during  int // requests made while not waiting
 }
 
 func newOwnSource(full *avlstar.Version) *ownSource {
@@ -32,7 +33,7 @@ func newOwnSource(full *avlstar.Version) *ownSource {
 	return s
 }
 
-// hold holds back what is asked for.
+// hold makes requests wait until place.
 func (s *ownSource) hold() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -40,7 +41,7 @@ func (s *ownSource) hold() {
 }
 
 // Fetch implements app.Source.
-func (s *ownSource) Fetch(ctx context.Context, _ int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Bag, error) {
+func (s *ownSource) Fetch(ctx context.Context, _ int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Multiproof, error) {
 	s.mu.Lock()
 	held := s.held
 	if !s.waiting {
@@ -52,26 +53,26 @@ func (s *ownSource) Fetch(ctx context.Context, _ int64, wants []avlstar.Want, be
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	b, err := s.full.Bag(wants, below)
+	b, err := s.full.Multiproof(wants, below)
 	if err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	s.ready, s.cpu = time.Now(), harness.CPUTime()
 	s.mu.Unlock()
-	bag, err := avlstar.DecodeBag(b)
+	multiproof, err := avlstar.DecodeMultiproof(b)
 	if err != nil {
 		return nil, err
 	}
-	return []*avlstar.Bag{bag}, nil
+	return []*avlstar.Multiproof{multiproof}, nil
 }
 
-// patience is how long bags may take.
+// patience is the time limit for multiproofs.
 const patience = time.Minute
 
-// place lets the bags come, and waits until the application has grafted what wants name. It returns
-// the time of decoding and grafting the last bag, which opens nearly all: the first was asked for
-// by the first transaction alone.
+// place releases the waiting requests, and waits until the application has grafted all nodes in
+// wants. It returns the time taken to decode and graft the last multiproof, which contains nearly
+// all nodes: the first request was made by the first transaction alone.
 func (s *ownSource) place(a *app.App, wants []avlstar.Want) (clock, cpu time.Duration, err error) {
 	s.mu.Lock()
 	close(s.held)
@@ -80,8 +81,8 @@ func (s *ownSource) place(a *app.App, wants []avlstar.Want) (clock, cpu time.Dur
 	defer every.Stop()
 	var (
 		began    = time.Now()
-		grafted  time.Time // when one was found that had been missing
-		used     harness.CPU
+		grafted  time.Time // when a missing node was last found to be grafted
+		used     time.Duration
 		had      = true
 		has      bool
 		released = 0
@@ -90,7 +91,7 @@ func (s *ownSource) place(a *app.App, wants []avlstar.Want) (clock, cpu time.Dur
 		if has = lacksNothing(a, wants[released:released+1]); !has {
 			had = false
 			if <-every.C; time.Since(began) > patience {
-				return 0, 0, fmt.Errorf("the bag that opens key %x was not grafted in %s", wants[released].Key, patience)
+				return 0, 0, fmt.Errorf("the multiproof with key %x was not grafted within %s", wants[released].Key, patience)
 			}
 			continue
 		}
@@ -105,17 +106,17 @@ func (s *ownSource) place(a *app.App, wants []avlstar.Want) (clock, cpu time.Dur
 	if !grafted.After(s.ready) {
 		return 0, 0, nil
 	}
-	return grafted.Sub(s.ready), used.Sub(s.cpu).Total(), nil
+	return grafted.Sub(s.ready), used - s.cpu, nil
 }
 
 func lacksNothing(a *app.App, wants []avlstar.Want) bool {
 	_, v := a.Latest()
 	defer v.Release()
-	_, held := v.Lacks(wants)
+	_, held := v.Missing(wants)
 	return len(held) == 0
 }
 
-// advance brings the full tree to the state after the block.
+// advance moves the full tree to the state after the block.
 func (s *ownSource) advance(changes []avlstar.Change) error {
 	next, err := s.full.Apply(changes)
 	if err != nil {

@@ -2,131 +2,134 @@ package dsmbench
 
 import "github.com/starling-kv/starling/bench/harness"
 
-// Result is what a run measured. What a phase has that was left out is zero.
+// Result is the outcome of a run. The fields of a phase that did not run are zero.
 type Result struct {
 	Keys   int   `json:"keys"`
 	Retain int   `json:"r"`
 	Window int   `json:"window"`
 	Shards []int `json:"shards"`
 
-	// Transactions a second of an application, in blocks whose signatures were checked before.
+	// Transactions per second of an application, in blocks whose signatures were checked before.
 	TPSLocal float64 `json:"tps_local"`
-	TPSApp   float64 `json:"tps_app"` // decoding and grafting the block's bag included
+	TPSApp   float64 `json:"tps_app"` // including decoding and grafting the block's multiproof
 	TPSPaged float64 `json:"tps_paged"`
 
-	RawBytesTx       float64 `json:"raw_bytes_tx"`      // full ways of node images
-	BagBytesTxCold   float64 `json:"bag_bytes_tx_cold"` // one bag of a block, for who has nothing
-	BagBytesTx       float64 `json:"bag_bytes_tx"`      // for a validator with r and window
-	WitnessReduction float64 `json:"witness_reduction"` // 1 - BagBytesTx / RawBytesTx
+	RawBytesTx            float64 `json:"raw_bytes_tx"`             // full paths of node images
+	MultiproofBytesTxCold float64 `json:"multiproof_bytes_tx_cold"` // cold: no nodes held
+	MultiproofBytesTx     float64 `json:"multiproof_bytes_tx"`      // with r and window
+	// WitnessReduction is 1 - MultiproofBytesTx / RawBytesTx.
+	WitnessReduction float64 `json:"witness_reduction"`
 	ColdReduction    float64 `json:"cold_reduction"`
 
-	// MissRate is of the ways in bags up to Window blocks old; the highest of all ages.
+	// MissRate is the share of unusable paths in multiproofs at most Window blocks old: the highest
+	// of all ages.
 	MissRate  float64 `json:"miss_rate"`
-	StaleRate float64 `json:"stale_rate"` // of transactions after one block
+	StaleRate float64 `json:"stale_rate"` // share of transactions that are stale after one block
 
-	WitnessOpsS     float64 `json:"witness_ops_s"`     // keys a second and core, with one shard
-	WitnessCPUMicro float64 `json:"witness_cpu_us"`    // of a key, with one shard
-	WitnessCPURatio float64 `json:"witness_cpu_ratio"` // of a key, with the most shards to one
-	// WitnessServedS is keys a second by the clock, with the most shards.
+	WitnessOpsS     float64 `json:"witness_ops_s"`     // keys per second and core, with one shard
+	WitnessCPUMicro float64 `json:"witness_cpu_us"`    // per key, with one shard
+	WitnessCPURatio float64 `json:"witness_cpu_ratio"` // per key; most shards relative to one
+	// WitnessServedS is keys per second of wall time, with the most shards.
 	WitnessServedS float64 `json:"witness_served_ops"`
 
-	MemoryRatio float64 `json:"memory_ratio"` // of a validator's tree to the full one
-	TreeBytes   uint64  `json:"tree_bytes"`   // of the full one
+	MemoryRatio float64 `json:"memory_ratio"` // of a validator's tree relative to the full tree
+	TreeBytes   uint64  `json:"tree_bytes"`   // of the full tree
 
 	JoinS       float64 `json:"join_s"`       // without CometBFT
-	JoinBytes   int64   `json:"join_bytes"`   // beside blocks
+	JoinBytes   int64   `json:"join_bytes"`   // without blocks
 	HeaderBytes int     `json:"header_bytes"` // a light block of four validators
-	PutS        float64 `json:"put_s"`        // by the clock, with the most shards
+	PutS        float64 `json:"put_s"`        // by wall time, with the most shards
 
 	Transfers Row        `json:"transfers"`
 	Deletions Row        `json:"deletions"` // 5 % of the transactions delete an account
 	ShardRows []ShardRow `json:"shard_rows"`
 	Join      Joined     `json:"join"`
 
-	Signers int             `json:"signers"`
-	BlockTx int             `json:"block_txs"`
-	Blocks  int             `json:"blocks"` // that count
-	PagedMB int             `json:"paged_mb"`
-	Seed    uint64          `json:"seed"`
-	Quick   bool            `json:"quick,omitempty"`
-	Phases  []string        `json:"phases"`
-	Machine harness.Machine `json:"machine"`
-	Targets []Target        `json:"targets"`
+	Signers int              `json:"signers"`
+	BlockTx int              `json:"block_txs"`
+	Blocks  int              `json:"blocks"` // measured
+	PagedMB int              `json:"paged_mb"`
+	Seed    uint64           `json:"seed"`
+	Quick   bool             `json:"quick,omitempty"`
+	Phases  []string         `json:"phases"`
+	Machine harness.Machine  `json:"machine"`
+	Targets []harness.Target `json:"targets"`
 }
 
-// Row is a workload.
+// Row has the figures of one workload.
 type Row struct {
 	Sizes *Sizes         `json:"sizes,omitempty"`
 	Apps  map[string]App `json:"apps,omitempty"` // by mode
 }
 
-// Sizes are bytes of witnesses, and of memory.
+// Sizes are the bytes of witnesses and the memory of trees.
 type Sizes struct {
 	RawBytesTx  float64    `json:"raw_bytes_tx"`
-	ColdBytesTx float64    `json:"bag_bytes_tx_cold"`
+	ColdBytesTx float64    `json:"multiproof_bytes_tx_cold"`
 	Depths      []DepthRow `json:"depths"` // the first is the run's r
 	Ages        []AgeRow   `json:"ages"`
 }
 
-// DepthRow is a validator that keeps the tree down to a depth.
+// DepthRow has the figures of a validator that keeps the tree down to a depth.
 type DepthRow struct {
-	Depth       int     `json:"r"`
-	BagBytesTx  float64 `json:"bag_bytes_tx"`
-	UpperBytes  int     `json:"upper_bytes"` // of the bag that has the tree to this depth
-	MemoryBytes uint64  `json:"memory_bytes"`
-	MemoryRatio float64 `json:"memory_ratio"`
+	Depth             int     `json:"r"`
+	MultiproofBytesTx float64 `json:"multiproof_bytes_tx"`
+	UpperBytes        int     `json:"upper_bytes"` // of the multiproof with the tree to this depth
+	MemoryBytes       uint64  `json:"memory_bytes"`
+	MemoryRatio       float64 `json:"memory_ratio"`
 }
 
-// AgeRow is bags of some age.
+// AgeRow has the figures of multiproofs of one age.
 type AgeRow struct {
-	Age       int     `json:"age"`        // blocks
-	Ways      int     `json:"ways"`       // to keys that were there
-	MissRate  float64 `json:"miss_rate"`  // of them: not usable
-	StaleRate float64 `json:"stale_rate"` // of transactions: a way has changed below the upper tree
+	Age      int     `json:"age"`       // blocks
+	Ways     int     `json:"ways"`      // paths to keys that existed then
+	MissRate float64 `json:"miss_rate"` // share of Ways that the receiver could not use
+	// StaleRate is the share of transactions with a path that changed below the upper tree.
+	StaleRate float64 `json:"stale_rate"`
 
 	missed, txs, stale, dropped int
 }
 
-// App is an application in one mode.
+// App has the figures of an application in one mode.
 type App struct {
 	TPS         float64 `json:"tps"`       // by the median block
 	CPUMicros   float64 `json:"cpu_us_tx"` // of all threads
 	GraftMicros float64 `json:"graft_us_tx"`
-	Fetched     int     `json:"fetched"` // requests during blocks
+	Fetched     int     `json:"fetched"` // requests during the execution of blocks
 	TreeBytes   uint64  `json:"tree_bytes"`
 }
 
-// ShardRow is a number of storage nodes.
+// ShardRow has the figures of one number of storage nodes.
 type ShardRow struct {
 	Shards       int     `json:"shards"`
-	OpsCore      float64 `json:"witness_ops_s"` // keys a second and core
+	OpsCore      float64 `json:"witness_ops_s"` // keys per second and core
 	CPUMicros    float64 `json:"witness_cpu_us"`
-	OpsS         float64 `json:"witness_served_ops"` // keys a second, by the clock
-	BytesKey     float64 `json:"bag_bytes_key"`
-	PutS         float64 `json:"put_s"` // by the clock
+	OpsS         float64 `json:"witness_served_ops"` // keys per second of wall time
+	BytesKey     float64 `json:"multiproof_bytes_key"`
+	PutS         float64 `json:"put_s"` // by wall time
 	PutCPUMicros float64 `json:"put_cpu_us"`
-	UpdateBytes  int     `json:"update_bytes"` // of a block, for all nodes
-	MemoryBytes  int64   `json:"memory_bytes"` // anonymous, of all nodes
+	UpdateBytes  int     `json:"update_bytes"` // per block, for all nodes
+	MemoryBytes  int64   `json:"memory_bytes"` // anonymous memory of all nodes
 }
 
-// Joined is a validator that has joined.
+// Joined has the figures of a validator that joined.
 type Joined struct {
 	Seconds    float64 `json:"seconds"`
 	CPUS       float64 `json:"cpu_s"`
-	UpperS     float64 `json:"upper_s"` // of Seconds, until it had the upper tree
+	UpperS     float64 `json:"upper_s"` // part of Seconds until the upper tree was complete
 	Bytes      int64   `json:"bytes"`
-	UpperBytes int64   `json:"upper_bytes"` // of Bytes, until then
+	UpperBytes int64   `json:"upper_bytes"` // part of Bytes for the upper tree
 	Blocks     int     `json:"blocks"`
 	SentBytes  int64   `json:"sent_bytes"`
-	Fetches    int     `json:"fetches"` // of the application
+	Fetches    int     `json:"fetches"` // requests of the application
 }
 
-// summarize fills in the figures at the top.
+// summarize fills in the top-level figures.
 func (r *Result) summarize() {
 	if s := r.Transfers.Sizes; s != nil {
-		r.RawBytesTx, r.BagBytesTxCold, r.BagBytesTx, r.MemoryRatio = s.RawBytesTx, s.ColdBytesTx, s.Depths[0].BagBytesTx, s.Depths[0].MemoryRatio
-		r.WitnessReduction = 1 - harness.Ratio(r.BagBytesTx, r.RawBytesTx)
-		r.ColdReduction = 1 - harness.Ratio(r.BagBytesTxCold, r.RawBytesTx)
+		r.RawBytesTx, r.MultiproofBytesTxCold, r.MultiproofBytesTx, r.MemoryRatio = s.RawBytesTx, s.ColdBytesTx, s.Depths[0].MultiproofBytesTx, s.Depths[0].MemoryRatio
+		r.WitnessReduction = 1 - harness.Ratio(r.MultiproofBytesTx, r.RawBytesTx)
+		r.ColdReduction = 1 - harness.Ratio(r.MultiproofBytesTxCold, r.RawBytesTx)
 		for _, a := range s.Ages {
 			r.MissRate = max(r.MissRate, a.MissRate)
 			if a.Age == 1 {
@@ -146,12 +149,4 @@ func (r *Result) summarize() {
 	}
 	r.JoinS, r.JoinBytes = r.Join.Seconds, r.Join.Bytes
 	r.Targets = r.targets()
-}
-
-// Target is a figure to reach.
-type Target struct {
-	Name    string  `json:"name"`
-	Met     bool    `json:"met"`
-	Figure  float64 `json:"figure"`
-	Measure string  `json:"measure"` // the figure in words
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// appSlice is how many blocks an application makes in its turn.
+// appSlice is the number of blocks that an application executes in a turn.
 const appSlice = 10
 
-// runner makes one run.
+// runner is the state of one run.
 type runner struct {
 	o        Options
 	progress *harness.Progress
@@ -21,7 +21,7 @@ type runner struct {
 	chain    *chain
 }
 
-// few returns n, or less in a quick run.
+// few returns n, or a smaller number in a quick run.
 func (o *Options) few(n int) int {
 	if o.Quick {
 		return min(n, 4)
@@ -29,18 +29,15 @@ func (o *Options) few(n int) int {
 	return n
 }
 
-// Run measures, and shows on progress how far it is. Its processes have ended when it returns.
+// Run runs the benchmark, and reports to progress. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
 	s := o.spec()
 	r := &runner{o: o, progress: progress, result: &Result{
 		Keys: o.Keys, Retain: o.Retain, Window: o.Window, Shards: o.Shards, Signers: s.Signers, BlockTx: s.Transfers,
 		Blocks: o.Blocks, PagedMB: o.PagedMB, Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(),
 		HeaderBytes: headerBytes(),
 	}}
-	err := harness.InFolder(ctx, o.Dir, "states", progress, func(dir string) error { return r.run(ctx, dir) })
+	err := harness.InFolder(ctx, progress, func(dir string) error { return r.run(ctx, dir) })
 	if err != nil {
 		return nil, err
 	}
@@ -90,18 +87,18 @@ func (r *runner) load() error {
 	return nil
 }
 
-// entrant is a validator with its measurements.
+// entrant is a validator and its measurements.
 type entrant struct {
 	*harness.Process
 	mode    string
-	seconds []float64 // of each block
+	seconds []float64 // for each block
 	graft   []float64
 	cpu     float64
 	last    answer
 	fetched int
 }
 
-// runApps lets the validators take turns.
+// runApps runs the validators in turns.
 func (r *runner) runApps(ctx context.Context, dir string) error {
 	modes := []string{modeLocal, modeSharded, modePaged}
 	var entrants []*entrant
@@ -115,10 +112,10 @@ func (r *runner) runApps(ctx context.Context, dir string) error {
 		r.progress.Working(mode)
 		own := filepath.Join(dir, mode)
 		if err := os.MkdirAll(own, 0o750); err != nil {
-			return fmt.Errorf("no folder for a validator: %w", err)
+			return fmt.Errorf("creating a validator's folder: %w", err)
 		}
 		b := begin{Role: mode, Spec: r.o.spec(), Retain: r.o.Retain, Window: r.o.Window, Dir: own, PagedBytes: int64(r.o.PagedMB) << 20}
-		p, err := harness.Start(ctx, ChildCommand, mode, b, new(answer))
+		p, err := harness.Start(ctx, ChildName, mode, b, nil)
 		if err != nil {
 			return err
 		}
@@ -179,7 +176,7 @@ func (r *runner) turns(entrants []*entrant, deletions bool, blocks int, count bo
 	return nil
 }
 
-// figures returns what was measured so far, and begins anew.
+// figures returns what was measured so far, and resets it.
 func (e *entrant) figures(txs int) App {
 	a := App{
 		TPS: harness.Ratio(float64(txs), harness.Median(e.seconds)), CPUMicros: e.cpu / float64(len(e.seconds)*txs) * 1e6,

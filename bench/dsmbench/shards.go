@@ -15,29 +15,30 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/dsm/storagenode"
+	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
 const (
-	servedBlocks = 40 // of which witnesses are served in one round
+	servedBlocks = 40 // blocks whose witnesses are served in one round
 	servedRounds = 3
-	putBlocks    = 32 // whose updates are sent; fewer than the heights for which updates wait
-	// joinBlocks are the blocks that a joiner executes: an update waits for the next header, so
-	// storage nodes are two blocks behind, and the validator joins at one before that.
+	putBlocks    = 32 // blocks whose updates are sent; fewer than a storage node can queue
+	// joinBlocks is the number of blocks that a joiner executes. Storage nodes are two blocks
+	// behind, because an update waits for the next header, and the validator joins one block before
+	// that.
 	joinBlocks = 3
 )
 
-// storage is storage nodes that keep all of the state.
+// storageNodes are storage nodes that together keep the whole state.
 type storageNodes struct {
 	shards []shard
 	nodes  []*harness.Process
 	conns  []transport.Conn
 }
 
-// startNodes writes v into folders of n ranges with about as many keys each, and starts their
-// storage nodes.
+// startNodes writes v into n folders, one range each with about the same number of keys, and starts
+// their storage nodes.
 func startNodes(ctx context.Context, dir string, n int, v at) (s *storageNodes, err error) {
 	s = &storageNodes{}
 	defer func() {
@@ -60,7 +61,7 @@ func startNodes(ctx context.Context, dir string, n int, v at) (s *storageNodes, 
 	for i, r := range ranges {
 		own := filepath.Join(dir, fmt.Sprintf("%d-of-%d", i+1, n))
 		if err := os.MkdirAll(own, 0o750); err != nil {
-			return s, fmt.Errorf("no folder for a storage node: %w", err)
+			return s, fmt.Errorf("creating a storage node's folder: %w", err)
 		}
 		leaves := func(yield func(avlstar.Leaf, error) bool) {
 			for more && (err != nil || r.tree().Contains(leaf.Key)) {
@@ -74,7 +75,7 @@ func startNodes(ctx context.Context, dir string, n int, v at) (s *storageNodes, 
 			return s, err
 		}
 		var a answer
-		p, err := harness.StartRunning(ctx, ChildCommand, fmt.Sprintf("storage node %d of %d", i+1, n), begin{Role: roleNode, Dir: own, Range: r}, &a)
+		p, err := harness.StartRunning(ctx, ChildName, fmt.Sprintf("storage node %d of %d", i+1, n), begin{Role: roleNode, Dir: own, Range: r}, &a)
 		if err != nil {
 			return s, err
 		}
@@ -92,20 +93,20 @@ func startNodes(ctx context.Context, dir string, n int, v at) (s *storageNodes, 
 	return s, nil
 }
 
-// createReplica stores the first state of a range, as who has everything can.
+// createReplica stores the first state of a range, from the leaves of the full tree.
 func createReplica(dir string, r keyRange, v at, leaves iter.Seq2[avlstar.Leaf, error]) error {
 	o, err := replicaOptions(dir, r, nil)
 	if err != nil {
 		return err
 	}
-	seam, err := v.Seam(r.tree())
+	boundary, err := v.Boundary(r.tree())
 	if err == nil {
-		err = storagenode.Create(o, storagenode.StateInfo{Height: v.height, Commitment: v.Commitment(), Seam: seam}, leaves)
+		err = server.Create(o, server.StateInfo{Height: v.height, Commitment: v.Commitment(), Boundary: boundary}, leaves)
 	}
 	return errors.Join(err, o.Disk.Close())
 }
 
-// evenRanges cuts the keys of v into ranges with about as many of them each.
+// evenRanges divides the keys of v into n ranges with about the same number of keys.
 func evenRanges(v *avlstar.Version, n int) ([]keyRange, error) {
 	ranges := []keyRange{{}}
 	at, each := uint64(0), v.Len()/uint64(n)
@@ -135,7 +136,7 @@ func (s *storageNodes) end() {
 	}
 }
 
-// usage is the processor time of all nodes so far, and the memory of them.
+// usage returns the CPU time that all nodes have used so far, and their memory.
 func (s *storageNodes) usage() (cpu float64, rss int64, err error) {
 	for _, p := range s.nodes {
 		var a answer
@@ -147,7 +148,7 @@ func (s *storageNodes) usage() (cpu float64, rss int64, err error) {
 	return cpu, rss, nil
 }
 
-// each calls f for each node at once.
+// each calls f for all nodes concurrently.
 func (s *storageNodes) each(f func(i int) error) error {
 	errs := make(chan error, len(s.shards))
 	for i := range s.shards {
@@ -160,25 +161,25 @@ func (s *storageNodes) each(f func(i int) error) error {
 	return all
 }
 
-// serve has the ways to the keys of blocks served, each block's at once, and returns what it cost
-// the nodes.
+// serve requests the paths to the keys of blocks, one request per block and node, and returns what
+// this cost the nodes.
 func (s *storageNodes) serve(ctx context.Context, height int64, retain int, blocks [][]avlstar.Want) (seconds, cpu float64, keys, bytes int, err error) {
 	requests := make([][][]byte, len(s.shards))
 	for _, wants := range blocks {
-		parts := make([][]dsm.Want, len(s.shards))
+		parts := make([][]avlstar.Want, len(s.shards))
 		i := 0
-		for _, w := range wants { // ascending, as ranges do
+		for _, w := range wants { // in key order, like the ranges
 			for !s.shards[i].Range.tree().Contains(w.Key) {
 				i++
 			}
-			parts[i] = append(parts[i], dsm.Want{Key: w.Key})
+			parts[i] = append(parts[i], avlstar.Want{Key: w.Key})
 			keys++
 		}
 		for i, part := range parts {
 			if len(part) == 0 {
 				continue
 			}
-			b, err := dsm.Witness{Height: height, Depth: uint8(retain), MaxBytes: maxBag, Wants: part}.Encode()
+			b, err := dsm.Witness{Height: height, Depth: uint8(retain), MaxBytes: maxMultiproof, Wants: part}.Encode()
 			if err != nil {
 				return 0, 0, 0, 0, err
 			}
@@ -193,12 +194,12 @@ func (s *storageNodes) serve(ctx context.Context, height int64, retain int, bloc
 	got := make([]int, len(s.shards))
 	err = s.each(func(i int) error {
 		for _, body := range requests[i] {
-			b, err := s.conns[i].Call(ctx, transport.Call{Method: transport.Method(dsm.MethodWitness), Body: body, Max: maxBag})
+			b, err := s.conns[i].Call(ctx, transport.Call{Method: dsm.MethodWitness, Body: body, Max: maxMultiproof})
 			if err != nil {
 				return err
 			}
 			if len(b) == 0 {
-				return fmt.Errorf("%s: the bag is too large", s.nodes[i].Name)
+				return fmt.Errorf("%s: the multiproof is too large", s.nodes[i].Name)
 			}
 			got[i] += len(b)
 		}
@@ -212,10 +213,10 @@ func (s *storageNodes) serve(ctx context.Context, height int64, retain int, bloc
 	return seconds, after - before, keys, bytes, errors.Join(err, failed)
 }
 
-// maxBag is the most bytes of an answer.
-const maxBag = 8 << 20
+// maxMultiproof is the maximum size of a response.
+const maxMultiproof = 8 << 20
 
-// prove names the app hashes of blocks.
+// prove announces the app hashes of blocks to the storage nodes.
 func (s *storageNodes) prove(blocks []at) error {
 	r := request{Op: opProve, Height: blocks[0].height}
 	for _, b := range blocks {
@@ -229,10 +230,10 @@ func (s *storageNodes) prove(blocks []at) error {
 	return nil
 }
 
-// feed sends the updates of blocks, by range, and waits until all are durable.
+// feed sends the updates of blocks, by range, and waits until all updates are durable.
 func (s *storageNodes) feed(ctx context.Context, first int64, updates [][][]byte) error {
 	return s.each(func(i int) error {
-		r := dsm.Range{First: s.shards[i].Range.First, After: s.shards[i].Range.After}
+		r := avlstar.KeyRange{First: s.shards[i].Range.First, After: s.shards[i].Range.After}
 		var answer dsm.UpdateAnswer
 		var last dsm.UpdatePart
 		for n, u := range updates[i] {
@@ -248,7 +249,7 @@ func (s *storageNodes) feed(ctx context.Context, first int64, updates [][][]byte
 		}
 		every := time.NewTicker(time.Millisecond)
 		defer every.Stop()
-		last.Offset, last.Part = 0, nil // a probe
+		last.Offset, last.Part = 0, nil // an empty part, which asks for the durable height
 		for answer.Durable < first+int64(len(updates[i]))-1 {
 			select {
 			case <-every.C:
@@ -265,9 +266,9 @@ func (s *storageNodes) feed(ctx context.Context, first int64, updates [][][]byte
 }
 
 func (s *storageNodes) part(ctx context.Context, i int, p dsm.UpdatePart) (dsm.UpdateAnswer, error) {
-	b, err := s.conns[i].Call(ctx, transport.Call{Method: transport.Method(dsm.MethodUpdate), Body: p.Encode(), Max: dsm.UpdateAnswerBytes})
+	b, err := s.conns[i].Call(ctx, transport.Call{Method: dsm.MethodUpdate, Body: p.Encode(), Max: dsm.UpdateAnswerBytes})
 	if err != nil {
-		return dsm.UpdateAnswer{}, fmt.Errorf("the update of height %d: %w", p.Height, err)
+		return dsm.UpdateAnswer{}, fmt.Errorf("update of height %d: %w", p.Height, err)
 	}
 	return dsm.DecodeUpdateAnswer(b)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// imageBytes is what an inner node is hashed from (docs/spec/tree.md), without its key, of which
-// that has the hash only.
+// imageBytes is the length of the bytes whose hash is an inner node's hash (docs/spec/tree.md),
+// without the node's key, because they contain only the key's hash.
 const imageBytes = 115
 
 func asMissing(err error) (*avlstar.MissingNodeError, bool) {
@@ -20,11 +20,11 @@ func asMissing(err error) (*avlstar.MissingNodeError, bool) {
 	return missing, errors.As(err, &missing)
 }
 
-// chain is a full tree that makes blocks.
+// chain is a full tree to which blocks are applied.
 type chain struct {
 	g      *generator
-	recent []at // the last is the newest
-	keep   int  // versions in recent
+	recent []at // recent states, newest last
+	keep   int  // maximum length of recent
 	bytes  uint64
 }
 
@@ -32,7 +32,7 @@ type chain struct {
 type at struct {
 	height int64
 	*avlstar.Version
-	upper *avlstar.Partial // to the depth r; nil: none
+	upper *avlstar.Partial // upper tree to depth r, or nil
 }
 
 func (c *chain) newest() at { return c.recent[len(c.recent)-1] }
@@ -65,11 +65,11 @@ func (a at) release() {
 	}
 }
 
-// sizer measures bags and memory.
+// sizer measures multiproofs and memory.
 type sizer struct {
 	o         Options
 	chain     *chain
-	receivers []*receiver // the first is that of the run
+	receivers []*receiver // the first has the run's r
 	rows      []DepthRow
 	ages      []AgeRow
 	progress  *harness.Progress
@@ -77,7 +77,8 @@ type sizer struct {
 	txs, raw, cold int
 }
 
-// measure makes blocks until the trees are in their usual state, and then those that count.
+// measure executes blocks until the trees have reached their usual size, and then the measured
+// blocks.
 func (s *sizer) measure(ctx context.Context, deletions bool, warm int) (*Sizes, error) {
 	s.txs, s.raw, s.cold = 0, 0, 0
 	s.rows, s.ages = make([]DepthRow, len(s.receivers)), nil
@@ -98,7 +99,7 @@ func (s *sizer) measure(ctx context.Context, deletions bool, warm int) (*Sizes, 
 			return nil, err
 		}
 		s.rows[i].Depth, s.rows[i].MemoryBytes, s.rows[i].UpperBytes = r.retain, r.bytes(), r.upper
-		s.rows[i].BagBytesTx = harness.Ratio(s.rows[i].BagBytesTx, float64(s.txs))
+		s.rows[i].MultiproofBytesTx = harness.Ratio(s.rows[i].MultiproofBytesTx, float64(s.txs))
 		s.rows[i].MemoryRatio = harness.Ratio(float64(s.rows[i].MemoryBytes), float64(s.chain.bytes))
 	}
 	for i := range s.ages {
@@ -131,20 +132,20 @@ func (s *sizer) block(b block, count, deletions bool) error {
 			return err
 		}
 		if count {
-			s.rows[i].BagBytesTx += float64(n + more)
+			s.rows[i].MultiproofBytesTx += float64(n + more)
 		}
 	}
 	return s.chain.advance(b, s.upper)
 }
 
-// upper is the tree by which staleness finds what has changed below the run's depth.
+// upper returns the tree to depth r, with which staleness finds paths that changed below it.
 func (s *sizer) upper(v *avlstar.Version) (*avlstar.Partial, error) {
 	p, _, err := upperTree(v, s.o.Retain)
 	return p, err
 }
 
-// full adds the witnesses of those who have nothing: the full ways as the paper sends them for each
-// transaction, and one bag of the block.
+// full adds the size of witnesses for a receiver without any nodes: the full paths for each
+// transaction, as in the paper, and one multiproof for the block.
 func (s *sizer) full(v *avlstar.Version, b *block) error {
 	var wants []avlstar.Want
 	wants = append(wants, b.wants(true)...)
@@ -160,13 +161,13 @@ func (s *sizer) full(v *avlstar.Version, b *block) error {
 			s.raw += n
 		}
 	}
-	bag, err := v.Bag(wants, avlstar.Below{})
-	s.cold += len(bag)
+	multiproof, err := v.Multiproof(wants, avlstar.Below{})
+	s.cold += len(multiproof)
 	return err
 }
 
-// rawBytes is the length of the way to a key, as images of its inner nodes with their keys, and the
-// leaf; 0 for an absent key.
+// rawBytes returns the length of the path to a key: the images of its inner nodes with their keys,
+// and the leaf. It is 0 for an absent key.
 func rawBytes(v *avlstar.Version, key []byte) (int, error) {
 	value, ok, err := v.View(key)
 	if err != nil || !ok {
@@ -183,8 +184,9 @@ func rawBytes(v *avlstar.Version, key []byte) (int, error) {
 	return len(p.GetExist().GetPath())*(imageBytes+keyBytes) + int(avlstar.RecordBytes(len(key), len(value))), nil
 }
 
-// staleness looks at bags that were made of older states, for the block that comes now: what the
-// receiver cannot use of them although the key was there, and which ways have changed since.
+// staleness checks multiproofs made from older states against the current block. It counts the
+// paths that the receiver cannot use although the key existed, and the transactions whose paths
+// have changed since.
 func (s *sizer) staleness(b *block) error {
 	p := s.receivers[0].p
 	now := s.chain.newest()
@@ -198,24 +200,24 @@ func (s *sizer) staleness(b *block) error {
 		for _, w := range b.wants(false) {
 			if has, err := old.Has(w.Key); err != nil {
 				return err
-			} else if has { // the account was made since: no bag has it
+			} else if has { // skip accounts created later: no old multiproof has them
 				wants = append(wants, avlstar.Want{Key: w.Key})
 			}
 		}
-		// Two less than r: rotations lift stubs.
-		encoded, err := old.Bag(wants, avlstar.Below{Depth: max(0, s.o.Retain-2)})
+		// Less depth than r by two, because rotations lift stubs.
+		encoded, err := old.Multiproof(wants, avlstar.Below{Depth: max(0, s.o.Retain-2)})
 		if err != nil {
 			return err
 		}
-		bag, err := avlstar.DecodeBag(encoded)
+		multiproof, err := avlstar.DecodeMultiproof(encoded)
 		if err != nil {
 			return err
 		}
-		next, done, err := p.Graft(bag)
+		next, done, err := p.Graft(multiproof)
 		if err != nil {
 			return err
 		}
-		lacking, _ := next.Version().Lacks(wants)
+		lacking, _ := next.Version().Missing(wants)
 		next.Release()
 		row.Ways += len(wants)
 		row.missed += len(lacking)
@@ -231,11 +233,11 @@ func (s *sizer) staleness(b *block) error {
 	return nil
 }
 
-// changed reports whether the way to a key below the upper tree is another one.
+// changed reports whether the path to a key has changed below the upper tree.
 func changed(old, now at, key []byte) bool {
 	wants := []avlstar.Want{{Key: key}}
-	_, before := old.upper.Version().Lacks(wants)
-	_, after := now.upper.Version().Lacks(wants)
+	_, before := old.upper.Version().Missing(wants)
+	_, after := now.upper.Version().Missing(wants)
 	for h := range before {
 		if _, same := after[h]; !same {
 			return true
@@ -275,7 +277,7 @@ func (r *runner) runSizes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.progress.Begin("bags", "blocks", r.o.warmUp()+r.o.Window+2*r.o.Blocks)
+	r.progress.Begin("multiproofs", "blocks", r.o.warmUp()+r.o.Window+2*r.o.Blocks)
 	r.progress.Working("transfers")
 	if r.result.Transfers.Sizes, err = s.measure(ctx, false, r.o.warmUp()); err != nil {
 		return err

@@ -10,15 +10,15 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// firstHeight is that of the state before the first block of transfers.
+// firstHeight is the height of the state before the first block of transfers.
 const firstHeight = 1
 
-// loadBatch is how many keys are put at a time.
+// loadBatch is the number of keys written at a time.
 const loadBatch = 50_000
 
-// newState makes the state before the first block, which the caller releases: that of an
-// application after genesis and an empty block, with a grant and a nonce for each signer, and the
-// accounts.
+// newState makes the state before the first block, which the caller must release: the state of an
+// application after genesis and an empty block, with the accounts, and a grant and a nonce for each
+// signer.
 func newState(g *generator, done func(keys int)) (*avlstar.Version, error) {
 	v, err := afterGenesis()
 	if err != nil {
@@ -80,7 +80,7 @@ func afterGenesis() (*avlstar.Version, error) {
 	return v, nil
 }
 
-// memory is an app.Store that keeps nothing: it begins with a state, and remembers the last block's
+// memory is an app.Store that persists nothing. It starts with a state, and keeps the last block's
 // changes.
 type memory struct {
 	first   *avlstar.Version // nil: none

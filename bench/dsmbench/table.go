@@ -7,7 +7,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Print writes the tables, notes on how to read them, and the targets.
+// Print writes the tables, notes that explain them, and the targets.
 func (r *Result) Print(out io.Writer) {
 	r.printApps(out)
 	r.printSizes(out)
@@ -23,21 +23,14 @@ func (r *Result) Print(out io.Writer) {
 		fmt.Fprintln(out, "\nA quick run: the figures mean nothing.")
 		return
 	}
-	fmt.Fprintf(out, "\nTargets (they are set for %s keys, r 12 and a window of 32)\n", harness.Group(1_000_000))
-	for _, t := range r.Targets {
-		verdict := "not met"
-		if t.Met {
-			verdict = "met"
-		}
-		fmt.Fprintf(out, "  %-8s%s: %s\n", verdict, t.Name, t.Measure)
-	}
+	harness.PrintTargets(out, "1,000,000 keys, r 12 and a window of 32", r.Targets)
 }
 
 func (r *Result) printApps(out io.Writer) {
 	if r.Transfers.Apps == nil {
 		return
 	}
-	cells := [][]string{{fmt.Sprintf("%s keys, applications", harness.Group(r.Keys)), "tx/s", "×", "CPU, µs/tx", "of which graft", "fetched", "tree, MB"}}
+	cells := [][]string{{fmt.Sprintf("%s keys, applications", harness.Group(r.Keys)), "tx/s", "×", "CPU, µs/tx", "thereof graft", "fetched", "tree, MB"}}
 	for _, w := range []struct {
 		name string
 		apps map[string]App
@@ -62,9 +55,9 @@ func (r *Result) printSizes(out io.Writer) {
 		return []string{name, fmt.Sprintf(format, a), fmt.Sprintf(format, b)}
 	}
 	fmt.Fprintln(out)
-	cells := [][]string{{"bytes a transaction", "transfers", "5 % deletions"}, row("full ways", "%.0f", t.RawBytesTx, d.RawBytesTx), row("bag, nothing held", "%.0f", t.ColdBytesTx, d.ColdBytesTx)}
+	cells := [][]string{{"bytes per transaction", "transfers", "5 % deletions"}, row("full paths", "%.0f", t.RawBytesTx, d.RawBytesTx), row("multiproof, nothing held", "%.0f", t.ColdBytesTx, d.ColdBytesTx)}
 	for i := range t.Depths {
-		cells = append(cells, row(fmt.Sprintf("bag, r %d", t.Depths[i].Depth), "%.0f", t.Depths[i].BagBytesTx, d.Depths[i].BagBytesTx))
+		cells = append(cells, row(fmt.Sprintf("multiproof, r %d", t.Depths[i].Depth), "%.0f", t.Depths[i].MultiproofBytesTx, d.Depths[i].MultiproofBytesTx))
 	}
 	for i := range t.Depths {
 		cells = append(cells, row(fmt.Sprintf("memory, MB, r %d", t.Depths[i].Depth), "%.1f", float64(t.Depths[i].MemoryBytes)/1e6, float64(d.Depths[i].MemoryBytes)/1e6))
@@ -72,7 +65,7 @@ func (r *Result) printSizes(out io.Writer) {
 	cells = append(cells, row(fmt.Sprintf("  of %.0f MB, r %d", float64(r.TreeBytes)/1e6, r.Retain), "%.3f", t.Depths[0].MemoryRatio, d.Depths[0].MemoryRatio))
 	harness.PrintAligned(out, cells)
 	fmt.Fprintln(out)
-	cells = [][]string{{"bags of age", "missed", "stale", "missed, deletions", "stale"}}
+	cells = [][]string{{"multiproofs of age", "missed", "stale", "missed, deletions", "stale"}}
 	for i, a := range t.Ages {
 		b := d.Ages[i]
 		cells = append(cells, []string{harness.Count(a.Age, "block"), fmt.Sprintf("%.3g", a.MissRate), fmt.Sprintf("%.3f", a.StaleRate), fmt.Sprintf("%.3g", b.MissRate), fmt.Sprintf("%.3f", b.StaleRate)})
@@ -97,18 +90,18 @@ func (r *Result) printNodes(out io.Writer) {
 
 func (r *Result) printNotes(out io.Writer) {
 	fmt.Fprintf(out, `
-transfers   %s signed transactions in a block, of %s signers: two compare-and-puts each, among accounts of which a tenth take part nine times
-            of ten; keys of %d bytes, values of %d. With deletions, 5 %% of them delete an account, and 5 %% make one
-local       everything in memory; paged: %d MiB for what `+"`state_in_memory = false`"+` shares. All execute blocks whose signatures were checked before,
-            until they are committed; by the median block, %d of them. No CometBFT
-sharded     the tree to depth r, all bookkeeping records, and what changed or came in the last %d blocks. The block's bag is in this process, encoded:
-            decoding and grafting it count, making it and the network do not. fetched: requests while blocks were executed
-full ways   for each transaction those of its two accounts and its nonce: images of inner nodes (%d bytes and a key), and leaves
-bags        one for a block; what the receiver has is named by its stubs, and bookkeeping records are among that
-missed      ways in a bag of that age to keys that were there then, which the receiver could not use; stale: transactions of which a way has changed below
-            depth r, which a scheme without revision would reject
-nodes       processes that answer over TLS on loopback, all on this machine; CPU time is theirs. A block's keys are asked for at once, below depth r.
-            puts: updates of %d blocks until they are replayed, logged and synced by all; puts/s is by the clock of this machine
-join        the upper tree from these nodes, and %d blocks that nothing was fetched for before, in a new process with dsm/source; bytes are those received
+transfers   %s signed transactions per block, by %s signers: two compare-and-puts each. Nine times out of ten an account is drawn from a tenth
+            of the accounts. Keys have %d bytes, values %d. With deletions, 5 %% of the transactions delete an account, and 5 %% create one
+local       everything in memory; paged: %d MiB of memory for all that `+"`state_in_memory = false`"+` caches. Blocks are executed and committed after
+            their signatures were checked; figures are those of the median of %d blocks. No CometBFT
+sharded     the tree to depth r, all system keys, and what was changed or fetched in the last %d blocks. The block's multiproof is encoded in this process:
+            decoding and grafting count, encoding and the network do not. fetched: requests during the execution of blocks
+full paths  for each transaction, the paths of its two accounts and its nonce: images of inner nodes (%d bytes and a key), and leaves
+multiproofs        one per block; it omits nodes that the receiver has as stubs, and system keys
+missed      paths in a multiproof of that age, to keys that existed then, that the receiver could not use; stale: transactions with a path that
+            changed below depth r, which a scheme without revision would reject
+nodes       processes that serve over TLS on loopback, all on this machine; the CPU time is theirs. A block's keys are requested together, below
+            depth r. puts: updates of %d blocks, until all nodes have replayed, logged and synced them; puts/s is by wall time
+join        the upper tree from these nodes, and %d blocks without prefetched nodes, in a new process with dsm/client; bytes are those received
 `, harness.Group(r.BlockTx), harness.Group(r.Signers), keyBytes, valueBytes, r.PagedMB, r.Blocks, r.Window, imageBytes, putBlocks, joinBlocks)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/sgc"
-	"github.com/starling-kv/starling/treestore"
+	"github.com/starling-kv/starling/storage/treestore"
 )
 
 // Modes of a validator.
@@ -24,12 +24,12 @@ const (
 	modePaged   = "paged"
 )
 
-// validator is an application that executes blocks, without CometBFT.
+// validator is an application that executes blocks without CometBFT.
 type validator struct {
 	g      *generator
 	app    *app.App
-	source *ownSource // sharded: with the full tree
-	store  *memory    // not paged
+	source *ownSource // sharded mode only; has the full tree
+	store  *memory    // nil in paged mode
 	zone   *storage.Zone
 	height int64
 }
@@ -70,7 +70,7 @@ func openValidator(b begin) (*validator, error) {
 	return v, err
 }
 
-// page writes the state to disk, and opens it as a node does that has `state_in_memory = false`.
+// page writes the state to disk, and opens it like a node with `state_in_memory = false`.
 func (v *validator) page(dir string, state *avlstar.Version, memoryBytes int64) (*treestore.Store, error) {
 	so := storage.Options{CacheBytes: memoryBytes / 8, Generations: true}
 	zone, err := storage.Open(dir, so)
@@ -94,7 +94,8 @@ func (v *validator) page(dir string, state *avlstar.Version, memoryBytes int64) 
 	return treestore.New(treestore.Options{Zone: v.zone, ChainID: chainID, Cache: sgc.New(memoryBytes - 2*so.CacheBytes)}), nil
 }
 
-func (v *validator) close() error {
+// Close implements child.Worker.
+func (v *validator) Close() error {
 	v.app.Stop()
 	if v.zone == nil {
 		return nil
@@ -102,7 +103,7 @@ func (v *validator) close() error {
 	return v.zone.Close()
 }
 
-// blocks executes n blocks, whose transactions were checked before.
+// blocks executes n blocks whose signatures were checked before.
 func (v *validator) blocks(r request) (a answer, err error) {
 	for range r.N {
 		b := v.g.next(r.Deletions)
@@ -127,7 +128,7 @@ func (v *validator) blocks(r request) (a answer, err error) {
 	return a, nil
 }
 
-// took is what a block cost.
+// took is the cost of a block.
 type took struct {
 	clock, cpu, graft time.Duration
 	fetched           int // requests during the block
@@ -161,7 +162,7 @@ func (v *validator) block(ctx context.Context, txs [][]byte, wants []avlstar.Wan
 		return t, err
 	}
 	t.clock = time.Since(from) + t.graft
-	t.cpu += harness.CPUTime().Sub(cpu).Total()
+	t.cpu += harness.CPUTime() - cpu
 	for i, r := range res.TxResults {
 		if r.Code != 0 {
 			return t, fmt.Errorf("block %d, transaction %d failed: %s", v.height, i, r.Log)

@@ -12,22 +12,22 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// conn is a websocket of a node's RPC server, which answers one request after another. Only one
-// goroutine may call send.
+// conn is a websocket to a node's RPC server. The server processes one request after another. Only
+// one goroutine may call send.
 type conn struct {
 	ws   *websocket.Conn
 	next int64
 
 	mu   sync.Mutex
-	asks map[int64]string // transactions without an answer yet, by the request's id
+	asks map[int64]string // transactions without a response yet, by request ID
 
 	refused func(tx string, why error)
 	ended   chan struct{}
-	err     error // why it ended; set before ended is closed
+	err     error // why the connection ended; set before ended is closed
 }
 
-// dial opens a connection to the RPC server at url (http://host:port). refused is called for each
-// transaction that the node does not accept.
+// dial opens a connection to the RPC server at url (http://host:port). It calls refused for each
+// transaction that the node rejects.
 func dial(ctx context.Context, url string, refused func(tx string, why error)) (*conn, error) {
 	ws, resp, err := websocket.DefaultDialer.DialContext(ctx, "ws"+strings.TrimPrefix(url, "http")+"/websocket", nil)
 	if err != nil {
@@ -44,7 +44,7 @@ func dial(ctx context.Context, url string, refused func(tx string, why error)) (
 	return c, nil
 }
 
-// send asks the node to take a transaction. It does not wait for the answer.
+// send submits a transaction to the node. It does not wait for the response.
 func (c *conn) send(tx string) error {
 	c.mu.Lock()
 	c.next++
@@ -60,7 +60,7 @@ func (c *conn) send(tx string) error {
 	return c.ws.WriteMessage(websocket.TextMessage, request)
 }
 
-// answer is CometBFT's answer to broadcast_tx_sync.
+// answer is CometBFT's response to broadcast_tx_sync.
 type answer struct {
 	ID     int64 `json:"id"`
 	Result struct {
@@ -81,7 +81,7 @@ func (c *conn) receive() error {
 		}
 		var a answer
 		if err := json.Unmarshal(message, &a); err != nil {
-			return fmt.Errorf("the node's answer: %w", err)
+			return fmt.Errorf("decoding the node's response: %w", err)
 		}
 		c.mu.Lock()
 		tx, asked := c.asks[a.ID]
@@ -89,7 +89,7 @@ func (c *conn) receive() error {
 		c.mu.Unlock()
 		switch {
 		case !asked:
-			return fmt.Errorf("the node answers a request that was never sent: %.200s", message)
+			return fmt.Errorf("response to a request that was never sent: %.200s", message)
 		case a.Error != nil:
 			c.refused(tx, fmt.Errorf("%s: %s", a.Error.Message, a.Error.Data))
 		case a.Result.Code != 0:
@@ -99,6 +99,6 @@ func (c *conn) receive() error {
 }
 
 func (c *conn) close() {
-	_ = c.ws.Close() // no goroutine reads from it any more
+	_ = c.ws.Close() // no goroutine reads from it anymore
 	<-c.ended
 }

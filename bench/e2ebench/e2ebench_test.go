@@ -17,7 +17,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Both networks accept the transactions, and those have the announced size and keys.
+// Both networks accept the transactions, which have the configured size and keys.
 func TestLoads(t *testing.T) {
 	theirs := kvstore.NewInMemoryApplication()
 	for _, load := range Loads {
@@ -28,7 +28,7 @@ func TestLoads(t *testing.T) {
 			for range 100 {
 				tx, err := next()
 				require.NoError(t, err)
-				// loadtime pads with whole bytes, in hexadecimal digits.
+				// loadtime pads with whole bytes, as hexadecimal digits.
 				require.InDelta(t, size, len(tx), 4)
 				res, err := theirs.CheckTx(t.Context(), &abci.RequestCheckTx{Tx: []byte(tx)})
 				require.NoError(t, err)
@@ -59,7 +59,7 @@ func TestLedger(t *testing.T) {
 	}
 	full, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.False(t, l.begin(full, "a=4", time.Now), "there is no room")
+	require.False(t, l.begin(full, "a=4", time.Now), "the limit is reached")
 
 	l.seen(1, at(2), [][]byte{[]byte("a=1"), []byte("somebody else's")})
 	l.seen(2, at(4), [][]byte{[]byte("a=2")})
@@ -72,14 +72,15 @@ func TestLedger(t *testing.T) {
 	l.seen(3, at(5), [][]byte{[]byte("a=5")})
 	l.seen(4, at(90), nil)
 
-	// From the first block on, whose own transactions were sent before: two in three seconds.
+	// Figures start with the first block, whose transactions were sent before: two in three
+	// seconds.
 	f := l.figures(at(0), at(10))
 	require.Equal(t, figures{TPS: 2.0 / 3, P50MS: 2000, P99MS: 3000, MaxMS: 3000, IntervalMS: 1000, Txs: 2}, f)
 	require.Equal(t, 2, l.blocksSince(at(5)))
 	require.Equal(t, figures{}, l.figures(at(200), at(300)))
 
-	// The time before the first block and after the last one counts, so that a network that stands
-	// still shows.
+	// The time before the first block and after the last block counts, so that a stalled network
+	// shows.
 	require.Equal(t, Blocks{Blocks: 3, P50MS: 2000, MaxMS: 5000, TPS: 0.4}, l.intervals(at(0), at(10)))
 }
 
@@ -91,10 +92,10 @@ func TestResult(t *testing.T) {
 	r.judge()
 	require.Equal(t, 300.0, r.StarlingTPS)
 	require.Equal(t, 200.0, r.KVStoreTPS)
-	require.Equal(t, 1.5, r.Ratio, "the median of the rounds' ratios, not the ratio of the medians of other rounds")
+	require.Equal(t, 1.5, r.Ratio, "the median of the rounds' ratios, not the ratio of medians")
 	require.Equal(t, harness.Interval{Median: 1.5, Low: 0.9, High: 2, Confidence: 0.75}, r.Own.RatioInterval)
-	require.Len(t, r.Goals, 1)
-	require.Equal(t, "3 of at least 5 rounds", r.Goals[0].Undecided)
+	require.Len(t, r.Targets, 1)
+	require.Equal(t, "3 of at least 5 rounds", r.Targets[0].Undecided)
 	var out bytes.Buffer
 	r.Print(&out)
 	require.Contains(t, out.String(), "undecided at least 0.95 of kvstore's")
@@ -103,9 +104,9 @@ func TestResult(t *testing.T) {
 		r.judge()
 		return r
 	}
-	require.True(t, five(95).Goals[0].Met)
+	require.True(t, five(95).Targets[0].Met)
 	r = five(94)
-	require.False(t, r.Goals[0].Met)
+	require.False(t, r.Targets[0].Met)
 	r.Print(&out)
 	require.Contains(t, out.String(), "not met   at least 0.95 of kvstore's")
 }
@@ -113,7 +114,7 @@ func TestResult(t *testing.T) {
 func TestEvents(t *testing.T) {
 	height, err := newHeight([]byte(`{"jsonrpc":"2.0","id":0,"result":{}}`))
 	require.NoError(t, err)
-	require.Zero(t, height, "the answer to the subscription")
+	require.Zero(t, height, "the response to the subscription")
 	height, err = newHeight([]byte(`{"id":0,"result":{"query":"…","data":{"type":"…","value":{"header":{"height":"7"}}},"events":{}}}`))
 	require.NoError(t, err)
 	require.EqualValues(t, 7, height)

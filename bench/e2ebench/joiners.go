@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"sync"
 	"time"
@@ -12,58 +13,43 @@ import (
 	cfg "github.com/cometbft/cometbft/config"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// JoinersOptions are the options of a run with many joiners.
+// JoinersOptions configure a run with many joiners.
 type JoinersOptions struct {
 	Network
 	Joiners  int
-	Keys     int // of the state, written before the nodes join
-	Rate     int // transactions a second meanwhile
+	Keys     int // keys written before the nodes join
+	Rate     int // transactions per second during the run
 	Interval int // snapshot interval in blocks
-	Seconds  int // of blocks before the joiners start
+	Seconds  int // duration of the measurement before the joiners start
 	Patience time.Duration
 }
 
-const (
-	maxJoiners  = 64
-	maxJoinKeys = 10_000_000
+// askEvery is the interval at which each joiner's progress is polled. It is long enough that
+// polling all joiners is no significant load.
+const askEvery = 500 * time.Millisecond
 
-	// askEvery is the interval at which each joiner is asked for its progress, long enough that
-	// asking all of them is no load.
-	askEvery = 500 * time.Millisecond
-)
-
-// Check returns an error that names the flag that is out of range, and the range.
-func (o JoinersOptions) Check() error {
-	if err := o.check(); err != nil {
-		return err
-	}
-	switch {
-	case o.Joiners < 1 || o.Joiners > maxJoiners:
-		return fmt.Errorf("--joiners is %d, it must be from 1 to %d", o.Joiners, maxJoiners)
-	case o.Keys < 1 || o.Keys > maxJoinKeys:
-		return fmt.Errorf("--keys is %d, it must be from 1 to %d", o.Keys, maxJoinKeys)
-	case o.Rate < 1 || o.Rate > 100_000:
-		return fmt.Errorf("--rate is %d, it must be from 1 to 100000 transactions a second", o.Rate)
-	case o.Interval < 1 || o.Interval > 100_000:
-		return fmt.Errorf("--snapshot-interval is %d, it must be from 1 to 100000 blocks", o.Interval)
-	case o.Seconds < 1 || o.Seconds > 3600:
-		return fmt.Errorf("--seconds is %d, it must be from 1 to 3600", o.Seconds)
-	case o.Patience < time.Second:
-		return fmt.Errorf("--patience is %v, it must be 1s or more", o.Patience)
-	}
-	return nil
+// Flags adds the flags of joiners.
+func (o *JoinersOptions) Flags(f *harness.Flags) {
+	f.Int(&o.Joiners, "joiners", 24, 1, 64, "number of nodes that join at the same time")
+	f.Int(&o.Keys, "keys", 25_000, 1, 10_000_000, "number of keys in the state, each as long as a transaction")
+	f.Int(&o.Rate, "rate", 200, 1, 100_000, "transactions per second that clients send")
+	f.Int(&o.Interval, "snapshot-interval", 20, 1, 100_000, "blocks between snapshots")
+	f.Int(&o.Seconds, "seconds", 15, 1, 3600, "seconds of blocks measured before the joiners start, for comparison")
+	f.Time(&o.Patience, "patience", 15*time.Minute, time.Second, 24*time.Hour, "time limit for all joins")
+	o.flags(f, 1024)
 }
 
 // JoinersResult is the outcome of a run.
 type JoinersResult struct {
 	Joiners    int       `json:"joiners"`
-	Joined     int       `json:"joined"` // that follow the head, with the right app hash
+	Joined     int       `json:"joined"` // joiners that follow the head, with the right app hash
 	Seconds    float64   `json:"seconds"`
-	RestoredS  []float64 `json:"restored_s"`  // of each joiner, from the first's start to a state
-	FollowingS []float64 `json:"following_s"` // until it followed the head
+	RestoredS  []float64 `json:"restored_s"`  // per joiner: first start to state
+	FollowingS []float64 `json:"following_s"` // per joiner: first start to head
 	StateBytes int64     `json:"state_bytes"` // verified by one joiner
 
 	Before Blocks `json:"before"`
@@ -84,52 +70,41 @@ type Blocks struct {
 	TPS    float64 `json:"tps"`
 }
 
-// joiners makes one run.
+// joiners is the state of one run.
 type joiners struct {
 	o        JoinersOptions
-	net      *network
+	net      *network.Network
 	session  *session
 	progress *harness.Progress
 	homes    []*runner.Home
 	result   JoinersResult
 }
 
-// RunJoiners lets many nodes join a network under load at the same moment, and measures its blocks.
+// RunJoiners makes many nodes join a loaded network at the same time, and measures the network's
+// blocks.
 func RunJoiners(ctx context.Context, o JoinersOptions, progress *harness.Progress) (*JoinersResult, error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
 	j := &joiners{o: o, progress: progress, result: JoinersResult{
 		Joiners: o.Joiners, Validators: o.Validators, Keys: o.Keys, Rate: o.Rate, TimeoutCommitMS: millis(o.TimeoutCommit), Machine: harness.ThisMachine(),
 	}}
-	err := harness.InFolder(ctx, o.Dir, "nodes' homes", progress, func(dir string) error { return j.run(ctx, dir) })
+	err := harness.InFolder(ctx, progress, func(dir string) error { return j.run(ctx, dir) })
 	if err != nil {
 		return nil, err
 	}
 	return &j.result, nil
 }
 
-// servingGenesis is openGenesis with frequent snapshots.
-type servingGenesis struct {
-	openGenesis
-	SnapshotInterval int `json:"snapshot_interval"`
-}
-
 func (j *joiners) run(ctx context.Context, dir string) (err error) {
-	j.progress.Begin("build", "programs", 1)
-	j.progress.Working(nameStarling)
-	starlingd, err := build(ctx, j.o.Starlingd, starlingdPackage, dir)
+	starlingd, err := network.Starlingd(ctx, j.o.Starlingd, j.progress)
 	if err != nil {
 		return err
 	}
-	j.progress.Add(1)
-	genesis := servingGenesis{openGenesis{Open: true, Admins: []string{}}, j.o.Interval}
-	j.net, err = startNetwork(ctx, starlingKind(starlingd), j.o.Network, filepath.Join(dir, "network"), func(*cfg.Config) {}, genesis)
-	if err != nil {
+	genesis := maps.Clone(network.Open)
+	genesis["snapshot_interval"] = j.o.Interval
+	if j.net, err = j.o.starling(starlingd, genesis).start(ctx, filepath.Join(dir, "network")); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, j.net.stop()) }()
-	if j.session, err = openSession(j.net, loadDistinct, j.o.Network); err != nil {
+	defer func() { err = errors.Join(err, j.net.Stop()) }()
+	if j.session, err = openSession(j.net, nameStarling, loadDistinct, j.o.Network); err != nil {
 		return err
 	}
 	defer j.session.close()
@@ -139,7 +114,7 @@ func (j *joiners) run(ctx context.Context, dir string) (err error) {
 
 	ctx, cancel := context.WithTimeout(j.session.ctx, j.o.Patience)
 	defer cancel()
-	if j.homes, err = j.net.homes(ctx, "joiner", j.o.Joiners); err != nil {
+	if j.homes, err = j.net.Homes(ctx, "joiner", j.o.Joiners); err != nil {
 		return err
 	}
 	defer func() {
@@ -200,10 +175,10 @@ func (j *joiners) join(ctx context.Context) error {
 		return err
 	}
 	j.progress.Begin("join", "nodes", j.o.Joiners)
-	j.progress.Working("all of them")
+	j.progress.Working("all joiners")
 	start := time.Now()
 	for _, h := range j.homes {
-		if err := j.net.run(h); err != nil {
+		if err := j.net.Run(h); err != nil {
 			return err
 		}
 	}
@@ -235,10 +210,10 @@ func (j *joiners) join(ctx context.Context) error {
 	})
 }
 
-// snapshotAhead waits until the time is over and there is a snapshot with all keys, with two blocks
+// snapshotAhead waits until atLeast has passed and a snapshot with all keys exists, with two blocks
 // after it.
 func (j *joiners) snapshotAhead(ctx context.Context, atLeast time.Duration) error {
-	at, err := j.net.validators[0].AppInfo(ctx)
+	at, err := j.net.Validators[0].AppInfo(ctx)
 	if err != nil {
 		return err
 	}
@@ -247,7 +222,7 @@ func (j *joiners) snapshotAhead(ctx context.Context, atLeast time.Duration) erro
 	least, cancel := context.WithTimeout(ctx, atLeast)
 	defer cancel()
 	err = every(ctx, askEvery, "a snapshot with all keys", func() (bool, error) {
-		at, err := j.net.validators[0].AppInfo(ctx)
+		at, err := j.net.Validators[0].AppInfo(ctx)
 		return err == nil && at.Height >= snapshot+2 && least.Err() != nil, nil
 	})
 	j.progress.Add(j.o.Seconds)
@@ -256,21 +231,21 @@ func (j *joiners) snapshotAhead(ctx context.Context, atLeast time.Duration) erro
 
 // trusted returns the height and hash of a recent header.
 func (j *joiners) trusted(ctx context.Context) (runner.Header, error) {
-	at, err := j.net.validators[0].AppInfo(ctx)
+	at, err := j.net.Validators[0].AppInfo(ctx)
 	if err != nil {
 		return runner.Header{}, err
 	}
-	return j.net.validators[0].Header(ctx, max(1, at.Height-int64(j.o.Interval)-2))
+	return j.net.Validators[0].Header(ctx, max(1, at.Height-int64(j.o.Interval)-2))
 }
 
 func (j *joiners) configure(trusted runner.Header) error {
-	if err := copyGenesis(j.net.validators[0], j.homes); err != nil {
+	if err := network.CopyGenesis(j.net.Validators[0], j.homes...); err != nil {
 		return err
 	}
 	for _, h := range j.homes {
 		err := h.Configure(func(c *cfg.Config) {
-			common(c, j.o.Network)
-			c.P2P.PersistentPeers = runner.Peers(j.net.validators...)
+			j.o.configure(c)
+			c.P2P.PersistentPeers = runner.Peers(j.net.Validators...)
 			c.StateSync.Enable = true
 			c.StateSync.TrustHeight = trusted.Height
 			c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
@@ -282,14 +257,14 @@ func (j *joiners) configure(trusted runner.Header) error {
 	return nil
 }
 
-// follow waits until a node follows the head, and checks its app hash against a header of the
+// follow waits until a node follows the head, and compares its app hash with a header of the
 // validators. It calls restored when the node has a state.
 func (j *joiners) follow(ctx context.Context, h *runner.Home, restored func()) error {
 	had := false
 	err := every(ctx, askEvery, h.Name+" to follow the head", func() (bool, error) {
 		at, err := h.AppInfo(ctx)
 		if err != nil || at.Height == 0 {
-			return false, nil //nolint:nilerr // it is not up yet
+			return false, nil //nolint:nilerr // not up yet
 		}
 		if !had {
 			had = true
@@ -297,15 +272,15 @@ func (j *joiners) follow(ctx context.Context, h *runner.Home, restored func()) e
 		}
 		status, err := h.Status(ctx)
 		if err != nil || status.CatchingUp {
-			return false, nil //nolint:nilerr // it is too busy to answer: it is asked again
+			return false, nil //nolint:nilerr // too busy to respond: retry
 		}
-		head, err := j.net.validators[0].AppInfo(ctx)
+		head, err := j.net.Validators[0].AppInfo(ctx)
 		if err != nil || at.Height < head.Height-1 {
 			return false, nil //nolint:nilerr // as above
 		}
-		header, err := j.net.validators[0].Header(ctx, at.Height+1)
+		header, err := j.net.Validators[0].Header(ctx, at.Height+1)
 		if err != nil {
-			return false, nil //nolint:nilerr // there is no such block yet
+			return false, nil //nolint:nilerr // this block does not exist yet
 		}
 		if !bytes.Equal(header.AppHash, at.Hash) {
 			return false, fmt.Errorf("%s has the app hash %X at height %d, the validators have %X", h.Name, at.Hash, at.Height, header.AppHash)
@@ -315,7 +290,7 @@ func (j *joiners) follow(ctx context.Context, h *runner.Home, restored func()) e
 	return err
 }
 
-// every calls done at this interval until it returns true or an error, or ctx ends.
+// every calls done at an interval until done returns true or an error, or ctx ends.
 func every(ctx context.Context, pause time.Duration, what string, done func() (bool, error)) error {
 	ticker := time.NewTicker(pause)
 	defer ticker.Stop()
@@ -331,8 +306,8 @@ func every(ctx context.Context, pause time.Duration, what string, done func() (b
 	}
 }
 
-// intervals are those between the blocks from one time to another. The last, unfinished one counts
-// as well.
+// intervals returns the times between the blocks from one time to another. The last, unfinished
+// interval counts, too.
 func (l *ledger) intervals(from, until time.Time) (b Blocks) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

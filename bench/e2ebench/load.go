@@ -12,25 +12,27 @@ import (
 	"github.com/cometbft/cometbft/test/loadtime/payload"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// The loads.
+// Names of the loads.
 const (
-	loadOwn      = "own"      // as CometBFT's loadtime: one key, a value with a time and padding
-	loadDistinct = "distinct" // each transaction writes another key
+	loadOwn      = "own"      // like CometBFT's loadtime: one key, a value with a time and padding
+	loadDistinct = "distinct" // each transaction writes a different key
 )
 
-// Loads are the names that Options.Loads takes.
+// Loads are the names that Options.Loads accepts.
 var Loads = []string{loadOwn, loadDistinct}
 
-// leastBlocks is the least number of blocks of a load, however short: a rate needs two.
+// leastBlocks is the minimum number of blocks in a measurement, however short: a rate needs two.
 const leastBlocks = 3
 
-// drainPatience is the time limit for pending transactions to be in a block, once no more are sent.
+// drainPatience is the time limit for pending transactions to reach a block after the last was
+// sent.
 const drainPatience = 2 * time.Minute
 
-// maker makes transactions, all different. It may be called concurrently.
+// maker returns a new transaction, different from all others. It is safe for concurrent use.
 type maker func() (string, error)
 
 func newMaker(load string, connections, size int) maker {
@@ -42,17 +44,18 @@ func newMaker(load string, connections, size int) maker {
 		}
 	}
 	return func() (string, error) {
-		var id [16]byte // as long as loadtime's, which is the same for a whole run
+		var id [16]byte // as long as loadtime's ID, which does not change during a run
 		binary.BigEndian.PutUint64(id[8:], made.Add(1))
 		tx, err := payload.NewBytes(&payload.Payload{Connections: uint64(connections), Rate: 1, Size: uint64(size), Id: id[:]})
 		return string(tx), err
 	}
 }
 
-// session is a client of a network: a connection to each validator, and the fate of each
+// session is a client of a network: a connection to each validator, and a record of every
 // transaction.
 type session struct {
-	net     *network
+	net     *network.Network
+	kind    string // kind of the network
 	make    maker
 	ledger  *ledger
 	conns   []*conn
@@ -61,16 +64,16 @@ type session struct {
 	watcher sync.WaitGroup
 }
 
-func openSession(n *network, load string, o Network) (*session, error) {
-	s := &session{net: n, make: newMaker(load, len(n.validators), o.TxBytes), ledger: newLedger(o.InFlight)}
-	s.ctx, s.cancel = context.WithCancelCause(n.processes.Context())
+func openSession(n *network.Network, kind, load string, o Network) (*session, error) {
+	s := &session{net: n, kind: kind, make: newMaker(load, len(n.Validators), o.TxBytes), ledger: newLedger(o.InFlight)}
+	s.ctx, s.cancel = context.WithCancelCause(n.Context())
 	started := make(chan struct{})
 	s.watcher.Go(func() {
-		if err := s.ledger.watch(s.ctx, n.validators[0].RPC(), func() { close(started) }); err != nil {
+		if err := s.ledger.watch(s.ctx, n.Validators[0].RPC(), func() { close(started) }); err != nil {
 			s.cancel(err)
 		}
 	})
-	for _, url := range n.rpcs() {
+	for _, url := range n.RPCs() {
 		c, err := dial(s.ctx, url, s.ledger.refused)
 		if err != nil {
 			s.close()
@@ -95,22 +98,22 @@ func (s *session) close() {
 	}
 }
 
-// figures are the measurements of a load on a network.
+// figures are the measurements of one load on one network.
 type figures struct {
 	TPS        float64 `json:"tps"` // transactions in blocks, from the first block to the last
 	P50MS      float64 `json:"p50_ms"`
 	P99MS      float64 `json:"p99_ms"`
 	MaxMS      float64 `json:"max_ms"`
-	IntervalMS float64 `json:"block_interval_ms"` // the median one
-	CPUMicros  float64 `json:"cpu_us"`            // of all validators, for each transaction
+	IntervalMS float64 `json:"block_interval_ms"` // median
+	CPUMicros  float64 `json:"cpu_us"`            // of all validators, per transaction
 	Txs        int     `json:"txs"`
 }
 
-// sender sends transactions on connection i, and returns when ctx ends.
+// sender sends transactions on connection i until ctx ends.
 type sender func(ctx context.Context, c *conn, i int) error
 
-// one sends a transaction, whose latency counts from at. It returns false if ctx ended before fewer
-// than the limit were pending.
+// one sends a transaction, once fewer transactions than the limit are pending. Its latency counts
+// from at. one returns false if ctx ends while it waits.
 func (s *session) one(ctx context.Context, c *conn, at func() time.Time) (bool, error) {
 	tx, err := s.make()
 	if err != nil || !s.ledger.begin(ctx, tx, at) {
@@ -130,8 +133,8 @@ func (s *session) saturating() sender {
 	}
 }
 
-// paced sends rate transactions a second. The latency of one that is sent late counts from when it
-// was due.
+// paced sends rate transactions per second. If one is sent late, its latency still counts from the
+// time at which it was due.
 func (s *session) paced(rate int) sender {
 	every := time.Duration(len(s.conns)) * time.Second / time.Duration(rate)
 	return func(ctx context.Context, c *conn, i int) error {
@@ -154,21 +157,21 @@ func (s *session) paced(rate int) sender {
 	}
 }
 
-// send runs a sender on each connection until all have returned. A failure ends the session.
+// send runs a sender on each connection, and waits for all of them. A failure ends the session.
 func (s *session) send(ctx context.Context, send sender) {
 	var senders sync.WaitGroup
 	for i, c := range s.conns {
 		senders.Go(func() {
 			if err := send(ctx, c, i); err != nil && ctx.Err() == nil {
-				s.cancel(fmt.Errorf("sending to %s: %w", s.net.validators[i].Name, err))
+				s.cancel(fmt.Errorf("sending to %s: %w", s.net.Validators[i].Name, err))
 			}
 		})
 	}
 	senders.Wait()
 }
 
-// measure runs send for warm and duration, longer if there are too few blocks, and returns the
-// figures of the time after warm.
+// measure runs send for warm and then duration, or longer if there are too few blocks, and returns
+// the figures of the time after warm.
 func (s *session) measure(warm, duration time.Duration, send sender) (figures, error) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
@@ -177,7 +180,7 @@ func (s *session) measure(warm, duration time.Duration, send sender) (figures, e
 		defer cancel()
 		_ = every(ctx, 10*time.Millisecond, "the end of a load", func() (bool, error) {
 			return time.Since(from) >= duration && s.ledger.blocksSince(from) >= leastBlocks, nil
-		}) // it ends early only if the session does
+		}) // ends early only with the session
 	}()
 	usage := s.usage(ctx, warm)
 	s.send(ctx, send)
@@ -197,8 +200,8 @@ func (s *session) measure(warm, duration time.Duration, send sender) (figures, e
 	return f, nil
 }
 
-// usage measures the CPU seconds of the validators, from the end of warm until the result is
-// called.
+// usage measures the CPU seconds of the validators, from the end of warm until the returned
+// function is called.
 func (s *session) usage(ctx context.Context, warm time.Duration) func() (float64, error) {
 	type reading struct {
 		seconds float64
@@ -210,7 +213,7 @@ func (s *session) usage(ctx context.Context, warm time.Duration) func() (float64
 		case <-time.After(warm):
 		case <-ctx.Done(): // the session failed
 		}
-		seconds, err := s.net.cpuSeconds(s.ctx)
+		seconds, err := s.net.CPUSeconds(s.ctx)
 		first <- reading{seconds, err}
 	}()
 	return func() (float64, error) {
@@ -218,23 +221,23 @@ func (s *session) usage(ctx context.Context, warm time.Duration) func() (float64
 		if before.err != nil {
 			return 0, before.err
 		}
-		after, err := s.net.cpuSeconds(s.ctx)
+		after, err := s.net.CPUSeconds(s.ctx)
 		return after - before.seconds, err
 	}
 }
 
-// drain waits until all acknowledged transactions are in blocks.
+// drain waits until all accepted transactions are in blocks.
 func (s *session) drain() error {
 	ctx, cancel := context.WithTimeout(s.ctx, drainPatience)
 	defer cancel()
 	err := runner.Poll(ctx, "all transactions to be in blocks", func() bool { return s.ledger.pending() == 0 })
 	if err != nil {
-		return fmt.Errorf("%s: %d transactions are in no block: %w", s.net.kind.name, s.ledger.pending(), err)
+		return fmt.Errorf("%s: %d transactions are not in a block: %w", s.kind, s.ledger.pending(), err)
 	}
 	return s.ledger.whole()
 }
 
-// blocksSince is the number of blocks after a time.
+// blocksSince returns the number of blocks after a time.
 func (l *ledger) blocksSince(from time.Time) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -246,18 +249,17 @@ func (l *ledger) blocksSince(from time.Time) (n int) {
 	return n
 }
 
-// whole returns an error if a node refused a transaction.
+// whole returns an error if a node rejected a transaction.
 func (l *ledger) whole() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.refusals > 0 {
-		return fmt.Errorf("%d transactions were refused, the first with %w", l.refusals, l.refusal)
+		return fmt.Errorf("%d transactions were rejected, the first with %w", l.refusals, l.refusal)
 	}
 	return nil
 }
 
-// figures are computed from the blocks between two times, and from the transactions sent between
-// them.
+// figures computes the figures from the blocks and from the transactions sent between two times.
 func (l *ledger) figures(from, until time.Time) (f figures) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -270,7 +272,7 @@ func (l *ledger) figures(from, until time.Time) (f figures) {
 			continue
 		}
 		if first.height == 0 {
-			first, last = b, b // its transactions were sent before
+			first, last = b, b // its transactions were sent before, so they do not count
 			continue
 		}
 		f.Txs += b.txs

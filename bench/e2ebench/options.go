@@ -1,100 +1,116 @@
 package e2ebench
 
 import (
-	"fmt"
-	"slices"
+	"context"
+	"errors"
 	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 )
 
-// The networks.
+// Names of the networks.
 const (
 	nameStarling = "starling"
 	nameKVStore  = "kvstore"
 )
 
-// KVStores are the variants of CometBFT's kvstore, by their names for --proxy_app: with goleveldb,
-// and only in memory.
-var KVStores = []string{"persistent_kvstore", "kvstore"}
-
-// Options of a run.
+// Options configure a run.
 type Options struct {
 	Network
-	Rounds  int
-	Seconds int      // of each load in each round
-	Loads   []string // of Loads
-	Rate    int      // transactions a second for the latencies; 0: half the slower network's rate
-	KVStore string   // of KVStores
+	Rounds   int
+	Seconds  int      // per load and round
+	Loads    []string // of Loads
+	Rate     int      // tx/s for the latencies; 0: half the slower network's rate
+	KVStore  string
+	CometBFT string // path of a built program
+}
 
-	CometBFT string // a built cometbft; empty: built
+// Flags adds the flags of e2e.
+func (o *Options) Flags(f *harness.Flags) {
+	f.Int(&o.Rounds, "rounds", 5, 1, 100, "number of rounds; each runs every load on every network")
+	f.Int(&o.Seconds, "seconds", 15, 2, 3600, "seconds of each load in each round, and of its latency measurement")
+	f.Names(&o.Loads, "loads", Loads, Loads, "loads: own (CometBFT's loadtime: one key), distinct")
+	f.Int(&o.Rate, "rate", 0, 0, 1_000_000, "transactions per second for the latencies (0: half the rate of the slower network)")
+	f.OneOf(&o.KVStore, "kvstore", []string{"persistent_kvstore", "kvstore"}, "CometBFT's kvstore, on goleveldb or in memory")
+	f.Program(&o.CometBFT, "cometbft")
+	o.flags(f, 256)
+	f.Also(func() error {
+		if len(o.Loads) == 0 {
+			return errors.New("--loads names no load")
+		}
+		return nil
+	})
 }
 
 // Network is the configuration that all networks share.
 type Network struct {
 	Validators    int
 	TimeoutCommit time.Duration // pause between blocks
-	InFlight      int           // limit of transactions sent and not yet in a block
+	InFlight      int           // maximum number of transactions sent but not yet in a block
 	TxBytes       int
 	Indexer       string // kv or null
-	Dir           string // for the homes; each run makes a folder in it
-	Starlingd     string // a built starlingd; empty: built
+	Starlingd     string // path of a built program
 }
 
 const (
 	maxValidators = 16
-	// maxInFlight is below a mempool's limit of 5,000 (mempool.size), so that none is refused.
+	// maxInFlight is below a mempool's limit of 5,000 (mempool.size), so that no transaction is
+	// rejected.
 	maxInFlight = 4_500
-	minTxBytes  = 160 // loadtime's fields in hexadecimal digits, without padding
+	minTxBytes  = 160 // loadtime's fields as hexadecimal digits, without padding
 	maxTxBytes  = 64 << 10
+
+	// roomForTx is the transaction limit that `starlingd init` writes; the limit of a request body
+	// is twice that.
+	roomForTx = 4 << 20
 )
 
-// Check returns an error that names the flag that is out of range, and the range.
-func (o Options) Check() error {
-	if err := o.check(); err != nil {
-		return err
-	}
-	switch {
-	case o.Rounds < 1 || o.Rounds > 100:
-		return fmt.Errorf("--rounds is %d, it must be from 1 to 100", o.Rounds)
-	case o.Seconds < 2 || o.Seconds > 3600:
-		return fmt.Errorf("--seconds is %d, it must be from 2 to 3600 (use 15 for meaningful figures)", o.Seconds)
-	case o.Rate < 0 || o.Rate > 1_000_000:
-		return fmt.Errorf("--rate is %d, it must be from 1 to 1000000 transactions a second, or 0: half the rate of the slower network", o.Rate)
-	case !slices.Contains(KVStores, o.KVStore):
-		return fmt.Errorf("--kvstore is %q, it must be %s", o.KVStore, names(KVStores))
-	case len(o.Loads) == 0:
-		return fmt.Errorf("--loads names none, it takes %s", names(Loads))
-	}
-	for i, name := range o.Loads {
-		switch {
-		case !slices.Contains(Loads, name):
-			return fmt.Errorf("--loads names %q, it knows %s", name, names(Loads))
-		case slices.Contains(o.Loads[:i], name):
-			return fmt.Errorf("--loads names %s twice, once is enough", name)
-		}
-	}
-	return nil
+func (n *Network) flags(f *harness.Flags, txBytes int) {
+	f.Int(&n.Validators, "validators", 4, 1, maxValidators, "number of validators in a network")
+	f.Time(&n.TimeoutCommit, "timeout-commit", time.Second, 0, time.Minute, "pause between blocks (default: CometBFT's)")
+	f.Int(&n.InFlight, "in-flight", 4000, 1, maxInFlight, "maximum number of pending transactions (a mempool holds 5,000)")
+	f.Int(&n.TxBytes, "tx-bytes", txBytes, minTxBytes, maxTxBytes, "length of a transaction")
+	f.OneOf(&n.Indexer, "indexer", []string{"kv", "null"}, "transaction indexer")
+	f.Program(&n.Starlingd, "starlingd")
 }
 
-func (n Network) check() error {
-	switch {
-	case n.Validators < 1 || n.Validators > maxValidators:
-		return fmt.Errorf("--validators is %d, it must be from 1 to %d", n.Validators, maxValidators)
-	case n.TimeoutCommit < 0 || n.TimeoutCommit > time.Minute:
-		return fmt.Errorf("--timeout-commit is %v, it must be from 0 to 1m", n.TimeoutCommit)
-	case n.InFlight < 1 || n.InFlight > maxInFlight:
-		return fmt.Errorf("--in-flight is %d, it must be from 1 to %d: a mempool takes 5,000 transactions", n.InFlight, maxInFlight)
-	case n.TxBytes < minTxBytes || n.TxBytes > maxTxBytes:
-		return fmt.Errorf("--tx-bytes is %d, it must be from %d to %d", n.TxBytes, minTxBytes, maxTxBytes)
-	case n.Indexer != "kv" && n.Indexer != "null":
-		return fmt.Errorf("--indexer is %q, it must be kv or null", n.Indexer)
-	}
-	return nil
+// configure sets what must be equal in all networks: CometBFT's defaults, and a mempool that
+// accepts the largest transaction of starlingd.
+func (n *Network) configure(c *cfg.Config) {
+	standard := cfg.DefaultConfig()
+	c.Mempool, c.Consensus = standard.Mempool, standard.Consensus
+	c.Mempool.MaxTxBytes = roomForTx
+	c.RPC.MaxBodyBytes = 2 * roomForTx
+	c.Consensus.TimeoutCommit = n.TimeoutCommit
+	c.TxIndex.Indexer = n.Indexer
 }
 
-func names(of []string) string {
-	text := of[0]
-	for _, name := range of[1:] {
-		text += " or " + name
-	}
-	return text
+// kind is a program that a network can consist of.
+type kind struct {
+	name string
+	network.Options
+}
+
+func (n *Network) starling(program string, appState any) kind {
+	return kind{nameStarling, network.Options{Program: program, AppState: appState, Validators: n.Validators, Edit: n.configure}}
+}
+
+func (n *Network) kvstore(program, app string) kind {
+	return kind{nameKVStore, network.Options{
+		Program: program, AppState: struct{}{}, Validators: n.Validators,
+		Init: func(_, dir string) []string { return []string{"init", "--home", dir} },
+		Edit: func(c *cfg.Config) {
+			n.configure(c)
+			c.ProxyApp = app
+		},
+	}}
+}
+
+// start starts a network of this kind.
+func (k kind) start(ctx context.Context, dir string) (*network.Network, error) {
+	k.Dir = dir
+	return network.Start(ctx, k.Options)
 }

@@ -9,51 +9,47 @@ import (
 	"path/filepath"
 	"time"
 
-	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/crypto/ed25519"
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/e2e/runner"
 	"github.com/starling-kv/starling/tx"
 )
 
-// PathologicalOptions are the options of a run with transactions that touch most keys for their
-// bytes.
+// PathologicalOptions configure a run with the transactions that touch the most keys per byte.
 type PathologicalOptions struct {
 	Validators   int
-	Transactions int // each of tx.MaxOperations deletes of absent keys
-	Keys         int // of the state, with values of 100 bytes
+	Transactions int // each has tx.MaxOperations deletes of absent keys
+	Keys         int // in the state, with values of 100 bytes
 	Seed         uint64
-	Dir          string
-	Patience     time.Duration // of the run as a whole
+	Patience     time.Duration // for the whole run
 }
 
-// leastMemory is the least that storage.memory_bytes may be.
+// leastMemory is the minimum of disk.cache_bytes.
 const leastMemory = 16 << 20
 
 // PathologicalResult is the outcome of a run.
 type PathologicalResult struct {
-	Blocks   int     // from the one with the first of the transactions to the one with the last
-	Round    int32   // the greatest in which one of these blocks was decided
-	Seconds  float64 // from the first transaction's dispatch until all are in blocks
-	LongestS float64 // the longest time between two of these blocks
+	Blocks   int     // from the block with the first transaction to that with the last
+	Round    int32   // highest round in which one of these blocks was decided
+	Seconds  float64 // from sending the first transaction until all are in blocks
+	LongestS float64 // longest time between two of these blocks
 }
 
-// RunPathological sends the transactions at once to a network of paged validators with as little
-// memory as the configuration allows, and looks in which blocks and rounds they end.
+// RunPathological sends the transactions, all at once, to a network of paged validators with the
+// minimum of memory, and reports the blocks and rounds in which they are decided.
 func RunPathological(ctx context.Context, o PathologicalOptions, progress *harness.Progress) (*PathologicalResult, error) {
 	var result *PathologicalResult
-	err := harness.InFolder(ctx, o.Dir, "nodes' homes", progress, func(dir string) error {
+	err := harness.InFolder(ctx, progress, func(dir string) error {
 		ctx, cancel := context.WithTimeout(ctx, o.Patience)
 		defer cancel()
-		progress.Begin("build", "programs", 1)
-		starlingd, err := build(ctx, "", starlingdPackage, dir)
+		starlingd, err := network.Starlingd(ctx, "", progress)
 		if err != nil {
 			return err
 		}
-		progress.Add(1)
 		result, err = o.run(ctx, starlingd, dir, progress)
 		return err
 	})
@@ -63,27 +59,27 @@ func RunPathological(ctx context.Context, o PathologicalOptions, progress *harne
 func (o PathologicalOptions) run(ctx context.Context, starlingd, dir string, progress *harness.Progress) (_ *PathologicalResult, err error) {
 	key := ed25519.GenPrivKeyFromSecret(binary.BigEndian.AppendUint64(nil, o.Seed))
 	genesis := map[string]any{"grants": []any{map[string]string{"grantee": fmt.Sprintf("%x", key.PubKey().Bytes()), "prefix": ""}}}
-	network, err := startNetwork(ctx, starlingKind(starlingd), Network{Validators: o.Validators, TimeoutCommit: time.Second, Indexer: "null"},
-		filepath.Join(dir, "network"), func(*cfg.Config) {}, genesis)
+	shared := Network{Validators: o.Validators, TimeoutCommit: time.Second, Indexer: "null"}
+	n, err := shared.starling(starlingd, genesis).start(ctx, filepath.Join(dir, "network"))
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, network.stop()) }()
-	client, err := rpchttp.New(network.validators[0].RPC(), "/websocket")
+	defer func() { err = errors.Join(err, n.Stop()) }()
+	client, err := rpchttp.New(n.Validators[0].RPC(), "/websocket")
 	if err != nil {
 		return nil, err
 	}
-	w := &writer{key: key, rng: rand.New(rand.NewPCG(o.Seed, 0)), client: client} //nolint:gosec // the same every time, by the seed
-	if err := o.fill(network.processes.Context(), w, progress); err != nil {
+	w := &writer{key: key, rng: rand.New(rand.NewPCG(o.Seed, 0)), client: client} //nolint:gosec // reproducible by its seed
+	if err := o.fill(n.Context(), w, progress); err != nil {
 		return nil, err
 	}
-	err = network.restart(ctx, "STARLINGD_STORAGE_STATE_IN_MEMORY=false", fmt.Sprintf("STARLINGD_STORAGE_MEMORY_BYTES=%d", leastMemory), "STARLINGD_STATE_KEEP_RECENT=1")
+	err = n.Restart(ctx, "STARLINGD_DISK_STATE_IN_MEMORY=false", fmt.Sprintf("STARLINGD_DISK_CACHE_BYTES=%d", leastMemory), "STARLINGD_STATE_PRUNING_KEEP_RECENT=1")
 	if err != nil {
 		return nil, err
 	}
 	progress.Begin("deletes of absent keys", "transactions", o.Transactions)
 	progress.Working("all validators")
-	return w.delete(network.processes.Context(), o.Transactions, progress)
+	return w.delete(n.Context(), o.Transactions, progress)
 }
 
 // fill writes the state.
@@ -103,7 +99,7 @@ func (o PathologicalOptions) fill(ctx context.Context, w *writer, progress *harn
 	return w.wait(ctx, 0)
 }
 
-// delete sends transactions of deletes of absent keys.
+// delete sends n transactions of deletes of absent keys.
 func (w *writer) delete(ctx context.Context, n int, progress *harness.Progress) (*PathologicalResult, error) {
 	if err := w.look(ctx); err != nil {
 		return nil, err
@@ -122,7 +118,8 @@ func (w *writer) delete(ctx context.Context, n int, progress *harness.Progress) 
 	return result, w.judge(ctx, first, result)
 }
 
-// maxUnconfirmed is how many transactions wait for a block while the state is written.
+// maxUnconfirmed is the number of transactions that may wait for a block while the state is
+// written.
 const maxUnconfirmed = 12
 
 // writer sends the transactions of one account, in order, and follows the blocks.
@@ -131,19 +128,18 @@ type writer struct {
 	rng    *rand.Rand
 	client *rpchttp.HTTP
 	sent   int
-	seen   int64 // the last height that was looked at
-	within int   // transactions in blocks up to it
-	last   int64 // the last height with a transaction
+	seen   int64 // last height examined
+	within int   // transactions in blocks up to seen
+	last   int64 // last height with a transaction
 }
 
-// send sends a transaction with as many operations as there may be, on keys that occur nowhere
-// else.
+// send sends a transaction with the maximum number of operations, all on new keys.
 func (w *writer) send(ctx context.Context, operation func(key []byte) tx.Operation) error {
 	operations := make([]tx.Operation, tx.MaxOperations)
 	for i := range operations {
 		operations[i] = operation(binary.BigEndian.AppendUint64(nil, w.rng.Uint64()|1<<63))
 	}
-	raw, err := tx.Sign(w.key, chainID, &tx.Body{Nonce: uint64(w.sent), Operations: operations}) //nolint:gosec // not negative
+	raw, err := tx.Sign(w.key, network.ChainID, &tx.Body{Nonce: uint64(w.sent), Operations: operations}) //nolint:gosec // not negative
 	if err != nil {
 		return err
 	}
@@ -152,7 +148,7 @@ func (w *writer) send(ctx context.Context, operation func(key []byte) tx.Operati
 		return err
 	}
 	if answer.Code != 0 {
-		return fmt.Errorf("transaction %d was refused: code %d, %s", w.sent, answer.Code, answer.Log)
+		return fmt.Errorf("transaction %d was rejected: code %d, %s", w.sent, answer.Code, answer.Log)
 	}
 	w.sent++
 	return nil
@@ -168,7 +164,7 @@ func (w *writer) wait(ctx context.Context, n int) error {
 	return errors.Join(err, failed)
 }
 
-// look counts the transactions of blocks that are new.
+// look counts the transactions of new blocks.
 func (w *writer) look(ctx context.Context) error {
 	status, err := w.client.Status(ctx)
 	if err != nil {
@@ -189,7 +185,7 @@ func (w *writer) look(ctx context.Context) error {
 	return nil
 }
 
-// judge looks at the blocks from the first one with a transaction, not below from, to the last.
+// judge examines the blocks from the first one with a transaction, not below from, to the last.
 func (w *writer) judge(ctx context.Context, from int64, r *PathologicalResult) error {
 	var before *cmttypes.BlockMeta
 	for height := from; height <= w.last; height++ {

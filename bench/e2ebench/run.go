@@ -8,34 +8,30 @@ import (
 	"slices"
 	"time"
 
-	cfg "github.com/cometbft/cometbft/config"
-
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 )
 
 const (
-	// warm is the part of a load that is not counted: connections are new, caches empty.
+	// warm is the uncounted beginning of a load: connections are new, caches empty.
 	warm = 3 * time.Second
 
-	// rampSeconds is how long each network is loaded to find the rate for the latencies.
+	// rampSeconds is how long each network is loaded to determine the rate for the latencies.
 	rampSeconds = 5
 )
 
-// run makes one run.
+// run is the state of one run.
 type run struct {
 	o        Options
 	dir      string
 	progress *harness.Progress
 	kinds    []kind
-	turns    int // networks that were started
+	turns    int // number of networks started
 }
 
-// Run measures. It says on progress how far it is, and ends its processes in any case.
+// Run runs the benchmark. It reports to progress, and always stops its processes.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Result, err error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
-	err = harness.InFolder(ctx, o.Dir, "nodes' homes", progress, func(dir string) error {
+	err = harness.InFolder(ctx, progress, func(dir string) error {
 		r := &run{o: o, dir: dir, progress: progress}
 		result, err = r.run(ctx)
 		return err
@@ -44,20 +40,15 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Re
 }
 
 func (r *run) run(ctx context.Context) (*Result, error) {
-	r.progress.Begin("build", "programs", 2)
-	r.progress.Working(nameStarling)
-	starlingd, err := build(ctx, r.o.Starlingd, starlingdPackage, r.dir)
+	starlingd, err := network.Starlingd(ctx, r.o.Starlingd, r.progress)
 	if err != nil {
 		return nil, err
 	}
-	r.progress.Add(1)
-	r.progress.Working(nameKVStore)
-	cometbft, err := build(ctx, r.o.CometBFT, cometbftPackage, r.dir)
+	cometbft, err := network.CometBFT(ctx, r.o.CometBFT, r.progress)
 	if err != nil {
 		return nil, err
 	}
-	r.progress.Add(1)
-	r.kinds = []kind{starlingKind(starlingd), kvstoreKind(cometbft, r.o.KVStore)}
+	r.kinds = []kind{r.o.starling(starlingd, network.Open), r.o.kvstore(cometbft, r.o.KVStore)}
 	rate := r.o.Rate
 	if rate == 0 {
 		if rate, err = r.ramp(ctx); err != nil {
@@ -83,7 +74,7 @@ func (r *run) run(ctx context.Context) (*Result, error) {
 	return result, nil
 }
 
-// ramp finds the rate for the latencies: half of what the slower network can.
+// ramp determines the rate for the latencies: half the throughput of the slower network.
 func (r *run) ramp(ctx context.Context) (rate int, err error) {
 	r.progress.Begin("ramp", "networks", len(r.kinds))
 	for _, k := range r.kinds {
@@ -103,7 +94,7 @@ func (r *run) ramp(ctx context.Context) (rate int, err error) {
 	return max(rate, 1), nil
 }
 
-// rounds measures all loads on all networks, by load.
+// rounds measures all loads on all networks, and returns the rounds of each load.
 func (r *run) rounds(ctx context.Context, rate int) (map[string][]Round, error) {
 	rounds := make(map[string][]Round)
 	for _, load := range r.o.Loads {
@@ -131,22 +122,22 @@ func (r *run) rounds(ctx context.Context, rate int) (map[string][]Round, error) 
 	return rounds, err
 }
 
-// inOrder are the networks in the order of a round: each is first in turn.
+// inOrder returns the networks in the order of a round: each is first in turn.
 func (r *run) inOrder(round int) []kind {
 	at := round % len(r.kinds)
 	return append(r.kinds[at:len(r.kinds):len(r.kinds)], r.kinds[:at]...)
 }
 
-// turn loads a new network of a kind.
+// turn runs work on a new network of a kind.
 func (r *run) turn(ctx context.Context, k kind, load string, work func(*session) error) (err error) {
 	r.turns++
 	dir := filepath.Join(r.dir, fmt.Sprintf("network-%d", r.turns))
-	n, err := startNetwork(ctx, k, r.o.Network, dir, func(*cfg.Config) {}, k.appState)
+	n, err := k.start(ctx, dir)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, n.stop()) }()
-	s, err := openSession(n, load, r.o.Network)
+	defer func() { err = errors.Join(err, n.Stop()) }()
+	s, err := openSession(n, k.name, load, r.o.Network)
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Print writes the tables, how to read them, and the target.
+// Print writes the tables, explains them, and judges the target.
 func (r *Result) Print(out io.Writer) {
 	for _, load := range []struct {
 		title string
@@ -17,27 +17,15 @@ func (r *Result) Print(out io.Writer) {
 			load.of.table(out, load.title)
 		}
 	}
-	fmt.Fprintf(out, `%s on one machine, started anew each time; %s of %d s for each load, the networks in turn; medians
-×            Starling's figure over kvstore's: the median of the rounds' ratios, and an interval that covers it at 95 %% (of fewer than 6
-             rounds: all of them)
-tx/s         transactions of %d bytes in blocks while %d are pending at any time, sent to all validators alike (broadcast_tx_sync)
-CPU          time of all validators together, for each transaction in a block meanwhile
-latency      at %d transactions a second: from when a transaction is due until a client hears of its executed block
+	fmt.Fprintf(out, `%s on one machine, new networks each time; %s of %d s for each load, the networks in turn; medians
+×            Starling's figure over kvstore's: the median of the rounds' ratios, and its 95 %% confidence interval (with fewer than
+             6 rounds: their range)
+tx/s         transactions of %d bytes in blocks, with %d pending at any time, sent to all validators equally (broadcast_tx_sync)
+CPU          time of all validators together, per transaction in a block
+latency      at %d transactions per second: from when a transaction is due until a client receives the event of its executed block
 config       CometBFT's defaults except timeout_commit %.0f ms and indexer %q; kvstore is --proxy_app=%s, with its db_backend (goleveldb)
 `, harness.Count(r.Validators, "validator"), harness.Count(r.Rounds, "round"), r.Seconds, r.TxBytes, r.InFlight, r.Rate, r.TimeoutCommitMS, r.Indexer, r.KVStore)
-	if len(r.Goals) > 0 {
-		fmt.Fprint(out, "\nTarget\n")
-	}
-	for _, g := range r.Goals {
-		verdict, why := "not met", ""
-		switch {
-		case g.Undecided != "":
-			verdict, why = "undecided", " ("+g.Undecided+")"
-		case g.Met:
-			verdict = "met"
-		}
-		fmt.Fprintf(out, "  %-9s %s: %.3f%s\n", verdict, g.Name, g.Figure, why)
-	}
+	harness.PrintTargets(out, "four validators", r.Targets)
 }
 
 func (l *LoadResult) table(out io.Writer, title string) {
@@ -53,7 +41,7 @@ func (l *LoadResult) table(out io.Writer, title string) {
 	s, k := l.Starling, l.KVStore
 	plain := func(name, format string, a, b float64) { row(name, format, a, b, harness.Ratio(a, b)) }
 	withInterval("tx/s", "%.0f", l.StarlingTPS, l.KVStoreTPS, l.RatioInterval)
-	withInterval("CPU, µs a transaction", "%.0f", s.Saturated.CPUMicros, k.Saturated.CPUMicros, l.CPURatioInterval)
+	withInterval("CPU, µs per transaction", "%.0f", s.Saturated.CPUMicros, k.Saturated.CPUMicros, l.CPURatioInterval)
 	plain("between blocks, ms", "%.0f", s.Saturated.IntervalMS, k.Saturated.IntervalMS)
 	plain("latency p50, ms", "%.0f", s.Paced.P50MS, k.Paced.P50MS)
 	plain("latency p99, ms", "%.0f", s.Paced.P99MS, k.Paced.P99MS)

@@ -13,23 +13,23 @@ import (
 	"github.com/gorilla/websocket"
 )
 
-// block is a block that was seen.
+// block is a block that a client has seen.
 type block struct {
 	height int64
-	at     time.Time // when a client heard of it, after it was executed
+	at     time.Time // when a client received its event, after its execution
 	txs    int
 }
 
-// ledger records which transactions are pending, and the fate of the others.
+// ledger records pending transactions, and what became of the others.
 type ledger struct {
-	room chan struct{} // one for each transaction that is pending; its capacity is the limit
+	room chan struct{} // one element per pending transaction; its capacity is the limit
 
 	mu        sync.Mutex
-	underway  map[string]time.Time // when it was sent, or was due
+	underway  map[string]time.Time // pending transactions: when each was sent, or was due
 	blocks    []block
 	latencies []arrival
 	refusals  int
-	refusal   error // the first one
+	refusal   error // the first refusal
 }
 
 // arrival is a transaction in a block.
@@ -42,7 +42,7 @@ func newLedger(inFlight int) *ledger {
 	return &ledger{room: make(chan struct{}, inFlight), underway: make(map[string]time.Time)}
 }
 
-// begin records a transaction as sent at a time. It waits while the limit is pending, and returns
+// begin records a transaction as sent. It waits while the maximum number is pending, and returns
 // false if ctx ends meanwhile.
 func (l *ledger) begin(ctx context.Context, tx string, at func() time.Time) bool {
 	select {
@@ -56,7 +56,7 @@ func (l *ledger) begin(ctx context.Context, tx string, at func() time.Time) bool
 	return true
 }
 
-// refused forgets a transaction that a node refused.
+// refused removes a transaction that a node rejected.
 func (l *ledger) refused(tx string, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,15 +84,15 @@ func (l *ledger) seen(height int64, at time.Time, txs [][]byte) {
 	}
 }
 
-// pending is the number of transactions sent and not yet in a block.
+// pending returns the number of transactions sent but not yet in a block.
 func (l *ledger) pending() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.underway)
 }
 
-// watch records every block that the node at url announces, until ctx ends. It calls started once
-// no block can be missed any more.
+// watch records every block that the node at url announces, until ctx ends. It calls started as
+// soon as no further block can be missed.
 func (l *ledger) watch(ctx context.Context, url string, started func()) error {
 	ws, resp, err := websocket.DefaultDialer.DialContext(ctx, "ws"+strings.TrimPrefix(url, "http")+"/websocket", nil)
 	if err != nil {
@@ -101,8 +101,8 @@ func (l *ledger) watch(ctx context.Context, url string, started func()) error {
 	if resp.Body != nil {
 		resp.Body.Close()
 	}
-	defer context.AfterFunc(ctx, func() { _ = ws.Close() })() // this ends the read below
-	defer func() { _ = ws.Close() }()                         // no goroutine reads from it any more
+	defer context.AfterFunc(ctx, func() { _ = ws.Close() })() // ends the read below
+	defer func() { _ = ws.Close() }()                         // no goroutine reads from it anymore
 	const subscribe = `{"jsonrpc":"2.0","method":"subscribe","id":0,"params":{"query":"tm.event='NewBlockHeader'"}}`
 	if err := ws.WriteMessage(websocket.TextMessage, []byte(subscribe)); err != nil {
 		return err
@@ -111,10 +111,10 @@ func (l *ledger) watch(ctx context.Context, url string, started func()) error {
 		_, message, err := ws.ReadMessage()
 		at := time.Now()
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // it was closed because ctx ended
+			return nil //nolint:nilerr // closed because ctx ended
 		}
 		if err != nil {
-			return fmt.Errorf("the node announces no more blocks: %w", err)
+			return fmt.Errorf("the subscription to new blocks ended: %w", err)
 		}
 		height, err := newHeight(message)
 		switch {
@@ -126,7 +126,7 @@ func (l *ledger) watch(ctx context.Context, url string, started func()) error {
 		}
 		txs, err := blockTxs(ctx, url, height)
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // the result is not needed any more
+			return nil //nolint:nilerr // the result is no longer needed
 		}
 		if err != nil {
 			return err
@@ -135,7 +135,7 @@ func (l *ledger) watch(ctx context.Context, url string, started func()) error {
 	}
 }
 
-// newHeight is the height in an event, or 0 for the answer to the subscription.
+// newHeight returns the height in an event, or 0 for the response to the subscription.
 func newHeight(message []byte) (int64, error) {
 	var event struct {
 		Result struct {
@@ -150,10 +150,10 @@ func newHeight(message []byte) (int64, error) {
 		Error json.RawMessage `json:"error"`
 	}
 	if err := json.Unmarshal(message, &event); err != nil {
-		return 0, fmt.Errorf("the node's event: %w", err)
+		return 0, fmt.Errorf("decoding the node's event: %w", err)
 	}
 	if event.Error != nil {
-		return 0, fmt.Errorf("the node refuses to announce blocks: %s", event.Error)
+		return 0, fmt.Errorf("the node rejected the subscription to new blocks: %s", event.Error)
 	}
 	if event.Result.Data.Value.Header.Height == "" {
 		return 0, nil

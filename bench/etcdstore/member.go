@@ -9,13 +9,14 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// startPatience is the time limit for a member to find the others, generous for a busy machine.
+// startPatience is the time limit for a member to find the others; it is generous, for a busy
+// machine.
 const startPatience = 3 * time.Minute
 
 type member struct{ etcd *embed.Etcd }
 
 // startMember starts a member, and waits until the cluster has a leader.
-func startMember(r Request) (*member, error) {
+func startMember(r begin) (*member, error) {
 	client, err := url.Parse(r.Client)
 	if err != nil {
 		return nil, err
@@ -45,8 +46,12 @@ func startMember(r Request) (*member, error) {
 		return nil, err
 	case <-timer.C:
 		e.Close()
-		return nil, errors.New("it found no leader")
+		return nil, errors.New("the member found no leader")
 	}
 }
 
-func (m *member) close() { m.etcd.Close() }
+// Close implements child.Worker.
+func (m *member) Close() error {
+	m.etcd.Close()
+	return nil
+}

@@ -1,4 +1,4 @@
-// Package guest runs a command of starling-bench in the guest of transport/rdma/guest, an emulated
+// Package guest runs a command of starling-bench in the VM of transport/rdma/guest, an emulated
 // machine with two Soft-RoCE devices.
 //
 //	Run ─ build with RDMA ─► rdma-guest ─ boots QEMU ─► starling-bench COMMAND ─ --json ─► result
@@ -20,45 +20,64 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// Devices are the two ends of the guest's cable.
+// Devices are the two ends of the cable in the VM.
 const Devices = "rxe0,rxe1"
 
-// Run is what the guest is to do.
+// Target selects where a benchmark with RDMA measurements runs.
+type Target struct {
+	Device string // RDMA device, by name or address; "": RDMA is not measured
+	Guest  bool   // run the whole benchmark in the VM
+}
+
+// Flags adds --device and --guest. program is the value of a flag that --guest excludes, because
+// the VM has its own build of that program.
+func (t *Target) Flags(f *harness.Flags, program *string) {
+	f.StringVar(&t.Device, "device", "", "RDMA device, by name or address, for measurements over RDMA (default: none); needs builds with RDMA (-tags rdma)")
+	f.BoolVar(&t.Guest, "guest", false, "run in a QEMU VM with Soft-RoCE devices, with programs built for it (docs/rdma.md)")
+	f.Also(func() error {
+		if t.Guest && (t.Device != "" || *program != "") {
+			return errors.New("--guest has a device and programs of its own: leave out --device and the flag of a program")
+		}
+		return nil
+	})
+}
+
+// Run is a command to run in the VM.
 type Run struct {
-	// Args are those of starling-bench, whose working folder is /root; --json is added.
+	// Args are the arguments of starling-bench, which runs in /root. JSON adds --json.
 	Args []string
-	// Programs are folders of the main module, such as ./cmd/starlingd: their programs are built
-	// with RDMA and lie in /root.
+	// Programs are folders of the main module, such as ./cmd/starlingd. Their programs are built
+	// with RDMA and copied to /root.
 	Programs  []string
-	Files     []string      // further ones for /root
-	MemoryMiB int           // of the guest; the files in it, too
-	Limit     time.Duration // for the boot and the command
+	Files     []string      // further files for /root
+	MemoryMiB int           // memory of the VM, which also holds its files
+	Limit     time.Duration // time limit for boot and command
 }
 
 func scriptIn(root string) string {
 	return filepath.Join(root, "transport", "rdma", "guest", "rdma-guest")
 }
 
-// Prepare installs and downloads what the guest needs, libibverbs-dev too, unless it is there.
+// Prepare installs and downloads what the VM needs, including libibverbs-dev, unless it is there.
 func Prepare(ctx context.Context) error {
 	root, err := runner.Root(ctx)
 	if err != nil {
 		return err
 	}
 	if err := command(ctx, scriptIn(root), "--prepare"); err != nil {
-		return fmt.Errorf("the guest cannot be made: %w", err)
+		return fmt.Errorf("preparing the VM: %w", err)
 	}
 	return nil
 }
 
-// JSON runs the command and decodes its result. dir is for what is built.
+// JSON runs the command and decodes its result. Builds are written to dir.
 func (r Run) JSON(ctx context.Context, dir string, progress *harness.Progress, result any) error {
 	root, err := runner.Root(ctx)
 	if err != nil {
 		return err
 	}
 	progress.Begin("guest", "steps", 3+len(r.Programs))
-	progress.Working("its kernel")
+	progress.Working("preparing")
 	if err := Prepare(ctx); err != nil {
 		return err
 	}
@@ -88,10 +107,10 @@ func (r Run) JSON(ctx context.Context, dir string, progress *harness.Progress, r
 		progress.Add(1)
 		args = append(args, "--file", program)
 	}
-	progress.Working("it runs")
+	progress.Working("running")
 	args = append(append(args, "--", "./starling-bench"), r.Args...)
 	if err := command(ctx, scriptIn(root), append(args, "--json", inside)...); err != nil {
-		return fmt.Errorf("in the guest: %w", err)
+		return fmt.Errorf("in the VM: %w", err)
 	}
 	progress.Add(1)
 	text, err := os.ReadFile(saved)
@@ -99,7 +118,7 @@ func (r Run) JSON(ctx context.Context, dir string, progress *harness.Progress, r
 		return err
 	}
 	if err := json.Unmarshal(text, result); err != nil {
-		return fmt.Errorf("the guest's result: %w", err)
+		return fmt.Errorf("decoding the VM's result: %w", err)
 	}
 	return nil
 }
@@ -114,8 +133,8 @@ func build(ctx context.Context, folder, pkg, out string) error {
 	return nil
 }
 
-// verbsLibrary returns libibverbs, which programs open at run time: the guest has by itself only
-// what programs are linked with.
+// verbsLibrary returns the path of libibverbs, which programs open at run time. The VM gets by
+// itself only the libraries that programs are linked with.
 func verbsLibrary(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "ldconfig", "-p").Output()
 	if err != nil {
@@ -129,13 +148,13 @@ func verbsLibrary(ctx context.Context) (string, error) {
 	return "", errors.New("libibverbs.so.1 is not installed (Debian: libibverbs1)")
 }
 
-// lastLines is how much of a failed command's output its error has.
+// lastLines is the number of lines of a failed command's output in its error.
 const lastLines = 20
 
 // command runs the guest's script.
 func command(ctx context.Context, name string, args ...string) error {
 	cmd := exec.CommandContext(ctx, name, args...)
-	// so that the script ends QEMU
+	// An interrupt lets the script stop QEMU.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second
 	out, err := cmd.CombinedOutput()

@@ -1,11 +1,11 @@
-// Package harness is what the benchmarks share: a process for each contestant, medians with
-// intervals, progress and tables.
+// Package harness is the common code of the benchmarks: flags, a process for each contestant,
+// medians with intervals, targets, progress and tables.
 //
-//	parent ── Start ──▶ child, the same program with a hidden command
-//	          Ask   ──▶ runs until it has answered, then stands still (SIGSTOP): the others have the machine
-//	          Pause ──▶ stands still between requests as well, such as a server between two joins
-//	          Watch ──▶ its memory meanwhile: anonymous and of files apart
-//	          End   ──▶ closes what it has
+//	parent ── Start ──▶ child, the same program with a hidden command (internal/child)
+//	          Ask   ──▶ runs until it has responded, then is stopped (SIGSTOP), so that the others have the machine
+//	          Pause ──▶ is also stopped between requests, such as a server between two joins
+//	          Watch ──▶ its memory meanwhile, anonymous and file-backed
+//	          End   ──▶ closes its resources and exits
 //
-//	Progress (progress.go) during the run · PrintAligned, MedianInterval for the result
+//	Flags before the run · Progress during it · PrintAligned, MedianInterval, PrintTargets for the result
 package harness

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Interval is the median of a sample with an interval that covers the true median at the given
-// confidence. It assumes that the sample is independent, and nothing about how it is distributed.
+// Interval is the median of a sample and an interval that covers the true median with the given
+// confidence. It assumes an independent sample, but nothing about the distribution.
 type Interval struct {
 	Median     float64 `json:"median"`
 	Low        float64 `json:"low"`
@@ -15,15 +15,15 @@ type Interval struct {
 	Confidence float64 `json:"confidence"` // 0 … 1
 }
 
-// wanted is the least confidence of an interval, where the sample is large enough (6 or more).
+// wanted is the minimum confidence of an interval, if the sample is large enough (6 or more).
 const wanted = 0.95
 
-// MedianInterval returns the median of a sample and the narrowest pair of its order statistics that
-// covers the true median with a probability of 95 % or more; of fewer than 6 values the smallest
-// and the largest, at the confidence that they have.
+// MedianInterval returns the median of a sample, and the narrowest pair of its order statistics
+// that covers the true median with a probability of at least 95 %. For fewer than 6 values, it
+// returns the smallest and the largest, with their actual confidence.
 //
 // The number of values below the true median is binomial (n, 1/2), so the k-th smallest and the
-// k-th largest enclose it with the probability 1 - 2·P(X < k) (David and Nagaraja, Order
+// k-th largest value enclose it with probability 1 - 2·P(X < k) (David and Nagaraja, Order
 // Statistics, 7.1).
 func MedianInterval(sample []float64) Interval {
 	n := len(sample)
@@ -45,7 +45,7 @@ func MedianInterval(sample []float64) Interval {
 	}
 }
 
-// Text writes the median and the interval, each in a format for one number.
+// Text formats the median and the interval. format is applied to each number.
 func (i Interval) Text(format string) string {
 	return fmt.Sprintf(format+" ["+format+", "+format+"]", i.Median, i.Low, i.High)
 }

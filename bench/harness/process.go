@@ -10,11 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
+
+	"github.com/starling-kv/starling/internal/child"
 )
 
-// Process is a child as its parent sees it: it answers each line of JSON with another. A nil
-// Process has ended. It is for one goroutine.
+// Process is the parent's handle of a child (internal/child). A nil Process has ended. It is not
+// safe for concurrent use.
 type Process struct {
 	Name     string
 	cmd      *exec.Cmd
@@ -22,48 +25,39 @@ type Process struct {
 	out      *bufio.Writer // to stdin
 	answers  *json.Decoder
 	stderr   head
-	turns    bool          // it runs only while it works on a request
-	patience time.Duration // how long End waits before it kills
+	turns    bool          // the child runs only while it processes a request
+	patience time.Duration // how long End waits before it kills the child
 	ended    bool
 }
 
-// Answer is a child's answer to a request. Failure returns its error, or ""; the child can be asked
-// again afterwards.
-type Answer interface{ Failure() string }
+// ChildCommand is the hidden command with which this program runs itself. The child's name follows
+// it.
+const ChildCommand = "child"
 
-// Start runs this program with command as a child, and sends it begin. The child is stopped between
-// requests.
-func Start(ctx context.Context, command, name string, begin any, a Answer) (*Process, error) {
-	return startSelf(ctx, command, name, begin, a, true)
-}
-
-// StartRunning is Start of a child that is never stopped, such as a server that others use.
-func StartRunning(ctx context.Context, command, name string, begin any, a Answer) (*Process, error) {
-	return startSelf(ctx, command, name, begin, a, false)
-}
-
-func startSelf(ctx context.Context, command, name string, begin any, a Answer, turns bool) (*Process, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("cannot find the path of this program, to start it again for %s: %w", name, err)
-	}
-	p, err := StartProgram(ctx, name, self, command)
+// Start runs a child of this program (see ChildCommand), sends it begin, and decodes its response
+// into a (nil: discard it). The child is stopped between requests.
+func Start(ctx context.Context, child, name string, begin, a any) (*Process, error) {
+	p, err := StartRunning(ctx, child, name, begin, a)
 	if err != nil {
 		return nil, err
 	}
-	if p.turns = turns; turns {
-		p.patience = 10 * time.Second
-	}
-	if err := p.exchange(begin, nil, a); err != nil {
-		p.End()
-		return nil, err
-	}
+	p.turns, p.patience = true, 10*time.Second
+	p.Pause()
 	return p, nil
 }
 
-// StartProgram runs any program that answers in this way, and never stops it. The program is killed
-// when ctx ends, and does not outlive this process.
-func StartProgram(ctx context.Context, name, path string, args ...string) (*Process, error) {
+// StartRunning is Start for a child that is never stopped, such as a server that others use.
+func StartRunning(ctx context.Context, child, name string, begin, a any) (*Process, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("finding the path of this program, to run it as %s: %w", name, err)
+	}
+	return StartProgram(ctx, name, begin, a, self, ChildCommand, child)
+}
+
+// StartProgram is StartRunning for another program. The program is killed when ctx or this process
+// ends.
+func StartProgram(ctx context.Context, name string, begin, a any, path string, args ...string) (*Process, error) {
 	p := &Process{Name: name, cmd: exec.CommandContext(ctx, path, args...), patience: 30 * time.Second}
 	p.cmd.SysProcAttr = attributes()
 	p.cmd.Stderr = &p.stderr
@@ -79,64 +73,71 @@ func StartProgram(ctx context.Context, name, path string, args ...string) (*Proc
 	}
 	p.answers = json.NewDecoder(stdout)
 	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("the process for %s did not start: %w", name, err)
+		return nil, fmt.Errorf("starting the process %s: %w", name, err)
+	}
+	if err := p.exchange(begin, nil, a); err != nil {
+		p.End()
+		return nil, err
 	}
 	return p, nil
 }
 
-// Ask sends a request and waits for its answer. A child that takes turns runs only meanwhile.
-func (p *Process) Ask(request any, a Answer) error { return p.AskWith(request, nil, a) }
+// Ask sends a request, waits for its response, and decodes it into a (nil: discard it). A child
+// that takes turns runs only meanwhile.
+func (p *Process) Ask(request, a any) error { return p.AskWith(request, nil, a) }
 
-// AskWith is Ask of a request that is followed by data, which follow writes.
-func (p *Process) AskWith(request any, follow func(*bufio.Writer) error, a Answer) error {
+// AskWith is Ask for a request that is followed by changes.
+func (p *Process) AskWith(request any, changes []child.Change, a any) error {
 	if p.turns {
-		proceed(p.cmd.Process)
+		p.Resume()
+		defer p.Pause()
 	}
-	return p.exchange(request, follow, a)
+	return p.exchange(request, changes, a)
 }
 
-func (p *Process) exchange(request any, follow func(*bufio.Writer) error, a Answer) error {
+func (p *Process) exchange(request any, changes []child.Change, a any) error {
 	err := json.NewEncoder(p.out).Encode(request)
-	if err == nil && follow != nil {
-		err = follow(p.out)
+	if err == nil {
+		err = child.WriteChanges(p.out, changes)
 	}
 	if err == nil {
 		err = p.out.Flush()
 	}
-	// A child that failed answers with its error before it exits, and reads no more: its answer
-	// explains more than the failed write.
-	if decoded := p.answers.Decode(a); decoded != nil {
+	// A failed child sends its error before it exits, and reads no more: its response explains more
+	// than the failed write.
+	reply := child.Reply[any]{Answer: a}
+	if decoded := p.answers.Decode(&reply); decoded != nil {
 		if err == nil {
 			err = decoded
 		}
 		return p.died(err)
 	}
-	if p.turns {
-		freeze(p.cmd.Process)
-	}
-	if text := a.Failure(); text != "" {
-		return fmt.Errorf("%s: %s", p.Name, text)
+	if reply.Error != "" {
+		return fmt.Errorf("%s: %s", p.Name, reply.Error)
 	}
 	return err
 }
 
-// Pause stops the child until Resume, so that others have the machine. It must not be answering a
-// request.
-func (p *Process) Pause() { freeze(p.cmd.Process) }
+// Pause stops the child until Resume, so that the others have the machine. The child must not be
+// processing a request. A garbage collection or compaction in progress continues in the child's
+// next turn.
+func (p *Process) Pause() {
+	_ = p.cmd.Process.Signal(syscall.SIGSTOP) // if the child is gone, the next request fails
+}
 
-// Resume undoes Pause.
-func (p *Process) Resume() { proceed(p.cmd.Process) }
+// Resume continues a child after Pause.
+func (p *Process) Resume() { _ = p.cmd.Process.Signal(syscall.SIGCONT) }
 
-// died returns why a child did not answer.
+// died returns the reason why a child did not respond.
 func (p *Process) died(cause error) error {
 	p.ended = true
-	_ = p.stdin.Close() // it is gone
+	_ = p.stdin.Close() // the child is gone
 	if err := p.cmd.Wait(); err != nil {
 		cause = err
 	}
 	hint := ""
 	if state := p.cmd.ProcessState; state != nil && strings.Contains(state.String(), "killed") {
-		hint = "; if memory ran out, ask for fewer --keys"
+		hint = "; if memory ran out, use fewer --keys"
 	}
 	if text := p.stderr.String(); text != "" {
 		hint += "\n" + text
@@ -144,24 +145,23 @@ func (p *Process) died(cause error) error {
 	return fmt.Errorf("the process of %s ended early: %w%s", p.Name, cause, hint)
 }
 
-// Ended reports whether the child is gone.
+// Ended reports whether the child has ended.
 func (p *Process) Ended() bool { return p.ended }
 
-// End lets the child close what it has open, and waits for it to exit; a child that hangs is
-// killed.
+// End lets the child close its resources, and waits until it exits. A child that hangs is killed.
 func (p *Process) End() {
 	if p == nil || p.ended {
 		return
 	}
 	p.ended = true
 	p.Resume()
-	_ = p.stdin.Close() // the child exits when it reads the end
+	_ = p.stdin.Close() // the child exits when it reads EOF
 	giveUp := time.AfterFunc(p.patience, func() { _ = p.cmd.Process.Kill() })
 	defer giveUp.Stop()
-	_ = p.cmd.Wait() // everything is measured by now: how it exits changes nothing
+	_ = p.cmd.Wait() // the exit status does not matter: all measurements are done
 }
 
-// head keeps the beginning of a child's stderr: of a panic, that is the part that matters.
+// head keeps the beginning of a child's stderr, which is the part of a panic that matters.
 type head struct{ b bytes.Buffer }
 
 const headBytes = 4 << 10

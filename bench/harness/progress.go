@@ -10,17 +10,20 @@ import (
 	"golang.org/x/term"
 )
 
-// logEvery is the interval between lines where there is no terminal to draw a bar on.
+// logEvery is the interval between lines if the output is not a terminal.
 const logEvery = 5 * time.Second
 
-// Progress shows how far a run is: with a bar on a terminal, elsewhere with a line every few
-// seconds. Its methods may be called concurrently.
+// Progress shows the progress of a run: as a bar on a terminal, otherwise as a line every few
+// seconds. Its methods are safe for concurrent use.
 type Progress struct {
+	// Dir is the parent of a run's folder (see InFolder); "": the system's temporary folder.
+	Dir string
+
 	out      *os.File
 	terminal bool
 	start    time.Time
 
-	mu    sync.Mutex // guards phase and what is in it
+	mu    sync.Mutex // guards phase and its fields
 	phase *phase     // nil: between phases
 }
 
@@ -33,12 +36,12 @@ type phase struct {
 	bar         *progressbar.ProgressBar // on a terminal
 }
 
-// NewProgress returns one that writes to out.
+// NewProgress returns a Progress that writes to out.
 func NewProgress(out *os.File) *Progress {
 	return &Progress{out: out, terminal: term.IsTerminal(int(out.Fd())), start: time.Now()}
 }
 
-// Run keeps the display up to date while a step takes long, until end is called.
+// Run keeps the display up to date during long steps, until end is called.
 func (p *Progress) Run() (end func()) {
 	every := time.NewTicker(250 * time.Millisecond)
 	stop := make(chan struct{})
@@ -61,7 +64,7 @@ func (p *Progress) Run() (end func()) {
 	}
 }
 
-// Begin names the next phase.
+// Begin starts the next phase.
 func (p *Progress) Begin(name, unit string, total int) {
 	p.finish()
 	p.mu.Lock()
@@ -75,7 +78,7 @@ func (p *Progress) Begin(name, unit string, total int) {
 	}
 }
 
-// Working sets whose turn it is.
+// Working sets the name of the contestant whose turn it is.
 func (p *Progress) Working(who string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,7 +111,7 @@ func (p *Progress) show() {
 	}
 }
 
-// line writes how far the phase is. The caller holds p.mu.
+// line writes the progress of the phase. The caller holds p.mu.
 func (p *Progress) line(note string) {
 	f := p.phase
 	f.said = time.Now()

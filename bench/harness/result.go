@@ -8,10 +8,10 @@ import (
 	"runtime"
 )
 
-// ErrInterrupted is returned when a signal ends a run before there is a result.
+// ErrInterrupted is returned when a signal ends a run before it has a result.
 var ErrInterrupted = errors.New("interrupted: nothing was written")
 
-// Machine is where a result was measured.
+// Machine describes the machine on which a result was measured.
 type Machine struct {
 	OS   string `json:"os"`
 	Arch string `json:"arch"`
@@ -24,7 +24,7 @@ func ThisMachine() Machine {
 	return Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
 }
 
-// Ratio is a/b, or 0 where b is 0 because nothing was measured.
+// Ratio returns a/b, or 0 if b is 0 because nothing was measured.
 func Ratio(a, b float64) float64 {
 	if b == 0 {
 		return 0
@@ -32,14 +32,13 @@ func Ratio(a, b float64) float64 {
 	return a / b
 }
 
-// InFolder runs measure with a new folder in parent (default: the system's temporary one), and
-// removes it afterwards. what names its contents for messages.
-func InFolder(ctx context.Context, parent, what string, progress *Progress, measure func(dir string) error) error {
-	dir, err := os.MkdirTemp(parent, "starling-bench-")
+// InFolder calls measure with a new folder in progress.Dir, and removes the folder afterwards.
+func InFolder(ctx context.Context, progress *Progress, measure func(dir string) error) error {
+	dir, err := os.MkdirTemp(progress.Dir, "starling-bench-")
 	if err != nil {
-		return fmt.Errorf("no folder for the %s (choose one with --dir): %w", what, err)
+		return fmt.Errorf("creating a folder for the run's files (choose one with --dir): %w", err)
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // what cannot be removed is in a temporary folder
+	defer func() { _ = os.RemoveAll(dir) }() // anything left is in a temporary folder
 	defer progress.Run()()
 	err = measure(dir)
 	if ctx.Err() != nil {

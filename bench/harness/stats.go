@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Percentile is the smallest value that at least p percent of the values do not exceed (nearest
-// rank); 0 if there are none.
+// Percentile returns the smallest value that is not exceeded by at least p percent of the values
+// (nearest rank), or 0 without values.
 func Percentile(values []float64, p float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -16,5 +16,17 @@ func Percentile(values []float64, p float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// Median is the middle value, of an even number the lower of the two; 0 if there are none.
+// Median returns the middle value (the lower of two), or 0 without values.
 func Median(values []float64) float64 { return Percentile(values, 50) }
+
+// MedianOf returns the median of one figure of all items.
+func MedianOf[T any](items []T, figure func(T) float64) float64 { return Median(Each(items, figure)) }
+
+// Each returns one figure of each item.
+func Each[T any](items []T, figure func(T) float64) []float64 {
+	all := make([]float64, len(items))
+	for i, item := range items {
+		all[i] = figure(item)
+	}
+	return all
+}

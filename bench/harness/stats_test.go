@@ -24,8 +24,8 @@ func TestPercentile(t *testing.T) {
 func TestMedianInterval(t *testing.T) {
 	require.Equal(t, Interval{}, MedianInterval(nil))
 	require.Equal(t, Interval{Median: 7, Low: 7, High: 7}, MedianInterval([]float64{7}))
-	// The tables of the sign test: with 7 values all are needed, with 9 the second from each end
-	// does.
+	// From the tables of the sign test: 7 values need all of them, 9 values need the second from
+	// each end.
 	for n, want := range map[int]Interval{
 		5:  {3, 1, 5, 1 - 2*1./32},
 		6:  {3.5, 1, 6, 1 - 2*1./64},

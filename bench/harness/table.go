@@ -10,7 +10,7 @@ import (
 	"github.com/dustin/go-humanize/english"
 )
 
-// PrintAligned writes a table whose first column is aligned to the left, the others to the right.
+// PrintAligned writes a table. The first column is aligned left, the others right.
 func PrintAligned(out io.Writer, cells [][]string) {
 	widths := make([]int, len(cells[0]))
 	for _, line := range cells {
@@ -32,9 +32,8 @@ func PrintAligned(out io.Writer, cells [][]string) {
 	}
 }
 
-// Group writes a number with commas between its thousands.
+// Group formats a number with commas between thousands.
 func Group(n int) string { return humanize.Comma(int64(n)) }
 
-// Count writes a number with its noun, in the plural where there is not exactly one: "1 chunk",
-// "2,000 chunks".
+// Count formats a number with its noun, in the plural unless n is one: "1 chunk", "2,000 chunks".
 func Count(n int, noun string) string { return Group(n) + " " + english.PluralWord(n, noun, "") }

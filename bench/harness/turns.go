@@ -1,14 +1,12 @@
 package harness
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"os"
 )
 
-// InTurns calls slice for each round and contestant. Each round starts with another contestant. It
-// ends with the first error.
+// InTurns calls slice for each round and entrant, each round starting with another entrant. It
+// stops at the first error.
 func InTurns[E any](rounds int, entrants []E, slice func(round int, e E) error) error {
 	for round := range rounds {
 		for i := range entrants {
@@ -20,28 +18,7 @@ func InTurns[E any](rounds int, entrants []E, slice func(round int, e E) error) 
 	return nil
 }
 
-// decoder and encoder are of any encoding.
-type (
-	decoder interface{ Decode(v any) error }
-	encoder interface{ Encode(v any) error }
-)
-
-// Serve answers the requests of a parent, in a child process, until there are no more.
-func Serve[R, A any](requests decoder, answers encoder, answer func(R) A) error {
-	for {
-		var r R
-		if err := requests.Decode(&r); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		if err := answers.Encode(answer(r)); err != nil {
-			return err
-		}
-	}
-}
-
-// Quiet is a logger for Pebble that drops every message, except why it cannot continue.
+// Quiet is a logger for Pebble that prints only fatal errors.
 type Quiet struct{}
 
 // Infof drops the message.

@@ -15,15 +15,15 @@ import (
 	"github.com/cometbft/cometbft/types"
 	"github.com/spf13/viper"
 
-	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/node"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/statesync/catchup"
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// chain is a home whose blocks are made without consensus, and executed as others.
+// chain is a home whose blocks are made without consensus, but executed normally.
 type chain struct {
 	o        Options
 	key      *privval.FilePV
@@ -32,7 +32,7 @@ type chain struct {
 	random   *rand.ChaCha8
 }
 
-// makeChain makes the blocks of a validator's home, which has none. made is called after each.
+// makeChain makes the blocks in a validator's empty home. It calls made after each block.
 func makeChain(ctx context.Context, dir string, o Options, made func()) (err error) {
 	conf, err := config.Load(dir, viper.New())
 	if err != nil {
@@ -44,8 +44,8 @@ func makeChain(ctx context.Context, dir string, o Options, made func()) (err err
 	}
 	logger := log.NewNopLogger()
 	var failed error
-	cache := sgc.New(conf.App.Storage.CacheBytes())
-	databases := comet.NewDatabases(conf.CometBFT, logger, blocks.Options{Logger: logger, Cache: cache, CacheBytes: conf.App.Storage.DatabaseCache()})
+	cache := sgc.New(conf.App.Disk.SharedCache())
+	databases := comet.NewDatabases(conf.CometBFT, logger, blocks.Options{Logger: logger, Cache: cache, CacheBytes: conf.App.Disk.DatabaseCache()})
 	defer func() { err = first(err, databases.Close()) }()
 	if _, err := databases.Open(); err != nil {
 		return err
@@ -73,7 +73,7 @@ func makeChain(ctx context.Context, dir string, o Options, made func()) (err err
 		return err
 	}
 	last := new(types.Commit)
-	for range o.Blocks + 1 { // nobody serves the last one
+	for range o.Blocks + 1 { // nodes do not serve their last block
 		if last, err = c.add(ctx, last); err != nil {
 			return err
 		}
@@ -111,12 +111,12 @@ func (c *chain) add(ctx context.Context, last *types.Commit) (*types.Commit, err
 	return commit, c.executor.Apply(ctx, catchup.Block{Block: block, ID: id, Parts: parts, Commit: commit, Bytes: block.Size()})
 }
 
-// txs are the transactions of a block: each writes a value that cannot be compressed much.
+// txs returns the transactions of a block. Each writes a value that hardly compresses.
 func (c *chain) txs(height int64) types.Txs {
 	txs := make(types.Txs, c.o.BlockBytes/c.o.ValueBytes)
 	for i := range txs {
 		raw := make([]byte, c.o.ValueBytes*3/4)
-		_, _ = c.random.Read(raw) // it never fails
+		_, _ = c.random.Read(raw) // never fails
 		txs[i] = fmt.Appendf(nil, "key-%06d-%02d=%s", height, i, base64.RawStdEncoding.EncodeToString(raw))
 	}
 	return txs

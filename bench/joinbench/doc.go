@@ -1,7 +1,7 @@
-// Package joinbench measures how long a node takes to get the blocks of a chain that it does not
-// have, from one peer: by CometBFT's block sync, at its own rate and without one that counts, and
-// over the transport (package catchup).
+// Package joinbench measures how long a node takes to fetch the blocks of a chain from one peer:
+// with CometBFT's block sync, at its default rate and at one that does not limit it, and over the
+// transport (package catchup).
 //
 //	this process ── makes a chain, block by block, with the application ──► home
-//	starlingd (validator) on that home ◄── starlingd (joiner), anew for each way and round
+//	starlingd (validator) on that home ◄── starlingd (joiner), a new one for each path and round
 package joinbench

@@ -9,10 +9,10 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// inGuest runs all of it in the guest, whose disk is in its memory: two homes have the chain at a
-// time.
+// inGuest runs the whole benchmark in the VM. The VM's disk is in its memory, which must hold the
+// chain in two homes at a time.
 func inGuest(ctx context.Context, o Options, dir string, progress *harness.Progress) (*Result, error) {
-	const programs = 2048 // MiB, with all that runs
+	const programs = 2048 // MiB, including running processes
 	result := new(Result)
 	err := guest.Run{
 		Args: []string{

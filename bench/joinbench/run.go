@@ -6,73 +6,66 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/netip"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
-	"strings"
 	"time"
 
 	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/bench/guest"
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/bench/transportbench"
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// Options are the options of a run.
+// Options configure a run.
 type Options struct {
+	guest.Target
 	Blocks     int
-	BlockBytes int // of each
-	ValueBytes int // of a transaction
+	BlockBytes int // per block
+	ValueBytes int // per transaction
 	Rounds     int
 	Seed       uint64
 	Patience   time.Duration // for one join
-	Starlingd  string        // a built program; "": it is built
-	// Device is an RDMA device, by name or address: joins by it are measured, too. The program must
-	// be built with RDMA.
-	Device string
-	Guest  bool   // all of it runs in the guest
-	Dir    string // parent of the run's folder; "": the system's
+	Starlingd  string        // path of a built program
 }
 
-// Check returns an error that names the flag that is out of range, and the range.
-func (o Options) Check() error {
-	switch {
-	case o.Blocks < 2 || o.Blocks > 100_000:
-		return fmt.Errorf("--blocks is %d, it must be from 2 to 100000", o.Blocks)
-	case o.BlockBytes < 1<<10 || o.BlockBytes > 2<<20:
-		return fmt.Errorf("--block-bytes is %d, it must be from 1024 to 2097152", o.BlockBytes)
-	case o.ValueBytes < 16 || o.ValueBytes > o.BlockBytes:
-		return fmt.Errorf("--value-bytes is %d, it must be from 16 to --block-bytes", o.ValueBytes)
-	case o.Rounds < 1 || o.Rounds > 100:
-		return fmt.Errorf("--rounds is %d, it must be from 1 to 100", o.Rounds)
-	case o.Guest && (o.Device != "" || o.Starlingd != ""):
-		return errors.New("--guest has a device and a starlingd of its own: leave out --device and --starlingd")
-	case o.Patience < time.Second:
-		return fmt.Errorf("--patience is %v, it must be 1s or more", o.Patience)
-	}
-	return nil
+// Flags adds the flags of join.
+func (o *Options) Flags(f *harness.Flags) {
+	f.Int(&o.Blocks, "blocks", 500, 2, 100_000, "number of blocks in the chain")
+	f.Int(&o.BlockBytes, "block-bytes", 1<<20, 1<<10, 2<<20, "bytes of values per block")
+	f.Int(&o.ValueBytes, "value-bytes", 64<<10, 16, 2<<20, "bytes per value, at most --block-bytes")
+	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of joins over each path; the result has their medians")
+	f.Seed(&o.Seed)
+	f.Time(&o.Patience, "patience", 20*time.Minute, time.Second, 24*time.Hour, "time limit for one join")
+	f.Program(&o.Starlingd, "starlingd")
+	o.Target.Flags(f, &o.Starlingd)
+	f.Also(func() error {
+		if o.ValueBytes > o.BlockBytes {
+			return fmt.Errorf("--value-bytes is %d, it must be at most --block-bytes", o.ValueBytes)
+		}
+		return nil
+	})
 }
 
-// Result is medians over the rounds, in seconds from the joiner's start to its RPC server's
-// reporting the chain's last block but one.
+// Result has medians over the rounds, in seconds from the joiner's start until its RPC server
+// reports the second-to-last block of the chain.
 type Result struct {
 	Blocks        int      `json:"blocks"`
-	RDMAS         *float64 `json:"rdma_s"` // null: not measured, there was no device
+	RDMAS         *float64 `json:"rdma_s"` // null: not measured, because there is no device
 	TCPS          float64  `json:"tcp_s"`
 	BlocksyncS    float64  `json:"blocksync_s"`
 	Blocksync500S float64  `json:"blocksync_500_s"`
-	// CPUS is the joiner's CPU time over TCP, in seconds, and CPUPeak its greatest use in a second,
+	// CPUS is the joiner's CPU time over TCP, in seconds. CPUPeak is its highest use in a second,
 	// in processors.
 	CPUS    float64 `json:"cpu_s"`
 	CPUPeak float64 `json:"cpu_peak"`
-	// The same by RDMA, and how much of the blocks came by it: the first answers come before there
-	// is a path.
+	// The same over RDMA, and the share of the blocks that arrived over it: the first responses
+	// arrive before the RDMA channel is up.
 	RDMACPUS    *float64 `json:"rdma_cpu_s"`
 	RDMACPUPeak *float64 `json:"rdma_cpu_peak"`
 	RDMAShare   *float64 `json:"rdma_share"`
@@ -99,52 +92,47 @@ func (r *Result) Print(w io.Writer) {
 	line("block sync, 500 MB/s", r.Blocksync500S)
 	fmt.Fprintf(w, "\njoiner over TCP: %.2f CPU seconds, at most %.2f processors in a second\n", r.CPUS, r.CPUPeak)
 	if r.RDMAS != nil {
-		fmt.Fprintf(w, "joiner by RDMA: %.2f CPU seconds, at most %.2f processors in a second; %.0f %% of the blocks came by it\n", *r.RDMACPUS, *r.RDMACPUPeak, 100**r.RDMAShare)
+		fmt.Fprintf(w, "joiner over RDMA: %.2f CPU seconds, at most %.2f processors in a second; %.0f %% of the blocks came over it\n", *r.RDMACPUS, *r.RDMACPUPeak, 100**r.RDMAShare)
 	} else {
-		fmt.Fprintln(w, "by RDMA nothing was measured: no device was named (--device), and this is not the guest (--guest)")
+		fmt.Fprintln(w, "RDMA was not measured: it needs --device or --guest")
 	}
 	fmt.Fprintf(w, "over TCP / block sync: %.2f (at most 0.5), at 500 MB/s: %.2f (at most 1)\n", r.TCPS/r.BlocksyncS, r.TCPS/r.Blocksync500S)
 	if r.Guest {
-		fmt.Fprintln(w, "this was the emulated guest: encryption is slow there, which RDMA saves and block sync does not, for a reason that holds nowhere else")
+		fmt.Fprintln(w, "Measured in the emulated VM, where encryption is slow, unlike on hardware. RDMA avoids encryption, block sync does not.")
 	}
 }
 
-// The ways of a joiner.
+// Paths over which a joiner fetches blocks.
 const (
 	wayTCP = iota
 	wayBlocksync
 	wayBlocksync500
-	wayRDMA // only where there is a device
+	wayRDMA // only with a device
 	ways
 )
 
 var wayNames = [ways]string{"TCP", "block sync", "block sync 500", "RDMA"}
 
-// run is a run in progress.
+// run is the state of one run.
 type run struct {
 	o         Options
 	dir       string
 	program   string
-	address   string // of the device; "": there is none
+	address   string // of the RDMA device; "": none
 	validator *runner.Home
 	progress  *harness.Progress
 }
 
 const (
-	chainID   = "bench"
-	stopGrace = 20 * time.Second
-	askEvery  = 50 * time.Millisecond
-	rate500   = 500_000_000
-	// oldGenesis makes the chain's blocks old, so that joiners ask who is ahead.
+	askEvery = 50 * time.Millisecond
+	rate500  = 500_000_000
+	// oldGenesis makes the chain's blocks old, so that joiners look for peers ahead of them.
 	oldGenesis = 24 * time.Hour
 )
 
-// Run measures. It ends its processes in any case.
+// Run runs the benchmark. It always stops its processes.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Result, err error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
-	err = harness.InFolder(ctx, o.Dir, "nodes' homes", progress, func(dir string) error {
+	err = harness.InFolder(ctx, progress, func(dir string) error {
 		if o.Guest {
 			result, err = inGuest(ctx, o, dir, progress)
 			return err
@@ -164,10 +152,8 @@ func (r *run) run(ctx context.Context) (_ *Result, err error) {
 		}
 		measured = ways
 	}
-	if r.program = r.o.Starlingd; r.program == "" {
-		if r.program, err = runner.Program(ctx, "./cmd/starlingd"); err != nil {
-			return nil, err
-		}
+	if r.program, err = network.Starlingd(ctx, r.o.Starlingd, r.progress); err != nil {
+		return nil, err
 	}
 	if r.validator, err = r.home(ctx, "validator"); err != nil {
 		return nil, err
@@ -177,7 +163,7 @@ func (r *run) run(ctx context.Context) (_ *Result, err error) {
 	}
 	r.progress.Begin("chain", "blocks", r.o.Blocks)
 	if err := makeChain(ctx, r.validator.Dir, r.o, func() { r.progress.Add(1) }); err != nil {
-		return nil, fmt.Errorf("make the chain: %w", err)
+		return nil, fmt.Errorf("making the chain: %w", err)
 	}
 	r.progress.Begin("join", "joins", measured*r.o.Rounds)
 	var all [ways][]joined
@@ -193,9 +179,9 @@ func (r *run) run(ctx context.Context) (_ *Result, err error) {
 			r.progress.Add(1)
 		}
 	}
-	seconds := func(way int) float64 { return median(all[way], func(j joined) float64 { return j.seconds }) }
-	cpu := func(way int) float64 { return median(all[way], func(j joined) float64 { return j.cpu }) }
-	peak := func(way int) float64 { return median(all[way], func(j joined) float64 { return j.peak }) }
+	seconds := func(way int) float64 { return harness.MedianOf(all[way], func(j joined) float64 { return j.seconds }) }
+	cpu := func(way int) float64 { return harness.MedianOf(all[way], func(j joined) float64 { return j.cpu }) }
+	peak := func(way int) float64 { return harness.MedianOf(all[way], func(j joined) float64 { return j.peak }) }
 	result := &Result{
 		Blocks: r.o.Blocks, TCPS: seconds(wayTCP), BlocksyncS: seconds(wayBlocksync), Blocksync500S: seconds(wayBlocksync500),
 		CPUS: cpu(wayTCP), CPUPeak: peak(wayTCP),
@@ -203,34 +189,19 @@ func (r *run) run(ctx context.Context) (_ *Result, err error) {
 	}
 	if len(all[wayRDMA]) > 0 {
 		s, c, p := seconds(wayRDMA), cpu(wayRDMA), peak(wayRDMA)
-		share := median(all[wayRDMA], func(j joined) float64 { return j.byRDMA }) / (float64(r.o.Blocks) * float64(r.o.BlockBytes))
+		share := harness.MedianOf(all[wayRDMA], func(j joined) float64 { return j.byRDMA }) / (float64(r.o.Blocks) * float64(r.o.BlockBytes))
 		result.RDMAS, result.RDMACPUS, result.RDMACPUPeak, result.RDMAShare = &s, &c, &p, &share
 	}
 	return result, nil
 }
 
-// median is the middle one of a figure, the lower of two.
-func median(all []joined, of func(joined) float64) float64 {
-	var values []float64
-	for _, j := range all {
-		values = append(values, of(j))
-	}
-	return harness.Median(values)
-}
-
 func (r *run) home(ctx context.Context, name string) (*runner.Home, error) {
-	dir := filepath.Join(r.dir, name)
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return nil, err
-	}
-	return runner.NewHome(ctx, name, dir, r.program, "init", name, "--chain-id", chainID, "--home", dir)
+	return network.Home(ctx, r.program, name, r.dir)
 }
 
-func genesisFile(h *runner.Home) string { return filepath.Join(h.Dir, "config", "genesis.json") }
-
-// oldenGenesis moves the time of the chain's beginning into the past.
+// oldenGenesis moves the genesis time of the chain into the past.
 func oldenGenesis(h *runner.Home) error {
-	doc, err := types.GenesisDocFromFile(genesisFile(h))
+	doc, err := types.GenesisDocFromFile(network.GenesisFile(h))
 	if err != nil {
 		return err
 	}
@@ -243,13 +214,13 @@ func oldenGenesis(h *runner.Home) error {
 	if doc.AppState, err = json.Marshal(state); err != nil {
 		return err
 	}
-	return doc.SaveAs(genesisFile(h))
+	return doc.SaveAs(network.GenesisFile(h))
 }
 
-// joined is the figures of one joiner. byRDMA is bytes.
+// joined has the figures of one joiner. byRDMA is the bytes received over RDMA.
 type joined struct{ seconds, cpu, peak, byRDMA float64 }
 
-// join has a new node get the chain.
+// join makes a new node fetch the chain.
 func (r *run) join(ctx context.Context, way, round int) (one joined, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.o.Patience)
 	defer cancel()
@@ -259,12 +230,8 @@ func (r *run) join(ctx context.Context, way, round int) (one joined, err error) 
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(joiner.Dir)) }()
 	processes := runner.NewProcesses(ctx)
-	defer func() { err = errors.Join(err, processes.Stop(stopGrace)) }()
-	genesis, err := os.ReadFile(genesisFile(r.validator))
-	if err != nil {
-		return one, err
-	}
-	if err := os.WriteFile(genesisFile(joiner), genesis, 0o600); err != nil {
+	defer func() { err = errors.Join(err, processes.Stop(network.StopGrace)) }()
+	if err := network.CopyGenesis(r.validator, joiner); err != nil {
 		return one, err
 	}
 	serves, err := r.listen(r.validator, way)
@@ -279,7 +246,7 @@ func (r *run) join(ctx context.Context, way, round int) (one joined, err error) 
 		err = h.Configure(func(c *cfg.Config) {
 			standard := cfg.DefaultConfig()
 			c.Consensus = standard.Consensus
-			c.Consensus.CreateEmptyBlocks = false // the chain stays as long as it is
+			c.Consensus.CreateEmptyBlocks = false // the chain must not grow
 			c.P2P.SendRate, c.P2P.RecvRate = standard.P2P.SendRate, standard.P2P.RecvRate
 			if way == wayBlocksync500 {
 				c.P2P.SendRate, c.P2P.RecvRate = rate500, rate500
@@ -312,7 +279,7 @@ func (r *run) join(ctx context.Context, way, round int) (one joined, err error) 
 	if err != nil {
 		return one, err
 	}
-	used := watchCPU(ctx, process.Pid())
+	used := harness.WatchCPU(ctx, process.Pid())
 	err = until(processes.Context(), reaches(joiner, height-1))
 	one.seconds = time.Since(began).Seconds()
 	one.cpu, one.peak = used()
@@ -322,35 +289,29 @@ func (r *run) join(ctx context.Context, way, round int) (one joined, err error) 
 	return one, err
 }
 
-// listen returns where a node has its p2p, host:port. Paths are between addresses of devices: both
-// nodes have the same one, so the device sends to itself.
+// listen returns the p2p address of a node, host:port. An RDMA channel connects two device
+// addresses. Both nodes use the same address, so the device sends to itself.
 func (r *run) listen(h *runner.Home, way int) (string, error) {
-	p2p := strings.TrimPrefix(h.Peer(), h.ID()+"@")
-	if way != wayRDMA {
-		return p2p, nil
+	if way == wayRDMA {
+		return network.P2P(h, r.address)
 	}
-	_, port, err := net.SplitHostPort(p2p)
-	if err != nil {
-		return "", err
-	}
-	return net.JoinHostPort(r.address, port), nil
+	return network.P2P(h, "")
 }
 
-// start starts a node. paths: with paths by RDMA, which the program must be built with.
+// start starts a node. If paths is set, the node uses RDMA, and the program must be built with it.
 func (r *run) start(processes *runner.Processes, h *runner.Home, blocks, paths bool) (*runner.Process, error) {
 	spec := runner.Spec{
-		Name: h.Name, Path: r.program, Args: []string{"start", "--home", h.Dir, fmt.Sprintf("--join.blocks=%t", blocks)}, Log: h.Log(),
-		Env: []string{"STARLINGD_STORAGE_MIN_FREE_BYTES=0"}, // the guest's disk is small
+		Name: h.Name, Path: r.program, Args: []string{"start", "--home", h.Dir, fmt.Sprintf("--catch_up.enabled=%t", blocks)}, Log: h.Log(),
+		Env: []string{"STARLINGD_DISK_MIN_FREE_BYTES=0"}, // the VM's disk is small
 	}
 	if paths {
-		prefix := netip.MustParseAddr(r.address)
-		fabric := netip.PrefixFrom(prefix, prefix.BitLen()).String()
-		spec.Env = append(spec.Env, "STARLINGD_TRANSPORT_RDMA=required", "STARLINGD_TRANSPORT_RDMA_FABRIC="+fabric)
+		spec.Env = append(spec.Env, network.RDMA(r.address)...)
 	}
 	return processes.Start(spec)
 }
 
-// received is how many bytes a node has got by RDMA. None is an error: a path was to be measured.
+// received returns the number of bytes a node received over RDMA. It fails if there are none,
+// because the measurement was of RDMA.
 func received(ctx context.Context, h *runner.Home) (float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, h.Metrics(), nil)
 	if err != nil {
@@ -374,7 +335,7 @@ func received(ctx context.Context, h *runner.Home) (float64, error) {
 		sum += n
 	}
 	if sum == 0 {
-		return 0, fmt.Errorf("%s has got nothing by RDMA: its log, %s, says why", h.Name, h.Log())
+		return 0, fmt.Errorf("%s received nothing over RDMA; see its log, %s", h.Name, h.Log())
 	}
 	return sum, nil
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Print writes a table with a row for each store, and how to read it.
+// Print writes a table with a row for each store, and explains it.
 func Print(out io.Writer, keys int, stores map[string]Figures) {
 	rows := [][]string{{harness.Count(keys, "key"), "commit", "p99", "set", "one core", "get", "iterate", "proof", "open", "memory"},
 		{"", "ms", "ms", "ms", "ms", "ns", "ns", "µs", "s", "B/key"}}
@@ -35,11 +35,11 @@ func Print(out io.Writer, keys int, stores map[string]Figures) {
 		}
 	}
 	fmt.Fprint(out, `
-A commit is 1,000 sorted changes (80 % updates, 15 % inserts, 5 % deletes), Set or Delete for each, the app hash and Commit.
-starling and iavl sync a batch of the SDK's database in it (goleveldb); memiavl never syncs its log, and a goroutine writes it,
-or in the commit itself. "not synced" is our store over a database whose WriteSync is Write, as durable as memiavl's log in the
-commit. The trees alone have no log and no multi-store. Times are medians, of a get, an entry, a proof in turns of all stores.
-"open" is a new process: IAVL loads no nodes, memiavl maps the snapshot that was just made, ours reads all leaves into memory.
-memory: anonymous, after the load. memiavl's proof is without the SDK's query around it.
+A commit is 1,000 sorted changes (80 % updates, 15 % inserts, 5 % deletes), each a Set or Delete, then the app hash and Commit.
+In it, starling and iavl sync a batch of the SDK's database (goleveldb). memiavl never syncs its log: a goroutine writes it, or, with
+"log in commit", the commit itself. "not synced" is our store over a database whose WriteSync is Write, as durable as memiavl's log
+in the commit. The trees alone have no log and no multi-store. Times are medians; gets, entries and proofs alternate between stores.
+"open" is a new process: IAVL loads no nodes, memiavl maps the snapshot that it has just made, ours reads all leaves into memory.
+memory: anonymous, after the load. memiavl's proof excludes the SDK's query around it.
 `)
 }

@@ -1,28 +1,23 @@
-// Package opsbench compares the operations of stores under a Cosmos SDK chain: IAVL's, memiavl's
-// and ours, on one workload, each in a process of its own.
+// Package opsbench compares the operations of stores for a Cosmos SDK chain: IAVL's, memiavl's and
+// ours. All run the same workload, each in its own process.
 //
-//	Run ──┬─ starling …, iavl   program of bench/storeops (the SDK's modules) ┐
-//	      └─ memiavl …          this program                                  ┴─ package ops measures
-//
-// They take turns: a process is stopped while another one works.
+// The program is bench/sdk; its package kv does the measurements. The processes take turns: while
+// one works, the others are stopped.
 package opsbench
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/starling-kv/starling/bench/harness"
-	"github.com/starling-kv/starling/bench/ops"
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// The stores. Those in memory alone have neither a log nor a multi-store.
+// Names of the stores. The trees alone have neither a log nor a multi-store.
 const (
 	Starling         = "starling"
 	StarlingUnsynced = "starling, not synced"
@@ -33,30 +28,30 @@ const (
 	IAVL             = "iavl"
 )
 
-// Names are all of them, in the order of the table.
+// Names lists all stores in the order of the table.
 var Names = []string{Starling, StarlingUnsynced, StarlingTree, Memiavl, MemiavlLogged, MemiavlTree, IAVL}
 
 const (
-	batch         = 10_000 // changes in a commit of the load
+	batch         = 10_000 // changes per commit of the load
 	rounds        = 4
 	commits       = 30 // in each round
 	oneCore       = 15
-	warmUp        = 3 // commits at the start of each round
+	warmUp        = 3 // unmeasured commits at the start of each round
 	reads         = 20_000
 	proofs        = 500
-	iterated      = 100_000 // or as many as there are
+	iterated      = 100_000 // or all entries, if fewer
 	versionsAtAll = rounds * (commits + oneCore + 2*warmUp)
 )
 
-// Figures of a store. Times are medians of all rounds.
+// Figures are the results of one store. Times are medians over all rounds.
 type Figures struct {
 	LoadS       float64 `json:"load_s"`
-	CommitP50MS float64 `json:"commit_p50_ms"` // from the sorted changes to the end of Commit
+	CommitP50MS float64 `json:"commit_p50_ms"` // from sorted changes to the end of Commit
 	CommitP99MS float64 `json:"commit_p99_ms"`
-	SetMS       float64 `json:"set_ms"` // the part of it for Set and Delete
+	SetMS       float64 `json:"set_ms"` // part of the commit time for Set and Delete
 	OneCoreMS   float64 `json:"commit_one_core_p50_ms"`
 	GetNS       float64 `json:"get_ns"`
-	IterateNS   float64 `json:"iterate_ns"` // an entry
+	IterateNS   float64 `json:"iterate_ns"` // per entry
 	ProofUS     float64 `json:"proof_us"`
 	ProofBytes  int     `json:"proof_bytes"`
 	OpenS       float64 `json:"open_s"`        // in a new process
@@ -64,27 +59,27 @@ type Figures struct {
 	Root        string  `json:"root"`
 }
 
-// Options of Run.
+// Options configure Run.
 type Options struct {
 	Keys    int
 	Seed    uint64
-	Program string   // the built one of bench/storeops
+	Program string   // path of the built program of bench/sdk
 	Only    []string // of Names; nil: all
 }
 
-// entrant is a store that is measured.
+// entrant is a store under measurement.
 type entrant struct {
 	*harness.Process
 	f     Figures
-	keys  int // of the load
+	keys  int // keys in the load
 	dir   string
 	work  *workload.Workload
-	start func() (*harness.Process, error)
+	start func() (*harness.Process, storeAnswer, error)
 
 	commit, set, one, get, iterate, prove []float64
 }
 
-// Run measures stores, with databases in dir.
+// Run measures the stores, with databases in dir.
 func Run(ctx context.Context, o Options, dir string, p *harness.Progress) (map[string]Figures, error) {
 	names := o.Only
 	if names == nil {
@@ -134,8 +129,8 @@ func Run(ctx context.Context, o Options, dir string, p *harness.Progress) (map[s
 	return result, sameRoots(result)
 }
 
-// sameRoots returns an error if IAVL and memiavl, whose trees are the same, have other roots, or
-// ours among themselves.
+// sameRoots returns an error if IAVL and memiavl, which have the same tree, differ in a root, or if
+// our stores differ among themselves.
 func sameRoots(r map[string]Figures) error {
 	for _, of := range []string{"starling", "iavl"} {
 		var name, root string
@@ -162,36 +157,37 @@ func begin(ctx context.Context, o Options, name, dir string) (*entrant, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
 	}
-	args := []string{o.Program}
-	if strings.HasPrefix(name, "memiavl") {
-		self, err := os.Executable()
-		if err != nil {
-			return nil, err
-		}
-		args = []string{self, ChildCommand}
-	}
-	e := &entrant{work: w, keys: o.Keys, dir: dir, start: func() (*harness.Process, error) {
-		return harness.StartProgram(ctx, name, args[0], args[1:]...)
+	e := &entrant{work: w, keys: o.Keys, dir: dir, start: func() (p *harness.Process, a storeAnswer, err error) {
+		p, err = harness.StartProgram(ctx, name, storeBegin{Store: name, Dir: dir}, &a, o.Program, "kv")
+		return p, a, err
 	}}
-	if e.Process, err = e.start(); err != nil {
-		return nil, err
-	}
-	if _, err := e.open(); err != nil {
-		e.End()
-		return nil, err
-	}
-	return e, nil
+	e.Process, _, err = e.start()
+	return e, err
 }
 
-func (e *entrant) open() (a ops.Answer, err error) {
-	err = e.Ask(ops.Request{Op: "open", Store: e.Name, Dir: e.dir}, &a)
-	return a, err
+// storeBegin, storeRequest and storeAnswer are copies of the types in bench/sdk/kv, whose module
+// cannot be imported here.
+type storeBegin struct {
+	Store string `json:"store"`
+	Dir   string `json:"dir"`
+}
+
+type storeRequest struct {
+	Op    string `json:"op"`
+	N     int    `json:"n,omitempty"`
+	Procs int    `json:"procs,omitempty"`
+}
+
+type storeAnswer struct {
+	Nanos int64  `json:"nanos"`
+	Set   int64  `json:"set"`
+	Root  []byte `json:"root"`
+	Bytes int    `json:"bytes"`
 }
 
 // ask sends a request with its changes.
-func (e *entrant) ask(op string, procs int, changes []workload.Change) (a ops.Answer, err error) {
-	r := ops.Request{Op: op, N: len(changes), Procs: procs}
-	err = e.AskWith(r, func(w *bufio.Writer) error { return writeChanges(w, changes) }, &a)
+func (e *entrant) ask(op string, procs int, changes []workload.Change) (a storeAnswer, err error) {
+	err = e.AskWith(storeRequest{Op: op, N: len(changes), Procs: procs}, changes, &a)
 	return a, err
 }
 
@@ -214,8 +210,8 @@ func (e *entrant) load(p *harness.Progress) error {
 }
 
 func (e *entrant) measure(round uint64) error {
-	// What waits for the disk since the last turn slows the first commits down, so all cores and
-	// one begin by turns.
+	// Disk writes that are pending since the last turn slow the first commits down, so all cores
+	// and one core go first alternately.
 	first := int(round % 2)
 	for _, procs := range []int{first, 1 - first} {
 		n, times := commits, &e.commit
@@ -246,13 +242,13 @@ func (e *entrant) measure(round uint64) error {
 		return err
 	}
 	e.prove, e.f.ProofBytes = append(e.prove, float64(a.Nanos)/1e3), a.Bytes
-	a = ops.Answer{}
-	err = e.Ask(ops.Request{Op: "iterate", N: min(iterated, e.work.Len())}, &a)
-	e.iterate = append(e.iterate, float64(a.Nanos))
+	var read storeAnswer
+	err = e.Ask(storeRequest{Op: "iterate", N: min(iterated, e.work.Len())}, &read)
+	e.iterate = append(e.iterate, float64(read.Nanos))
 	return err
 }
 
-// reopen ends the process, and opens its databases in another. Trees alone have none.
+// reopen ends the process, and opens its databases in another. A tree alone has no databases.
 func (e *entrant) reopen() error {
 	if strings.HasSuffix(e.Name, "alone") {
 		e.End()
@@ -262,22 +258,19 @@ func (e *entrant) reopen() error {
 	if err != nil {
 		return err
 	}
-	// Versions behind what was settled, which a node would have, too.
+	// Leave versions that were not settled, as in a running node.
 	for range warmUp {
 		if before, err = e.ask("commit", 0, e.work.Next()); err != nil {
 			return err
 		}
 	}
 	e.End()
-	if e.Process, err = e.start(); err != nil {
-		return err
-	}
-	a, err := e.open()
-	if err != nil {
+	var a storeAnswer
+	if e.Process, a, err = e.start(); err != nil {
 		return err
 	}
 	if !bytes.Equal(a.Root, before.Root) {
-		return fmt.Errorf("store %q opens with root %x, it was closed with %x", e.Name, a.Root, before.Root)
+		return fmt.Errorf("store %q reopened with root %x, but was closed with %x", e.Name, a.Root, before.Root)
 	}
 	e.f.OpenS = float64(a.Nanos) / 1e9
 	e.End()
@@ -288,21 +281,4 @@ func (e *entrant) finish() {
 	e.f.CommitP50MS, e.f.CommitP99MS = harness.Median(e.commit), harness.Percentile(e.commit, 99)
 	e.f.SetMS, e.f.OneCoreMS = harness.Median(e.set), harness.Median(e.one)
 	e.f.GetNS, e.f.IterateNS, e.f.ProofUS = harness.Median(e.get), harness.Median(e.iterate), harness.Median(e.prove)
-}
-
-// writeChanges is the inverse of what package ops reads.
-func writeChanges(w *bufio.Writer, changes []workload.Change) error {
-	var b []byte
-	for _, c := range changes {
-		b = append(binary.AppendUvarint(b[:0], uint64(len(c.Key))), c.Key...)
-		if c.Value == nil {
-			b = binary.AppendUvarint(b, 0)
-		} else {
-			b = append(binary.AppendUvarint(b, uint64(len(c.Value))+1), c.Value...)
-		}
-		if _, err := w.Write(b); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -1,8 +1,8 @@
-// Package relaybench measures how long a block takes from its proposal to the last validator's last
-// part, by p2p and with transport.relay, in networks of three validators.
+// Package relaybench measures the time from a block's proposal until the last validator has its
+// last part, over p2p and with transport.relay, in networks of three validators.
 //
 //	load: all mempools full ─► blocks of 4 MiB, one every few seconds ─► the nodes' logs ─► times
 //
-// The nodes are processes of their own on this machine, and mempools tell each other nothing, so
-// that only proposals, parts and votes are on the network.
+// The nodes are separate processes on this machine. Their mempools exchange no transactions, so
+// only proposals, parts and votes are sent between them.
 package relaybench

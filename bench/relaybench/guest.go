@@ -9,9 +9,10 @@ import (
 
 	"github.com/starling-kv/starling/bench/guest"
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 )
 
-// inGuest runs all of it in the guest, whose disk is in its memory.
+// inGuest runs the whole benchmark in the VM, whose disk is in its memory.
 func inGuest(ctx context.Context, o Options, dir string, progress *harness.Progress) (*Result, error) {
 	const memory, perBlock = 4096, 3 * validators * validators * blockBytes >> 20 // MiB
 	rates := strings.Trim(strings.ReplaceAll(fmt.Sprint(o.Rates), " ", ","), "[]")
@@ -21,7 +22,7 @@ func inGuest(ctx context.Context, o Options, dir string, progress *harness.Progr
 			"relay", "--device", "rxe0", "--starlingd", "./starlingd", "--dir", "/root", "--rounds", strconv.Itoa(o.Rounds), "--blocks", strconv.Itoa(o.Blocks), "--rates", rates,
 		},
 		Programs: []string{"./cmd/starlingd"}, MemoryMiB: memory + o.Blocks*perBlock,
-		Limit: time.Duration(o.Rounds*3*len(o.Rates)) * (startPatience + blockPatience),
+		Limit: time.Duration(o.Rounds*3*len(o.Rates)) * (network.StartPatience + blockPatience),
 	}.JSON(ctx, dir, progress, result)
 	if err != nil {
 		return nil, err

@@ -16,39 +16,37 @@ type Result struct {
 	Rounds     int             `json:"rounds"`
 	Guest      bool            `json:"guest"`
 	Machine    harness.Machine `json:"machine"`
-	// Met: over TCP a relayed block takes at most half of p2p's time at the default rate, and not
-	// more than p2p at the other.
+	// Met has an entry for each rate. Over TCP, a relayed block must take at most half of p2p's
+	// time at the default rate, and at most p2p's time at other rates.
 	Met []bool `json:"met"`
 }
 
-// Row is of a rate of p2p. Times are medians over all full blocks, from the proposal to the last
-// validator's last part.
+// Row has the figures for one p2p rate. Times are medians over all full blocks, from the proposal
+// until the last validator has the last part.
 type Row struct {
 	P2PRate    int64    `json:"p2p_rate"` // bytes per second
 	P2PMS      float64  `json:"p2p_ms"`
 	RelayTCPMS float64  `json:"relay_tcp_ms"`
-	RelayRDMA  *float64 `json:"relay_rdma_ms"` // null: not measured, there is no device
-	// 90th percentiles, blocks that were measured, and CPU time of all validators for a block.
+	RelayRDMA  *float64 `json:"relay_rdma_ms"` // null: not measured, because there is no device
+	// 90th percentiles, measured blocks, and CPU time of all validators per block.
 	P2P90MS     float64 `json:"p2p_90_ms"`
 	Relay90MS   float64 `json:"relay_tcp_90_ms"`
 	P2PBlocks   int     `json:"p2p_blocks"`
 	RelayBlocks int     `json:"relay_tcp_blocks"`
 	P2PCPUMS    float64 `json:"p2p_cpu_ms"`
 	RelayCPUMS  float64 `json:"relay_tcp_cpu_ms"`
-	// Relayed is what became of the messages that were relayed; all but those that were taken went
-	// by p2p.
+	// Relayed counts the relayed messages by outcome. Messages that were not taken went over p2p.
 	Relayed map[string]int `json:"relayed"`
-	// Messages that were relayed, for each full block, and how many of them came to who had them
-	// already, from another peer.
+	// Relayed messages per full block, and how many of them the receiver already had.
 	RelayedPerBlock float64 `json:"relayed_per_block"`
 	AgainPerBlock   float64 `json:"again_per_block"`
-	// The same by RDMA, where it was measured.
+	// The same over RDMA, if it was measured.
 	RDMACPUMS   *float64       `json:"relay_rdma_cpu_ms,omitempty"`
 	RDMABlocks  int            `json:"relay_rdma_blocks,omitempty"`
 	RDMARelayed map[string]int `json:"relayed_rdma,omitempty"`
 }
 
-// total is the sum of the counts of all outcomes.
+// total returns the sum of the counts of all outcomes.
 func total(outcomes map[string]int) (sum int) {
 	for _, n := range outcomes {
 		sum += n
@@ -56,8 +54,8 @@ func total(outcomes map[string]int) (sum int) {
 	return sum
 }
 
-// newResult has a row for each rate. variants are those of a rate after those of another, without
-// relay, over TCP, and by RDMA if that was measured.
+// newResult makes a row for each rate. variants has, for each rate in turn, the networks without
+// relay, over TCP, and over RDMA if that was measured.
 func newResult(o Options, variants []*variant) *Result {
 	r := &Result{Validators: validators, BlockBytes: blockBytes, Rounds: o.Rounds, Machine: harness.ThisMachine()}
 	for of := range slices.Chunk(variants, len(variants)/len(o.Rates)) {
@@ -82,7 +80,7 @@ func newResult(o Options, variants []*variant) *Result {
 	return r
 }
 
-// Print writes the table, and how to read it.
+// Print writes the table, and explains it.
 func (r *Result) Print(out io.Writer) {
 	cells := [][]string{{"p2p, MB/s", "p2p, ms", "p90", "relay, ms", "p90", "×", "CPU p2p, ms", "relay", "blocks", "messages", "again", "taken, %", "late, %", "goal"}}
 	for i, w := range r.Runs {
@@ -104,27 +102,27 @@ func (r *Result) Print(out io.Writer) {
 	fmt.Fprintf(out, `
 %d validators on this machine, blocks of %s bytes, %s; medians over blocks
 ms     from the proposal until the last validator has the last part, by the nodes' logs
-messages  relayed for a block by all validators; again: of them to who had them already from another one
-taken  part of the relayed messages that the peer took; late: after 100 ms, so that they went by p2p, too
-CPU    of all validators together, for a block: its execution, too, and what is between blocks
-goal   with the relay (over TCP) at most half of p2p's time at the default rate, and not more at the other
+messages  relayed by all validators per block; again: the receiver already had it
+taken  share of the relayed messages that the peer took; late: after 100 ms, so that they were also sent over p2p
+CPU    of all validators together per block, including its execution and the time between blocks
+goal   with the relay (over TCP), at most half of p2p's time at the default rate, and at most p2p's time at the other
 `, r.Validators, harness.Group(r.BlockBytes), harness.Count(r.Rounds, "round"))
 	r.printRDMA(out)
 }
 
-// printRDMA writes what the relay took by RDMA, or why there is nothing.
+// printRDMA writes the figures of relaying over RDMA, or why there are none.
 func (r *Result) printRDMA(out io.Writer) {
 	for _, w := range r.Runs {
 		if w.RelayRDMA == nil {
-			fmt.Fprintln(out, "by RDMA nothing was measured: no device was named (--device), and this is not the guest (--guest)")
+			fmt.Fprintln(out, "RDMA was not measured: it needs --device or --guest")
 			return
 		}
 		all := total(w.RDMARelayed)
-		fmt.Fprintf(out, "by RDMA, p2p at %.2f MB/s: %.0f ms, CPU %.0f ms, %s; %.1f %% of the messages were taken, %.1f %% late\n",
+		fmt.Fprintf(out, "over RDMA, p2p at %.2f MB/s: %.0f ms, CPU %.0f ms, %s; %.1f %% of the messages were taken, %.1f %% late\n",
 			float64(w.P2PRate)/1e6, *w.RelayRDMA, *w.RDMACPUMS, harness.Count(w.RDMABlocks, "block"),
 			100*harness.Ratio(float64(w.RDMARelayed["taken"]), float64(all)), 100*harness.Ratio(float64(w.RDMARelayed["late"]), float64(all)))
 	}
 	if r.Guest {
-		fmt.Fprintln(out, "this was the emulated guest: encryption is slow there, for a reason that holds nowhere else")
+		fmt.Fprintln(out, "Measured in the emulated VM, where encryption is slow, unlike on hardware.")
 	}
 }

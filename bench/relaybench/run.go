@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
+	"math"
 	"net/http"
-	"net/netip"
-	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,89 +17,71 @@ import (
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 	"github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/bench/guest"
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/bench/transportbench"
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
 const (
-	chainID    = "bench"
 	validators = 3
 
-	// A block of blockBytes has 63 transactions of txBytes, and leastParts parts or more.
+	// A block of blockBytes has 63 transactions of txBytes, and at least leastParts parts.
 	blockBytes = 4 << 20
 	txBytes    = 64 << 10
 	txs        = 63
 	leastParts = 60
 
-	// pause is CometBFT's timeout_commit: long enough that a block does not meet the work of the
-	// one before.
+	// pause is CometBFT's timeout_commit. It is long enough that the work for one block has ended
+	// before the next.
 	pause = 2 * time.Second
 
-	startPatience = 3 * time.Minute
 	blockPatience = 10 * time.Minute
-	stopGrace     = 20 * time.Second
 )
 
-// Settings of transport.relay. Without a device, "all" relays over TLS only.
+// Values of transport.relay. Without an RDMA device, "all" relays over TLS only.
 const (
 	relayOff  = "off"
 	relayTCP  = "all"
 	relayRDMA = "rdma"
 )
 
-// defaultRate is CometBFT's of p2p, in bytes per second.
+// defaultRate is CometBFT's default p2p rate, in bytes per second.
 const defaultRate = 5_120_000
 
-// Rates returns those of a run unless others are asked for: the default, and one that limits
-// nothing.
-func Rates() []int64 { return []int64{defaultRate, 500_000_000} }
-
-// Options are what a run is asked for.
+// Options configure a run.
 type Options struct {
-	Rounds    int     // of all networks
-	Blocks    int     // full blocks that each validator proposes in a round, about
-	Rates     []int64 // of p2p, in bytes per second
-	Dir       string  // for the nodes' homes; "": the system's temporary folder
-	Starlingd string  // "": it is built
-	// Device is an RDMA device, by name or address: networks that relay by it are measured, too.
-	// Starlingd must be built with RDMA.
-	Device string
-	Guest  bool // all of it runs in the guest
+	guest.Target
+	Rounds    int   // rounds over all networks
+	Blocks    int   // full blocks that each validator proposes in a round, approximately
+	Rates     []int // p2p rates in bytes per second
+	Starlingd string
 }
 
-// Check returns an error that names the flag that is out of range.
-func (o Options) Check() error {
-	switch {
-	case o.Rounds < 1 || o.Rounds > 100:
-		return fmt.Errorf("--rounds is %d, it must be from 1 to 100", o.Rounds)
-	case o.Blocks < 1 || o.Blocks > 50:
-		return fmt.Errorf("--blocks is %d, it must be from 1 to 50", o.Blocks)
-	case len(o.Rates) == 0 || slices.Min(o.Rates) < 1000:
-		return fmt.Errorf("--rates is %v, it takes bytes per second, 1000 or more", o.Rates)
-	case o.Guest && (o.Device != "" || o.Starlingd != ""):
-		return errors.New("--guest has a device and a starlingd of its own: leave out --device and --starlingd")
-	}
-	return nil
+// Flags adds the flags of relay.
+func (o *Options) Flags(f *harness.Flags) {
+	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of rounds; in each, every network makes blocks")
+	f.Int(&o.Blocks, "blocks", 5, 1, 50, "number of full blocks for which each validator gets transactions in a round")
+	f.Ints(&o.Rates, "rates", []int{defaultRate, 500_000_000}, 1000, math.MaxInt, "p2p rates in bytes per second")
+	f.Program(&o.Starlingd, "starlingd")
+	o.Target.Flags(f, &o.Starlingd)
 }
 
-// variant is a network to measure.
+// variant is a network under measurement.
 type variant struct {
 	rate    int64
 	relay   string // transport.relay
-	address string // of the device, for relays by RDMA
+	address string // of the RDMA device, for relaying over RDMA
 	ms, cpu []float64
-	sent    map[string]int // what became of relayed messages, by outcome
-	again   int            // messages that were relayed to who had them already
-	full    int            // full blocks, of which those were, nearly all
+	sent    map[string]int // relayed messages, by outcome
+	again   int            // duplicates: messages relayed to nodes that already had them
+	full    int            // number of full blocks, which cause nearly all of these messages
 }
 
-// Run measures. It reports its progress, and ends its processes in any case.
+// Run runs the benchmark. It reports to progress, and always stops its processes.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Result, err error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
-	err = harness.InFolder(ctx, o.Dir, "nodes' homes", progress, func(dir string) error {
+	err = harness.InFolder(ctx, progress, func(dir string) error {
 		if o.Guest {
 			result, err = inGuest(ctx, o, dir, progress)
 		} else {
@@ -122,16 +101,14 @@ func run(ctx context.Context, o Options, dir string, progress *harness.Progress)
 		}
 		relays, address = append(relays, relayRDMA), a
 	}
-	progress.Begin("build", "programs", 1)
-	starlingd, err := program(ctx, o.Starlingd, dir)
+	starlingd, err := network.Starlingd(ctx, o.Starlingd, progress)
 	if err != nil {
 		return nil, err
 	}
-	progress.Add(1)
 	var variants []*variant
 	for _, rate := range o.Rates {
 		for _, relay := range relays {
-			v := &variant{rate: rate, relay: relay, sent: map[string]int{}}
+			v := &variant{rate: int64(rate), relay: relay, sent: map[string]int{}}
 			if relay == relayRDMA {
 				v.address = address
 			}
@@ -142,9 +119,11 @@ func run(ctx context.Context, o Options, dir string, progress *harness.Progress)
 	err = harness.InTurns(o.Rounds, variants, func(round int, v *variant) error {
 		progress.Working(fmt.Sprintf("%d B/s, relay %s", v.rate, v.relay))
 		defer progress.Add(1)
-		n := &network{starlingd: starlingd, dir: filepath.Join(dir, fmt.Sprintf("%d-%d-%s", round, v.rate, v.relay)), processes: runner.NewProcesses(ctx)}
-		err := n.measure(v, o.Blocks)
-		return errors.Join(err, n.stop())
+		n, err := v.start(ctx, starlingd, filepath.Join(dir, fmt.Sprintf("%d-%d-%s", round, v.rate, v.relay)))
+		if err != nil {
+			return err
+		}
+		return errors.Join(v.measure(n, o.Blocks), n.Stop())
 	})
 	if err != nil {
 		return nil, err
@@ -152,52 +131,30 @@ func run(ctx context.Context, o Options, dir string, progress *harness.Progress)
 	return newResult(o, variants), nil
 }
 
-func program(ctx context.Context, given, dir string) (string, error) {
-	if given != "" {
-		return filepath.Abs(given)
-	}
-	root, err := runner.Root(ctx)
-	if err != nil {
-		return "", err
-	}
-	out := filepath.Join(dir, "starlingd")
-	return out, runner.Build(ctx, root, "./cmd/starlingd", out)
-}
-
-// network is three validators.
-type network struct {
-	starlingd, dir string
-	processes      *runner.Processes
-	homes          []*runner.Home
-}
-
-// measure adds to v the times of full blocks.
-func (n *network) measure(v *variant, blocks int) error {
-	if err := n.start(v); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(n.processes.Context(), blockPatience)
+// measure adds the times of full blocks to v.
+func (v *variant) measure(n *network.Network, blocks int) error {
+	ctx, cancel := context.WithTimeout(n.Context(), blockPatience)
 	defer cancel()
-	if err := n.fill(ctx, blocks); err != nil {
+	if err := fill(ctx, n, blocks); err != nil {
 		return err
 	}
-	status, err := n.homes[0].Status(ctx)
+	status, err := n.Validators[0].Status(ctx)
 	if err != nil {
 		return err
 	}
-	cpu, err := n.cpuSeconds(ctx)
+	cpu, err := n.CPUSeconds(ctx)
 	if err != nil {
 		return err
 	}
-	if err := n.drained(ctx); err != nil {
+	if err := drained(ctx, n); err != nil {
 		return err
 	}
-	spent, err := n.cpuSeconds(ctx)
+	spent, err := n.CPUSeconds(ctx)
 	if err != nil {
 		return err
 	}
 	var logs []map[int64]seen
-	for _, h := range n.homes {
+	for _, h := range n.Validators {
 		if err := v.countRelayed(ctx, h); err != nil {
 			return err
 		}
@@ -212,106 +169,49 @@ func (n *network) measure(v *variant, blocks int) error {
 			v.full++
 		}
 	}
-	// The block that is being made meanwhile shares the machine with the clients.
+	// The block in progress shares the machine with the clients, so it does not count.
 	ms := spreads(logs, status.Height+1, leastParts)
 	if len(ms) == 0 {
-		return errors.New("no full block was made once the mempools were full: raise --blocks")
+		return errors.New("no full block was made after the mempools were full: raise --blocks")
 	}
 	v.ms = append(v.ms, ms...)
 	v.cpu = append(v.cpu, (spent-cpu)/float64(len(ms)))
 	return nil
 }
 
-// start makes homes, starts the validators, and waits until all take part in consensus.
-func (n *network) start(v *variant) error {
-	ctx, cancel := context.WithTimeout(n.processes.Context(), startPatience)
-	defer cancel()
-	var peers []string
-	for i := range validators {
-		name := fmt.Sprintf("validator-%d", i)
-		dir := filepath.Join(n.dir, name)
-		if err := os.MkdirAll(dir, 0o750); err != nil {
-			return err
-		}
-		h, err := runner.NewHome(ctx, name, dir, n.starlingd, "init", name, "--chain-id", chainID, "--home", dir)
-		if err != nil {
-			return err
-		}
-		n.homes = append(n.homes, h)
-		p2p := strings.TrimPrefix(h.Peer(), h.ID()+"@")
-		if v.address != "" { // paths are between addresses of the device, which sends to itself
-			_, port, err := net.SplitHostPort(p2p)
-			if err != nil {
-				return err
-			}
-			p2p = net.JoinHostPort(v.address, port)
-		}
-		err = h.Configure(func(c *cfg.Config) {
+// start starts a network.
+func (v *variant) start(ctx context.Context, starlingd, dir string) (*network.Network, error) {
+	return network.Start(ctx, network.Options{
+		Program: starlingd, AppState: network.Open, Dir: dir, Validators: validators, BlockBytes: blockBytes, Env: v.environment(),
+		Host: v.address, // RDMA channels connect device addresses; the device sends to itself
+		Edit: func(c *cfg.Config) {
 			c.Consensus = cfg.DefaultConfig().Consensus
 			c.Consensus.TimeoutCommit = pause
-			c.Consensus.TimeoutPropose = time.Minute // at p2p's default rate a block needs seconds
+			c.Consensus.TimeoutPropose = time.Minute // a block takes seconds at p2p's default rate
 			c.Mempool.Broadcast, c.Mempool.Recheck = false, false
 			c.TxIndex.Indexer = "null"
-			// It limits the time of all answers of the RPC server. In the guest, a transaction that
-			// waits while a block is committed took longer than the usual 10 s.
+			// This limits the time of all responses of the RPC server. In the VM, a transaction
+			// that waited for the commit of a block took longer than the default of 10 s.
 			c.RPC.TimeoutBroadcastTxCommit = blockPatience
 			c.P2P.SendRate, c.P2P.RecvRate = v.rate, v.rate
-			c.P2P.PersistentPeers = strings.Join(peers, ",")
-			c.P2P.ListenAddress = "tcp://" + p2p
-		})
-		if err != nil {
-			return err
-		}
-		peers = append(peers, h.PeerAt(p2p))
-	}
-	doc, err := runner.Genesis(n.homes, nil, chainID, struct {
-		Open   bool     `json:"open"`
-		Admins []string `json:"admins"`
-	}{true, []string{}})
-	if err != nil {
-		return err
-	}
-	doc.ConsensusParams.Block.MaxBytes = blockBytes
-	for _, h := range n.homes {
-		if err := doc.SaveAs(filepath.Join(h.Dir, "config", "genesis.json")); err != nil {
-			return err
-		}
-		h.Release()
-		_, err := n.processes.Start(runner.Spec{
-			Name: h.Name, Path: n.starlingd, Args: []string{"start", "--home", h.Dir}, Log: h.Log(),
-			Env: v.environment(),
-		})
-		if err != nil {
-			return err
-		}
-	}
-	for _, h := range n.homes {
-		err := runner.Poll(ctx, h.Name+" to take part", func() bool {
-			status, err := h.Status(ctx)
-			return err == nil && !status.CatchingUp && status.Height >= 2
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		},
+	})
 }
 
 func (v *variant) environment() []string {
-	// The guest's disk is small.
-	env := []string{"STARLINGD_TRANSPORT_RELAY=" + v.relay, "STARLINGD_STORAGE_MIN_FREE_BYTES=0"}
+	// The VM's disk is small.
+	env := []string{"STARLINGD_TRANSPORT_RELAY=" + v.relay, "STARLINGD_DISK_MIN_FREE_BYTES=0"}
 	if v.address == "" {
 		return env
 	}
-	addr := netip.MustParseAddr(v.address)
-	return append(env, "STARLINGD_TRANSPORT_RDMA=required", "STARLINGD_TRANSPORT_RDMA_FABRIC="+netip.PrefixFrom(addr, addr.BitLen()).String())
+	return append(env, network.RDMA(v.address)...)
 }
 
-// fill gives each validator transactions for some full blocks.
-func (n *network) fill(ctx context.Context, blocks int) error {
-	errs := make([]error, len(n.homes))
+// fill sends each validator the transactions of some full blocks.
+func fill(ctx context.Context, n *network.Network, blocks int) error {
+	errs := make([]error, len(n.Validators))
 	var wg sync.WaitGroup
-	for i, h := range n.homes {
+	for i, h := range n.Validators {
 		wg.Go(func() { errs[i] = fillOne(ctx, h, i, blocks*txs) })
 	}
 	wg.Wait()
@@ -330,20 +230,20 @@ func fillOne(ctx context.Context, h *runner.Home, node, count int) error {
 			return fmt.Errorf("%s: %w", h.Name, err)
 		}
 		if res.Code != 0 {
-			return fmt.Errorf("%s refuses a transaction: %s", h.Name, res.Log)
+			return fmt.Errorf("%s rejected a transaction: %s", h.Name, res.Log)
 		}
 	}
 	return nil
 }
 
-// drained waits until all that was sent is in blocks.
-func (n *network) drained(ctx context.Context) error {
-	for _, h := range n.homes {
+// drained waits until all transactions are in blocks.
+func drained(ctx context.Context, n *network.Network) error {
+	for _, h := range n.Validators {
 		client, err := rpchttp.New(h.RPC(), "/websocket")
 		if err != nil {
 			return err
 		}
-		err = runner.Poll(ctx, h.Name+" to have proposed what it was sent", func() bool {
+		err = runner.Poll(ctx, h.Name+" to propose all its transactions", func() bool {
 			res, err := client.NumUnconfirmedTxs(ctx)
 			return err == nil && res.Total == 0
 		})
@@ -354,21 +254,9 @@ func (n *network) drained(ctx context.Context) error {
 	return nil
 }
 
-// cpuSeconds is the CPU time of all validators since they were started.
-func (n *network) cpuSeconds(ctx context.Context) (sum float64, err error) {
-	for _, h := range n.homes {
-		values, err := h.Scrape(ctx)
-		if err != nil {
-			return 0, err
-		}
-		sum += values["process_cpu_seconds_total"]
-	}
-	return sum, nil
-}
-
 var relayedMetric = regexp.MustCompile(`(?m)^starling_relay_(sent|received)_total\{kind="[a-z]+",outcome="([a-z]+)"\} (\d+)$`)
 
-// countRelayed adds to v what a node has relayed, and got more than once.
+// countRelayed adds the messages that a node relayed, and the duplicates that it received, to v.
 func (v *variant) countRelayed(ctx context.Context, h *runner.Home) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, h.Metrics(), nil)
 	if err != nil {
@@ -393,13 +281,4 @@ func (v *variant) countRelayed(ctx context.Context, h *runner.Home) error {
 		}
 	}
 	return nil
-}
-
-// stop ends all nodes and removes their homes.
-func (n *network) stop() error {
-	err := n.processes.Stop(stopGrace)
-	for _, h := range n.homes {
-		h.Release()
-	}
-	return errors.Join(err, os.RemoveAll(n.dir))
 }

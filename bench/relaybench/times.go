@@ -17,15 +17,16 @@ var (
 
 const logTime = "2006-01-02|15:04:05.000"
 
-// seen is what a node's log says of a block.
+// seen has the times of a block in a node's log.
 type seen struct {
-	proposal, complete time.Time // zero: not there
+	proposal, complete time.Time // zero: not in the log
 	parts              int
 }
 
-// readLog returns what a log says of each height. Of a height with several rounds it is the last.
+// readLog returns the times of each height in a log. For a height with several rounds, it returns
+// the last.
 func readLog(path string) (map[int64]seen, error) {
-	content, err := os.ReadFile(path) //nolint:gosec // the run's own
+	content, err := os.ReadFile(path) //nolint:gosec // written by this run
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +39,7 @@ func parseLog(content string) (map[int64]seen, error) {
 		if m := proposalLine.FindStringSubmatch(line); m != nil {
 			at, err := time.Parse(logTime, m[1])
 			if err != nil {
-				return nil, fmt.Errorf("a log line without a time: %w", err)
+				return nil, fmt.Errorf("parsing the time of a log line: %w", err)
 			}
 			parts, err := strconv.Atoi(m[4])
 			if err != nil {
@@ -48,7 +49,7 @@ func parseLog(content string) (map[int64]seen, error) {
 		} else if m := completeLine.FindStringSubmatch(line); m != nil {
 			at, err := time.Parse(logTime, m[1])
 			if err != nil {
-				return nil, fmt.Errorf("a log line without a time: %w", err)
+				return nil, fmt.Errorf("parsing the time of a log line: %w", err)
 			}
 			s := heights[number(m[2])]
 			s.complete = at
@@ -58,14 +59,14 @@ func parseLog(content string) (map[int64]seen, error) {
 	return heights, nil
 }
 
-// number reads digits that a pattern has found.
+// number parses digits matched by a pattern.
 func number(digits string) int64 {
 	n, _ := strconv.ParseInt(digits, 10, 64)
 	return n
 }
 
-// spreads returns, in ms, how long the blocks above a height took that have enough parts: from the
-// first node's proposal, the proposer's own, to the last node's last part.
+// spreads returns the times, in ms, of the blocks above a height that have at least leastParts
+// parts: from the first node's proposal, which is the proposer's, to the last node's last part.
 func spreads(logs []map[int64]seen, above int64, leastParts int) (ms []float64) {
 	for height, first := range logs[0] {
 		if height <= above || first.parts < leastParts {

@@ -2,13 +2,13 @@ package storagebench
 
 import "encoding/binary"
 
-// avl is the AVL tree of the chain's accounts as IAVL v1.3.6 keeps it, without values and hashes:
-// it knows the new nodes of each version, their keys, and the nodes that no later version has.
-// Insertion, deletion and rotations follow mutable_tree.go of IAVL and avlstar/edit.go, so the
-// shape is the same as that of both.
+// avl is the AVL tree of the chain's accounts as IAVL v1.3.6 keeps it, without values and hashes.
+// It tracks the new nodes of each version, their keys, and the nodes that are no longer part of any
+// later version. Insertion, deletion and rotations follow IAVL's mutable_tree.go and
+// avlstar/edit.go, so the tree has the same shape as both.
 //
-//	   (n)            version 0: changed since the last version; gets its key (version, nonce) at the next
-//	 ┌──┴──┐          otherwise: as that version stored it; a change makes it an orphan
+//	   (n)            version 0: changed since the last version; gets its key (version, nonce) at the next save
+//	 ┌──┴──┐          otherwise: as stored by that version; a change makes it an orphan
 //	leaf  (n)
 type avl struct {
 	Spec
@@ -26,21 +26,21 @@ type nodeID struct {
 }
 
 type avlNode struct {
-	prefix      uint64 // first 8 bytes of its key, for comparisons
-	key         uint32 // id of the account that the key is of
-	step        uint32 // of a leaf: the step of its value
-	left, right uint32 // 0: a leaf
+	prefix      uint64 // first 8 bytes of the node's key, for comparisons
+	key         uint32 // account whose key this is
+	step        uint32 // leaf only: step that wrote its value
+	left, right uint32 // 0 in a leaf
 	size        uint32
 	id          nodeID
 	height      uint8
-	// The record of this inner node in the layout of package storage.
+	// Last stored record of this inner node, in the layout of package storage.
 	storedKey    uint32
 	storedHeight uint8
 }
 
 func newAVL(s Spec) *avl { return &avl{Spec: s, nodes: make([]avlNode, 1, 2*s.Keys+2)} }
 
-// apply makes the next version from changes in key order.
+// apply makes the next version from changes, which are in key order.
 func (t *avl) apply(changes []change, step uint32) {
 	t.version++
 	t.orphans = t.orphans[:0]
@@ -115,8 +115,8 @@ func (t *avl) put(n uint32, prefix uint64, id, step uint32) uint32 {
 	return t.balance(n)
 }
 
-// remove returns the node that takes n's place, or 0, and the new least key below it if that
-// changed. The key must be in the tree.
+// remove returns the node that replaces n, or 0, and the new least key below it if that changed.
+// The key must be in the tree.
 func (t *avl) remove(n uint32, prefix uint64) (self uint32, least uint32, changed bool) {
 	at := t.nodes[n]
 	if at.height == 0 {
@@ -195,9 +195,9 @@ func (t *avl) rotateLeft(n uint32) uint32 {
 	return r
 }
 
-// save assigns keys to the version's new nodes, in IAVL's order (saveNewNodes: a parent before its
-// children), and yields them with their encodings; heights yields the inner nodes whose key or
-// height changed.
+// save assigns keys to the version's new nodes in IAVL's order (saveNewNodes: a parent before its
+// children), and calls node with each and its encoding. It calls height for the inner nodes whose
+// key or height changed.
 func (t *avl) save(node func(id nodeID, encoded []byte), height func(key uint32, height uint8)) {
 	if t.root == 0 {
 		return
@@ -223,8 +223,8 @@ func (t *avl) save(node func(id nodeID, encoded []byte), height func(key uint32,
 	visit(t.root)
 }
 
-// encode is IAVL's encoding of a node (node.go, writeBytes). The hash is random, and so compresses
-// as little as a real one.
+// encode returns IAVL's encoding of a node (node.go, writeBytes). The hash is random, so it is as
+// incompressible as a real one.
 func (t *avl) encode(n uint32) []byte {
 	at := &t.nodes[n]
 	b := make([]byte, 0, 128)

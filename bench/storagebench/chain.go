@@ -7,14 +7,14 @@ import (
 	"slices"
 )
 
-// Sizes of the parts of the chain. Signatures, hashes and values are random: as in a real chain,
-// nothing compresses.
+// Sizes of the parts of the chain. Signatures, hashes and values are random, so that they are as
+// incompressible as in a real chain.
 const (
 	keyBytes   = 20
 	valueBytes = 100
 
-	// txBytes is a signed transaction: a key, a value, and 110 bytes of account, nonce and
-	// signature.
+	// txBytes is the length of a signed transaction: a key, a value, and 110 bytes of account,
+	// nonce and signature.
 	txBytes       = 240
 	txFrame       = 3 // tag and length before each transaction in a block
 	blockHead     = 1024
@@ -22,21 +22,21 @@ const (
 	partFrame     = 8      // tags and lengths in front of a part's bytes
 	proofStep     = 34     // a hash of a part's Merkle proof
 	metaBytes     = 620
-	commitBytes   = 510 // of four validators
+	commitBytes   = 510 // commit of four validators
 	stateBytes    = 1500
-	resultBytes   = 8 // of one transaction in the block's results
+	resultBytes   = 8 // one transaction's result in the block's results
 	txResultBytes = 20
 )
 
 // Spec determines the chain.
 type Spec struct {
 	Seed      uint64 `json:"seed"`
-	Keys      int    `json:"keys"`       // after the load
+	Keys      int    `json:"keys"`       // number of keys after the load
 	LoadSteps int    `json:"load_steps"` // steps of the load
 	Blocks    int    `json:"blocks"`
-	Txs       int    `json:"txs_per_block"` // each changes one key
-	Window    int    `json:"window"`        // versions that the node layout keeps
-	// Share of the node layout's caches that is for decoded nodes.
+	Txs       int    `json:"txs_per_block"` // each transaction changes one key
+	Window    int    `json:"window"`        // number of versions that the node layout keeps
+	// NodeShare is the share of the node layout's caches that holds decoded nodes.
 	NodeShare float64 `json:"node_share"`
 }
 
@@ -44,14 +44,14 @@ func (s Spec) updates() int { return s.Txs * 80 / 100 }
 func (s Spec) deletes() int { return s.Txs * 5 / 100 }
 func (s Spec) inserts() int { return s.Txs - s.updates() - s.deletes() }
 
-// change puts the value of an account at a step, or deletes it.
+// change writes the value of an account at a step, or deletes the account.
 type change struct {
 	id     uint32
 	delete bool
 }
 
-// chain makes the changes of one step after another, the same for the same seed, and keeps the
-// state after them:
+// chain makes the changes of each step, which depend only on the seed, and tracks the state after
+// them:
 //
 //	step 1 … LoadSteps              puts of new accounts, until there are Keys
 //	step LoadSteps+1 … + Blocks     a block of Txs changes each: 80 % update, 15 % insert, 5 % delete
@@ -61,7 +61,7 @@ type chain struct {
 	Spec
 	step    uint32
 	present []uint32 // ids of the accounts in the state, unordered
-	last    []uint32 // by id: the step of the value
+	last    []uint32 // by id: step that wrote the value
 }
 
 func newChain(s Spec) *chain {
@@ -93,7 +93,7 @@ func (c *chain) block() []change {
 	rng := random(c.Seed, uint64(c.step))
 	changes := make([]change, 0, c.Txs)
 	changed := c.updates() + c.deletes()
-	// Accounts are drawn without repetition: each one that is drawn is moved to the front.
+	// Accounts are drawn without repetition: each drawn account is moved to the front.
 	for i := range changed {
 		j := i + rng.IntN(len(c.present)-i)
 		c.present[i], c.present[j] = c.present[j], c.present[i]
@@ -121,8 +121,8 @@ func (c *chain) insert() change {
 	return change{id: id}
 }
 
-// prefix is the first eight bytes of a key as a number: mix is a bijection, so those of all
-// accounts differ and order them.
+// prefix returns the first eight bytes of a key as a number. They differ for all accounts, because
+// mix is a bijection, so they determine the order of the keys.
 func (s Spec) prefix(id uint32) uint64 { return mix(mix(s.Seed) + uint64(id)) }
 
 func (s Spec) appendKey(b []byte, id uint32) []byte {
@@ -138,31 +138,31 @@ func (s Spec) appendValue(b []byte, id, step uint32) []byte {
 	return appendRandom(b, valueBytes, s.Seed^0x76616c7565, uint64(id)<<32|uint64(step))
 }
 
-// txHash is the hash of transaction tx of a block; the transaction in the block begins with its
-// first eight bytes.
+// txHash returns the hash of transaction tx of a block. The transaction in the block begins with
+// the first eight bytes of its hash.
 func (s Spec) txHash(height, tx int) []byte {
 	return appendRandom(make([]byte, 0, 32), 32, s.Seed^0x7478, uint64(height)<<32|uint64(tx))
 }
 
-// txPlace is where transaction tx begins: the part of its block, and the offset in it. Its end may
-// be in the next part.
+// txPlace returns where transaction tx begins: the part of its block, and the offset in that part.
+// The transaction may end in the next part.
 func txPlace(tx int) (part, offset int) {
 	at := blockHead + tx*(txFrame+txBytes) + txFrame
 	return at / partBytes, at%partBytes + partFrame
 }
 
-// Databases of CometBFT. Where they share one, each key begins with the letter of its database (the
-// block zone has a database for each).
+// CometBFT's databases. If databases share an engine, each key begins with the letter of its
+// database. (The block store has separate databases.)
 const (
-	dbBlocks = 'b' // blockstore
-	dbState  = 'x' // state
-	dbIndex  = 'i' // tx_index
-	dbApp    = 'a' // the application's
+	dbBlocks = 'b' // "blockstore"
+	dbState  = 'x' // "state"
+	dbIndex  = 'i' // "tx_index"
+	dbApp    = 'a' // the application's database
 )
 
-// blockData is what CometBFT writes for a block: block store (store/store.go, saveBlockToBatch),
-// its own state (state/store.go), and the index by hash and by height (state/txindex/kv/kv.go),
-// with the same keys, each batch synced.
+// blockData returns what CometBFT writes for a block, with the same keys and batches, each synced:
+// the block store (store/store.go, saveBlockToBatch), its own state (state/store.go), and the index
+// by hash and by height (state/txindex/kv/kv.go).
 func (s Spec) blockData(height int) []batch {
 	body := appendRandom(nil, blockHead, s.Seed^0x626c6f636b, uint64(height))
 	index, results := batch{db: dbIndex, sync: true}, batch{db: dbState, sync: true}
@@ -200,14 +200,14 @@ func (s Spec) blockData(height int) []batch {
 	return []batch{blocks, results, index}
 }
 
-// txResultHead is the beginning of the index's record of a transaction: its position.
+// txResultHead returns the beginning of the index record of a transaction: its position.
 func txResultHead(height, tx int) []byte {
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, txResultBytes+txBytes), uint64(height))
 	return binary.BigEndian.AppendUint32(b, uint32(tx))
 }
 
 func random(seed, stream uint64) *rand.Rand {
-	return rand.New(rand.NewPCG(seed, stream)) //nolint:gosec // the same every time, by the seed
+	return rand.New(rand.NewPCG(seed, stream)) //nolint:gosec // reproducible by its seed
 }
 
 func appendRandom(b []byte, n int, seed, what uint64) []byte {

@@ -13,14 +13,15 @@ import (
 	dbm "github.com/cometbft/cometbft-db"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
-	"github.com/starling-kv/starling/treestore"
+	"github.com/starling-kv/starling/storage/treestore"
 )
 
-// chainer makes the chain as a node does: the tree in memory, with changes handed to the state
-// zone. Its zones have a node's own settings.
+// chainer makes the chain as a node does: the tree is in memory, and its changes go to the state
+// store. The stores have a node's own settings.
 //
 //	Apply ─▶ Write ─▶ flusher …            roles durable, writer
 //	Apply                                  role memory
@@ -69,7 +70,7 @@ func (c *chainer) do(r request) (answer, error) {
 	case opGet, opAbsent, opProve:
 		return c.query(r)
 	}
-	return answer{}, errors.New("no such request")
+	return answer{}, fmt.Errorf("unknown request %q", r.Op)
 }
 
 func (c *chainer) openZones() (err error) {
@@ -94,10 +95,10 @@ func (c *chainer) openOnce() (err error) {
 	return err
 }
 
-// changes are those of the next step, in random order, as transactions are.
+// changes returns the changes of the next step in random order, like those of transactions.
 func (c *chainer) changes() []avlstar.Change {
 	of := c.chain.next()
-	random := rand.New(rand.NewPCG(c.Spec.Seed, uint64(c.chain.step))) //nolint:gosec // the same every time
+	random := rand.New(rand.NewPCG(c.Spec.Seed, uint64(c.chain.step))) //nolint:gosec // reproducible
 	random.Shuffle(len(of), func(i, j int) { of[i], of[j] = of[j], of[i] })
 	changes := make([]avlstar.Change, len(of))
 	for i, change := range of {
@@ -109,14 +110,15 @@ func (c *chainer) changes() []avlstar.Change {
 	return changes
 }
 
-// apply commits a block as a node does, from the last transaction to the answer with the app hash.
+// apply commits a block as a node does, from the last transaction to the response with the app
+// hash.
 func (c *chainer) apply(changes []avlstar.Change) error {
 	next, err := c.tree.Apply(changes)
 	if err != nil {
 		return err
 	}
 	if c.zone == nil {
-		next.AppHash() // a commit needs it
+		next.AppHash() // a commit computes it
 	} else if err := c.store.Commit(c.height+1, next, c.tree, changes); err != nil {
 		next.Release()
 		return err
@@ -127,7 +129,7 @@ func (c *chainer) apply(changes []avlstar.Change) error {
 	return nil
 }
 
-// write makes n steps, without measuring, and waits until they are durable.
+// write makes n steps without measuring them, and waits until they are durable.
 func (c *chainer) write(n int) (answer, error) {
 	for range n {
 		if err := c.apply(c.changes()); err != nil {
@@ -142,8 +144,7 @@ func (c *chainer) write(n int) (answer, error) {
 	return answer{Done: n, Keys: int(c.tree.Len()), Height: c.height}, nil
 }
 
-// die makes n blocks, with their part of the block zone, and kills this process while the flusher
-// works.
+// die makes n blocks, writes them to the block store, too, and kills this process during a flush.
 func (c *chainer) die(n int) (answer, error) {
 	dbs := map[byte]dbm.DB{}
 	for letter, id := range dbNames {
@@ -166,7 +167,7 @@ func (c *chainer) die(n int) (answer, error) {
 	if err := self.Kill(); err != nil {
 		return answer{}, err
 	}
-	select {} // until the signal arrives
+	select {} // wait for the signal
 }
 
 // recover measures a start after a crash, until blocks can be replayed.
@@ -178,7 +179,7 @@ func (c *chainer) recover() (a answer, err error) {
 	a.Open = time.Since(from).Seconds()
 	meta, ok := c.zone.Meta()
 	if !ok {
-		return a, errors.New("the state zone is empty after the crash")
+		return a, errors.New("the state store is empty after the crash")
 	}
 	if c.tree, err = avlstar.FromLeaves(meta.ChunkBytes, c.zone.Scan()); err != nil {
 		return a, err
@@ -228,7 +229,7 @@ func (c *chainer) unpaced(n int) (answer, error) {
 		return c.zone.Metrics().WaitSeconds
 	}
 	before, pages := waited(), c.tree.Memory().Loaded
-	from, cpu := time.Now(), cpuTime()
+	from, cpu := time.Now(), harness.CPUTime()
 	for i, changes := range all {
 		if err := c.apply(changes); err != nil {
 			return a, err
@@ -242,14 +243,14 @@ func (c *chainer) unpaced(n int) (answer, error) {
 			return a, err
 		}
 	}
-	a.Seconds, a.CPU, a.Waited = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds(), waited()-before
+	a.Seconds, a.CPU, a.Waited = time.Since(from).Seconds(), (harness.CPUTime() - cpu).Seconds(), waited()-before
 	a.Pages = c.tree.Memory().Loaded - pages
 	return a, nil
 }
 
-// page opens the state zone again as a node does whose state exceeds its memory. It divides the
-// budget as the node does (memory_bytes): an eighth for each database, the rest for the cache and
-// the tree above its pages.
+// page reopens the state store like a node whose state exceeds its memory. It divides the budget as
+// a node does (memory_bytes): an eighth for each database, the rest for the cache and the tree
+// above its pages.
 func (c *chainer) page() error {
 	c.tree.Release()
 	c.tree = nil
@@ -267,8 +268,8 @@ func (c *chainer) page() error {
 	return err
 }
 
-// query makes r.N queries to the newest version, after as many that fill the caches, and measures
-// their CPU time.
+// query makes r.N queries to the newest version and measures their CPU time, after the same number
+// of queries to fill the caches.
 func (c *chainer) query(r request) (a answer, err error) {
 	asker := newAsker(c.Spec, &model{Present: c.chain.present}, distNormal, new(zipfs), r.Round)
 	ask := func(q query) error {
@@ -294,13 +295,13 @@ func (c *chainer) query(r request) (a answer, err error) {
 	for i, q := range append(warm, queries...) {
 		if i == len(warm) {
 			runtime.GC()
-			a.CPU = -cpuTime().Seconds()
+			a.CPU = -harness.CPUTime().Seconds()
 		}
 		if err := ask(q); err != nil {
 			return a, err
 		}
 	}
-	a.CPU += cpuTime().Seconds()
+	a.CPU += harness.CPUTime().Seconds()
 	a.Done = r.N
 	if a.Wrong > 0 {
 		return a, fmt.Errorf("%d of %d answers are wrong", a.Wrong, 2*r.N)

@@ -1,51 +1,46 @@
 package storagebench
 
 import (
+	"bufio"
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path/filepath"
 	"runtime"
 	"time"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/internal/child"
 )
 
-// ChildCommand is the hidden command with which this program runs itself for each contestant.
-const ChildCommand = "storage-contestant"
+// ChildName is the name of the child processes.
+const ChildName = "storage"
 
-// child is one contestant, or one of the other roles.
-type child struct {
+// worker is a contestant or a child of another role.
+type worker struct {
 	begin
 	maker *maker
 
 	layout        layout
 	blocks, state *traceReader
-	step          int // replayed
+	step          int // number of steps replayed
 	reading       *reading
 	zipfs         zipfs
 
-	chainer *chainer // recovery, commits
+	chainer *chainer // for the roles of recovery and commits
 }
 
-// Serve is the child: it answers requests until there are no more.
-func Serve(in io.Reader, out io.Writer) (err error) {
-	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
-	c := &child{}
-	if err := requests.Decode(&c.begin); err != nil {
-		return fmt.Errorf("only starling-bench itself runs this command; run 'starling-bench storage': %w", err)
-	}
-	opened := c.open()
-	if err := answers.Encode(c.answer(request{Op: opBegin}, opened)); err != nil || opened != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.close()) }()
-	return harness.Serve(requests, answers, func(r request) answer { return c.answer(r, nil) })
+// Serve runs a child process.
+func Serve(in io.Reader, out io.Writer) error {
+	return child.Run(in, out, func(b begin) (child.Worker[request, answer], answer, error) {
+		w := &worker{begin: b}
+		return w, answer{}, w.open()
+	})
 }
 
-func (c *child) open() (err error) {
+func (c *worker) open() (err error) {
 	switch c.Role {
 	case roleMaker:
 		c.maker, err = newMaker(c.Traces, c.Spec)
@@ -68,7 +63,8 @@ func (c *child) open() (err error) {
 	return err
 }
 
-func (c *child) close() (err error) {
+// Close implements child.Worker.
+func (c *worker) Close() (err error) {
 	if c.layout != nil {
 		err = c.layout.close()
 	}
@@ -78,21 +74,9 @@ func (c *child) close() (err error) {
 	return err
 }
 
-func (c *child) answer(r request, err error) answer {
-	var a answer
-	if err == nil {
-		a, err = c.do(r)
-	}
-	if err != nil {
-		return answer{Error: fmt.Sprintf("%s: %v", r.Op, err)}
-	}
-	return a
-}
-
-func (c *child) do(r request) (answer, error) {
+// Do implements child.Worker.
+func (c *worker) Do(r request, _ *bufio.Reader) (answer, error) {
 	switch r.Op {
-	case opBegin:
-		return answer{}, nil
 	case opMake:
 		for range r.N {
 			if err := c.maker.step(); err != nil {
@@ -118,10 +102,10 @@ func (c *child) do(r request) (answer, error) {
 	if c.chainer != nil {
 		return c.chainer.do(r)
 	}
-	return answer{}, errors.New("no such request")
+	return answer{}, fmt.Errorf("unknown request %q", r.Op)
 }
 
-func (c *child) finishModel() (a answer, err error) {
+func (c *worker) finishModel() (a answer, err error) {
 	if err := c.maker.finish(); err != nil {
 		return a, err
 	}
@@ -133,10 +117,10 @@ func (c *child) finishModel() (a answer, err error) {
 	return a, nil
 }
 
-// replay makes the requests of n steps, and times all of them. Background work between requests is
-// not timed: the process is stopped then.
-func (c *child) replay(n int) (a answer, err error) {
-	from, cpu := time.Now(), cpuTime()
+// replay replays the requests of n steps and times them. Background work between two calls is not
+// timed, because the process is stopped.
+func (c *worker) replay(n int) (a answer, err error) {
+	from, cpu := time.Now(), harness.CPUTime()
 	for ; a.Done < n; a.Done++ {
 		state, err := c.state.next()
 		if err != nil {
@@ -152,49 +136,49 @@ func (c *child) replay(n int) (a answer, err error) {
 			return a, err
 		}
 	}
-	a.Seconds, a.CPU = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds()
-	syncDisk() // the next contestant must not wait for this one's writes
+	a.Seconds, a.CPU = time.Since(from).Seconds(), (harness.CPUTime() - cpu).Seconds()
+	harness.SyncDisk() // so that the next contestant does not wait for these writes
 	return a, nil
 }
 
-// Background work is over when hardly anything was written for so long. The Go runtime also writes,
-// to wake its threads.
+// Background work counts as finished after settleQuiet intervals with hardly any writes. The Go
+// runtime also writes, to wake its threads.
 const (
 	settleEvery = 100 * time.Millisecond
-	settleQuiet = 5 // times
+	settleQuiet = 5 // intervals
 	settleSlack = 16 << 10
 )
 
-// settle waits until flushes and compactions are over. Memtables are not flushed: their bytes are
-// in the log, or durable.
-func (c *child) settle() (a answer, err error) {
+// settle waits until flushes and compactions have ended. It does not flush memtables: their content
+// is in the log, or durable.
+func (c *worker) settle() (a answer, err error) {
 	if err := c.layout.drain(); err != nil {
 		return a, err
 	}
-	from, cpu := time.Now(), cpuTime()
+	from, cpu := time.Now(), harness.CPUTime()
 	ticker := time.NewTicker(settleEvery)
 	defer ticker.Stop()
-	last := readProcIO().written
+	last := harness.OwnIO().Written
 	for quiet := 0; quiet < settleQuiet; {
 		<-ticker.C
-		now := readProcIO().written
+		now := harness.OwnIO().Written
 		if quiet++; now > last+settleSlack || c.layout.busy() {
 			quiet = 0
 		}
 		last = now
 	}
-	a.Seconds, a.CPU = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds()
+	a.Seconds, a.CPU = time.Since(from).Seconds(), (harness.CPUTime() - cpu).Seconds()
 	if zones, is := c.layout.(*starlingLayout); is {
 		a.Zones = zones.zones()
 	}
-	a.Written, a.Counts, a.Disk, a.Plan = readProcIO().written, c.layout.counts(), diskBytes(c.Dir), c.layout.plan()
-	syncDisk()
+	a.Written, a.Counts, a.Disk, a.Plan = harness.OwnIO().Written, c.layout.counts(), diskBytes(c.Dir), c.layout.plan()
+	harness.SyncDisk()
 	return a, nil
 }
 
-// reopen closes the files and opens them for reading, so that every cache is empty; with cold, the
-// system's page cache too.
-func (c *child) reopen(mode cacheMode, cold bool) (a answer, err error) {
+// reopen closes the files and opens them for reading, so that every cache is empty. With cold, it
+// also empties the page cache of the files.
+func (c *worker) reopen(mode cacheMode, cold bool) (a answer, err error) {
 	if c.reading == nil {
 		c.blocks.close()
 		c.state.close()
@@ -210,7 +194,7 @@ func (c *child) reopen(mode cacheMode, cold bool) (a answer, err error) {
 	}
 	c.layout = nil
 	if cold {
-		forgetFiles(c.Dir)
+		harness.ForgetFiles(c.Dir)
 	}
 	runtime.GC()
 	layout, err := openLayout(c.Role, c.Dir, c.Spec, c.Budget, c.reading)
@@ -222,9 +206,9 @@ func (c *child) reopen(mode cacheMode, cold bool) (a answer, err error) {
 	return a, nil
 }
 
-// read makes queries, first some that only warm the caches. It compares every answer with the
+// read makes queries, after some that only warm the caches, and compares every result with the
 // chain.
-func (c *child) read(r request) (a answer, err error) {
+func (c *worker) read(r request) (a answer, err error) {
 	asker := newAsker(c.Spec, c.reading.model, r.Distribution, &c.zipfs, r.Round)
 	warm, queries := asker.queries(r.Warm, r.Mix), asker.queries(r.N, r.Mix)
 	if r.Op == opChange {
@@ -234,17 +218,17 @@ func (c *child) read(r request) (a answer, err error) {
 		return a, err
 	}
 	runtime.GC()
-	hits, before := c.layout.hits(), readProcIO()
-	from, cpu := time.Now(), cpuTime()
+	hits, before := c.layout.hits(), harness.OwnIO()
+	from, cpu := time.Now(), harness.CPUTime()
 	a.Wrong, err = c.ask(queries)
-	a.Seconds, a.CPU = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds()
-	after := readProcIO()
-	a.Done, a.Reads, a.ReadBytes = len(queries), after.reads-before.reads, after.read-before.read
+	a.Seconds, a.CPU = time.Since(from).Seconds(), (harness.CPUTime() - cpu).Seconds()
+	after := harness.OwnIO()
+	a.Done, a.Reads, a.ReadBytes = len(queries), after.Reads-before.Reads, after.Read-before.Read
 	a.Hits = c.layout.hits().minus(hits)
 	return a, err
 }
 
-func (c *child) ask(queries []query) (wrong int, err error) {
+func (c *worker) ask(queries []query) (wrong int, err error) {
 	var want, key []byte
 	for _, q := range queries {
 		if q.height > 0 {
@@ -270,4 +254,18 @@ func (c *child) ask(queries []query) (wrong int, err error) {
 		}
 	}
 	return wrong, nil
+}
+
+// diskBytes returns the total size of all files below dir.
+func diskBytes(dir string) (n int64) {
+	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return nil //nolint:nilerr // a compaction removed the file meanwhile
+		}
+		if info, err := d.Info(); err == nil {
+			n += info.Size()
+		}
+		return nil
+	})
+	return n
 }

@@ -16,8 +16,8 @@ import (
 // engine is a key-value database with a write-ahead log.
 type engine interface {
 	write(b batch, prefix []byte) error
-	// get calls use with the value of a key, or with nil if there is none. The value is valid only
-	// during the call.
+	// get calls use with the value of a key, or with nil if the key is absent. The value is valid
+	// only during the call.
 	get(key []byte, use func(value []byte) error) error
 	counts() counts
 	// busy reports whether flushes or compactions are running.
@@ -25,15 +25,15 @@ type engine interface {
 	close() error
 }
 
-// counts are the bytes that an engine wrote since it was opened.
+// counts are the bytes that an engine has written since it was opened.
 type counts struct {
 	Log       int64 `json:"log_bytes"`
 	Flushed   int64 `json:"flushed_bytes"`
 	Compacted int64 `json:"compacted_bytes"`
 }
 
-// zoneCounts are the counts of Starling's zones. Segments are of the block zone, and no part of its
-// other counts.
+// zoneCounts are the counts of each of Starling's two stores. Segments are those of the block
+// store, and are not included in its other counts.
 type zoneCounts struct {
 	Blocks   counts `json:"blocks"`
 	State    counts `json:"state"`
@@ -54,11 +54,11 @@ func (c counts) minus(d counts) counts {
 
 const bloomBits = 10
 
-// pebbleEngine is Pebble with its own defaults except for its memory and a Bloom filter: most keys
+// pebbleEngine is Pebble with its defaults, except for its memory and a Bloom filter. Most keys
 // that are read are in deep levels.
 type pebbleEngine struct{ db *pebble.DB }
 
-// openPebble opens a database that shares cache with others.
+// openPebble opens a database that shares its block cache with others.
 func openPebble(dir string, memtables int64, cache *pebble.Cache) (*pebbleEngine, error) {
 	o := &pebble.Options{
 		Cache:                       cache,
@@ -72,7 +72,7 @@ func openPebble(dir string, memtables int64, cache *pebble.Cache) (*pebbleEngine
 	}
 	db, err := pebble.Open(dir, o)
 	if err != nil {
-		return nil, fmt.Errorf("no database in %s: %w", dir, err)
+		return nil, fmt.Errorf("opening the database in %s: %w", dir, err)
 	}
 	return &pebbleEngine{db}, nil
 }
@@ -139,7 +139,7 @@ func openLevelDB(dir string, memtables, blockCache int64) (*leveldbEngine, error
 		Filter:             filter.NewBloomFilter(bloomBits),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("no database in %s: %w", dir, err)
+		return nil, fmt.Errorf("opening the database in %s: %w", dir, err)
 	}
 	return &leveldbEngine{db}, nil
 }
@@ -169,11 +169,11 @@ func (e *leveldbEngine) get(key []byte, use func([]byte) error) error {
 	return use(value)
 }
 
-// counts are those of goleveldb's levels. A memtable whose keys no table has is flushed to a level
-// below 0: goleveldb counts that as a compaction.
+// counts returns the counts of goleveldb's levels. goleveldb may flush a memtable to a level below
+// 0, if no table overlaps it, and counts that as a compaction.
 func (e *leveldbEngine) counts() (c counts) {
 	var s leveldb.DBStats
-	if e.db.Stats(&s) != nil { // closed
+	if e.db.Stats(&s) != nil { // the database is closed
 		return c
 	}
 	for level, n := range s.LevelWrite {
@@ -187,7 +187,7 @@ func (e *leveldbEngine) counts() (c counts) {
 	return c
 }
 
-// busy is unknown here: settle relies on writes alone.
+// busy is unknown for goleveldb: settle relies on writes alone.
 func (e *leveldbEngine) busy() bool { return false }
 
 func (e *leveldbEngine) close() error { return e.db.Close() }

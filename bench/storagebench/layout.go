@@ -12,27 +12,27 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// layout is how a contestant stores blocks and state.
+// layout is the way in which a contestant stores blocks and state.
 type layout interface {
-	// replay makes the requests of a block, or of a step of the load, which has none for blocks.
+	// replay executes the requests of a block, or of a step of the load, which has no blocks.
 	replay(height int64, blocks []batch, state batch) error
 	// drain returns when everything replayed is durable.
 	drain() error
 	busy() bool
 	counts() counts
-	// tx looks up a transaction in the index and reads the part of the block that it begins in.
+	// tx looks up a transaction in the index, and reads the block part in which it begins.
 	tx(height, tx int, use func(record, part []byte) error) error
 	// account reads the value of an account, from the root of the state or through its page.
 	account(key []byte, use func(value []byte) error) error
-	// hits are those of the layout's own cache, for the state and for blocks.
+	// hits returns the hits of the layout's own cache, for the state and for blocks.
 	hits() cacheHits
 	plan() memoryPlan
 	close() error
 }
 
-// memoryPlan is how a contestant divides the budget. The sum is the same for all.
+// memoryPlan is how a contestant divides the budget. The sum is the same for all contestants.
 type memoryPlan struct {
-	Memtables  int64 `json:"memtables"` // and what waits for a flush
+	Memtables  int64 `json:"memtables"` // including those waiting for a flush
 	BlockCache int64 `json:"block_cache"`
 	Nodes      int64 `json:"decoded_nodes"`
 	Upper      int64 `json:"upper_tree"`
@@ -41,14 +41,14 @@ type memoryPlan struct {
 
 func (p memoryPlan) sum() int64 { return p.Memtables + p.BlockCache + p.Nodes + p.Upper + p.Cache }
 
-// cacheHits counts lookups.
+// cacheHits counts lookups in a cache.
 type cacheHits struct{ StateHits, StateMisses, BlockHits, BlockMisses uint64 }
 
 func (c cacheHits) minus(d cacheHits) cacheHits {
 	return cacheHits{c.StateHits - d.StateHits, c.StateMisses - d.StateMisses, c.BlockHits - d.BlockHits, c.BlockMisses - d.BlockMisses}
 }
 
-// rate is the share of hits, or 0 without lookups.
+// rate returns the share of hits, or 0 without lookups.
 func (c cacheHits) rate() float64 {
 	all := c.StateHits + c.StateMisses + c.BlockHits + c.BlockMisses
 	if all == 0 {
@@ -57,34 +57,36 @@ func (c cacheHits) rate() float64 {
 	return float64(c.StateHits+c.BlockHits) / float64(all)
 }
 
-// The contestants. Each except goleveldb is a step from the first to the last.
+// Names of the contestants. Except for goleveldb, each is one step from the first to the last.
 const (
 	nameMixed    = "mixed"     // one Pebble, IAVL's nodes
 	nameLevel    = "goleveldb" // one goleveldb, IAVL's nodes
-	nameZones    = "zones"     // a Pebble each for blocks and state, IAVL's nodes
-	nameLeaves   = "leaves"    // leaves in key order, and pages; fixed halves of the cache
-	nameStarling = "starling"  // a node's own packages; no log in the state zone
+	nameZones    = "zones"     // one Pebble for blocks and one for IAVL's nodes
+	nameLeaves   = "leaves"    // leaves in key order, read by pages; a cache with fixed halves
+	nameStarling = "starling"  // a node's own packages; the state store has no log
 
-	// With tunedBudget, so that large memtables do the work of a small budget's compactions.
+	// With tunedBudget: large memtables avoid the compactions of a small budget.
 	nameMixedTuned    = nameMixed + tuned
 	nameStarlingTuned = nameStarling + tuned
 
 	tuned = ", tuned"
 )
 
-// tunedBudget has memtables of 64 MiB each, for whatever state: memtableShare of it is for two.
+// tunedBudget gives a contestant two memtables of 64 MiB each (see memtableShare), whatever the
+// size of the state.
 const tunedBudget = 512 << 20
 
-// cacheMode is how the cache of pages and records is divided.
+// cacheMode is how the cache is divided between pages and records.
 type cacheMode struct {
 	Gaming bool    `json:"gaming"`
-	Split  float64 `json:"split"` // share of the state; 0: the game
-	Plain  bool    `json:"plain"` // with nodes: only the database's block cache
+	Split  float64 `json:"split"` // share for the state; 0 with Gaming
+	Plain  bool    `json:"plain"` // layouts of nodes: only the database's block cache
 }
 
 var halves = cacheMode{Split: 0.5}
 
-// open makes the cache of a plan. The memory of the state's tree counts against the state's share.
+// open creates the cache of a plan. The memory of the state's tree counts towards the state's
+// share.
 func (m cacheMode) open(p memoryPlan) *sgc.Cache {
 	var c *sgc.Cache
 	if m.Gaming {
@@ -96,14 +98,14 @@ func (m cacheMode) open(p memoryPlan) *sgc.Cache {
 	return c
 }
 
-// reading is the options of a contestant that is opened for reading.
+// reading configures a contestant that is opened for reading.
 type reading struct {
 	model *model
 	mode  cacheMode
-	pages pages // kept from one opening to the next
+	pages pages // kept between openings
 }
 
-// openLayout opens a contestant's files; r is nil while it is written to.
+// openLayout opens a contestant's files. r is nil when they are opened for writing.
 func openLayout(name, dir string, spec Spec, budget int64, r *reading) (layout, error) {
 	switch name = strings.TrimSuffix(name, tuned); name {
 	case nameMixed, nameLevel, nameZones:
@@ -113,21 +115,21 @@ func openLayout(name, dir string, spec Spec, budget int64, r *reading) (layout, 
 	case nameStarling:
 		return openStarling(dir, spec, budget, r)
 	}
-	return nil, fmt.Errorf("no such contestant: %q", name)
+	return nil, fmt.Errorf("unknown contestant %q", name)
 }
 
-// memtableShare is the share of the budget, in sixteenths, for memtables and those that wait for a
-// flush. Pebble's and goleveldb's defaults are a half: two memtables of 4 MiB beside 8 MiB of block
-// cache.
+// memtableShare is the share of the budget, in sixteenths, for memtables, including those waiting
+// for a flush. The defaults of Pebble and goleveldb amount to a half: two memtables of 4 MiB and a
+// block cache of 8 MiB.
 const memtableShare = 4
 
-// nodesLayout stores the state as IAVL's nodes, in the blocks' database or in one of its own. Of
-// the memory beside memtables, a share caches decoded nodes, as IAVL does; the rest is the
-// database's block cache.
+// nodesLayout stores the state as IAVL's nodes, in the same database as blocks or in a separate
+// one. A share of the memory that is not for memtables caches decoded nodes, as in IAVL; the rest
+// is the database's block cache.
 type nodesLayout struct {
 	Spec
-	blocks, state engine // the same one in mixed
-	prefixed      bool   // the state's keys begin with its database's letter
+	blocks, state engine // the same engine in mixed
+	prefixed      bool   // the state's keys start with their database's letter
 	nodes         *nodeCache
 	root          nodeID
 	memory        memoryPlan
@@ -159,8 +161,8 @@ func openNodes(name, dir string, spec Spec, budget int64, r *reading) (l *nodesL
 	return l, err
 }
 
-// openZones opens a database for blocks and one for the state, with half the memtables each and one
-// block cache.
+// openZones opens one database for blocks and one for the state. Each has half of the memtables;
+// they share one block cache.
 func openZones(dir string, memtables int64, cache *pebble.Cache) (blocks, state *pebbleEngine, err error) {
 	if blocks, err = openPebble(filepath.Join(dir, "blocks"), memtables/2, cache); err != nil {
 		return nil, nil, err
@@ -187,7 +189,7 @@ func (l *nodesLayout) prefix() []byte {
 	return nil
 }
 
-func (l *nodesLayout) drain() error { return nil } // the log is durable
+func (l *nodesLayout) drain() error { return nil } // nothing to do: the log is durable
 
 func (l *nodesLayout) busy() bool { return l.blocks.busy() || l.state.busy() }
 
@@ -215,13 +217,13 @@ func (l *nodesLayout) close() error {
 func (l *nodesLayout) tx(height, tx int, use func(record, part []byte) error) error {
 	return readTx(l.Spec, height, tx, func(db byte, key []byte, use func([]byte) error) error {
 		return l.blocks.get(append([]byte{db}, key...), func(value []byte) error {
-			// As cometbft-db does: its values are the caller's to keep.
+			// cometbft-db copies values, because its callers may keep them.
 			return use(slices.Clone(value))
 		})
 	}, use)
 }
 
-// readTx reads with get, whose keys begin with the letter of a database.
+// readTx reads a transaction with get, whose keys start with the letter of a database.
 func readTx(s Spec, height, tx int, get func(db byte, key []byte, use func([]byte) error) error, use func(record, part []byte) error) error {
 	part, _ := txPlace(tx)
 	return get(dbIndex, s.txHash(height, tx), func(record []byte) error {
@@ -262,7 +264,7 @@ func (l *nodesLayout) account(key []byte, use func([]byte) error) error {
 	}
 }
 
-// nodeCache keeps the most recently used nodes, up to a number of bytes.
+// nodeCache is an LRU cache of nodes, limited by bytes.
 type nodeCache struct {
 	budget, used int64
 	entries      map[nodeID]*cachedNode
@@ -277,8 +279,8 @@ type cachedNode struct {
 	charge     int64
 }
 
-// nodeOverhead is the memory of a cached node beside its encoding: the decoded fields, and its slot
-// in the map.
+// nodeOverhead is the memory of a cached node without its encoding: the decoded fields and the map
+// entry.
 const nodeOverhead = 56 + 112 + 32
 
 func newNodeCache(budget int64) *nodeCache {

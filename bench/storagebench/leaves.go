@@ -11,34 +11,35 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// Kinds of package storage's records: a leaf's value, the height of the inner node with a key.
+// Kinds of records in package storage: the value of a leaf, and the height of the inner node with a
+// key.
 const (
 	kindLeaf   = 'k'
 	kindHeight = 'h'
 )
 
-// leavesLayout is the step between zones and package storage: the same two databases with their
-// logs, but the state is leaves in key order and heights, read by the page. Pages and records of
-// blocks share a cache.
+// leavesLayout is the step between zones and package storage. It has the same two databases with
+// their logs, but stores the state as leaves in key order and heights, and reads it by pages. Pages
+// and block records share a cache.
 type leavesLayout struct {
 	Spec
 	blocks, state *pebbleEngine
 	cache         *sgc.Cache
-	pages         *pages // nil: not open for reading
+	pages         *pages // nil unless open for reading
 	leaf, height  *pebble.Iterator
 	buf           []byte
 	memory        memoryPlan
 }
 
 // planPages divides the budget of a contestant with pages. The block cache holds little more than
-// indexes and filters, since everything read through it is cached above it.
+// indexes and filters, because everything read through it is cached above it.
 func planPages(budget, upper int64) memoryPlan {
 	p := memoryPlan{Memtables: budget * memtableShare / 16, BlockCache: budget * blockCacheShare / 16, Upper: upper}
 	p.Cache = max(0, budget-p.sum())
 	return p
 }
 
-// blockCacheShare is in sixteenths.
+// blockCacheShare is the share of the budget for the block cache, in sixteenths.
 const blockCacheShare = 4
 
 func openLeaves(dir string, spec Spec, budget int64, r *reading) (l *leavesLayout, err error) {
@@ -107,7 +108,7 @@ func (l *leavesLayout) writeState(state batch) error {
 	return out.Commit(pebble.Sync)
 }
 
-func (l *leavesLayout) drain() error { return nil } // the log is durable
+func (l *leavesLayout) drain() error { return nil } // nothing to do: the log is durable
 
 func (l *leavesLayout) busy() bool { return l.blocks.busy() || l.state.busy() }
 
@@ -148,8 +149,8 @@ func (l *leavesLayout) account(key []byte, use func([]byte) error) error {
 	return l.pages.account(key, use)
 }
 
-// scan merges leaves and heights of keys in [first, after); nil is unbounded. Every height belongs
-// to a leaf.
+// scan merges leaves and heights with keys in [first, after); nil is unbounded. Every height
+// belongs to a leaf.
 func (l *leavesLayout) scan(first, after []byte, take func(key, value []byte, height uint8) bool) (err error) {
 	if l.leaf == nil {
 		if l.leaf, err = l.iterator(kindLeaf); err != nil {
@@ -183,7 +184,7 @@ func (l *leavesLayout) scan(first, after []byte, take func(key, value []byte, he
 	return errors.Join(l.leaf.Error(), l.height.Error())
 }
 
-var errPage = errors.New("no page on disk has the hash in the tree")
+var errPage = errors.New("the page on disk does not have the hash in the tree")
 
 func (l *leavesLayout) Page(first, after []byte, limit uint64, accept func([]byte) bool) error {
 	buf := l.buf[:0]

@@ -14,9 +14,9 @@ import (
 
 // Files of requests, and of the state after them.
 const (
-	fileBlocks = "blocks" // what CometBFT writes, only for the blocks
-	fileNodes  = "nodes"  // the state as IAVL's nodes, of load and blocks
-	fileLeaves = "leaves" // the state as leaves and heights, of load and blocks
+	fileBlocks = "blocks" // CometBFT's writes, for blocks only
+	fileNodes  = "nodes"  // the state as IAVL's nodes, for load and blocks
+	fileLeaves = "leaves" // the state as leaves and heights, for load and blocks
 	fileModel  = "model"
 )
 
@@ -25,14 +25,13 @@ type model struct {
 	Present, Last []uint32
 	Root          nodeIDFields
 	AppHash       []byte
-	// Bytes of the chain's own data in the blocks, which every contestant has to store, whatever
-	// its layout.
+	// Bytes of the chain's own data in the blocks, which every layout has to store.
 	BlockBytes, StateBytes int64
-	// Bytes of all keys and values of the state after the last block.
+	// Bytes of all keys and values in the state after the last block.
 	TotalState int64
-	// Requests of the layouts for the same changes, in all blocks.
+	// Requests of both layouts for the same changes, over all blocks.
 	NodeOps, NodeBytes, LeafOps, LeafBytes int64
-	Height                                 int // of the tree
+	Height                                 int // height of the tree
 }
 
 // nodeIDFields is a nodeID for encoding/gob.
@@ -41,13 +40,13 @@ type nodeIDFields struct {
 	Nonce   uint32
 }
 
-// maker makes the requests of one chain, the same for all contestants.
+// maker makes the requests of one chain, which all contestants replay.
 type maker struct {
 	dir                   string
 	chain                 *chain
 	tree                  *avl
 	blocks, nodes, leaves *traceWriter
-	waiting               [][]nodeID // orphans by version, the oldest first
+	waiting               [][]nodeID // orphans by version, oldest first
 	model                 model
 }
 
@@ -63,11 +62,11 @@ func newMaker(dir string, s Spec) (m *maker, err error) {
 	return m, err
 }
 
-// step makes the next step of the load or the next block.
+// step makes the next step of the load, or the next block.
 func (m *maker) step() error {
 	changes := m.chain.next()
 	step := m.chain.step
-	height := int(step) - m.chain.LoadSteps // of a block, from 1
+	height := int(step) - m.chain.LoadSteps // height of the block, from 1
 	nodes, leaves := batch{db: dbApp, sync: true}, batch{db: dbApp, sync: true}
 	for _, c := range changes {
 		key := m.chain.key(c.id)
@@ -101,8 +100,8 @@ func (m *maker) step() error {
 	return errors.Join(m.nodes.write([]batch{nodes}), m.leaves.write([]batch{leaves}))
 }
 
-// prune deletes the orphans of versions that leave the window. During the load it keeps none, so
-// that the blocks do not pay for them.
+// prune deletes the orphans of versions that leave the window. During the load the window is empty,
+// so that the blocks do not pay for the load's orphans.
 func (m *maker) prune(nodes *batch, height int) {
 	window := m.chain.Window
 	if height <= 0 {
@@ -121,11 +120,11 @@ func (m *maker) prune(nodes *batch, height int) {
 // valid tree.
 func (m *maker) finish() error {
 	if err := errors.Join(m.blocks.close(), m.nodes.close(), m.leaves.close()); err != nil {
-		return fmt.Errorf("cannot write the requests to disk (choose another folder with --dir): %w", err)
+		return fmt.Errorf("writing the requests to disk (choose another folder with --dir): %w", err)
 	}
 	v, err := avlstar.FromLeaves(avlstar.DefaultChunkBytes, m.allLeaves())
 	if err != nil {
-		return fmt.Errorf("the simulated tree: %w", err)
+		return fmt.Errorf("building the simulated tree: %w", err)
 	}
 	defer v.Release()
 	d := &m.model
@@ -166,8 +165,8 @@ func readModel(dir string) (*model, error) {
 	return d, gob.NewDecoder(f).Decode(d)
 }
 
-// isTx reports whether a record of the index, and the beginning of a transaction in a part, are
-// those of a transaction.
+// isTx reports whether an index record, and the beginning of a transaction in a block part, belong
+// to transaction tx.
 func isTx(s Spec, height, tx int, record, inPart []byte) bool {
 	return len(record) == 12+txBytes+txResultBytes-12 && binary.BigEndian.Uint64(record) == uint64(height) &&
 		binary.BigEndian.Uint32(record[8:]) == uint32(tx) && len(inPart) >= 8 && string(inPart[:8]) == string(s.txHash(height, tx)[:8])

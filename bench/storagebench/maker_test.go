@@ -25,7 +25,8 @@ func makeTiny(t *testing.T, s Spec) (dir string, m *maker) {
 	return dir, m
 }
 
-// The simulated tree has the shape of package avlstar's: the same root after the same blocks.
+// The simulated tree has the same root as package avlstar's after the same blocks, so it has the
+// same shape.
 func TestSimulatedTreeIsTheRealOne(t *testing.T) {
 	_, m := makeTiny(t, tiny)
 	v, err := avlstar.Empty(avlstar.DefaultChunkBytes)
@@ -49,7 +50,8 @@ func TestSimulatedTreeIsTheRealOne(t *testing.T) {
 	require.Equal(t, hash[:], m.model.AppHash)
 }
 
-// The replayed nodes are those of the last version and of the window, and lead to every account.
+// The replayed nodes are those of the last version and of the window, and every account is
+// reachable from the root.
 func TestNodesReplayed(t *testing.T) {
 	dir, m := makeTiny(t, tiny)
 	trace, err := openTrace(filepath.Join(dir, fileNodes))
@@ -65,7 +67,7 @@ func TestNodesReplayed(t *testing.T) {
 		for _, o := range step[0].ops {
 			if o.kind == opDelete {
 				_, there := disk[string(o.key)]
-				require.True(t, there, "an orphan that never was")
+				require.True(t, there, "an orphan that was never stored")
 				delete(disk, string(o.key))
 			} else {
 				disk[string(o.key)] = o.value

@@ -1,25 +1,22 @@
 package storagebench
 
-// Parent and child exchange JSON values, one on each line: a begin and its answer, then requests
-// and their answers.
-
-// begin is the first line that a child gets.
+// begin is the first line that a child receives.
 type begin struct {
-	Role   string `json:"role"` // a contestant's name, or one of those below
+	Role   string `json:"role"` // a contestant's name, or one of the roles below
 	Spec   Spec   `json:"spec"`
-	Dir    string `json:"dir"`    // its own
+	Dir    string `json:"dir"`    // the child's own folder
 	Traces string `json:"traces"` // folder of the requests
 	Budget int64  `json:"budget"`
 }
 
-// Roles of children that are not contestants.
+// Roles of children other than contestants.
 const (
 	roleMaker   = "maker"   // makes the requests
 	roleWriter  = "writer"  // writes a state and kills itself
-	roleOpener  = "opener"  // opens the files that a writer left
+	roleOpener  = "opener"  // opens the files left by a writer
 	roleDurable = "durable" // commits with storage
 	roleMemory  = "memory"  // commits without storage
-	rolePaged   = "paged"   // commits with storage, and queries, in a budget of memory
+	rolePaged   = "paged"   // commits with storage, and queries, with limited memory
 )
 
 // request is a request to a child.
@@ -27,78 +24,72 @@ type request struct {
 	Op string `json:"op"`
 	N  int    `json:"n,omitempty"`
 
-	// Of reads.
+	// For reads.
 	Cache        cacheMode    `json:"cache,omitzero"`
 	Cold         bool         `json:"cold,omitempty"`
 	Mix          mix10        `json:"mix,omitempty"`
-	Then         mix10        `json:"then,omitempty"` // the mix of the second half
+	Then         mix10        `json:"then,omitempty"` // mix of the second half
 	Distribution distribution `json:"distribution,omitempty"`
-	Warm         int          `json:"warm,omitempty"` // queries before those that are measured
+	Warm         int          `json:"warm,omitempty"` // queries before the measured ones
 	Round        uint64       `json:"round,omitempty"`
 
-	Paced bool `json:"paced,omitempty"` // commits
+	Paced bool `json:"paced,omitempty"` // commits at fixed intervals
 }
 
 const (
-	opBegin   = "begin"
-	opMake    = "make"    // n steps of the requests
-	opModel   = "model"   // the end of them
-	opReplay  = "replay"  // n steps
+	opMake    = "make"    // make the requests of n steps
+	opModel   = "model"   // end the requests, and write the model
+	opReplay  = "replay"  // replay n steps
 	opDrain   = "drain"   // wait until everything is durable
 	opSettle  = "settle"  // wait for background work
 	opReopen  = "reopen"  // open for reading
-	opRead    = "read"    // n queries of one mix
-	opChange  = "change"  // n queries of a mix and n of another, with one cache
-	opWrite   = "write"   // n steps of a state to recover
-	opDie     = "die"     // by SIGKILL, in the middle of blocks
-	opRecover = "recover" // opens the zones and rebuilds the tree
-	opCommit  = "commit"  // n blocks
-	opUnpaced = "unpaced" // n blocks as fast as they go
-	opPage    = "page"    // opens the zones with a budget of memory
-	opGet     = "get"     // n values of accounts
-	opAbsent  = "absent"  // n accounts that there are not
-	opProve   = "prove"   // n proofs of accounts
+	opRead    = "read"    // make n queries of one mix
+	opChange  = "change"  // make n queries of one mix and n of another, with one cache
+	opWrite   = "write"   // write n steps of a state to recover
+	opDie     = "die"     // end by SIGKILL between blocks and flushes
+	opRecover = "recover" // open the stores and rebuild the tree
+	opCommit  = "commit"  // commit n blocks
+	opUnpaced = "unpaced" // commit n blocks as fast as possible
+	opPage    = "page"    // open the stores with limited memory
+	opGet     = "get"     // get the values of n accounts
+	opAbsent  = "absent"  // look up n absent accounts
+	opProve   = "prove"   // prove n accounts
 )
 
-// answer has the fields set that belong to its request's op, or Error.
+// answer has the fields of its request's op.
 type answer struct {
-	Error string `json:"error,omitempty"`
-
-	Done    int        `json:"done,omitempty"` // steps, queries
+	Done    int        `json:"done,omitempty"` // number of steps or queries
 	Seconds float64    `json:"seconds,omitempty"`
-	CPU     float64    `json:"cpu,omitempty"`     // s, of all threads
-	Written int64      `json:"written,omitempty"` // bytes since the child began
+	CPU     float64    `json:"cpu,omitempty"`     // seconds of all threads
+	Written int64      `json:"written,omitempty"` // bytes since the child started
 	Disk    int64      `json:"disk,omitempty"`
 	Counts  counts     `json:"counts,omitzero"` // since the files were opened
-	Zones   zoneCounts `json:"zones,omitzero"`  // Starling: of Counts
+	Zones   zoneCounts `json:"zones,omitzero"`  // Starling only: parts of Counts
 	Plan    memoryPlan `json:"plan,omitzero"`
 
 	Model modelSizes `json:"model,omitzero"`
 
-	Reads     int64     `json:"reads,omitempty"`      // system calls that read
-	ReadBytes int64     `json:"read_bytes,omitempty"` // by them
+	Reads     int64     `json:"reads,omitempty"`      // read system calls
+	ReadBytes int64     `json:"read_bytes,omitempty"` // bytes read by these calls
 	Hits      cacheHits `json:"hits,omitzero"`
-	Wrong     int       `json:"wrong,omitempty"` // answers other than what was written
+	Wrong     int       `json:"wrong,omitempty"` // results that differ from what was written
 
-	Millis    []float64 `json:"millis,omitempty"`  // of each commit
-	Reclaim   float64   `json:"reclaim,omitempty"` // ms, the longest of a commit
+	Millis    []float64 `json:"millis,omitempty"`  // for each commit
+	Reclaim   float64   `json:"reclaim,omitempty"` // longest in a commit, in ms
 	Keys      int       `json:"keys,omitempty"`
 	Height    int64     `json:"height,omitempty"`
-	Open      float64   `json:"open,omitempty"` // s of Seconds
+	Open      float64   `json:"open,omitempty"` // part of Seconds
 	Waited    float64   `json:"waited,omitempty"`
-	FirstWait int       `json:"first_wait,omitempty"` // blocks before Write waited
-	Pages     uint64    `json:"pages,omitempty"`      // that commits read
+	FirstWait int       `json:"first_wait,omitempty"` // blocks before Write first waited
+	Pages     uint64    `json:"pages,omitempty"`      // read by commits
 }
-
-// Failure is the error of the request.
-func (a *answer) Failure() string { return a.Error }
 
 // modelSizes are the sizes of the chain, for the table.
 type modelSizes struct {
 	Keys       int   `json:"keys"`
 	Height     int   `json:"tree_height"`
 	StateBytes int64 `json:"state_bytes"`
-	// Logical bytes of the blocks, which every contestant has to store.
+	// Logical bytes of the blocks, which every layout has to store.
 	BlockLogical int64 `json:"block_bytes"`
 	StateLogical int64 `json:"changed_state_bytes"`
 	// Requests of the two layouts for the changes of the state.

@@ -2,22 +2,25 @@ package storagebench
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strings"
+
+	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Options of a run.
+// Options configure a run.
 type Options struct {
 	Keys        int
 	Blocks      int
 	TxsPerBlock int
-	Budget      int64 // bytes; 0: a quarter of the state
+	Budget      int64 // bytes of memory; 0: a quarter of the state
 	NodeShare   float64
-	Cold        bool // the page cache is emptied before each cell of reads
-	Queries     int  // measured in each cell, after as many that only warm the caches
+	Cold        bool // empty the page cache before each cell of reads
+	Queries     int  // measured queries per cell, after the same number of warm-up queries
 	Against     []string
-	Only        []string // parts; empty: all
+	Only        []string // parts to run; empty: all
 	Seed        uint64
-	Dir         string // for databases; each run makes a folder in it
 }
 
 // Parts of a run.
@@ -33,60 +36,54 @@ const (
 // Parts are all parts, in order.
 var Parts = []string{PartWrite, PartReads, PartCache, PartRecovery, PartCommit, PartPaged}
 
-// Peers are the baselines; ratios refer to mixed.
+// Peers are the baselines; ratios are relative to mixed.
 var Peers = []string{nameMixed, nameLevel}
 
 const (
-	minKeys, maxKeys = 2_000, 100_000_000
-	minTxs           = 20
-	minBudget        = 256 << 10
-	// stateOverBudget is the least ratio of state to budget: below it, too much of the state fits
+	minBudget = 256 << 10
+	// stateOverBudget is the minimum ratio of state to budget. Below it, too much of the state fits
 	// into the caches.
 	stateOverBudget = 4
 
-	loadStep = 20_000 // keys in a step of the load, unless that makes too many or too few
+	loadStep = 20_000 // keys in a step of the load, unless that gives too many or too few steps
 	minSteps = 10
 	maxSteps = 200
-	// nodeWindow is the number of versions that the node layout keeps, as the SDK does with pruning
+	// nodeWindow is the number of versions that the node layout keeps, like the SDK with pruning
 	// "custom" and keep-recent 100.
 	nodeWindow = 100
 )
 
-// Check returns an error that names the flag that is out of range, and the range.
-func (o Options) Check() error {
-	state := int64(o.Keys) * (keyBytes + valueBytes)
-	switch {
-	case o.Keys < minKeys || o.Keys > maxKeys:
-		return fmt.Errorf("--keys is %d, it must be from %d to %d", o.Keys, minKeys, maxKeys)
-	case o.Blocks < 1 || o.Blocks > 1_000_000:
-		return fmt.Errorf("--blocks is %d, it must be from 1 to 1000000", o.Blocks)
-	case o.TxsPerBlock < minTxs || o.TxsPerBlock > o.Keys/2:
-		return fmt.Errorf("--txs-per-block is %d, it must be from %d to half the keys", o.TxsPerBlock, minTxs)
-	case o.Budget != 0 && o.Budget < minBudget:
-		return fmt.Errorf("--budget is %d bytes, it must be at least %d (0: a quarter of the state)", o.Budget, minBudget)
-	case o.Budget == 0 && state/stateOverBudget < minBudget:
-		return fmt.Errorf("a quarter of the state of %d keys is too little memory for a database: use more --keys", o.Keys)
-	case o.Budget > state/stateOverBudget:
-		return fmt.Errorf("--budget is %d bytes, but the state of %d keys has %d: it must be at least %d times the budget", o.Budget, o.Keys, state, stateOverBudget)
-	case !(o.NodeShare >= 0 && o.NodeShare <= 0.9):
-		return fmt.Errorf("--node-share is %v, it must be from 0 to 0.9", o.NodeShare)
-	case o.Queries < 1:
-		return fmt.Errorf("--queries is %d, it must be at least 1", o.Queries)
-	}
-	for i, name := range o.Against {
-		if !slices.Contains(Peers, name) {
-			return fmt.Errorf("--against names %q, it knows %s and %s (empty: measure Starling alone)", name, Peers[0], Peers[1])
+// Flags adds the flags of storage.
+func (o *Options) Flags(f *harness.Flags) {
+	var quick bool
+	f.Int(&o.Keys, "keys", 1_000_000, 2_000, 100_000_000, "number of accounts before the first block")
+	f.Int(&o.Blocks, "blocks", 1_000, 1, 1_000_000, "number of blocks to replay")
+	f.Int(&o.TxsPerBlock, "txs-per-block", 1_000, 20, 50_000_000, "transactions per block; each changes one account")
+	f.Int64Var(&o.Budget, "budget", 0, "memory of each contestant in bytes (default: a quarter of the state)")
+	f.Float(&o.NodeShare, "node-share", 0.5, 0, 0.9, "share of the caches for decoded nodes, in layouts with IAVL's nodes")
+	f.BoolVar(&o.Cold, "cold", false, "drop the databases from the system's page cache before each cell of reads (Linux)")
+	f.Int(&o.Queries, "queries", 10_000, 1, math.MaxInt, "measured queries per cell of a table, after the same number of warm-up queries")
+	f.Names(&o.Against, "against", Peers, Peers, "peers: mixed, goleveldb; empty for none")
+	f.Names(&o.Only, "only", nil, Parts, "parts: "+strings.Join(Parts, ", ")+" (default: all)")
+	f.BoolVar(&quick, "quick", false, "use 100,000 keys, 100 blocks and 2,000 queries, for a test run of two or three minutes")
+	f.Seed(&o.Seed)
+	f.Also(func() error {
+		if quick {
+			f.Unless("keys", "100000", "blocks", "100", "queries", "2000")
 		}
-		if slices.Contains(o.Against[:i], name) {
-			return fmt.Errorf("--against names %s twice, once is enough", name)
+		state := int64(o.Keys) * (keyBytes + valueBytes)
+		switch {
+		case o.TxsPerBlock > o.Keys/2:
+			return fmt.Errorf("--txs-per-block is %d, it must be at most half the keys", o.TxsPerBlock)
+		case o.Budget != 0 && o.Budget < minBudget:
+			return fmt.Errorf("--budget is %d bytes, it must be at least %d (0: a quarter of the state)", o.Budget, minBudget)
+		case o.Budget == 0 && state/stateOverBudget < minBudget:
+			return fmt.Errorf("a quarter of the state of %d keys is too little memory for a database: use more --keys", o.Keys)
+		case o.Budget > state/stateOverBudget:
+			return fmt.Errorf("--budget is %d bytes, but the state of %d keys has %d: it must be at least %d times the budget", o.Budget, o.Keys, state, stateOverBudget)
 		}
-	}
-	for _, part := range o.Only {
-		if !slices.Contains(Parts, part) {
-			return fmt.Errorf("--only names the part %q, there are %v", part, Parts)
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 func (o Options) budget() int64 {
@@ -103,12 +100,12 @@ func (o Options) spec() Spec {
 	}
 }
 
-// wants reports whether a part is to be measured.
+// wants reports whether any of these parts is to be measured.
 func (o Options) wants(parts ...string) bool {
 	return len(o.Only) == 0 || slices.ContainsFunc(parts, func(p string) bool { return slices.Contains(o.Only, p) })
 }
 
-// contestants are the peers and, if the breakdown is measured, its steps; Starling is the last.
+// contestants returns the peers and, if the breakdown is measured, its steps; Starling is last.
 func (o Options) contestants() []string {
 	names := slices.Clone(o.Against)
 	if o.wants(PartWrite) && slices.Contains(o.Against, nameMixed) {

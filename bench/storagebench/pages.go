@@ -5,17 +5,16 @@ import (
 	"iter"
 
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/treestore"
+	"github.com/starling-kv/starling/storage/treestore"
 )
 
-// pages is the state of a node whose leaves are on disk: only the part of the tree above the pages
-// is in memory.
+// pages is the state of a node with its leaves on disk: only the tree above the pages is in memory.
 //
-//	key ──tree──▶ page: [first, after), hash ──▶ cache ──miss──▶ disk: the key's record, or the page, verified
+//	key ──tree──▶ page: [first, after), hash ──▶ cache ──miss──▶ disk: the key's record, or the whole page, verified
 type pages struct {
 	treestore.Pages
-	tree  *avlstar.Version // nil: not read yet
-	byKey avlstar.Records  // of the files that are open; nil: accounts are read from pages
+	tree  *avlstar.Version // nil until it is read
+	byKey avlstar.Records  // records of the open files; nil: accounts are read from pages
 }
 
 var _ avlstar.Records = (*pages)(nil)
@@ -48,7 +47,7 @@ func (p *pages) load(d *model, leaves iter.Seq2[avlstar.Leaf, error]) error {
 	return nil
 }
 
-// upper is the memory of the tree above the pages, in bytes.
+// upper returns the memory of the tree above the pages, in bytes.
 func (p *pages) upper() int64 {
 	m := p.tree.Memory()
 	return int64(m.NodeBytes + m.LeafBytes)

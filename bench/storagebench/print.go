@@ -8,7 +8,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Print writes the tables, notes on how to read them, and the targets.
+// Print writes the tables, notes that explain them, and the targets.
 func (r *Result) Print(out io.Writer) {
 	if r.Sizes.Keys > 0 {
 		fmt.Fprintf(out, "%s (%.0f MB), %s of %s, %.1f MB of memory for each contestant\n\n",
@@ -28,14 +28,7 @@ func (r *Result) Print(out io.Writer) {
 	if r.Sizes.Keys > 0 {
 		r.printNotes(out)
 	}
-	fmt.Fprintf(out, "Targets (they are set for a million keys and more)\n")
-	for _, t := range r.Targets {
-		met := "not met"
-		if t.Met {
-			met = "met"
-		}
-		fmt.Fprintf(out, "  %-8s %s: %s\n", met, t.Name, t.Measure)
-	}
+	harness.PrintTargets(out, "a million keys and more", r.Targets)
 }
 
 func mb[T int64 | int](n T) float64 { return float64(n) / 1e6 }
@@ -63,7 +56,7 @@ func (r *Result) printWrites(out io.Writer) {
 	if c := r.write(nameStarling); c != nil {
 		of := func(n int64) string { return fmt.Sprintf("%.2f", harness.Ratio(float64(n), float64(c.LogicalBytes))) }
 		b, s := c.Zones.Blocks, c.Zones.State
-		fmt.Fprintf(out, "  Starling's bytes, for each logical one: block zone: log %s, flushed %s, compacted %s, segments %s; state zone: flushed %s, compacted %s\n",
+		fmt.Fprintf(out, "  Starling's bytes per logical byte: block store: log %s, flushed %s, compacted %s, segments %s; state store: flushed %s, compacted %s\n",
 			of(b.Log), of(b.Flushed), of(b.Compacted), of(c.Zones.Segments), of(s.Flushed), of(s.Compacted))
 	}
 	fmt.Fprintln(out)
@@ -119,7 +112,7 @@ func (r *Result) printReads(out io.Writer) {
 	}
 }
 
-// order sorts cells as the writes are sorted: they were measured in turns.
+// order sorts cells like the write cells: they were measured in turns.
 func (r *Result) order(cells []ReadCell) (sorted []ReadCell) {
 	for _, w := range r.Writes {
 		steps := []string{w.Step}
@@ -169,22 +162,22 @@ func (r *Result) printCache(out io.Writer) {
 
 func (r *Result) printRecovery(out io.Writer) {
 	if c := r.Recovery; c != nil {
-		fmt.Fprintf(out, "recovery      %.2f s for %s keys after SIGKILL, %.2f s of it to open the zones (%.0f MB on disk, files in the page cache);\n"+
-			"              %d of %d blocks were not durable and are CometBFT's to replay\n\n",
+		fmt.Fprintf(out, "recovery      %.2f s for %s keys after SIGKILL, %.2f s of it to open the stores (%.0f MB on disk, files in the page cache);\n"+
+			"              %d of %d blocks were not durable; CometBFT would replay them\n\n",
 			c.Seconds, harness.Group(c.Keys), c.OpenS, mb(c.DiskBytes), c.Lost, dyingBlocks)
 	}
 }
 
 func (r *Result) printCommit(out io.Writer) {
 	if c := r.Commit; c != nil {
-		fmt.Fprintf(out, "commit        %s operations, 10 blocks a second: p50 %.2f ms, p99 %.2f ms with durable storage, %.2f and %.2f ms without (× %.3f, × %.3f);\n"+
-			"              giving up old versions took %.2f ms of a commit at most\n",
+		fmt.Fprintf(out, "commit        %s operations, 10 blocks per second: p50 %.2f ms, p99 %.2f ms with durable storage, %.2f and %.2f ms without (× %.3f, × %.3f);\n"+
+			"              releasing old versions took at most %.2f ms of a commit\n",
 			harness.Group(c.Operations), c.DurableP50, c.DurableP99, c.MemoryP50, c.MemoryP99, c.RatioP50, c.RatioP99, c.ReclaimMax)
-		saturated := "Write never waited: the rate is that of the tree"
+		saturated := "Write never waited: the tree limits the rate"
 		if c.Saturated {
-			saturated = fmt.Sprintf("Write waited first at block %d and for %.1f s in all: the rate is that of the disk", c.BlocksBeforeWait+1, c.WaitS)
+			saturated = fmt.Sprintf("Write first waited at block %d, and for %.1f s in total: the disk limits the rate", c.BlocksBeforeWait+1, c.WaitS)
 		}
-		fmt.Fprintf(out, "saturation    %.0f blocks/s until all of %s are durable, as fast as possible (%.0f without storage); %s\n\n",
+		fmt.Fprintf(out, "saturation    %.0f blocks/s as fast as possible, until all of %s are durable (%.0f without storage); %s\n\n",
 			c.DurableRate, harness.Count(c.UnpacedBlocks, "block"), c.MemoryRate, saturated)
 	}
 }
@@ -196,48 +189,48 @@ func (r *Result) printPaged(out io.Writer) {
 	}
 	mixed := ""
 	if p.MixedGetUS > 0 {
-		mixed = fmt.Sprintf(" (mixed %.1f, which verifies nothing)", p.MixedGetUS)
+		mixed = fmt.Sprintf(" (mixed %.1f, unverified)", p.MixedGetUS)
 	}
-	fmt.Fprintf(out, "paged         with %.1f MB of memory, CPU time: a commit until it is durable %.2f ms, %.2f ms with all in memory (× %.3g), of %s each;\n"+
-		"              %.0f pages read, %.1f µs more for each; get %.1f µs%s, absent %.1f µs, proof %.1f µs\n\n",
+	fmt.Fprintf(out, "paged         with %.1f MB of memory, CPU time: a commit until it is durable %.2f ms, %.2f ms with everything in memory (× %.3g), over %s each;\n"+
+		"              %.0f pages read per commit, %.1f µs more for each; get %.1f µs%s, absent %.1f µs, proof %.1f µs\n\n",
 		mb(p.Budget), p.CommitCPUMS, p.MemoryCommitCPUMS, p.Ratio, harness.Count(p.Blocks, "block"),
 		p.PagesPerCommit, p.PageCPUUS, p.GetUS, mixed, p.AbsentUS, p.ProofUS)
 }
 
 func (r *Result) fileCache() string {
 	if r.Cold {
-		return "The system's page cache was empty of the files before the first query of each cell (POSIX_FADV_DONTNEED)"
+		return "The files were dropped from the page cache before the first query of each cell (POSIX_FADV_DONTNEED)"
 	}
-	return "Files are in the system's page cache: times are those of CPU and system calls"
+	return "The files are in the page cache: times are those of the CPU and of system calls"
 }
 
 func (r *Result) printNotes(out io.Writer) {
 	s := r.Sizes
-	fmt.Fprintf(out, `contestants   mixed: all in one Pebble, the state as IAVL v1's nodes ('s' ‖ version ‖ nonce), new ones of a block, and deletions of those
-              that none of the last %d versions has (without IAVL's own work, reading them to find the orphans); goleveldb: the same;
-              + zones: a Pebble for blocks, one for the state; + key order: leaves in key order and heights, read by the page (4 KiB
-              at most, package avlstar), verified; its cache has a fixed half each for pages and records; + cache: the space-gaming cache;
-              + no log: packages storage and storage/blocks, as a node has them; accounts are read by their keys, unverified
-tuned         mixed and Starling with %.0f MB each in place of the budget, memtables of %.0f; they only write
-of rounds     the median of %d rounds, and an interval that covers it at 95 %%; the last round lasts until all is durable
+	fmt.Fprintf(out, `contestants   mixed: everything in one Pebble; the state is IAVL v1's nodes ('s' ‖ version ‖ nonce): a block writes its new nodes, and deletes
+              those that none of the last %d versions has (IAVL's own reads to find such orphans do not count); goleveldb: the same;
+              + zones: one Pebble for blocks, one for the state; + key order: leaves in key order and heights, read by pages (at most
+              4 KiB, package avlstar), verified; its cache has one fixed half for pages and one for records; + cache: the space-gaming cache;
+              + no log: packages storage and storage/blocks, as in a node; accounts are read by key, unverified
+tuned         mixed and Starling with %.0f MB each in place of the budget, and memtables of %.0f MB; they are only written to
+of rounds     the median of %d rounds, and its 95 %% confidence interval; the last round ends when everything is durable
 block         %.0f KB of block parts, meta, commits, results, index by hash and height, in three synced batches;
               then the state: %.0f requests, %.0f KB as nodes (a synced batch), %.0f requests, %.0f KB as leaves and heights
-MB/s, amplif. logical bytes: the block's data, keys and values of changed accounts; written: everything that reached files by system calls,
-              with compactions after the last block ("then"); of requests: for each byte that the layout handed to its databases
-memory        the same for all: memtables and those that wait for a flush, block caches, decoded nodes (%.2g of mixed's caches; "no node cache": 0), pages
-              and records, the tree above the pages (%.1f MB of Starling's tree); %.1f MB of state are %.1f times that
+MB/s, amplif. logical bytes: the block's data, and keys and values of changed accounts; written: all bytes written to files by system calls,
+              including compactions after the last block ("then"); of requests: per byte that the layout handed to its databases
+memory        the same for all: memtables including those waiting for a flush, block caches, decoded nodes (%.2g of mixed's caches; "no node cache": 0),
+              pages and records, the tree above the pages (%.1f MB of Starling's tree); %.1f MB of state are %.1f times the budget
 `, r.Chain.Window, mb(tunedBudget), mb(tunedBudget*memtableShare/16/2), min(writeRounds, r.Chain.Blocks), mb(s.BlockLogical)*1e3/float64(r.Chain.Blocks),
 		float64(s.NodeOps)/float64(r.Chain.Blocks), mb(s.NodeBytes)*1e3/float64(r.Chain.Blocks),
 		float64(s.LeafOps)/float64(r.Chain.Blocks), mb(s.LeafBytes)*1e3/float64(r.Chain.Blocks),
 		r.Chain.NodeShare, mb(r.Plans[nameStarling+" "+stepNoWAL].Upper), mb(s.StateBytes), harness.Ratio(float64(s.StateBytes), float64(r.Budget)))
-	fmt.Fprintf(out, `reads         %s queries by one goroutine, after as many that fill empty caches. Tx: the index by hash, then the block part that has it;
-              Acc: the value of an account, in %d levels of nodes from the root, or by the page, or by key. Ranks are scattered; normal-random: normal around
-              the middle, a sixth of all wide. %s;
-              reads, KB: what a query reads from files
+	fmt.Fprintf(out, `reads         %s queries by one goroutine, after the same number to fill the empty caches. Tx: the index by hash, then the block part;
+              Acc: the value of an account, through %d levels of nodes from the root, or by its page, or by key. Ranks are scattered over keys;
+              normal-random: normal around the middle, with a standard deviation of a sixth of all ranks. %s;
+              reads, KB: system calls and bytes that a query reads from files
 `, harness.Group(r.Queries), s.Height, r.fileCache())
 	if len(r.Cache) > 0 {
-		fmt.Fprintf(out, `cache         Starling under %s, fixed shares of the state against the game; "%s": after warming up with the first mix,
-              %s queries of it and as many of the second, measured together; sgc_gain is the game there over the best fixed share
+		fmt.Fprintf(out, `cache         Starling under %s, fixed shares for the state against the game; "%s": after warming up with the first mix,
+              %s queries of it and as many of the second, measured together; sgc_gain is the game's figure there over that of the best fixed share
 `, cacheDistribution, changing, harness.Group(r.Queries))
 	}
 	fmt.Fprintln(out)

@@ -11,21 +11,21 @@ import (
 type distribution string
 
 const (
-	distNormal distribution = "normal-random" // of ranks around the middle, n/6 wide
-	distZipf80 distribution = "zipf-0.80"     // rank r is read in proportion to 1/r^0.80 ...
-	distZipf99 distribution = "zipf-0.99"     // ... to 1/r^0.99, YCSB's constant
+	distNormal distribution = "normal-random" // normal around the middle rank, sigma n/6
+	distZipf80 distribution = "zipf-0.80"     // rank r is read in proportion to 1/r^0.80
+	distZipf99 distribution = "zipf-0.99"     // in proportion to 1/r^0.99, YCSB's constant
 )
 
 var distributions = []distribution{distNormal, distZipf80, distZipf99}
 
-// mix10 is the number of queries in ten that are for transactions; the others are for accounts.
+// mix10 is the number of queries in ten that look up transactions; the others look up accounts.
 type mix10 int
 
 func (m mix10) String() string { return fmt.Sprintf("%d:%d", int(m), 10-int(m)) }
 
 var mixes = []mix10{10, 7, 5, 3, 0}
 
-// query is for a transaction (height above 0) or for an account.
+// query looks up a transaction (height above 0) or an account.
 type query struct {
 	height, tx int
 	account    uint32
@@ -80,7 +80,7 @@ func (d distribution) ranks(rng *rand.Rand, z *zipfs, n int) func() int {
 	}
 }
 
-// zipfs keeps the sums that make drawing cheap.
+// zipfs caches the sums that the draws need.
 type zipfs struct{ zeta map[zipfKey]float64 }
 
 type zipfKey struct {

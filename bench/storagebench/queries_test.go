@@ -31,7 +31,7 @@ func TestRanks(t *testing.T) {
 	for _, c := range normal[n/3 : 2*n/3] {
 		within += c
 	}
-	require.InEpsilon(t, 0.683*draws, within, 0.03, "within a standard deviation, a sixth")
+	require.InEpsilon(t, 0.683*draws, within, 0.03, "within one standard deviation, a sixth of the ranks")
 	require.Equal(t, 1, distNormal.ranks(random(3, 1), &z, 1)()+1)
 	require.Zero(t, distZipf99.ranks(random(3, 1), &z, 1)())
 }

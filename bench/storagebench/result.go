@@ -5,25 +5,25 @@ import "github.com/starling-kv/starling/bench/harness"
 // WriteCell is the replay of the blocks by one contestant.
 type WriteCell struct {
 	Contestant string  `json:"contestant"`
-	Step       string  `json:"step"` // of the breakdown; "" for none
+	Step       string  `json:"step"` // step of the breakdown, or ""
 	BlocksPerS float64 `json:"blocks_per_s"`
 	MBPerS     float64 `json:"logical_mb_per_s"`
-	// Of the rounds, and their median with an interval.
+	// The rounds, and their median with a confidence interval.
 	Rates    []float64        `json:"round_blocks_per_s"`
 	Interval harness.Interval `json:"blocks_per_s_interval"`
 
 	Seconds   float64 `json:"seconds"`
-	CPUMillis float64 `json:"cpu_ms_per_block"` // with compactions after the last block
+	CPUMillis float64 `json:"cpu_ms_per_block"` // including compactions after the last block
 
-	LogicalBytes int64 `json:"logical_bytes"` // of block data and changed state: the same for all
+	LogicalBytes int64 `json:"logical_bytes"` // block data and changed state: the same for all
 	RequestBytes int64 `json:"request_bytes"` // keys and values handed to the databases
-	WrittenBytes int64 `json:"written_bytes"` // to files, by system calls
-	// WrittenBytes for each logical byte, and for each byte of the requests.
+	WrittenBytes int64 `json:"written_bytes"` // written to files by system calls
+	// WrittenBytes per logical byte, and per byte of the requests.
 	WriteAmplification        float64 `json:"write_amplification"`
 	RequestWriteAmplification float64 `json:"request_write_amplification"`
 	counts
 	Zones   zoneCounts `json:"zones,omitzero"`
-	SettleS float64    `json:"settle_s"` // until compactions were over; counted
+	SettleS float64    `json:"settle_s"` // until compactions ended; included in the costs
 	Space   int64      `json:"space_bytes"`
 	Plan    memoryPlan `json:"memory_bytes"`
 }
@@ -37,10 +37,10 @@ type ReadCell struct {
 	Queries      int     `json:"queries"`
 	PerS         float64 `json:"queries_per_s"`
 	Micros       float64 `json:"us_per_query"`
-	CPUMicros    float64 `json:"cpu_us_per_query"` // of all threads
+	CPUMicros    float64 `json:"cpu_us_per_query"` // CPU time of all threads
 	Reads        float64 `json:"file_reads_per_query"`
 	ReadBytes    float64 `json:"file_bytes_per_query"`
-	HitRate      float64 `json:"hit_rate"` // of decoded nodes, or pages and records
+	HitRate      float64 `json:"hit_rate"` // for decoded nodes, or for pages and records
 }
 
 // CacheCell is one division of the cache between pages and records.
@@ -60,9 +60,9 @@ type CacheCell struct {
 type Recovery struct {
 	Keys      int     `json:"keys"`
 	Seconds   float64 `json:"seconds"`
-	OpenS     float64 `json:"open_s"` // of it
+	OpenS     float64 `json:"open_s"` // part of Seconds
 	Height    int64   `json:"height"`
-	Lost      int64   `json:"blocks_to_replay"` // not durable yet: CometBFT replays them
+	Lost      int64   `json:"blocks_to_replay"` // not durable, so CometBFT replays them
 	DiskBytes int64   `json:"disk_bytes"`
 }
 
@@ -76,37 +76,37 @@ type Commit struct {
 	DurableP99       float64 `json:"durable_p99_ms"`
 	RatioP50         float64 `json:"ratio_p50"`
 	RatioP99         float64 `json:"ratio_p99"`
-	ReclaimMax       float64 `json:"reclaim_max_ms"` // of one commit
+	ReclaimMax       float64 `json:"reclaim_max_ms"` // highest in one commit
 	UnpacedBlocks    int     `json:"unpaced_blocks"`
 	MemoryRate       float64 `json:"unpaced_memory_blocks_per_s"`
-	DurableRate      float64 `json:"unpaced_durable_blocks_per_s"` // until all are durable
-	WaitS            float64 `json:"unpaced_wait_s"`               // that Write waited
+	DurableRate      float64 `json:"unpaced_durable_blocks_per_s"` // until all blocks are durable
+	WaitS            float64 `json:"unpaced_wait_s"`               // total wait of Write
 	BlocksBeforeWait int     `json:"unpaced_blocks_before_wait"`
 	Saturated        bool    `json:"saturated"` // Write waited; otherwise Apply limits DurableRate
 }
 
-// Paged is a node whose state exceeds its memory, beside one that has all of it in memory. Times
+// Paged compares a node whose state exceeds its memory with one that has all of it in memory. Times
 // are CPU time of all threads.
 type Paged struct {
-	CommitCPUMS       float64 `json:"commit_cpu_ms"` // of a block, until it is durable
+	CommitCPUMS       float64 `json:"commit_cpu_ms"` // per block, until it is durable
 	MemoryCommitCPUMS float64 `json:"memory_commit_cpu_ms"`
-	PagesPerCommit    float64 `json:"pages_per_commit"` // that Apply read
-	PageCPUUS         float64 `json:"page_cpu_us"`      // what a block takes longer, for each page
-	GetUS             float64 `json:"get_us"`           // normal-random, of accounts there are
-	AbsentUS          float64 `json:"absent_us"`        // of accounts there are not
+	PagesPerCommit    float64 `json:"pages_per_commit"` // read by Apply
+	PageCPUUS         float64 `json:"page_cpu_us"`      // additional time of a block, per page
+	GetUS             float64 `json:"get_us"`           // existing accounts, normal-random
+	AbsentUS          float64 `json:"absent_us"`        // absent accounts
 	ProofUS           float64 `json:"proof_us"`
 
 	Ratio      float64 `json:"commit_cpu_ratio"`
-	MixedGetUS float64 `json:"mixed_get_us,omitempty"` // by the part "reads"
+	MixedGetUS float64 `json:"mixed_get_us,omitempty"` // from the part "reads"
 	Blocks     int     `json:"blocks"`
 	Budget     int64   `json:"budget_bytes"`
 }
 
-// Summary is the run in a few figures: ratios to mixed, otherwise Starling's own. They are zero if
-// not measured.
+// Summary has the run's main figures: ratios to mixed, and figures of Starling alone. Figures that
+// were not measured are zero.
 type Summary struct {
 	WriteRatio float64 `json:"write_ratio"`
-	// Of both with a budget of tunedBudget, and of Starling with its own over the tuned mixed.
+	// Both with a budget of tunedBudget; and Starling with its own budget over the tuned mixed.
 	WriteRatioTuned   float64 `json:"write_ratio_tuned"`
 	WriteRatioToTuned float64 `json:"write_ratio_to_tuned"`
 	ReadRatioAcc      float64 `json:"read_ratio_acc"` // 0:10, normal-random
@@ -122,16 +122,16 @@ type Summary struct {
 // Result is the outcome of a run.
 type Result struct {
 	Summary
-	Writes   []WriteCell `json:"writes,omitempty"`
-	Reads    []ReadCell  `json:"reads,omitempty"`
-	Cache    []CacheCell `json:"cache,omitempty"`
-	Recovery *Recovery   `json:"recovery,omitempty"`
-	Commit   *Commit     `json:"commit,omitempty"`
-	Paged    *Paged      `json:"paged,omitempty"`
-	Targets  []Target    `json:"targets,omitempty"`
-	// Of the rounds' ratios, of which the last one includes the wait until all is durable.
+	Writes   []WriteCell      `json:"writes,omitempty"`
+	Reads    []ReadCell       `json:"reads,omitempty"`
+	Cache    []CacheCell      `json:"cache,omitempty"`
+	Recovery *Recovery        `json:"recovery,omitempty"`
+	Commit   *Commit          `json:"commit,omitempty"`
+	Paged    *Paged           `json:"paged,omitempty"`
+	Targets  []harness.Target `json:"targets,omitempty"`
+	// Median of the rounds' ratios. The last round includes the wait until everything is durable.
 	WriteRatioInterval harness.Interval `json:"write_ratio_interval,omitzero"`
-	// As read_ratio_acc, to mixed with the database's block cache as its only cache.
+	// Like read_ratio_acc, relative to mixed with the database's block cache as its only cache.
 	ReadRatioAccPlain float64 `json:"read_ratio_acc_no_node_cache,omitempty"`
 
 	Chain Spec `json:"chain"`
@@ -141,14 +141,13 @@ type Result struct {
 	Budget  int64                 `json:"budget_bytes"`
 	Queries int                   `json:"queries"`
 	Cold    bool                  `json:"cold"`
-	// Whether the zones' memtables could be sized within the budget.
-	Machine harness.Machine `json:"machine"`
+	Machine harness.Machine       `json:"machine"`
 }
 
-// steps of the paper's breakdown (section 8.4), each on top of the one before.
+// Steps of the paper's breakdown (section 8.4), each based on the one before.
 const (
 	stepMixed  = "mixed"
-	stepPlain  = "mixed, no node cache" // only the database's own cache, as in the paper
+	stepPlain  = "mixed, no node cache" // with only the database's own cache, as in the paper
 	stepZones  = "+ zones"
 	stepLeaves = "+ key order"
 	stepCache  = "+ cache"
@@ -219,7 +218,7 @@ func (r *Result) finish() {
 	r.Targets = r.targets()
 }
 
-// ratios are those of the rounds.
+// ratios returns the ratio of each round.
 func ratios(ours, theirs []float64) (all []float64) {
 	for i := range min(len(ours), len(theirs)) {
 		all = append(all, harness.Ratio(ours[i], theirs[i]))
@@ -227,7 +226,7 @@ func ratios(ours, theirs []float64) (all []float64) {
 	return all
 }
 
-// gain is the game's throughput over that of the best fixed split.
+// gain returns the game's throughput over that of the best fixed split.
 func (r *Result) gain(mix string) float64 {
 	game, best := r.cached(gameSplit, mix), 0.0
 	for _, c := range r.Cache {

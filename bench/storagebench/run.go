@@ -12,43 +12,40 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Sizes of slices: short, so that noise that lasts seconds affects all contestants.
+// Sizes of slices. Slices are short, so that noise that lasts seconds affects all contestants.
 const (
 	makeSlice   = 20 // steps
 	loadSlice   = 5
 	writeRounds = 10
 )
 
-// runner makes one run.
+// runner is the state of one run.
 type runner struct {
 	o        Options
 	dir      string
 	progress *harness.Progress
 	ctx      context.Context
-	children []*harness.Process // all children started
+	children []*harness.Process // all children that were started
 	entrants []*entrant         // contestants, Starling last
 	result   *Result
 }
 
-// entrant is a contestant with its measurements.
+// entrant is a contestant and its measurements.
 type entrant struct {
 	*harness.Process
-	seconds float64   // of the blocks
-	rates   []float64 // blocks/s of each round; the last one ends when all are durable
-	cpu     float64   // the same, with background work after the last block
+	seconds float64   // of replaying the blocks
+	rates   []float64 // blocks/s of each round; the last round ends when all blocks are durable
+	cpu     float64   // CPU seconds, including background work after the last block
 	before  answer    // after the load
 	after   answer    // after the blocks
 }
 
-// Run measures, and shows on progress how far it is. Its processes have ended when it returns.
+// Run runs the benchmark, and reports to progress. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
 	r := &runner{o: o, progress: progress, ctx: ctx, result: &Result{
 		Plans: map[string]memoryPlan{}, Chain: o.spec(), Budget: o.budget(), Queries: o.Queries, Cold: o.Cold, Machine: harness.ThisMachine(),
 	}}
-	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
+	err := harness.InFolder(ctx, progress, func(dir string) error {
 		defer func() {
 			for _, c := range r.children {
 				c.End()
@@ -81,7 +78,7 @@ func (r *runner) run() error {
 				return err
 			}
 		}
-		r.endAll() // the next part needs the memory and the disk
+		r.endAll() // free the memory and disk for the next part
 	}
 	if r.o.wants(PartRecovery) {
 		if err := r.recovery(); err != nil {
@@ -105,29 +102,29 @@ func (r *runner) endAll() {
 		c.End()
 	}
 	r.children, r.entrants = nil, nil
-	_ = os.RemoveAll(r.dir) // what cannot be removed now is removed at the end
+	_ = os.RemoveAll(r.dir) // anything left is removed at the end
 }
 
-// child starts a process with a role, in a new folder.
+// child starts a process of this role in a new folder.
 func (r *runner) child(role, dir string, spec Spec) (*harness.Process, error) {
 	own, traces := filepath.Join(r.dir, dir), filepath.Join(r.dir, "requests")
 	for _, d := range []string{own, traces} {
 		if err := os.MkdirAll(d, 0o750); err != nil {
-			return nil, fmt.Errorf("no folder for %s: %w", role, err)
+			return nil, fmt.Errorf("creating the folder of %s: %w", role, err)
 		}
 	}
 	budget := r.o.budget()
 	if strings.HasSuffix(role, tuned) {
 		budget = tunedBudget
 	}
-	p, err := harness.Start(r.ctx, ChildCommand, role, begin{Role: role, Spec: spec, Dir: own, Traces: traces, Budget: budget}, new(answer))
+	p, err := harness.Start(r.ctx, ChildName, role, begin{Role: role, Spec: spec, Dir: own, Traces: traces, Budget: budget}, nil)
 	if err == nil {
 		r.children = append(r.children, p)
 	}
 	return p, err
 }
 
-// make makes the requests, in a process of their own; all contestants then replay them.
+// make makes the requests in a separate process. All contestants then replay them.
 func (r *runner) make() error {
 	spec := r.o.spec()
 	total := spec.LoadSteps + spec.Blocks
@@ -139,7 +136,7 @@ func (r *runner) make() error {
 	}
 	for made := 0; made < total; made += makeSlice {
 		n := min(makeSlice, total-made)
-		if err := p.Ask(request{Op: opMake, N: n}, new(answer)); err != nil {
+		if err := p.Ask(request{Op: opMake, N: n}, nil); err != nil {
 			return err
 		}
 		r.progress.Add(n)
@@ -166,7 +163,7 @@ func (r *runner) start() error {
 	return nil
 }
 
-// slices calls slice in turns, and shows whose turn it is.
+// slices calls slice in turns, and reports whose turn it is.
 func (r *runner) slices(rounds int, slice func(round int, e *entrant) error) error {
 	return harness.InTurns(rounds, r.entrants, func(round int, e *entrant) error {
 		r.progress.Working(e.Name)
@@ -179,7 +176,7 @@ func (e *entrant) ask(q request) (a answer, err error) {
 	return a, err
 }
 
-// load makes the state that the blocks then change, and waits for its compactions.
+// load makes the state that the blocks change, and waits for its compactions.
 func (r *runner) load() error {
 	steps := r.o.spec().LoadSteps
 	r.progress.Begin("load", "steps", (steps+1)*len(r.entrants))
@@ -232,7 +229,7 @@ func (r *runner) blocks() error {
 	for _, e := range r.entrants {
 		r.result.Writes = append(r.result.Writes, r.writeCell(e))
 	}
-	if leaves := r.result.write(nameLeaves); leaves != nil { // writes use no cache
+	if leaves := r.result.write(nameLeaves); leaves != nil { // caches do not affect writes
 		same := *leaves
 		same.Contestant, same.Step = nameLeaves+" "+stepCache, stepCache
 		r.result.Writes = slices.Insert(r.result.Writes, len(r.result.Writes)-1, same)
@@ -251,7 +248,7 @@ func (r *runner) writeCell(e *entrant) WriteCell {
 	if e.Name == nameLeaves || strings.HasPrefix(e.Name, nameStarling) {
 		c.RequestBytes = s.BlockLogical + s.LeafBytes
 	}
-	if c.WrittenBytes == 0 { // without /proc: by the databases' own counts
+	if c.WrittenBytes == 0 { // without /proc, use the databases' own counts
 		c.WrittenBytes = c.Log + c.Flushed + c.Compacted
 	}
 	c.BlocksPerS, c.Rates = harness.Ratio(float64(r.o.Blocks), c.Seconds), e.rates
@@ -262,7 +259,7 @@ func (r *runner) writeCell(e *entrant) WriteCell {
 	return c
 }
 
-// reader is a contestant with a mode of its cache.
+// reader is a contestant with one mode of its cache.
 type reader struct {
 	*entrant
 	step string
@@ -272,7 +269,7 @@ type reader struct {
 func (r *runner) readers() (all []reader) {
 	for _, e := range r.entrants {
 		if strings.HasSuffix(e.Name, tuned) {
-			continue // it would have the state in its caches
+			continue // its caches would hold the state
 		}
 		mode := halves
 		if e.Name == nameStarling {
@@ -289,8 +286,8 @@ func (r *runner) readers() (all []reader) {
 	return all
 }
 
-// reads measures each mix and distribution with all contestants in turn, each with empty caches
-// that some queries fill first.
+// reads measures each mix and distribution with all contestants in turn. Each starts with empty
+// caches, which unmeasured queries fill.
 func (r *runner) reads() error {
 	readers := r.readers()
 	cells := len(mixes) * len(distributions)
@@ -319,7 +316,7 @@ func (r *runner) reads() error {
 	return nil
 }
 
-// query makes queries to a contestant whose caches are empty.
+// query makes queries to a contestant with empty caches.
 func (r *runner) query(e *entrant, mode cacheMode, q request) (a answer, err error) {
 	opened, err := e.ask(request{Op: opReopen, Cache: mode, Cold: r.o.Cold})
 	if err != nil {
@@ -332,12 +329,12 @@ func (r *runner) query(e *entrant, mode cacheMode, q request) (a answer, err err
 	a.Plan = opened.Plan
 	r.progress.Add(a.Done + q.Warm)
 	if a.Wrong > 0 {
-		return a, fmt.Errorf("%s: %d of %d answers are wrong", e.Name, a.Wrong, a.Done)
+		return a, fmt.Errorf("%s: %d of %d results are wrong", e.Name, a.Wrong, a.Done)
 	}
 	return a, nil
 }
 
-// turn is a change of the mix midway: queries of one mix, then as many of the other.
+// turn is a change of the mix midway: queries of one mix, then the same number of another.
 type turn struct{ from, to mix10 }
 
 func (t turn) String() string { return fmt.Sprintf("%s then %s", t.from, t.to) }
@@ -360,8 +357,8 @@ func splitName(eighths int) string {
 	return fmt.Sprintf("%d/8", eighths)
 }
 
-// cache compares the game with fixed splits: the same queries to Starling, each with an empty cache
-// that some queries fill first.
+// cache compares the game with fixed splits. Starling gets the same queries each time, with empty
+// caches that unmeasured queries fill.
 func (r *runner) cache() error {
 	ours := r.entrants[len(r.entrants)-1]
 	r.progress.Begin("cache", "queries", len(splits)*(len(mixes)*2+len(turns)*3)*r.o.Queries)
@@ -400,12 +397,12 @@ func (r *runner) cache() error {
 	return nil
 }
 
-// cacheDistribution is the distribution of queries that compare divisions: without hot keys, no
-// division is better.
+// cacheDistribution is the distribution of the queries that compare divisions. Without hot keys, no
+// division would be better than another.
 const cacheDistribution = distZipf99
 
-// Blocks after the state of a recovery, of which the last are not durable yet when the process is
-// killed.
+// dyingBlocks is the number of blocks after the state of a recovery. The last of them are not
+// durable when the process is killed.
 const dyingBlocks = 130
 
 func (r *runner) recovery() error {
@@ -426,9 +423,9 @@ func (r *runner) recovery() error {
 		r.progress.Add(n)
 	}
 	r.progress.Working("kill")
-	switch err := p.Ask(request{Op: opDie, N: dyingBlocks}, new(answer)); {
+	switch err := p.Ask(request{Op: opDie, N: dyingBlocks}, nil); {
 	case err == nil:
-		return errors.New("recovery: the process that was to be killed has survived")
+		return errors.New("recovery: the process survived being killed")
 	case !p.Ended():
 		return err
 	}
@@ -444,7 +441,7 @@ func (r *runner) recovery() error {
 	r.progress.Add(1)
 	p.End()
 	if a.Height < written.Height {
-		return fmt.Errorf("recovery: the zone is at height %d after the crash, %d was durable", a.Height, written.Height)
+		return fmt.Errorf("recovery: the store is at height %d after the crash, but %d was durable", a.Height, written.Height)
 	}
 	r.result.Recovery = &Recovery{
 		Keys: a.Keys, Seconds: a.Seconds, OpenS: a.Open, Height: a.Height, Lost: int64(spec.LoadSteps+dyingBlocks) - a.Height, DiskBytes: a.Disk,
@@ -453,16 +450,16 @@ func (r *runner) recovery() error {
 	return nil
 }
 
-// Blocks of the commit part. A slice takes as long as the flusher waits at most, so each slice has
-// a flush.
+// Blocks of the commit part. A slice takes as long as the flusher's maximum delay, so each slice
+// includes a flush.
 const (
 	commitSlice   = 50
-	commitBlocks  = 1000 // at most
+	commitBlocks  = 1000 // maximum
 	commitWarm    = 5
 	unpacedBlocks = 2000
 )
 
-// startChainers starts roles that make the chain, and lets each make the load.
+// startChainers starts children that make the chain, and lets each make the load.
 func (r *runner) startChainers(roles ...string) error {
 	spec := r.o.spec()
 	for _, role := range roles {
@@ -474,7 +471,7 @@ func (r *runner) startChainers(roles ...string) error {
 		r.progress.Working(role + ", load")
 		for made := 0; made < spec.LoadSteps; made += loadSlice {
 			n := min(loadSlice, spec.LoadSteps-made)
-			if err := p.Ask(request{Op: opWrite, N: n}, new(answer)); err != nil {
+			if err := p.Ask(request{Op: opWrite, N: n}, nil); err != nil {
 				return err
 			}
 			r.progress.Add(n)
@@ -531,10 +528,10 @@ func (r *runner) commits() error {
 	})
 }
 
-// pagedRounds is the number of slices of commits that are measured, after one that is not.
+// pagedRounds is the number of measured slices of commits, after one that is not measured.
 const pagedRounds = 4
 
-// paged measures a node whose state is four times its memory or more, beside one that has all of it
+// paged compares a node whose state is at least four times its memory with one that has everything
 // in memory: the CPU time of commits until they are durable, and of queries.
 func (r *runner) paged() error {
 	slice := min(commitSlice, r.o.Blocks)
@@ -554,7 +551,7 @@ func (r *runner) paged() error {
 		r.progress.Add(a.Done)
 		if round > 0 {
 			e.cpu += a.CPU
-			pages += a.Pages // the other has none
+			pages += a.Pages // the other node reads none
 		}
 		return err
 	})

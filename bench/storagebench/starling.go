@@ -16,30 +16,30 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// starlingLayout is a node's own: the block zone behind CometBFT's database interface, the state
-// zone without a log.
+// starlingLayout is a node's own layout: the block store behind CometBFT's database interface, and
+// the state store without a log.
 type starlingLayout struct {
 	Spec
 	blocks  *blocks.Zone
 	dbs     map[byte]dbm.DB
 	state   *storage.Zone
 	cache   *sgc.Cache
-	pages   *pages // nil: not open for reading
+	pages   *pages // nil unless open for reading
 	height  int64
-	pending atomic.Int64 // blocks not durable yet
+	pending atomic.Int64 // blocks that are not durable yet
 	memory  memoryPlan
 }
 
 // dbNames are CometBFT's names of its databases.
 var dbNames = map[byte]string{dbBlocks: "blockstore", dbState: "state", dbIndex: "tx_index"}
 
-// Memtables of the block zone: one being written and one being flushed. (Pebble keeps more where
-// flushes are slow.)
+// blockMemtables is the number of memtables of the block store: one being written and one being
+// flushed. (Pebble keeps more if flushes are slow.)
 const blockMemtables = 2
 
 func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingLayout, err error) {
 	l = &starlingLayout{Spec: spec, memory: planPages(budget, 0), dbs: map[byte]dbm.DB{}}
-	// Blocks that wait, those being flushed, and the batch made of them.
+	// Memory for waiting blocks, for blocks being flushed, and for the batch made of them.
 	flush := l.memory.Memtables / 2 / 3
 	so := storage.Options{
 		Logger: errorsOnly{}, CacheBytes: l.memory.BlockCache / 2, FlushBytes: flush, MaxLagBytes: 2 * flush,
@@ -60,7 +60,7 @@ func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingL
 		l.memory = planPages(budget, l.pages.upper())
 		l.cache = r.mode.open(l.memory)
 		l.pages.Cache = l.cache
-		l.pages.byKey = l.pages.Records(l.state.Kept(l.height)) // the zone takes the reference back
+		l.pages.byKey = l.pages.Records(l.state.Kept(l.height)) // l.state.Close releases it
 	}
 	bo := blocks.Options{Logger: errorsOnly{}, Cache: l.cache, CacheBytes: l.memory.BlockCache / 2}
 	bo.MemTableBytes = uint64(l.memory.Memtables / 2 / blockMemtables)
@@ -90,9 +90,8 @@ func (l *starlingLayout) replay(_ int64, data []batch, state batch) error {
 	l.height++
 	b := storage.Block{
 		Meta: storage.Meta{Height: l.height, AppHash: make([]byte, 32), ChunkBytes: avlstar.DefaultChunkBytes, ChainID: "bench"},
-		Done: func() { l.pending.Add(-1) },
 	}
-	var heights []op
+	owner := &blockOwner{pending: &l.pending}
 	for _, o := range state.ops {
 		switch o.kind {
 		case opSet:
@@ -100,19 +99,28 @@ func (l *starlingLayout) replay(_ int64, data []batch, state batch) error {
 		case opDelete:
 			b.Deletes = append(b.Deletes, o.key)
 		case opHeight:
-			heights = append(heights, o)
+			owner.heights = append(owner.heights, o)
 		}
 	}
-	b.Heights = func(yield func([]byte, uint8) bool) {
-		for _, o := range heights {
-			if !yield(o.key, o.value[0]) {
-				return
-			}
-		}
-	}
+	b.Owner = owner
 	l.pending.Add(1)
 	return l.state.Write(b)
 }
+
+// blockOwner is the storage.Owner of a block.
+type blockOwner struct {
+	heights []op
+	pending *atomic.Int64
+}
+
+func (o *blockOwner) TakeHeights(add func(key []byte, height uint8)) {
+	for _, h := range o.heights {
+		add(h.key, h.value[0])
+	}
+}
+
+func (*blockOwner) PinData() []byte { return nil }
+func (o *blockOwner) Done(bool)     { o.pending.Add(-1) }
 
 func writeTo(db dbm.DB, b batch) error {
 	out := db.NewBatch()
@@ -158,7 +166,7 @@ func (l *starlingLayout) tx(height, tx int, use func(record, part []byte) error)
 	return readTx(l.Spec, height, tx, func(db byte, key []byte, use func([]byte) error) error {
 		value, err := l.dbs[db].Get(key)
 		if err != nil {
-			return fmt.Errorf("block zone: %w", err)
+			return fmt.Errorf("block store: %w", err)
 		}
 		return use(value)
 	}, use)

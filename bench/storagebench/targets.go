@@ -1,20 +1,16 @@
 package storagebench
 
-import "fmt"
+import (
+	"fmt"
 
-// Target is a figure to reach.
-type Target struct {
-	Name    string  `json:"name"`
-	Met     bool    `json:"met"`
-	Figure  float64 `json:"figure"`
-	Measure string  `json:"measure"` // the figure in words
-}
+	"github.com/starling-kv/starling/bench/harness"
+)
 
 // targets judges a result. Targets that were not measured are left out.
-func (r *Result) targets() (t []Target) {
+func (r *Result) targets() (t []harness.Target) {
 	atLeast := func(name string, want, figure float64) {
 		if figure > 0 {
-			t = append(t, Target{Name: name, Met: figure >= want, Figure: figure, Measure: fmt.Sprintf("%.3g×", figure)})
+			t = append(t, harness.AtLeast(name, want, figure))
 		}
 	}
 	atLeast("writes at least 2× mixed", 2, r.Summary.WriteRatio)
@@ -22,27 +18,24 @@ func (r *Result) targets() (t []Target) {
 	atLeast("reads of the state at least 4× mixed without its cache of decoded nodes, as in the paper", 4, r.ReadRatioAccPlain)
 	atLeast("reads of block data (10:0, normal-random) not slower than mixed", 1, r.Summary.ReadRatioTx)
 	for _, m := range mixes {
-		// The best of seven fixed splits is also the luckiest of seven measurements.
+		// The best of seven fixed splits is partly the luckiest of seven measurements.
 		atLeast(fmt.Sprintf("the game at least the best fixed split (within %.0f %%) at %s", cacheNoise*100, m), 1-cacheNoise, r.gain(m.String()))
 	}
 	atLeast("the game above the best fixed split when the mix changes midway", 1+cacheNoise, r.Summary.SGCGain)
 	if c := r.Recovery; c != nil {
-		t = append(t, Target{
+		t = append(t, harness.Target{
 			Name: "a start after a crash in under 30 s (set for 10,000,000 keys)", Met: c.Seconds < 30, Figure: c.Seconds,
 			Measure: fmt.Sprintf("%.3g s", c.Seconds),
 		})
 	}
 	if c := r.Commit; c != nil {
-		t = append(t, Target{
+		t = append(t, harness.Target{
 			Name: "durable storage adds at most 10 % to a commit, at the median and at the 99th percentile", Met: c.RatioP50 <= 1.1 && c.RatioP99 <= 1.1, Figure: c.RatioP99,
 			Measure: fmt.Sprintf("p50 %.3g×, p99 %.3g×", c.RatioP50, c.RatioP99),
 		})
 	}
 	if p := r.Paged; p != nil {
-		t = append(t, Target{
-			Name: "a commit in a quarter of the state's memory at most 12× the CPU time of one with all in memory", Met: p.Ratio <= 12, Figure: p.Ratio,
-			Measure: fmt.Sprintf("%.3g×", p.Ratio),
-		})
+		t = append(t, harness.AtMost("a commit with a quarter of the state's memory at most 12× the CPU time of one with everything in memory", 12, p.Ratio))
 	}
 	return t
 }

@@ -14,8 +14,8 @@ type opKind byte
 
 const (
 	opSet    opKind = iota
-	opDelete        // of a leaf, and of its height
-	opHeight        // the height of the inner node with this key, in one byte
+	opDelete        // a leaf and its height
+	opHeight        // height of the inner node with this key, in one byte
 )
 
 type op struct {
@@ -23,7 +23,7 @@ type op struct {
 	key, value []byte
 }
 
-// batch is a set of operations that are written at once.
+// batch is a set of operations that are written together.
 type batch struct {
 	db   byte
 	sync bool
@@ -53,7 +53,7 @@ type traceWriter struct {
 func createTrace(name string) (*traceWriter, error) {
 	f, err := os.Create(name)
 	if err != nil {
-		return nil, fmt.Errorf("no file for requests: %w", err)
+		return nil, fmt.Errorf("creating the file of requests: %w", err)
 	}
 	return &traceWriter{file: f, w: bufio.NewWriterSize(f, 1<<20)}, nil
 }
@@ -81,8 +81,8 @@ func (t *traceWriter) write(step []batch) error {
 
 func (t *traceWriter) close() error { return errors.Join(t.w.Flush(), t.file.Close()) }
 
-// traceReader reads ahead, so that a replay waits only for its database. The steps that it returns
-// are the receiver's to keep.
+// traceReader reads ahead, so that a replay waits only for its database. The receiver may keep the
+// steps that it returns.
 type traceReader struct {
 	steps chan readStep
 	stop  chan struct{}
@@ -99,7 +99,7 @@ const readAhead = 4
 func openTrace(name string) (*traceReader, error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return nil, fmt.Errorf("no requests: %w", err)
+		return nil, fmt.Errorf("opening the requests: %w", err)
 	}
 	t := &traceReader{steps: make(chan readStep, readAhead), stop: make(chan struct{})}
 	go func() {

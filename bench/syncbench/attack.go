@@ -10,29 +10,30 @@ import (
 	"sync"
 	"time"
 
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
 )
 
-// ServeKinds are the attackers of a validator that serves. They come from six hosts, but for those
-// that only connect, who are two.
+// ServeKinds are the attacks on a validator that serves. Attackers use six hosts, except for
+// pending, which uses two.
 //
-//	pending  64 connections that say nothing
+//	pending  64 TCP connections without a handshake
 //	idle     96 authenticated connections without requests
 //	bytes    requests for one byte of a chunk, 192 at a time
-//	bodies   32 requests whose bodies of 1 MiB are announced and never come
-//	unread   32 connections that request chunks and read no answer
+//	bodies   32 requests that announce bodies of 1 MiB and never send them
+//	unread   32 connections that request chunks and do not read the responses
 var ServeKinds = []string{"pending", "idle", "bytes", "bodies", "unread"}
 
-// attackHosts are the hosts of attackers; each has the address 127.0.0.(attackFrom + i).
+// attackHosts is the number of the attackers' hosts; host i has the address 127.0.0.(attackFrom +
+// i).
 const attackHosts, attackFrom = 6, 100
 
-// comeBack is how long an attacker waits before it connects again, so that attackers are no flood
-// of connections.
+// comeBack is the pause before an attacker reconnects, so that the attack is not a connection
+// flood.
 const comeBack = 250 * time.Millisecond
 
-// attackers are those of one kind: how many, from how many hosts, and what one does with the
-// address of its victim until it is thrown out.
+// attackers describes the attackers of one kind: their number, the number of their hosts, and what
+// each does with the address of its victim until it is disconnected.
 type attackers struct {
 	n, hosts int
 	visit    func(ctx context.Context, host string, t Target) error
@@ -50,7 +51,7 @@ var attacks = map[string]attackers{
 		}
 		defer context.AfterFunc(ctx, func() { _ = c.Close() })()
 		defer c.Close()
-		_, err = c.Read(make([]byte, 1)) // until it is closed
+		_, err = c.Read(make([]byte, 1)) // blocks until the victim closes the connection
 		return err
 	}},
 	"idle": {96, attackHosts, func(ctx context.Context, host string, t Target) error {
@@ -60,7 +61,7 @@ var attacks = map[string]attackers{
 		return connected(ctx, host, t, nil, func(ctx context.Context, conn transport.Conn) error {
 			return flood(ctx, conn, 8, func(height []byte, k uint32, bytes uint32) ([]byte, int) {
 				b := chunkBody(height, k, 1)
-				binary.BigEndian.PutUint32(b[12:], rand.Uint32N(bytes)) //nolint:gosec // any byte will do
+				binary.BigEndian.PutUint32(b[12:], rand.Uint32N(bytes)) //nolint:gosec // not used for security
 				return b, 1
 			})
 		})
@@ -69,7 +70,7 @@ var attacks = map[string]attackers{
 		s := &stingy{closed: make(chan struct{})}
 		return connected(ctx, host, t, s, func(ctx context.Context, conn transport.Conn) error {
 			s.stop(false, true)
-			_, err := conn.Call(ctx, transport.Call{Method: fastsync.MethodStatus, Body: make([]byte, transport.MaxBody), Max: 1})
+			_, err := conn.Call(ctx, transport.Call{Method: protocol.MethodStatus, Body: make([]byte, transport.MaxBody), Max: 1})
 			return err
 		})
 	}},
@@ -84,7 +85,7 @@ var attacks = map[string]attackers{
 	}},
 }
 
-// siegeOf begins an attack; end ends it.
+// siegeOf starts an attack; end stops it.
 func siegeOf(kind string, t Target) (end func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
@@ -96,7 +97,7 @@ func siegeOf(kind string, t Target) (end func()) {
 			host := loopback(attackFrom + i%a.hosts)
 			all.Go(func() {
 				for ctx.Err() == nil {
-					_ = a.visit(ctx, host, t) // whatever it was thrown out for, it comes back
+					_ = a.visit(ctx, host, t) // reconnect after every disconnect
 					select {
 					case <-ctx.Done():
 					case <-time.After(comeBack):
@@ -108,7 +109,7 @@ func siegeOf(kind string, t Target) (end func()) {
 	return func() { cancel(); all.Wait() }
 }
 
-// connected dials from host, and calls do until it returns or the connection ends.
+// connected dials from host, and calls do until do returns or the connection ends.
 func connected(ctx context.Context, host string, t Target, s *stingy, do func(context.Context, transport.Conn) error) error {
 	a, err := t.addresses()
 	if err != nil {
@@ -131,7 +132,7 @@ func connected(ctx context.Context, host string, t Target, s *stingy, do func(co
 	defer conn.Close()
 	ctx, cancel = context.WithCancel(ctx)
 	defer cancel()
-	go func() { // it ends with ctx
+	go func() { // ends with ctx
 		select {
 		case <-conn.Done():
 			cancel()
@@ -141,8 +142,8 @@ func connected(ctx context.Context, host string, t Target, s *stingy, do func(co
 	return do(ctx, conn)
 }
 
-// flood requests something of random chunks of the newest snapshot, n requests at a time, until ctx
-// ends. ask returns the body of a request about chunk k, and the length of its answer.
+// flood requests parts of random chunks of the newest snapshot, n at a time, until ctx ends. ask
+// returns the body of a request for chunk k, and the length of its response.
 func flood(ctx context.Context, conn transport.Conn, n int, ask func(height []byte, k, bytes uint32) (body []byte, answer int)) error {
 	newest, err := newestSnapshot(ctx, conn)
 	if err != nil {
@@ -156,11 +157,11 @@ func flood(ctx context.Context, conn transport.Conn, n int, ask func(height []by
 	for range n {
 		callers.Go(func() {
 			for ctx.Err() == nil {
-				k := rand.Uint32N(uint32(len(m.Entries))) //nolint:gosec // any chunk will do
+				k := rand.Uint32N(uint32(len(m.Entries))) //nolint:gosec // not used for security
 				body, length := ask(height, k, uint32(m.Entries[k].Root.Bytes))
-				_, err := conn.Call(ctx, transport.Call{Method: fastsync.MethodChunk, Body: body, Into: make([]byte, length)})
+				_, err := conn.Call(ctx, transport.Call{Method: protocol.MethodChunk, Body: body, Into: make([]byte, length)})
 				if errors.Is(err, transport.ErrGone) {
-					return // another snapshot, with another connection
+					return // reconnect and use another snapshot
 				}
 			}
 		})
@@ -169,18 +170,19 @@ func flood(ctx context.Context, conn transport.Conn, n int, ask func(height []by
 	return nil
 }
 
-// stingy is a connection that stops to read, or to write after what a request begins with.
+// stingy is a connection that stops reading, or that stops writing after the beginning of a
+// request.
 type stingy struct {
 	net.Conn
 	mu      sync.Mutex
-	reading bool // stopped
-	writing bool // stopped, but for left bytes
+	reading bool // reads are stopped
+	writing bool // writes are stopped after left more bytes
 	left    int
 	closed  chan struct{}
 	closing sync.Once
 }
 
-// stop ends reads, writes, or both.
+// stop stops reads, writes, or both.
 func (s *stingy) stop(reads, writes bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,45 +16,46 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/statesync"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/protocol"
+	"github.com/starling-kv/starling/statesync/serve"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// JoinKinds are the attackers among which a node joins.
+// JoinKinds are the attacks on a node that joins.
 //
-//	dawdle   40 that send the true manifest at 64 bytes a second
-//	garbage  40 that lie as `byzantine` does
-//	sybils   128 that give one true chunk each, and are busy from then on
-//	proxy    a relay that tells the honest peer's id at a proxy of 16 KB/s, and is told first
+//	dawdle   40 peers that send the true manifest at 64 bytes per second
+//	garbage  40 peers that send invalid responses, as in `byzantine`
+//	sybils   128 peers that send one true chunk each, and are busy afterwards
+//	proxy    a relay, listed first, that advertises the honest peer's ID at a proxy limited to 16 KB/s
 var JoinKinds = []string{"dawdle", "garbage", "sybils", "proxy"}
 
 const (
 	dawdlers, garbagers, sybils = 40, 40, 128
 
-	dawdleRate   = 64 // bytes a second
+	dawdleRate   = 64 // bytes per second
 	proxyRate    = 16 << 10
 	peersAHost   = 8
-	toldByARelay = 60 // an answer has room for 64 addresses
+	toldByARelay = 60 // a response has room for 64 addresses
 )
 
-// besieger is everybody who attacks.
+// besieger runs all attackers.
 type besieger struct {
 	version *avlstar.Version
 	servers []*server
 	proxies []io.Closer
-	attack  func() // ends the attack on a server; nil: there is none
+	attack  func() // stops the attack on a server; nil: no attack
 }
 
-// besiege ends the attackers among which the last join was, and makes those of kind (empty: none).
-// It answers with the target of the next join: relays that know the honest peers of t, and the
+// besiege stops the attackers of the previous join, and starts those of r.Kind (empty: none). It
+// returns the target of the next join: relays that advertise the honest peers of r.Target and the
 // attackers.
 func (b *besieger) besiege(r request) (a answer, err error) {
 	if err := b.retreat(); err != nil || r.Kind == "" {
 		return a, err
 	}
 	everybody := slices.Clone(r.Target.Peers)
-	var first []string // told by a relay of the attackers
+	var first []string // peers advertised by the attackers' own relay
 	for _, kind := range JoinKinds {
 		if kind != r.Kind && r.Kind != mixed {
 			continue
@@ -77,14 +78,14 @@ func (b *besieger) besiege(r request) (a answer, err error) {
 		}
 		everybody = append(everybody, more...)
 	}
-	rng := mathrand.New(mathrand.NewPCG(r.Seed, 0)) //nolint:gosec // the same every time, by the seed
+	rng := mathrand.New(mathrand.NewPCG(r.Seed, 0)) //nolint:gosec // reproducible by its seed
 	rng.Shuffle(len(everybody), func(i, j int) { everybody[i], everybody[j] = everybody[j], everybody[i] })
 	a.Target = r.Target
 	a.Target.Peers, err = b.relays(first, everybody)
 	return a, err
 }
 
-// serve starts n peers over the true state, peersAHost to a loopback address.
+// serve starts n peers that serve the true state, peersAHost per loopback address.
 func (b *besieger) serve(n int, o tcp.Options, wrap func(i int, h transport.Handler) transport.Handler) ([]string, error) {
 	s := serveOnly(b.version)
 	b.servers = append(b.servers, s)
@@ -100,20 +101,20 @@ func (b *besieger) serve(n int, o tcp.Options, wrap func(i int, h transport.Hand
 	return s.target.Peers, nil
 }
 
-// loopback is 127.0.0.n.
+// loopback returns the address 127.0.0.n.
 func loopback(n int) string { return fmt.Sprintf("127.0.0.%d", n) }
 
-// manyLoopbacks returns an error if this system has one loopback address only.
+// manyLoopbacks returns an error if this system has only one loopback address.
 func manyLoopbacks() error {
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", net.JoinHostPort(loopback(attackFrom), "0"))
 	if err != nil {
-		return fmt.Errorf("attackers need loopback addresses of their own, as Linux has them: %w", err)
+		return fmt.Errorf("attackers need separate loopback addresses, as on Linux: %w", err)
 	}
 	return l.Close()
 }
 
-// relays starts peers that serve nothing, and tell the addresses of others. first has one of its
-// own.
+// relays starts peers that serve no state but advertise other peers. The peers in first, if any,
+// get a relay of their own, which is listed first.
 func (b *besieger) relays(first, everybody []string) (relays []string, err error) {
 	lists := slices.Collect(slices.Chunk(everybody, toldByARelay))
 	if len(first) > 0 {
@@ -125,7 +126,7 @@ func (b *besieger) relays(first, everybody []string) (relays []string, err error
 			return nil, err
 		}
 		s := &server{snapshots: statesync.NewManager(statesync.Options{Interval: servedHeight, Keep: 1}), mux: new(transport.Mux), target: Target{ChainID: chainID}}
-		fastsync.NewServer(fastsync.ServerOptions{Snapshots: s.snapshots, Peers: func() []transport.Address { return known }}).Register(s.mux)
+		serve.New(serve.Options{Snapshots: s.snapshots, Peers: func() []transport.Address { return known }}).Register(s.mux)
 		b.servers = append(b.servers, s)
 		if err := s.listen(tcp.Options{}, nil); err != nil {
 			return nil, err
@@ -135,7 +136,8 @@ func (b *besieger) relays(first, everybody []string) (relays []string, err error
 	return relays, nil
 }
 
-// proxied puts a slow proxy in front of each peer, and returns their ids at the proxies.
+// proxied starts a slow proxy for each peer, and returns addresses with the peers' IDs at the
+// proxies.
 func (b *besieger) proxied(peers []string) (told []string, err error) {
 	addresses, err := Target{Peers: peers}.addresses()
 	if err != nil {
@@ -152,7 +154,7 @@ func (b *besieger) proxied(peers []string) (told []string, err error) {
 	return told, nil
 }
 
-// retreat ends the peers of the last join.
+// retreat stops the attackers of the last join.
 func (b *besieger) retreat() (err error) {
 	for _, s := range b.servers {
 		err = errors.Join(err, s.close())
@@ -171,7 +173,7 @@ func (b *besieger) close() error {
 	return b.retreat()
 }
 
-// oneChunk is an honest handler until it has given a chunk. From then on it is busy.
+// oneChunk is an honest handler until it has sent a chunk. Afterwards it is busy.
 type oneChunk struct {
 	transport.Handler
 	gave atomic.Bool
@@ -179,7 +181,7 @@ type oneChunk struct {
 
 // Serve implements transport.Handler.
 func (o *oneChunk) Serve(ctx context.Context, r transport.Request) ([]byte, error) {
-	if r.Method == fastsync.MethodChunk && o.gave.Swap(true) {
+	if r.Method == protocol.MethodChunk && o.gave.Swap(true) {
 		return nil, transport.ErrBusy
 	}
 	return o.Handler.Serve(ctx, r)
@@ -190,7 +192,7 @@ type proxy struct {
 	net.Listener
 	to   string
 	wg   sync.WaitGroup
-	open sync.Map // net.Conn → nothing
+	open sync.Map // net.Conn → struct{}
 }
 
 func newProxy(host, to string) (*proxy, error) {
@@ -203,7 +205,7 @@ func newProxy(host, to string) (*proxy, error) {
 		for {
 			c, err := l.Accept()
 			if err != nil {
-				return // closed
+				return // the listener is closed
 			}
 			p.wg.Go(func() { p.forward(c) })
 		}
@@ -214,7 +216,7 @@ func newProxy(host, to string) (*proxy, error) {
 func (p *proxy) forward(in net.Conn) {
 	out, err := (&net.Dialer{}).Dial("tcp", p.to)
 	if err != nil {
-		_ = in.Close() // the peer is gone
+		_ = in.Close() // the peer has ended
 		return
 	}
 	for _, c := range []net.Conn{in, out} {
@@ -226,7 +228,7 @@ func (p *proxy) forward(in net.Conn) {
 		return func() {
 			defer from.Close()
 			defer to.Close()
-			const turns = 10 // in a second
+			const turns = 10 // per second
 			piece := make([]byte, proxyRate/turns)
 			turn := time.NewTicker(time.Second / turns)
 			defer turn.Stop()
@@ -243,7 +245,7 @@ func (p *proxy) forward(in net.Conn) {
 	both.Wait()
 }
 
-// Close ends the proxy and what it forwards.
+// Close closes the proxy and all its connections.
 func (p *proxy) Close() error {
 	err := p.Listener.Close()
 	p.open.Range(func(c, _ any) bool { return c.(net.Conn).Close() == nil || true })
@@ -251,8 +253,8 @@ func (p *proxy) Close() error {
 	return err
 }
 
-// dialFrom makes a dialer with a new node key at a loopback address. wrap wraps its connections;
-// nil: they are used as they are.
+// dialFrom returns a dialer with a new node key at a loopback address. wrap wraps the dialer's
+// connections; nil: unwrapped.
 func dialFrom(host string, wrap func(net.Conn) net.Conn) (transport.Dialer, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {

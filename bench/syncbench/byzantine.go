@@ -2,104 +2,80 @@ package syncbench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// ByzantineOptions are the options of a run against liars.
+// ByzantineOptions configure a run with Byzantine peers.
 type ByzantineOptions struct {
 	Keys   int
 	Seed   uint64
 	Peers  int
-	Lying  []int    // numbers of liars, one row each
-	Lies   []string // taken in turn by the liars
-	Repeat int      // joins of each row
-	Limit  float64  // seconds after which a join counts as one that does not end
-	Dir    string
+	Lying  []int    // numbers of Byzantine peers, one row each
+	Lies   []string // what Byzantine peers do, in turn
+	Repeat int      // joins per row
+	Limit  float64  // time limit of a join in seconds; later it counts as unended
 }
 
-// DefaultLying is the paper's Fig. 7, and more.
-var DefaultLying = []int{0, 1, 5, 10, 20, 26, 79}
-
-const (
-	maxPeers = 1000
-	maxLimit = 100_000 // seconds
-)
-
-// Check returns an error that names the flag that is out of range, and the range.
-func (o ByzantineOptions) Check() error {
-	if err := checkKeys(o.Keys); err != nil {
-		return err
-	}
-	switch {
-	case o.Peers < 1 || o.Peers > maxPeers:
-		return fmt.Errorf("--peers is %d, it must be from 1 to %d", o.Peers, maxPeers)
-	case o.Repeat < 1 || o.Repeat > maxRepeat:
-		return fmt.Errorf("--repeat is %d, it must be from 1 to %d", o.Repeat, maxRepeat)
-	case !(o.Limit >= 1 && o.Limit <= maxLimit):
-		return fmt.Errorf("--limit is %v s, it must be from 1 to %d", o.Limit, maxLimit)
-	case len(o.Lying) == 0:
-		return errors.New("--lying names no number of liars")
-	case len(o.Lies) == 0:
-		return fmt.Errorf("--lies names none, it knows %q", Lies)
-	}
-	for i, n := range o.Lying {
-		switch {
-		case n < 0 || n >= o.Peers:
-			return fmt.Errorf("--lying names %d of %d peers: at least one must be honest", n, o.Peers)
-		case slices.Contains(o.Lying[:i], n):
-			return fmt.Errorf("--lying names %d twice, once is enough", n)
+// Flags adds the flags of byzantine. The numbers of Byzantine peers are those in Fig. 7 of the
+// paper, and 79.
+func (o *ByzantineOptions) Flags(f *harness.Flags) {
+	keys(f, &o.Keys)
+	f.Int(&o.Peers, "peers", 80, 1, 1000, "number of peers to join from")
+	f.Ints(&o.Lying, "lying", []int{0, 1, 5, 10, 20, 26, 79}, 0, 999, "numbers of peers that send invalid chunks, one row each")
+	f.Names(&o.Lies, "lies", Lies, Lies, "kinds of invalid responses, assigned in turn")
+	f.Int(&o.Repeat, "repeat", 5, 1, 100, "joins per row; the row has the one of median time")
+	f.Float(&o.Limit, "limit", 300, 1, 100_000, "time limit of a join in seconds; later it counts as unended")
+	f.Seed(&o.Seed)
+	f.Also(func() error {
+		if most := slices.Max(o.Lying); most >= o.Peers {
+			return fmt.Errorf("--lying has %d of %d peers: at least one must be honest", most, o.Peers)
 		}
-	}
-	for _, lie := range o.Lies {
-		if !slices.Contains(Lies, lie) {
-			return fmt.Errorf("--lies names %q, it knows %q", lie, Lies)
+		if len(o.Lies) == 0 {
+			return fmt.Errorf("--lies is empty, it takes %s", strings.Join(Lies, ", "))
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // ByzantineResult is the outcome of a run.
 type ByzantineResult struct {
-	Keys    int             `json:"keys"`
-	Peers   int             `json:"peers"`
-	Lies    []string        `json:"lies"`
-	Rows    []LyingRow      `json:"rows"`
-	Seed    uint64          `json:"seed"`
-	Repeat  int             `json:"repeat"`
-	Limit   float64         `json:"limit_s"`
-	Machine harness.Machine `json:"machine"`
-	Goals   []Goal          `json:"targets"`
+	Keys    int              `json:"keys"`
+	Peers   int              `json:"peers"`
+	Lies    []string         `json:"lies"`
+	Rows    []LyingRow       `json:"rows"`
+	Seed    uint64           `json:"seed"`
+	Repeat  int              `json:"repeat"`
+	Limit   float64          `json:"limit_s"`
+	Machine harness.Machine  `json:"machine"`
+	Targets []harness.Target `json:"targets"`
 }
 
-// LyingRow is the join of the median time, with one number of liars.
+// LyingRow has the join of median time with one number of Byzantine peers.
 type LyingRow struct {
 	Lying     int       `json:"lying"`
 	StarlingS float64   `json:"starling_s"`
-	Ratio     float64   `json:"ratio"` // to the honest row, or 0 without one
+	Ratio     float64   `json:"ratio"` // relative to the honest row, or 0 without one
 	Chunks    int       `json:"chunks"`
 	Refetched int       `json:"refetched"` // chunks re-requested
-	Bytes     int64     `json:"bytes"`     // received
+	Bytes     int64     `json:"bytes"`     // bytes received
 	Wasted    int64     `json:"wasted_bytes"`
 	Banned    int       `json:"banned"`
 	Unended   int       `json:"unended"` // joins that did not end within the limit
-	CPUS      float64   `json:"cpu_s"`   // of all peers and the joiner
-	Seconds   []float64 `json:"seconds"` // of each join
+	CPUS      float64   `json:"cpu_s"`   // all peers and the joiner
+	Seconds   []float64 `json:"seconds"` // for each join
 }
 
-// RunByzantine measures joins from many peers, of which some lie. The peers are in one process,
-// over one version.
+// RunByzantine measures joins from many peers, some of them Byzantine. The peers share one process
+// and one version of the state.
 func RunByzantine(ctx context.Context, o ByzantineOptions, progress *harness.Progress) (*ByzantineResult, error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
 	result := &ByzantineResult{Keys: o.Keys, Peers: o.Peers, Lies: o.Lies, Seed: o.Seed, Repeat: o.Repeat, Limit: o.Limit, Machine: harness.ThisMachine()}
-	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
+	err := harness.InFolder(ctx, progress, func(dir string) error {
 		r := &runner{o: Options{Keys: o.Keys, Seed: o.Seed}, dir: dir, progress: progress}
 		server, err := r.startLoaded(ctx, roleServer)
 		if err != nil {
@@ -109,11 +85,11 @@ func RunByzantine(ctx context.Context, o ByzantineOptions, progress *harness.Pro
 		progress.Begin("join", "joins", len(o.Lying)*o.Repeat)
 		joins := make([][]joined, len(o.Lying))
 		for round := range o.Repeat {
-			for i := range o.Lying { // in turns; each round starts with another row
+			for i := range o.Lying { // rows take turns; each round starts with a different row
 				i = (i + round) % len(o.Lying)
 				j, err := r.joinLiars(ctx, server, o, o.Lying[i])
 				if err != nil {
-					return fmt.Errorf("%d of %d peers lie: %w", o.Lying[i], o.Peers, err)
+					return fmt.Errorf("with %d of %d peers Byzantine: %w", o.Lying[i], o.Peers, err)
 				}
 				joins[i] = append(joins[i], j)
 			}
@@ -130,10 +106,10 @@ func RunByzantine(ctx context.Context, o ByzantineOptions, progress *harness.Pro
 	return result, nil
 }
 
-// joinLiars opens new peers, so that none is known as a liar. The seed shuffles honest ones and
-// liars in the joiner's list.
+// joinLiars starts new peers, so that none is banned yet. The seed shuffles honest and Byzantine
+// peers in the joiner's list.
 func (r *runner) joinLiars(ctx context.Context, server *harness.Process, o ByzantineOptions, lying int) (j joined, err error) {
-	r.progress.Working(fmt.Sprintf("%d of %d lie", lying, o.Peers))
+	r.progress.Working(fmt.Sprintf("%d of %d Byzantine", lying, o.Peers))
 	q := request{Op: opServe, Peers: o.Peers}
 	for i := range lying {
 		q.Lies = append(q.Lies, o.Lies[i%len(o.Lies)])
@@ -143,7 +119,7 @@ func (r *runner) joinLiars(ctx context.Context, server *harness.Process, o Byzan
 		return j, err
 	}
 	t := serving.Target
-	rng := rand.New(rand.NewPCG(o.Seed, uint64(lying))) //nolint:gosec // the same every time, by the seed
+	rng := rand.New(rand.NewPCG(o.Seed, uint64(lying))) //nolint:gosec // reproducible by its seed
 	rng.Shuffle(len(t.Peers), func(a, b int) { t.Peers[a], t.Peers[b] = t.Peers[b], t.Peers[a] })
 	j, err = r.join(ctx, server, request{Op: opJoin, Target: t, LimitS: o.Limit}, fmt.Sprint(lying))
 	r.progress.Add(1)
@@ -165,7 +141,7 @@ func rowOf(lying int, joins []joined) LyingRow {
 	return row
 }
 
-// judge compares the rows with the honest one.
+// judge compares the rows with the honest row.
 func (r *ByzantineResult) judge() {
 	honest := slices.IndexFunc(r.Rows, func(row LyingRow) bool { return row.Lying == 0 })
 	for i, row := range r.Rows {
@@ -174,19 +150,19 @@ func (r *ByzantineResult) judge() {
 		}
 		switch {
 		case row.Lying == 26 && honest >= 0:
-			r.Goals = append(r.Goals, atMost("with 26 liars at most 1.25× the honest time", 1.25, r.Rows[i].Ratio))
+			r.Targets = append(r.Targets, harness.AtMost("with 26 Byzantine peers at most 1.25× the honest time", 1.25, r.Rows[i].Ratio))
 		case row.Lying == 79:
-			r.Goals = append(r.Goals, Goal{
-				Name: "with 79 liars it still ends", Met: row.Unended == 0, Figure: row.StarlingS, Measure: fmt.Sprintf("%.3g s", row.StarlingS),
+			r.Targets = append(r.Targets, harness.Target{
+				Name: "with 79 Byzantine peers the join ends", Met: row.Unended == 0, Figure: row.StarlingS, Measure: fmt.Sprintf("%.3g s", row.StarlingS),
 			})
 		}
 	}
 }
 
-// Print writes the table, notes on how to read it, and the targets.
+// Print writes the table, notes that explain it, and the targets.
 func (r *ByzantineResult) Print(out io.Writer) {
 	cells := [][]string{{
-		fmt.Sprintf("%s keys, of %d peers lie", harness.Group(r.Keys), r.Peers), "join, s", "×", "chunks", "refetched", "bytes, MB", "wasted, MB", "banned", "CPU, s", "unended",
+		fmt.Sprintf("%s keys, Byzantine of %d peers", harness.Group(r.Keys), r.Peers), "join, s", "×", "chunks", "refetched", "bytes, MB", "wasted, MB", "banned", "CPU, s", "unended",
 	}}
 	for _, row := range r.Rows {
 		cells = append(cells, []string{
@@ -196,10 +172,10 @@ func (r *ByzantineResult) Print(out io.Writer) {
 	}
 	harness.PrintAligned(out, cells)
 	fmt.Fprintf(out, `
-×        over the honest time
-join     from connecting to durable, verified state; all peers are in one process over one version, the joiner in another; the median of %d
-unended  joins that were given up after %g s
-lies     taken in turn by the liars: %q
+×        relative to the honest time
+join     from connecting to durable, verified state; all peers share one process and one version, the joiner has its own; the median of %d
+unended  joins that were aborted after %g s
+lies     what Byzantine peers do, in turn: %q
 `, r.Repeat, r.Limit, r.Lies)
-	printGoals(out, "80 peers and 1,000,000 keys", r.Goals)
+	harness.PrintTargets(out, "80 peers and 1,000,000 keys", r.Targets)
 }

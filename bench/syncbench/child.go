@@ -1,9 +1,9 @@
 package syncbench
 
 import (
+	"bufio"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,19 +18,20 @@ import (
 	"github.com/starling-kv/starling/bench/contestant"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
+	"github.com/starling-kv/starling/internal/child"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// ChildCommand is the hidden command with which this program runs itself for each role.
-const ChildCommand = "sync-contestant"
+// ChildName is the name of the child processes.
+const ChildName = "sync"
 
-// child is one role.
-type child struct {
+// worker is a child with one role.
+type worker struct {
 	begin
 	work    *workload.Workload
 	newest  *avlstar.Version      // server
-	server  *server               // server, once it serves
+	server  *server               // server, while it serves
 	memiavl contestant.Contestant // memiavl
 
 	validator *validator
@@ -38,22 +39,15 @@ type child struct {
 	besieger  *besieger
 }
 
-// Serve is the child: it answers requests until there are no more.
-func Serve(in io.Reader, out io.Writer) (err error) {
-	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
-	c := &child{}
-	if err := requests.Decode(&c.begin); err != nil {
-		return fmt.Errorf("only starling-bench itself runs this command; run 'starling-bench sync': %w", err)
-	}
-	opened := c.open()
-	if err := answers.Encode(c.answer(request{Op: opBegin}, opened)); err != nil || opened != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.close()) }()
-	return harness.Serve(requests, answers, func(r request) answer { return c.answer(r, nil) })
+// Serve runs a child process.
+func Serve(in io.Reader, out io.Writer) error {
+	return child.Run(in, out, func(b begin) (child.Worker[request, answer], answer, error) {
+		w := &worker{begin: b}
+		return w, answer{}, w.open()
+	})
 }
 
-func (c *child) open() (err error) {
+func (c *worker) open() (err error) {
 	switch c.Role {
 	case roleServer, roleBesieger:
 		if c.newest, err = avlstar.Empty(cmp.Or(c.ChunkBytes, avlstar.DefaultChunkBytes)); err != nil {
@@ -72,13 +66,14 @@ func (c *child) open() (err error) {
 	case roleJoiner, roleImporter:
 		return nil
 	default:
-		return fmt.Errorf("no such role: %q", c.Role)
+		return fmt.Errorf("unknown role %q", c.Role)
 	}
 	c.work, err = workload.New(c.Spec, 0)
 	return err
 }
 
-func (c *child) close() (err error) {
+// Close implements child.Worker.
+func (c *worker) Close() (err error) {
 	if c.server != nil {
 		err = c.server.close()
 	}
@@ -100,28 +95,21 @@ func (c *child) close() (err error) {
 	return err
 }
 
-func (c *child) answer(r request, err error) answer {
-	var a answer
-	if err == nil {
-		a, err = c.do(r)
-	}
-	if err != nil {
-		return answer{Error: fmt.Sprintf("%s: %v", r.Op, err)}
-	}
+// Do implements child.Worker.
+func (c *worker) Do(r request, _ *bufio.Reader) (answer, error) {
+	a, err := c.do(r)
 	a.RSS = harness.OwnMemory().Peak
-	return a
+	return a, err
 }
 
-func (c *child) do(r request) (answer, error) {
+func (c *worker) do(r request) (answer, error) {
 	switch {
-	case c.validator != nil && r.Op != opBegin:
+	case c.validator != nil:
 		return c.validator.do(r)
-	case c.downloads != nil && r.Op != opBegin:
+	case c.downloads != nil:
 		return c.downloads.do(r)
-	case r.Op == opBegin:
-		return answer{}, nil
 	case r.Op == opUsage:
-		return answer{CPU: cpuTime().Seconds()}, nil
+		return answer{CPU: harness.CPUTime().Seconds()}, nil
 	case r.Op == opLoad && c.work != nil:
 		return c.load(r.N)
 	case r.Op == opServe && c.newest != nil:
@@ -135,10 +123,10 @@ func (c *child) do(r request) (answer, error) {
 	case r.Op == opJoin && c.Role == roleJoiner:
 		return c.join(r)
 	}
-	return answer{}, fmt.Errorf("a %s has no such request", c.Role)
+	return answer{}, fmt.Errorf("unknown request for a %s: %q", c.Role, r.Op)
 }
 
-func (c *child) load(n int) (a answer, err error) {
+func (c *worker) load(n int) (a answer, err error) {
 	for ; a.Done < n && !c.work.Loaded(); a.Done++ {
 		changes := c.work.Next()
 		if c.memiavl != nil {
@@ -167,14 +155,14 @@ func applied(v *avlstar.Version, changes []workload.Change) (*avlstar.Version, e
 	return next, nil
 }
 
-// serve listens on new addresses. The last peers are the liars.
-func (c *child) serve(r request) (a answer, err error) {
+// serve listens on new addresses. The last peers are Byzantine.
+func (c *worker) serve(r request) (a answer, err error) {
 	if c.server == nil {
 		if err := checkLen(c.newest.Len(), c.Spec.Keys); err != nil {
 			return a, err
 		}
 		c.server = serveOnly(c.newest)
-		debug.FreeOSMemory() // garbage of the load is no memory of a server
+		debug.FreeOSMemory() // the load's garbage must not count as the server's memory
 	}
 	if err := c.server.silence(); err != nil {
 		return a, err
@@ -189,12 +177,12 @@ func (c *child) serve(r request) (a answer, err error) {
 		}
 	}
 	a.Target = c.server.target
-	runtime.GC() // garbage so far is not the join's
+	runtime.GC() // earlier garbage must not count for the join
 	return a, nil
 }
 
-// besiege begins and ends attacks.
-func (c *child) besiege(r request) (answer, error) {
+// besiege starts and stops attacks.
+func (c *worker) besiege(r request) (answer, error) {
 	if c.besieger == nil {
 		if err := checkLen(c.newest.Len(), c.Spec.Keys); err != nil {
 			return answer{}, err
@@ -211,47 +199,47 @@ func (c *child) besiege(r request) (answer, error) {
 	return answer{}, nil
 }
 
-// join makes one join, into a new folder.
-func (c *child) join(r request) (a answer, err error) {
+// join makes one join into a new folder.
+func (c *worker) join(r request) (a answer, err error) {
 	dir := filepath.Join(c.Dir, "state")
 	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return a, fmt.Errorf("no folder for the joined state: %w", err)
+		return a, fmt.Errorf("creating a folder for the joined state: %w", err)
 	}
-	ctx := context.Background() // the parent kills this process if it gives up
+	ctx := context.Background() // the parent kills this process to cancel
 	if r.LimitS > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.LimitS*float64(time.Second)))
 		defer cancel()
 	}
-	cpu, from := cpuTime(), time.Now()
+	cpu, from := harness.CPUTime(), time.Now()
 	var blocks *settlingBlocks
 	if r.Commit {
 		blocks = &settlingBlocks{rng: rand.New(rand.NewPCG(c.Spec.Seed, 0))}
 	}
 	a.Stats, err = join(ctx, r.Target, dir, r.Memory, blocks)
-	a.Seconds, a.CPU = time.Since(from).Seconds(), (cpuTime() - cpu).Seconds()
+	a.Seconds, a.CPU = time.Since(from).Seconds(), (harness.CPUTime() - cpu).Seconds()
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() != nil {
-		return a, nil // Ended is false
+		return a, nil // with Ended false
 	}
 	if err != nil {
 		return a, err
 	}
-	a.Ended, a.Seconds = true, a.Stats.DurableS // closing files is no part of a join
+	a.Ended, a.Seconds = true, a.Stats.DurableS // closing files is not part of a join
 	if blocks != nil {
 		a.Nanos, a.Later = blocks.meanwhile, blocks.late
 	}
 	return a, checkLen(uint64(a.Stats.Keys), int(r.Target.Keys))
 }
 
-// snapshotFolder is where memiavl's snapshot lies, in the folder of the role that wrote it.
+// snapshotFolder is the name of memiavl's snapshot in the folder of the role that wrote it.
 const snapshotFolder = "snapshot"
 
-// importMemiavl pipes the snapshot's export into an import, which makes another snapshot on disk.
-func (c *child) importMemiavl() (answer, error) {
+// importMemiavl pipes the snapshot's export into an import, which writes another snapshot to disk.
+func (c *worker) importMemiavl() (answer, error) {
 	to := filepath.Join(c.Dir, "imported")
-	cpu, from := cpuTime(), time.Now()
+	cpu, from := harness.CPUTime(), time.Now()
 	bytes, err := contestant.PipeMemiavl(filepath.Join(c.Dir, snapshotFolder), to)
-	a := answer{Seconds: time.Since(from).Seconds(), CPU: (cpuTime() - cpu).Seconds(), Bytes: int64(bytes)}
+	a := answer{Seconds: time.Since(from).Seconds(), CPU: (harness.CPUTime() - cpu).Seconds(), Bytes: int64(bytes)}
 	return a, errors.Join(err, os.RemoveAll(to))
 }
 

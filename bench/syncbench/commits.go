@@ -1,7 +1,6 @@
 package syncbench
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -14,29 +13,31 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// commitModes are those of bench/sdknode, in which the same blocks are made. The first is what the
-// others are compared with.
+// commitModes are the modes of bench/sdk/node that are compared on the same blocks. The first is
+// the baseline.
 var commitModes = []string{"plain", "served", "joined"}
 
 const (
-	commitInterval = 10                 // blocks between two states that are served
-	commitWarmUp   = 2 * commitInterval // blocks that are not counted: caches are empty
-	// commitGap is between two blocks, when what is served has the processors.
+	commitInterval = 10                 // blocks between two served states
+	commitWarmUp   = 2 * commitInterval // unmeasured blocks, while caches are empty
+	// commitGap is the pause between two blocks, during which serving can use the processors.
 	commitGap = 20 * time.Millisecond
 )
 
-// CommitFigure is what the blocks of a node take, of 1,000 changes each, and what it did besides.
+// CommitFigure is the cost of a node's blocks of 1,000 changes each, and what the node did
+// meanwhile.
 type CommitFigure struct {
-	P50MS      float64 `json:"p50_ms"` // of Commit
+	P50MS      float64 `json:"p50_ms"` // time of Commit
 	P99MS      float64 `json:"p99_ms"`
-	BlockP50MS float64 `json:"block_p50_ms"` // of FinalizeBlock and Commit
+	BlockP50MS float64 `json:"block_p50_ms"` // time of FinalizeBlock and Commit
 	BlockP99MS float64 `json:"block_p99_ms"`
-	MBPerS     float64 `json:"mb_per_s,omitempty"` // that the joiner had meanwhile
-	PeakMB     float64 `json:"peak_mb"`            // of the node's memory
+	MBPerS     float64 `json:"mb_per_s,omitempty"` // received by the joiner meanwhile
+	PeakMB     float64 `json:"peak_mb"`            // peak of the node's memory
 }
 
-// commits has three nodes, over copies of one home, make the same blocks in turns: one that is not
-// wrapped, one that serves each tenth state, and one from which a joiner reads all the time.
+// commits starts three nodes on copies of one home, which make the same blocks in turns: one
+// without serving, one that serves each tenth state, and one from which a joiner reads all the
+// time.
 func (r *runner) commits(ctx context.Context, o CosmosOptions, program, engine, home string, w *workload.Workload) (_ map[string]CommitFigure, err error) {
 	var nodes []*commitNode
 	defer func() {
@@ -50,8 +51,7 @@ func (r *runner) commits(ctx context.Context, o CosmosOptions, program, engine, 
 		if err := copyDatabase(home, n.dir); err != nil {
 			return nil, err
 		}
-		if n.Process, err = harness.StartProgram(ctx, "the SDK's node", program, "--dir", n.dir, "--backend", engine, "--mode", mode,
-			"--interval", fmt.Sprint(commitInterval)); err != nil {
+		if n.Process, err = harness.StartProgram(ctx, "the SDK's node", sdkBegin{Dir: n.dir, Backend: engine, Mode: mode, Interval: commitInterval}, nil, program, "node"); err != nil {
 			return nil, err
 		}
 		n.Pause()
@@ -66,7 +66,7 @@ func (r *runner) commits(ctx context.Context, o CosmosOptions, program, engine, 
 		}
 		var roots []string
 		for i := range nodes {
-			n := nodes[(i+turn)%len(nodes)] // so that each follows each
+			n := nodes[(i+turn)%len(nodes)] // so that each node follows each other node
 			r.progress.Working(engine + ", " + n.mode)
 			root, err := n.turn(ctx, blocks, turn*commitInterval >= commitWarmUp)
 			if err != nil {
@@ -77,7 +77,7 @@ func (r *runner) commits(ctx context.Context, o CosmosOptions, program, engine, 
 		}
 		for _, root := range roots {
 			if root != roots[0] {
-				return nil, fmt.Errorf("nodes that made the same blocks have the hashes %x", roots)
+				return nil, fmt.Errorf("nodes with the same blocks have different hashes: %x", roots)
 			}
 		}
 	}
@@ -90,7 +90,7 @@ func (r *runner) commits(ctx context.Context, o CosmosOptions, program, engine, 
 	return figures, nil
 }
 
-// commitNode is a process of bench/sdknode.
+// commitNode is a process of bench/sdk/node.
 type commitNode struct {
 	*harness.Process
 	mode, dir     string
@@ -105,7 +105,7 @@ func (n *commitNode) turn(ctx context.Context, blocks [][]workload.Change, count
 	from := time.Now()
 	for _, changes := range blocks {
 		var a sdkAnswer
-		err := n.AskWith(sdkRequest{Op: "commit", N: len(changes)}, func(w *bufio.Writer) error { return writeChanges(w, changes) }, &a)
+		err := n.AskWith(sdkRequest{Op: "commit", N: len(changes)}, changes, &a)
 		if err != nil {
 			return "", err
 		}
@@ -130,7 +130,7 @@ func (n *commitNode) figure() (f CommitFigure, err error) {
 		return f, err
 	}
 	if n.mode == commitModes[len(commitModes)-1] && a.Bytes == 0 {
-		return f, errors.New("the joiner got nothing, so it slowed nothing")
+		return f, errors.New("the joiner received nothing, so the measurement is void")
 	}
 	return CommitFigure{
 		P50MS: harness.Percentile(n.commit, 50), P99MS: harness.Percentile(n.commit, 99),
@@ -159,14 +159,14 @@ func (r *CosmosResult) printCommits(out io.Writer) {
 	}
 	harness.PrintAligned(out, rows)
 	fmt.Fprintf(out, `
-Applications of the SDK over copies of that home make the same blocks of 1,000 changes, one after another with %v between them, and take
-turns of %d; who has no turn is stopped. plain is not wrapped (cosmos/sdk/serve); served offers the state of each tenth height, which it
-reads once; from joined, a joiner besides reads the newest state's chunks all the time, as fast as they come (commit_p99_ratio).
+SDK applications on copies of that home make the same blocks of 1,000 changes, one after another with pauses of %v, and take
+turns of %d; the others are stopped. plain does not serve states (cosmos/sdk/serve); served offers the state of each tenth height, which
+it reads once; joined also serves a joiner that reads the newest state's chunks all the time, as fast as possible (commit_p99_ratio).
 `, commitGap, commitInterval)
 }
 
-// copyDatabase copies the database of an application that does not run. Its tables, which are never
-// written to again, are linked.
+// copyDatabase copies the database of a stopped application. It links tables, because they are
+// never written to again.
 func copyDatabase(from, to string) error {
 	const name = "application.db"
 	from, to = filepath.Join(from, name), filepath.Join(to, name)

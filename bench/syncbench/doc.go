@@ -1,5 +1,5 @@
-// Package syncbench compares how a new node gets a state: from a peer's, until it is verified and
-// durable.
+// Package syncbench compares how a new node gets a state, from a peer's state until it is verified
+// and durable.
 //
 //	           parent (run.go): one join at a time, in turns; the processes of the others are stopped
 //	              │                          │                             │
@@ -9,12 +9,13 @@
 //	    │ two processes     │       │ import ─▶ disk  │        │ restore ─▶ goleveldb   │
 //	    └─────────┬─────────┘       └────────┬────────┘        └───────────┬────────────┘
 //	              ▼                          ▼                             ▼
-//	floor (floor.go): loopback · hashes · disk ─▶ Result (result.go) ─▶ table.go · goals.go · JSON
+//	floor (floor.go): loopback · hashes · disk ─▶ Result (result.go) ─▶ table.go · targets.go · JSON
 //
-// All get the same seeded keys; loading them is not timed, nor is making a snapshot. Only
-// Starling's figure includes a network: the peers hand their bytes over within one process, which
-// is new for each of memiavl's joins.
+// All contestants have the same seeded keys. Loading them and making a snapshot are not timed. Only
+// Starling's figure includes a network: for the others, source and target share one process, which
+// is a new one for each of memiavl's joins.
 //
-// Byzantine (byzantine.go) measures a join from many peers, some of which lie. Hiccup (hiccup.go)
-// measures the commits of a validator while nodes join from it.
+// byzantine.go measures a join from many peers, some of them Byzantine. hiccup.go measures the
+// commits of a validator while nodes join from it. siege.go measures a join, and a validator, under
+// attack.
 package syncbench

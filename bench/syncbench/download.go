@@ -10,16 +10,15 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
 )
 
-// askAgain is the interval at which a downloader without a snapshot asks for one, or connects
-// again.
+// askAgain is the interval at which a downloader without a snapshot polls for one, or reconnects.
 const askAgain = 100 * time.Millisecond
 
-// downloadAll fetches the newest snapshot over and over until ctx ends. It drops a snapshot that is
-// pruned meanwhile.
+// downloadAll fetches the newest snapshot over and over until ctx ends. It abandons a snapshot that
+// is pruned meanwhile.
 func downloadAll(ctx context.Context, conn transport.Conn, bytes *atomic.Int64) error {
 	for {
 		height, err := newestSnapshot(ctx, conn)
@@ -40,16 +39,16 @@ func downloadAll(ctx context.Context, conn transport.Conn, bytes *atomic.Int64) 
 	}
 }
 
-// newestSnapshot asks a peer for its status (docs/spec/transport.md#methods), and returns the
-// height of its newest snapshot, or 0 if it has none.
+// newestSnapshot requests a peer's status (docs/spec/transport.md#methods), and returns the height
+// of its newest snapshot, or 0 if it has none.
 func newestSnapshot(ctx context.Context, conn transport.Conn) (int64, error) {
 	const fixed = 1 + 8 + 8 + 2 // version, first and last block, number of snapshots
-	b, err := conn.Call(ctx, transport.Call{Method: fastsync.MethodStatus, Max: 1 << 16})
+	b, err := conn.Call(ctx, transport.Call{Method: protocol.MethodStatus, Max: 1 << 16})
 	if err != nil {
 		return 0, err
 	}
 	if len(b) < fixed || len(b) != fixed+8*int(binary.BigEndian.Uint16(b[fixed-2:])) {
-		return 0, fmt.Errorf("a status of %d bytes", len(b))
+		return 0, fmt.Errorf("got a status of %d bytes", len(b))
 	}
 	if len(b) == fixed {
 		return 0, nil
@@ -57,7 +56,7 @@ func newestSnapshot(ctx context.Context, conn transport.Conn) (int64, error) {
 	return int64(binary.BigEndian.Uint64(b[len(b)-8:])), nil
 }
 
-// downloadOne fetches the chunks that the manifest names. Nothing is verified.
+// downloadOne fetches the chunks listed in the manifest. It verifies nothing.
 func downloadOne(ctx context.Context, conn transport.Conn, height int64, bytes *atomic.Int64) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -77,7 +76,7 @@ func downloadOne(ctx context.Context, conn transport.Conn, height int64, bytes *
 				if n > len(into) {
 					into = make([]byte, n)
 				}
-				data, err := conn.Call(ctx, transport.Call{Method: fastsync.MethodChunk, Body: chunkBody(at, uint32(k), uint32(n)), Into: into[:n]})
+				data, err := conn.Call(ctx, transport.Call{Method: protocol.MethodChunk, Body: chunkBody(at, uint32(k), uint32(n)), Into: into[:n]})
 				if err != nil {
 					cancel(err)
 					return
@@ -90,10 +89,10 @@ func downloadOne(ctx context.Context, conn transport.Conn, height int64, bytes *
 	return context.Cause(ctx)
 }
 
-// manifestOf fetches the manifest of a snapshot. at is the snapshot's height as requests have it.
+// manifestOf fetches the manifest of a snapshot. at is the encoded height for requests.
 func manifestOf(ctx context.Context, conn transport.Conn, height int64) (at []byte, m *avlstar.Manifest, err error) {
 	at = binary.BigEndian.AppendUint64(nil, uint64(height))
-	b, err := conn.Call(ctx, transport.Call{Method: fastsync.MethodCommitment, Body: at, Max: avlstar.CommitmentBytes})
+	b, err := conn.Call(ctx, transport.Call{Method: protocol.MethodCommitment, Body: at, Max: avlstar.CommitmentBytes})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -101,14 +100,14 @@ func manifestOf(ctx context.Context, conn transport.Conn, height int64) (at []by
 	if err != nil {
 		return nil, nil, err
 	}
-	if b, err = conn.Call(ctx, transport.Call{Method: fastsync.MethodManifest, Body: at, Max: 16 + 70*int(c.Chunks)}); err != nil {
+	if b, err = conn.Call(ctx, transport.Call{Method: protocol.MethodManifest, Body: at, Max: 16 + 70*int(c.Chunks)}); err != nil {
 		return nil, nil, err
 	}
 	m, err = avlstar.VerifyManifest(b, c.AppHash())
 	return at, m, err
 }
 
-// chunkBody asks for a whole chunk: height ‖ k ‖ offset ‖ length.
+// chunkBody returns the request for a whole chunk: height ‖ k ‖ offset ‖ length.
 func chunkBody(height []byte, k, length uint32) []byte {
 	b := binary.BigEndian.AppendUint32(append([]byte(nil), height...), k)
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, 0), length)

@@ -19,17 +19,17 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// Floor is the time below which no join of this state can fall on this machine: the largest of its
-// parts. Our own CPU time is reported beside it and is no part of it, since a slower Starling would
-// raise such a floor.
+// Floor is a lower bound for the time of a join of this state on this machine: the largest of its
+// parts. Our own CPU time is not part of it, because a slower Starling would raise the floor; it is
+// reported separately.
 type Floor struct {
 	Seconds float64 `json:"seconds"`
-	By      string  `json:"by"` // its largest part
+	By      string  `json:"by"` // name of the largest part
 
-	LoopbackS float64 `json:"loopback_s"` // bytes through one plain TCP connection
+	LoopbackS float64 `json:"loopback_s"` // sending the bytes through one plain TCP connection
 	HashesS   float64 `json:"hashes_s"`   // all hashes, in bulk on all cores
-	DiskS     float64 `json:"disk_s"`     // bytes written in order, and synced
-	CPUS      float64 `json:"cpu_s"`      // of both sides, over the cores; not in the floor
+	DiskS     float64 `json:"disk_s"`     // writing the bytes sequentially, and syncing them
+	CPUS      float64 `json:"cpu_s"`      // CPU of both sides over cores; not in the floor
 
 	LoopbackMBPerS float64  `json:"loopback_mb_s"`
 	DiskMBPerS     float64  `json:"disk_mb_s"`
@@ -37,8 +37,8 @@ type Floor struct {
 	Cores          int      `json:"cores"`
 }
 
-// hashCost is the time for one message of each kind, in bulk with the best kernel while all cores
-// work, in nanoseconds of one core.
+// hashCost is the time in ns of one core for one message of each kind, in bulk with the best
+// kernel, while all cores work.
 type hashCost struct {
 	Kernel string  `json:"kernel"`
 	Inner  float64 `json:"inner_ns"`
@@ -55,10 +55,10 @@ const (
 	leafImage = 1 + 2*32
 )
 
-// floorRounds is the number of measurements of each rate, whose median counts.
+// floorRounds is the number of measurements of each rate; their median is used.
 const floorRounds = 3
 
-// measureFloor computes the floor of a join of bytes and keys, in which both sides used cpu
+// measureFloor computes the floor of a join of this size. cpu is the CPU time of both sides in
 // seconds.
 func measureFloor(ctx context.Context, dir string, bytes int64, keys int, cpu float64) (f Floor, err error) {
 	f.Cores = runtime.GOMAXPROCS(0)
@@ -86,7 +86,7 @@ func measureFloor(ctx context.Context, dir string, bytes int64, keys int, cpu fl
 	return f, nil
 }
 
-// compute finds the largest part. An inner node's key is that of a leaf, so its hash is known.
+// compute finds the largest part. An inner node's key is also a leaf's key, so its hash is known.
 func (f *Floor) compute(keys int, cpu float64) {
 	nanos := float64(keys)*(f.Hash.Key+f.Hash.Value+f.Hash.Leaf) + float64(keys-1)*f.Hash.Inner
 	f.HashesS = nanos / 1e9 / float64(f.Cores)
@@ -113,7 +113,8 @@ func randomPiece() []byte {
 	return piece
 }
 
-// loopbackSeconds sends n bytes through a TCP connection, from connecting to the last byte.
+// loopbackSeconds returns the time to send n bytes through a TCP connection, from dialling to the
+// last byte.
 func loopbackSeconds(ctx context.Context, n int64) (float64, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -133,13 +134,13 @@ func loopbackSeconds(ctx context.Context, n int64) (float64, error) {
 	took := time.Since(from).Seconds()
 	conn.Close()
 	if err == nil && got != n {
-		err = fmt.Errorf("%d of %d bytes arrived", got, n)
+		err = fmt.Errorf("only %d of %d bytes arrived", got, n)
 	}
 	return took, errors.Join(err, <-sent)
 }
 
-// onlyWriter drops bytes. onlyReader hides the other ways to read a connection (splice): a joiner
-// needs the bytes in its memory.
+// onlyWriter discards bytes. onlyReader hides other methods of reading a connection (splice),
+// because a joiner needs the bytes in its memory.
 type (
 	onlyWriter struct{}
 	onlyReader struct{ io.Reader }
@@ -163,12 +164,12 @@ func sendBytes(listener net.Listener, piece []byte, n int64) error {
 	return err
 }
 
-// diskSeconds writes n bytes to a file, in order, and syncs it.
+// diskSeconds returns the time to write n bytes sequentially to a file and sync it.
 func diskSeconds(ctx context.Context, dir string, n int64) (float64, error) {
 	piece := randomPiece()
 	path := filepath.Join(dir, "floor")
-	defer func() { _ = os.Remove(path) }() // the folder is removed as well
-	syncDisk()
+	defer func() { _ = os.Remove(path) }() // the folder is removed, too
+	harness.SyncDisk()
 	from := time.Now()
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -184,8 +185,8 @@ func diskSeconds(ctx context.Context, dir string, n int64) (float64, error) {
 	return time.Since(from).Seconds(), err
 }
 
-// messageCost hashes messages that are laid out as the kernel needs them, with space for their
-// padding, in each core's own cache, on all cores at once, and returns the mean.
+// messageCost hashes messages that are laid out for the kernel, with space for their padding, in
+// each core's own cache, on all cores concurrently, and returns the mean time.
 func messageCost(length int) float64 {
 	const messages, passes = 2048, 8
 	padded := (length + 9 + 63) / 64 * 64 // FIPS 180-4, section 5.1.1

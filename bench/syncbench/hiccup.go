@@ -2,7 +2,6 @@ package syncbench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -11,92 +10,70 @@ import (
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// HiccupOptions are the options of a run of a validator that serves.
+// HiccupOptions configure a run of a validator that serves.
 type HiccupOptions struct {
 	Keys      int
 	Seed      uint64
-	Blocks    int     // of each row
-	PauseMS   int     // between the starts of two blocks
-	Joiners   []int   // numbers of joiners that download meanwhile, one row each
-	Rate      float64 // MB/s, the limit of each joiner
+	Blocks    int     // blocks per row
+	PauseMS   int     // interval between the starts of two blocks
+	Joiners   []int   // numbers of concurrent joiners, one row each
+	Rate      float64 // limit of each joiner in MB/s
 	Against   []string
-	SDKBlocks int // of each row of the SDK's store
-	Dir       string
+	SDKBlocks int    // blocks per row of the SDK's store
 	SDK       string // see Options
 }
 
 const (
-	maxBlocks  = 100_000
-	maxJoiners = 16
-	// blockSlice is the number of blocks in a turn. Rows take turns so that noise affects all
+	maxBlocks = 100_000
+	// blockSlice is the number of blocks in a turn. Rows take turns, so that noise affects all
 	// alike.
 	blockSlice = 25
-	// warmBlocks at the beginning of a turn are not measured: the other rows' turns have emptied
-	// caches.
+	// warmBlocks is the number of unmeasured blocks at the beginning of a turn, because other rows'
+	// turns have evicted caches.
 	warmBlocks = 2
 )
 
-// Check returns an error that names the flag that is out of range, and the range.
-func (o HiccupOptions) Check() error {
-	if err := checkKeys(o.Keys); err != nil {
-		return err
-	}
-	switch {
-	case o.Blocks < 1 || o.Blocks > maxBlocks:
-		return fmt.Errorf("--blocks is %d, it must be from 1 to %d (use 500 for meaningful percentiles)", o.Blocks, maxBlocks)
-	case o.SDKBlocks < 1 || o.SDKBlocks > maxBlocks:
-		return fmt.Errorf("--sdk-blocks is %d, it must be from 1 to %d", o.SDKBlocks, maxBlocks)
-	case o.PauseMS < 0 || o.PauseMS > 60_000:
-		return fmt.Errorf("--interval is %d ms, it must be from 0 to 60000", o.PauseMS)
-	case !(o.Rate >= 0.1 && o.Rate <= 10_000):
-		return fmt.Errorf("--rate is %v MB/s, it must be from 0.1 to 10000", o.Rate)
-	case len(o.Joiners) == 0:
-		return errors.New("--joiners names no number of joiners")
-	}
-	for i, n := range o.Joiners {
-		switch {
-		case n < 0 || n > maxJoiners:
-			return fmt.Errorf("--joiners names %d, it must be from 0 to %d", n, maxJoiners)
-		case slices.Contains(o.Joiners[:i], n):
-			return fmt.Errorf("--joiners names %d twice, once is enough", n)
-		}
-	}
-	for _, name := range o.Against {
-		if name != nameSDK {
-			return fmt.Errorf("--against names %q, it knows %s (empty: measure Starling alone)", name, nameSDK)
-		}
-	}
-	return nil
+// Flags adds the flags of hiccup.
+func (o *HiccupOptions) Flags(f *harness.Flags) {
+	keys(f, &o.Keys)
+	f.Int(&o.Blocks, "blocks", 500, 1, maxBlocks, "number of blocks per row")
+	f.Int(&o.PauseMS, "interval", 100, 0, 60_000, "milliseconds between the starts of two blocks; 0: one after another")
+	f.Ints(&o.Joiners, "joiners", []int{0, 1, 4}, 0, 16, "numbers of concurrent joiners, one row each")
+	f.Float(&o.Rate, "rate", 5.12, 0.1, 10_000, "rate limit of each joiner in MB/s (default: that of CometBFT's p2p)")
+	f.Names(&o.Against, "against", []string{nameSDK}, []string{nameSDK}, "peers: sdk; empty for none")
+	f.Int(&o.SDKBlocks, "sdk-blocks", 100, 1, maxBlocks, "number of blocks per row of the SDK's store, whose blocks take longer")
+	f.Seed(&o.Seed)
+	f.Program(&o.SDK, "sdk")
 }
 
 // HiccupResult is the outcome of a run.
 type HiccupResult struct {
-	Keys      int             `json:"keys"`
-	Blocks    int             `json:"blocks"`
-	PauseMS   int             `json:"interval_ms"`
-	RateMBPS  float64         `json:"rate_mb_s"` // limit of each joiner
-	Starling  []HiccupRow     `json:"starling"`
-	SDK       []HiccupRow     `json:"sdk_iavl,omitempty"`
-	SDKBlocks int             `json:"sdk_blocks"`
-	Seed      uint64          `json:"seed"`
-	Machine   harness.Machine `json:"machine"`
-	Goals     []Goal          `json:"targets"`
+	Keys      int              `json:"keys"`
+	Blocks    int              `json:"blocks"`
+	PauseMS   int              `json:"interval_ms"`
+	RateMBPS  float64          `json:"rate_mb_s"` // limit of each joiner
+	Starling  []HiccupRow      `json:"starling"`
+	SDK       []HiccupRow      `json:"sdk_iavl,omitempty"`
+	SDKBlocks int              `json:"sdk_blocks"`
+	Seed      uint64           `json:"seed"`
+	Machine   harness.Machine  `json:"machine"`
+	Targets   []harness.Target `json:"targets"`
 }
 
-// HiccupRow are the commit times with one number of joiners.
+// HiccupRow has the commit times with one number of joiners.
 type HiccupRow struct {
 	Joiners   int     `json:"joiners"`
-	Snapshots int     `json:"snapshots"` // of the SDK, finished meanwhile; 0 for Starling
+	Snapshots int     `json:"snapshots"` // SDK snapshots finished meanwhile; 0 for Starling
 	P50MS     float64 `json:"p50_ms"`
 	P99MS     float64 `json:"p99_ms"`
 	MaxMS     float64 `json:"max_ms"`
-	P99Ratio  float64 `json:"p99_ratio"` // to the first row
+	P99Ratio  float64 `json:"p99_ratio"` // relative to the first row
 	MaxRatio  float64 `json:"max_ratio"`
 	ServedMBS float64 `json:"served_mb_s"`
 	Blocks    int     `json:"blocks"`
 }
 
-// hiccups makes one run.
+// hiccups is the state of one run.
 type hiccups struct {
 	o        HiccupOptions
 	r        *runner
@@ -106,13 +83,10 @@ type hiccups struct {
 
 // RunHiccup measures the commits of a validator, alone and while joiners download from it.
 func RunHiccup(ctx context.Context, o HiccupOptions, progress *harness.Progress) (*HiccupResult, error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
 	h := &hiccups{o: o, progress: progress, result: HiccupResult{
 		Keys: o.Keys, Blocks: o.Blocks, PauseMS: o.PauseMS, RateMBPS: o.Rate, SDKBlocks: o.SDKBlocks, Seed: o.Seed, Machine: harness.ThisMachine(),
 	}}
-	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
+	err := harness.InFolder(ctx, progress, func(dir string) error {
 		h.r = &runner{o: Options{Keys: o.Keys, Seed: o.Seed}, dir: dir, progress: progress}
 		if err := h.starling(ctx); err != nil {
 			return err
@@ -187,20 +161,19 @@ func (h *hiccups) starling(ctx context.Context) error {
 	return err
 }
 
-// sdk makes all blocks without snapshots first, then as many with: a snapshot is made in the
-// background, and would reach into the next turn.
+// sdk makes all blocks without snapshots first, then the same number with snapshots. Alternating
+// would not work, because a snapshot is made in the background and would continue into the next
+// turn.
 func (h *hiccups) sdk(ctx context.Context) (err error) {
-	program := h.o.SDK
-	if program == "" {
-		if program, err = h.r.build(ctx); err != nil {
-			return err
-		}
+	program, err := harness.Build(ctx, h.o.SDK, "bench/sdk", ".", h.progress)
+	if err != nil {
+		return err
 	}
 	dir, err := h.r.folder(nameSDK)
 	if err != nil {
 		return err
 	}
-	store, err := startSDK(ctx, program, dir)
+	store, err := startSDK(ctx, program, dir, Engines[0])
 	if err != nil {
 		return err
 	}
@@ -236,7 +209,7 @@ func hiccupRow(nanos []int64) HiccupRow {
 	return HiccupRow{P50MS: harness.Median(ms), P99MS: harness.Percentile(ms, 99), MaxMS: harness.Percentile(ms, 100), Blocks: len(ms)}
 }
 
-// judge compares the rows with the first of their kind.
+// judge compares the rows with the first row of the same store.
 func (r *HiccupResult) judge() {
 	for _, rows := range [][]HiccupRow{r.Starling, r.SDK} {
 		for i := range rows {
@@ -246,23 +219,23 @@ func (r *HiccupResult) judge() {
 	for _, row := range r.Starling {
 		switch {
 		case row.Joiners == 0:
-			r.Goals = append(r.Goals, atMost("p99 of a commit without joiners at most 2.5× the median", 2.5, harness.Ratio(row.P99MS, row.P50MS)))
+			r.Targets = append(r.Targets, harness.AtMost("p99 of a commit without joiners at most 2.5× the median", 2.5, harness.Ratio(row.P99MS, row.P50MS)))
 		case row.Joiners == 4 && r.Starling[0].Joiners == 0:
-			g := atMost("p99 of a commit with 4 joiners at most 1.5× that without", 1.5, row.P99Ratio)
+			g := harness.AtMost("p99 of a commit with 4 joiners at most 1.5× that without", 1.5, row.P99Ratio)
 			if offered := 4 * r.RateMBPS; row.ServedMBS < fullRate*offered {
 				g.Met = false
-				g.Measure += fmt.Sprintf(", but they got %.1f MB/s, not %.1f", row.ServedMBS, offered)
+				g.Measure += fmt.Sprintf(", but the joiners got %.1f MB/s, not %.1f", row.ServedMBS, offered)
 			}
-			r.Goals = append(r.Goals, g)
+			r.Targets = append(r.Targets, g)
 		}
 	}
 }
 
-// fullRate is the share of what joiners may get that they must get at least: whoever serves less
-// disturbs less.
+// fullRate is the minimum share of the offered rate that joiners must get: a validator that serves
+// less is disturbed less.
 const fullRate = 0.9
 
-// Print writes the table, notes on how to read it, and the targets.
+// Print writes the table, notes that explain it, and the targets.
 func (r *HiccupResult) Print(out io.Writer) {
 	cells := [][]string{{harness.Group(r.Keys) + " keys, commit", "p50, ms", "p99, ms", "×", "max, ms", "×", "served, MB/s", "blocks"}}
 	add := func(name string, row HiccupRow) {
@@ -287,11 +260,11 @@ func (r *HiccupResult) Print(out io.Writer) {
 	}
 	harness.PrintAligned(out, cells)
 	fmt.Fprintf(out, `
-commit    2,000 operations, from the changes until the block is committed. Starling's: the tree, the queue of the state zone and, in all
-          rows, a snapshot every %d blocks; a block every %d ms, the SDK's one after another
-joiners   download the newest snapshot over loopback, at %g MB/s each at most, and drop it: only the validator's work is measured
-snapshots of the SDK start every %d blocks, unless one is running
-×         over the first row of the kind
+commit    2,000 operations, from the changes until the block is committed. Starling's: the tree, the queue of the state store and, in all
+          rows, a snapshot every %d blocks; a block every %d ms. The SDK's blocks follow one another without a pause
+joiners   download the newest snapshot over loopback, at most %g MB/s each, and discard it: only the validator's work is measured
+snapshots of the SDK start every %d blocks, unless one is in progress
+×         relative to the first row of the same store
 `, snapshotEvery, r.PauseMS, r.RateMBPS, snapshotEvery)
-	printGoals(out, "1,000,000 keys", r.Goals)
+	harness.PrintTargets(out, "1,000,000 keys", r.Targets)
 }

@@ -12,16 +12,17 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/statesync"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/peers"
+	"github.com/starling-kv/starling/statesync/restore"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/sgc"
-	"github.com/starling-kv/starling/treestore"
+	"github.com/starling-kv/starling/storage/treestore"
 )
 
-// join connects to the peers of t and returns when the state is verified and durable in the empty
-// folder dir, and settled. It does what a node does, except that t has the app hash, which a node
-// takes from light blocks. budget is that of a state that is paged; 0: it stays in memory. blocks,
-// if not nil, are made from then on.
+// join joins from the peers of t into the empty folder dir. It returns when the state is verified,
+// durable and ingested. It does what a node does, except that t has the app hash, which a node
+// takes from light blocks. budget is the memory of a paged state; 0: the state stays in memory.
+// blocks, if not nil, makes blocks once the state is durable.
 func join(ctx context.Context, t Target, dir string, budget int64, blocks *settlingBlocks) (s JoinStats, err error) {
 	from := time.Now()
 	dialer, err := newDialer(t)
@@ -38,11 +39,11 @@ func join(ctx context.Context, t Target, dir string, budget int64, blocks *settl
 	}
 	defer func() { err = errors.Join(err, z.close()) }()
 	z.blocks = blocks
-	peers := fastsync.NewPeers(fastsync.PeersOptions{Logger: log.NewNopLogger(), Dialer: dialer, Addresses: addresses})
+	peers := peers.New(peers.Options{Logger: log.NewNopLogger(), Dialer: dialer, Addresses: addresses})
 	defer peers.Close()
 	z.began = func() { s.ManifestS = time.Since(from).Seconds() }
 	z.complete = func() { s.FetchedS = time.Since(from).Seconds() }
-	done, err := fastsync.Join(ctx, fastsync.Options{
+	done, err := restore.Run(ctx, restore.Options{
 		Logger: log.NewNopLogger(), Peers: peers, Headers: headers{t}, Target: z.target(), Interval: servedHeight,
 	})
 	if err != nil {
@@ -66,12 +67,12 @@ func join(ctx context.Context, t Target, dir string, budget int64, blocks *settl
 	memory := done.Version.Memory()
 	s.TreeBytes = int64(memory.NodeBytes + memory.LeafBytes)
 	if hash := done.Version.AppHash(); hash != t.AppHash {
-		return s, fmt.Errorf("the joined state has the app hash %s, the target %s", hash, t.AppHash)
+		return s, fmt.Errorf("the joined state has the app hash %s, the target has %s", hash, t.AppHash)
 	}
 	return s, nil
 }
 
-// headers stands for proved headers, up to the newest that is needed to start at the target.
+// headers replaces verified headers, up to the newest header that is needed to start at the target.
 type headers struct{ Target }
 
 func (h headers) Newest(context.Context) (int64, error) { return h.Height + 2, nil }
@@ -80,29 +81,30 @@ func (h headers) Conflict() error { return nil }
 
 func (h headers) AppHash(_ context.Context, height int64) ([]byte, error) {
 	if height != h.Height {
-		return nil, fmt.Errorf("no header after block %d", height)
+		return nil, fmt.Errorf("there is no header after block %d", height)
 	}
 	return h.Target.AppHash[:], nil
 }
 
-// zone is the target of a join: the store of a node. It records the time of each phase.
+// zone is the target of a join: a node's store. It records the time of each phase.
 type zone struct {
 	treestore.Target
 	state         *storage.Zone
 	store         *treestore.Store
-	blocks        *settlingBlocks // nil: none are made
+	blocks        *settlingBlocks // nil: no blocks are made
 	chunks        int64
 	manifestBytes int64
 
 	written atomic.Int64
-	// began is called when the manifest is proved, complete when all chunks are proved and written.
+	// began is called when the manifest is verified, complete when all chunks are verified and
+	// written.
 	began, complete func()
 }
 
-var _ fastsync.Target = (*zone)(nil)
+var _ restore.Target = (*zone)(nil)
 
-// openZone divides memory as a node does: an eighth for the database, and what another eighth for
-// the block zone leaves for the tree and its pages.
+// openZone divides memory as a node does: an eighth for the database, and an eighth that is
+// reserved for the block store; the rest is for the tree and its pages.
 func openZone(dir string, memory int64) (*zone, error) {
 	so, o := storage.Options{}, treestore.Options{ChainID: chainID}
 	if memory > 0 {
@@ -118,7 +120,7 @@ func openZone(dir string, memory int64) (*zone, error) {
 	return &zone{state: state, store: store, Target: store.JoinTarget(treestore.JoinOptions{})}, nil
 }
 
-// pagedZone makes the version of what it wrote.
+// pagedZone also builds the version from what it wrote.
 type pagedZone struct {
 	*zone
 	builder statesync.Builder
@@ -129,15 +131,15 @@ var _ statesync.Builder = pagedZone{}
 // Build implements statesync.Builder.
 func (z pagedZone) Build() (*avlstar.Version, error) { return z.builder.Build() }
 
-// target is what a join writes to.
-func (z *zone) target() fastsync.Target {
+// target returns the target that a join writes to.
+func (z *zone) target() restore.Target {
 	if builder, paged := z.Target.(statesync.Builder); paged {
 		return pagedZone{z, builder}
 	}
 	return z
 }
 
-// Continue implements statesync.Resumer: a join of fastsync starts with it.
+// Continue implements statesync.Resumer. restore.Run calls it first.
 func (z *zone) Continue(height int64, m *avlstar.Manifest) error {
 	z.began()
 	z.chunks, z.manifestBytes = int64(len(m.Entries)), int64(len(m.Encode()))

@@ -6,15 +6,15 @@ import (
 	"slices"
 
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
 )
 
-// Lies are what a peer can do wrong, by name. Otherwise it answers truthfully, so that it is
-// trusted for as long as possible.
+// Lies are the kinds of invalid responses of a Byzantine peer, by name. All other responses are
+// valid, so that the peer is trusted for as long as possible.
 var Lies = []string{"damaged", "truncated", "longer", "swapped", "silent", "manifest"}
 
-// liar wraps an honest handler.
+// liar is a Byzantine peer that wraps an honest handler.
 type liar struct {
 	transport.Handler
 	lie     string
@@ -27,8 +27,8 @@ func (l liar) Serve(ctx context.Context, r transport.Request) ([]byte, error) {
 	if err != nil || len(answer) == 0 {
 		return answer, err
 	}
-	about := r.Method == fastsync.MethodCommitment || r.Method == fastsync.MethodManifest
-	if chunk := r.Method == fastsync.MethodChunk; chunk && l.lie != "manifest" {
+	about := r.Method == protocol.MethodCommitment || r.Method == protocol.MethodManifest
+	if chunk := r.Method == protocol.MethodChunk; chunk && l.lie != "manifest" {
 		return l.chunk(ctx, r, slices.Clone(answer))
 	} else if chunk || about && l.lie == "manifest" {
 		return flip(slices.Clone(answer)), nil
@@ -51,13 +51,13 @@ func (l liar) chunk(ctx context.Context, r transport.Request, answer []byte) ([]
 	return flip(answer), nil
 }
 
-// flip damages one bit.
+// flip flips one bit.
 func flip(b []byte) []byte {
 	b[len(b)/2] ^= 1
 	return b
 }
 
-// another returns as many bytes of the next chunk.
+// another returns n bytes of the next chunk.
 func (l liar) another(r transport.Request, n int) ([]byte, error) {
 	k := binary.BigEndian.Uint32(r.Body[8:])
 	b, err := l.version.Chunk((k + 1) % l.version.NumChunks())

@@ -9,11 +9,11 @@ import (
 const (
 	// probeEvery is the time between two newcomers.
 	probeEvery = 100 * time.Millisecond
-	// probePatience is how long a newcomer waits for its connection and its answer.
+	// probePatience is the time limit of a newcomer's connection and response.
 	probePatience = 5 * time.Second
 )
 
-// probes are newcomers, one after another: each dials, asks for a status and leaves.
+// probes are newcomers, one after another: each dials, requests a status and disconnects.
 type probes struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
@@ -71,8 +71,8 @@ func probe(ctx context.Context, t Target) error {
 	return err
 }
 
-// since returns the slowest newcomer since the last call, in milliseconds, and how many got no
-// answer.
+// since returns the time of the slowest newcomer since the last call, in milliseconds, and the
+// number of newcomers without a response.
 func (p *probes) since() (ms float64, refused int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -16,22 +16,19 @@ import (
 // loadSlice is the number of batches that a child loads between two reports.
 const loadSlice = 10
 
-// runner makes one run.
+// runner is the state of one run.
 type runner struct {
 	o        Options
 	dir      string
 	progress *harness.Progress
 	result   Result
-	blocks   int // the most that children make after the load
+	blocks   int // maximum number of blocks that children make after the load
 }
 
-// Run measures, and shows on progress how far it is. Its processes have ended when it returns.
+// Run runs the benchmark, and reports to progress. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
 	r := &runner{o: o, progress: progress, result: Result{Keys: o.Keys, Seed: o.Seed, Repeat: o.Repeat, Machine: harness.ThisMachine()}}
-	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
+	err := harness.InFolder(ctx, progress, func(dir string) error {
 		r.dir = dir
 		return r.run(ctx)
 	})
@@ -42,10 +39,10 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, e
 }
 
 func (r *runner) run(ctx context.Context) error {
-	program := r.o.SDK
-	if slices.Contains(r.o.Against, nameSDK) && program == "" {
+	program := ""
+	if slices.Contains(r.o.Against, nameSDK) {
 		var err error
-		if program, err = r.build(ctx); err != nil {
+		if program, err = harness.Build(ctx, r.o.SDK, "bench/sdk", ".", r.progress); err != nil {
 			return err
 		}
 	}
@@ -55,41 +52,31 @@ func (r *runner) run(ctx context.Context) error {
 	if err := r.floor(ctx); err != nil {
 		return err
 	}
-	r.result.Goals = r.result.goals()
+	r.result.Targets = r.result.targets()
 	return nil
 }
 
-// build builds the program of the SDK's store.
-func (r *runner) build(ctx context.Context) (program string, err error) {
-	r.progress.Begin("build", "programs", 1)
-	r.progress.Working("the SDK's store")
-	if program, err = buildSDK(ctx, r.dir); err == nil {
-		r.progress.Add(1)
-	}
-	return program, err
-}
-
-// folder makes a folder in the run's, which is removed as a whole.
+// folder creates a folder in the run's folder, which is removed as a whole.
 func (r *runner) folder(name string) (string, error) {
 	dir := filepath.Join(r.dir, name)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return "", fmt.Errorf("no folder for %s: %w", name, err)
+		return "", fmt.Errorf("creating the folder of %s: %w", name, err)
 	}
 	return dir, nil
 }
 
-// startSelf runs this program as a child in a role. The child is stopped only by Pause: a server
-// serves while the parent waits for the joiner.
+// startSelf runs this program as a child with a role. Only Pause stops the child: a server must
+// serve while the parent waits for the joiner.
 func startSelf(ctx context.Context, b begin) (*harness.Process, error) {
-	return harness.StartRunning(ctx, ChildCommand, b.Role, b, new(answer))
+	return harness.StartRunning(ctx, ChildName, b.Role, b, nil)
 }
 
-// startLoaded starts a child in a role, and lets it load all keys.
+// startLoaded starts a child with a role, and lets it load all keys.
 func (r *runner) startLoaded(ctx context.Context, role string) (*harness.Process, error) {
 	return r.startLoadedAs(ctx, role, begin{Role: role})
 }
 
-// startLoadedAs is startLoaded of a child that has a folder of its own name.
+// startLoadedAs is startLoaded for a child whose folder has the given name.
 func (r *runner) startLoadedAs(ctx context.Context, name string, b begin) (_ *harness.Process, err error) {
 	if b.Dir, err = r.folder(name); err != nil {
 		return nil, err
@@ -113,8 +100,8 @@ func (r *runner) startLoadedAs(ctx context.Context, name string, b begin) (_ *ha
 	return p, nil
 }
 
-// joined is a join of Starling, with the CPU seconds of the server during it and the memory of
-// both.
+// joined is a join of Starling, with the server's CPU seconds during the join and the memory of
+// both sides.
 type joined struct {
 	answer
 	serverCPU            float64
@@ -126,11 +113,11 @@ type entrant struct {
 	name  string
 	turns int
 	join  func(round int) error
-	set   func() // puts the figures into the result
+	set   func() // sets the figures in the result
 	end   func()
 }
 
-// turns lets the contestants join in turns: noise that lasts seconds hits all.
+// turns lets the contestants join in turns, so that noise that lasts seconds affects all.
 func (r *runner) turns(ctx context.Context, program string) error {
 	ours, err := r.serve(ctx, nameStarling, r.o.ChunkBytes)
 	if err != nil {
@@ -192,7 +179,7 @@ func (r *runner) turns(ctx context.Context, program string) error {
 	return nil
 }
 
-// serving is a server that is stopped except while somebody joins.
+// serving is a server that is stopped except during joins.
 type serving struct {
 	*harness.Process
 	target Target
@@ -212,8 +199,8 @@ func (r *runner) serve(ctx context.Context, name string, chunkBytes uint64) (s s
 	return s, nil
 }
 
-// starling joins from a server with a new process each time. memory is a paged joiner's budget; 0:
-// its state is in memory.
+// starling joins from a server, each time with a new process. memory is a paged joiner's budget; 0:
+// the state is in memory.
 func (r *runner) starling(ctx context.Context, name string, server serving, memory int64, turns int, set func([]joined)) *entrant {
 	var joins []joined
 	return &entrant{
@@ -221,7 +208,7 @@ func (r *runner) starling(ctx context.Context, name string, server serving, memo
 		join: func(round int) error {
 			server.Resume()
 			defer server.Pause()
-			// the last one is for the blocks that are made behind it
+			// the last join is for measuring blocks during ingestion
 			q := request{Op: opJoin, Target: server.target, Memory: memory, Commit: round == r.o.Repeat}
 			j, err := r.join(ctx, server.Process, q, fmt.Sprintf("%s-%d", name, round))
 			joins = append(joins, j)
@@ -241,7 +228,7 @@ func (r *runner) join(ctx context.Context, server *harness.Process, q request, n
 		return j, err
 	}
 	defer joiner.End()
-	syncDisk()
+	harness.SyncDisk()
 	var before, after answer
 	if err := server.Ask(request{Op: opUsage}, &before); err != nil {
 		return j, err
@@ -260,7 +247,7 @@ func (r *runner) join(ctx context.Context, server *harness.Process, q request, n
 	return j, nil
 }
 
-// setStarling takes all figures but the times from the join of the median time: they belong
+// setStarling takes all figures except times from the join of median time, because they belong
 // together.
 func (r *runner) setStarling(joins []joined) {
 	s := Starling{ChunkBytes: r.o.ChunkBytes}
@@ -286,7 +273,7 @@ func (r *runner) setStarling(joins []joined) {
 	r.result.Bytes, r.result.RSSBytes = m.Stats.Bytes, m.joinerHad.Peak
 }
 
-// setPaged takes the largest peak: a budget is kept in every join, or it is not.
+// setPaged uses the join with the highest peak: the budget must be kept in every join.
 func (r *runner) setPaged(memory int64, joins []joined) {
 	p := &Paged{BudgetBytes: memory}
 	for _, j := range joins {
@@ -319,13 +306,13 @@ func (r *runner) floor(ctx context.Context) (err error) {
 	return err
 }
 
-// memiavl writes a snapshot, and pipes its export into an import with a new process each time.
+// memiavl writes a snapshot, and pipes its export into an import, each time with a new process.
 func (r *runner) memiavl(ctx context.Context) (*entrant, error) {
 	writer, err := r.startLoaded(ctx, roleMemiavl)
 	if err != nil {
 		return nil, err
 	}
-	err = writer.Ask(request{Op: opWrite}, new(answer))
+	err = writer.Ask(request{Op: opWrite}, nil)
 	writer.End()
 	if err != nil {
 		return nil, err
@@ -348,7 +335,7 @@ func (r *runner) memiavl(ctx context.Context) (*entrant, error) {
 				return err
 			}
 			defer p.End()
-			syncDisk()
+			harness.SyncDisk()
 			stop := harness.Watch(p)
 			var a answer
 			err = p.Ask(request{Op: opJoin}, &a)
@@ -365,7 +352,7 @@ func (r *runner) sdk(ctx context.Context, program string) (_ *entrant, err error
 	if err != nil {
 		return nil, err
 	}
-	store, err := startSDK(ctx, program, dir)
+	store, err := startSDK(ctx, program, dir, Engines[0])
 	if err != nil {
 		return nil, err
 	}
@@ -400,7 +387,7 @@ func (r *runner) sdk(ctx context.Context, program string) (_ *entrant, err error
 		join: func(int) error {
 			store.Resume()
 			defer store.Pause()
-			syncDisk()
+			harness.SyncDisk()
 			stop := harness.Watch(store.Process)
 			a, err := store.restore()
 			s.Memory, s.Chunks, s.Bytes = stop()[0], a.Chunks, a.Bytes
@@ -410,7 +397,7 @@ func (r *runner) sdk(ctx context.Context, program string) (_ *entrant, err error
 	}, nil
 }
 
-// loadSDK makes the load here and sends it over: the SDK's module cannot import the workload's.
+// loadSDK makes the load here and sends it, because the SDK's module cannot import the workload's.
 func loadSDK(store sdkStore, w *workload.Workload, keys int, progress *harness.Progress) error {
 	progress.Begin("load", "batches", specOf(keys, 0).LoadSteps())
 	progress.Working(nameSDK)

@@ -1,40 +1,65 @@
 package syncbench
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
-	"fmt"
 
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// buildSDK builds the program of bench/sdkstore in dir.
-func buildSDK(ctx context.Context, dir string) (string, error) {
-	program, err := harness.BuildBeside(ctx, "sdkstore", dir)
-	if err != nil {
-		err = fmt.Errorf("the SDK's store (--against memiavl needs none): %w", err)
-	}
-	return program, err
+// sdkBegin, sdkRequest and sdkAnswer are copies of the types in bench/sdk/store and bench/sdk/node,
+// whose module cannot be imported here. The fields are documented there.
+type sdkBegin struct {
+	Dir      string `json:"dir"`
+	Backend  string `json:"backend"`
+	Mode     string `json:"mode,omitempty"`
+	Interval int64  `json:"interval,omitempty"`
 }
 
-// sdkStore is the process of bench/sdkstore, as the parent sees it.
+type sdkRequest struct {
+	Op       string `json:"op"`
+	N        int    `json:"n,omitempty"`
+	Snapshot bool   `json:"snapshot,omitempty"`
+}
+
+type sdkAnswer struct {
+	Nanos     int64   `json:"nanos"`
+	Seconds   float64 `json:"seconds"`
+	CPUS      float64 `json:"cpu_s"`
+	Chunks    int     `json:"chunks"`
+	Bytes     int64   `json:"bytes"`
+	Snapshots int     `json:"snapshots"`
+	Busy      bool    `json:"busy"`
+
+	ManifestMS float64 `json:"manifest_ms"`
+	ServeCPUS  float64 `json:"serve_cpu_s"`
+	VerifyCPUS float64 `json:"verify_cpu_s"`
+	WriteCPUS  float64 `json:"write_cpu_s"`
+	AgainS     float64 `json:"again_s"`
+	AgainCPUS  float64 `json:"again_cpu_s"`
+	Overhead   float64 `json:"overhead_bytes_per_leaf"`
+
+	// For bench/sdk/node.
+	BlockNanos int64  `json:"block_nanos"`
+	Root       []byte `json:"root"`
+	PeakBytes  int64  `json:"peak_bytes"`
+}
+
+// sdkStore is a process of bench/sdk/store.
 type sdkStore struct{ *harness.Process }
 
-func startSDK(ctx context.Context, program, dir string, args ...string) (sdkStore, error) {
-	p, err := harness.StartProgram(ctx, nameSDK, program, append([]string{"--dir", dir}, args...)...)
+func startSDK(ctx context.Context, program, dir, backend string) (sdkStore, error) {
+	p, err := harness.StartProgram(ctx, nameSDK, sdkBegin{Dir: dir, Backend: backend}, nil, program, "store")
 	return sdkStore{p}, err
 }
 
-// commit makes a block of changes; snapshot starts a snapshot of its state.
+// commit makes a block of changes. If snapshot is set, it starts a snapshot of the new state.
 func (s sdkStore) commit(changes []workload.Change, snapshot bool) (a sdkAnswer, err error) {
-	r := sdkRequest{Op: "commit", N: len(changes), Snapshot: snapshot}
-	err = s.AskWith(r, func(w *bufio.Writer) error { return writeChanges(w, changes) }, &a)
+	err = s.AskWith(sdkRequest{Op: "commit", N: len(changes), Snapshot: snapshot}, changes, &a)
 	return a, err
 }
 
-// create makes the snapshot that restore restores.
+// create makes the snapshot for restore.
 func (s sdkStore) create() (a sdkAnswer, err error) {
 	err = s.Ask(sdkRequest{Op: "create"}, &a)
 	return a, err
@@ -45,27 +70,8 @@ func (s sdkStore) restore() (a sdkAnswer, err error) {
 	return a, err
 }
 
-// join makes a home from the source's database by verified chunks.
+// join makes a home from the source's database with verified chunks.
 func (s sdkStore) join() (a sdkAnswer, err error) {
 	err = s.Ask(sdkRequest{Op: "join"}, &a)
 	return a, err
-}
-
-// writeChanges is the inverse of sdkstore's readChanges, which describes the format.
-func writeChanges(w *bufio.Writer, changes []workload.Change) error {
-	var b []byte
-	for _, c := range changes {
-		b = binary.AppendUvarint(b[:0], uint64(len(c.Key)))
-		b = append(b, c.Key...)
-		if c.Value == nil {
-			b = binary.AppendUvarint(b, 0)
-		} else {
-			b = binary.AppendUvarint(b, uint64(len(c.Value))+1)
-			b = append(b, c.Value...)
-		}
-		if _, err := w.Write(b); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -7,27 +7,28 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/treestore"
+	"github.com/starling-kv/starling/storage/treestore"
 )
 
-// Blocks behind a join change as many keys as those of the other rows, of some that the chunks had.
+// Blocks after a join change as many keys as those of the other rows, drawn from a sample of the
+// joined keys.
 const (
 	settlingKeys   = 2000
 	sampledKeys    = 10 * settlingKeys
-	settlingBytes  = 100    // of each value
-	settlingBlockN = 20_000 // the most that are made before the state is settled
+	settlingBytes  = 100    // bytes of each value
+	settlingBlockN = 20_000 // maximum number of blocks during ingestion
 )
 
-// settlingBlocks are made on a state that was just joined.
+// settlingBlocks makes blocks on a state that was just joined.
 type settlingBlocks struct {
 	rng             *rand.Rand
-	meanwhile, late []int64 // nanoseconds of each
+	meanwhile, late []int64 // nanoseconds of each block
 
 	mu   sync.Mutex
 	keys [][]byte // guarded by mu
 }
 
-// sample takes keys of a chunk, of which there are so many.
+// sample collects keys from a chunk; chunks is the number of chunks.
 func (b *settlingBlocks) sample(c *avlstar.Chunk, chunks int64) {
 	var keys [][]byte
 	for leaf := range c.Leaves() {
@@ -41,7 +42,7 @@ func (b *settlingBlocks) sample(c *avlstar.Chunk, chunks int64) {
 	b.keys = append(b.keys, keys...)
 }
 
-// make commits blocks on v until settled is closed, and as many after it.
+// make commits blocks on v until settled is closed, and the same number after that.
 func (b *settlingBlocks) make(store *treestore.Store, v *avlstar.Version, settled <-chan struct{}) (err error) {
 	v.Retain()
 	defer func() { v.Release() }()

@@ -6,30 +6,32 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/starling-kv/starling/bench/e2ebench"
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// SiegeOptions are the options of a run among attackers.
+// SiegeOptions configure a run under attack.
 type SiegeOptions struct {
-	Keys   int
-	Seed   uint64
-	Kinds  []string // of attackers, one row each; see JoinKinds and ServeKinds
-	Repeat int      // joins of each row, whose median counts; rounds of a besieged validator
-	Blocks int      // of a besieged validator, in each round
-	Limit  float64  // seconds after which a join counts as one that does not end
-	Dir    string
+	Keys  int
+	Seed  uint64
+	Kinds []string // kinds of attackers, one row each; see JoinKinds and ServeKinds
+	// Repeat is the number of joins per row, and of rounds of an attacked validator. A row has the
+	// join of median time.
+	Repeat int
+	Blocks int     // blocks of an attacked validator in each round
+	Limit  float64 // time limit of a join in seconds; later it counts as unended
 }
 
 // honest is the row without attackers, which every run has.
 const honest = "honest"
 
-// mixed are all attackers of a side at once. Every run with attackers of a side can have it.
+// mixed is the row with all attackers of a side at the same time.
 const mixed = "mixed"
 
-// transactions are the attackers who are granted keys: a network takes their transactions.
+// transactions are attackers with granted keys, whose transactions a network accepts.
 const transactions = "transactions"
 
 const (
@@ -38,39 +40,28 @@ const (
 	siegePatience     = 15 * time.Minute
 )
 
-// siegePauseMS is the time between the starts of two blocks of a besieged validator.
+// siegePauseMS is the time between the starts of two blocks of an attacked validator.
 const siegePauseMS = 100
 
-// Kinds are all kinds of attackers: those among which a node joins, then those of a server, and of
-// a network.
+// Kinds returns all kinds of attackers: those of a joiner, of a server, of both, and of a network.
 func Kinds() []string {
 	return slices.Concat(JoinKinds, ServeKinds, []string{mixed, transactions})
 }
 
-// Check returns an error that names the flag that is out of range, and the range.
-func (o SiegeOptions) Check() error {
-	if err := checkKeys(o.Keys); err != nil {
-		return err
-	}
-	switch {
-	case o.Repeat < 1 || o.Repeat > maxRepeat:
-		return fmt.Errorf("--repeat is %d, it must be from 1 to %d", o.Repeat, maxRepeat)
-	case o.Blocks < 1 || o.Blocks > maxBlocks:
-		return fmt.Errorf("--blocks is %d, it must be from 1 to %d", o.Blocks, maxBlocks)
-	case !(o.Limit >= 1 && o.Limit <= maxLimit):
-		return fmt.Errorf("--limit is %v s, it must be from 1 to %d", o.Limit, maxLimit)
-	case len(o.Kinds) == 0:
-		return fmt.Errorf("--kinds names none, it knows %q", Kinds())
-	}
-	for i, kind := range o.Kinds {
-		if !slices.Contains(Kinds(), kind) {
-			return fmt.Errorf("--kinds names %q, it knows %q", kind, Kinds())
+// Flags adds the flags of siege.
+func (o *SiegeOptions) Flags(f *harness.Flags) {
+	keys(f, &o.Keys)
+	f.Names(&o.Kinds, "kinds", Kinds(), Kinds(), "kinds of attackers, one row each")
+	f.Int(&o.Repeat, "repeat", 3, 1, 100, "joins per row (the row has the one of median time), and rounds of blocks")
+	f.Int(&o.Blocks, "blocks", 100, 1, maxBlocks, "number of blocks of an attacked validator in each round")
+	f.Float(&o.Limit, "limit", 120, 1, 100_000, "time limit of a join in seconds; later it counts as unended")
+	f.Seed(&o.Seed)
+	f.Also(func() error {
+		if len(o.Kinds) == 0 {
+			return fmt.Errorf("--kinds is empty, it takes %s", strings.Join(Kinds(), ", "))
 		}
-		if slices.Contains(o.Kinds[:i], kind) {
-			return fmt.Errorf("--kinds names %s twice, once is enough", kind)
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // SiegeResult is the outcome of a run.
@@ -82,43 +73,43 @@ type SiegeResult struct {
 	Blocks  int                 `json:"blocks"`
 	Limit   float64             `json:"limit_s"`
 	Machine harness.Machine     `json:"machine"`
-	Goals   []Goal              `json:"targets"`
+	Targets []harness.Target    `json:"targets"`
 
 	order []string
 }
 
-// SiegeRow are the figures with attackers of one kind, zero where they do not apply. Ratios are to
-// the row without attackers.
+// SiegeRow has the figures with attackers of one kind; they are zero if they do not apply. Ratios
+// are relative to the row without attackers.
 type SiegeRow struct {
-	// Of a node that joins.
+	// Figures of a node that joins.
 	JoinX      float64   `json:"join_x,omitempty"`
 	JoinS      float64   `json:"join_s,omitempty"`
 	JoinsS     []float64 `json:"joins_s,omitempty"`
 	Unended    int       `json:"unended,omitempty"`
 	Banned     int       `json:"banned,omitempty"`
 	WastedMB   float64   `json:"wasted_mb,omitempty"`
-	JoinRSSMB  float64   `json:"join_rss_mb,omitempty"` // peak of the joiner
-	JoinCPUX   float64   `json:"join_cpu_x,omitempty"`  // of the joiner
+	JoinRSSMB  float64   `json:"join_rss_mb,omitempty"` // peak memory of the joiner
+	JoinCPUX   float64   `json:"join_cpu_x,omitempty"`  // CPU time of the joiner
 	joinCPU    float64
 	downloaded []float64 // MB/s in each round
 
-	// Of a validator that commits and serves.
-	RateX     float64 `json:"rate_x,omitempty"`    // what an honest joiner downloads
+	// Figures of a validator that commits and serves.
+	RateX     float64 `json:"rate_x,omitempty"`    // download rate of an honest joiner
 	RateMBS   float64 `json:"rate_mb_s,omitempty"` // the same, in MB/s
-	StatusMS  float64 `json:"status_ms,omitempty"` // slowest dial and answer of a newcomer
+	StatusMS  float64 `json:"status_ms,omitempty"` // slowest dial and response of a newcomer
 	Kept      int     `json:"kept_out,omitempty"`  // newcomers that were not served
-	RSSMB     float64 `json:"rss_mb,omitempty"`    // peak of the validator
+	RSSMB     float64 `json:"rss_mb,omitempty"`    // peak memory of the validator
 	BlockX    float64 `json:"block_p99_x,omitempty"`
 	BlockMS   float64 `json:"block_p99_ms,omitempty"`
-	AttackCPU float64 `json:"attackers_cores,omitempty"` // cores that the attackers used meanwhile
+	AttackCPU float64 `json:"attackers_cores,omitempty"` // cores used by the attackers
 
-	// Of a network that takes transactions which touch most keys for their bytes.
-	TxBlocks int     `json:"blocks,omitempty"`  // that took all of them
-	TxRound  int     `json:"round,omitempty"`   // the greatest in which one of these was decided
-	TxTimeS  float64 `json:"block_s,omitempty"` // the longest time between two of these
+	// Figures of a network that executes the transactions that touch the most keys per byte.
+	TxBlocks int     `json:"blocks,omitempty"`  // blocks with these transactions
+	TxRound  int     `json:"round,omitempty"`   // highest round that decided one of these blocks
+	TxTimeS  float64 `json:"block_s,omitempty"` // longest time between two of these blocks
 }
 
-// siege makes one run.
+// siege is the state of one run.
 type siege struct {
 	o        SiegeOptions
 	r        *runner
@@ -126,17 +117,14 @@ type siege struct {
 	rows     map[string]*SiegeRow
 }
 
-// RunSiege measures joins among attackers, and a validator that attackers besiege. The attackers
-// are a process of their own, on loopback addresses of their own.
+// RunSiege measures joins, and a serving validator, under attack. The attackers run in a separate
+// process and use separate loopback addresses.
 func RunSiege(ctx context.Context, o SiegeOptions, progress *harness.Progress) (*SiegeResult, error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
 	if err := manyLoopbacks(); err != nil {
 		return nil, err
 	}
 	s := &siege{o: o, progress: progress, rows: map[string]*SiegeRow{honest: {}}}
-	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) error {
+	err := harness.InFolder(ctx, progress, func(dir string) error {
 		if slices.Equal(o.Kinds, []string{transactions}) {
 			return nil
 		}
@@ -157,16 +145,17 @@ func RunSiege(ctx context.Context, o SiegeOptions, progress *harness.Progress) (
 	return s.result(), nil
 }
 
-// network has a network of paged validators take transactions of deletes of absent keys.
+// network measures a network of paged validators that executes transactions of deletes of absent
+// keys.
 func (s *siege) network(ctx context.Context) error {
 	if !slices.Contains(s.o.Kinds, transactions) {
 		return nil
 	}
 	r, err := e2ebench.RunPathological(ctx, e2ebench.PathologicalOptions{
-		Validators: siegeValidators, Transactions: siegeTransactions, Keys: s.o.Keys, Seed: s.o.Seed, Dir: s.o.Dir, Patience: siegePatience,
+		Validators: siegeValidators, Transactions: siegeTransactions, Keys: s.o.Keys, Seed: s.o.Seed, Patience: siegePatience,
 	}, s.progress)
 	if err != nil {
-		return fmt.Errorf("among attackers of the kind %s: %w", transactions, err)
+		return fmt.Errorf("with attackers of kind %s: %w", transactions, err)
 	}
 	row := s.row(transactions)
 	row.TxBlocks, row.TxRound, row.TxTimeS = r.Blocks, int(r.Round), r.LongestS
@@ -181,10 +170,11 @@ func (s *siege) row(kind string) *SiegeRow {
 	return s.rows[kind]
 }
 
-// of returns the requested kinds of a side, after the row without attackers; nil if none of it is
-// requested. Attackers of all kinds are of the sides of which some kind is requested, or of both.
+// of returns the requested kinds of a side, after the row without attackers, or nil if none of its
+// kinds is requested. mixed counts for each side with a requested kind, or for both sides if it is
+// requested alone.
 func (s *siege) of(side []string) []string {
-	sides := map[bool][]string{} // by whether it is this side
+	sides := map[bool][]string{} // key: whether the kinds belong to this side
 	for _, kind := range s.o.Kinds {
 		if kind != mixed && kind != transactions {
 			this := slices.Contains(side, kind)
@@ -202,7 +192,7 @@ func (s *siege) of(side []string) []string {
 	return kinds
 }
 
-// joins measures joins. Each has new peers, so that none is known as an attacker.
+// joins measures joins. Each join has new peers, so that none is known as an attacker.
 func (s *siege) joins(ctx context.Context, attackers *harness.Process) error {
 	kinds := s.of(JoinKinds)
 	if kinds == nil {
@@ -228,10 +218,10 @@ func (s *siege) joins(ctx context.Context, attackers *harness.Process) error {
 		}
 		j, err := s.r.join(ctx, server, request{Op: opJoin, Target: besieging.Target, LimitS: s.o.Limit}, kind)
 		if err != nil {
-			return fmt.Errorf("among attackers of the kind %s: %w", kind, err)
+			return fmt.Errorf("with attackers of kind %s: %w", kind, err)
 		}
 		joins[kind] = append(joins[kind], j)
-		return attackers.Ask(request{Op: opBesiege}, new(answer)) // nobody
+		return attackers.Ask(request{Op: opBesiege}, nil) // stop the attackers
 	})
 	for kind, list := range joins {
 		s.row(kind).joined(list)
@@ -239,7 +229,7 @@ func (s *siege) joins(ctx context.Context, attackers *harness.Process) error {
 	return err
 }
 
-// joined takes the figures of the join with the median time.
+// joined takes the figures of the join of median time.
 func (r *SiegeRow) joined(joins []joined) {
 	for _, j := range joins {
 		r.JoinsS = append(r.JoinsS, j.Seconds)
@@ -253,7 +243,8 @@ func (r *SiegeRow) joined(joins []joined) {
 	r.Banned, r.WastedMB, r.joinCPU = m.Stats.Banned, float64(m.Stats.Wasted)/1e6, m.CPU
 }
 
-// serves measures a validator that commits blocks and serves one honest joiner, in turns.
+// serves measures a validator that commits blocks and serves one honest joiner, with each kind of
+// attackers in turn.
 func (s *siege) serves(ctx context.Context, attackers *harness.Process) error {
 	kinds := s.of(ServeKinds)
 	if kinds == nil {
@@ -280,7 +271,7 @@ func (s *siege) serves(ctx context.Context, attackers *harness.Process) error {
 		s.progress.Working(kind)
 		defer s.progress.Add(s.o.Blocks)
 		if err := b.round(kind, s.o.Blocks, s.row(kind)); err != nil {
-			return fmt.Errorf("besieged by the kind %s: %w", kind, err)
+			return fmt.Errorf("attacked by kind %s: %w", kind, err)
 		}
 		return nil
 	})
@@ -292,16 +283,16 @@ func (s *siege) serves(ctx context.Context, attackers *harness.Process) error {
 	return err
 }
 
-// besieged are the processes of a validator under siege.
+// besieged has the processes of a validator under attack.
 type besieged struct {
 	validator, joiner, attackers *harness.Process
 	target                       Target
-	nanos                        map[string][]int64 // of the blocks, by kind
+	nanos                        map[string][]int64 // time of each block, by kind
 }
 
-// round makes n blocks while attackers of one kind besiege the validator.
+// round makes n blocks while attackers of one kind attack the validator.
 func (b *besieged) round(kind string, n int, row *SiegeRow) error {
-	if err := b.attackers.Ask(request{Op: opAttack, Kind: kind, Target: b.target}, new(answer)); err != nil {
+	if err := b.attackers.Ask(request{Op: opAttack, Kind: kind, Target: b.target}, nil); err != nil {
 		return err
 	}
 	probe := request{Op: opDownload, N: 1, Target: b.target, Probe: true}
@@ -318,7 +309,7 @@ func (b *besieged) round(kind string, n int, row *SiegeRow) error {
 		{b.validator, request{Op: opBlocks, N: n, PauseMS: siegePauseMS}, &blocks},
 		{b.attackers, request{Op: opUsage}, &ended},
 		{b.joiner, probe, &after},
-		{b.attackers, request{Op: opAttack}, new(answer)}, // nobody
+		{b.attackers, request{Op: opAttack}, new(answer)}, // stop the attack
 		{b.joiner, request{Op: opDownload}, new(answer)},
 	} {
 		if err := step.of.Ask(step.q, step.a); err != nil {
@@ -334,7 +325,7 @@ func (b *besieged) round(kind string, n int, row *SiegeRow) error {
 	return nil
 }
 
-// result compares the rows with the one without attackers.
+// result compares the rows with the row without attackers.
 func (s *siege) result() *SiegeResult {
 	r := &SiegeResult{
 		Keys: s.o.Keys, Kinds: map[string]SiegeRow{}, Seed: s.o.Seed, Repeat: s.o.Repeat, Blocks: s.o.Blocks, Limit: s.o.Limit, Machine: harness.ThisMachine(),
@@ -383,25 +374,25 @@ func (r SiegeRow) ofJoins() bool { return r.JoinS > 0 }
 
 func (r SiegeRow) ofBlocks() bool { return r.BlockMS > 0 }
 
-// goal judges the row in which a figure is largest, of those for which it was measured.
+// goal judges the row with the largest figure, among the rows for which the figure was measured.
 func (r *SiegeResult) goal(name string, figure func(SiegeRow) (worst float64, met bool, measure string), measured func(SiegeRow) bool) {
-	var g Goal
+	var g harness.Target
 	for _, kind := range r.order {
 		row := r.Kinds[kind]
 		if kind == honest || !measured(row) {
 			continue
 		}
 		if worst, met, measure := figure(row); g.Name == "" || worst > g.Figure {
-			g = Goal{Name: name, Met: met, Figure: worst, Measure: measure + " with " + kind}
+			g = harness.Target{Name: name, Met: met, Figure: worst, Measure: measure + " with " + kind}
 		}
 	}
 	if g.Name != "" {
 		g.Figure = max(g.Figure, -g.Figure)
-		r.Goals = append(r.Goals, g)
+		r.Targets = append(r.Targets, g)
 	}
 }
 
-// Print writes the table, notes on how to read it, and the targets.
+// Print writes the table, notes that explain it, and the targets.
 func (r *SiegeResult) Print(out io.Writer) {
 	cells := [][]string{{
 		harness.Group(r.Keys) + " keys", "join, s", "×", "unended", "banned", "wasted, MB", "joiner, MB", "joiner's CPU, ×", "rate, MB/s", "×", "status, ms", "kept out",
@@ -409,7 +400,7 @@ func (r *SiegeResult) Print(out io.Writer) {
 	}}
 	for _, kind := range r.order {
 		row := r.Kinds[kind]
-		round := "" // 0 is a figure
+		round := "" // round 0 must be printed, too
 		if row.ofTransactions() {
 			round = fmt.Sprint(row.TxRound)
 		}
@@ -422,13 +413,13 @@ func (r *SiegeResult) Print(out io.Writer) {
 	}
 	harness.PrintAligned(out, cells)
 	fmt.Fprintf(out, `
-×        over the row without attackers; they are a process of their own on the same cores, on loopback addresses of their own
-join     from connecting to durable, verified state, the median of %d; the joiner knows relays only, which tell it of everybody in random order
-unended  joins that were given up after %g s
-rate     of one honest joiner that downloads the newest snapshot over and over; status: a newcomer dials and asks every 100 ms, the slowest
+×        relative to the row without attackers. The attackers are one process on the same cores, with separate loopback addresses
+join     from connecting to durable, verified state, the median of %d; the joiner knows only relays, which advertise all peers in random order
+unended  joins that were aborted after %g s
+rate     of one honest joiner that downloads the newest snapshot over and over; status: a newcomer dials and requests it every 100 ms, the slowest
 p99      of commits of 2,000 operations, a block every %d ms, %d rounds of %d blocks
-blocks   of a network of %d validators, of whose states at most 16 MiB are in memory, that took %d transactions of 10,000 deletes of absent keys;
-         the greatest round in which one was decided; the longest time between two
+blocks   that a network of %d validators, each with at most 16 MiB of its state in memory, needed for %d transactions of 10,000 deletes of absent
+         keys; the highest round in which one was decided; the longest time between two
 `, r.Repeat, r.Limit, siegePauseMS, r.Repeat, r.Blocks, siegeValidators, siegeTransactions)
-	printGoals(out, "1,000,000 keys", r.Goals)
+	harness.PrintTargets(out, "1,000,000 keys", r.Targets)
 }

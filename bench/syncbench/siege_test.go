@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/bench/harness"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
@@ -26,7 +26,7 @@ func TestSiegeRows(t *testing.T) {
 	require.Equal(t, 0.6, r.Kinds["pending"].RateX)
 	require.Zero(t, r.Kinds["pending"].JoinX)
 	got := map[string]string{}
-	for _, g := range r.Goals {
+	for _, g := range r.Targets {
 		got[g.Name] = map[bool]string{true: "met ", false: "not met "}[g.Met] + g.Measure
 	}
 	require.Equal(t, map[string]string{
@@ -40,7 +40,7 @@ func TestSiegeRows(t *testing.T) {
 	}, got)
 	var out bytes.Buffer
 	r.Print(&out)
-	require.NotContains(t, out.String(), "%!", "a format does not fit its arguments")
+	require.NotContains(t, out.String(), "%!", "a format does not match its arguments")
 
 	for _, c := range []struct{ asked, joins, serves []string }{
 		{[]string{"dawdle", mixed}, []string{honest, "dawdle", mixed}, nil},
@@ -55,7 +55,7 @@ func TestSiegeRows(t *testing.T) {
 	}
 }
 
-// Every kind has its attackers, and a besieger that is told to stop leaves nobody behind.
+// Every kind has its attackers, and a besieger that is stopped leaves no attacker running.
 func TestBesieger(t *testing.T) {
 	if err := manyLoopbacks(); err != nil {
 		t.Skip("NOT RUN: ", err)
@@ -79,7 +79,7 @@ func TestBesieger(t *testing.T) {
 		for _, relay := range relays {
 			conn, err := d.Dial(t.Context(), relay)
 			require.NoError(t, err, kind)
-			list, err := conn.Call(t.Context(), transport.Call{Method: fastsync.MethodPeers, Max: 1 << 16})
+			list, err := conn.Call(t.Context(), transport.Call{Method: protocol.MethodPeers, Max: 1 << 16})
 			require.NoError(t, err)
 			for rest := list[2:]; len(rest) > 0; {
 				n := 2 + int(rest[0])<<8 + int(rest[1])
@@ -97,7 +97,7 @@ func TestBesieger(t *testing.T) {
 		require.Equal(t, map[bool]int{true: 2, false: 1}[kind == "proxy" || kind == mixed], told[peers[0].ID], kind)
 	}
 	for _, kind := range append(ServeKinds, mixed) {
-		siegeOf(kind, s.target)() // it returns when all attackers have
+		siegeOf(kind, s.target)() // returns when all attackers have stopped
 	}
 	require.NoError(t, b.close())
 	require.NoError(t, s.close())
@@ -109,7 +109,7 @@ func TestStingy(t *testing.T) {
 	s.stop(false, true)
 	written := make(chan int, 1)
 	go func() {
-		n, _ := s.Write(make([]byte, 5<<10)) // it is closed
+		n, _ := s.Write(make([]byte, 5<<10)) // returns when the connection is closed
 		written <- n
 	}()
 	_, err := io.ReadFull(far, make([]byte, 4<<10))
@@ -125,5 +125,5 @@ func TestStingy(t *testing.T) {
 func TestSiegeJudgesNothingThatWasNotMeasured(t *testing.T) {
 	r := &SiegeResult{Kinds: map[string]SiegeRow{honest: {}}, order: []string{honest}, Machine: harness.ThisMachine()}
 	r.judge()
-	require.Empty(t, r.Goals)
+	require.Empty(t, r.Targets)
 }

@@ -1,7 +1,6 @@
 package syncbench
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -14,7 +13,8 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/internal/child"
+	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -32,7 +32,7 @@ func sample() *Result {
 	}
 	r.Floor.compute(r.Keys, r.CPUS)
 	r.FloorS = r.Floor.Seconds
-	r.Goals = r.goals()
+	r.Targets = r.targets()
 	return r
 }
 
@@ -40,7 +40,7 @@ func TestFloorIsTheLargestPart(t *testing.T) {
 	f := sample().Floor
 	require.InDelta(t, 0.0545, f.HashesS, 1e-3)
 	require.InDelta(t, 0.3, f.CPUS, 1e-9)
-	require.Equal(t, "disk", f.By, "our own CPU time is no part of the floor")
+	require.Equal(t, "disk", f.By, "our own CPU time is not part of the floor")
 	require.InDelta(t, 0.15, f.Seconds, 1e-9)
 	f.compute(10_000_000, 0.6)
 	require.Equal(t, "hashes", f.By)
@@ -50,23 +50,23 @@ func TestFloorIsTheLargestPart(t *testing.T) {
 
 func TestGoals(t *testing.T) {
 	got := map[string]string{}
-	for _, g := range sample().Goals {
+	for _, g := range sample().Targets {
 		got[g.Name] = map[bool]string{true: "met", false: "not met"}[g.Met] + " " + g.Measure
 	}
 	require.Equal(t, map[string]string{
-		"at least 60× faster than the SDK's store restores":           "met 72×",
-		"at least 3× faster than memiavl":                             "met 4×",
-		"within 6× of the floor":                                      "met 3.33×",
-		"the joiner's anonymous memory beside its tree at most 64 MB": "met 60 MB",
+		"at least 60× faster than the SDK's store restores":            "met 72×",
+		"at least 3× faster than memiavl":                              "met 4×",
+		"within 6× of the floor":                                       "met 3.33×",
+		"the joiner's anonymous memory without its tree at most 64 MB": "met 60 MB",
 	}, got)
 	paged := sample()
 	paged.Paged = &Paged{BudgetBytes: 30e6, BesideBudget: 65e6}
-	require.Contains(t, paged.goals(), Goal{
-		Name: "a paged joiner's anonymous memory beside its budget at most 64 MB", Figure: 65, Measure: "65 MB",
+	require.Contains(t, paged.targets(), harness.Target{
+		Name: "a paged joiner's anonymous memory beyond its budget at most 64 MB", Figure: 65, Measure: "65 MB",
 	})
 	small := sample()
 	small.DefaultChunks = &DefaultChunks{StarlingS: 0.2}
-	require.Contains(t, small.goals(), Goal{Name: "within 2× of the same keys in chunks of 1 MiB", Figure: 2.5, Measure: "2.5×"})
+	require.Contains(t, small.targets(), harness.Target{Name: "within 2× of the same keys in chunks of 1 MiB", Figure: 2.5, Measure: "2.5×"})
 }
 
 func TestTable(t *testing.T) {
@@ -77,7 +77,7 @@ func TestTable(t *testing.T) {
 	require.Equal(t, []string{"join,", "s", "0.500", "2.000", "36.000", "0.150"}, strings.Fields(lines[1]))
 	require.Equal(t, []string{"from", "0.400", "2.000", "36.000"}, strings.Fields(lines[2]))
 	require.Equal(t, []string{"×", "1", "4", "72", "0.3"}, strings.Fields(lines[4]))
-	require.Contains(t, out.String(), "\n  met     at least 3× faster than memiavl: 4×\n")
+	require.Contains(t, out.String(), "\n  met       at least 3× faster than memiavl: 4×\n")
 	require.NotContains(t, out.String(), "paged")
 	paged := sample()
 	paged.Paged = &Paged{StarlingS: 0.7, Seconds: []float64{0.7}, BudgetBytes: 30e6, BesideBudget: 65e6}
@@ -88,7 +88,7 @@ func TestTable(t *testing.T) {
 	for _, row := range []string{"anonymous memory, MB", "  joiner", "memory of files, MB", "network", "files synced"} {
 		require.Contains(t, out.String(), "\n"+row+" ")
 	}
-	require.NotContains(t, out.String(), "%!", "a format does not fit its arguments")
+	require.NotContains(t, out.String(), "%!", "a format does not match its arguments")
 }
 
 func TestJSONLeavesOutMissingPeers(t *testing.T) {
@@ -115,15 +115,15 @@ func TestByzantineRows(t *testing.T) {
 	}
 	r.judge()
 	require.Equal(t, 2.0, r.Rows[0].StarlingS)
-	require.Equal(t, 7, r.Rows[1].Refetched, "of the median join")
+	require.Equal(t, 7, r.Rows[1].Refetched, "figure of the median join")
 	require.Equal(t, 1.5, r.Rows[1].Ratio)
 	require.Equal(t, 1, r.Rows[2].Unended)
-	require.Len(t, r.Goals, 2)
-	require.False(t, r.Goals[0].Met)
-	require.False(t, r.Goals[1].Met)
+	require.Len(t, r.Targets, 2)
+	require.False(t, r.Targets[0].Met)
+	require.False(t, r.Targets[1].Met)
 	var out bytes.Buffer
 	r.Print(&out)
-	require.NotContains(t, out.String(), "%!", "a format does not fit its arguments")
+	require.NotContains(t, out.String(), "%!", "a format does not match its arguments")
 }
 
 func TestHiccupRows(t *testing.T) {
@@ -131,21 +131,21 @@ func TestHiccupRows(t *testing.T) {
 	r.Starling[1].Joiners, r.Starling[1].ServedMBS, r.RateMBPS = 4, 19, 5
 	r.judge()
 	require.Equal(t, HiccupRow{P50MS: 2, P99MS: 4, MaxMS: 4, P99Ratio: 1, MaxRatio: 1, Blocks: 3}, r.Starling[0])
-	require.Len(t, r.Goals, 2)
-	require.True(t, r.Goals[0].Met)
-	require.Equal(t, "2×", r.Goals[0].Measure)
-	require.True(t, r.Goals[1].Met)
-	require.Equal(t, "1.25×", r.Goals[1].Measure)
-	r.Goals, r.Starling[1].ServedMBS = nil, 5
+	require.Len(t, r.Targets, 2)
+	require.True(t, r.Targets[0].Met)
+	require.Equal(t, "2×", r.Targets[0].Measure)
+	require.True(t, r.Targets[1].Met)
+	require.Equal(t, "1.25×", r.Targets[1].Measure)
+	r.Targets, r.Starling[1].ServedMBS = nil, 5
 	r.judge()
-	require.False(t, r.Goals[1].Met)
-	require.Equal(t, "1.25×, but they got 5.0 MB/s, not 20.0", r.Goals[1].Measure)
+	require.False(t, r.Targets[1].Met)
+	require.Equal(t, "1.25×, but the joiners got 5.0 MB/s, not 20.0", r.Targets[1].Measure)
 	var out bytes.Buffer
 	r.Print(&out)
-	require.NotContains(t, out.String(), "%!", "a format does not fit its arguments")
+	require.NotContains(t, out.String(), "%!", "a format does not match its arguments")
 }
 
-// A liar is honest except for its lie, and no lie is an empty answer.
+// A Byzantine peer responds honestly except for its kind of invalid response, which is never empty.
 func TestLiars(t *testing.T) {
 	v := loaded(t, 30_000)
 	require.Greater(t, v.NumChunks(), uint32(2))
@@ -154,8 +154,8 @@ func TestLiars(t *testing.T) {
 	height := []byte{0, 0, 0, 0, 0, 0, servedHeight >> 8, servedHeight & 255}
 	want, err := v.Chunk(1)
 	require.NoError(t, err)
-	chunk := transport.Request{Method: fastsync.MethodChunk, Body: chunkBody(height, 1, uint32(len(want)))}
-	manifest := transport.Request{Method: fastsync.MethodManifest, Body: height}
+	chunk := transport.Request{Method: protocol.MethodChunk, Body: chunkBody(height, 1, uint32(len(want)))}
+	manifest := transport.Request{Method: protocol.MethodManifest, Body: height}
 	truth, err := s.mux.Serve(t.Context(), chunk)
 	require.NoError(t, err)
 	require.Equal(t, want, truth)
@@ -179,7 +179,7 @@ func TestLiars(t *testing.T) {
 	}
 	after, err := v.Chunk(1)
 	require.NoError(t, err)
-	require.Equal(t, want, after, "a lie changed the state itself")
+	require.Equal(t, want, after, "an invalid response changed the state itself")
 }
 
 func loaded(t *testing.T, keys int) *avlstar.Version {
@@ -225,21 +225,21 @@ func TestBlocksHaveEachKeyOnce(t *testing.T) {
 		seen[string(c.Key)] = true
 	}
 	require.Greater(t, len(changes), workload.Changes)
-	require.Less(t, len(changes), stepsABlock*workload.Changes, "2,000 keys are too few for that")
+	require.Less(t, len(changes), stepsABlock*workload.Changes, "with only 2,000 keys, some change twice")
 }
 
 func TestServeRefuses(t *testing.T) {
-	require.ErrorContains(t, Serve(strings.NewReader("hello"), &bytes.Buffer{}), "starling-bench sync")
-	ask := func(role string, requests ...request) (answers []answer) {
+	ask := func(role string, requests ...request) (answers []child.Reply[answer]) {
 		var in, out bytes.Buffer
 		lines := json.NewEncoder(&in)
 		require.NoError(t, lines.Encode(begin{Role: role, Spec: specOf(2000, 1), Dir: t.TempDir()}))
 		for _, r := range requests {
 			require.NoError(t, lines.Encode(r))
 		}
-		require.NoError(t, Serve(&in, &out))
+		err := Serve(&in, &out)
+		require.Equal(t, role == "dancer", err != nil)
 		for d := json.NewDecoder(&out); d.More(); {
-			var a answer
+			var a child.Reply[answer]
 			require.NoError(t, d.Decode(&a))
 			answers = append(answers, a)
 		}
@@ -253,13 +253,5 @@ func TestServeRefuses(t *testing.T) {
 		require.Contains(t, a[1].Error, "dance", role)
 	}
 	a := ask(roleServer, request{Op: opServe, Peers: 1})
-	require.Contains(t, a[1].Error, "has 0 keys", "nothing was loaded")
-}
-
-func TestChangesAreWrittenAsTheyAreRead(t *testing.T) {
-	var out bytes.Buffer
-	w := bufio.NewWriter(&out)
-	require.NoError(t, writeChanges(w, []workload.Change{{Key: []byte("k"), Value: []byte("value")}, {Key: []byte("gone")}, {Key: []byte("e"), Value: []byte{}}}))
-	require.NoError(t, w.Flush())
-	require.Equal(t, "\x01k\x06value\x04gone\x00\x01e\x01", out.String())
+	require.Contains(t, a[1].Error, "has 0 keys", "the server has loaded no keys")
 }

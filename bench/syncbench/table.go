@@ -9,20 +9,20 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// column is a contestant in the table; figures of zero are not shown.
+// column is a contestant's column in the table. Figures of zero are not shown.
 type column struct {
 	name         string
 	seconds      float64
-	all          []float64 // of each join
+	all          []float64 // seconds of each join
 	fetched, cpu float64
 	settled      float64
 	blocks       *SettlingBlocks
 	create       float64
 	bytes        int64
-	memory       harness.Memory // of both sides
-	joiner       harness.Memory // where it is a process of its own
-	beside       int64          // of joiner, beside its tree or its budget
-	// What its time contains.
+	memory       harness.Memory // both sides
+	joiner       harness.Memory // if it is a separate process
+	beside       int64          // the joiner's memory without its tree, or beyond its budget
+	// What the join time includes.
 	network, proved, synced string
 }
 
@@ -58,12 +58,12 @@ func (r *Result) columns() []column {
 	return append(columns, column{name: "floor", seconds: r.FloorS})
 }
 
-// Print writes the table, notes on how to read it, and the targets.
+// Print writes the table, notes that explain it, and the targets.
 func (r *Result) Print(out io.Writer) {
 	cells := [][]string{
-		{harness.Group(r.Keys) + " keys"}, {"join, s"}, {"  from"}, {"  to"}, {"  ×"}, {"  chunks verified after, s"}, {"  settled after, s"},
-		{"  blocks meanwhile, p99, ms"}, {"  blocks later, p99, ms"}, {"create before it, s"},
-		{"CPU, s"}, {"bytes, MB"}, {"anonymous memory, MB"}, {"  joiner"}, {"  beside its tree"}, {"memory of files, MB"}, {"network"}, {"chunks proved"}, {"files synced"},
+		{harness.Group(r.Keys) + " keys"}, {"join, s"}, {"  from"}, {"  to"}, {"  ×"}, {"  chunks verified after, s"}, {"  ingested after, s"},
+		{"  blocks meanwhile, p99, ms"}, {"  blocks later, p99, ms"}, {"create before, s"},
+		{"CPU, s"}, {"bytes, MB"}, {"anonymous memory, MB"}, {"  joiner"}, {"  without its tree"}, {"memory of files, MB"}, {"network"}, {"chunks proved"}, {"files synced"},
 	}
 	mb := func(n int64) string { return show("%.0f", float64(n)/1e6) }
 	for _, c := range r.columns() {
@@ -84,33 +84,33 @@ func (r *Result) Print(out io.Writer) {
 	harness.PrintAligned(out, cells)
 	f, s := r.Floor, r.Starling
 	fmt.Fprintf(out, `
-join     the median, and an interval that covers it at 95 %% (of fewer than 6 joins: all of them); others' processes are stopped meanwhile
-settled  the state lies in tables, which are made behind the join (the CPU figure is until then); blocks: of %s keys each, one after
-         another, behind a further join while its state is settled, and as many later
-×        its figure over Starling's
+join     the median, and its 95 %% confidence interval (with fewer than 6 joins: their range); the processes of other contestants are stopped
+ingested the state is in tables, which are written in the background after the join (the CPU figure includes this); blocks: of %s keys each, one
+         after another, after a further join while its state is ingested, and the same number later
+×        relative to Starling's figure
 starling from connecting to durable, verified state, over loopback, with a known app hash; %s of at most %s bytes; CPU: server %.2f s,
          joiner %.2f s; %s
-%smemiavl  a fresh process maps a snapshot and pipes its export into an import whose files it syncs; bytes: leaf records
+%smemiavl  a new process maps a snapshot and pipes its export into an import whose files it syncs; bytes: leaf records
 sdk-iavl restore until committed, on goleveldb, without loading the state or creating the snapshot; bytes: compressed
-memory   of both sides: Starling's server and joiner, for the others one process that is both; the highest of what was resident every
-         10 ms, anonymous and of files (program text, mapped snapshots) each by itself
-proved   before it is used: by the app hash alone. memiavl and the SDK compare the root at the end, the SDK also chunks with hashes that
-         the same peer sent
+memory   of both sides: Starling's server and joiner; for the others, one process that is both; the highest resident memory of samples every
+         10 ms, separately for anonymous memory and for files (program text, mapped snapshots)
+proved   verified before use, by the app hash alone. memiavl and the SDK compare the root at the end; the SDK also checks chunks against hashes
+         sent by the same peer
 floor    the largest of loopback %.3f s (%.0f MB/s), hashes %.3f s (%d cores, %s: key %.1f, value %.1f, leaf %.1f, inner %.1f ns)
          and disk %.3f s (%.0f MB/s, synced): %s; not in it: the CPU time of both sides over the cores, %.3f s
 `, harness.Group(settlingKeys), harness.Count(s.Join.Chunks, "chunk"), harness.Group(int(s.ChunkBytes)), s.ServerCPUS, s.JoinerCPUS, harness.Count(len(s.Seconds), "join"),
 		r.pagedNote(), f.LoopbackS, f.LoopbackMBPerS, f.HashesS, f.Cores, f.Hash.Kernel, f.Hash.Key, f.Hash.Value, f.Hash.Leaf, f.Hash.Inner,
 		f.DiskS, f.DiskMBPerS, f.By, f.CPUS)
-	printGoals(out, "1,000,000 keys", r.Goals)
+	harness.PrintTargets(out, "1,000,000 keys", r.Targets)
 }
 
-// pagedNote says what the column of the paged joiner is.
+// pagedNote explains the column of the paged joiner.
 func (r *Result) pagedNote() string {
 	p := r.Paged
 	if p == nil {
 		return ""
 	}
-	return fmt.Sprintf("paged    a joiner whose state need not fit into memory, with a budget of %.0f MB, which counts as its tree; %s\n",
+	return fmt.Sprintf("paged    a joiner whose state may exceed memory, with a budget of %.0f MB, which counts as its tree; %s\n",
 		float64(p.BudgetBytes)/1e6, harness.Count(len(p.Seconds), "join"))
 }
 

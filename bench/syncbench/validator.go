@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -11,25 +12,26 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/treestore"
 	"github.com/starling-kv/starling/transport/tcp"
-	"github.com/starling-kv/starling/treestore"
 )
 
 // Parameters of a validator under load.
 const (
-	// stepsABlock makes blocks of 2,000 operations from the workload's versions of 1,000.
+	// stepsABlock makes blocks of 2,000 operations from the workload's steps of 1,000.
 	stepsABlock = 2
 	// snapshotEvery is the snapshot interval in blocks, for Starling and for the SDK.
 	snapshotEvery = 10
-	// holdFor is how long a snapshot is kept that a peer downloads. A node's three minutes would
-	// take gigabytes at this rate.
+	// holdFor is how long a snapshot is kept for a peer that downloads it. A node's three minutes
+	// would take gigabytes at this rate.
 	holdFor = time.Minute
 )
 
-// blockOf merges steps of the workload into one block: the last change of each key.
+// blockOf merges steps of the workload into one block, with the last change of each key.
 func blockOf(w *workload.Workload) []workload.Change {
 	var changes []workload.Change
 	at := map[string]int{}
@@ -46,8 +48,8 @@ func blockOf(w *workload.Workload) []workload.Change {
 	return changes
 }
 
-// validator commits blocks as a node does: tree, state zone, and a snapshot pinned every ten
-// blocks, which it serves.
+// validator commits blocks as a node does: tree, state store, and every ten blocks a pinned
+// snapshot, which it serves.
 type validator struct {
 	work   *workload.Workload
 	state  *storage.Zone
@@ -75,7 +77,7 @@ func openValidator(b begin) (v *validator, err error) {
 }
 
 func (v *validator) close() error {
-	// Close waits for blocks that hold versions.
+	// Closing the state store waits for blocks that hold versions.
 	err := errors.Join(v.server.close(), v.state.Close())
 	v.newest.Release()
 	return err
@@ -96,14 +98,14 @@ func (v *validator) do(r request) (a answer, err error) {
 		return a, err
 	case opBlocks:
 		if r.ResetPeak {
-			resetPeak()
+			harness.ResetPeak(os.Getpid())
 		}
 		return v.blocks(r.N, time.Duration(r.PauseMS)*time.Millisecond)
 	}
-	return a, fmt.Errorf("a %s has no such request", roleValidator)
+	return a, fmt.Errorf("unknown request for a %s: %q", roleValidator, r.Op)
 }
 
-// blocks makes n blocks, one every pause; one that takes longer is followed by the next at once.
+// blocks makes n blocks, one every pause. If a block takes longer, the next one starts immediately.
 func (v *validator) blocks(n int, pause time.Duration) (a answer, err error) {
 	runtime.GC()
 	from := time.Now()
@@ -124,7 +126,7 @@ func (v *validator) blocks(n int, pause time.Duration) (a answer, err error) {
 }
 
 // commit measures a block from its changes until it is committed: app hash, write to the state
-// zone, snapshot pinned.
+// store, and pinning of the snapshot.
 func (v *validator) commit(changes []workload.Change) (nanos int64, err error) {
 	given := make([]avlstar.Change, len(changes))
 	for i, c := range changes {
@@ -147,15 +149,15 @@ func (v *validator) commit(changes []workload.Change) (nanos int64, err error) {
 	return time.Since(from).Nanoseconds(), nil
 }
 
-// downloads are joiners that only download, since only the validator is measured. Each has its own
-// connection and key.
+// downloads are joiners that only download, because only the validator is measured. Each has its
+// own connection and key.
 type downloads struct {
 	ctx    context.Context
 	cancel context.CancelFunc
-	stop   []func() // one for each that runs; it waits for its end
+	stop   []func() // one for each running download; waits until it has ended
 	bytes  atomic.Int64
 	failed atomic.Pointer[error]
-	probes *probes // nil: nobody asks for a status
+	probes *probes // nil: no newcomers request a status
 }
 
 func newDownloads() (*downloads, error) {
@@ -176,11 +178,11 @@ func (d *downloads) close() {
 	}
 }
 
-// do starts or stops downloads until there are r.N, and returns the number of bytes received in
-// all.
+// do starts or stops downloads until r.N are running, and returns the total number of bytes
+// received.
 func (d *downloads) do(r request) (a answer, err error) {
 	if r.Op != opDownload {
-		return a, fmt.Errorf("the %s have no such request", roleDownload)
+		return a, fmt.Errorf("unknown request for the %s: %q", roleDownload, r.Op)
 	}
 	for len(d.stop) > r.N {
 		d.stop[len(d.stop)-1]()
@@ -213,12 +215,12 @@ func (d *downloads) do(r request) (a answer, err error) {
 // inFlight is the number of chunks that a downloader requests at a time.
 const inFlight = 4
 
-// downloadFrom: downloader i has the address 127.0.0.(downloadFrom + i). A server limits what it
-// sends to each host, so that those of one host would share what one of them gets.
+// Downloader i has the address 127.0.0.(downloadFrom + i). A server limits its rate per host, so
+// downloaders on one host would share one limit.
 const downloadFrom = 50
 
-// start begins a download from an address of this machine; stop ends it. One that persists connects
-// again when it is thrown out; another's failure is the next answer's.
+// start starts a download from an address of this machine; stop ends it. If persist is set, the
+// download reconnects after each error. Otherwise its error is returned with the next response.
 func (d *downloads) start(t Target, from string, persist bool) (stop func(), err error) {
 	dialer, err := dialFrom(from, nil)
 	if err != nil {
@@ -233,7 +235,7 @@ func (d *downloads) start(t Target, from string, persist bool) (stop func(), err
 		if err != nil {
 			return err
 		}
-		defer func() { _ = conn.Close() }() // it is not used any more
+		defer func() { _ = conn.Close() }() // no longer used
 		return downloadAll(ctx, conn, &d.bytes)
 	}
 	ctx, cancel := context.WithCancel(d.ctx)

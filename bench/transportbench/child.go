@@ -1,69 +1,41 @@
 package transportbench
 
 import (
-	"context"
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/binary"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/internal/child"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/rdma"
 )
 
-// role is what a child does.
-type role interface {
-	do(r request) (answer, error)
-	close() error
-}
+type worker = child.Worker[request, answer]
 
-// Serve is the child: it answers requests until there are no more.
-func Serve(ctx context.Context, in io.Reader, out io.Writer) (err error) {
-	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
-	var b begin
-	if err := requests.Decode(&b); err != nil {
-		return fmt.Errorf("only starling-bench itself runs this command; run 'starling-bench transport': %w", err)
-	}
-	child, first, opened := open(ctx, b)
-	if opened != nil {
-		return errors.Join(answers.Encode(answer{Error: opened.Error()}), opened)
-	}
-	defer func() { err = errors.Join(err, child.close()) }()
-	if err := answers.Encode(first); err != nil {
-		return err
-	}
-	return harness.Serve(requests, answers, func(r request) answer {
-		a, err := child.do(r)
-		if err != nil {
-			return answer{Error: fmt.Sprintf("%s: %v", r.Op, err)}
+// Serve runs a child process.
+func Serve(in io.Reader, out io.Writer) error {
+	return child.Run(in, out, func(b begin) (worker, answer, error) {
+		switch b.Role {
+		case roleServer:
+			return openServer(b)
+		case roleClient:
+			return openClient(b)
 		}
-		return a
+		return nil, answer{}, fmt.Errorf("unknown role %q", b.Role)
 	})
 }
 
-func open(ctx context.Context, b begin) (role, answer, error) {
-	switch b.Role {
-	case roleServer:
-		return openServer(b)
-	case roleClient:
-		return openClient(ctx, b)
-	}
-	return nil, answer{}, fmt.Errorf("no such role: %q", b.Role)
-}
-
-var errNoSuchRequest = errors.New("there is no such request")
-
 const chainID = "transport"
 
-// method is that of calls. Any would do: the handler answers all alike.
+// method is the method of all calls. Its value does not matter: the handler treats all methods
+// alike.
 const method transport.Method = 1
 
-// rdmaMemory is enough for maxPeers at either side.
+// rdmaMemory is enough for maxPeers on either side.
 const rdmaMemory = 1 << 30
 
 func newFabric(hooks rdma.Hooks) *rdma.Fabric {
@@ -77,19 +49,19 @@ func newKey() (ed25519.PrivateKey, error) {
 	return key, err
 }
 
-// requestBytes is the length of a request, on all paths: it is the length of the answer.
+// requestBytes is the length of a request on all paths. A request is the length of its response.
 const requestBytes = 8
 
 func encodeRequest(size int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(size)) }
 
 func decodeRequest(b []byte, largest int) (int, error) {
 	if len(b) != requestBytes || binary.BigEndian.Uint64(b) > uint64(largest) {
-		return 0, fmt.Errorf("%w: no length up to %d", transport.ErrRefused, largest)
+		return 0, fmt.Errorf("%w: the request is not a length of at most %d", transport.ErrRefused, largest)
 	}
 	return int(binary.BigEndian.Uint64(b)), nil
 }
 
-// pattern returns the bytes of which every answer is a beginning. None is zero.
+// pattern returns n bytes without zeros. Every response is a prefix of them.
 func pattern(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -98,9 +70,9 @@ func pattern(n int) []byte {
 	return b
 }
 
-// usedBy returns what this process has used. fabric may be nil.
+// usedBy returns what this process has used so far. fabric may be nil.
 func usedBy(fabric *rdma.Fabric) used {
-	u := used{CPU: harness.CPUTime().Total().Seconds()}
+	u := used{CPU: harness.CPUTime().Seconds()}
 	if fabric != nil {
 		u.Events = fabric.Stats().Events
 	}

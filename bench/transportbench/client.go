@@ -1,6 +1,7 @@
 package transportbench
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -11,38 +12,39 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/rdma"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// dialPatience is for a connection, and for its path.
+// dialPatience is the time limit for a connection, and for its RDMA channel.
 const dialPatience = time.Minute
 
-// client fetches on all paths. It implements role.
+// client fetches on all paths. It implements child.Worker.
 type client struct {
-	ctx     context.Context //nolint:containedctx // the child's
+	ctx     context.Context //nolint:containedctx // the parent kills this process to cancel
 	b       begin
 	pattern []byte
-	fabric  *rdma.Fabric // nil: no path by RDMA
+	fabric  *rdma.Fabric // nil without RDMA
 	up      chan struct{}
 	down    chan error
-	byRDMA  atomic.Int64 // bytes
+	byRDMA  atomic.Int64 // bytes received over RDMA
 	peers   map[string][]peer
-	buffers [][]byte // flight of them for each peer, which the paths share: they take turns
+	buffers [][]byte // flight buffers per peer, shared by the paths, which take turns
 }
 
-// peer is a connection of a path.
+// peer is a connection on one path.
 type peer interface {
-	// fetch makes calls, flight of them at a time, each into one of the buffers, as long as more
-	// returns true. It returns when all have been answered, and calls came for each answer with the
-	// index of its buffer: concurrently for different buffers, never for the same one.
+	// fetch makes calls as long as more returns true, flight calls at a time, each into one of the
+	// buffers. It returns when all calls have been answered. For each response it calls came with
+	// the index of its buffer: concurrently for different buffers, but never for the same buffer.
 	fetch(ctx context.Context, buffers [][]byte, more func() bool, came func(buffer int)) error
 	close() error
 }
 
-func openClient(ctx context.Context, b begin) (role, answer, error) {
-	c := &client{ctx: ctx, b: b, pattern: pattern(b.Largest), up: make(chan struct{}, maxPeers), down: make(chan error, maxPeers)}
+func openClient(b begin) (worker, answer, error) {
+	c := &client{ctx: context.Background(), b: b, pattern: pattern(b.Largest), up: make(chan struct{}, maxPeers), down: make(chan error, maxPeers)}
 	if slices.Contains(b.Paths, pathRDMA) {
 		c.fabric = newFabric(rdma.Hooks{
 			Up:       func(transport.ID, rdma.Way) { c.up <- struct{}{} },
@@ -53,7 +55,8 @@ func openClient(ctx context.Context, b begin) (role, answer, error) {
 	return c, answer{}, nil
 }
 
-// lost keeps why a path has ended, or was not made; of many the first ones do.
+// lost keeps the reason why an RDMA channel ended or was not set up. If there are too many reasons,
+// it keeps the first ones.
 func (c *client) lost(why error) {
 	select {
 	case c.down <- why:
@@ -61,8 +64,8 @@ func (c *client) lost(why error) {
 	}
 }
 
-// do implements role.
-func (c *client) do(r request) (answer, error) {
+// Do implements child.Worker.
+func (c *client) Do(r request, _ *bufio.Reader) (answer, error) {
 	switch r.Op {
 	case opUsed:
 		return answer{Used: usedBy(c.fabric)}, nil
@@ -71,7 +74,7 @@ func (c *client) do(r request) (answer, error) {
 	case opFetch:
 		return c.fetch(r)
 	}
-	return answer{}, errNoSuchRequest
+	return answer{}, fmt.Errorf("unknown request %q", r.Op)
 }
 
 // connect replaces all connections.
@@ -124,22 +127,22 @@ func (c *client) dial(path string) (peer, error) {
 		select {
 		case <-c.up:
 		case why := <-c.down:
-			return nil, errors.Join(fmt.Errorf("there is no path: %w", why), conn.Close())
+			return nil, errors.Join(fmt.Errorf("the RDMA channel failed: %w", why), conn.Close())
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("no path came up: %w", ctx.Err()), conn.Close())
+			return nil, errors.Join(fmt.Errorf("waiting for the RDMA channel: %w", ctx.Err()), conn.Close())
 		}
 	}
 	return caller{conn}, nil
 }
 
-// fetch measures a turn of a path.
+// fetch measures one turn of a path.
 func (c *client) fetch(r request) (a answer, err error) {
 	peers := c.peers[r.Path]
 	if len(peers) == 0 || r.Size > c.b.Largest || r.Flight < 1 || r.Flight > flight {
-		return a, fmt.Errorf("%d peers of path %q, %d bytes", len(peers), r.Path, r.Size)
+		return a, fmt.Errorf("invalid request: %d peers of path %q, %d bytes", len(peers), r.Path, r.Size)
 	}
 	byRDMA := c.byRDMA.Load()
-	machine, known := machineCPU()
+	machine, known := harness.MachineCPU()
 	began := time.Now()
 	var asked, got atomic.Int64
 	more := func() bool {
@@ -162,32 +165,33 @@ func (c *client) fetch(r request) (a answer, err error) {
 	}
 	wg.Wait()
 	a.Bytes, a.Seconds, a.Machine = got.Load(), time.Since(began).Seconds(), -1
-	if after, is := machineCPU(); is && known {
+	if after, is := harness.MachineCPU(); is && known {
 		a.Machine = after - machine
 	}
 	if err := errors.Join(errs...); err != nil {
 		return a, err
 	}
-	// A call can return before the hook has counted its last piece: one goroutine counts all.
+	// A call can return before the hook has counted its last piece, because one goroutine counts
+	// all pieces.
 	if by := c.byRDMA.Load() - byRDMA; r.Path == pathRDMA && by < a.Bytes-tcp.MaxSidePiece {
-		why := errors.New("no reason is known")
+		why := errors.New("unknown reason")
 		select {
 		case why = <-c.down:
 		default:
 		}
-		return a, fmt.Errorf("only %d of %d bytes came by RDMA: %w", by, a.Bytes, why)
+		return a, fmt.Errorf("only %d of %d bytes came over RDMA: %w", by, a.Bytes, why)
 	}
 	return a, c.intact(r, answered)
 }
 
-// intact fails unless the last answer in each buffer that was answered into is the server's bytes.
-// It clears the buffers: what one turn has brought must not pass for an answer in the next.
+// intact fails unless each buffer that received a response holds the server's bytes. It clears the
+// buffers, so that the bytes of one turn cannot pass for a response in the next.
 func (c *client) intact(r request, answered [][]bool) error {
 	for i := range answered {
 		for k, is := range answered[i] {
 			b := c.buffers[i*flight+k]
 			if is && !bytes.Equal(b[:r.Size], c.pattern[:r.Size]) {
-				return fmt.Errorf("%s: an answer of %d bytes is damaged", r.Path, r.Size)
+				return fmt.Errorf("%s: a response of %d bytes is damaged", r.Path, r.Size)
 			}
 			clear(b)
 		}
@@ -206,8 +210,8 @@ func (c *client) disconnect() error {
 	return errors.Join(errs...)
 }
 
-// close implements role.
-func (c *client) close() error {
+// Close implements child.Worker.
+func (c *client) Close() error {
 	err := c.disconnect()
 	if c.fabric != nil {
 		err = errors.Join(err, c.fabric.Close())

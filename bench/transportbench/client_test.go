@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// answering is a peer that reports an answer in the first buffers, and writes what it is told to.
+// answering is a peer that reports responses in the first buffers, and writes what the test
+// specifies.
 type answering struct {
 	answers int
 	write   []byte
@@ -23,8 +24,8 @@ func (p answering) fetch(_ context.Context, buffers [][]byte, _ func() bool, cam
 
 func (answering) close() error { return nil }
 
-// TestIntact: a path that reports success and writes nothing, or other bytes, does not pass. Fewer
-// answers than buffers do.
+// TestIntact: a path that reports success but writes nothing, or wrong bytes, is detected. Fewer
+// responses than buffers are accepted.
 func TestIntact(t *testing.T) {
 	const size = 1000
 	sent := pattern(size)
@@ -41,7 +42,7 @@ func TestIntact(t *testing.T) {
 		return err
 	}
 	require.NoError(t, fetch(answering{flight, sent}))
-	require.ErrorContains(t, fetch(answering{1, nil}), "damaged", "what came before is no answer")
+	require.ErrorContains(t, fetch(answering{1, nil}), "damaged", "the bytes of an earlier turn are not a response")
 	require.ErrorContains(t, fetch(answering{1, other}), "damaged")
 	require.NoError(t, fetch(answering{flight - 1, sent}))
 }

@@ -1,11 +1,11 @@
-// Package transportbench measures what it costs to move answers between two processes: by plain
-// sockets, by transport/tcp (TLS), and by transport/rdma where there is a device.
+// Package transportbench measures the cost of moving responses between two processes: over plain
+// sockets, over transport/tcp (TLS), and over transport/rdma if there is a device.
 //
-//	parent ─┬─ server  ─ a listener for each path, answers from memory
-//	        ├─ client  ─ 1 to 8 peers for each path, some calls under way for each
-//	        └─ reference: C over libibverbs alone, what the device itself costs
+//	parent ─┬─ server  ─ a listener for each path, responds from memory
+//	        ├─ client  ─ 1 to 8 peers for each path, some concurrent calls for each peer
+//	        └─ reference: C over libibverbs alone, the cost of the device itself
 //
-// Paths take turns. CPU time is that of each process, and that of the whole machine, since
-// Soft-RoCE works in threads of the kernel that belong to no process. With Options.Guest all of
-// this runs in the guest of transport/rdma/guest, where two Soft-RoCE devices are.
+// Paths take turns. CPU time is measured for each process and for the whole machine, because
+// Soft-RoCE works in kernel threads, which belong to no process. With Options.Guest, everything
+// runs in the VM of transport/rdma/guest, which has two Soft-RoCE devices.
 package transportbench

@@ -11,10 +11,11 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// guestMemory is for two processes with maxPeers, and for the programs in its RAM disk, in MiB.
+// guestMemory is for two processes with maxPeers, and for the programs in the VM's RAM disk, in
+// MiB.
 const guestMemory = 3072
 
-// runInGuest builds this program with RDMA, and runs it in the guest.
+// runInGuest builds this program with RDMA, and runs it in the VM.
 func runInGuest(ctx context.Context, o Options, dir string, progress *harness.Progress) (*Result, error) {
 	if err := guest.Prepare(ctx); err != nil {
 		return nil, err
@@ -23,7 +24,7 @@ func runInGuest(ctx context.Context, o Options, dir string, progress *harness.Pr
 	if err != nil {
 		return nil, err
 	}
-	load, result := loadAverage(), new(Result)
+	load, result := harness.LoadAverage(), new(Result)
 	err = guest.Run{
 		Args: []string{
 			"transport", "--device", guest.Devices, "--reference", "./reference", "--sizes", sizesText(o.Sizes), "--peers", numbers(o.Peers),
@@ -38,12 +39,13 @@ func runInGuest(ctx context.Context, o Options, dir string, progress *harness.Pr
 	return result, nil
 }
 
-// numbers writes 1,2,4.
+// numbers formats a list as "1,2,4".
 func numbers(all []int) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(all), " ", ","), "[]")
 }
 
-// guestLimit is for the boot and all turns, each of which may have to wait for its last answers.
+// guestLimit is the time limit for the boot and all turns; each turn may have to wait for its last
+// responses.
 func (o Options) guestLimit() time.Duration {
 	turns := o.Rounds * len(o.Peers) * 4 * len(o.Sizes)
 	return 3*time.Minute + time.Duration(turns)*(3*o.Limit+time.Second)

@@ -2,15 +2,15 @@ package transportbench
 
 import "time"
 
-// Paths of answers.
+// Paths over which responses are sent.
 const (
 	pathTCP  = "tcp"
 	pathTLS  = "tls"
 	pathRDMA = "rdma"
 )
 
-// ChildCommand is the hidden command of the children.
-const ChildCommand = "transport-side"
+// ChildName is the name of the child processes.
+const ChildName = "transport"
 
 // Roles of children.
 const (
@@ -18,28 +18,28 @@ const (
 	roleClient = "client"
 )
 
-// begin is what a child is told first.
+// begin is the first line that a child receives.
 type begin struct {
 	Role    string
-	Host    string // its address
+	Host    string // address of this side
 	Paths   []string
-	Largest int // of the answers
-	// Of a client: where the server listens, by path.
+	Largest int // largest response
+	// For a client: the server's addresses, by path.
 	Servers map[string]string
 }
 
-// Operations that children are asked for.
+// Requests to children.
 const (
-	opUsed    = "used"    // what the child has used so far
-	opConnect = "connect" // a client's connections, on all paths; they replace those before
+	opUsed    = "used"    // return what the child has used so far
+	opConnect = "connect" // replace a client's connections on all paths
 	opFetch   = "fetch"
 )
 
-// request is what a child is asked for.
+// request is a request to a child.
 type request struct {
 	Op    string
-	Peers int // of opConnect
-	// Of opFetch, which ends when Bytes have come or Limit has passed.
+	Peers int // for opConnect
+	// For opFetch, which ends when Bytes have arrived or Limit has passed.
 	Path   string
 	Size   int
 	Flight int
@@ -47,22 +47,18 @@ type request struct {
 	Limit  time.Duration
 }
 
-// answer is a child's.
+// answer is the response of a child.
 type answer struct {
-	Error   string
-	Servers map[string]string // of a server's begin: where it listens
+	Servers map[string]string // for a server's begin: its listen addresses
 	Used    used
-	// Of opFetch. Machine is the CPU time of the whole machine, in seconds; negative: unknown.
+	// For opFetch. Machine is the CPU time of the whole machine, in seconds; negative if unknown.
 	Bytes   int64
 	Seconds float64
 	Machine float64
 }
 
-// Failure implements harness.Answer.
-func (a answer) Failure() string { return a.Error }
-
-// used is what a process has used since it began.
+// used is what a process has used since it started.
 type used struct {
 	CPU    float64 // in seconds
-	Events uint64  // of completion channels
+	Events uint64  // completion channel events
 }

@@ -6,73 +6,62 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/starling-kv/starling/bench/guest"
+	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Options are what a run is asked for.
+// Options configure a run.
 type Options struct {
-	Sizes  []int // of answers, in bytes
-	Peers  []int // how many fetch at once
-	Rounds int
-	MiB    int           // of answers in a turn, all peers together
-	Limit  time.Duration // a turn ends after it, whatever has come until then
-	// Device is the server's device and the client's, "D" or "D,D": names, or addresses that they
-	// have; "": the first one that can be used, for both.
-	Device    string
-	Guest     bool
-	Reference string // a built program, the raw reference; "": it is built where there is a device
-	Dir       string // for programs that are built; "": the system's temporary folder
+	// Target.Device has the server's and the client's device, "D" or "D,D". By default, both use
+	// the first usable device.
+	guest.Target
+	Sizes     []int // of responses, in bytes, ascending
+	Peers     []int // numbers of concurrent peers
+	Rounds    int
+	MiB       int           // of responses in a turn, all peers together
+	Limit     time.Duration // maximum duration of a turn
+	Reference string        // path of the built raw reference
 }
 
-// Limits of options: what the guest's memory has room for.
+// Limits of options, so that everything fits into the VM's memory.
 const (
 	maxSize  = 4 << 20
 	maxPeers = 8
 )
 
-// Check returns an error that names the flag that is out of range.
-func (o Options) Check() error {
-	if len(o.Sizes) == 0 || len(o.Peers) == 0 {
-		return fmt.Errorf("--sizes and --peers must name one number at least")
-	}
-	for _, s := range o.Sizes {
-		if s < 1<<10 || s > maxSize {
-			return fmt.Errorf("--sizes has %s, each must be from 1KiB to %s", sizeText(s), sizeText(maxSize))
+// Flags adds the flags of transport.
+func (o *Options) Flags(f *harness.Flags) {
+	o.Sizes = []int{64 << 10, 256 << 10, 1 << 20, 4 << 20}
+	f.Var((*sizes)(&o.Sizes), "sizes", "sizes of responses")
+	f.Ints(&o.Peers, "peers", []int{1, 2, 4, 8}, 1, maxPeers, "numbers of peers that fetch concurrently")
+	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of rounds; the result has their medians")
+	f.Int(&o.MiB, "mib", 256, 1, 1<<16, "MiB of responses in a turn")
+	f.Time(&o.Limit, "limit", 10*time.Second, 10*time.Millisecond, time.Hour, "time after which a turn ends")
+	f.Program(&o.Reference, "reference")
+	o.Target.Flags(f, &o.Reference)
+	f.Also(func() error {
+		for _, n := range o.Sizes {
+			if n < 1<<10 {
+				return fmt.Errorf("--sizes has %s, each must be from 1KiB to %s", sizeText(n), sizeText(maxSize))
+			}
 		}
-	}
-	for _, p := range o.Peers {
-		if p < 1 || p > maxPeers {
-			return fmt.Errorf("--peers has %d, each must be from 1 to %d", p, maxPeers)
+		if strings.Count(o.Device, ",") > 1 {
+			return fmt.Errorf("--device is %q, it must name one device, or the server's and the client's", o.Device)
 		}
-	}
-	switch {
-	case o.Rounds < 1 || o.Rounds > 100:
-		return fmt.Errorf("--rounds is %d, it must be from 1 to 100", o.Rounds)
-	case o.MiB < 1 || o.MiB > 1<<16:
-		return fmt.Errorf("--mib is %d, it must be from 1 to 65536", o.MiB)
-	case o.Limit < 10*time.Millisecond:
-		return fmt.Errorf("--limit is %v, it must be 10ms or more", o.Limit)
-	case strings.Count(o.Device, ",") > 1:
-		return fmt.Errorf("--device is %q, it names one device, or the server's and the client's", o.Device)
-	case o.Guest && o.Device != "":
-		return fmt.Errorf("--device is %q: the guest has devices of its own", o.Device)
-	case o.Guest && o.Reference != "":
-		return fmt.Errorf("--reference is %q: for the guest it is built", o.Reference)
-	}
-	return nil
+		return nil
+	})
 }
 
-const (
-	// flight is how many calls of a peer are under way, if their answers have room in inFlight: a
-	// server gives no host more of its memory.
-	flight   = 4
-	inFlight = 32 << 20
-)
+// sizes is a flag value for a list of sizes.
+type sizes []int
 
-// flightOf returns how many calls of each peer are under way.
-func flightOf(size, peers int) int { return max(1, min(flight, inFlight/(size*peers))) }
+func (s *sizes) Type() string   { return "sizes" }
+func (s *sizes) String() string { return sizesText(*s) }
 
-// ParseSizes reads "64KiB,1MiB": bytes, or with a unit.
-func ParseSizes(text string) (sizes []int, err error) {
+// Set parses a list such as "64KiB,1MiB": bytes, with or without a unit.
+func (s *sizes) Set(text string) error {
+	var all []int
 	for word := range strings.SplitSeq(text, ",") {
 		number, unit := word, 1
 		for _, u := range units {
@@ -82,14 +71,25 @@ func ParseSizes(text string) (sizes []int, err error) {
 			}
 		}
 		n, err := strconv.Atoi(number)
-		if err != nil || n < 1 || n > maxSize {
-			return nil, fmt.Errorf("--sizes has %q, it takes sizes such as 65536, 64KiB or 1MiB, of %s at most", word, sizeText(maxSize))
+		if err != nil || n < 1 || n > maxSize/unit {
+			return fmt.Errorf("%q is not a size such as 65536, 64KiB or 1MiB (%s at most)", word, sizeText(maxSize))
 		}
-		sizes = append(sizes, n*unit)
+		all = append(all, n*unit)
 	}
-	slices.Sort(sizes)
-	return slices.Compact(sizes), nil
+	slices.Sort(all)
+	*s = slices.Compact(all)
+	return nil
 }
+
+const (
+	// flight is the number of concurrent calls of a peer, if their responses fit into inFlight. A
+	// server allows a host no more of its memory.
+	flight   = 4
+	inFlight = 32 << 20
+)
+
+// flightOf returns the number of concurrent calls of each peer.
+func flightOf(size, peers int) int { return max(1, min(flight, inFlight/(size*peers))) }
 
 var units = []struct {
 	name  string

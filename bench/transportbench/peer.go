@@ -11,7 +11,7 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// caller makes calls of transport.Conn. It implements peer.
+// caller makes calls on a transport.Conn. It implements peer.
 type caller struct{ conn transport.Conn }
 
 func (p caller) fetch(ctx context.Context, buffers [][]byte, more func() bool, came func(int)) error {
@@ -23,7 +23,7 @@ func (p caller) fetch(ctx context.Context, buffers [][]byte, more func() bool, c
 			for more() {
 				got, err := p.conn.Call(ctx, transport.Call{Method: method, Body: body, Into: into})
 				if err == nil && len(got) != len(into) {
-					err = fmt.Errorf("an answer of %d bytes, want %d", len(got), len(into))
+					err = fmt.Errorf("got a response of %d bytes, want %d", len(got), len(into))
 				}
 				if err != nil {
 					errs[i] = err
@@ -39,7 +39,7 @@ func (p caller) fetch(ctx context.Context, buffers [][]byte, more func() bool, c
 
 func (p caller) close() error { return p.conn.Close() }
 
-// plain asks on a socket: answers come in the order of requests. It implements peer.
+// plain sends requests on a socket. Responses arrive in the order of requests. It implements peer.
 type plain struct{ conn net.Conn }
 
 func (p plain) fetch(ctx context.Context, buffers [][]byte, more func() bool, came func(int)) error {

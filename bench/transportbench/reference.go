@@ -13,23 +13,23 @@ import (
 	"strings"
 )
 
-// pathReference is the raw reference.
+// pathReference is the name of the raw reference.
 const pathReference = "reference"
 
 //go:embed reference/reference.c
 var referenceSource []byte
 
-// maxReference is the most that the reference writes at once: with more the device does no better.
-// What is compared with is the reference with the largest writes.
+// maxReference is the largest write of the reference: larger writes are not faster on the device.
+// Paths are compared with the reference's largest writes.
 const maxReference = 1 << 20
 
-// besideReference reports whether the reference runs beside answers of a size: larger ones would
-// have the same figures again.
+// besideReference reports whether the reference takes turns with responses of this size. Larger
+// ones would have the same reference again.
 func besideReference(size int, sizes []int) bool {
 	return size <= maxReference || !slices.Contains(sizes, maxReference)
 }
 
-// reference returns the program: the given one, or else it is built.
+// reference returns the path of the reference program: given, or a new build.
 func reference(ctx context.Context, given, dir string) (string, error) {
 	if given != "" {
 		return filepath.Abs(given)
@@ -44,12 +44,12 @@ func buildReference(ctx context.Context, dir string) (string, error) {
 	}
 	cmd := exec.CommandContext(ctx, "cc", "-O2", "-o", program, source, "-libverbs")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("the raw reference was not built (it needs a C compiler and libibverbs-dev): %w: %s", err, strings.TrimSpace(string(out)))
+		return "", fmt.Errorf("building the raw reference (it needs a C compiler and libibverbs-dev): %w: %s", err, strings.TrimSpace(string(out)))
 	}
 	return program, nil
 }
 
-// referenceLine is what the program prints.
+// referenceLine is the output of the program.
 type referenceLine struct {
 	Bytes   int64   `json:"bytes"`
 	Seconds float64 `json:"seconds"`
@@ -67,7 +67,7 @@ func runReference(ctx context.Context, program string, e ends, size, bytes int) 
 	}
 	var l referenceLine
 	if err := json.Unmarshal(out, &l); err != nil {
-		return s, fmt.Errorf("it printed %q: %w", out, err)
+		return s, fmt.Errorf("the raw reference printed %q: %w", out, err)
 	}
 	return sample{bytes: l.Bytes, seconds: l.Seconds, machine: l.Machine, events: l.Events}, nil
 }

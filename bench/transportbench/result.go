@@ -8,10 +8,10 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Goals of paths by RDMA, in the guest. On hardware nothing is measured yet.
+// Targets for RDMA in the VM. Nothing has been measured on hardware yet.
 const (
 	goalTimes  = 1.5 // machine CPU time per GiB, over the reference's
-	goalEvents = 6   // per MiB and side
+	goalEvents = 6   // completion events per MiB and side
 )
 
 // Result is the outcome of a run.
@@ -19,11 +19,11 @@ type Result struct {
 	Device string  `json:"device"` // "": none
 	Kernel string  `json:"kernel"`
 	Guest  bool    `json:"guest"`
-	Load   float64 `json:"load"` // of the machine, or of the guest's host, in the minute before
+	Load   float64 `json:"load"` // load average before the run, on the VM's host if Guest
 	Runs   []Row   `json:"runs"`
-	// Reference is the raw one.
+	// Reference has the rows of the raw reference.
 	Reference []ReferenceRow `json:"reference,omitempty"`
-	// NoRDMA and NoReference are why there are no such rows.
+	// NoRDMA and NoReference are the reasons why there are no such rows.
 	NoRDMA      string `json:"no_rdma,omitempty"`
 	NoReference string `json:"no_reference,omitempty"`
 
@@ -33,27 +33,27 @@ type Result struct {
 	Machine harness.Machine `json:"machine"`
 }
 
-// Row is of a path, a size and a number of peers. All figures are medians over the rounds.
+// Row has the figures for one path, size and number of peers: medians over the rounds.
 type Row struct {
 	Path  string `json:"path"`
 	Size  int    `json:"size"`
 	Peers int    `json:"peers"`
-	// Flight is how many calls of each peer were under way.
+	// Flight is the number of concurrent calls of each peer.
 	Flight    int     `json:"flight"`
 	MBPerS    float64 `json:"mb_s"` // 10⁶ bytes
 	CPUServer float64 `json:"cpu_s_per_gib_server"`
 	CPUClient float64 `json:"cpu_s_per_gib_client"`
-	// CPUMachine is null where the system does not report it.
+	// CPUMachine is null if the system does not report it.
 	CPUMachine *float64 `json:"cpu_s_per_gib_machine"`
-	// Events are those of completion channels, of the side that had more; null without RDMA.
+	// Events are completion channel events, of the side that had more; null without RDMA.
 	Events *float64 `json:"events_per_mib"`
-	// Times is the machine's CPU time over that of the reference's largest writes beside as many
-	// peers, by rounds; null where there is no reference.
+	// Times is the machine's CPU time over that of the reference's largest writes with the same
+	// number of peers, round by round; null without a reference.
 	Times *float64 `json:"times_reference"`
 }
 
-// ReferenceRow is the reference's, with writes of a size, beside turns with several peers. It has
-// one peer itself.
+// ReferenceRow has the figures of the reference with writes of one size, in turns with a number of
+// peers. The reference itself has one peer.
 type ReferenceRow struct {
 	Size        int     `json:"size"`
 	BesidePeers int     `json:"beside_peers"`
@@ -68,7 +68,7 @@ const (
 )
 
 func newResult(o Options, turns []*turn) *Result {
-	r := &Result{Kernel: kernelRelease(), Rounds: o.Rounds, MiB: o.MiB, LimitS: o.Limit.Seconds(), Machine: harness.ThisMachine()}
+	r := &Result{Kernel: harness.KernelRelease(), Rounds: o.Rounds, MiB: o.MiB, LimitS: o.Limit.Seconds(), Machine: harness.ThisMachine()}
 	references := make(map[int][]sample) // by peers
 	for _, t := range turns {
 		if t.path != pathReference {
@@ -88,11 +88,7 @@ func newResult(o Options, turns []*turn) *Result {
 }
 
 func (t *turn) median(of func(sample) float64) float64 {
-	var figures []float64
-	for _, s := range t.samples {
-		figures = append(figures, of(s))
-	}
-	return harness.Median(figures)
+	return harness.MedianOf(t.samples, of)
 }
 
 func (t *turn) row(beside []sample) Row {
@@ -125,17 +121,17 @@ func (s sample) mbPerS() float64        { return float64(s.bytes) / 1e6 / s.seco
 func (s sample) machinePerGiB() float64 { return perGiB(s, s.machine) }
 func (s sample) eventsPerMiB() float64  { return float64(s.events) * mib / float64(s.bytes) }
 
-// Print writes the table, and how to read it.
+// Print writes the table, and explains it.
 func (r *Result) Print(out io.Writer) {
 	where := "this machine, over loopback"
 	switch {
 	case r.Guest:
-		where = "the emulated guest, " + r.Device
+		where = "the emulated VM, " + r.Device
 	case r.Device != "":
 		where = "this machine, " + r.Device
 	}
 	fmt.Fprintf(out, "%s, Linux %s, %s of up to %d MiB or %.4g s a turn, load %.1f\n\n", where, r.Kernel, harness.Count(r.Rounds, "round"), r.MiB, r.LimitS, r.Load)
-	cells := [][]string{{"answers", "peers", "path", "MB/s", "server", "client", "machine", "× raw", "events/MiB"}}
+	cells := [][]string{{"responses", "peers", "path", "MB/s", "server", "client", "machine", "× raw", "events/MiB"}}
 	for _, w := range r.Runs {
 		cells = append(cells, []string{
 			sizeText(w.Size), fmt.Sprint(w.Peers), w.Path, fmt.Sprintf("%.1f", w.MBPerS), fmt.Sprintf("%.2f", w.CPUServer), fmt.Sprintf("%.2f", w.CPUClient),
@@ -149,33 +145,33 @@ func (r *Result) Print(out io.Writer) {
 	}
 	harness.PrintAligned(out, cells)
 	fmt.Fprintf(out, `
-server, client  CPU seconds of the processes for a GiB of answers
-machine         the same of all processors, with threads of the kernel: other programs count, too
+server, client  CPU seconds of each process per GiB of responses
+machine         the same for all processors, including kernel threads and other programs
 tcp             plain sockets; tls: transport/tcp, authenticated and encrypted; rdma: transport/rdma
 `)
 	if len(r.Reference) > 0 {
-		fmt.Fprintln(out, "raw             writes by libibverbs alone, one peer, beside turns with (so many) peers; × raw: of the largest writes")
+		fmt.Fprintln(out, "raw             writes with libibverbs alone, by one peer, in turns with (that many) peers; × raw: relative to the largest writes")
 	}
 	r.printGoals(out)
 	if r.NoRDMA != "" {
-		fmt.Fprintf(out, "no rows of rdma: %s; --guest runs all of it with Soft-RoCE in an emulated machine\n", r.NoRDMA)
+		fmt.Fprintf(out, "no rows of rdma: %s; --guest runs everything with Soft-RoCE in an emulated VM\n", r.NoRDMA)
 	}
 	if r.NoReference != "" {
 		fmt.Fprintln(out, r.NoReference)
 	}
 }
 
-// printGoals writes how far paths are from the goals. They are those of the guest.
+// printGoals writes whether RDMA meets the targets, which are set for the VM.
 func (r *Result) printGoals(out io.Writer) {
 	if !r.Guest {
 		return
 	}
-	fmt.Fprintln(out, "tls             is emulated in the guest, AES too: it is not compared")
+	fmt.Fprintln(out, "tls             has no target: AES is emulated in the VM")
 	fmt.Fprintf(out, "goals           rdma at most %.1f× raw: %s\n", goalTimes, r.verdict(goalTimes, "× ", func(w Row) *float64 { return w.Times }))
 	fmt.Fprintf(out, "                and at most %d events a MiB and side: %s\n", goalEvents, r.verdict(goalEvents, " ", func(w Row) *float64 { return w.Events }))
 }
 
-// verdict names the rows of rdma that miss a goal.
+// verdict names the RDMA rows that miss a goal.
 func (r *Result) verdict(limit float64, unit string, of func(Row) *float64) string {
 	var missed []string
 	measured := 0
@@ -185,7 +181,7 @@ func (r *Result) verdict(limit float64, unit string, of func(Row) *float64) stri
 			continue
 		}
 		if measured++; *figure > limit {
-			missed = append(missed, fmt.Sprintf("%.2f%sby %s to %s", *figure, unit, sizeText(w.Size), harness.Count(w.Peers, "peer")))
+			missed = append(missed, fmt.Sprintf("%.2f%swith %s to %s", *figure, unit, sizeText(w.Size), harness.Count(w.Peers, "peer")))
 		}
 	}
 	switch {

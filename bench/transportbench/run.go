@@ -12,12 +12,9 @@ import (
 	"github.com/starling-kv/starling/transport/rdma"
 )
 
-// Run measures. It reports its progress, and ends its processes in any case.
+// Run runs the benchmark. It reports to progress, and always stops its processes.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Result, err error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
-	err = harness.InFolder(ctx, o.Dir, "programs", progress, func(dir string) error {
+	err = harness.InFolder(ctx, progress, func(dir string) error {
 		if o.Guest {
 			result, err = runInGuest(ctx, o, dir, progress)
 		} else {
@@ -28,23 +25,23 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Re
 	return result, err
 }
 
-// loopback is the address of both sides where there is no device.
+// loopback is the address of both sides without a device.
 const loopback = "127.0.0.1"
 
-// ends are the server's address and the client's.
+// ends are the addresses of the server and the client.
 type ends struct {
 	server, client string
-	device         string // their names, as the result has them
+	device         string // device names for the result
 }
 
-// choose finds devices. absent is why there is none; then both sides are on loopback.
+// choose selects devices. Without usable ones, absent is the reason, and both sides use loopback.
 func choose(device string, ports []rdma.Port, err error) (_ ends, absent, failed error) {
 	none := ends{server: loopback, client: loopback}
 	if err != nil && device == "" {
 		return none, err, nil
 	}
 	if err != nil {
-		return none, nil, fmt.Errorf("--device is %q, but there is no RDMA: %w", device, err)
+		return none, nil, fmt.Errorf("--device is %q, but RDMA is unavailable: %w", device, err)
 	}
 	if device == "" {
 		at := slices.IndexFunc(ports, func(p rdma.Port) bool { return p.Err == nil && len(p.Addrs) > 0 })
@@ -69,9 +66,9 @@ func choose(device string, ports []rdma.Port, err error) (_ ends, absent, failed
 	return e, nil, nil
 }
 
-// addressOf returns that of a device, which is named or has the address.
+// addressOf returns the address of a device, given as a name or as an address.
 func addressOf(device string, ports []rdma.Port) (string, error) {
-	// Ports of InfiniBand do not know theirs.
+	// Accept any address: InfiniBand ports do not know theirs.
 	if addr, err := netip.ParseAddr(device); err == nil {
 		return addr.String(), nil
 	}
@@ -92,25 +89,25 @@ func addressOf(device string, ports []rdma.Port) (string, error) {
 	return "", fmt.Errorf("--device is %q: none of %q has that name and an IP address; on InfiniBand name the address of its interface", device, names)
 }
 
-// Address returns the address of a device that a flag names, or of the first one that can be used.
+// Address returns the address of the device that the flag names, or of the first usable device.
 func Address(device string) (string, error) {
 	ports, err := rdma.Ports()
 	e, absent, err := choose(device, ports, err)
 	return e.server, errors.Join(absent, err)
 }
 
-// turn is what is measured in turns.
+// turn is one item of a round: a path, a size and a number of peers.
 type turn struct {
 	path        string
 	size, peers int
 	samples     []sample
 }
 
-// sample is the figures of one turn; of the reference those of both processes together.
+// sample has the figures of one turn. Those of the reference are for both processes together.
 type sample struct {
 	bytes                   int64
 	seconds                 float64
-	server, client, machine float64 // CPU seconds; machine is negative where it is unknown
+	server, client, machine float64 // CPU seconds; machine is negative if unknown
 	events                  uint64  // of the side that had more
 }
 
@@ -119,14 +116,14 @@ type running struct {
 	ends           ends
 	paths          []string
 	server, client *harness.Process
-	reference      string // program; "": there is none
+	reference      string // path of the program; "": none
 	turns          []*turn
 	progress       *harness.Progress
 }
 
 func run(ctx context.Context, o Options, dir string, progress *harness.Progress) (_ *Result, err error) {
 	r := &running{o: o, progress: progress, paths: []string{pathTCP, pathTLS}}
-	load := loadAverage()
+	load := harness.LoadAverage()
 	ports, why := rdma.Ports()
 	r.ends, why, err = choose(o.Device, ports, why)
 	if err != nil {
@@ -163,17 +160,17 @@ func (r *running) start(ctx context.Context) (err error) {
 	calls := slices.DeleteFunc(slices.Clone(r.paths), func(p string) bool { return p == pathReference })
 	b := begin{Role: roleServer, Host: r.ends.server, Paths: calls, Largest: slices.Max(r.o.Sizes)}
 	var a answer
-	if r.server, err = harness.StartRunning(ctx, ChildCommand, "the server", b, &a); err != nil {
+	if r.server, err = harness.StartRunning(ctx, ChildName, "the server", b, &a); err != nil {
 		return err
 	}
 	b.Role, b.Host, b.Servers = roleClient, r.ends.client, a.Servers
-	if r.client, err = harness.StartRunning(ctx, ChildCommand, "the client", b, &answer{}); err != nil {
+	if r.client, err = harness.StartRunning(ctx, ChildName, "the client", b, nil); err != nil {
 		r.server.End()
 	}
 	return err
 }
 
-// measure has all turns of all rounds.
+// measure runs all turns of all rounds.
 func (r *running) measure(ctx context.Context) error {
 	for _, size := range r.o.Sizes {
 		for _, peers := range r.o.Peers {
@@ -188,17 +185,17 @@ func (r *running) measure(ctx context.Context) error {
 	for round := range r.o.Rounds {
 		for _, peers := range r.o.Peers {
 			r.progress.Working(harness.Count(peers, "peer"))
-			if err := r.client.Ask(request{Op: opConnect, Peers: peers}, &answer{}); err != nil {
+			if err := r.client.Ask(request{Op: opConnect, Peers: peers}, nil); err != nil {
 				return err
 			}
-			for i := range r.o.Sizes { // each round begins with another size and another path
+			for i := range r.o.Sizes { // each round starts with a different size and path
 				size := r.o.Sizes[(round+i)%len(r.o.Sizes)]
 				of := slices.DeleteFunc(slices.Clone(r.turns), func(t *turn) bool { return t.peers != peers || t.size != size })
 				for k := range of {
 					t := of[(round+i+k)%len(of)]
 					s, err := r.sample(ctx, t)
 					if err != nil {
-						return fmt.Errorf("%s, answers of %s, %s: %w", t.path, sizeText(t.size), harness.Count(t.peers, "peer"), err)
+						return fmt.Errorf("%s, responses of %s, %s: %w", t.path, sizeText(t.size), harness.Count(t.peers, "peer"), err)
 					}
 					t.samples = append(t.samples, s)
 					r.progress.Add(1)
@@ -209,15 +206,15 @@ func (r *running) measure(ctx context.Context) error {
 	return nil
 }
 
-// sample is a turn.
+// sample runs one turn.
 func (r *running) sample(ctx context.Context, t *turn) (s sample, err error) {
 	if t.path == pathReference {
 		return runReference(ctx, r.reference, r.ends, min(t.size, maxReference), r.o.MiB<<20)
 	}
 	fetch := request{Op: opFetch, Path: t.path, Size: t.size, Flight: flightOf(t.size, t.peers), Limit: r.o.Limit}
-	// One answer for each peer beforehand: memory is touched, and windows are open.
+	// Fetch one response per peer first, which touches memory and opens windows.
 	fetch.Bytes = int64(t.size * t.peers)
-	if err := r.client.Ask(fetch, &answer{}); err != nil {
+	if err := r.client.Ask(fetch, nil); err != nil {
 		return s, err
 	}
 	var before, after [2]used
@@ -233,7 +230,7 @@ func (r *running) sample(ctx context.Context, t *turn) (s sample, err error) {
 		return s, err
 	}
 	if a.Bytes == 0 {
-		return s, errors.New("nothing came within the limit: raise --limit")
+		return s, errors.New("no response arrived within the limit: raise --limit")
 	}
 	return sample{
 		bytes: a.Bytes, seconds: a.Seconds, machine: a.Machine, server: after[0].CPU - before[0].CPU, client: after[1].CPU - before[1].CPU,
@@ -241,7 +238,7 @@ func (r *running) sample(ctx context.Context, t *turn) (s sample, err error) {
 	}, nil
 }
 
-// used asks both sides, the server first.
+// used returns what both sides have used, the server first.
 func (r *running) used() (both [2]used, err error) {
 	for i, p := range []*harness.Process{r.server, r.client} {
 		var a answer

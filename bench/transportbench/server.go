@@ -15,25 +15,25 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// server answers on all paths. It implements role.
+// server responds on all paths. It implements child.Worker.
 type server struct {
 	pattern []byte
-	fabric  *rdma.Fabric // nil: no path by RDMA
+	fabric  *rdma.Fabric // nil without RDMA
 	plain   net.Listener
 	calls   []*tcp.Server
 	wg      sync.WaitGroup
 	open    struct {
 		sync.Mutex
-		conns map[net.Conn]struct{} // of plain; nil: closed
+		conns map[net.Conn]struct{} // plain sockets; nil once closed
 	}
 }
 
-func openServer(b begin) (_ role, a answer, err error) {
+func openServer(b begin) (_ worker, a answer, err error) {
 	s := &server{pattern: pattern(b.Largest)}
 	s.open.conns = make(map[net.Conn]struct{})
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.close())
+			err = errors.Join(err, s.Close())
 		}
 	}()
 	a.Servers = make(map[string]string)
@@ -95,7 +95,8 @@ func (s *server) accept() {
 	}
 }
 
-// answer writes as many bytes as each request on a plain socket asks for, until it ends.
+// answer responds on a plain socket with the number of bytes that each request specifies, until the
+// connection ends.
 func (s *server) answer(c net.Conn) {
 	defer func() {
 		c.Close()
@@ -119,16 +120,16 @@ func (s *server) answer(c net.Conn) {
 	}
 }
 
-// do implements role.
-func (s *server) do(r request) (answer, error) {
+// Do implements child.Worker.
+func (s *server) Do(r request, _ *bufio.Reader) (answer, error) {
 	if r.Op != opUsed {
-		return answer{}, errNoSuchRequest
+		return answer{}, fmt.Errorf("unknown request %q", r.Op)
 	}
 	return answer{Used: usedBy(s.fabric)}, nil
 }
 
-// close implements role.
-func (s *server) close() error {
+// Close implements child.Worker.
+func (s *server) Close() error {
 	var errs []error
 	if s.plain != nil {
 		errs = append(errs, s.plain.Close())

@@ -1,9 +1,9 @@
 package treebench
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,46 +12,39 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/bench/contestant"
-	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
+	"github.com/starling-kv/starling/internal/child"
 )
 
-// ChildCommand is the hidden command with which this program runs itself for each contestant.
-const ChildCommand = "tree-contestant"
+// ChildName is the name of the child processes.
+const ChildName = "tree"
 
-// verifiedProofs is the number of proofs in each slice that are verified.
+// verifiedProofs is the number of verified proofs in each slice.
 const verifiedProofs = 20
 
-// child is one contestant with its workload.
-type child struct {
+// contender is one contestant and its workload.
+type contender struct {
 	begin
 	work   *workload.Workload
 	tree   contestant.Contestant
-	before memory // of the process, before the tree was made
+	before memory // memory of the process before the tree was created
 }
 
-// Serve is the child: it answers requests until there are no more.
-func Serve(in io.Reader, out io.Writer) (err error) {
-	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
-	c := &child{}
-	if err := requests.Decode(&c.begin); err != nil {
-		return fmt.Errorf("only starling-bench itself runs this command; run 'starling-bench tree': %w", err)
-	}
-	opened := c.open()
-	if err := answers.Encode(c.answer(request{Op: opBegin}, opened)); err != nil || opened != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, c.tree.Close()) }()
-	return harness.Serve(requests, answers, func(r request) answer { return c.answer(r, nil) })
+// Serve runs a child process.
+func Serve(in io.Reader, out io.Writer) error {
+	return child.Run(in, out, func(b begin) (child.Worker[request, answer], answer, error) {
+		c := &contender{begin: b}
+		return c, answer{}, c.open()
+	})
 }
 
-func (c *child) open() (err error) {
+func (c *contender) open() (err error) {
 	if c.work, err = workload.New(c.Spec, c.Versions); err != nil {
 		return err
 	}
 	if c.Snapshot != "" {
 		for !c.work.Loaded() {
-			c.work.Next() // the snapshot has these changes
+			c.work.Next() // the snapshot already has these changes
 		}
 		c.before = measureMemory()
 		c.tree, err = contestant.MapMemiavl(c.Snapshot, c.Dir)
@@ -64,24 +57,18 @@ func (c *child) open() (err error) {
 	return nil
 }
 
-func (c *child) answer(r request, err error) answer {
-	var a answer
-	if err == nil {
-		a, err = c.do(r)
-	}
-	if err != nil {
-		return answer{Error: fmt.Sprintf("%s: %v", r.Op, err)}
-	}
-	if c.work != nil {
-		a.Step, a.Keys = c.work.Step(), c.work.Len()
-	}
-	return a
+// Close implements child.Worker.
+func (c *contender) Close() error { return c.tree.Close() }
+
+// Do implements child.Worker.
+func (c *contender) Do(r request, _ *bufio.Reader) (answer, error) {
+	a, err := c.do(r)
+	a.Step, a.Keys = c.work.Step(), c.work.Len()
+	return a, err
 }
 
-func (c *child) do(r request) (answer, error) {
+func (c *contender) do(r request) (answer, error) {
 	switch r.Op {
-	case opBegin:
-		return answer{}, nil
 	case opLoad, opVersions:
 		return c.commits(r)
 	case opMemory:
@@ -101,14 +88,14 @@ func (c *child) do(r request) (answer, error) {
 	case opCheck:
 		return c.check()
 	}
-	return answer{}, errors.New("no such request")
+	return answer{}, fmt.Errorf("unknown request %q", r.Op)
 }
 
-// snapshotFolder is where a snapshot lies, in the contestant's folder.
+// snapshotFolder is the name of the snapshot in the contestant's folder.
 const snapshotFolder = "snapshot"
 
-// memory reads all of a mapped snapshot first: what was never read is on disk only.
-func (c *child) memory() (answer, error) {
+// memory reads all of a mapped snapshot first, because pages that were never read are only on disk.
+func (c *contender) memory() (answer, error) {
 	if c.Snapshot != "" {
 		if err := c.tree.CheckLen(c.work.Len()); err != nil {
 			return answer{}, err
@@ -117,8 +104,8 @@ func (c *child) memory() (answer, error) {
 	return answer{Memory: measureMemory().since(c.before)}, nil
 }
 
-// commits makes r.N steps, each timed from its changes to its root.
-func (c *child) commits(r request) (a answer, err error) {
+// commits makes r.N steps, and times each from its changes to its root.
+func (c *contender) commits(r request) (a answer, err error) {
 	if r.Procs > 0 {
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(r.Procs))
 	}
@@ -154,14 +141,14 @@ func (c *child) commits(r request) (a answer, err error) {
 	return a, nil
 }
 
-func (c *child) commit() (nanos int64, root []byte, err error) {
+func (c *contender) commit() (nanos int64, root []byte, err error) {
 	commit := c.tree.Prepare(c.work.Next())
 	from := time.Now()
 	root, err = commit()
 	return time.Since(from).Nanoseconds(), root, err
 }
 
-func (c *child) get(r request) (answer, error) {
+func (c *contender) get(r request) (answer, error) {
 	one, err := c.timeGets(r, func(values, keys [][]byte) (err error) {
 		for i, key := range keys {
 			if values[i], err = c.tree.Get(key); err != nil {
@@ -174,16 +161,16 @@ func (c *child) get(r request) (answer, error) {
 	if err != nil || !can {
 		return answer{Nanos: []int64{one}}, err
 	}
-	r.Round += manyRounds // other keys: these are in caches now
+	r.Round += manyRounds // other keys, because these are in caches now
 	together, err := c.timeGets(r, many.GetMany)
 	return answer{Nanos: []int64{one, together}}, err
 }
 
-// manyRounds is more than the rounds of gets and proofs.
+// manyRounds is more than the number of rounds of gets and proofs.
 const manyRounds = 1000
 
-// timeGets returns the time of get for one of r.N keys.
-func (c *child) timeGets(r request, get func(values, keys [][]byte) error) (nanos int64, err error) {
+// timeGets returns the time of get per key, for r.N keys.
+func (c *contender) timeGets(r request, get func(values, keys [][]byte) error) (nanos int64, err error) {
 	keys := c.work.PresentKeys(r.N, r.Round)
 	values := make([][]byte, len(keys))
 	from := time.Now()
@@ -199,7 +186,7 @@ func (c *child) timeGets(r request, get func(values, keys [][]byte) error) (nano
 	return took.Nanoseconds() / int64(len(keys)), nil
 }
 
-func (c *child) prove(r request) (answer, error) {
+func (c *contender) prove(r request) (answer, error) {
 	a := answer{Verified: min(verifiedProofs, r.N)}
 	drawn := c.work.Present(r.N, r.Round)
 	proofs := make([]contestant.Proof, r.N)
@@ -224,13 +211,13 @@ func (c *child) prove(r request) (answer, error) {
 }
 
 // export makes a version first, so that nothing is left over from an earlier export.
-func (c *child) export() (answer, error) {
+func (c *contender) export() (answer, error) {
 	_, root, err := c.commit()
 	if err != nil {
 		return answer{}, err
 	}
 	a := answer{Roots: []string{hex.EncodeToString(root)}}
-	runtime.GC() // garbage of the last round is not this one's
+	runtime.GC() // collect the garbage of the last round
 	from := time.Now()
 	export, err := c.tree.Export()
 	if err != nil {
@@ -249,8 +236,9 @@ func (c *child) export() (answer, error) {
 	return a, nil
 }
 
-// check compares the tree with the workload's model: the number of keys, and the values of some.
-func (c *child) check() (answer, error) {
+// check compares the tree with the workload's model: the number of keys, and the values of some
+// keys.
+func (c *contender) check() (answer, error) {
 	const sample = 1000
 	a := answer{Verified: sample}
 	for _, kv := range c.work.Present(sample, 1<<20) {

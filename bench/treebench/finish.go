@@ -91,8 +91,8 @@ func (r *runner) floor() (Floor, error) {
 	return f, nil
 }
 
-// sameRoots compares contestants with the same hashes, those of memiavl and of IAVL v1, and those
-// of Starling with and without an index, over all versions that both made.
+// sameRoots compares the roots of contestants with the same hashes, over all versions that both
+// made: those of memiavl and IAVL v1, and those of Starling with and without an index.
 func sameRoots(entrants []*entrant) error {
 	ours := func(e *entrant) bool { return e.Name == "starling" || e.Name == contestant.Indexed }
 	theirs := func(e *entrant) bool { return !ours(e) }

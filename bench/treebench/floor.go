@@ -23,8 +23,8 @@ const (
 	leafImage = 1 + 2*32
 )
 
-// hashCost is the time for one message of each kind, in bulk with the best kernel on one core, in
-// nanoseconds.
+// hashCost is the time in ns for one message of each kind, in bulk with the best kernel on one
+// core.
 type hashCost struct {
 	Kernel string  `json:"kernel"`
 	Inner  float64 `json:"inner_ns"`
@@ -44,8 +44,8 @@ func measureHash() hashCost {
 	}
 }
 
-// messageCost hashes messages that are laid out as the kernel needs them, with space for their
-// padding, in a core's own cache.
+// messageCost hashes messages that are laid out for the kernel, with space for their padding, in a
+// core's own cache.
 func messageCost(length int) float64 {
 	const messages, passes = 2048, 4
 	padded := (length + 9 + 63) / 64 * 64 // FIPS 180-4, section 5.1.1
@@ -66,25 +66,25 @@ func messageCost(length int) float64 {
 	return float64(time.Since(from).Nanoseconds()) / (messages * passes)
 }
 
-// Floor is the least time that a commit of these versions takes on one core.
+// Floor is the minimum time of a commit of these versions on one core.
 type Floor struct {
-	CommitMS float64 `json:"commit_ms"` // the hashes
-	WalkMS   float64 `json:"walk_ms"`   // the cache misses, one after another
+	CommitMS float64 `json:"commit_ms"` // time of the hashes
+	WalkMS   float64 `json:"walk_ms"`   // time of the cache misses, one after another
 
-	Inner   float64  `json:"inner_hashes"` // in a version, on average
+	Inner   float64  `json:"inner_hashes"` // per version, on average
 	Leaves  float64  `json:"leaf_hashes"`
-	Counted bool     `json:"counted"` // by the tree; otherwise Inner and Leaves are estimates
+	Counted bool     `json:"counted"` // otherwise Inner and Leaves are estimates
 	Hash    hashCost `json:"hash"`
 
-	ReadNS       float64 `json:"read_ns"`       // a random read
-	ReadMiB      int     `json:"read_mib"`      // in an array of this size
-	CachedLevels int     `json:"cached_levels"` // levels of the tree that fit a core's L2 cache
-	Misses       float64 `json:"misses"`        // nodes below them that a version touches
+	ReadNS       float64 `json:"read_ns"`       // time of a random read
+	ReadMiB      int     `json:"read_mib"`      // size of the array for ReadNS
+	CachedLevels int     `json:"cached_levels"` // tree levels that fit into a core's L2 cache
+	Misses       float64 `json:"misses"`        // nodes below these levels that a version touches
 }
 
-// hashes computes the floor of a commit: the image of each changed inner node once; for each put,
-// its value and the image of its leaf; for an insert, the key as well, whose hash an update finds
-// in the tree.
+// hashes computes the floor of a commit. It counts the image of each changed inner node once, and,
+// for each put, the value and the image of the leaf. An insert also hashes its key; an update finds
+// the key's hash in the tree.
 func (f *Floor) hashes(keys int) {
 	if !f.Counted {
 		f.Inner, f.Leaves = distinctInner(keys, workload.Changes), workload.Updates+workload.Inserts
@@ -93,9 +93,9 @@ func (f *Floor) hashes(keys int) {
 	f.CommitMS = nanos / 1e6
 }
 
-// walk computes the time for the cache misses of a commit: every changed node is read once, except
-// the top levels that fit a core's own cache, and each read waits for the one before. A tree that
-// reads ahead on many paths at once can be faster.
+// walk computes the time for the cache misses of a commit. Every changed node is read once, except
+// in the top levels, which fit into a core's own cache, and each read waits for the one before. A
+// tree that prefetches on many paths concurrently can be faster.
 func (f *Floor) walk(keys int, treeBytes int64) {
 	nodeBytes := max(float64(treeBytes)/float64(2*keys), 1)
 	f.CachedLevels = int(math.Log2(float64(l2Bytes())/nodeBytes + 1))
@@ -103,14 +103,14 @@ func (f *Floor) walk(keys int, treeBytes int64) {
 	f.WalkMS = f.Misses * f.ReadNS / 1e6
 }
 
-// distinctInner is the average number of inner nodes of a balanced tree on the paths to random
+// distinctInner returns the average number of inner nodes of a balanced tree on the paths to random
 // leaves.
 func distinctInner(keys, leaves int) float64 { return distinctAbove(math.MaxInt, keys, leaves) }
 
-// distinctAbove counts those of the first levels only: of the 2^l nodes on level l, each is missed
-// by all paths with a probability of (1 - 2^-l)^leaves.
+// distinctAbove counts only the nodes of the first levels. Level l has 2^l nodes, each of which is
+// missed by all paths with a probability of (1 - 2^-l)^leaves.
 func distinctAbove(levels, keys, leaves int) (n float64) {
-	left := float64(keys - 1) // inner nodes not counted yet; the last level is not full
+	left := float64(keys - 1) // inner nodes not counted yet; the last level may not be full
 	for l := 0; l < levels && left > 0; l++ {
 		width := min(math.Exp2(float64(l)), left)
 		left -= width
@@ -119,7 +119,7 @@ func distinctAbove(levels, keys, leaves int) (n float64) {
 	return n
 }
 
-// l2Bytes is the size of a core's own cache, or 1 MiB if it is unknown.
+// l2Bytes returns the size of a core's L2 cache, or 1 MiB if it is unknown.
 func l2Bytes() int {
 	text, err := os.ReadFile("/sys/devices/system/cpu/cpu0/cache/index2/size")
 	if err != nil {
@@ -132,15 +132,15 @@ func l2Bytes() int {
 	return kib << 10
 }
 
-// maxReadBytes bounds the array of readLatency: beyond a gigabyte, reads only get slower by misses
-// of the page table.
+// maxReadBytes limits the array of readLatency. Above a gigabyte, only page table misses make reads
+// slower.
 const maxReadBytes = 1 << 30
 
-// readLatency is the time of a random read in an array of n bytes, in nanoseconds: it follows one
-// cycle through all its cache lines. The array lies where a large tree's nodes do, in huge pages if
-// the system has them.
+// readLatency returns the time of a random read in an array of n bytes, in nanoseconds. It follows
+// one cycle through all cache lines of the array. Like a large tree's nodes, the array is in huge
+// pages if the system has them.
 func readLatency(n int) float64 {
-	const words = 64 / 4 // in a cache line
+	const words = 64 / 4 // per cache line
 	lines := max(min(n, maxReadBytes)/64, 2)
 	array, giveBack := frames(lines)
 	defer giveBack()
@@ -149,7 +149,7 @@ func readLatency(n int) float64 {
 		*at(i) = i
 	}
 	for i := uint32(lines - 1); i > 0; i-- { // Sattolo's algorithm makes a permutation of one cycle
-		j := rand.Uint32N(i) //nolint:gosec // a shuffle needs no secret
+		j := rand.Uint32N(i) //nolint:gosec // not used for security
 		*at(i), *at(j) = *at(j), *at(i)
 	}
 	const reads = 1 << 20
@@ -160,7 +160,7 @@ func readLatency(n int) float64 {
 	}
 	took := time.Since(from)
 	if line >= uint32(lines) {
-		// This use of the result keeps the compiler from dropping the loop.
+		// Using the result keeps the compiler from removing the loop.
 		panic("treebench: the chase left the array")
 	}
 	return float64(took.Nanoseconds()) / reads
@@ -178,7 +178,7 @@ func frames(lines int) (array []*[hugemem.FrameBytes / 4]uint32, giveBack func()
 			continue
 		}
 		lent = append(lent, f)
-		array = append(array, (*[hugemem.FrameBytes / 4]uint32)(unsafe.Pointer(f.Bytes()))) //nolint:gosec // of the same length
+		array = append(array, (*[hugemem.FrameBytes / 4]uint32)(unsafe.Pointer(f.Bytes()))) //nolint:gosec // the lengths are equal
 	}
 	return array, func() {
 		for _, f := range lent {

@@ -11,25 +11,25 @@ import (
 )
 
 // memory is what a process holds after a garbage collection, in bytes. Resident is anonymous
-// memory: it includes memory outside the Go heap, and unused space between objects; Huge is the
-// part of that in huge pages. Both are 0 if /proc does not report them.
+// memory, which includes memory outside the Go heap and unused space between objects. Huge is the
+// part of Resident in huge pages. Both are 0 if /proc does not report them.
 type memory struct {
 	Heap     int64 `json:"heap"`
 	Resident int64 `json:"resident"`
-	Huge     int64 `json:"huge"`  // of Resident, in huge pages
+	Huge     int64 `json:"huge"`  // part of Resident in huge pages
 	Files    int64 `json:"files"` // resident pages of files
 }
 
-// since is the growth since before.
+// since returns the growth since before.
 func (m memory) since(before memory) memory {
 	return memory{m.Heap - before.Heap, m.Resident - before.Resident, m.Huge - before.Huge, max(0, m.Files-before.Files)}
 }
 
-// larger is the figure in the table.
+// larger returns the figure for the table.
 func (m memory) larger() int64 { return max(m.Heap, m.Resident) }
 
 func measureMemory() memory {
-	runtime.GC() // objects with finalizers, and pools, take two collections
+	runtime.GC() // finalizers and pools need two collections
 	debug.FreeOSMemory()
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
@@ -37,7 +37,7 @@ func measureMemory() memory {
 	return memory{int64(stats.HeapInuse), own.Anon, hugeBytes(), own.Files}
 }
 
-// hugeBytes reads AnonHugePages of proc(5).
+// hugeBytes reads AnonHugePages (proc(5)).
 func hugeBytes() int64 {
 	text, err := os.ReadFile("/proc/self/smaps_rollup")
 	if err != nil {

@@ -1,70 +1,43 @@
 package treebench
 
 import (
-	"fmt"
-	"slices"
-
 	"github.com/starling-kv/starling/bench/contestant"
+	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
 )
 
-// Options of a run.
+// Options configure a run.
 type Options struct {
 	Keys         int
 	Batch        int
-	Versions     int // without an export, and as many beside one
-	IAVLVersions int // the same for IAVL v1, which is slow
+	Versions     int // without an export, and the same number during one
+	IAVLVersions int // Versions for IAVL v1, which is slow
 	Against      []string
-	Index        bool // Starling with an index by hash takes part, too
+	Index        bool // also measure Starling with a hash index
 	Seed         uint64
-	ExportRate   float64 // MB/s of leaf records, the limit of a concurrent export
-	Exports      int     // exports and verified imports of each
-	Dir          string  // for databases; each run makes a folder in it
+	ExportRate   float64 // limit of a concurrent export, in MB/s of leaf records
+	Exports      int     // exports and verified imports per contestant
 }
 
-// Limits: identities of keys have 32 bits, and so have memiavl's sizes.
-const (
-	maxKeys     = 200_000_000
-	maxBatch    = 1_000_000
-	maxVersions = 1_000_000
-	maxRate     = 10_000
-	maxExports  = 1_000
-)
-
-// Check returns an error that names the flag that is out of range, and the range.
-func (o Options) Check() error {
-	switch {
-	case o.Keys < workload.MinKeys || o.Keys > maxKeys:
-		return fmt.Errorf("--keys is %d, it must be from %d to %d", o.Keys, workload.MinKeys, maxKeys)
-	case o.Batch < 1 || o.Batch > maxBatch:
-		return fmt.Errorf("--batch is %d, it must be from 1 to %d", o.Batch, maxBatch)
-	case o.Versions < 1 || o.Versions > maxVersions:
-		return fmt.Errorf("--versions is %d, it must be from 1 to %d (use 2000 for meaningful percentiles)", o.Versions, maxVersions)
-	case o.IAVLVersions < 1 || o.IAVLVersions > maxVersions:
-		return fmt.Errorf("--iavl-versions is %d, it must be from 1 to %d", o.IAVLVersions, maxVersions)
-	case !(o.ExportRate > 0 && o.ExportRate <= maxRate):
-		return fmt.Errorf("--export-rate is %v MB/s, it must be above 0 and at most %d", o.ExportRate, maxRate)
-	case o.Exports < 0 || o.Exports > maxExports:
-		return fmt.Errorf("--exports is %d, it must be from 0 to %d", o.Exports, maxExports)
-	}
-	for i, name := range o.Against {
-		peers := contestant.Names[1:]
-		if !slices.Contains(peers, name) {
-			return fmt.Errorf("--against names %q, it knows %s and %s (empty: measure Starling alone)", name, peers[0], peers[1])
-		}
-		if slices.Contains(o.Against[:i], name) {
-			return fmt.Errorf("--against names %s twice, once is enough", name)
-		}
-	}
-	return nil
+// Flags adds the flags of tree. Key identities have 32 bits, like memiavl's sizes.
+func (o *Options) Flags(f *harness.Flags) {
+	f.Int(&o.Keys, "keys", 1_000_000, workload.MinKeys, 200_000_000, "number of keys to load")
+	f.Int(&o.Batch, "batch", 10_000, 1, 1_000_000, "keys per batch of the load")
+	f.Int(&o.Versions, "versions", 2_000, 1, 1_000_000, "number of versions without an export, and again during one")
+	f.Names(&o.Against, "against", []string{"iavl", "memiavl"}, contestant.Names[1:], "peers: iavl, memiavl; empty for none")
+	f.BoolVar(&o.Index, "index", true, "also measure Starling with a hash index")
+	f.Seed(&o.Seed)
+	f.Int(&o.IAVLVersions, "iavl-versions", 200, 1, 1_000_000, "number of versions for IAVL v1, whose versions take a second; limited to --versions")
+	f.Float(&o.ExportRate, "export-rate", 32, 0.001, 10_000, "rate of an export during commits, in MB/s of leaf records")
+	f.Int(&o.Exports, "exports", 5, 0, 1_000, "exports and verified imports per contestant (memiavl's take a minute at ten million keys)")
 }
 
 func (o Options) spec() workload.Spec {
 	return workload.Spec{Seed: o.Seed, Keys: o.Keys, Batch: o.Batch}
 }
 
-// versions is the number of versions that a contestant makes without an export, and again beside
-// one.
+// versions returns the number of versions that a contestant makes without an export, and again
+// during one.
 func (o Options) versions(name string) int {
 	if name == "iavl" {
 		return min(o.IAVLVersions, o.Versions)
@@ -72,7 +45,7 @@ func (o Options) versions(name string) int {
 	return o.Versions
 }
 
-// contestants are the names of all that take part, Starling first.
+// contestants returns the names of all contestants, Starling first.
 func (o Options) contestants() []string {
 	names := contestant.Names[:1:1]
 	if o.Index {

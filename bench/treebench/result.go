@@ -17,16 +17,15 @@ type Figures struct {
 	BytesPerKey             float64 `json:"bytes_per_key"`
 	CommitP99DuringExportMS float64 `json:"commit_p99_during_export_ms"`
 
-	// Details.
-	// GetManyNS is for each of many keys at once.
+	// Details. GetManyNS is the time per key of GetMany.
 	GetManyNS float64 `json:"get_many_ns,omitempty"`
-	// With an index by hash: GetNS, BytesPerKey.
+	// GetNS and BytesPerKey with a hash index.
 	IndexGetNS               float64 `json:"index_get_ns,omitempty"`
 	IndexBytesPerKey         float64 `json:"index_bytes_per_key,omitempty"`
 	CommitP50DuringExportMS  float64 `json:"commit_p50_during_export_ms"`
 	CommitOneCoreP50MS       float64 `json:"commit_one_core_p50_ms"`
-	Versions                 int     `json:"versions"`           // without an export
-	StreamMBPerS             float64 `json:"export_rate_mb_s"`   // reached by the concurrent export
+	Versions                 int     `json:"versions"`           // versions without an export
+	StreamMBPerS             float64 `json:"export_rate_mb_s"`   // of the concurrent export
 	ProofBytes               int     `json:"proof_bytes"`        // on average
 	HeapBytesPerKey          float64 `json:"heap_bytes_per_key"` // in the Go heap
 	BytesPerKeyAfterVersions float64 `json:"bytes_per_key_after_versions"`
@@ -38,25 +37,25 @@ type Figures struct {
 	FinalRoot                string  `json:"final_root"`
 }
 
-// Result is the outcome of a run. Peers that did not take part are left out.
+// Result is the outcome of a run. Peers that did not take part are missing.
 type Result struct {
 	Keys     int      `json:"keys"`
 	Starling *Figures `json:"starling"`
-	Index    *Figures `json:"starling_index,omitempty"` // with an index by hash
+	Index    *Figures `json:"starling_index,omitempty"` // with a hash index
 	IAVL     *Figures `json:"iavl,omitempty"`
 	Memiavl  *Figures `json:"memiavl,omitempty"`
-	Mapped   *Figures `json:"memiavl_mapped,omitempty"` // over a mapped snapshot of the loaded tree
+	Mapped   *Figures `json:"memiavl_mapped,omitempty"` // on a mapped snapshot of the loaded tree
 	Floor    Floor    `json:"floor"`
 
-	Batch      int             `json:"batch"`
-	Versions   int             `json:"versions"`
-	Seed       uint64          `json:"seed"`
-	ExportRate float64         `json:"export_rate_mb_s"` // as requested
-	Machine    harness.Machine `json:"machine"`
-	Targets    []Target        `json:"targets"`
+	Batch      int              `json:"batch"`
+	Versions   int              `json:"versions"`
+	Seed       uint64           `json:"seed"`
+	ExportRate float64          `json:"export_rate_mb_s"` // as requested
+	Machine    harness.Machine  `json:"machine"`
+	Targets    []harness.Target `json:"targets"`
 }
 
-// figures returns those of a contestant, or nil if it did not take part.
+// figures returns the figures of a contestant, or nil if it did not take part.
 func (r *Result) figures(name string) *Figures {
 	switch name {
 	case "starling":
@@ -88,7 +87,7 @@ func (r *Result) set(name string, f *Figures) {
 	}
 }
 
-// peers are the contestants beside Starling that took part, in the order of the table.
+// peers returns the contestants other than Starling that took part, in the order of the table.
 func (r *Result) peers() (names []string) {
 	for _, name := range []string{contestant.Indexed, "memiavl", contestant.Mapped, "iavl"} {
 		if r.figures(name) != nil {

@@ -12,26 +12,26 @@ import (
 )
 
 // Sizes of slices and samples. Slices are short, so that noise that lasts seconds affects all
-// contestants, and many, so that their medians are meaningful.
+// contestants, and numerous, so that their medians are meaningful.
 const (
 	loadSlice    = 10 // batches
 	versionSlice = 50
-	warmUp       = 100 // versions at most
-	// sliceWarmUp versions at the beginning of each slice are not measured: in the other
-	// contestants' turns, caches were emptied and threads went to sleep.
+	warmUp       = 100 // maximum number of versions
+	// sliceWarmUp is the number of unmeasured versions at the beginning of each slice. During the
+	// other contestants' turns, caches were evicted and threads went to sleep.
 	sliceWarmUp  = 3
 	oneCoreSlice = 10 // versions on one core
 	getSlices    = 10
 	getsASlice   = 20_000
 	proofSlices  = 10
 	proofsASlice = 2_000
-	iavlProofs   = 200 // a slice
+	iavlProofs   = 200 // per slice
 	iavlExports  = 1
 	secondsANano = 1e-9
 	millisANano  = 1e-6
 )
 
-// runner makes one run.
+// runner is the state of one run.
 type runner struct {
 	o        Options
 	progress *harness.Progress
@@ -39,13 +39,13 @@ type runner struct {
 	costs    []hashCost
 }
 
-// entrant is a contestant with its measurements, in their order.
+// entrant is a contestant and its measurements, in the order in which they are made.
 type entrant struct {
 	*harness.Process
 	begin    begin
 	versions int
 
-	load                  float64 // s
+	load                  float64 // seconds
 	without, during       []float64
 	oneCore               []float64
 	gets, manyGets        []float64
@@ -56,7 +56,7 @@ type entrant struct {
 	loaded, after         held
 	proofBytes, exportLen int
 	keys                  int
-	roots                 []string // of all commits
+	roots                 []string // roots of all commits
 }
 
 // held is the memory of a tree, and its number of keys.
@@ -67,14 +67,11 @@ type held struct {
 
 func (h held) perKey() float64 { return harness.Ratio(float64(h.larger()), float64(h.keys)) }
 
-// Run measures, and shows on progress how far it is. Its processes have ended when it returns.
+// Run runs the benchmark, and reports to progress. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
 	r := &runner{o: o, progress: progress}
 	var result *Result
-	err := harness.InFolder(ctx, o.Dir, "databases", progress, func(dir string) (err error) {
+	err := harness.InFolder(ctx, progress, func(dir string) (err error) {
 		defer func() {
 			for _, e := range r.entrants {
 				e.End()
@@ -97,13 +94,13 @@ func (r *runner) run(ctx context.Context, dir string) (*Result, error) {
 		versions := r.o.versions(name)
 		own := filepath.Join(dir, name)
 		if err := os.MkdirAll(own, 0o750); err != nil {
-			return nil, fmt.Errorf("no folder for %s: %w", name, err)
+			return nil, fmt.Errorf("creating the folder of %s: %w", name, err)
 		}
 		b := begin{
 			Name: name, Spec: r.o.spec(), ExportRate: r.o.ExportRate, Dir: own,
 			Versions: 2*versions + warmUp + r.o.Exports + r.rounds()*(3*sliceWarmUp+oneCoreSlice),
 		}
-		p, err := harness.Start(ctx, ChildCommand, name, b, new(answer))
+		p, err := harness.Start(ctx, ChildName, name, b, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -119,7 +116,7 @@ func (r *runner) run(ctx context.Context, dir string) (*Result, error) {
 	return r.result()
 }
 
-// slices calls slice in turns, and shows whose turn it is.
+// slices calls slice in turns, and reports whose turn it is.
 func (r *runner) slices(rounds int, slice func(round int, e *entrant) error) error {
 	return harness.InTurns(rounds, r.entrants, func(round int, e *entrant) error {
 		r.progress.Working(e.Name)
@@ -140,7 +137,7 @@ func (r *runner) load() error {
 	})
 }
 
-// mapped lets another process map a snapshot of what memiavl has loaded: it takes part from here
+// mapped starts a process that maps a snapshot of what memiavl has loaded. It takes part from here
 // on.
 func (r *runner) mapped(ctx context.Context, dir string) error {
 	i := slices.IndexFunc(r.entrants, func(e *entrant) bool { return e.Name == "memiavl" })
@@ -156,9 +153,9 @@ func (r *runner) mapped(ctx context.Context, dir string) error {
 	b := loader.begin
 	b.Name, b.Snapshot, b.Dir = contestant.Mapped, filepath.Join(b.Dir, snapshotFolder), filepath.Join(dir, "mapped")
 	if err := os.MkdirAll(b.Dir, 0o750); err != nil {
-		return fmt.Errorf("no folder for %s: %w", b.Name, err)
+		return fmt.Errorf("creating the folder of %s: %w", b.Name, err)
 	}
-	p, err := harness.Start(ctx, ChildCommand, b.Name, b, new(answer))
+	p, err := harness.Start(ctx, ChildName, b.Name, b, nil)
 	if err != nil {
 		return err
 	}
@@ -167,11 +164,11 @@ func (r *runner) mapped(ctx context.Context, dir string) error {
 	return nil
 }
 
-// rounds is the number of slices of versions.
+// rounds returns the number of slices of versions.
 func (r *runner) rounds() int { return (r.o.Versions + versionSlice - 1) / versionSlice }
 
-// commits alternates slices without and with an export, and a few on one core; every other round
-// starts with the export.
+// commits alternates slices without an export, slices during one, and a few on one core. Every
+// other round starts with the export.
 func (r *runner) commits() error {
 	total := 0
 	for _, e := range r.entrants {
@@ -215,8 +212,8 @@ func (r *runner) commits() error {
 	})
 }
 
-// warmUp measures the memory of the loaded tree, for which all free pages are returned to the
-// system; then it makes some versions, which take them back.
+// warmUp measures the memory of the loaded tree, after returning all free pages to the system. Then
+// it makes some versions, which allocate these pages again.
 func (r *runner) warmUp() error {
 	r.progress.Begin("memory and warm-up", "trees", len(r.entrants))
 	return r.slices(1, func(_ int, e *entrant) error {
@@ -231,7 +228,7 @@ func (r *runner) warmUp() error {
 	})
 }
 
-// memory measures the memory again after all versions, with what they left behind.
+// memory measures the memory again after all versions, including what the versions left behind.
 func (r *runner) memory() error {
 	r.progress.Begin("memory", "trees", len(r.entrants))
 	return r.slices(1, func(_ int, e *entrant) error {
@@ -304,7 +301,7 @@ func (e *entrant) ask(q request) (a answer, err error) {
 	return a, err
 }
 
-// commit is ask for requests that make versions: it keeps their roots.
+// commit is ask for requests that make versions. It records their roots.
 func (e *entrant) commit(q request) (answer, error) {
 	a, err := e.ask(q)
 	e.roots = append(e.roots, a.Roots...)

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// startStream exports the newest version beside commits, at the requested rate or as fast as the
-// contestant can. stop ends that, and returns the bytes exported and the time taken.
-func (c *child) startStream() (stop func() (bytes int, seconds float64, err error), err error) {
+// startStream exports the newest version during commits, at the requested rate or as fast as the
+// contestant can. stop ends the export, and returns the bytes exported and the time taken.
+func (c *contender) startStream() (stop func() (bytes int, seconds float64, err error), err error) {
 	stream, err := c.tree.Stream()
 	if err != nil {
 		return nil, err

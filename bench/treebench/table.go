@@ -15,8 +15,8 @@ type row struct {
 	of     func(*Figures) float64
 	floor  float64 // 0: no floor
 	plain  bool    // without ratios
-	some   bool    // not all contestants have it
-	none   bool    // none has it
+	some   bool    // some contestants do not have it
+	none   bool    // no contestant has it
 }
 
 func (r *Result) rows() []row {
@@ -43,7 +43,7 @@ func (r *Result) rows() []row {
 	}
 }
 
-// Print writes the table, notes on how to read it, and the targets.
+// Print writes the table, notes that explain it, and the targets.
 func (r *Result) Print(out io.Writer) {
 	cells := [][]string{{fmt.Sprintf("%s keys", harness.Group(r.Keys)), "starling"}}
 	for _, name := range r.peers() {
@@ -73,37 +73,27 @@ func (r *Result) Print(out io.Writer) {
 	}
 	harness.PrintAligned(out, cells)
 	r.printNotes(out)
-	fmt.Fprintf(out, "\nTargets (they are set for 1,000,000 keys and %s versions)\n", harness.Group(2000))
-	for _, t := range r.Targets {
-		verdict, why := "not met", ""
-		switch {
-		case t.Undecided != "":
-			verdict, why = "undecided", " ("+t.Undecided+")"
-		case t.Met:
-			verdict = "met"
-		}
-		fmt.Fprintf(out, "  %-9s %s: %s%s\n", verdict, t.Name, t.Measure, why)
-	}
+	harness.PrintTargets(out, "1,000,000 keys and 2,000 versions", r.Targets)
 }
 
 func (r *Result) printNotes(out io.Writer) {
 	f := r.Floor
 	counted := "counted"
 	if !f.Counted {
-		counted = "estimated: the tree does not count them"
+		counted = "estimated, because the tree does not count them"
 	}
 	fmt.Fprintf(out, `
-× beside a peer: its figure over Starling's; × beside the floor: Starling's figure over the floor.
+× next to a peer: its figure over Starling's; × next to the floor: Starling's figure over the floor.
 commit      %d operations (%d updates, %d inserts, %d deletes), from the changes to the root hash; Starling uses all %d cores, the others
-            one and the rest for collecting garbage; "on one core" is GOMAXPROCS 1 for all; no log on either side
+            use one, and the rest for garbage collection; "on one core" is GOMAXPROCS 1 for all; no contestant has a log
 floor       %.0f inner nodes × %.1f ns + %.0f leaves × (%.1f + %.1f) ns + %d new keys × %.1f ns (%s),
             in bulk on one core with the kernel %s
-walk        %.2f ms beside it: %.0f nodes of the changed paths below the %d levels that fit the L2 cache × %.0f ns,
-            a random read in %d MiB, one after another
+walk        %.2f ms in addition: %.0f nodes of the changed paths below the %d levels that fit the L2 cache × %.0f ns,
+            the time of a random read in %d MiB, one after another
 export      and import stay in memory%s;
-            beside commits: looping, in pieces of 1 MiB of leaf records, at %g MB/s at most; the table has the rate reached
-memory      growth of the process since before the tree was made, after a garbage collection: the Go heap in use or resident memory,
-            whichever is larger; of the loaded tree, and after all versions; of files: what is resident of them (program text, mapped
+            during commits: repeated, in pieces of 1 MiB of leaf records, at most %g MB/s; the table has the rate reached
+memory      growth of the process since before the tree was created, after a garbage collection: the Go heap in use or resident memory,
+            whichever is larger; for the loaded tree, and after all versions; and of files: resident pages of files (program text, mapped
             snapshots), which the system can drop%s
 `, workload.Changes, workload.Updates, workload.Inserts, workload.Deletes, r.Machine.CPUs,
 		f.Inner, f.Hash.Inner, f.Leaves, f.Hash.Leaf, f.Hash.Value, workload.Inserts, f.Hash.Key, counted, f.Hash.Kernel,
@@ -111,7 +101,7 @@ memory      growth of the process since before the tree was made, after a garbag
 		r.memoryNote())
 }
 
-// exportNote is what peers do with an export that Starling does not.
+// exportNote says how the export of a peer differs from Starling's.
 func (r *Result) exportNote() (note string) {
 	if r.Memiavl != nil {
 		note += " (memiavl's writes and syncs files)"
@@ -122,14 +112,14 @@ func (r *Result) exportNote() (note string) {
 	return note
 }
 
-// memoryNote is what the memory of the peers that took part means.
+// memoryNote explains the memory of the peers that took part.
 func (r *Result) memoryNote() (note string) {
 	if r.IAVL != nil {
-		note += ";\n            IAVL v1's is its cache"
+		note += ";\n            IAVL v1's memory is its cache"
 	}
 	if r.Memiavl != nil {
-		note += ";\n            memiavl holds its nodes as objects; mapped, it begins with a snapshot of the loaded tree in a new process, all of it read,\n" +
-			"            and writes no other (a node does, every 1,000 versions)"
+		note += ";\n            memiavl keeps its nodes as objects; mapped, it starts with a snapshot of the loaded tree in a new process, all of it read,\n" +
+			"            and writes no further snapshots (a node does, every 1,000 versions)"
 	}
 	return note
 }

@@ -6,33 +6,17 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// Target is a figure to reach, as a ratio within one run.
-type Target struct {
-	Name    string  `json:"name"`
-	Met     bool    `json:"met"`
-	Figure  float64 `json:"figure"`
-	Measure string  `json:"measure"` // the figure in words
-
-	// Undecided is why the comparison decides nothing yet, or empty: the peer's authors would
-	// object. Met counts only without it.
-	Undecided string `json:"undecided,omitempty"`
-}
-
-// undecidedExport is why that row cannot be judged; docs/benchmarks.md has the details.
+// undecidedExport is the reason why the export target is not judged; docs/benchmarks.md has the
+// details.
 const undecidedExport = "memiavl writes and syncs files, Starling stays in memory"
 
-// targets judges a result. Targets are left out if their peer did not take part. They are set for
+// targets judges a result. A target is left out if its peer did not take part. Targets are set for
 // one million keys.
-func (r *Result) targets() (t []Target) {
+func (r *Result) targets() (t []harness.Target) {
 	s := r.Starling
-	// faster is met if the peer needs at least so many times our figure.
-	faster := func(name string, times, peer, ours float64) Target {
-		ratio := harness.Ratio(peer, ours)
-		return Target{Name: name, Met: ratio >= times, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
-	}
-	undecided := func(t Target, why string) Target {
-		t.Met, t.Undecided = false, why
-		return t
+	// faster is met if the peer's figure is at least times our figure.
+	faster := func(name string, times, peer, ours float64) harness.Target {
+		return harness.AtLeast(name, times, harness.Ratio(peer, ours))
 	}
 	if m := r.Memiavl; m != nil {
 		commit := faster("commit at least 6× memiavl", 6, m.CommitP50MS, s.CommitP50MS)
@@ -42,8 +26,7 @@ func (r *Result) targets() (t []Target) {
 	if i := r.IAVL; i != nil {
 		t = append(t, faster("commit at least 100× IAVL v1", 100, i.CommitP50MS, s.CommitP50MS))
 	}
-	above := harness.Ratio(s.CommitP50MS, r.Floor.CommitMS)
-	t = append(t, Target{Name: "commit within 4× of the hash floor", Met: above <= 4, Figure: above, Measure: fmt.Sprintf("%.3g×", above)})
+	t = append(t, harness.AtMost("commit within 4× of the hash floor", 4, harness.Ratio(s.CommitP50MS, r.Floor.CommitMS)))
 	if m := r.Memiavl; m != nil {
 		t = append(t, faster("load at least 5× memiavl", 5, m.LoadS, s.LoadS))
 		get := faster("get at least 2.6× memiavl", 2.6, m.GetNS, s.GetNS)
@@ -56,14 +39,15 @@ func (r *Result) targets() (t []Target) {
 		}
 		t = append(t, faster("proof at least 3× memiavl", 3, m.ProofUS, s.ProofUS))
 		if s.ExportS > 0 {
-			t = append(t, undecided(faster("export and verified import at least 8× memiavl", 8, m.ExportS+m.ImportS, s.ExportS+s.ImportS), undecidedExport))
+			export := faster("export and verified import at least 8× memiavl", 8, m.ExportS+m.ImportS, s.ExportS+s.ImportS)
+			export.Met, export.Undecided = false, undecidedExport
+			t = append(t, export)
 		}
 	} else {
-		t = append(t, Target{Name: "get at most 1 µs", Met: s.GetNS <= 1000, Figure: s.GetNS, Measure: fmt.Sprintf("%.0f ns", s.GetNS)})
+		t = append(t, harness.Target{Name: "get at most 1 µs", Met: s.GetNS <= 1000, Figure: s.GetNS, Measure: fmt.Sprintf("%.0f ns", s.GetNS)})
 	}
-	during := harness.Ratio(s.CommitP99DuringExportMS, s.CommitP99MS)
 	memory := func(most int, with string, bytes float64) {
-		t = append(t, Target{
+		t = append(t, harness.Target{
 			Name: fmt.Sprintf("memory%s at most %d bytes a key", with, most), Met: bytes <= float64(most), Figure: bytes, Measure: fmt.Sprintf("%.0f bytes", bytes),
 		})
 	}
@@ -71,6 +55,5 @@ func (r *Result) targets() (t []Target) {
 	if s.IndexBytesPerKey > 0 {
 		memory(325, " with the index", s.IndexBytesPerKey)
 	}
-	return append(t,
-		Target{Name: "commit p99 during an export at most 1.3× without", Met: during <= 1.3, Figure: during, Measure: fmt.Sprintf("%.3g×", during)})
+	return append(t, harness.AtMost("commit p99 during an export at most 1.3× without", 1.3, harness.Ratio(s.CommitP99DuringExportMS, s.CommitP99MS)))
 }

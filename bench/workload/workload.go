@@ -1,21 +1,23 @@
-// Package workload makes the operations that every contestant of a benchmark gets, the same for the
-// same seed.
+// Package workload makes the operations of a benchmark. All contestants get the same operations;
+// they depend only on the seed.
 //
 //	New(spec) ── step 1 … L ──▶ load: batches of puts of new keys, until there are Keys
 //	              │
 //	              └── step L+1 … ─▶ versions: 1,000 changes each, 80 % update · 15 % insert · 5 % delete
 //
 //	a key   = f(seed, identity)          20 bytes          ┐ so the model of the state is two arrays of numbers
-//	a value = f(seed, identity, step)    100 bytes         ┘ without pointers, which no garbage collector scans
+//	a value = f(seed, identity, step)    100 bytes         ┘ without pointers, which the garbage collector does not scan
 //
-// Each process has its own Workload and makes the operations itself, which is never timed. The
-// changes of a step are in random order; no key occurs twice in one step.
+// Each process has its own Workload and makes the operations itself, outside the timed parts. The
+// changes of a step are in random order; no key occurs twice in a step.
 package workload
 
 import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+
+	"github.com/starling-kv/starling/internal/child"
 )
 
 // Sizes of the workload (issue "The tree at the speed of the hardware").
@@ -29,7 +31,7 @@ const (
 	// Changes is the number of changes in a version.
 	Changes = Updates + Inserts + Deletes
 
-	// MinKeys is enough for the updates and deletes of a version, which are of different keys.
+	// MinKeys is enough for the updates and deletes of a version, which all have different keys.
 	MinKeys = 2 * Changes
 )
 
@@ -37,30 +39,30 @@ const (
 type Spec struct {
 	Seed  uint64 `json:"seed"`
 	Keys  int    `json:"keys"`
-	Batch int    `json:"batch"` // changes in a step of the load
+	Batch int    `json:"batch"` // changes per step of the load
 }
 
-// Change puts a value or, if Value is nil, deletes a key. Both slices are the receiver's to keep.
-type Change struct{ Key, Value []byte }
+// Change puts a value or, if Value is nil, deletes a key. The receiver may keep both slices.
+type Change = child.Change
 
-// Workload makes the steps, and keeps the state after them. It is for one goroutine.
+// Workload makes the steps, and tracks the state after them. It is not safe for concurrent use.
 type Workload struct {
 	spec    Spec
 	step    uint32
 	present []uint32 // identities of the keys in the state, unordered
-	last    []uint32 // by identity: the step of the value
+	last    []uint32 // by identity: the step that wrote the value
 }
 
-// New begins a workload with memory for this many versions after the load.
+// New returns a workload with memory for versions versions after the load.
 func New(spec Spec, versions int) (*Workload, error) {
 	switch {
 	case spec.Keys < MinKeys:
 		return nil, fmt.Errorf("%d keys are too few for versions of %d changes: at least %d are needed", spec.Keys, Changes, MinKeys)
 	case spec.Batch < 1:
-		return nil, fmt.Errorf("a load batch of %d keys: at least 1 is needed", spec.Batch)
+		return nil, fmt.Errorf("load batch of %d keys: at least 1 is needed", spec.Batch)
 	}
-	// All memory is allocated and written to now: the memory of a tree is measured later as growth
-	// of the process.
+	// Allocate and touch all memory now: a tree's memory is measured later, as growth of the
+	// process.
 	room := spec.Keys + versions*Inserts
 	w := &Workload{spec: spec, present: make([]uint32, room), last: make([]uint32, room)}
 	for i := range room {
@@ -70,16 +72,16 @@ func New(spec Spec, versions int) (*Workload, error) {
 	return w, nil
 }
 
-// LoadSteps is the number of steps of the load.
+// LoadSteps returns the number of steps of the load.
 func (s Spec) LoadSteps() int { return (s.Keys + s.Batch - 1) / s.Batch }
 
-// Len is the number of keys in the state.
+// Len returns the number of keys in the state.
 func (w *Workload) Len() int { return len(w.present) }
 
-// Step is the number of steps made so far.
+// Step returns the number of steps made so far.
 func (w *Workload) Step() int { return int(w.step) }
 
-// Loaded reports whether the load is over.
+// Loaded reports whether the load is complete.
 func (w *Workload) Loaded() bool { return int(w.step) >= w.spec.LoadSteps() }
 
 // Next makes the changes of the next step.
@@ -99,7 +101,7 @@ func (w *Workload) Next() []Change {
 func (w *Workload) version() []Change {
 	rng := w.rand(uint64(w.step))
 	changes := make([]Change, 0, Changes)
-	// Keys are drawn without repetition: each one that is drawn is moved to the front.
+	// Keys are drawn without repetition: each drawn key is moved to the front.
 	for i := range Updates + Deletes {
 		j := i + rng.IntN(len(w.present)-i)
 		w.present[i], w.present[j] = w.present[j], w.present[i]
@@ -128,7 +130,8 @@ func (w *Workload) insert() Change {
 	return Change{Key: w.key(id), Value: w.value(id, w.step)}
 }
 
-// Present draws n random keys of the state, with their values. Draws of one step differ by round.
+// Present draws n random keys of the state, with their values. Within a step, round selects the
+// draw.
 func (w *Workload) Present(n int, round uint64) []Change {
 	rng := w.rand(uint64(w.step) | (round+1)<<32)
 	drawn := make([]Change, n)
@@ -139,8 +142,7 @@ func (w *Workload) Present(n int, round uint64) []Change {
 	return drawn
 }
 
-// PresentKeys is Present without values, with the keys side by side in one array, which takes less
-// time.
+// PresentKeys is Present without values. It is faster: all keys share one array.
 func (w *Workload) PresentKeys(n int, round uint64) [][]byte {
 	rng := w.rand(uint64(w.step) | (round+1)<<32)
 	array := make([]byte, 0, n*KeyBytes+8)
@@ -154,7 +156,7 @@ func (w *Workload) PresentKeys(n int, round uint64) [][]byte {
 }
 
 func (w *Workload) rand(stream uint64) *rand.Rand {
-	return rand.New(rand.NewPCG(w.spec.Seed, stream)) //nolint:gosec // it must be the same every time
+	return rand.New(rand.NewPCG(w.spec.Seed, stream)) //nolint:gosec // must be reproducible
 }
 
 func (w *Workload) key(id uint32) []byte {
@@ -163,7 +165,7 @@ func (w *Workload) key(id uint32) []byte {
 
 func (w *Workload) appendKey(b []byte, id uint32) []byte {
 	end := len(b) + KeyBytes
-	// mix is a bijection: the first 8 bytes of all keys differ.
+	// mix is a bijection, so the first 8 bytes of all keys differ.
 	state := mix(w.spec.Seed) + uint64(id)
 	for range 3 {
 		state = mix(state)

@@ -34,7 +34,7 @@ func TestLoadIsNewKeysInBatches(t *testing.T) {
 		for _, c := range changes {
 			require.Len(t, c.Key, KeyBytes)
 			require.Len(t, c.Value, ValueBytes)
-			require.False(t, seen[string(c.Key)], "a key twice")
+			require.False(t, seen[string(c.Key)], "repeated key")
 			seen[string(c.Key)] = true
 		}
 	}
@@ -43,7 +43,8 @@ func TestLoadIsNewKeysInBatches(t *testing.T) {
 	require.Equal(t, 5000, w.Len())
 }
 
-// The model agrees with a map to which the changes are applied, and every version has its shares.
+// The model agrees with a map to which the changes are applied, and every version has the specified
+// shares of updates, inserts and deletes.
 func TestVersionsHaveTheirShares(t *testing.T) {
 	w := begin(t, 1)
 	state := map[string]string{}
@@ -56,17 +57,17 @@ func TestVersionsHaveTheirShares(t *testing.T) {
 		var updates, inserts, deletes int
 		seen := map[string]bool{}
 		for _, c := range w.Next() {
-			require.False(t, seen[string(c.Key)], "a key twice in one version")
+			require.False(t, seen[string(c.Key)], "repeated key in one version")
 			seen[string(c.Key)] = true
 			old, there := state[string(c.Key)]
 			switch {
 			case c.Value == nil:
-				require.True(t, there, "an absent key deleted")
+				require.True(t, there, "deleted an absent key")
 				deletes++
 				delete(state, string(c.Key))
 				continue
 			case there:
-				require.NotEqual(t, old, string(c.Value), "an update that changes nothing")
+				require.NotEqual(t, old, string(c.Value), "an update changed nothing")
 				updates++
 			default:
 				inserts++

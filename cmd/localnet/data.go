@@ -1,61 +1,65 @@
 package main
 
 import (
-	"encoding/binary"
-	"encoding/hex"
-	"math/rand/v2"
-
-	"github.com/cometbft/cometbft/crypto/ed25519"
+	"bytes"
+	"context"
+	"fmt"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/e2e/testnet"
 )
 
-// prefix is where everyone may write in the demonstration's network.
-const prefix = "demo/"
-
-// The demonstration's chunks are small, so that there are some hundreds of them however few keys:
-// whoever is connected when the fetching begins is asked for one, and others as long as there are
-// any. In-band, a liar is one of validators+liars peers that CometBFT picks from at random for each
-// chunk; that none of even 100 chunks is asked from a single liar among 4 honest peers has a
-// probability below 10⁻⁹.
+// Chunks are small, so that even a few keys make some hundreds of chunks. The joiner requests one
+// chunk from each peer that is connected when fetching begins. With --in-band, CometBFT picks a
+// random peer for each chunk; with 4 honest peers and one Byzantine peer, the probability that none
+// of 100 chunks is requested from the Byzantine peer is below 10⁻⁹.
 const (
 	wantedChunks  = 400
 	minChunkBytes = 64
 	maxChunkBytes = 16 << 10
 )
 
-// dataset is the keys and values that a seed stands for.
-type dataset struct {
-	seed uint64
-	n    int
-}
-
-// at returns pair i. The keys are in no order, as those of real users.
-func (d dataset) at(i int) (key string, value []byte) {
-	random := rand.New(rand.NewPCG(d.seed, uint64(i)))
-	var id [8]byte
-	// the low half keeps keys apart
-	binary.BigEndian.PutUint64(id[:], random.Uint64()<<32|uint64(i))
-	raw := make([]byte, 20+random.IntN(50))
-	for j := range raw {
-		raw[j] = byte(random.Uint32())
-	}
-	return prefix + hex.EncodeToString(id[:]), hex.AppendEncode(nil, raw)
-}
-
-// chunkBytes chooses the limit of a chunk for about wantedChunks of them.
-func (d dataset) chunkBytes() uint64 {
-	var total uint64
-	for i := range d.n {
-		key, value := d.at(i)
-		total += avlstar.RecordBytes(len(key), len(value))
-	}
+// chunkBytes returns the chunk size limit that divides a number of keys into about wantedChunks.
+func chunkBytes(keys int) uint64 {
 	const filled = 2.0 / 3 // how full a chunk is with random keys
-	return uint64(min(max(float64(total)/wantedChunks/filled, minChunkBytes), maxChunkBytes))
+	data := testnet.Dataset{Keys: keys, ValueBytes: valueBytes}
+	key, value := data.At(0) // all have the same length
+	total := float64(keys) * float64(avlstar.RecordBytes(len(key), len(value)))
+	return uint64(min(max(total/wantedChunks/filled, minChunkBytes), maxChunkBytes))
 }
 
-// writerKey is the account of writer w.
-func (d dataset) writerKey(w int) ed25519.PrivKey {
-	secret := binary.BigEndian.AppendUint64([]byte("starling localnet writer"), d.seed)
-	return ed25519.GenPrivKeyFromSecret(binary.BigEndian.AppendUint64(secret, uint64(w)))
+// valueBytes is the length of each value.
+const valueBytes = 100
+
+// provedRead reads a key from the joiner and checks the proof against a light client's header, with
+// a validator as the witness.
+func (n *network) provedRead(ctx context.Context, det *details) error {
+	validator := n.validators()[0].Home
+	// the oldest block that the joiner has
+	trusted, err := validator.Header(ctx, det.SnapshotHeight+1)
+	if err != nil {
+		return err
+	}
+	c, err := client.Dial(ctx, []string{n.joiner.Home.RPC()}, client.WithWitnesses(validator.RPC()), client.WithChainID(chainID),
+		client.WithVerification(client.Trust{Height: trusted.Height, Hash: trusted.Hash}))
+	if err != nil {
+		return err
+	}
+	key, want := n.Data.At(n.Data.Keys / 2)
+	got, err := c.Get(ctx, key)
+	switch {
+	case err != nil:
+		return fmt.Errorf("proved read from the joiner: %w", err)
+	case !got.Verified || !bytes.Equal(got.Value, want):
+		return fmt.Errorf("the joiner's value at %s differs from the one written", key)
+	}
+	absent := n.Data.Absent(0)
+	if got, err = c.Get(ctx, absent); err != nil {
+		return fmt.Errorf("proof of absence from the joiner: %w", err)
+	} else if got.Found {
+		return fmt.Errorf("the joiner has a value at %s, which was never written", absent)
+	}
+	det.VerifiedKey = string(key)
+	return nil
 }

@@ -8,43 +8,36 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/e2e/testnet"
 )
 
-// demonstrate is the whole program after the command line. However it ends, no node that it started
-// stays behind.
+// demonstrate runs the program after the command line is parsed. It stops every node that it
+// started before it returns.
 func demonstrate(ctx context.Context, o options) (err error) {
 	s := newScreen(os.Stdout)
-	data := dataset{seed: o.Seed, n: o.Keys}
-	beside := count(o.Liars, "lying peer", "lying peers")
+	beside := count(o.Liars, "Byzantine peer", "Byzantine peers")
 	if o.Shards > 0 {
 		beside = count(o.Shards, "storage node", "storage nodes")
 	}
 	s.plain("Starling: %s, %s, %s (seed %d)", count(o.Validators, "validator", "validators"), beside, count(o.Keys, "key", "keys"), o.Seed)
-	programs, err := build(ctx, o, s)
-	if err != nil {
-		return interrupted(ctx, err)
-	}
 	dir, temporary, err := folder(o)
 	if err != nil {
 		return err
 	}
 	s.restartClock()
-	n := &network{options: o, screen: s, programs: programs, dir: dir}
-
-	n.processes = runner.NewProcesses(ctx)
-	limited, cancel := context.WithTimeoutCause(n.processes.Context(), o.Timeout,
-		fmt.Errorf("not done within %v: give --timeout more, or look at the logs", o.Timeout))
+	n := &network{options: o, screen: s, provider: testnet.NewProcesses(ctx, ""), dir: dir}
+	limited, cancel := context.WithTimeoutCause(n.provider.Context(), o.Timeout,
+		fmt.Errorf("not done within %v: raise --timeout, or read the logs", o.Timeout))
 	defer cancel()
 	defer func() {
 		panicked := recover()
-		if stopErr := n.processes.Stop(stopGrace); err == nil {
+		if stopErr := n.provider.Close(); err == nil {
 			err = stopErr
 		}
 		switch {
 		case os.Remove(dir) == nil: // nothing was put into it
 		case panicked != nil || err != nil && !errors.Is(err, errInterrupted):
-			s.plain("The nodes have been stopped. Their homes and logs (*/node.log) are in %s", dir)
+			s.plain("The nodes have been stopped. Their homes and logs (*.log) are in %s", dir)
 		case temporary:
 			err = errors.Join(err, os.RemoveAll(dir))
 		default:
@@ -57,7 +50,7 @@ func demonstrate(ctx context.Context, o options) (err error) {
 
 	sum := summary{Validators: o.Validators, Liars: o.Liars, Shards: o.Shards, Keys: o.Keys, Way: o.way()}
 	var det details
-	err = n.run(limited, data, &sum, &det)
+	err = n.run(limited, &sum, &det)
 	if o.JSON != "" {
 		err = errors.Join(err, sum.write(o.JSON))
 	}
@@ -76,29 +69,28 @@ func demonstrate(ctx context.Context, o options) (err error) {
 }
 
 // run is the demonstration itself.
-func (n *network) run(ctx context.Context, data dataset, sum *summary, det *details) error {
-	if err := n.make(ctx, data); err != nil {
+func (n *network) run(ctx context.Context, sum *summary, det *details) error {
+	if err := n.setUp(ctx); err != nil {
 		return err
 	}
-	if err := n.startValidators(ctx); err != nil {
+	if err := n.Start(ctx); err != nil {
 		return err
 	}
 	n.screen.say("%s up, making blocks", count(n.Validators, "validator is", "validators are"))
-	if err := n.startLiars(); err != nil {
-		return err
-	}
 	if n.Liars > 0 {
-		n.screen.say("%s: so far they follow the chain like honest nodes", count(n.Liars, "lying peer started", "lying peers started"))
+		n.screen.say("%s the chain like honest nodes, so far", count(n.Liars, "Byzantine peer follows", "Byzantine peers follow"))
 	}
-	written, err := n.write(ctx, data)
+	n.loading = n.screen.meter("keys written", int64(n.Keys))
+	err := n.Load(ctx)
+	n.loading.end()
 	if err != nil {
 		return err
 	}
-	n.screen.say("%s written, the last at height %d", count(n.Keys, "key", "keys"), written)
+	n.screen.say("%s written, the last at height %d", count(n.Keys, "key", "keys"), n.Loaded)
 	if n.Shards > 0 {
 		err = n.joinSharded(ctx, sum, det)
 	} else {
-		err = n.joinWhole(ctx, written, sum, det)
+		err = n.joinWhole(ctx, sum, det)
 	}
 	if err != nil {
 		return err
@@ -107,23 +99,22 @@ func (n *network) run(ctx context.Context, data dataset, sum *summary, det *deta
 		return err
 	}
 	n.screen.say("same app hash as the validators")
-	if err := n.provedRead(ctx, data, det); err != nil {
+	if err := n.provedRead(ctx, det); err != nil {
 		return err
 	}
-	n.screen.say("a key read from the joiner is proved against a light client's header")
+	n.screen.say("a key read from the joiner was verified against a light client's header")
 	return nil
 }
 
-// joinWhole lets the joiner fetch the whole state, by a snapshot with everything up to height
-// written.
-func (n *network) joinWhole(ctx context.Context, written int64, sum *summary, det *details) error {
-	snapshot, err := n.awaitSnapshot(ctx, written)
+// joinWhole lets the joiner fetch the whole state from a snapshot that contains all written keys.
+func (n *network) joinWhole(ctx context.Context, sum *summary, det *details) error {
+	snapshot, err := n.awaitSnapshot(ctx)
 	if err != nil {
 		return err
 	}
 	too := ""
 	if n.Liars > 0 {
-		too = ", the liars too"
+		too = ", the Byzantine peers too"
 	}
 	n.screen.say("every node offers the snapshot at height %d%s", snapshot, too)
 	return n.joinAndMeet(ctx, snapshot, sum, det)
@@ -132,20 +123,20 @@ func (n *network) joinWhole(ctx context.Context, written int64, sum *summary, de
 // stay keeps the network up until Ctrl-C, or until a node dies.
 func (n *network) stay(ctx context.Context, det details) error {
 	n.screen.plain("\nThe network stays up until Ctrl-C. RPC addresses:")
-	for _, h := range n.validators {
-		n.screen.plain("  %-12s %s", h.Name, h.RPC())
+	for _, node := range n.Nodes() {
+		if !node.Stores() {
+			n.screen.plain("  %-12s %s", node.Name, node.Home.RPC())
+		}
 	}
-	for _, h := range n.liars {
-		n.screen.plain("  %-12s %s", h.Name, h.RPC())
-	}
-	n.screen.plain("  %-12s %s", n.joiner.Name, n.joiner.RPC())
 	n.screen.plain("\nTry:")
-	n.screen.plain("  %s get %s --prove --verify --node %s --home %s", relative(n.programs.starlingd), det.VerifiedKey, n.joiner.RPC(), n.validators[0].Dir)
-	n.screen.plain("  curl '%s/broadcast_tx_commit?tx=\"name=starling\"'", n.validators[0].RPC())
+	validator := n.validators()[0].Home
+	n.screen.plain("  %s get %s --prove --verify --node %s --home %s", relative(filepath.Join(n.dir, "bin", nameStarlingd)), det.VerifiedKey,
+		n.joiner.Home.RPC(), validator.Dir)
+	n.screen.plain("  curl '%s/broadcast_tx_commit?tx=\"name=starling\"'", validator.RPC())
 	n.screen.plain("Homes and logs are in %s", n.dir)
-	<-n.processes.Context().Done()
+	<-n.provider.Context().Done()
 	if ctx.Err() == nil {
-		return context.Cause(n.processes.Context()) // a node died
+		return context.Cause(n.provider.Context()) // a node died
 	}
 	n.screen.plain("\nStopping …")
 	return nil
@@ -159,7 +150,7 @@ func interrupted(ctx context.Context, err error) error {
 	return err
 }
 
-// relative shortens a path for the reader, who is in the current folder.
+// relative shortens a path for display: relative to the current folder.
 func relative(path string) string {
 	here, err := os.Getwd()
 	if err != nil {

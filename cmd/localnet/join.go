@@ -4,26 +4,24 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"os/exec"
 	"time"
-
-	cfg "github.com/cometbft/cometbft/config"
 
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// comparedHeights is how many heights the joiner's app hash is compared at, beside the snapshot's.
+// comparedHeights is the number of heights, in addition to the snapshot's, at which the joiner's
+// app hash is compared.
 const comparedHeights = 3
 
-// awaitSnapshot waits for a snapshot with everything written up to height written, on all nodes. It
-// returns right after the snapshot was taken, so that a whole interval is left before the next.
-func (n *network) awaitSnapshot(ctx context.Context, written int64) (int64, error) {
-	snapshot := (written + snapshotInterval - 1) / snapshotInterval * snapshotInterval
-	if late := n.height(ctx); late > snapshot+snapshotInterval/4 {
-		snapshot = (late + snapshotInterval) / snapshotInterval * snapshotInterval
-	}
-	// A node begins with the headers of the two blocks after it, too.
+// awaitSnapshot waits until all nodes have a snapshot with all written keys. It returns right after
+// the snapshot was taken, so that a whole interval is left before the next.
+func (n *network) awaitSnapshot(ctx context.Context) (int64, error) {
 	first := n.height(ctx)
+	snapshot := (n.Loaded + snapshotInterval - 1) / snapshotInterval * snapshotInterval
+	if first > snapshot+snapshotInterval/4 {
+		snapshot = (first + snapshotInterval) / snapshotInterval * snapshotInterval
+	}
+	// A joining node also needs the headers of the two blocks after the snapshot.
 	meter := n.screen.meter(fmt.Sprintf("waiting for the snapshot at height %d", snapshot), snapshot+2-first)
 	defer meter.end()
 	err := runner.Poll(ctx, fmt.Sprintf("the snapshot at height %d", snapshot), func() bool {
@@ -34,76 +32,71 @@ func (n *network) awaitSnapshot(ctx context.Context, written int64) (int64, erro
 	if err != nil {
 		return 0, err
 	}
-	return snapshot, n.reach(ctx, append(n.liars[:len(n.liars):len(n.liars)], n.validators...), snapshot+2)
+	return snapshot, n.reach(ctx, append(n.liars(), n.validators()...), snapshot+2)
 }
 
-// attempts is how often the node joins at most, until it has met a liar.
+// attempts is the maximum number of joins until the joiner has received an invalid response.
 const attempts = 3
 
-// joinAndMeet lets the joiner join. If the join ends before the joiner has asked a liar for
-// anything, as on a very busy machine, it forgets everything and joins again.
+// joinAndMeet lets the joiner join. If the join ends before the joiner requested anything from a
+// Byzantine peer, as can happen on a very busy machine, the joiner is reset and joins again.
 func (n *network) joinAndMeet(ctx context.Context, snapshot int64, sum *summary, det *details) error {
 	for attempt := 1; ; attempt++ {
-		process, err := n.join(ctx, snapshot, sum, det)
+		err := n.join(ctx, snapshot, sum, det)
 		if err != nil || sum.met() || !n.provable() || attempt == attempts {
 			return err
 		}
-		n.screen.say("it was done before it had asked a liar for anything: it forgets all and joins again")
-		if err := process.Stop(stopGrace); err != nil {
+		n.screen.say("the join ended before anything was requested from a Byzantine peer: resetting the node and joining again")
+		if err := n.Forget(ctx, n.joiner); err != nil {
 			return err
-		}
-		out, err := exec.CommandContext(ctx, n.programs.starlingd, "unsafe-reset-all", "--yes", "--home", n.joiner.Dir).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("unsafe-reset-all: %w\n%s", err, out)
 		}
 	}
 }
 
-// join starts the joiner, shows what happens to it, and returns when it is at the network's height.
-func (n *network) join(ctx context.Context, snapshot int64, sum *summary, det *details) (*runner.Process, error) {
-	trusted, err := n.validators[0].Header(ctx, snapshot)
+// launch starts the joiner, which trusts the header at a height.
+func (n *network) launch(ctx context.Context, height int64) (started time.Time, err error) {
+	trusted, err := n.validators()[0].Home.Header(ctx, height)
 	if err != nil {
-		return nil, err
+		return started, err
 	}
-	err = n.joiner.Configure(func(c *cfg.Config) {
-		c.P2P.PersistentPeers = runner.Peers(append(n.liars[:len(n.liars):len(n.liars)], n.validators...)...)
-		c.StateSync.Enable = true
-		c.StateSync.TrustHeight = trusted.Height
-		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
-		if n.InBand {
-			// CometBFT wants two servers, even where there is only one
-			witness := n.validators[min(1, len(n.validators)-1)]
-			c.StateSync.RPCServers = []string{n.validators[0].RPC(), witness.RPC()}
-			c.StateSync.DiscoveryTime = 5 * time.Second // the least that CometBFT takes
-		}
-	})
-	if err != nil {
-		return nil, err
+	if err := n.Trust(n.joiner, trusted); err != nil {
+		return started, err
 	}
-	n.screen.say("a new node joins: it trusts header %d, and asks %s for the state behind it", trusted.Height,
-		count(len(n.validators)+len(n.liars), "peer", "peers"))
-	started := time.Now()
-	process, err := n.start(n.joiner, n.programs.starlingd, "start", "--home", n.joiner.Dir)
+	started = time.Now()
+	return started, n.Launch(ctx, n.joiner)
+}
+
+// arrived waits until the joiner has reached the network's height, and records the time since its
+// start.
+func (n *network) arrived(ctx context.Context, started time.Time, sum *summary, det *details) error {
+	if err := n.watchCatchUp(ctx, sum); err != nil {
+		return err
+	}
+	sum.JoinSeconds = float64(time.Since(started).Milliseconds()) / 1000
+	status, err := n.joiner.Home.Status(ctx)
 	if err != nil {
-		return nil, err
+		return err
+	}
+	// Usually the awaited snapshot; a later one if the joiner was slow.
+	det.SnapshotHeight = status.Earliest - 1
+	n.screen.say("the joiner has reached the network's height, %d", sum.JoinerHeight)
+	return nil
+}
+
+// join starts the joiner, shows its progress, and returns when it has reached the network's height.
+func (n *network) join(ctx context.Context, snapshot int64, sum *summary, det *details) error {
+	n.screen.say("a new node joins: it trusts header %d, and requests that state from %s", snapshot,
+		count(n.Validators+n.Liars, "peer", "peers"))
+	started, err := n.launch(ctx, snapshot)
+	if err != nil {
+		return err
 	}
 	if err := n.watchRestore(ctx, sum, det); err != nil {
-		return nil, err
+		return err
 	}
 	n.screen.say("restored: %s verified, %s and %s", count(int(sum.Chunks), "chunk", "chunks"),
 		rejected(sum.ChunksRejected), count(int(sum.PeersRejected), "peer rejected", "peers rejected"))
-	if err := n.watchCatchUp(ctx, sum); err != nil {
-		return nil, err
-	}
-	sum.JoinSeconds = float64(time.Since(started).Milliseconds()) / 1000
-	status, err := n.joiner.Status(ctx)
-	if err != nil {
-		return nil, err
-	}
-	// usually the one awaited; a later one where the joiner was slow
-	det.SnapshotHeight = status.Earliest - 1
-	n.screen.say("the joiner is at the network's height, %d", sum.JoinerHeight)
-	return process, nil
+	return n.arrived(ctx, started, sum, det)
 }
 
 func rejected(chunks int64) string { return count(int(chunks), "chunk rejected", "chunks rejected") }
@@ -114,9 +107,9 @@ func (n *network) watchRestore(ctx context.Context, sum *summary, det *details) 
 	defer func() { meter.end() }()
 	looking := true
 	scrape := func() {
-		values, err := n.joiner.Scrape(ctx)
+		values, err := n.joiner.Home.Scrape(ctx)
 		if err != nil {
-			return // it is not up yet, or too busy: the next one will do
+			return // not up yet, or too busy: the next scrape will do
 		}
 		sum.Chunks = values.Starling("statesync_snapshot_chunks")
 		sum.ChunksRejected = values.Starling("statesync_chunks_rejected")
@@ -136,7 +129,7 @@ func (n *network) watchRestore(ctx context.Context, sum *summary, det *details) 
 	}
 	err := runner.Poll(ctx, "the joiner to restore a snapshot", func() bool {
 		scrape()
-		at, err := n.joiner.AppInfo(ctx)
+		at, err := n.joiner.Home.AppInfo(ctx)
 		return err == nil && at.Height > 0
 	})
 	if err != nil {
@@ -149,12 +142,12 @@ func (n *network) watchRestore(ctx context.Context, sum *summary, det *details) 
 	return n.restored(sum, det)
 }
 
-// restored takes the final figures from the line that a join over the transport ends with: it may
-// take less time than a look at the metrics.
+// restored reads the final figures from the log line that ends a join over the transport: the join
+// may take less time than one scrape of the metrics.
 func (n *network) restored(sum *summary, det *details) error {
-	lines := runner.Logged(n.joiner.Log(), runner.LogRestored)
+	lines := runner.Logged(n.joiner.Home.Log(), runner.LogRestored)
 	if len(lines) == 0 {
-		return fmt.Errorf("the joiner has a state and does not say how it came by it: %s", n.joiner.Log())
+		return fmt.Errorf("the joiner has a state, but its log does not report how it was restored: %s", n.joiner.Home.Log())
 	}
 	last := lines[len(lines)-1]
 	sum.Chunks, sum.ChunksRejected, sum.PeersRejected = last.Int("chunks"), last.Int("rejected"), last.Int("banned")
@@ -162,13 +155,13 @@ func (n *network) restored(sum *summary, det *details) error {
 	return nil
 }
 
-// watchCatchUp waits until joiner and network were seen at one height.
+// watchCatchUp waits until the joiner and the network report the same height.
 func (n *network) watchCatchUp(ctx context.Context, sum *summary) error {
 	meter := n.screen.meter("joiner: following the network", 0)
 	defer meter.end()
 	return runner.Poll(ctx, "the joiner to reach the network's height", func() bool {
 		before := n.height(ctx)
-		joiner, err := n.joiner.AppInfo(ctx)
+		joiner, err := n.joiner.Home.AppInfo(ctx)
 		if err != nil {
 			return false
 		}
@@ -179,15 +172,15 @@ func (n *network) watchCatchUp(ctx context.Context, sum *summary) error {
 	})
 }
 
-// compare compares app hashes: what the joiner's application says of its state against what the
-// validators' headers say.
+// compare compares the app hashes that the joiner's application reports with those in the
+// validators' headers.
 func (n *network) compare(ctx context.Context, sum *summary, det *details) error {
 	var last int64
 	for range comparedHeights {
 		var at runner.App
 		err := runner.Poll(ctx, "the joiner's next block", func() bool {
 			var err error
-			at, err = n.joiner.AppInfo(ctx)
+			at, err = n.joiner.Home.AppInfo(ctx)
 			return err == nil && at.Height > last
 		})
 		if err != nil {
@@ -208,14 +201,14 @@ func (n *network) compare(ctx context.Context, sum *summary, det *details) error
 	return nil
 }
 
-// equal compares with the header after at, of every validator: it holds the hash of the state that
-// at is about.
+// equal compares at.Hash with the app hash in the next header of every validator: header H+1 holds
+// the hash of the state at height H.
 func (n *network) equal(ctx context.Context, at runner.App) (bool, error) {
-	for _, v := range n.validators {
+	for _, v := range n.validators() {
 		var header runner.Header
 		err := runner.Poll(ctx, fmt.Sprintf("block %d", at.Height+1), func() bool {
 			var err error
-			header, err = v.Header(ctx, at.Height+1)
+			header, err = v.Home.Header(ctx, at.Height+1)
 			return err == nil
 		})
 		if err != nil {

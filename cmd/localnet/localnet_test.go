@@ -13,43 +13,25 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/e2e/manifest"
+	"github.com/starling-kv/starling/e2e/testnet"
 )
 
-func TestDatasetIsTheSeeds(t *testing.T) {
-	one, same, other := dataset{1, 2000}, dataset{1, 2000}, dataset{2, 2000}
-	keys := map[string]bool{}
-	for i := range one.n {
-		key, value := one.at(i)
-		again, valueAgain := same.at(i)
-		require.Equal(t, key, again)
-		require.Equal(t, value, valueAgain)
-		require.NotEmpty(t, value)
-		require.True(t, strings.HasPrefix(key, prefix))
-		keys[key] = true
-	}
-	require.Len(t, keys, one.n, "keys differ")
-	key, _ := one.at(0)
-	otherKey, _ := other.at(0)
-	require.NotEqual(t, key, otherKey)
-	require.NotEqual(t, one.writerKey(0), one.writerKey(1))
-	require.Equal(t, one.writerKey(3), same.writerKey(3))
-}
-
-// However few keys, there are enough chunks for every liar to be asked for one.
+// Even with few keys there are enough chunks to request one from every Byzantine peer.
 func TestThereAreEnoughChunks(t *testing.T) {
 	for _, n := range []int{minKeys, 3000, 20_000} {
-		data := dataset{seed: 1, n: n}
-		version, err := avlstar.Empty(data.chunkBytes())
+		data := testnet.Dataset{Seed: 1, Keys: n, ValueBytes: valueBytes}
+		version, err := avlstar.Empty(chunkBytes(n))
 		require.NoError(t, err)
 		var changes []avlstar.Change
 		for i := range n {
-			key, value := data.at(i)
-			changes = append(changes, avlstar.Change{Key: []byte(key), Value: value})
+			key, value := data.At(i)
+			changes = append(changes, avlstar.Change{Key: key, Value: value})
 		}
 		version, err = version.Apply(changes)
 		require.NoError(t, err)
-		require.GreaterOrEqual(t, version.NumChunks(), uint32(100), "%d keys, chunks of %d bytes", n, data.chunkBytes())
-		require.LessOrEqual(t, version.NumChunks(), uint32(900), "%d keys: in-band state sync hands chunks over one by one", n)
+		require.GreaterOrEqual(t, version.NumChunks(), uint32(100), "%d keys, chunks of %d bytes", n, chunkBytes(n))
+		require.LessOrEqual(t, version.NumChunks(), uint32(900), "%d keys: in-band state sync applies chunks one by one", n)
 	}
 }
 
@@ -67,11 +49,11 @@ func TestSummary(t *testing.T) {
 		require.ErrorContains(t, bad.verdict(true), want)
 	}
 	early := good
-	early.ChunksRejected = 0 // for lies about headers, say
+	early.ChunksRejected = 0 // an invalid header, for example
 	require.NoError(t, early.verdict(true))
 	silent := good
 	silent.ChunksRejected, silent.PeersRejected = 0, 0
-	require.NoError(t, silent.verdict(false), "who never answers proves nothing")
+	require.NoError(t, silent.verdict(false), "a peer that never answers proves nothing")
 
 	path := filepath.Join(t.TempDir(), "out.json")
 	require.NoError(t, good.write(path))
@@ -107,10 +89,10 @@ func TestFlags(t *testing.T) {
 	var got options
 	cmd := command(func(_ context.Context, o options) error { got = o; return nil })
 	cmd.SetArgs([]string{"--validators", "3", "--liars", "1", "--keys", "500", "--exit", "--json", "f", "--seed", "9", "--dir", "d", "--keep",
-		"--starlingd", "s", "--byzantine", "b", "--lie", "junk,swap", "--timeout", "7s", "--in-band"})
+		"--lie", "junk,swap", "--timeout", "7s", "--in-band"})
 	require.NoError(t, cmd.Execute())
-	require.Equal(t, options{Validators: 3, Liars: 1, Keys: 500, Exit: true, JSON: "f", Seed: 9, Dir: "d", Keep: true, Starlingd: "s",
-		Byzantine: "b", Lie: "junk,swap", Timeout: 7 * time.Second, InBand: true}, got)
+	require.Equal(t, options{Validators: 3, Liars: 1, Keys: 500, Exit: true, JSON: "f", Seed: 9, Dir: "d", Keep: true,
+		Lie: "junk,swap", Timeout: 7 * time.Second, InBand: true}, got)
 	require.Equal(t, "in-band", got.way())
 	require.Equal(t, []string{"junk", "swap"}, got.lies())
 
@@ -145,7 +127,7 @@ func TestWhatCanBeProved(t *testing.T) {
 	}
 }
 
-// Where there is no terminal, progress comes in plain lines, not too many.
+// Without a terminal, progress is printed as a moderate number of plain lines.
 func TestMeterInALog(t *testing.T) {
 	var out bytes.Buffer
 	s := &screen{out: &out, start: time.Now()}
@@ -173,4 +155,21 @@ func TestFolder(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "x"), nil, 0o644))
 	_, _, err = folder(options{Dir: mine})
 	require.ErrorContains(t, err, "is not empty")
+}
+
+// The joiner starts later, by itself; all other nodes start with the network.
+func TestManifest(t *testing.T) {
+	m := options{Validators: 2, Liars: 2, Keys: 100, Lie: "junk,swap", Seed: 7, InBand: true}.manifest()
+	require.NoError(t, m.Check())
+	require.Equal(t, []string{"joiner", "liar-0", "liar-1", "validator-0", "validator-1"}, m.Names())
+	require.Equal(t, []string{"junk", "swap"}, []string{m.Nodes["liar-0"].Lie, m.Nodes["liar-1"].Lie})
+	require.Equal(t, manifest.InBand, m.Nodes["joiner"].Join)
+	require.Positive(t, m.Nodes["joiner"].StartAt)
+
+	m = options{Validators: 2, Shards: 3, Keys: 100}.manifest()
+	require.NoError(t, m.Check())
+	require.False(t, m.Nodes["validator-0"].Sharded)
+	require.True(t, m.Nodes["validator-1"].Sharded)
+	require.True(t, m.Nodes["joiner"].Sharded)
+	require.Equal(t, manifest.Storage, m.Nodes["storage-2"].Mode)
 }

@@ -1,14 +1,15 @@
-// Command localnet shows in a minute what Starling is for: a network on this machine, some peers
-// that lie, and a node that joins.
+// Command localnet demonstrates Starling: it runs a network on this machine with some Byzantine
+// peers, and a node that joins it.
 //
 //	validator-0 … validator-N       make blocks, hold the keys, serve headers and snapshots
 //	     │    ▲                │
 //	     │    │ follow         │ headers, chunks
 //	liar-0 … liar-L            ▼
-//	     └─ damaged chunks ─► joiner    verifies each chunk on arrival, rejects the liars, arrives at the validators' state
+//	     └─ damaged chunks ─► joiner    verifies each chunk on arrival, bans Byzantine peers, reaches the validators' state
 //
-// Every node is a process of its own (starlingd; the liars are e2e/byzantine), nothing is
-// simulated. All of them listen on loopback only, and end with this program.
+// Every node is a separate process, and nothing is simulated. This program contains starlingd and
+// the Byzantine peer (e2e/byzantine/peer), and starts itself again under their names, so that one
+// build is enough. All nodes listen on loopback only, and end with this program.
 package main
 
 import (
@@ -17,16 +18,19 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/starling-kv/starling/cmd/starlingd/cli"
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
+	"github.com/starling-kv/starling/e2e/byzantine/peer"
 )
 
-// options are the command line.
+// options holds the command line's flags.
 type options struct {
 	Validators int
 	Liars      int
@@ -36,16 +40,14 @@ type options struct {
 	Seed       uint64
 	Dir        string
 	Keep       bool
-	Starlingd  string
-	Byzantine  string
 	Lie        string
 	Timeout    time.Duration
 	InBand     bool
 	Shards     int
 }
 
-// Bounds: more processes than this and a laptop spends its time switching between them; fewer keys
-// and there is nothing to join.
+// With more processes than this, a laptop spends its time switching between them; with fewer keys,
+// there is nothing to join.
 const (
 	maxValidators = 32
 	maxLiars      = 16
@@ -65,9 +67,9 @@ func (o options) check() error {
 	case o.Shards < 0 || o.Shards > maxShards:
 		return fmt.Errorf("--shards is %d, it must be from 0 (each node has the whole state) to %d", o.Shards, maxShards)
 	case o.Shards > 0 && o.Liars > 0:
-		return errors.New("--liars damage chunks, and with --shards nobody fetches any: leave one of the two out")
+		return errors.New("--liars needs chunks to damage, and --shards fetches none: use only one of the two")
 	case o.Shards > 0 && o.InBand:
-		return errors.New("--in-band is CometBFT's state sync, which brings whole states: leave it out with --shards")
+		return errors.New("--in-band uses CometBFT's state sync, which transfers full states: omit it with --shards")
 	case o.Timeout <= 0:
 		return fmt.Errorf("--timeout is %v, it must be above 0", o.Timeout)
 	}
@@ -79,13 +81,13 @@ func (o options) check() error {
 	return nil
 }
 
-// lies are the ways to lie, dealt to the liars in turn.
+// lies are the misbehaviours, assigned to the Byzantine peers in turn.
 func (o options) lies() []string { return strings.Split(o.Lie, ",") }
 
-// lie is how liar i lies.
+// lie is the misbehaviour of Byzantine peer i.
 func (o options) lie(i int) string { return o.lies()[i%len(o.lies())] }
 
-// way is how the node joins.
+// way names the method by which the node joins.
 func (o options) way() string {
 	switch {
 	case o.InBand:
@@ -96,11 +98,11 @@ func (o options) way() string {
 	return "transport"
 }
 
-// provable reports whether one of the liars does what a joiner can prove.
+// provable reports whether a Byzantine peer misbehaves in a way that a joiner can prove.
 func (o options) provable() bool {
 	for i := range o.Liars {
 		mode := liar.Mode(o.lie(i))
-		// in-band, these two serve as mix does
+		// In-band, these two behave as mix does.
 		if mode.Provable() || o.InBand && (mode == liar.Drip || mode == liar.Last) {
 			return true
 		}
@@ -112,16 +114,16 @@ func command(run func(ctx context.Context, o options) error) *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   "localnet",
-		Short: "A Starling network on this machine, with peers that lie and a node that joins",
-		Long: `Starts validators on this machine, writes keys, starts lying peers, and lets one
+		Short: "A Starling network on this machine, with Byzantine peers and a node that joins",
+		Long: `Starts validators and Byzantine peers on this machine, writes keys, and lets one
 node join: it knows its peers and one header, fetches chunks from all of them,
-verifies each on arrival and rejects the liars. The network stays up until Ctrl-C.
+verifies each on arrival and rejects the peers that sent a damaged one. The
+network stays up until Ctrl-C.
 
-With --shards, that many storage nodes keep the state, a range of keys each. All
-validators but one, and the node that joins, have only what they used lately.
+With --shards, that many storage nodes keep the state, one range of keys each. All
+validators except one, and the node that joins, cache only recently used keys.
 
-Exit status: 0 the node joined, with the validators' app hash, in spite of the
-liars; 1 otherwise.`,
+Exit status: 0 the node joined and has the validators' app hash; 1 otherwise.`,
 		Example: `  go run ./cmd/localnet
   go run ./cmd/localnet --validators 4 --liars 2 --keys 20000 --exit --json out.json
   go run ./cmd/localnet --shards 4`,
@@ -140,30 +142,40 @@ liars; 1 otherwise.`,
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.IntVar(&o.Validators, "validators", 4, "validators")
-	flags.IntVar(&o.Liars, "liars", 2, "peers that serve damaged chunks")
-	flags.IntVar(&o.Shards, "shards", 0, "storage nodes that keep the state, a range each; no liars then")
-	flags.IntVar(&o.Keys, "keys", 20_000, "keys written before the node joins")
-	flags.BoolVar(&o.Exit, "exit", false, "end when the node has joined")
+	flags.IntVar(&o.Validators, "validators", 4, "number of validators")
+	flags.IntVar(&o.Liars, "liars", 2, "number of Byzantine peers")
+	flags.IntVar(&o.Shards, "shards", 0, "number of storage nodes that keep the state, one range each; excludes --liars")
+	flags.IntVar(&o.Keys, "keys", 20_000, "number of keys written before the node joins")
+	flags.BoolVar(&o.Exit, "exit", false, "exit when the node has joined")
 	flags.StringVar(&o.JSON, "json", "", "write the summary to this file")
-	flags.Uint64Var(&o.Seed, "seed", 1, "seed of keys, values and lies")
-	flags.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "give up when the node has not joined by then (the build is not counted)")
-	flags.StringVar(&o.Dir, "dir", "", "folder for the nodes' homes, new or empty, which is kept (default: a temporary one)")
+	flags.Uint64Var(&o.Seed, "seed", 1, "random seed for keys, values and misbehaviour")
+	flags.DurationVar(&o.Timeout, "timeout", 5*time.Minute, "maximum time until the node has joined (without the build)")
+	flags.StringVar(&o.Dir, "dir", "", "folder for the nodes' homes, new or empty; it is kept (default: a temporary folder)")
 	flags.BoolVar(&o.Keep, "keep", false, "keep the temporary folder")
-	flags.StringVar(&o.Lie, "lie", string(liar.Mix), "how the liars lie, in turn if there is a comma: "+liar.Names())
-	flags.BoolVar(&o.InBand, "in-band", false, "join by CometBFT's own state sync and RPC servers")
-	flags.StringVar(&o.Starlingd, "starlingd", "", "starlingd to use (default: build it)")
-	flags.StringVar(&o.Byzantine, "byzantine", "", "lying node to use (default: build it)")
+	flags.StringVar(&o.Lie, "lie", string(liar.Mix), "misbehaviours, comma-separated, assigned to the Byzantine peers in turn:  "+liar.Names())
+	flags.BoolVar(&o.InBand, "in-band", false, "join through CometBFT's own state sync and RPC servers")
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	return cmd
 }
 
-// errInterrupted is the end by Ctrl-C before there was a result.
+// errInterrupted reports that Ctrl-C ended the program before there was a result.
 var errInterrupted = errors.New("interrupted")
 
+// The names under which this program starts itself again (see programs).
+const (
+	nameStarlingd = "starlingd"
+	nameByzantine = "byzantine"
+)
+
 func main() {
-	// After the first signal the default is back: a second Ctrl-C ends the program at once (and, on
-	// Linux, the nodes with it).
+	switch filepath.Base(os.Args[0]) {
+	case nameStarlingd:
+		os.Exit(cli.Run(os.Args[1:], os.Stdout, os.Stderr))
+	case nameByzantine:
+		os.Exit(peer.Main())
+	}
+	// After the first signal the default handling is restored: a second Ctrl-C ends the program at
+	// once (and, on Linux, the nodes with it).
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
 	err := command(demonstrate).ExecuteContext(ctx)

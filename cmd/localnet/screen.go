@@ -12,11 +12,11 @@ import (
 	"golang.org/x/term"
 )
 
-// lineEvery is how often progress is reported where there is no terminal to redraw a bar on.
+// lineEvery is the interval of progress lines without a terminal.
 const lineEvery = 2 * time.Second
 
-// screen tells what happens: on a terminal with bars that move, elsewhere (a log, CI) with plain
-// lines. Every line carries the seconds since the clock was started.
+// screen shows progress: with moving bars on a terminal, with plain lines elsewhere (a log, CI).
+// Every line shows the seconds since the clock was started.
 type screen struct {
 	out      io.Writer
 	terminal bool
@@ -27,7 +27,7 @@ func newScreen(out *os.File) *screen {
 	return &screen{out: out, terminal: term.IsTerminal(int(out.Fd())), start: time.Now()}
 }
 
-// restartClock sets the time that lines show to zero.
+// restartClock resets the time shown on lines to zero.
 func (s *screen) restartClock() { s.start = time.Now() }
 
 // say prints a line with the time.
@@ -48,8 +48,8 @@ type meter struct {
 	next time.Time                // elsewhere: when the next line is due
 }
 
-// meter begins to show progress of what, in total units (0: unknown). end it before the next line
-// is printed.
+// meter begins to show the progress of what, in total units (0: unknown). Call end before the next
+// line is printed.
 func (s *screen) meter(what string, total int64) *meter {
 	m := &meter{screen: s, what: what, next: time.Now().Add(lineEvery)}
 	if s.terminal {
@@ -68,7 +68,7 @@ func (s *screen) meter(what string, total int64) *meter {
 		} else {
 			total = -1 // a spinner
 			look = append(look, progressbar.OptionSpinnerType(14),
-				// turned by set alone: its own clock would continue after end
+				// Only set advances it: its own clock would continue after end.
 				progressbar.OptionSetSpinnerChangeInterval(0))
 		}
 		m.bar = progressbar.NewOptions64(total, look...)
@@ -90,7 +90,7 @@ func (m *meter) set(n, total int64, note string) {
 	defer m.mu.Unlock()
 	if m.bar != nil {
 		m.bar.Describe(m.describe(note))
-		if n < total { // a full bar would be the end of it
+		if n < total { // a full bar would end it
 			_ = m.bar.Set64(n)
 		}
 		return // Describe has drawn it
@@ -105,7 +105,7 @@ func (m *meter) set(n, total int64, note string) {
 	}
 }
 
-// end takes the bar away.
+// end removes the bar.
 func (m *meter) end() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

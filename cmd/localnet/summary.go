@@ -14,22 +14,24 @@ type summary struct {
 	Liars          int   `json:"liars"`
 	Shards         int   `json:"shards,omitempty"` // storage nodes, one range each
 	Keys           int   `json:"keys"`
-	Height         int64 `json:"height"`          // of the network, when the joiner had arrived
-	Chunks         int64 `json:"chunks"`          // of the snapshot that it joined by
-	ChunksRejected int64 `json:"chunks_rejected"` // damaged ones that it received and refused
-	PeersRejected  int64 `json:"peers_rejected"`  // that it refused to hear any more
-	// from the start of its process to the network's height
+	Height         int64 `json:"height"`          // of the network when the joiner arrived
+	Chunks         int64 `json:"chunks"`          // of the joined snapshot
+	ChunksRejected int64 `json:"chunks_rejected"` // damaged chunks received and rejected
+	PeersRejected  int64 `json:"peers_rejected"`  // banned peers
+	// From the start of the process to the network's height.
 	JoinSeconds float64 `json:"join_seconds"`
-	// its application and the validators' headers, at every height compared
+	// Compared between the joiner's application and the validators' headers, at every height in
+	// details.Compared.
 	AppHashEqual bool   `json:"app_hash_equal"`
 	JoinerHeight int64  `json:"joiner_height"`
 	Way          string `json:"way"` // how it joined: transport, in-band, or sharded
 }
 
-// met reports whether the joiner has heard a lie and refused it.
+// met reports whether the joiner received and rejected an invalid response.
 func (s summary) met() bool { return s.ChunksRejected > 0 || s.PeersRejected > 0 }
 
-// verdict says what is wrong, nil if nothing is. provable: one of the liars did what can be proved.
+// verdict returns an error that describes what is wrong. provable: a Byzantine peer misbehaved in a
+// way that can be proved.
 func (s summary) verdict(provable bool) error {
 	switch {
 	case s.JoinerHeight == 0:
@@ -37,7 +39,7 @@ func (s summary) verdict(provable bool) error {
 	case !s.AppHashEqual:
 		return fmt.Errorf("the joiner's app hash differs from the validators'")
 	case provable && !s.met():
-		return fmt.Errorf("nothing was rejected although there were liars: they were not asked for anything")
+		return fmt.Errorf("nothing was rejected although there were Byzantine peers: nothing was requested from them")
 	}
 	return nil
 }
@@ -57,12 +59,12 @@ func (s summary) write(path string) error {
 type details struct {
 	SnapshotHeight int64
 	SnapshotBytes  int64
-	RestoreSeconds string  // of JoinSeconds, for the state alone; "": not known
+	RestoreSeconds string  // part of JoinSeconds for the state alone; "": not known
 	Compared       []int64 // heights at which app hashes were compared
 	VerifiedKey    string  // read from the joiner with a proof
 }
 
-// restore says what a part of the time was for.
+// restore describes how much of JoinSeconds restoring the state took.
 func (d details) restore() string {
 	if d.RestoreSeconds == "" {
 		return "5 s of it CometBFT's discovery of snapshots"
@@ -76,11 +78,11 @@ func (s summary) table(out io.Writer, d details) {
 		fmt.Fprintf(w, "  %s\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 	if s.Shards > 0 {
-		row("network", "%s, all but one with what they used lately, %s, 1 joiner", count(s.Validators, "validator", "validators"), count(s.Shards, "storage node", "storage nodes"))
+		row("network", "%s, all but one in partial-state mode, %s, 1 joiner", count(s.Validators, "validator", "validators"), count(s.Shards, "storage node", "storage nodes"))
 		row("keys", "%s", group(int64(s.Keys)))
 		row("joined in", "%.1f s from command to following the head, from the state at height %d", s.JoinSeconds, d.SnapshotHeight)
 	} else {
-		row("network", "%s, %s, 1 joiner", count(s.Validators, "validator", "validators"), count(s.Liars, "lying peer", "lying peers"))
+		row("network", "%s, %s, 1 joiner", count(s.Validators, "validator", "validators"), count(s.Liars, "Byzantine peer", "Byzantine peers"))
 		row("keys", "%s", group(int64(s.Keys)))
 		row("snapshot", "height %d, %s chunks, %s KB, each chunk verified on arrival", d.SnapshotHeight, group(s.Chunks), group(d.SnapshotBytes/1000))
 		row("rejected", "%s, and %s for good", count(int(s.ChunksRejected), "damaged chunk", "damaged chunks"), count(int(s.PeersRejected), "peer", "peers"))
@@ -95,7 +97,7 @@ func (s summary) table(out io.Writer, d details) {
 	if d.VerifiedKey != "" {
 		row("proved read", "%s, from the joiner, checked against a light client's header", d.VerifiedKey)
 	}
-	_ = w.Flush() // of a write to a terminal or a log
+	_ = w.Flush() // writes to a terminal or a log
 }
 
 func list(heights []int64) string {

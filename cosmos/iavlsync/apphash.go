@@ -9,14 +9,14 @@ import (
 // emptyRoot is the root hash of a store without leaves (cosmos/iavl v1, node.go, hashWithCount).
 var emptyRoot = Hash(sha256.Sum256(nil))
 
-// storeRoot is a store in the multi-store's map.
+// storeRoot is a store's name and root hash, an entry of the multi-store's map.
 type storeRoot struct {
 	name string
 	root Hash
 }
 
-// multiStoreHash returns the app hash of stores in ascending order of their names: the root of an
-// RFC 6962 tree over (cosmossdk.io/store v1.1, internal/maps)
+// multiStoreHash returns the app hash of stores, which must ascend by name. It is the root of an
+// RFC 6962 tree with these leaves (the SDK's store, internal/maps):
 //
 //	leaf = uvarint(len name) ‖ name ‖ 20 ‖ SHA256(root)
 func multiStoreHash(stores []storeRoot) Hash {

@@ -10,7 +10,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
 )
 
-// BenchmarkVerifyChunk verifies chunks of keys of 20 bytes and values of 100.
+// BenchmarkVerifyChunk verifies chunks with keys of 20 bytes and values of 100 bytes.
 func BenchmarkVerifyChunk(b *testing.B) {
 	tree := &iavlsynctest.Tree{}
 	for i := range 20_000 {

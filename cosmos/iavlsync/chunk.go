@@ -6,10 +6,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"github.com/starling-kv/starling/internal/wire"
 )
 
-// MaxAnswerBytes is the limit of a chunk that travels whole. A longer one comes in halves, and a
-// longer leaf in parts.
+// MaxAnswerBytes is the maximum length of a chunk that is sent whole. A longer chunk is sent in
+// halves, and a longer leaf in parts.
 const MaxAnswerBytes = 16 << 20
 
 // ErrInvalidChunk is wrapped by the errors about a chunk, its halves or its parts.
@@ -22,23 +24,23 @@ const (
 	minGapBytes  = 1 + 1                    // height, versions above its children
 )
 
-// Chunk is a subtree that was verified.
+// Chunk is a verified subtree.
 type Chunk struct {
 	Root   Place
 	Leaves []Leaf
-	// Inner has at i the inner node between leaves i−1 and i, whose key is that of leaf i. Inner[0]
+	// Inner[i] is the inner node between leaves i−1 and i, whose key is the key of leaf i. Inner[0]
 	// is zero.
 	Inner []Inner
 }
 
-// Leaf is a key with its value. Both are part of the bytes that the chunk was verified from.
+// Leaf is a key with its value. In a Chunk, both alias the bytes that the chunk was decoded from.
 type Leaf struct {
 	Version    int64
 	Key, Value []byte
 }
 
-// AppendLeaf appends a leaf to the encoding of a chunk (docs/spec/iavl.md#chunk). version is that
-// of the leaf, rootVersion that of the chunk's root.
+// AppendLeaf appends a leaf to the encoding of a chunk (docs/spec/iavl.md#chunk). version is the
+// version of the leaf, and rootVersion the version of the chunk's root.
 func AppendLeaf(b []byte, rootVersion, version int64, key, value []byte) []byte {
 	b = binary.AppendUvarint(b, uint64(rootVersion-version))
 	b = binary.AppendUvarint(b, uint64(len(key)))
@@ -47,15 +49,16 @@ func AppendLeaf(b []byte, rootVersion, version int64, key, value []byte) []byte 
 	return append(b, value...)
 }
 
-// AppendInner appends, before a leaf that is not the first, the inner node whose key is the leaf's:
-// its height, and how far its version is above the greater one of its children's.
+// AppendInner appends the inner node whose key is the key of the next leaf. It must be called
+// before AppendLeaf for each leaf except the first. above is the difference between the node's
+// version and the greater version of its two children.
 func AppendInner(b []byte, height uint8, above int64) []byte {
 	return binary.AppendUvarint(append(b, height), uint64(above))
 }
 
-// VerifyChunk decodes a chunk and proves it against the image of its root. It works for every
-// subtree, whether or not that is a chunk of a format. Its allocations are proportional to
-// len(data), of which keys and values of the result are parts.
+// VerifyChunk decodes a chunk and verifies it against the image of its root. It works for every
+// subtree, even one that is not a chunk of any format. Its allocations are proportional to
+// len(data). Keys and values in the result alias data.
 func VerifyChunk(root *Image, data []byte) (*Chunk, error) {
 	c, err := verifyChunk(root, data)
 	if err != nil {
@@ -69,28 +72,28 @@ func verifyChunk(root *Image, data []byte) (*Chunk, error) {
 		return nil, err
 	}
 	if len(data) > maxChunkBytes(root) {
-		return nil, fmt.Errorf("%d bytes: longer ones travel in halves", len(data))
+		return nil, fmt.Errorf("%d bytes: chunks of this length are sent in halves", len(data))
 	}
-	// So much memory is proved by the bytes that are there, and by the size in the root's image.
+	// The number of leaves is bounded by the bytes present and by the size in the root's image.
 	most := min(root.Size, 1+int64(len(data))/(minLeafBytes+minGapBytes))
 	c := &Chunk{Leaves: make([]Leaf, 0, most)}
 	tree := shape{limit: root.Version, relative: true, inner: make([]Inner, 0, most), open: make([]openNode, 0, maxHeight)}
-	r := reader{b: data}
+	r := wire.NewReader(data)
 	var last subtree
 	var image []byte
-	for i := 0; len(r.b) > 0; i++ {
+	for i := 0; r.Len() > 0; i++ {
 		if int64(i) == root.Size {
-			return nil, fmt.Errorf("%d bytes after the last of %d leaves", len(r.b), i)
+			return nil, fmt.Errorf("%d bytes after the last of %d leaves", r.Len(), i)
 		}
 		tree.inner = append(tree.inner, Inner{})
 		var err error
 		if i > 0 {
-			if g := (gap{r.byte(), r.int64(root.Version)}); r.err == nil {
+			if g := (gap{r.Byte("height"), int64(r.Uvarint("versions above", uint64(root.Version)))}); r.Err() == nil {
 				err = tree.next(&last, g, i)
 			}
 		}
-		leaf := Leaf{root.Version - r.int64(root.Version-1), r.bytes(MaxKeyBytes), r.bytes(MaxLeafBytes)}
-		if err = errors.Join(r.err, err); err == nil {
+		leaf := Leaf{readVersion(&r, root.Version), r.Bytes("key", MaxKeyBytes), r.Bytes("value", MaxLeafBytes)}
+		if err = errors.Join(r.Err(), err); err == nil {
 			err = leaf.check(c.Leaves)
 		}
 		if err != nil {
@@ -102,20 +105,21 @@ func verifyChunk(root *Image, data []byte) (*Chunk, error) {
 		last = subtree{sha256.Sum256(image), 1, leaf.Version, Place(2 * i), 0}
 	}
 	if int64(len(c.Leaves)) != root.Size {
-		return nil, fmt.Errorf("%d leaves, its root has %d", len(c.Leaves), root.Size)
+		return nil, fmt.Errorf("%d leaves, the root has %d", len(c.Leaves), root.Size)
 	}
 	if err := tree.finish(&last, root.Height+1); err != nil {
 		return nil, err
 	}
-	// The hash binds height, size and version. Nodes that are still open leave out leaves of last.
+	// The hash binds height, size and version. If nodes are still open, last does not have all
+	// leaves and its hash differs.
 	if last.hash != root.Hash() {
-		return nil, errors.New("its root has another hash")
+		return nil, errors.New("hash of the root does not match")
 	}
 	c.Root, c.Inner = last.place, tree.inner
 	return c, nil
 }
 
-// maxChunkBytes is the limit of an encoded subtree.
+// maxChunkBytes returns the maximum length of the encoded subtree.
 func maxChunkBytes(root *Image) int {
 	if root.Height == 0 {
 		return maxLeafChunk
@@ -123,7 +127,7 @@ func maxChunkBytes(root *Image) int {
 	return MaxAnswerBytes
 }
 
-// check refuses a leaf that cannot follow the others.
+// check returns an error if the leaf is invalid or its key does not follow the leaves before it.
 func (l *Leaf) check(before []Leaf) error {
 	if err := checkKey(l.Key); err != nil {
 		return err
@@ -137,15 +141,15 @@ func (l *Leaf) check(before []Leaf) error {
 	return nil
 }
 
-// Between fails unless all keys of c lie after the key before and ahead of the key after it, where
-// these are known (not nil): the last key of the chunk before c, and the first of the one after.
+// Between returns an error unless all keys of c are greater than before and less than after. before
+// is the last key of the previous chunk, after the first key of the next chunk; nil: unknown.
 //
-// Whatever an honest network has built passes. So this is no proof that is missing in VerifyChunk:
-// it refuses a state that was built wrongly before it is installed.
+// Every state that an honest network has built passes, so VerifyChunk does not need this check. It
+// rejects a state that was built wrongly before that state is installed.
 func (c *Chunk) Between(before, after []byte) error {
 	if n := len(c.Leaves); n > 0 && (before != nil && bytes.Compare(before, c.Leaves[0].Key) >= 0 ||
 		after != nil && bytes.Compare(c.Leaves[n-1].Key, after) >= 0) {
-		return fmt.Errorf("%w: its keys do not lie between those of its neighbours", ErrInvalidChunk)
+		return fmt.Errorf("%w: keys overlap with a neighbouring chunk", ErrInvalidChunk)
 	}
 	return nil
 }

@@ -7,30 +7,32 @@ import (
 	"fmt"
 )
 
-// ErrNoSubtree reports that the leaves of a request are not those of one subtree.
+// ErrNoSubtree reports that no subtree has exactly the leaves of a request, or that the offset does
+// not fit the leaf.
 var ErrNoSubtree = errors.New("no subtree has these leaves")
 
-// ErrDamagedStore is wrapped by errors about nodes of a Reader that are no IAVL tree.
+// ErrDamagedStore is wrapped by errors about nodes of a Reader that do not form a valid IAVL tree.
 var ErrDamagedStore = errors.New("damaged IAVL store")
 
-// Reader reads the nodes of one IAVL tree of one version, which must not be pruned meanwhile. Cut
-// and Answer call it from one goroutine, and wrap its errors. Nodes that it returned are not
-// modified.
+// Reader reads the nodes of one IAVL tree of one version, which must not be pruned while the Reader
+// is in use. Each call of Cut, Answer or Subtree uses it from one goroutine and wraps its errors.
+// They do not modify the nodes it returns.
 type Reader interface {
-	// Node returns the node with a key, such as one of NodeKeys. A missing node is an error.
+	// Node returns the node with a key: a root's, or a Left or Right of another node. A missing
+	// node is an error.
 	Node(key []byte) (*Node, error)
 }
 
-// Node is a node as a database keeps it.
+// Node is a node as it is stored in a database.
 type Node struct {
 	Height  uint8
 	Size    int64
 	Version int64
-	// Hash of an inner node; that of a leaf is computed.
+	// Hash is the hash of an inner node. It is not used for a leaf, whose hash is computed.
 	Hash Hash
-	// Left and Right are the keys, for the Reader, of an inner node's children.
+	// Left and Right are the keys with which a Reader finds the children of an inner node.
 	Left, Right []byte
-	// Key and Value are a leaf's; an inner node's are not used.
+	// Key and Value are the key and the value of a leaf. They are not used for an inner node.
 	Key, Value []byte
 }
 
@@ -47,7 +49,7 @@ func (n *Node) leafImage() Image {
 	return Image{Size: 1, Version: n.Version, Key: n.Key, ValueHash: sha256.Sum256(n.Value)}
 }
 
-// image returns the image of n, whose children are given unless it is a leaf.
+// image returns the image of n. left and right are its children, and nil if n is a leaf.
 func (n *Node) image(left, right *Node) Image {
 	if n.Height == 0 {
 		return n.leafImage()
@@ -61,8 +63,8 @@ type cutter struct {
 	height int64
 }
 
-// node reads a node and checks that it can be below a parent, so that no walk is endless; nil: it
-// is the root.
+// node reads a node and checks that it is possible below parent. Heights must fall, so no walk is
+// endless. parent is nil for the root.
 func (c *cutter) node(key []byte, parent *Node) (*Node, error) {
 	n, err := c.r.Node(key)
 	if err != nil {
@@ -93,15 +95,15 @@ func (c *cutter) children(n *Node) (left, right *Node, err error) {
 		return nil, nil, err
 	}
 	if left.Size+right.Size != n.Size || 1+max(left.Height, right.Height) != n.Height {
-		return nil, nil, fmt.Errorf("%w: node of height %d with %d leaves, whose children have %d, %d and %d, %d",
+		return nil, nil, fmt.Errorf("%w: node of height %d with %d leaves has children of height %d with %d and of height %d with %d",
 			ErrDamagedStore, n.Height, n.Size, left.Height, left.Size, right.Height, right.Size)
 	}
 	return left, right, nil
 }
 
 // Cut returns the entries of a store for the manifest of a height. It reads the upper tree, the
-// roots of the chunks and their children: four nodes a chunk. root is the key of the tree's root;
-// nil: the store is empty.
+// roots of the chunks and their children, which is four nodes per chunk. root is the key of the
+// tree's root, or nil if the store is empty.
 func Cut(f Format, height int64, name string, root []byte, r Reader) (Store, error) {
 	s := Store{Name: name}
 	limit, err := f.limit()
@@ -134,8 +136,9 @@ func (c *cutter) cut(s *Store, limit int64, n *Node, b Boundary) error {
 	return c.cut(s, limit, right, Boundary{n.Height, n.Version})
 }
 
-// Answer answers a request for leaves of the store that r reads. root is the key of the tree's
-// root. It fails with ErrNoSubtree if an honest peer would not ask that.
+// Answer returns the answer to a request for leaves of the store that r reads. root is the key of
+// the tree's root. The error wraps ErrInvalidRequest or ErrNoSubtree for a request that an honest
+// peer would not send.
 func Answer(q *Request, root []byte, r Reader) ([]byte, error) {
 	b, err := answer(q, root, r)
 	if err != nil {
@@ -178,8 +181,8 @@ func answer(q *Request, root []byte, r Reader) ([]byte, error) {
 	return w.b, nil
 }
 
-// Subtree returns the root of the subtree that a request asks for, and its image, without
-// answering. It fails as Answer does.
+// Subtree returns the root of the requested subtree and its image, without encoding an answer. Its
+// errors are those of Answer.
 func Subtree(q *Request, root []byte, r Reader) (*Node, *Image, error) {
 	if err := q.check(); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidRequest, err)
@@ -224,7 +227,7 @@ func (c *cutter) imageOf(n *Node) (Image, error) {
 	return n.image(left, right), nil
 }
 
-// find returns the root of the subtree with some leaves.
+// find returns the root of the subtree whose leaves are exactly the given ones.
 func (c *cutter) find(root []byte, first, leaves int64) (*Node, error) {
 	if root == nil {
 		return nil, ErrNoSubtree
@@ -248,19 +251,19 @@ func (c *cutter) find(root []byte, first, leaves int64) (*Node, error) {
 	return n, nil
 }
 
-// errTooLarge ends the encoding of a chunk that travels in halves.
+// errTooLarge aborts the encoding of a chunk that must be sent in halves.
 var errTooLarge = errors.New("too large")
 
-// chunkWriter encodes a subtree node by node. A server that has leaves and inner nodes in key order
-// uses AppendLeaf and AppendInner.
+// chunkWriter encodes a subtree by walking its nodes. A server that already has the leaves and
+// inner nodes in key order uses AppendLeaf and AppendInner instead.
 type chunkWriter struct {
 	cutter
-	version int64 // of its root
+	version int64 // of the chunk's root
 	b       []byte
 }
 
-// write appends the subtree n. before is the gap before its first leaf; nil: it is the first of the
-// chunk.
+// write appends the subtree n. before is the gap before its first leaf, or nil if that leaf is the
+// first of the chunk.
 func (w *chunkWriter) write(n *Node, before *gap) error {
 	if n.Height > 0 {
 		left, right, err := w.children(n)

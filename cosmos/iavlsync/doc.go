@@ -1,15 +1,15 @@
-// Package iavlsync cuts the state of a chain on cosmos/iavl v1 into chunks that are proved against
-// the chain's own app hash, each alone, the moment it arrives.
+// Package iavlsync cuts the state of a chain on cosmos/iavl v1 into chunks. Each chunk is verified
+// on its own against the chain's app hash as soon as it arrives.
 //
 //	app hash ◀─ names and roots of the stores ◀─ upper nodes ◀─ images of the chunks' roots ◀─ chunks
 //	            └──────────────── all of this is derived from the manifest ──────────────┘
 //
-// Nothing that travels is believed: hashes are computed from images, never read beside them, and
-// the keys of inner nodes, to which IAVL's hash does not commit, do not travel at all.
+// Nothing that a peer sends is trusted. The hash of a node is computed from its image. The keys of
+// inner nodes, which IAVL's hash does not bind, are not sent.
 //
 //	server   Cut ─▶ Manifest.Encode        Answer ─▶ chunk, halves of one, or part of a leaf
 //	joiner   VerifyManifest ─▶ Manifest    VerifyChunk, VerifyHalves, Parts
 //
-// The package is for formats and proofs only: it knows no database (see Reader), no network and no
-// Cosmos SDK. Its formats are binding: docs/spec/iavl.md.
+// The package has formats and proofs only. It does not depend on a database (see Reader), a network
+// or the Cosmos SDK. docs/spec/iavl.md specifies the formats.
 package iavlsync

@@ -12,6 +12,7 @@ import (
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // honest is a state whose manifest and chunks are forged.
@@ -24,7 +25,7 @@ type honest struct {
 	m        *iavlsync.Manifest
 	nodes    []*iavlsynctest.Node // the chunks' roots
 	chunks   [][]byte
-	stale    *honest // an older state of the same chain
+	stale    *honest // an older state of the same chain, or nil
 }
 
 func newHonest(t *testing.T, f iavlsync.Format, height int64, s iavlsynctest.State) *honest {
@@ -43,7 +44,7 @@ func newHonest(t *testing.T, f iavlsync.Format, height int64, s iavlsynctest.Sta
 
 // randomHonest returns a state of a few stores and chunks, with an older one of the same chain.
 func randomHonest(t *testing.T, rnd *rand.Rand) *honest {
-	states := iavlsynctest.RandomState(rnd, 150, 8)
+	states := iavlsynctest.RandomStates(rnd, 150, 8)
 	h := newHonest(t, iavlsync.Format32, 8, states[7])
 	h.stale = newHonest(t, iavlsync.Format32, 6, states[5])
 	return h
@@ -56,7 +57,7 @@ func (h *honest) decoded(t *testing.T) *iavlsync.Manifest {
 	return m
 }
 
-// requireRefused fails if a forged manifest passes.
+// requireRefused fails the test if a forged manifest is accepted.
 func (h *honest) requireRefused(t *testing.T, forged []byte, what string) {
 	t.Helper()
 	if bytes.Equal(forged, h.manifest) {
@@ -64,14 +65,14 @@ func (h *honest) requireRefused(t *testing.T, forged []byte, what string) {
 	}
 	_, err := iavlsync.VerifyManifest(h.f, forged, h.height, h.app)
 	if err == nil {
-		t.Fatalf("%s: the manifest %x passes", what, forged)
+		t.Fatalf("%s: manifest %x is accepted", what, forged)
 	}
 	if !errors.Is(err, iavlsync.ErrInvalidManifest) {
 		t.Fatal(err)
 	}
 }
 
-// requireChunkRefused fails if a forged chunk k passes.
+// requireChunkRefused fails the test if a forged chunk k is accepted.
 func (h *honest) requireChunkRefused(t *testing.T, k int, forged []byte, what string) {
 	t.Helper()
 	if bytes.Equal(forged, h.chunks[k]) {
@@ -79,7 +80,7 @@ func (h *honest) requireChunkRefused(t *testing.T, k int, forged []byte, what st
 	}
 	_, err := iavlsync.VerifyChunk(&entries(h.m)[k].Root, forged)
 	if err == nil {
-		t.Fatalf("%s: chunk %d passes as %x", what, k, forged)
+		t.Fatalf("%s: chunk %d is accepted as %x", what, k, forged)
 	}
 	if !errors.Is(err, iavlsync.ErrInvalidChunk) {
 		t.Fatal(err)
@@ -111,7 +112,7 @@ func eachDamage(good []byte, everyValue bool, fn func(forged []byte)) {
 
 func TestEveryBitAndByte(t *testing.T) {
 	t.Parallel()
-	h := newHonest(t, iavlsync.Format32, 4, iavlsynctest.RandomState(iavlsynctest.Rand(t), 50, 4)[3])
+	h := newHonest(t, iavlsync.Format32, 4, iavlsynctest.RandomState(seeds.Rand(t), 50, 4))
 	eachDamage(h.manifest, !testing.Short(), func(forged []byte) { h.requireRefused(t, forged, "damaged") })
 	for k, chunk := range h.chunks {
 		eachDamage(chunk, !testing.Short() && k%3 == 0, func(forged []byte) { h.requireChunkRefused(t, k, forged, "damaged") })
@@ -131,8 +132,8 @@ func TestEveryBitAndByte(t *testing.T) {
 	}
 }
 
-// manifestMoves change a manifest in a way that makes sense to a liar. Each gets a copy of the
-// decoded manifest, one of its stores with entries, and one of these.
+// manifestMoves change a manifest in ways that a Byzantine peer might. Each gets a copy of the
+// decoded manifest, one of its stores with entries, and the index of one entry.
 var manifestMoves = map[string]func(h *honest, rnd *rand.Rand, m *iavlsync.Manifest, s *iavlsync.Store, k int){
 	"a leaf moved to another chunk": func(_ *honest, rnd *rand.Rand, _ *iavlsync.Manifest, s *iavlsync.Store, k int) {
 		n := int64(1 + rnd.IntN(3))
@@ -232,11 +233,10 @@ var manifestMoves = map[string]func(h *honest, rnd *rand.Rand, m *iavlsync.Manif
 	},
 }
 
-// TestManifestMoves and TestChunkMoves make 100,000 forgeries together, each kind alone and some of
-// two kinds at once.
+// TestManifestMoves and TestChunkMoves together make 100,000 forgeries, by one move or by two.
 func TestManifestMoves(t *testing.T) {
 	t.Parallel()
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	h := randomHonest(t, rnd)
 	names := iavlsynctest.Keys(manifestMoves)
 	forged, alone := 0, map[string]int{}
@@ -260,7 +260,7 @@ func TestManifestMoves(t *testing.T) {
 		h.requireRefused(t, b, what)
 	}
 	for _, name := range names {
-		require.Positive(t, alone[name+", "], "%s: it changes nothing", name)
+		require.Positive(t, alone[name+", "], "%s: the move changes nothing", name)
 	}
 	h.requireRefused(t, h.stale.manifest, "stale")
 }
@@ -315,8 +315,8 @@ func encode(rs []record) (b []byte) {
 	return b
 }
 
-// chunkMoves change the records of a chunk, of which i and j are two, in a way that makes sense to
-// a liar.
+// chunkMoves change the records of a chunk in ways that a Byzantine peer might. i and j are the
+// indexes of two records.
 var chunkMoves = map[string]func(rnd *rand.Rand, rs []record, i, j int) []record{
 	"heights swapped": func(_ *rand.Rand, rs []record, i, j int) []record {
 		rs[i].height, rs[j].height = rs[j].height, rs[i].height
@@ -392,7 +392,7 @@ var chunkMoves = map[string]func(rnd *rand.Rand, rs []record, i, j int) []record
 
 func TestChunkMoves(t *testing.T) {
 	t.Parallel()
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	h := randomHonest(t, rnd)
 	names := iavlsynctest.Keys(chunkMoves)
 	forged, alone := 0, map[string]int{}
@@ -416,7 +416,7 @@ func TestChunkMoves(t *testing.T) {
 		h.requireChunkRefused(t, k, b, what)
 	}
 	for _, name := range names {
-		require.Positive(t, alone[name+", "], "%s: it changes nothing", name)
+		require.Positive(t, alone[name+", "], "%s: the move changes nothing", name)
 	}
 	for k := range h.chunks {
 		for _, other := range slices.Concat(h.chunks, h.stale.chunks) {
@@ -425,10 +425,10 @@ func TestChunkMoves(t *testing.T) {
 	}
 }
 
-// TestInnerKeysDoNotTravel: IAVL's hash does not bind the keys of inner nodes, so these must have
-// no influence on anything.
+// TestInnerKeysDoNotTravel checks that the keys of inner nodes, which IAVL's hash does not bind,
+// have no influence on manifests and chunks.
 func TestInnerKeysDoNotTravel(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	tree := &iavlsynctest.Tree{}
 	for range 200 {
 		tree.Set(binary.BigEndian.AppendUint64(nil, rnd.Uint64()), []byte("value"))
@@ -438,7 +438,7 @@ func TestInnerKeysDoNotTravel(t *testing.T) {
 	honest := newHonest(t, iavlsync.Format32, 1, s)
 	all := slices.Concat(append(honest.chunks, honest.manifest)...)
 	tree.Root.Leaves(func(leaf *iavlsynctest.Node) {
-		require.Equal(t, 1, bytes.Count(all, leaf.Key), "each key travels once, as a leaf's")
+		require.Equal(t, 1, bytes.Count(all, leaf.Key), "each key is sent once, in its leaf")
 	})
 
 	r := &iavlsynctest.Reader{}

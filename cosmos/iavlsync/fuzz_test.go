@@ -10,8 +10,8 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
 )
 
-// The seeds of the fuzz targets are the vectors, with those that must be refused; testdata/fuzz has
-// what was found since.
+// The seeds of the fuzz targets are the vectors, both valid and invalid. testdata/fuzz has the
+// inputs found by fuzzing.
 
 func FuzzDecodeManifest(f *testing.F) {
 	v := iavlsynctest.LoadVectors(f, vectorsFile)
@@ -52,8 +52,8 @@ func FuzzDecodeManifest(f *testing.F) {
 	})
 }
 
-// FuzzVerifyChunk gives each input the root that fits it, so that only the chunk itself decides. A
-// naive decoder decides whether it is one.
+// FuzzVerifyChunk computes the matching root for each input, so the result depends only on the
+// encoding of the chunk. It compares the result with a naive decoder.
 func FuzzVerifyChunk(f *testing.F) {
 	v := iavlsynctest.LoadVectors(f, vectorsFile)
 	for _, s := range v.States {
@@ -81,7 +81,7 @@ func FuzzVerifyChunk(f *testing.F) {
 		}
 		require.Equal(t, n.Chunk(), b)
 		requireChunk(t, imageOf(n), b, n)
-		other := imageOf(n) // a single leaf's version is its root's, whatever that is
+		other := imageOf(n) // a chunk of a single leaf is valid with any root version
 		if other.Version++; n.Height() == 0 {
 			other.ValueHash[0]++
 		}
@@ -145,7 +145,7 @@ func FuzzParts(f *testing.F) {
 		var p iavlsync.Parts
 		leaf := &iavlsync.Image{Size: 1, Version: 1, Key: key}
 		for _, b := range [][]byte{first, second} {
-			// Padded to a part, so that more than the length decides.
+			// Pad the input to a full part, so that it is not rejected for its length alone.
 			padded := append(bytes.Clone(b), make([]byte, iavlsync.PartBytes+4-min(len(b), iavlsync.PartBytes+4))...)
 			for _, b := range [][]byte{b, padded} {
 				if err := p.Add(leaf, b); err != nil {

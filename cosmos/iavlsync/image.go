@@ -5,18 +5,19 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"math"
+
+	"github.com/starling-kv/starling/internal/wire"
 )
 
-// Limits of nodes. The Cosmos SDK has the same (types.MaxKeyLength of its store, and
-// snapshotMaxItemSize of its snapshots).
+// Limits of nodes. The Cosmos SDK has the same limits (types.MaxKeyLength in its store, and
+// snapshotMaxItemSize in its snapshots).
 const (
 	// MaxKeyBytes is the length of the longest key; the shortest has 1 byte.
 	MaxKeyBytes = 1<<17 - 1
 	// MaxLeafBytes is the limit of a leaf's key and value together. A value may be empty.
 	MaxLeafBytes = 64_000_000
-	// MaxLeaves is the limit of leaves in one store: the nonces of 2^31 would not fit into IAVL's
-	// keys of nodes.
+	// MaxLeaves is the maximum number of leaves in one store. With 2^31 leaves, the nonces in
+	// IAVL's node keys would overflow.
 	MaxLeaves = 1<<31 - 1
 )
 
@@ -26,12 +27,12 @@ type Hash [sha256.Size]byte
 // String returns h in hexadecimal.
 func (h Hash) String() string { return hex.EncodeToString(h[:]) }
 
-// Image is all of a node that its hash binds. A leaf has height 0, one leaf, a key and the hash of
-// its value; an inner node the hashes of its children, and no key.
+// Image is the part of a node that its hash binds. A leaf has height 0, size 1, a key and the hash
+// of its value. An inner node has the hashes of its children and no key.
 type Image struct {
 	Height  uint8
-	Size    int64 // leaves below, itself if it is one
-	Version int64 // of the block that made the node
+	Size    int64 // number of leaves of the subtree; 1 for a leaf
+	Version int64 // height of the block that made the node
 	Key     []byte
 	// ValueHash is the SHA-256 hash of a leaf's value.
 	ValueHash   Hash
@@ -79,7 +80,7 @@ var minLeaves = func() (n [maxHeight + 1]int64) {
 	return n
 }()
 
-// check refuses a node that is in no IAVL tree of height H.
+// check returns an error if the node cannot be in an IAVL tree of the state at height.
 func (im *Image) check(height int64) error {
 	switch {
 	case im.Version < 1 || im.Version > height:
@@ -87,7 +88,7 @@ func (im *Image) check(height int64) error {
 	case im.Height > maxHeight || im.Size > MaxLeaves:
 		return fmt.Errorf("node of height %d with %d leaves: at most %d and %d are supported", im.Height, im.Size, maxHeight, MaxLeaves)
 	case im.Size < minLeaves[im.Height] || im.Size > 1<<im.Height:
-		return fmt.Errorf("node of height %d with %d leaves: no AVL tree is like that", im.Height, im.Size)
+		return fmt.Errorf("node of height %d with %d leaves: impossible in an AVL tree", im.Height, im.Size)
 	case im.Height == 0:
 		return checkKey(im.Key)
 	}
@@ -96,7 +97,7 @@ func (im *Image) check(height int64) error {
 
 func checkKey(key []byte) error {
 	if len(key) == 0 || len(key) > MaxKeyBytes {
-		return fmt.Errorf("key of %d bytes: it has 1 to %d", len(key), MaxKeyBytes)
+		return fmt.Errorf("key of %d bytes: must be 1 to %d", len(key), MaxKeyBytes)
 	}
 	return nil
 }
@@ -122,26 +123,21 @@ func appendImage(b []byte, height int64, im *Image) []byte {
 	return append(append(b, im.Left[:]...), im.Right[:]...)
 }
 
-// image is the inverse of appendImage. The key of a leaf is part of what is read.
-func (r *reader) image(height int64) (im Image) {
-	im.Height = r.byte()
-	im.Version = r.version(height)
+// readImage is the inverse of appendImage. The key of a leaf aliases the input.
+func readImage(r *wire.Reader, height int64) (im Image) {
+	im.Height = r.Byte("height")
+	im.Version = readVersion(r, height)
 	if im.Height == 0 {
 		im.Size = 1
-		im.Key = r.bytes(MaxKeyBytes)
-		im.ValueHash = r.hash()
+		im.Key = r.Bytes("key", MaxKeyBytes)
+		im.ValueHash = r.Hash("hash of the value")
 	} else {
-		im.Size = r.int64(MaxLeaves)
-		im.Left, im.Right = r.hash(), r.hash()
+		im.Size = int64(r.Uvarint("leaves", MaxLeaves))
+		im.Left, im.Right = r.Hash("left child"), r.Hash("right child")
 	}
-	if r.err == nil {
-		r.fail(im.check(height))
-	}
+	r.Check("node", im.check(height))
 	return im
 }
 
-// version reads uvarint(V − version) and returns the version, 1 to V.
-func (r *reader) version(v int64) int64 { return v - r.int64(v-1) }
-
-// maxInt64 is the limit where no other applies.
-const maxInt64 = math.MaxInt64
+// readVersion reads uvarint(V − version) and returns the version, 1 to V.
+func readVersion(r *wire.Reader, v int64) int64 { return v - int64(r.Uvarint("version", uint64(v-1))) }

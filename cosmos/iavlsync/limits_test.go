@@ -16,7 +16,8 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
 )
 
-// fetch requests a subtree as a joiner does: whole, in halves or in parts. It returns the leaves.
+// fetch requests a subtree as a joiner does: whole, in halves or in parts. It returns the subtree's
+// leaves.
 func fetch(t *testing.T, height, first int64, root *iavlsync.Image, answer func(q *iavlsync.Request) []byte, kinds map[iavlsync.AnswerKind]int) []iavlsync.Leaf {
 	t.Helper()
 	kind, b, err := iavlsync.SplitAnswer(answer(&iavlsync.Request{Height: height, Store: "bank", First: first, Leaves: root.Size}))
@@ -46,7 +47,7 @@ func fetch(t *testing.T, height, first int64, root *iavlsync.Image, answer func(
 	return c.Leaves
 }
 
-// A chunk that is too large comes in halves, and a leaf that is too large in parts.
+// A chunk that is too large is sent in halves, and a leaf that is too large in parts.
 func TestLargeChunks(t *testing.T) {
 	tree := &iavlsynctest.Tree{}
 	for i := range 30 {
@@ -55,7 +56,7 @@ func TestLargeChunks(t *testing.T) {
 		case 3, 4, 5, 20:
 			size = 6 << 20
 		case 12:
-			size = iavlsync.MaxAnswerBytes - 8 // its chunk is as long as one may be
+			size = iavlsync.MaxAnswerBytes - 8 // its chunk has the maximum length
 		case 13:
 			size = iavlsync.MaxAnswerBytes - 6
 		case 14:
@@ -87,7 +88,7 @@ func TestLargeChunks(t *testing.T) {
 	require.Positive(t, kinds[iavlsync.AnswerWhole])
 
 	_, err := iavlsync.VerifyChunk(root, h.chunks[0])
-	require.ErrorContains(t, err, "longer ones travel in halves")
+	require.ErrorContains(t, err, "chunks of this length are sent in halves")
 	_, err = iavlsync.Answer(&iavlsync.Request{Height: 1, Store: "bank", First: 14, Leaves: 1, Offset: 16 * iavlsync.PartBytes}, r.Key(tree.Root), r)
 	require.ErrorIs(t, err, iavlsync.ErrNoSubtree)
 	_, err = iavlsync.Answer(&iavlsync.Request{Height: 1, Store: "bank", First: 12, Leaves: 1, Offset: iavlsync.PartBytes}, r.Key(tree.Root), r)
@@ -134,13 +135,13 @@ func TestParts(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(value, c.Leaves[0].Value))
 
-	// A part that is damaged is found when all are there.
+	// A damaged part is detected when all parts are complete.
 	for p.Add(leaf, first) == nil && !p.Complete() {
 		first = part(p.Offset())
 		first[len(first)/2] ^= 1
 	}
 	_, err = p.Verify(leaf)
-	require.ErrorContains(t, err, "another hash")
+	require.ErrorContains(t, err, "hash of the root does not match")
 	require.Zero(t, p.Offset())
 	require.ErrorIs(t, p.Add(imageOf(&iavlsynctest.Node{Left: tree.Root, Right: tree.Root}), part(0)), iavlsync.ErrInvalidChunk)
 }
@@ -154,7 +155,8 @@ func allocated(fn func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// What is claimed reserves nothing: a few bytes cost a few kilobytes.
+// Claimed lengths and counts must not reserve memory: a few bytes of input allocate a few
+// kilobytes.
 func TestClaimsAllocateNothing(t *testing.T) {
 	const enough = 64 << 10
 	claim := binary.AppendUvarint(nil, 1<<31-1)
@@ -180,7 +182,7 @@ func TestClaimsAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestInvalid names what is wrong.
+// TestInvalid checks the error of each kind of invalid encoding.
 func TestInvalid(t *testing.T) {
 	hash := make([]byte, 32)
 	leaf := append([]byte{0, 0, 1, 'k'}, hash...) // of version H
@@ -188,30 +190,30 @@ func TestInvalid(t *testing.T) {
 	inner := func(b ...byte) []byte { return append(b, append(hash, hash...)...) }
 	join := func(parts ...[]byte) []byte { return bytes.Join(parts, nil) }
 	for want, b := range map[string][]byte{
-		"it ends in the middle":                                            {1},
-		"version 2, known is 1":                                            {2, 1, 0},
-		"height 0: blocks are counted from 1":                              {1, 0, 0},
-		"1 bytes after the end":                                            {1, 1, 0, 0},
-		"a uvarint that is longer than it needs":                           {0x81, 0},
-		"number 4097: it is at most 4096":                                  {1, 1, 0x81, 0x20},
-		"a store without a name":                                           {1, 1, 1, 0, 0},
-		`store "a" after "b": names ascend`:                                {1, 1, 2, 1, 'b', 0, 1, 'a', 0},
-		`store "a" after "a": names ascend`:                                {1, 1, 2, 1, 'a', 0, 1, 'a', 0},
-		"number 1025: it is at most 1024":                                  {1, 1, 1, 0x81, 8},
-		"number 1: it is at most 0":                                        {1, 1, 1, 1, 'a', 1, 0, 1},
-		"key of 0 bytes":                                                   join([]byte{1, 1, 1, 1, 'a', 1, 0, 0, 0}, hash),
-		"node of height 6 with 20 leaves: no AVL tree":                     join([]byte{1, 1, 1, 1, 'a', 1}, inner(6, 0, 20)),
-		"node of height 1 with 3 leaves: no AVL tree":                      join([]byte{1, 1, 1, 1, 'a', 1}, inner(1, 0, 3)),
-		"node of height 45 with 1 leaves: at most 44":                      join([]byte{1, 1, 1, 1, 'a', 1}, inner(45, 0, 1)),
-		"chunk of 33 leaves, more than 32":                                 join([]byte{1, 1, 1, 1, 'a', 1}, inner(6, 0, 33)),
-		"inner node of 2 leaves above two chunks: it is a chunk":           join([]byte{1, 1, 1, 1, 'a', 2}, leaf, []byte{1, 0}, leaf),
-		"inner node of 32 leaves above two chunks: it is a chunk":          join([]byte{1, 1, 1, 1, 'a', 2}, inner(4, 0, 16), []byte{5, 0}, inner(4, 0, 16)),
-		"inner node of height 2 with children of 0 and 0":                  join([]byte{1, 1, 1, 1, 'a', 2}, leaf, []byte{2, 0}, leaf),
-		"inner node of height 6 with children of 3 and 5":                  join([]byte{1, 1, 1, 1, 'a', 2}, inner(3, 0, 8), []byte{6, 0}, inner(5, 0, 32)),
-		"inner node of version 1 with a child of version 2":                join([]byte{1, 2, 1, 1, 'a', 2}, inner(5, 0, 32), []byte{6, 1}, inner(5, 0, 32)),
-		"two inner nodes of height 6 with none above that is between them": join([]byte{1, 1, 1, 1, 'a', 3}, inner(5, 0, 32), []byte{6, 0}, inner(5, 0, 32), []byte{6, 0}, inner(5, 0, 32)),
-		"an inner node of height 255":                                      join([]byte{1, 1, 1, 1, 'a', 2}, leaf, []byte{255, 0}, leaf),
-		"it leads to the app hash":                                         join([]byte{1, 1, 1, 1, 'a', 2}, inner(5, 0, 32), []byte{6, 0}, inner(5, 0, 32)),
+		"the message ends before the end of this field":                 {1},
+		"version at offset 1: 2, only 1 is supported":                   {2, 1, 0},
+		"height 0: blocks are counted from 1":                           {1, 0, 0},
+		"1 more bytes follow":                                           {1, 1, 0, 0},
+		"the uvarint is not minimal":                                    {0x81, 0},
+		"4097 is more than 4096":                                        {1, 1, 0x81, 0x20},
+		"a store without a name":                                        {1, 1, 1, 0, 0},
+		`store "a" after "b": names must ascend`:                        {1, 1, 2, 1, 'b', 0, 1, 'a', 0},
+		`store "a" after "a": names must ascend`:                        {1, 1, 2, 1, 'a', 0, 1, 'a', 0},
+		"1025 is more than 1024":                                        {1, 1, 1, 0x81, 8},
+		"1 is more than 0":                                              {1, 1, 1, 1, 'a', 1, 0, 1},
+		"key of 0 bytes":                                                join([]byte{1, 1, 1, 1, 'a', 1, 0, 0, 0}, hash),
+		"node of height 6 with 20 leaves: impossible in an AVL tree":    join([]byte{1, 1, 1, 1, 'a', 1}, inner(6, 0, 20)),
+		"node of height 1 with 3 leaves: impossible in an AVL tree":     join([]byte{1, 1, 1, 1, 'a', 1}, inner(1, 0, 3)),
+		"node of height 45 with 1 leaves: at most 44":                   join([]byte{1, 1, 1, 1, 'a', 1}, inner(45, 0, 1)),
+		"chunk of 33 leaves, more than 32":                              join([]byte{1, 1, 1, 1, 'a', 1}, inner(6, 0, 33)),
+		"inner node of 2 leaves above two chunks: it is a chunk":        join([]byte{1, 1, 1, 1, 'a', 2}, leaf, []byte{1, 0}, leaf),
+		"inner node of 32 leaves above two chunks: it is a chunk":       join([]byte{1, 1, 1, 1, 'a', 2}, inner(4, 0, 16), []byte{5, 0}, inner(4, 0, 16)),
+		"inner node of height 2 with children of 0 and 0":               join([]byte{1, 1, 1, 1, 'a', 2}, leaf, []byte{2, 0}, leaf),
+		"inner node of height 6 with children of 3 and 5":               join([]byte{1, 1, 1, 1, 'a', 2}, inner(3, 0, 8), []byte{6, 0}, inner(5, 0, 32)),
+		"inner node of version 1 with a child of version 2":             join([]byte{1, 2, 1, 1, 'a', 2}, inner(5, 0, 32), []byte{6, 1}, inner(5, 0, 32)),
+		"two inner nodes of height 6 without a higher one between them": join([]byte{1, 1, 1, 1, 'a', 3}, inner(5, 0, 32), []byte{6, 0}, inner(5, 0, 32), []byte{6, 0}, inner(5, 0, 32)),
+		"an inner node of height 255":                                   join([]byte{1, 1, 1, 1, 'a', 2}, leaf, []byte{255, 0}, leaf),
+		": app hash ":                                                   join([]byte{1, 1, 1, 1, 'a', 2}, inner(5, 0, 32), []byte{6, 0}, inner(5, 0, 32)),
 	} {
 		_, err := iavlsync.VerifyManifest(iavlsync.Format32, b, max(1, int64(append(b, 0, 0)[1])), iavlsync.Hash{})
 		require.ErrorIs(t, err, iavlsync.ErrInvalidManifest)
@@ -220,35 +222,35 @@ func TestInvalid(t *testing.T) {
 	_, err := iavlsync.DecodeManifest(iavlsync.Format32, make([]byte, iavlsync.MaxManifestBytes+1))
 	require.ErrorContains(t, err, "67108865 bytes, at most 67108864 are supported")
 	_, err = iavlsync.VerifyManifest(3, []byte{1, 1, 0}, 1, iavlsync.Hash{})
-	require.ErrorContains(t, err, "format 0x3, known are 0x5301, 0x5302 and 0x5303")
+	require.ErrorContains(t, err, "format 0x3 is not supported, only 0x5301, 0x5302 and 0x5303")
 	_, err = iavlsync.VerifyManifest(iavlsync.Format32, []byte{1, 1, 0}, 2, iavlsync.Hash(sha256.Sum256(nil)))
-	require.ErrorContains(t, err, "it is of height 1, not 2")
+	require.ErrorContains(t, err, "height 1, expected 2")
 
 	root := &iavlsync.Image{Height: 1, Size: 2, Version: 5}
 	for want, b := range map[string][]byte{
-		"0 leaves, its root has 2":                                             {},
-		"1 leaves, its root has 2":                                             {0, 1, 'a', 0},
-		"leaf 1: it ends in the middle":                                        {0, 1, 'a', 0, 1, 0, 0, 1},
+		"0 leaves, the root has 2":                                             {},
+		"1 leaves, the root has 2":                                             {0, 1, 'a', 0},
+		"key at offset 8: the message ends before the end of this field":       {0, 1, 'a', 0, 1, 0, 0, 1},
 		"5 bytes after the last of 2 leaves":                                   {0, 1, 'a', 0, 1, 0, 0, 1, 'b', 0, 2, 0, 0, 1, 'c'},
 		"leaf 1: keys do not ascend":                                           {0, 1, 'a', 0, 1, 0, 0, 1, 'a', 0},
-		"leaf 0: number 5: it is at most 4":                                    {5, 1, 'a', 0},
+		"leaf 0: malformed message: version at offset 0: 5 is more than 4":     {5, 1, 'a', 0},
 		"leaf 0: key of 0 bytes":                                               {0, 0, 0},
-		"leaf 0: number 131072: it is at most 131071":                          {0, 0x80, 0x80, 8},
-		"leaf 0: number 64000001: it is at most 64000000":                      {0, 1, 'a', 0x81, 0xa0, 0xc2, 0x1e},
+		"key at offset 1: 131072 is more than 131071":                          {0, 0x80, 0x80, 8},
+		"value at offset 3: 64000001 is more than 64000000":                    {0, 1, 'a', 0x81, 0xa0, 0xc2, 0x1e},
 		"inner node 2 versions above its children's 4, in a tree of version 5": {1, 1, 'a', 0, 1, 2, 2, 1, 'b', 0},
-		"leaf 1: number 6: it is at most 5":                                    {1, 1, 'a', 0, 1, 6, 2, 1, 'b', 0},
+		"versions above at offset 5: 6 is more than 5":                         {1, 1, 'a', 0, 1, 6, 2, 1, 'b', 0},
 		"inner node of height 0 with children of 0 and 0":                      {0, 1, 'a', 0, 0, 0, 0, 1, 'b', 0},
-		"its root has another hash":                                            {0, 1, 'a', 0, 1, 0, 0, 1, 'b', 0},
-		"a uvarint that is longer than it needs, or of more than 64 bits":      {0x80, 0},
-		"uvarint that is longer than it needs, or of more than 64 bits":        {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f},
+		"hash of the root does not match":                                      {0, 1, 'a', 0, 1, 0, 0, 1, 'b', 0},
+		"the uvarint is not minimal, or has more than 64 bits":                 {0x80, 0},
+		"uvarint is not minimal, or has more than 64 bits":                     {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f},
 	} {
 		_, err := iavlsync.VerifyChunk(root, b)
 		require.ErrorIs(t, err, iavlsync.ErrInvalidChunk)
 		require.ErrorContains(t, err, want)
 	}
 	for want, b := range map[string][]byte{
-		"height 0": {0, 1, 'a', 0, 1, 0}, "no store": {1, 0, 0, 1, 0}, "no leaves": {1, 1, 'a', 0, 0, 0}, "it ends": {1, 1, 'a', 0, 1},
-		"after the end": {1, 1, 'a', 0, 1, 0, 0}, "offset 1 in 1 leaves": {1, 1, 'a', 0, 1, 1},
+		"height 0": {0, 1, 'a', 0, 1, 0}, "no store": {1, 0, 0, 1, 0}, "no leaves": {1, 1, 'a', 0, 0, 0}, "the message ends": {1, 1, 'a', 0, 1},
+		"1 more bytes follow": {1, 1, 'a', 0, 1, 0, 0}, "offset 1 in 1 leaves": {1, 1, 'a', 0, 1, 1},
 		"offset 4194304 in 2": {1, 1, 'a', 0, 2, 0x80, 0x80, 0x80, 2},
 		"at most 2147483647":  {1, 1, 'a', 0xff, 0xff, 0xff, 0xff, 7, 1, 0},
 	} {
@@ -262,7 +264,7 @@ func TestInvalid(t *testing.T) {
 	}
 }
 
-// The largest store: 2^18 − 1 chunks of 2^13 leaves and one of a leaf less make 2^31 − 1.
+// The largest store has 2^31 − 1 leaves: 2^18 − 1 chunks of 2^13 leaves, and one with a leaf less.
 func TestLargestStore(t *testing.T) {
 	const chunks, size = 1 << 18, 1 << 13
 	image := iavlsync.Image{Height: 13, Size: size, Version: 1}
@@ -289,7 +291,8 @@ func TestLargestStore(t *testing.T) {
 	require.EqualValues(t, 1<<31-1-size, u.First[chunks-1])
 }
 
-// The halves' images can be true and not fit the root: then the state was built wrongly.
+// The images of the halves can match the root's hashes and still not fit the root. The state was
+// built wrongly then.
 func TestHalvesOfBrokenState(t *testing.T) {
 	tree := &iavlsynctest.Tree{}
 	for i := range 5 {
@@ -305,11 +308,11 @@ func TestHalvesOfBrokenState(t *testing.T) {
 		require.NoError(t, err)
 		change(root)
 		_, _, err = iavlsync.VerifyHalves(root, 5, tree.Root.Halves(5)[1:])
-		require.ErrorContains(t, err, "halves that do not fit their root", name)
+		require.ErrorContains(t, err, "halves do not fit their root", name)
 	}
 }
 
-// A damaged database gives an error, and no endless walk.
+// A damaged database causes an error, not an endless walk.
 func TestDamagedStore(t *testing.T) {
 	tree := &iavlsynctest.Tree{}
 	for i := range 100 {
@@ -335,7 +338,7 @@ func TestDamagedStore(t *testing.T) {
 			_, err := iavlsync.Cut(iavlsync.Format32, 1, "a", root, bad)
 			require.Error(t, err, name)
 			if !errors.Is(err, iavlsync.ErrDamagedStore) {
-				require.ErrorContains(t, err, "there is no such node", name)
+				require.ErrorContains(t, err, "no such node", name)
 			}
 			_, err = iavlsync.Answer(&iavlsync.Request{Height: 1, Store: "a", Leaves: 100}, root, bad)
 			require.Error(t, err, name)
@@ -343,7 +346,7 @@ func TestDamagedStore(t *testing.T) {
 	}
 }
 
-// A single leaf is checked as well.
+// A single leaf is also checked.
 func TestDamagedLeaf(t *testing.T) {
 	tree := &iavlsynctest.Tree{}
 	tree.Set([]byte("key"), nil)

@@ -4,36 +4,41 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
+
+	"github.com/starling-kv/starling/internal/wire"
 )
 
-// Limits of a manifest, far above what chains have.
+// Limits of a manifest. Real chains are far below them.
 const (
-	// MaxStores is the limit of stores.
+	// MaxStores is the maximum number of stores.
 	MaxStores = 4096
 	// MaxNameBytes is the length of the longest name of a store; the shortest has 1 byte.
 	MaxNameBytes = 1024
-	// MaxManifestBytes is the limit of a manifest's encoding: more than 900,000 chunks.
+	// MaxManifestBytes is the maximum length of an encoded manifest, enough for more than 900,000
+	// chunks.
 	MaxManifestBytes = 64 << 20
 )
 
-// manifestVersion is the first number of a manifest.
+// manifestVersion is the version of the encoding, the first number of an encoded manifest.
 const manifestVersion = 1
 
 // ErrInvalidManifest is wrapped by the errors about a manifest.
 var ErrInvalidManifest = errors.New("invalid manifest")
 
-// Format is the number of a snapshot format. It decides where the state is cut.
+// Format is the number of a snapshot format. It determines where the state is cut into chunks.
 type Format uint32
 
-// The formats, by the number of leaves of their largest chunks.
+// The formats, named by their maximum number of leaves in a chunk.
 const (
 	Format8192 Format = 0x5301
 	Format512  Format = 0x5302
 	Format32   Format = 0x5303
 )
 
-// Leaves returns L, the limit of leaves in a chunk, and false for an unknown format.
+// Leaves returns L, the maximum number of leaves in a chunk. It returns false for an unknown
+// format.
 func (f Format) Leaves() (int64, bool) {
 	switch f {
 	case Format8192:
@@ -46,35 +51,36 @@ func (f Format) Leaves() (int64, bool) {
 	return 0, false
 }
 
-// limit is Leaves with an error.
+// limit is Leaves with an error for an unknown format.
 func (f Format) limit() (int64, error) {
 	n, ok := f.Leaves()
 	if !ok {
-		return 0, fmt.Errorf("format %#x, known are %#x, %#x and %#x", uint32(f), uint32(Format8192), uint32(Format512), uint32(Format32))
+		return 0, fmt.Errorf("format %#x is not supported, only %#x, %#x and %#x", uint32(f), uint32(Format8192), uint32(Format512), uint32(Format32))
 	}
 	return n, nil
 }
 
-// Manifest lists the chunks of a state. Its app hash follows from it.
+// Manifest lists the chunks of a state. The app hash is computed from it.
 type Manifest struct {
-	Format Format // of its chunks; it does not travel
-	Height int64  // H, of the block after which this is the state
+	Format Format // of its chunks; not part of the encoding
+	Height int64  // H: this is the state after the block of this height
 	Stores []Store
 }
 
-// Store is an IAVL tree of the multi-store. It is empty without entries.
+// Store is an IAVL tree of the multi-store. An empty store has no entries.
 type Store struct {
 	Name    string
 	Entries []Entry
 }
 
-// Entry is a chunk: a node of at most L leaves whose parent has more, or which is a store's root.
+// Entry describes a chunk. The root of a chunk has at most L leaves, and is a store's root or has a
+// parent with more than L leaves.
 type Entry struct {
 	Boundary Boundary // zero in the first entry of a store
 	Root     Image
 }
 
-// Boundary is the upper inner node whose key is the chunk's first key.
+// Boundary is the inner node of the upper tree whose key is the first key of the chunk.
 type Boundary struct {
 	Height  uint8
 	Version int64
@@ -88,8 +94,8 @@ func (m *Manifest) Chunks() (n int) {
 	return n
 }
 
-// At returns the places of chunk k in m.Stores and in that store's Entries. k is counted from 0
-// over all stores, and less than Chunks.
+// At returns the index of chunk k's store in m.Stores, and the chunk's index in that store's
+// Entries. k counts the chunks of all stores from 0 and must be less than Chunks.
 func (m *Manifest) At(k int) (store, entry int) {
 	for k >= len(m.Stores[store].Entries) {
 		k -= len(m.Stores[store].Entries)
@@ -124,12 +130,13 @@ func (m *Manifest) Encode() []byte {
 	return b
 }
 
-// DecodeManifest is the inverse of Encode. It checks the form only; see VerifyManifest. Its
-// allocations are proportional to len(b), of which keys in the result are parts.
+// DecodeManifest is the inverse of Encode. It checks only the form; VerifyManifest also verifies
+// the app hash. Its allocations are proportional to len(b). Keys in the result alias b.
 func DecodeManifest(f Format, b []byte) (*Manifest, error) {
-	m, rest, err := decodeManifest(f, b)
-	if err == nil && len(rest) > 0 {
-		err = fmt.Errorf("%d bytes after the end", len(rest))
+	r := wire.NewReader(b)
+	m, err := decodeManifest(f, &r)
+	if err == nil {
+		err = r.End()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidManifest, err)
@@ -137,86 +144,84 @@ func DecodeManifest(f Format, b []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// SplitManifest returns the encoded manifest that b begins with, and what follows it. It checks the
-// form only; see VerifyManifest.
+// SplitManifest returns the encoded manifest at the beginning of b, and the bytes after it. It
+// checks only the form; VerifyManifest also verifies the app hash.
 func SplitManifest(f Format, b []byte) (manifest, rest []byte, err error) {
-	_, rest, err = decodeManifest(f, b)
-	if err != nil {
+	r := wire.NewReader(b)
+	if _, err := decodeManifest(f, &r); err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidManifest, err)
 	}
-	return b[: len(b)-len(rest) : len(b)-len(rest)], rest, nil
+	n := r.Offset()
+	return b[:n:n], b[n:], nil
 }
 
-func decodeManifest(f Format, b []byte) (m *Manifest, rest []byte, err error) {
+func decodeManifest(f Format, r *wire.Reader) (*Manifest, error) {
 	limit, err := f.limit()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if len(b) > MaxManifestBytes {
-		return nil, nil, fmt.Errorf("%d bytes, at most %d are supported", len(b), MaxManifestBytes)
+	if r.Len() > MaxManifestBytes {
+		return nil, fmt.Errorf("%d bytes, at most %d are supported", r.Len(), MaxManifestBytes)
 	}
-	r := reader{b: b}
-	if v := r.uvarint(); r.err == nil && v != manifestVersion {
-		return nil, nil, fmt.Errorf("version %d, known is %d", v, manifestVersion)
+	if v := r.Uvarint("version", math.MaxUint64); v != manifestVersion {
+		r.Check("version", fmt.Errorf("%d, only %d is supported", v, manifestVersion))
 	}
-	m = &Manifest{Format: f, Height: r.int64(maxInt64)}
-	if r.err == nil {
-		r.fail(checkHeight(m.Height))
-	}
-	for range r.int64(MaxStores) {
-		s := Store{Name: string(r.bytes(MaxNameBytes))}
-		if r.err == nil && s.Name == "" {
-			r.fail(errors.New("a store without a name"))
+	m := &Manifest{Format: f, Height: int64(r.Uvarint("height", math.MaxInt64))}
+	r.Check("height", checkHeight(m.Height))
+	for range r.Uvarint("stores", MaxStores) {
+		s := Store{Name: string(r.Bytes("name", MaxNameBytes))}
+		if s.Name == "" {
+			r.Check("name", errors.New("a store without a name"))
 		}
-		if n := len(m.Stores); r.err == nil && n > 0 && strings.Compare(m.Stores[n-1].Name, s.Name) >= 0 {
-			r.fail(fmt.Errorf("store %q after %q: names ascend", s.Name, m.Stores[n-1].Name))
+		if n := len(m.Stores); n > 0 && strings.Compare(m.Stores[n-1].Name, s.Name) >= 0 {
+			r.Check("name", fmt.Errorf("store %q after %q: names must ascend", s.Name, m.Stores[n-1].Name))
 		}
-		count := r.int64(MaxLeaves)
-		for k := int64(0); k < count && r.err == nil; k++ {
-			s.Entries = append(s.Entries, r.entry(m.Height, k == 0, limit))
+		count := r.Uvarint("entries", MaxLeaves)
+		for k := uint64(0); k < count && r.Err() == nil; k++ {
+			s.Entries = append(s.Entries, readEntry(r, m.Height, k == 0, limit))
 		}
-		if r.err != nil {
-			return nil, nil, fmt.Errorf("store %d, entry %d: %w", len(m.Stores), max(0, len(s.Entries)-1), r.err)
+		if err := r.Err(); err != nil {
+			return nil, fmt.Errorf("store %d, entry %d: %w", len(m.Stores), max(0, len(s.Entries)-1), err)
 		}
 		m.Stores = append(m.Stores, s)
 	}
-	return m, r.b, r.err
+	return m, r.Err()
 }
 
-func (r *reader) entry(height int64, first bool, limit int64) (e Entry) {
+func readEntry(r *wire.Reader, height int64, first bool, limit int64) (e Entry) {
 	if !first {
-		e.Boundary = Boundary{r.byte(), r.version(height)}
+		e.Boundary = Boundary{r.Byte("height of the boundary"), readVersion(r, height)}
 	}
-	e.Root = r.image(height)
-	if r.err == nil && e.Root.Size > limit {
-		r.fail(fmt.Errorf("chunk of %d leaves, more than %d", e.Root.Size, limit))
+	e.Root = readImage(r, height)
+	if e.Root.Size > limit {
+		r.Check("leaves", fmt.Errorf("chunk of %d leaves, more than %d", e.Root.Size, limit))
 	}
 	return e
 }
 
-// VerifyManifest decodes a manifest and proves it against a trusted height and its app hash, which
-// stands in the header of the next height. After that the image of every chunk's root is known to
-// be true.
+// VerifyManifest decodes a manifest and verifies it against a trusted height and its app hash,
+// which is in the header of the next height. The images of all chunk roots in the result are
+// verified.
 func VerifyManifest(f Format, b []byte, height int64, appHash Hash) (*Manifest, error) {
 	m, err := DecodeManifest(f, b)
 	if err != nil {
 		return nil, err
 	}
 	if m.Height != height {
-		return nil, fmt.Errorf("%w: it is of height %d, not %d", ErrInvalidManifest, m.Height, height)
+		return nil, fmt.Errorf("%w: height %d, expected %d", ErrInvalidManifest, m.Height, height)
 	}
 	got, err := m.AppHash()
 	if err != nil {
 		return nil, err
 	}
 	if got != appHash {
-		return nil, fmt.Errorf("%w: it leads to the app hash %s, not to %s", ErrInvalidManifest, got, appHash)
+		return nil, fmt.Errorf("%w: app hash %s, expected %s", ErrInvalidManifest, got, appHash)
 	}
 	return m, nil
 }
 
-// AppHash rebuilds the stores and returns the hash of the multi-store. It fails if a store is not
-// an IAVL tree that is cut into its maximal chunks.
+// AppHash rebuilds the upper trees of all stores and returns the hash of the multi-store. It fails
+// if a store is not a valid IAVL tree cut into its maximal chunks.
 func (m *Manifest) AppHash() (Hash, error) {
 	roots := make([]storeRoot, len(m.Stores))
 	for i := range m.Stores {
@@ -233,10 +238,10 @@ func (m *Manifest) AppHash() (Hash, error) {
 type Upper struct {
 	Hash Hash  // of the store's root
 	Root Place // of the store's root; meaningless if the store is empty
-	// Inner has at i the inner node between chunks i−1 and i, whose key is the first key of chunk
-	// i. Inner[0] is zero.
+	// Inner[i] is the inner node between chunks i−1 and i, whose key is the first key of chunk i.
+	// Inner[0] is zero.
 	Inner []Inner
-	// First has at i the number of the first leaf of chunk i, counted in the store.
+	// First[i] is the index in the store of the first leaf of chunk i.
 	First []int64
 }
 

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"github.com/starling-kv/starling/internal/wire"
 )
 
 // Methods of Starling's transport (docs/spec/iavl.md#transport).
@@ -13,19 +15,20 @@ const (
 	MethodLeaves   = 34 // Request ─▶ an answer
 )
 
-// MaxOffers is the limit of heights in Offers.
+// MaxOffers is the maximum number of heights in Offers.
 const MaxOffers = 256
 
-// MaxOffersBytes is the limit of encoded Offers.
+// MaxOffersBytes is the maximum length of encoded Offers.
 const MaxOffersBytes = 1 + 2 + 8*MaxOffers
 
-// ManifestPartBytes is the length of each part of a manifest but the last, which is shorter.
+// ManifestPartBytes is the length of each part of a manifest except the last, which may be shorter.
 const ManifestPartBytes = 4 << 20
 
 // ErrInvalidMessage is wrapped by the errors about a message.
 var ErrInvalidMessage = errors.New("invalid message")
 
-// Offers are the heights whose states a server has, ascending. They are hints: nothing proves them.
+// Offers lists the heights whose states a server has, in ascending order. They are unverified
+// hints.
 type Offers []int64
 
 // Encode returns the only encoding of o: 1 ‖ n:u16 ‖ height:u64 × n, big endian.
@@ -39,24 +42,24 @@ func (o Offers) Encode() []byte {
 
 // DecodeOffers is the inverse of Encode.
 func DecodeOffers(b []byte) (o Offers, err error) {
-	if len(b) < 3 || b[0] != 1 {
-		return nil, fmt.Errorf("%w: offers of another version", ErrInvalidMessage)
+	r := wire.NewReader(b)
+	if v := r.Byte("version"); v != 1 {
+		r.Check("version", fmt.Errorf("%d, only 1 is supported", v))
 	}
-	n := int(binary.BigEndian.Uint16(b[1:]))
-	if b = b[3:]; n > MaxOffers || len(b) != 8*n {
-		return nil, fmt.Errorf("%w: %d bytes for %d offers", ErrInvalidMessage, len(b), n)
-	}
-	for i := range n {
-		h := int64(binary.BigEndian.Uint64(b[8*i:]))
+	for i := range r.Count16("heights", MaxOffers, 8) {
+		h := r.Height("height")
 		if h < 1 || i > 0 && o[i-1] >= h {
-			return nil, fmt.Errorf("%w: offers that do not ascend from 1", ErrInvalidMessage)
+			r.Check("height", errors.New("heights are below 1 or do not ascend"))
 		}
 		o = append(o, h)
+	}
+	if err := r.End(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidMessage, err)
 	}
 	return o, nil
 }
 
-// ManifestRequest asks for the part of a manifest that begins at Offset, a multiple of
+// ManifestRequest requests the part of a manifest that begins at Offset, a multiple of
 // ManifestPartBytes.
 type ManifestRequest struct {
 	Height int64
@@ -73,12 +76,13 @@ func (q *ManifestRequest) Encode() []byte {
 
 // DecodeManifestRequest is the inverse of Encode.
 func DecodeManifestRequest(b []byte) (q ManifestRequest, err error) {
-	if len(b) != 8+4+4 {
-		return q, fmt.Errorf("%w: request of %d bytes", ErrInvalidMessage, len(b))
+	r := wire.NewReader(b)
+	q = ManifestRequest{r.Height("height"), Format(r.Uint32("format")), int64(r.Uint32("offset"))}
+	if err := r.End(); err != nil {
+		return ManifestRequest{}, fmt.Errorf("%w: %w", ErrInvalidMessage, err)
 	}
-	q = ManifestRequest{int64(binary.BigEndian.Uint64(b)), Format(binary.BigEndian.Uint32(b[8:])), int64(binary.BigEndian.Uint32(b[12:]))}
 	if _, known := q.Format.Leaves(); !known || q.Height < 1 || q.Offset%ManifestPartBytes != 0 || q.Offset > MaxManifestBytes {
-		return ManifestRequest{}, fmt.Errorf("%w: request of format %#x, height %d, offset %d", ErrInvalidMessage, uint32(q.Format), q.Height, q.Offset)
+		return ManifestRequest{}, fmt.Errorf("%w: request for format %#x, height %d, offset %d", ErrInvalidMessage, uint32(q.Format), q.Height, q.Offset)
 	}
 	return q, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 var formats = []iavlsync.Format{iavlsync.Format8192, iavlsync.Format512, iavlsync.Format32}
@@ -18,7 +19,7 @@ func limit(f iavlsync.Format) int64 {
 	return n
 }
 
-// requireState cuts a state and verifies it: both must agree with the naive encoders.
+// requireState cuts a state and verifies it. Both must agree with the naive encoders.
 func requireState(t *testing.T, f iavlsync.Format, height int64, s iavlsynctest.State) {
 	t.Helper()
 	r := &iavlsynctest.Reader{}
@@ -78,7 +79,7 @@ func requireChunk(t *testing.T, root *iavlsync.Image, data []byte, want *iavlsyn
 	requireInner(t, want, parts, c.Root, c.Inner)
 }
 
-// requireInner compares the inner nodes above numbered parts.
+// requireInner compares the inner nodes above the parts.
 func requireInner(t *testing.T, want *iavlsynctest.Node, parts map[*iavlsynctest.Node]int, at iavlsync.Place, inner []iavlsync.Inner) {
 	t.Helper()
 	require.Len(t, inner, len(parts))
@@ -100,10 +101,10 @@ func requireInner(t *testing.T, want *iavlsynctest.Node, parts map[*iavlsynctest
 
 func TestRandomStates(t *testing.T) {
 	t.Parallel()
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	for _, keys := range []int{3, 40, 600, 20_000} {
 		t.Run(fmt.Sprint(keys), func(t *testing.T) {
-			states := iavlsynctest.RandomState(rnd, keys, 12)
+			states := iavlsynctest.RandomStates(rnd, keys, 12)
 			for h, s := range states {
 				if keys > 1000 && h%4 != 3 {
 					continue
@@ -116,9 +117,9 @@ func TestRandomStates(t *testing.T) {
 	}
 }
 
-// A state keeps its stores at a later height, where all versions are further back.
+// A state with unchanged stores at a later height has the same trees, with versions further back.
 func TestUnchangedSince(t *testing.T) {
-	s := iavlsynctest.RandomState(iavlsynctest.Rand(t), 300, 5)[4]
+	s := iavlsynctest.RandomState(seeds.Rand(t), 300, 5)
 	for _, height := range []int64{5, 6, 1000, 1<<63 - 1} {
 		requireState(t, iavlsync.Format32, height, s)
 	}
@@ -140,7 +141,7 @@ func TestSmallStates(t *testing.T) {
 	}
 }
 
-// Any subtree is answered, and no other leaves.
+// Every subtree can be requested, and no other range of leaves.
 func TestAnyLeaves(t *testing.T) {
 	const leaves = 40
 	tree := &iavlsynctest.Tree{}

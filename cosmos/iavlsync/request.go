@@ -5,24 +5,27 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+
+	"github.com/starling-kv/starling/internal/wire"
 )
 
 // ErrInvalidRequest is wrapped by the errors about a request.
 var ErrInvalidRequest = errors.New("invalid request")
 
-// PartBytes is the length of each part of a long leaf but the last.
+// PartBytes is the length of each part of a long leaf except the last.
 const PartBytes = 4 << 20
 
-// Request asks for the leaves of one subtree: a chunk of any format, half of one, or a leaf.
+// Request requests the leaves of one subtree: a chunk of any format, half of a chunk, or a leaf.
 type Request struct {
-	Height int64  // H of the state
-	Store  string // its name
-	// First is the number of the first leaf, counted from 0 in the store.
+	Height int64  // height H of the state
+	Store  string // name of the store
+	// First is the index in the store of the first leaf, counted from 0.
 	First int64
-	// Leaves is how many leaves the subtree has.
+	// Leaves is the number of leaves of the subtree.
 	Leaves int64
-	// Offset is where the part of a long leaf begins, in bytes of its chunk: a multiple of
-	// PartBytes, and 0 unless Leaves is 1.
+	// Offset is the byte offset in the leaf's chunk at which the requested part of a long leaf
+	// begins. It is a multiple of PartBytes, and 0 unless Leaves is 1.
 	Offset int64
 }
 
@@ -40,10 +43,10 @@ func (q *Request) Encode() []byte {
 
 // DecodeRequest is the inverse of Encode.
 func DecodeRequest(b []byte) (Request, error) {
-	r := reader{b: b}
-	q := Request{Height: r.int64(maxInt64), Store: string(r.bytes(MaxNameBytes)),
-		First: r.int64(MaxLeaves), Leaves: r.int64(MaxLeaves), Offset: r.int64(maxLeafChunk)}
-	err := r.end()
+	r := wire.NewReader(b)
+	q := Request{Height: int64(r.Uvarint("height", math.MaxInt64)), Store: string(r.Bytes("store", MaxNameBytes)), First: int64(r.Uvarint("first leaf", MaxLeaves)),
+		Leaves: int64(r.Uvarint("leaves", MaxLeaves)), Offset: int64(r.Uvarint("offset", maxLeafChunk))}
+	err := r.End()
 	if err == nil {
 		err = q.check()
 	}
@@ -62,7 +65,7 @@ func (q *Request) check() error {
 	case q.First+q.Leaves > MaxLeaves:
 		return fmt.Errorf("leaves up to number %d: at most %d are supported", q.First+q.Leaves, int64(MaxLeaves))
 	case q.Offset > 0 && (q.Leaves > 1 || q.Offset%PartBytes != 0):
-		return fmt.Errorf("offset %d in %d leaves: parts are of one leaf, at multiples of %d", q.Offset, q.Leaves, PartBytes)
+		return fmt.Errorf("offset %d in %d leaves: must be a multiple of %d in a single leaf", q.Offset, q.Leaves, PartBytes)
 	}
 	return checkHeight(q.Height)
 }
@@ -70,49 +73,50 @@ func (q *Request) check() error {
 // AnswerKind is the first byte of an answer.
 type AnswerKind uint8
 
-// The kinds of answers. Which one is right depends on the length of the subtree's chunk alone.
+// The kinds of answers. The length of the subtree's chunk, and whether it is a leaf, determine the
+// kind.
 const (
-	// AnswerWhole is followed by the chunk, of at most MaxAnswerBytes: VerifyChunk.
+	// AnswerWhole is followed by the chunk, which has at most MaxAnswerBytes. See VerifyChunk.
 	AnswerWhole AnswerKind = iota
-	// AnswerHalves is followed by the images of the root's children, since the chunk is too large:
-	// VerifyHalves. Each is then requested in the same way.
+	// AnswerHalves is followed by the images of the root's children, because the chunk is too
+	// large. See VerifyHalves. The receiver then requests each child in the same way.
 	AnswerHalves
-	// AnswerPart is followed by a part of a leaf that is too large: Parts.Add.
+	// AnswerPart is followed by a part of a leaf that is too large. See Parts.Add.
 	AnswerPart
 )
 
-// SplitAnswer returns the kind of an answer and what follows it.
+// SplitAnswer returns the kind of an answer and the bytes after it.
 func SplitAnswer(b []byte) (AnswerKind, []byte, error) {
 	if len(b) == 0 || b[0] > byte(AnswerPart) {
-		return 0, nil, fmt.Errorf("%w: an answer of no known kind", ErrInvalidChunk)
+		return 0, nil, fmt.Errorf("%w: unknown kind of answer", ErrInvalidChunk)
 	}
 	return AnswerKind(b[0]), b[1:], nil
 }
 
-// AppendHalves appends the answer AnswerHalves, of the state of a height, with the images of a
-// node's children:
+// AppendHalves appends an answer of kind AnswerHalves for a node of the state at a height, with the
+// images of the node's children:
 //
 //	answer = 1 ‖ image of the left child ‖ image of the right child (as in the manifest)
 func AppendHalves(b []byte, height int64, left, right *Image) []byte {
 	return appendImage(appendImage(append(b, byte(AnswerHalves)), height, left), height, right)
 }
 
-// VerifyHalves decodes the images of a node's children, which follow AnswerHalves in an answer of
-// the state of a height, and proves them against the node's image. The left child has the first of
-// the node's leaves, the right child the others.
+// VerifyHalves decodes the images of a node's children and verifies them against the node's image.
+// b is an answer without its first byte, AnswerHalves, and height is the height of the state. The
+// left child has the first leaves of the node, the right child the others.
 func VerifyHalves(root *Image, height int64, b []byte) (left, right *Image, err error) {
-	r := reader{b: b}
-	l, h := r.image(height), r.image(height)
-	err = r.end()
+	r := wire.NewReader(b)
+	l, h := readImage(&r, height), readImage(&r, height)
+	err = r.End()
 	switch {
 	case err != nil:
 	case root.Height == 0:
 		err = errors.New("halves of a leaf")
 	case l.Hash() != root.Left || h.Hash() != root.Right:
-		err = errors.New("a half that has another hash")
+		err = errors.New("hash of a half does not match")
 	case l.Size+h.Size != root.Size || 1+max(l.Height, h.Height) != root.Height || max(l.Version, h.Version) > root.Version:
-		// The root's image is proved, so whoever built this state broke it.
-		err = errors.New("halves that do not fit their root")
+		// The images match the root's verified hashes, so the state itself was built wrongly.
+		err = errors.New("halves do not fit their root")
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", ErrInvalidChunk, err)
@@ -120,50 +124,52 @@ func VerifyHalves(root *Image, height int64, b []byte) (left, right *Image, err 
 	return &l, &h, nil
 }
 
-// Parts collects the parts of a long leaf, in order. They are proved together, by Verify: so all of
-// them should come from one peer. The zero value is ready for use.
+// Parts collects the parts of a long leaf, in order. Verify verifies them together, so all of them
+// should come from one peer. The zero value is ready for use.
 type Parts struct {
 	total int64
 	b     []byte
 }
 
-// Offset is where the next part begins.
+// Offset returns the offset of the next part.
 func (p *Parts) Offset() int64 { return int64(len(p.b)) }
 
-// Complete reports whether all parts are there.
+// Complete reports whether all parts were added.
 func (p *Parts) Complete() bool { return p.total > 0 && p.Offset() == p.total }
 
-// Add takes what follows AnswerPart in the answer to a request of this Offset:
+// Add adds a part. b is the answer to a request with the offset p.Offset(), without its first byte,
+// AnswerPart:
 //
 //	answer = 2 ‖ uvarint(length of the leaf's chunk) ‖ PartBytes of it from the offset, or all up to its end
 //
-// leaf is the proved image of the leaf. Memory grows with what has arrived: the length is a claim.
+// leaf is the verified image of the leaf. Memory grows only with the bytes that have arrived,
+// because the length is not verified.
 func (p *Parts) Add(leaf *Image, b []byte) error {
-	r := reader{b: b}
-	total := r.int64(maxLeafChunk)
+	r := wire.NewReader(b)
+	total, part := int64(r.Uvarint("length", maxLeafChunk)), r.Rest()
 	head := appendLeafHead(nil, leaf.Key)
-	err := r.err
+	err := r.Err()
 	switch {
 	case err != nil:
 	case leaf.Height != 0 || p.Complete():
-		err = errors.New("a part that was not requested")
+		err = errors.New("part was not requested")
 	case total <= MaxAnswerBytes:
-		err = fmt.Errorf("parts of a leaf of %d bytes, which travels whole", total)
+		err = fmt.Errorf("part of a leaf of %d bytes, which must be sent whole", total)
 	case p.total != 0 && p.total != total:
-		err = fmt.Errorf("a part of %d bytes, of %d before", total, p.total)
-	case int64(len(r.b)) != min(PartBytes, total-p.Offset()):
-		err = fmt.Errorf("a part of %d bytes, not %d", len(r.b), min(PartBytes, total-p.Offset()))
-	case p.Offset() == 0 && !bytes.HasPrefix(r.b, head):
-		err = errors.New("parts of another leaf")
+		err = fmt.Errorf("part of a leaf of %d bytes, earlier parts had %d", total, p.total)
+	case int64(len(part)) != min(PartBytes, total-p.Offset()):
+		err = fmt.Errorf("part of %d bytes, expected %d", len(part), min(PartBytes, total-p.Offset()))
+	case p.Offset() == 0 && !bytes.HasPrefix(part, head):
+		err = errors.New("part of another leaf")
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidChunk, err)
 	}
-	p.total, p.b = total, append(p.b, r.b...)
+	p.total, p.b = total, append(p.b, part...)
 	return nil
 }
 
-// Verify proves the parts together. It takes the memory of p with it.
+// Verify verifies the parts together. The result takes over the memory of p, and p is reset.
 func (p *Parts) Verify(leaf *Image) (*Chunk, error) {
 	b := p.b
 	if !p.Complete() {

@@ -4,8 +4,7 @@ import (
 	"fmt"
 )
 
-// Inner is an inner node as it is derived: nothing of it but its height and its version has
-// travelled.
+// Inner is a derived inner node. Only its height and its version are sent; the rest is computed.
 type Inner struct {
 	Hash    Hash
 	Size    int64
@@ -15,8 +14,8 @@ type Inner struct {
 	Height      uint8
 }
 
-// Place numbers the nodes of a subtree in key order: part i (a leaf of a chunk, or a chunk of the
-// upper tree) has place 2i, and the inner node between it and the part before it has 2i − 1. The
+// Place numbers the nodes of a subtree in key order. A part is a leaf of a chunk, or a chunk of the
+// upper tree. Part i has place 2i, and the inner node between parts i−1 and i has place 2i−1. The
 // key of that inner node is the first key of part i.
 type Place int32
 
@@ -31,20 +30,20 @@ type subtree struct {
 	height        uint8
 }
 
-// gap is what travels of the inner node between two parts.
+// gap is what is sent of the inner node between two parts.
 type gap struct {
 	height  uint8
-	version int64 // or, in a chunk, how far it is above the children's greater one
+	version int64 // in a chunk: the difference from the greater version of the two children
 }
 
-// shape rebuilds a tree from its parts and the gaps between them, in key order. The heights of the
-// gaps, and that a parent is higher than its children, give exactly one tree (a Cartesian tree).
+// shape rebuilds a tree from its parts and the gaps between them, in key order. A parent is higher
+// than its children, so the heights of the gaps determine exactly one tree (a Cartesian tree).
 //
 //	part 0, gap 1, part 1, gap 2, …   ──▶   open: gaps without their right subtree, heights falling
 type shape struct {
-	limit    int64 // greatest version
-	relative bool  // gaps hold a difference of versions
-	least    int64 // leaves that an inner node has at least
+	limit    int64 // maximum version
+	relative bool  // gaps hold version differences
+	least    int64 // minimum number of leaves of an inner node
 	inner    []Inner
 	open     []openNode
 }
@@ -55,24 +54,26 @@ type openNode struct {
 	part int
 }
 
-// part returns the subtree that part i is of.
+// part returns part i as a finished subtree.
 func (s *shape) part(im *Image, h Hash, i int) subtree {
 	return subtree{h, im.Size, im.Version, Place(2 * i), im.Height}
 }
 
-// next takes the gap before part i. last is all that is finished since the gap before it.
+// next adds the gap before part i. last is the finished subtree between the previous gap and this
+// one.
 func (s *shape) next(last *subtree, g gap, i int) error {
 	if err := s.finish(last, g.height); err != nil {
 		return err
 	}
 	if n := len(s.open); n > 0 && s.open[n-1].height == g.height {
-		return fmt.Errorf("two inner nodes of height %d with none above that is between them", g.height)
+		return fmt.Errorf("two inner nodes of height %d without a higher one between them", g.height)
 	}
 	s.open = append(s.open, openNode{g, *last, i})
 	return nil
 }
 
-// finish finishes the open nodes that are lower than a height. last becomes the highest of them.
+// finish joins the open nodes that are lower than below, with last as the right subtree of the
+// innermost. last becomes the resulting subtree.
 func (s *shape) finish(last *subtree, below uint8) error {
 	for n := len(s.open); n > 0 && s.open[n-1].height < below; n-- {
 		if err := s.join(&s.open[n-1], last); err != nil {
@@ -83,7 +84,7 @@ func (s *shape) finish(last *subtree, below uint8) error {
 	return nil
 }
 
-// join makes the inner node of o and its right subtree, and puts it in the place of that.
+// join completes the inner node o with its right subtree, and replaces *right with the result.
 func (s *shape) join(o *openNode, right *subtree) error {
 	left := &o.left
 	low, high := min(left.height, right.height), max(left.height, right.height)

@@ -34,7 +34,7 @@ func removeOp(key string) iavlsynctest.VectorOp {
 	return iavlsynctest.VectorOp{Key: iavlsynctest.Hex(key)}
 }
 
-// vectorStates are what the vectors are made of.
+// vectorStates are the states from which the vectors are generated.
 func vectorStates() []iavlsynctest.VectorState {
 	var ascending, removed vectorOps
 	for i := range 100 {
@@ -67,7 +67,7 @@ func vectorStates() []iavlsynctest.VectorState {
 	}
 }
 
-// makeVectors fills in what follows from the states, with the code under test.
+// makeVectors completes the vectors of the states with the code under test.
 func makeVectors(t *testing.T) (v iavlsynctest.Vectors) {
 	v.States = vectorStates()
 	for i := range v.States {
@@ -119,7 +119,7 @@ func TestVectors(t *testing.T) {
 	require.NoError(t, err)
 	got, err := json.Marshal(made)
 	require.NoError(t, err)
-	require.JSONEq(t, string(want), string(got), "to write them anew: go test -run TestVectors -update")
+	require.JSONEq(t, string(want), string(got), "to regenerate the vectors: go test -run TestVectors -update")
 
 	for _, vs := range v.States {
 		t.Run(vs.Name, func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// entries returns the chunks of all stores.
+// entries returns the entries of all stores.
 func entries(m *iavlsync.Manifest) (all []*iavlsync.Entry) {
 	for i := range m.Stores {
 		for k := range m.Stores[i].Entries {
@@ -177,7 +177,7 @@ func entries(m *iavlsync.Manifest) (all []*iavlsync.Entry) {
 	return all
 }
 
-// invalidVectors are mistakes and lies that a receiver must refuse.
+// invalidVectors returns malformed and forged messages that a receiver must reject.
 func invalidVectors(t *testing.T, states []iavlsynctest.VectorState) (bad []iavlsynctest.VectorInvalid) {
 	of := func(i int) (vs *iavlsynctest.VectorState, m *iavlsync.Manifest) {
 		vs = &states[i]

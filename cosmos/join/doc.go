@@ -1,10 +1,9 @@
-// Package join makes the database of an application of a chain on cosmos/iavl from what peers have
-// of it. None of them is trusted.
+// Package join creates the database of an application on cosmos/iavl from the states that peers
+// serve. No peer is trusted.
 //
 //	Headers ──app hash──▶ manifest ──images──▶ chunks ──▶ nodedb.Installer ──▶ the state at H
-//	          proves                 prove
+//	          verifies               verify
 //
-// Who is asked for what is decided by statesync/scheduler: peers that dawdle are passed, peers that
-// lie are banned, peers that do not have the height are not asked. What was installed stays: a Join
-// that was killed is resumed by the next one.
+// statesync/scheduler selects the peers. Slow peers are bypassed, Byzantine peers are banned, and
+// peers without the height get no requests. Installed chunks are kept: Join resumes a killed one.
 package join

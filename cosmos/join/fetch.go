@@ -2,155 +2,54 @@ package join
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/statesync/fetch"
 	"github.com/starling-kv/starling/statesync/scheduler"
 	"github.com/starling-kv/starling/transport"
 )
 
-// group is that of all chunks: there is one state.
+// group is the only group of chunks, because there is only one state.
 const group scheduler.Group = 1
 
-// maxAnswer is the limit of an answer.
+// maxAnswer is the maximum length of a response.
 const maxAnswer = 1 + iavlsync.MaxAnswerBytes
 
-// request is a chunk that was asked of a peer, until it has ended. Its fields are the loop's unless
-// their comment says otherwise.
-type request struct {
-	id       scheduler.RequestID
-	chunk    int
-	peer     scheduler.PeerID
-	cancel   context.CancelFunc
-	received atomic.Int64 // bytes that have arrived so far, written by the transport
-	base     atomic.Int64 // bytes of earlier calls for this chunk, which came in parts
-	raw      int64        // both, as they were seen last
-	told     int64        // what the scheduler knows of: weighed(raw)
-	answer   *answer      // from its arrival on
-}
-
-// answer is a chunk that has arrived whole, or that was installed part by part as it came.
-type answer struct {
-	chunk []byte
-	bytes int64
-}
-
-// fetch has all chunks that are missing fetched and installed.
+// fetch fetches and installs all missing chunks.
 func (j *joiner) fetch() error {
-	ids := make([]scheduler.PeerID, 0, len(j.peers))
-	for id := range j.peers {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	for _, id := range ids {
+	for _, id := range slices.Sorted(maps.Keys(j.peers)) {
 		if !j.banned[transport.ID(id)] {
 			j.present(id)
 		}
 	}
-	var items []scheduler.Item
-	for _, k := range j.state.installer.Missing() {
-		items = append(items, scheduler.Item{ID: scheduler.ItemID(k), Group: group, At: uint32(k), Bytes: maxAnswer})
-	}
-	if len(items) == 0 {
+	missing := j.state.installer.Missing()
+	if len(missing) == 0 {
 		return nil
 	}
-	j.moved = time.Now()
-	j.step(scheduler.Add{Items: items})
-	return j.loop()
+	j.began = time.Now()
+	j.moved, j.reported = j.began, j.began
+	j.loop.Add(missing...)
+	return j.loop.Run(j.tick)
 }
 
-func (j *joiner) loop() error {
-	ticker := time.NewTicker(progressEvery)
-	defer ticker.Stop()
-	report := time.NewTicker(j.o.Report)
-	defer report.Stop()
-	from, told := time.Now(), int64(0)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for !j.done && j.failed == nil {
-		wait := time.Hour
-		if at, ok := j.sched.Next(); ok {
-			wait = max(at-time.Since(j.started), 0)
-		}
-		timer.Reset(wait)
-		select {
-		case <-j.ctx.Done():
-			return j.ctx.Err()
-		case <-j.mail.Wake():
-			for _, e := range j.mail.Take() {
-				e.handle(j)
-			}
-		case <-timer.C:
-			j.step(scheduler.Tick{})
-		case <-report.C:
-			if n := j.arrived(); n > told {
-				told = n
-				j.say("%s", progress(len(j.state.installer.Missing()), j.result.Chunks, j.result.Fetched, n, time.Since(from)))
-			}
-		case <-ticker.C:
-			j.tellProgress()
-			if time.Since(j.moved) > j.o.Stall {
-				return fmt.Errorf("%w: %d of %d chunks are missing", ErrStalled, len(j.state.installer.Missing()), j.result.Chunks)
-			}
-		}
+// tick handles everything that depends on time.
+func (j *joiner) tick() {
+	if n := j.result.Bytes + j.loop.Arriving(); n > j.logged && time.Since(j.reported) >= j.o.Report {
+		j.logged, j.reported = n, time.Now()
+		j.say("%s", progress(len(j.state.installer.Missing()), j.result.Chunks, j.result.Fetched, n, time.Since(j.began)))
 	}
-	return j.failed
-}
-
-// step gives the scheduler an event and carries out what it orders, until it orders nothing more.
-func (j *joiner) step(e scheduler.Event) {
-	for queue := []scheduler.Event{e}; len(queue) > 0; queue = queue[1:] {
-		for _, a := range j.sched.Step(time.Since(j.started), queue[0]) {
-			switch a := a.(type) {
-			case scheduler.Ask:
-				if !j.ask(a) {
-					queue = append(queue, scheduler.Failed{Request: a.Request, Reason: scheduler.Broken})
-				}
-			case scheduler.Cancel:
-				if r := j.requests[a.Request]; r != nil {
-					j.end(r)
-				}
-			case scheduler.Verify:
-				j.check(j.requests[a.Request])
-			case scheduler.Ban:
-				j.ban(a.Peer, a.Reason)
-			case scheduler.Done:
-				j.done = true
-			}
-		}
+	if time.Since(j.moved) > j.o.Stall {
+		j.loop.Fail(fmt.Errorf("%w: %d of %d chunks are missing", ErrStalled, len(j.state.installer.Missing()), j.result.Chunks))
 	}
 }
 
-func (j *joiner) tellProgress() {
-	for _, r := range j.requests {
-		raw := r.base.Load() + r.received.Load()
-		if raw <= r.raw {
-			continue
-		}
-		r.raw, j.moved = raw, time.Now()
-		if n := weighed(raw); n > r.told {
-			r.told = n
-			j.step(scheduler.Progress{Request: r.id, Bytes: uint64(n)})
-		}
-	}
-}
-
-// arrived returns the bytes of all right answers of this join, and of those under way.
-func (j *joiner) arrived() int64 {
-	n := j.result.Bytes
-	for _, r := range j.requests {
-		n += r.base.Load() + r.received.Load()
-	}
-	return n
-}
-
-// progress describes a join that has fetched some chunks, and bytes, in a time. How long the rest
-// takes is known once a chunk has come.
+// progress describes a join that has fetched fetched chunks and bytes bytes in the time took. The
+// remaining time is known after the first chunk.
 func progress(missing, chunks, fetched int, bytes int64, took time.Duration) string {
 	text := fmt.Sprintf("%d of %d chunks are there, %.1f MB fetched now, %.1f MB/s",
 		chunks-missing, chunks, float64(bytes)/1e6, float64(bytes)/1e6/took.Seconds())
@@ -161,9 +60,10 @@ func progress(missing, chunks, fetched int, bytes int64, took time.Duration) str
 	return fmt.Sprintf("%s, about %s left", text, max(left.Round(time.Second), time.Second))
 }
 
-// weighed returns how many of the bytes of one answer the scheduler is told of for those that have
-// arrived. A chunk in parts may be far longer than one answer, and the scheduler gives up on peers
-// whose requests no longer grow: so from the middle on they grow ever slower, but do not end.
+// weighed maps the bytes received for a request to the number of bytes, within one response, that
+// the scheduler is given. A chunk in parts may be far longer than one response, and the scheduler
+// gives up on peers whose requests no longer grow. So above half of the limit the number grows ever
+// more slowly, but does not stop.
 func weighed(raw int64) int64 {
 	const half = maxAnswer / 2
 	if raw <= half {
@@ -172,81 +72,28 @@ func weighed(raw int64) int64 {
 	return maxAnswer - half*half/raw
 }
 
-// ask sends a request. It returns false if its peer is no longer there.
-func (j *joiner) ask(a scheduler.Ask) bool {
-	p := j.peers[a.Peer]
-	if p == nil {
-		return false
-	}
-	ctx, cancel := context.WithCancel(j.ctx)
-	r := &request{id: a.Request, chunk: int(a.Item), peer: a.Peer, cancel: cancel}
-	j.requests[r.id] = r
-	j.wg.Go(func() {
-		defer cancel()
-		f := fetching{j.state, p.conn, r, 0}
-		answer, err := f.chunk(ctx)
-		j.mail.Put(answered{r, answer, err})
-	})
-	return true
+// Spec implements fetch.Work.
+func (j *joiner) Spec(k int) scheduler.Item {
+	return scheduler.Item{Group: group, At: uint32(k), Bytes: maxAnswer}
 }
 
-// answered is the end of a call: its answer, or why there is none.
-type answered struct {
-	r      *request
-	answer *answer
-	err    error
+// Call implements fetch.Work. A chunk that arrives in parts is installed by Call, and has no Data.
+func (j *joiner) Call(ctx context.Context, conn transport.Conn, r *fetch.Request[int]) (fetch.Answer, error) {
+	f := fetching{j.state, conn, r, 0}
+	data, err := f.chunk(ctx)
+	return fetch.Answer{Data: data, Bytes: uint64(min(r.Received.Load(), maxAnswer))}, err
 }
 
-func (e answered) handle(j *joiner) {
-	r := e.r
-	if j.requests[r.id] == nil {
-		return // the request was cancelled
+// Verify implements fetch.Work.
+func (j *joiner) Verify(r *fetch.Request[int], a fetch.Answer) (none struct{}, err error) {
+	if a.Data == nil {
+		return none, nil
 	}
-	if e.err != nil {
-		reason := scheduler.Broken
-		var own *ownError
-		switch {
-		case errors.As(e.err, &own):
-			j.failed = own.err
-			return
-		case isLie(e.err):
-			reason = scheduler.Lied
-		case errors.Is(e.err, transport.ErrGone):
-			reason = scheduler.Gone
-		case errors.Is(e.err, transport.ErrBusy):
-			reason = scheduler.Busy
-		case errors.Is(e.err, transport.ErrRefused):
-			reason = scheduler.Refused
-		}
-		j.end(r)
-		j.step(scheduler.Failed{Request: r.id, Reason: reason, Detail: e.err.Error()})
-		return
-	}
-	r.answer = e.answer
-	j.moved = time.Now()
-	j.step(scheduler.Received{Request: r.id, Bytes: uint64(min(e.answer.bytes, maxAnswer))})
-}
-
-// check lets a worker verify and install a chunk.
-func (j *joiner) check(r *request) {
-	s := j.state
-	j.wg.Go(func() {
-		j.workers <- struct{}{}
-		defer func() { <-j.workers }()
-		j.mail.Put(checked{r, s.install(r.chunk, r.answer.chunk)})
-	})
-}
-
-// install verifies and installs a chunk. nil: it came in parts, and is installed already.
-func (s *state) install(k int, b []byte) error {
-	if b == nil {
-		return nil
-	}
-	c, err := iavlsync.VerifyChunk(s.image(k), b)
+	c, err := iavlsync.VerifyChunk(j.state.image(r.Item), a.Data)
 	if err != nil {
-		return err
+		return none, err
 	}
-	return s.installer.Install(k, c, b)
+	return none, j.state.installer.Install(r.Item, c, a.Data)
 }
 
 func (s *state) image(k int) *iavlsync.Image {
@@ -254,83 +101,67 @@ func (s *state) image(k int) *iavlsync.Image {
 	return &s.m.Stores[i].Entries[e].Root
 }
 
-// checked is what a worker has found: iavlsync.ErrInvalidChunk is a lie, all else our own failure.
-type checked struct {
-	r   *request
-	err error
-}
+// Invalid implements fetch.Work.
+func (*joiner) Invalid(err error) bool { return isLie(err) }
 
-func (e checked) handle(j *joiner) {
-	r := e.r
-	switch {
-	case errors.Is(e.err, iavlsync.ErrInvalidChunk):
-		j.end(r)
-		j.step(scheduler.Rejected{Request: r.id, Reason: e.err.Error()})
-		return
-	case e.err != nil:
-		j.failed = e.err
-		return
-	}
-	j.end(r)
+// Verified implements fetch.Work.
+func (j *joiner) Verified(r *fetch.Request[int], _ struct{}) {
 	j.moved = time.Now()
 	j.result.Fetched++
-	j.result.Bytes += r.answer.bytes
-	j.step(scheduler.Verified{Request: r.id})
+	j.result.Bytes += r.Received.Load()
 }
 
-// end forgets a request, and cancels its call if that is still under way.
-func (j *joiner) end(r *request) {
-	r.cancel()
-	delete(j.requests, r.id)
+// At implements fetch.Work.
+func (j *joiner) At(_ *fetch.Request[int], s fetch.Stage) {
+	if s == fetch.Growing || s == fetch.Arrived {
+		j.moved = time.Now()
+	}
 }
 
-// ownError is a failure of ours in the middle of a call.
-type ownError struct{ err error }
-
-func (e *ownError) Error() string { return e.err.Error() }
+// Done implements fetch.Work.
+func (*joiner) Done() bool { return true }
 
 // fetching fetches one chunk from one peer.
 type fetching struct {
 	*state
 	conn   transport.Conn
-	r      *request
-	proved int64 // bytes of parts that were proved and installed
+	r      *fetch.Request[int]
+	proved int64 // bytes of verified and installed parts
 }
 
-// chunk returns the chunk. One that comes in halves is proved and installed as it comes: all of it
-// may not fit into memory.
-func (f *fetching) chunk(ctx context.Context) (*answer, error) {
-	i, e := f.m.At(f.r.chunk)
+// chunk returns the chunk, or nil if it arrives in halves. Halves are verified and installed as
+// they arrive, because the whole chunk may not fit into memory.
+func (f *fetching) chunk(ctx context.Context) ([]byte, error) {
+	i, e := f.m.At(f.r.Item)
 	root := &f.m.Stores[i].Entries[e].Root
-	q := iavlsync.Request{Height: f.m.Height, Store: f.m.Stores[i].Name, First: f.first[f.r.chunk], Leaves: root.Size}
+	q := iavlsync.Request{Height: f.m.Height, Store: f.m.Stores[i].Name, First: f.first[f.r.Item], Leaves: root.Size}
 	kind, b, err := f.ask(ctx, &q)
 	if err != nil {
 		return nil, err
 	}
 	if kind == iavlsync.AnswerWhole {
-		return &answer{b, int64(len(b))}, nil
+		return b, nil
 	}
 	if _, err := f.part(ctx, q, root, kind, b); err != nil {
 		return nil, err
 	}
-	// An honest peer halves only what is too long. Versions and inner nodes take at most 20 bytes a
-	// leaf more in the whole than in its parts.
+	// An honest peer halves only chunks that are too long. Versions and inner nodes need at most 20
+	// bytes per leaf more in the whole chunk than in its parts.
 	if f.proved+20*root.Size <= iavlsync.MaxAnswerBytes {
 		return nil, fmt.Errorf("%w: it came in halves, and has only about %d bytes", iavlsync.ErrInvalidChunk, f.proved)
 	}
-	return &answer{nil, f.proved}, nil
+	return nil, nil
 }
 
 func (f *fetching) ask(ctx context.Context, q *iavlsync.Request) (iavlsync.AnswerKind, []byte, error) {
-	f.r.base.Add(f.r.received.Swap(0))
-	b, err := f.conn.Call(ctx, transport.Call{Method: iavlsync.MethodLeaves, Body: q.Encode(), Max: maxAnswer, Received: &f.r.received})
+	b, err := f.conn.Call(ctx, transport.Call{Method: iavlsync.MethodLeaves, Body: q.Encode(), Max: maxAnswer, Received: &f.r.Received})
 	if err != nil {
 		return 0, nil, err
 	}
 	return iavlsync.SplitAnswer(b)
 }
 
-// part takes an answer to q, whose proved image is root, and installs all leaves below it.
+// part verifies a response to q against the verified image root, and installs all leaves below it.
 func (f *fetching) part(ctx context.Context, q iavlsync.Request, root *iavlsync.Image, kind iavlsync.AnswerKind, b []byte) (*nodedb.Placed, error) {
 	var c *iavlsync.Chunk
 	var err error
@@ -346,13 +177,13 @@ func (f *fetching) part(ctx context.Context, q iavlsync.Request, root *iavlsync.
 	if err != nil {
 		return nil, err
 	}
-	if kind == iavlsync.AnswerPart { // all of the leaf, which came in several
+	if kind == iavlsync.AnswerPart { // the whole leaf, which arrived in several parts
 		leaf := &c.Leaves[0]
 		b = iavlsync.AppendLeaf(nil, root.Version, leaf.Version, leaf.Key, leaf.Value)
 	}
-	p, err := f.installer.InstallPart(f.r.chunk, q.First, c, b)
+	p, err := f.installer.InstallPart(f.r.Item, q.First, c, b)
 	if err != nil {
-		return nil, &ownError{err}
+		return nil, &fetch.OwnError{Err: err}
 	}
 	return p, nil
 }
@@ -395,9 +226,9 @@ func (f *fetching) halves(ctx context.Context, q iavlsync.Request, root *iavlsyn
 			return nil, err
 		}
 	}
-	p, err := f.installer.Join(f.r.chunk, root, placed[0], placed[1], b)
+	p, err := f.installer.Join(f.r.Item, root, placed[0], placed[1], b)
 	if err != nil {
-		return nil, &ownError{err}
+		return nil, &fetch.OwnError{Err: err}
 	}
 	return p, nil
 }

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestWeighed: what the scheduler is told of grows with every 100 kB, up to chunks of 1 GiB.
+// TestWeighed: the number of bytes for the scheduler grows with every 100 kB, up to chunks of 1
+// GiB.
 func TestWeighed(t *testing.T) {
 	last := int64(0)
 	for raw := int64(100_000); raw < 1<<30; raw += 100_000 {
@@ -19,7 +20,7 @@ func TestWeighed(t *testing.T) {
 	require.LessOrEqual(t, weighed(1<<62), int64(maxAnswer))
 }
 
-// TestProgress: the rate is that of this join, and so is the time that is left.
+// TestProgress: rate and remaining time are those of this join.
 func TestProgress(t *testing.T) {
 	require.Equal(t, "0 of 20 chunks are there, 1.5 MB fetched now, 0.3 MB/s", progress(20, 20, 0, 1_500_000, 5*time.Second))
 	require.Equal(t, "15 of 20 chunks are there, 50.0 MB fetched now, 5.0 MB/s, about 5s left", progress(5, 20, 10, 50_000_000, 10*time.Second))

@@ -15,6 +15,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
 	"github.com/starling-kv/starling/cosmos/serve"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
@@ -24,7 +25,7 @@ const (
 	height  = 12
 )
 
-// headers are those that a test trusts.
+// headers are the headers that a test trusts.
 type headers map[int64][]byte
 
 func (h headers) AppHash(_ context.Context, height int64) ([]byte, error) {
@@ -46,13 +47,13 @@ type world struct {
 func newWorld(t *testing.T, naive iavlsynctest.State) *world { return &world{t: t, naive: naive} }
 
 func randomWorld(t *testing.T, keys int) *world {
-	return newWorld(t, iavlsynctest.RandomState(iavlsynctest.Rand(t), keys, height)[height-1])
+	return newWorld(t, iavlsynctest.RandomState(seeds.Rand(t), keys, height))
 }
 
 // server returns the handlers of an honest server.
 func (w *world) server() *transport.Mux {
 	db := nodedbtest.NewMem()
-	nodedbtest.Legacy(w.t, db, height, w.naive)
+	nodedbtest.WriteState(w.t, db, height, w.naive)
 	state, err := nodedb.Open(db, height)
 	require.NoError(w.t, err)
 	s := serve.New()
@@ -62,7 +63,7 @@ func (w *world) server() *transport.Mux {
 	return m
 }
 
-// add adds a server whose answers a test changes; nil: it is honest.
+// add adds a server whose responses are made by change; nil: it is honest.
 func (w *world) add(change func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error)) {
 	n := len(w.peers) + 1
 	var h transport.Handler = w.server()
@@ -78,11 +79,11 @@ func (w *world) add(change func(ctx context.Context, honest transport.Handler, r
 func (w *world) options(db nodedb.DB) join.Options {
 	return join.Options{Target: join.InDB(db), Headers: headers{height: w.naive.AppHash()}, Addresses: w.peers,
 		Dialer: w.network.Dialer(transporttest.Config{ID: transporttest.ID(99), ChainID: chainID}),
-		Report: time.Hour, // the last line is another
+		Report: time.Hour, // keeps progress lines out of the logs
 		Log:    func(text string) { w.logs = append(w.logs, text) }}
 }
 
-// join joins, and compares what is there afterwards.
+// join joins, and compares the result with the state.
 func (w *world) join(db nodedb.DB) *join.Result {
 	w.t.Helper()
 	r, err := join.Join(context.Background(), w.options(db))

@@ -6,135 +6,124 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
-	"github.com/starling-kv/starling/internal/mailbox"
+	"github.com/starling-kv/starling/statesync/fetch"
 	"github.com/starling-kv/starling/statesync/scheduler"
 	"github.com/starling-kv/starling/transport"
 )
 
 var (
-	// ErrNothing reports that no peer had a state that could be proved.
-	ErrNothing = errors.New("no peer has a state that can be proved")
-	// ErrStale reports that no peer has the state of an unfinished join any more. Its database has
-	// to be removed before another state can be fetched.
+	// ErrNothing reports that no peer had a state that could be verified.
+	ErrNothing = errors.New("no peer has a state that can be verified")
+	// ErrStale reports that no peer has the state of an unfinished join anymore. Remove the join's
+	// database before fetching another state.
 	ErrStale = errors.New("no peer has the state of the unfinished join")
 	// ErrStalled reports that nothing has arrived for Options.Stall.
-	ErrStalled = errors.New("no peer sends anything")
+	ErrStalled = errors.New("no peer has sent data within the time limit")
 )
 
-// Headers knows the app hashes of the chain.
+// Headers provides the app hashes of the chain.
 type Headers interface {
-	// AppHash returns the proved app hash of the state after the block of a height, which the next
-	// header holds.
+	// AppHash returns the verified app hash of the state after the block of a height. The next
+	// header contains it.
 	AppHash(ctx context.Context, height int64) ([]byte, error)
 }
 
-// Options of a Join. Those without a default are needed.
+// Options configure Join. Those without a default are required.
 type Options struct {
 	Target    Target
 	Headers   Headers
 	Dialer    transport.Dialer
-	Addresses []transport.Address // of peers; they are dialled until they answer
-	// Height of the state; 0: the newest that is offered and proved.
+	Addresses []transport.Address // addresses of peers, dialled until they respond
+	// Height is the height of the state; 0: the newest offered height that can be verified.
 	Height int64
-	// ChooseTimeout is how long to look for a state; 0: 1 minute.
+	// ChooseTimeout is the time limit for finding a state; 0: 1 minute.
 	ChooseTimeout time.Duration
-	// Stall is how long nothing may arrive before the join fails; 0: 10 minutes.
+	// Stall is the time without received data after which the join fails; 0: 10 minutes.
 	Stall time.Duration
-	// MemoryBytes limits the bytes of answers that are under way or being verified; 0:
+	// MemoryBytes limits the bytes of responses in flight or being verified; 0:
 	// scheduler.DefaultMemory.
 	MemoryBytes int64
-	// Accept may refuse a state, whose manifest is proved, before anything is written; nil: all are
-	// accepted.
+	// Accept may reject a state with a verified manifest before anything is written; nil: all
+	// states are accepted.
 	Accept func(m *iavlsync.Manifest) error
-	// Final is asked when all has come and no peer is connected any more, before the state becomes
-	// visible: with an error the join stays unfinished; nil: it is not asked.
+	// Final, if not nil, is called when all chunks have arrived and no peer is connected anymore,
+	// before the state becomes visible. If it returns an error, the join stays unfinished.
 	Final func() error
-	// Up and Down are called when a peer is connected, and when it no longer is; nil: they are not
-	// called. They must not block.
+	// Up and Down, if not nil, are called when a peer has connected or disconnected. They must not
+	// block.
 	Up   func(transport.Conn)
 	Down func(transport.ID)
-	// Report is the time between two lines about what has arrived; 0: 5 seconds.
+	// Report is the interval between two progress lines; 0: 5 seconds.
 	Report time.Duration
-	// Log is called with what happens, never concurrently with itself; nil: it is not called.
+	// Log, if not nil, receives log lines. It is not called concurrently.
 	Log func(text string)
 }
 
-// Result is what a Join has done.
+// Result is the outcome of Join.
 type Result struct {
 	Height  int64
 	AppHash iavlsync.Hash
-	Chunks  int   // of the state
-	Fetched int   // of these, by this Join
-	Bytes   int64 // of answers that were right
-	Banned  int   // peers that have lied
+	Chunks  int   // chunks of the state
+	Fetched int   // chunks fetched by this Join
+	Bytes   int64 // bytes of valid responses
+	Banned  int   // banned peers
 }
 
-// How long a peer may take for one part of a manifest, and for all of one.
+// Time limits of a peer for one part of a manifest, and for a whole manifest.
 const (
 	partTimeout     = 30 * time.Second
 	manifestTimeout = 5 * time.Minute
 )
 
-// Peers are asked in the order of how much time they have wasted, in units of lateAfter. Once the
-// time to choose is over, who has wasted patience is not asked any more.
+// Peers that have wasted less time are preferred, in units of lateAfter. After ChooseTimeout, a
+// peer that has wasted patience gets no more requests.
 const (
 	lateAfter = 5 * time.Second
 	patience  = 2 * partTimeout
 )
 
-// retryEvery is how often it is tried again to find a state, where nothing else happens.
+// retryEvery is the interval at which the search for a state is repeated if nothing else happens.
 const retryEvery = 5 * time.Second
 
-// progressEvery is how often the scheduler hears what has arrived of answers under way.
-const progressEvery = 100 * time.Millisecond
-
-// joiner is a join under way. One goroutine, the loop, decides; others dial, call, verify and
-// install, and report to it through the mailbox.
+// joiner is a join in progress: the Work of a fetch.Loop. Other goroutines dial peers.
 type joiner struct {
-	o       Options
-	started time.Time
-	ctx     context.Context // ends the join
+	o    Options
+	ctx  context.Context // ends the join
+	loop *fetch.Loop[int, struct{}]
 
-	wg      sync.WaitGroup
-	workers chan struct{} // one element for each answer being verified
-	mail    *mailbox.Mailbox[event]
-
-	// Used by the loop only.
+	// Used only by the loop's goroutine.
 	peers    map[scheduler.PeerID]*peer // connected
 	banned   map[transport.ID]bool
-	wasted   map[transport.ID]time.Duration // time that their offers took, and nothing came of it
-	sched    *scheduler.Scheduler
+	wasted   map[transport.ID]time.Duration // time spent on a peer's offers without a result
 	state    *state
-	requests map[scheduler.RequestID]*request
-	moved    time.Time // when something has arrived last
+	moved    time.Time // when data last arrived
+	began    time.Time // when fetching chunks began
+	reported time.Time // time of the last progress line
+	logged   int64     // bytes in the last progress line
 	result   Result
-	done     bool
-	failed   error // of our own, such as a full disk
 }
 
-// peer is a connection with what its node offers.
+// peer is a connection and what its node offers.
 type peer struct {
 	conn   transport.Conn
 	offers iavlsync.Offers
-	// lacks are heights whose manifest it has not given, until the next attempt; nil: none.
+	// Heights whose manifest this peer did not send, until the next attempt; nil: none.
 	lacks map[int64]bool
 }
 
-// state is what is being fetched.
+// state is the state that is being fetched.
 type state struct {
 	m         *iavlsync.Manifest
-	first     []int64 // of chunk k: the number of its first leaf
+	first     []int64 // at k: number of the first leaf of chunk k
 	installer Installer
 }
 
-// Join fetches a state, proves it and makes it that of the database, durably. Errors: ctx's,
+// Join fetches a state, verifies it and installs it durably in the database. Errors: ctx's,
 // ErrNothing, ErrStale, ErrStalled, nodedb.ErrNotEmpty, failures of the database.
 func Join(ctx context.Context, o Options) (*Result, error) {
 	if o.ChooseTimeout <= 0 {
@@ -148,14 +137,14 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	j := &joiner{
-		o: o, started: time.Now(), ctx: ctx, workers: make(chan struct{}, runtime.GOMAXPROCS(0)), mail: mailbox.New[event](),
-		peers: map[scheduler.PeerID]*peer{}, banned: map[transport.ID]bool{}, wasted: map[transport.ID]time.Duration{}, requests: map[scheduler.RequestID]*request{},
-		sched: scheduler.New(o.MemoryBytes, runtime.GOMAXPROCS(0)),
+		o: o, ctx: ctx,
+		peers: map[scheduler.PeerID]*peer{}, banned: map[transport.ID]bool{}, wasted: map[transport.ID]time.Duration{},
 	}
-	defer j.wg.Wait()
+	j.loop = fetch.New(ctx, o.MemoryBytes, weighed, j)
+	defer j.loop.Stop()
 	defer cancel()
 	for _, a := range o.Addresses {
-		j.wg.Go(func() { j.connect(a) })
+		j.loop.Go(func() { j.connect(a) })
 	}
 	if err := j.choose(); err != nil {
 		return nil, err
@@ -163,10 +152,10 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	if err := j.fetch(); err != nil {
 		return nil, err
 	}
-	// Nobody may write any more: a copy of a chunk that was cancelled late would leave its mark
-	// beside a state that is finished.
+	// Stop all writers first: a duplicate of a chunk whose request was cancelled late would
+	// otherwise write its mark next to a finished state.
 	cancel()
-	j.wg.Wait()
+	j.loop.Stop()
 	if o.Final != nil {
 		if err := o.Final(); err != nil {
 			return nil, err
@@ -184,8 +173,8 @@ func (j *joiner) say(format string, args ...any) {
 	}
 }
 
-// ban ends the connection to a peer that has lied, for good.
-func (j *joiner) ban(id scheduler.PeerID, why string) {
+// Ban implements fetch.Work. It disconnects a Byzantine peer permanently.
+func (j *joiner) Ban(id scheduler.PeerID, why string) {
 	p := j.peers[id]
 	j.say("peer %s is banned: %s", id, why)
 	if !j.banned[transport.ID(id)] {
@@ -193,11 +182,12 @@ func (j *joiner) ban(id scheduler.PeerID, why string) {
 		j.result.Banned++
 	}
 	if p != nil {
-		_ = p.conn.Close() // it is to end
+		_ = p.conn.Close() // the connection is no longer needed
 	}
 }
 
-// choose finds a state that can be proved, or that of the unfinished join, and opens the installer.
+// choose finds a state that can be verified, or that of the unfinished join, and opens the
+// installer.
 func (j *joiner) choose() error {
 	format, unfinished, err := j.o.Target.Unfinished()
 	if err != nil {
@@ -210,7 +200,7 @@ func (j *joiner) choose() error {
 			return fmt.Errorf("unfinished join: %w", err)
 		}
 		if height != 0 && height != resumed.Height {
-			return fmt.Errorf("%w: it is of height %d, not %d", nodedb.ErrOtherJoin, resumed.Height, height)
+			return fmt.Errorf("%w: it is at height %d, not %d", nodedb.ErrOtherJoin, resumed.Height, height)
 		}
 		height = resumed.Height
 		j.say("resuming the join at height %d", height)
@@ -222,23 +212,22 @@ func (j *joiner) choose() error {
 	if resumed != nil {
 		last = ErrStale
 	}
-	tried := map[int64]bool{} // heights whose app hash is not known, until the next attempt
+	tried := map[int64]bool{} // heights without a known app hash, until the next attempt
 	again := time.NewTicker(retryEvery)
 	defer again.Stop()
 	for over := false; j.ctx.Err() == nil; {
-		// The mail comes before each height: what somebody offers meanwhile may be better than what
-		// is left of the others. Once the time is over, what is there is tried, but no more comes.
+		// Handle posted events before trying each height, because a new offer may be better than
+		// the remaining ones. After the deadline, existing offers are tried but new ones are
+		// ignored.
 		if !over {
 			over = !time.Now().Before(deadline)
-			for _, e := range j.mail.Take() {
-				e.handle(j)
-			}
+			j.loop.Handle()
 		}
 		if h, ok := j.next(height, tried, over); ok {
 			from := time.Now()
 			hash, err := j.appHash(h)
 			if err == nil && len(hash) != len(iavlsync.Hash{}) {
-				err = fmt.Errorf("an app hash of %d bytes", len(hash))
+				err = fmt.Errorf("got an app hash of %d bytes", len(hash))
 			}
 			if err != nil {
 				j.say("height %d cannot be proved: %v", h, err)
@@ -272,18 +261,18 @@ func (j *joiner) choose() error {
 			for _, p := range j.peers {
 				p.lacks = nil
 			}
-		case <-j.mail.Wake():
+		case <-j.loop.Posted():
 		}
 	}
 	return j.ctx.Err()
 }
 
-// late returns how much time a peer has wasted, in units.
+// late returns the time that a peer has wasted, in units of lateAfter.
 func (j *joiner) late(id scheduler.PeerID) int { return int(j.wasted[transport.ID(id)] / lateAfter) }
 
-// next returns the height to try: the newest of the peers that are the least late, so that those
-// that dawdle cannot keep the others' heights from being tried. If height is not 0, it is that one
-// or none.
+// next returns the height to try: the newest offer of the peers that have wasted the least time, so
+// that slow peers cannot block the heights of others. If height is not 0, next returns only this
+// height.
 func (j *joiner) next(height int64, tried map[int64]bool, over bool) (newest int64, ok bool) {
 	least := 0
 	for id, p := range j.peers {
@@ -303,15 +292,16 @@ func (j *joiner) next(height int64, tried map[int64]bool, over bool) (newest int
 	return newest, ok
 }
 
-// appHash asks for an app hash, but not for ever.
+// appHash requests an app hash, with a time limit.
 func (j *joiner) appHash(height int64) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(j.ctx, partTimeout)
 	defer cancel()
 	return j.o.Headers.AppHash(ctx, height)
 }
 
-// manifest fetches and proves the manifest of a height from one peer after another, those first
-// that are the least late; nil: none had it, or one was late, and others may be asked next.
+// manifest fetches and verifies the manifest of a height from one peer after another, starting with
+// those that have wasted the least time. It returns nil if none had it, or if one was so late that
+// other heights may be better.
 func (j *joiner) manifest(height int64, appHash iavlsync.Hash) *iavlsync.Manifest {
 	ids := slices.SortedFunc(maps.Keys(j.peers), func(a, b scheduler.PeerID) int {
 		return cmp.Compare(j.late(a), j.late(b))
@@ -334,10 +324,10 @@ func (j *joiner) manifest(height int64, appHash iavlsync.Hash) *iavlsync.Manifes
 		}
 		p.lacks[height] = true
 		if isLie(err) {
-			j.ban(id, err.Error())
+			j.Ban(id, err.Error())
 			continue
 		}
-		j.say("peer %s has no manifest of height %d: %v", id, height, err)
+		j.say("peer %s sent no manifest of height %d: %v", id, height, err)
 		took := time.Since(from)
 		if j.wasted[transport.ID(id)] += took; took >= lateAfter {
 			return nil
@@ -368,10 +358,10 @@ func call(ctx context.Context, conn transport.Conn, method transport.Method, bod
 	return conn.Call(ctx, transport.Call{Method: method, Body: body, Max: most})
 }
 
-// isLie reports whether an error proves that the peer lied.
+// isLie reports whether an error proves that the peer is Byzantine.
 func isLie(err error) bool {
 	return errors.Is(err, iavlsync.ErrInvalidManifest) || errors.Is(err, iavlsync.ErrInvalidChunk) ||
-		errors.Is(err, iavlsync.ErrInvalidMessage) || errors.Is(err, transport.ErrTooLong) || errors.Is(err, transport.ErrProtocol)
+		errors.Is(err, iavlsync.ErrInvalidMessage) || transport.IsViolation(err)
 }
 
 // begin opens the installer.

@@ -20,6 +20,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/join"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 	"github.com/starling-kv/starling/transport/transporttest"
@@ -67,7 +68,7 @@ func TestLoopback(t *testing.T) {
 
 type change = func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error)
 
-// leaves changes answers with chunks only.
+// leaves returns a change of responses with chunks only.
 func leaves(fn change) change {
 	return func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
 		if r.Method != iavlsync.MethodLeaves {
@@ -77,8 +78,8 @@ func leaves(fn change) change {
 	}
 }
 
-// TestHostilePeers: whatever two of three peers do, the join ends with the right state, and those
-// that lie are banned.
+// TestHostilePeers: whatever two of three peers do, the join ends with the right state, and
+// Byzantine peers are banned.
 func TestHostilePeers(t *testing.T) {
 	forever := func(ctx context.Context, _ transport.Handler, _ transport.Request) ([]byte, error) {
 		<-ctx.Done()
@@ -116,7 +117,7 @@ func TestHostilePeers(t *testing.T) {
 				b[len(b)-1] ^= 1
 			}
 			return b, err
-		}, false}, // it is asked only if the choice falls on it
+		}, false}, // it gets a request only if it is selected
 		"endless manifest": {func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
 			if r.Method == iavlsync.MethodManifest {
 				return make([]byte, iavlsync.ManifestPartBytes), nil
@@ -158,7 +159,8 @@ func TestHostilePeers(t *testing.T) {
 	}
 }
 
-// TestHalvesOfShortChunks: each half is true. Only at the end it shows that they were not needed.
+// TestHalvesOfShortChunks: each half is valid. Only at the end it turns out that halves were not
+// needed.
 func TestHalvesOfShortChunks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := randomWorld(t, 60)
@@ -186,7 +188,8 @@ func TestHalvesOfShortChunks(t *testing.T) {
 	})
 }
 
-// TestLiarsAreBanned: alone with liars a join ends with nothing, and with all of them banned.
+// TestLiarsAreBanned: with only Byzantine peers, a join ends with no state, and with all peers
+// banned.
 func TestLiarsAreBanned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := randomWorld(t, 100)
@@ -207,7 +210,7 @@ func TestLiarsAreBanned(t *testing.T) {
 
 // TestKilled: a join that was killed at a write is resumed, and fetches only what is missing.
 func TestKilled(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	for range 8 {
 		synctest.Test(t, func(t *testing.T) {
 			w := randomWorld(t, 100)
@@ -226,7 +229,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// slowHeaders answers for unknown heights only when it is no longer waited for.
+// slowHeaders responds to requests for unknown heights only after the caller's time limit.
 type slowHeaders struct{ headers }
 
 func (h slowHeaders) AppHash(ctx context.Context, height int64) ([]byte, error) {
@@ -237,8 +240,8 @@ func (h slowHeaders) AppHash(ctx context.Context, height int64) ([]byte, error) 
 	return h.headers.AppHash(ctx, height)
 }
 
-// TestDawdlersOffer: peers that offer many heights, and then nothing comes, do not hinder a join
-// from another peer, whether it was there before them or comes later.
+// TestDawdlersOffer: peers that offer many heights but send nothing do not prevent a join from
+// another peer, whether that peer was there first or comes later.
 func TestDawdlersOffer(t *testing.T) {
 	for _, after := range []time.Duration{0, 25 * time.Second} {
 		for name, most := range map[string]int64{"one height": height, "their own heights": height + 100} {
@@ -277,13 +280,13 @@ func TestDawdlersOffer(t *testing.T) {
 	}
 }
 
-// TestSlowServer: of four servers that answer all that they are asked, one takes 20 times as long.
-// The join takes little longer than from the other three alone.
+// TestSlowServer: one of four servers that respond to all requests is 20 times slower. The join
+// takes little longer than from the other three alone.
 func TestSlowServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		rnd := iavlsynctest.Rand(t)
+		rnd := seeds.Rand(t)
 		naive := iavlsynctest.State{}
-		for i := range 100 { // a chunk each
+		for i := range 100 { // one chunk each
 			tree := &iavlsynctest.Tree{}
 			tree.Apply(iavlsynctest.RandomOps(rnd, 50, 40, 0))
 			tree.SaveAs(height)
@@ -306,12 +309,12 @@ func TestSlowServer(t *testing.T) {
 		}
 		const usual = 500 * time.Millisecond
 		three, slow := takes(usual, usual, usual), takes(usual, usual, usual, 100*usual)
-		t.Logf("from three servers %v, with a slow one beside them %v", three, slow)
+		t.Logf("from three servers %v, with an additional slow one %v", three, slow)
 		require.Less(t, slow, three*3/2)
 	})
 }
 
-// TestOnlyDawdlers: with nobody else, the join ends.
+// TestOnlyDawdlers: without other peers, the join ends.
 func TestOnlyDawdlers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := randomWorld(t, 60)
@@ -335,7 +338,7 @@ func TestOnlyDawdlers(t *testing.T) {
 	})
 }
 
-// TestFinal: a state that is refused in the end is not visible, and the next join asks again.
+// TestFinal: a state that Final rejects is not visible, and the next join calls Final again.
 func TestFinal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := randomWorld(t, 100)
@@ -358,7 +361,7 @@ func TestStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := randomWorld(t, 60)
 		w.add(nil)
-		older := iavlsynctest.RandomState(iavlsynctest.Rand(t), 60, height-1)[height-2]
+		older := iavlsynctest.RandomState(seeds.Rand(t), 60, height-1)
 		db := nodedbtest.NewMem()
 		_, err := nodedb.NewInstaller(db, nodedbtest.Manifest(t, iavlsync.Format8192, height-1, older))
 		require.NoError(t, err)
@@ -379,7 +382,7 @@ func TestStale(t *testing.T) {
 	})
 }
 
-// TestLongChunks: a chunk above 16 MiB comes in halves, and a leaf above that in parts.
+// TestLongChunks: a chunk above 16 MiB arrives in halves, and a leaf above that in parts.
 func TestLongChunks(t *testing.T) {
 	tree := &iavlsynctest.Tree{}
 	rnd := rand.NewChaCha8([32]byte{})
@@ -418,10 +421,10 @@ func TestLongChunks(t *testing.T) {
 	}
 }
 
-// TestFolder: a join whose chunks are in a folder is resumed there, whatever a crash has left of
-// them, and leaves nothing beside the database.
+// TestFolder: a join with its chunks in a folder is resumed there, whatever a crash has left of
+// them, and leaves nothing but the database.
 func TestFolder(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	for range 8 {
 		synctest.Test(t, func(t *testing.T) {
 			w := randomWorld(t, 100)
@@ -468,7 +471,7 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// damage cuts or changes one file of chunks, as a power loss does to what was not synced.
+// damage truncates or changes one file of chunks, like a power loss before a sync.
 func damage(t *testing.T, rnd *rand.Rand, dir string) {
 	names, err := filepath.Glob(filepath.Join(dir, "*-*"))
 	require.NoError(t, err)

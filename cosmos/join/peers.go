@@ -10,16 +10,14 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// event is something that another goroutine reports to the loop, which alone calls handle.
-type event interface{ handle(j *joiner) }
-
-// The pause between two attempts to connect to an address, which doubles up to the second.
+// Pause between two attempts to connect to an address. It doubles from the first to the second
+// value.
 const (
 	firstPause = 250 * time.Millisecond
 	maxPause   = 15 * time.Second
 )
 
-// connect keeps a connection to an address until the join ends, or the peer is banned.
+// connect keeps a connection to an address until the join ends or the peer is banned.
 func (j *joiner) connect(a transport.Address) {
 	pause := firstPause
 	timer := time.NewTimer(0)
@@ -48,21 +46,21 @@ func (j *joiner) visit(a transport.Address) (used, banned bool) {
 	defer cancel()
 	conn, err := j.o.Dialer.Dial(ctx, a)
 	if err != nil {
-		j.mail.Put(missed{a, err})
+		j.missed(a, err)
 		return false, false
 	}
-	defer conn.Close() //nolint:errcheck // it is to end
+	defer conn.Close() //nolint:errcheck // the connection is no longer needed
 	b, err := call(j.ctx, conn, iavlsync.MethodOffers, nil, iavlsync.MaxOffersBytes)
 	var offers iavlsync.Offers
 	if err == nil {
 		offers, err = iavlsync.DecodeOffers(b)
 	}
 	if err != nil {
-		j.mail.Put(missed{a, err})
+		j.missed(a, err)
 		return false, isLie(err)
 	}
 	refused := make(chan struct{})
-	j.mail.Put(up{&peer{conn: conn, offers: offers}, refused})
+	j.loop.Post(func() { j.up(&peer{conn: conn, offers: offers}, refused) })
 	select {
 	case <-j.ctx.Done():
 	case <-conn.Done():
@@ -70,7 +68,7 @@ func (j *joiner) visit(a transport.Address) (used, banned bool) {
 		return true, true
 	}
 	left := make(chan bool, 1)
-	j.mail.Put(down{conn, left})
+	j.loop.Post(func() { j.down(conn, left) })
 	select {
 	case <-j.ctx.Done():
 		return true, true
@@ -79,56 +77,45 @@ func (j *joiner) visit(a transport.Address) (used, banned bool) {
 	}
 }
 
-type (
-	missed struct {
-		a   transport.Address
-		err error
-	}
-	up struct {
-		p       *peer
-		refused chan struct{} // closed if the peer is banned, or connected already
-	}
-	down struct {
-		conn transport.Conn
-		left chan bool // gets whether the peer is banned
-	}
-)
+func (j *joiner) missed(a transport.Address, err error) {
+	j.loop.Post(func() { j.say("%s: %v", a, err) })
+}
 
-func (e missed) handle(j *joiner) { j.say("%s: %v", e.a, e.err) }
-
-func (e up) handle(j *joiner) {
-	id := scheduler.PeerID(e.p.conn.Remote().ID)
+// up registers a connected peer. It closes refused if the peer is banned, or already connected.
+func (j *joiner) up(p *peer, refused chan struct{}) {
+	id := scheduler.PeerID(p.conn.Remote().ID)
 	if j.banned[transport.ID(id)] || j.peers[id] != nil {
-		close(e.refused)
+		close(refused)
 		return
 	}
-	j.peers[id] = e.p
+	j.peers[id] = p
 	if j.o.Up != nil {
-		j.o.Up(e.p.conn)
+		j.o.Up(p.conn)
 	}
 	if j.state != nil {
 		j.present(id)
 	}
 }
 
-// present tells the scheduler of a connected peer.
+// present registers a connected peer with the scheduler.
 func (j *joiner) present(id scheduler.PeerID) {
-	j.step(scheduler.PeerUp{Peer: id})
+	j.loop.Up(j.peers[id].conn)
 	if slices.Contains(j.peers[id].offers, j.state.m.Height) {
-		j.step(scheduler.PeerHas{Peer: id, Groups: []scheduler.Group{group}})
+		j.loop.Has(id, []scheduler.Group{group}, nil)
 	}
 }
 
-func (e down) handle(j *joiner) {
-	id := scheduler.PeerID(e.conn.Remote().ID)
-	if p := j.peers[id]; p != nil && p.conn == e.conn {
+// down handles the end of a connection. It sends to left whether the peer is banned.
+func (j *joiner) down(conn transport.Conn, left chan bool) {
+	id := scheduler.PeerID(conn.Remote().ID)
+	if p := j.peers[id]; p != nil && p.conn == conn {
 		delete(j.peers, id)
 		if j.o.Down != nil {
 			j.o.Down(transport.ID(id))
 		}
 		if j.state != nil {
-			j.step(scheduler.PeerDown{Peer: id})
+			j.loop.Down(id)
 		}
 	}
-	e.left <- j.banned[transport.ID(id)]
+	left <- j.banned[transport.ID(id)]
 }

@@ -7,28 +7,28 @@ import (
 
 // Target is where a state is written: InFolder or InDB.
 type Target interface {
-	// Unfinished returns the format and the encoded manifest of a join that is not finished; nil:
-	// there is none.
+	// Unfinished returns the format and the encoded manifest of an unfinished join; manifest is nil
+	// if there is none.
 	Unfinished() (f iavlsync.Format, manifest []byte, err error)
-	// Begin begins the join of a verified manifest's state, or resumes it.
+	// Begin begins, or resumes, the join of a verified manifest's state.
 	Begin(m *iavlsync.Manifest) (Installer, error)
 }
 
-// Installer takes chunks that were proved, with the bytes that they were proved from, in any order
-// and at the same time.
+// Installer takes verified chunks, together with the bytes that were verified, in any order. Its
+// methods may be called concurrently.
 type Installer interface {
-	// Missing returns the numbers of the chunks that are not there, ascending.
+	// Missing returns the numbers of the missing chunks, ascending.
 	Missing() []int
 	Install(k int, c *iavlsync.Chunk, data []byte) error
-	// InstallPart takes a part of a chunk that comes in halves, with the number of its first leaf.
-	// Join puts two parts together, below a node with a proved image.
+	// InstallPart takes a part of a chunk that arrives in halves. first is the number of its first
+	// leaf. Join puts two parts together, below a node with a verified image.
 	InstallPart(k int, first int64, c *iavlsync.Chunk, data []byte) (*nodedb.Placed, error)
 	Join(k int, image *iavlsync.Image, left, right *nodedb.Placed, data []byte) (*nodedb.Placed, error)
 	// Finish makes the state visible, durably.
 	Finish() error
 }
 
-// InFolder keeps chunks in a folder, of which Finish makes a database. tables begins that; the
+// InFolder keeps chunks in a folder, from which Finish makes the database that tables returns. The
 // folder is removed afterwards.
 func InFolder(dir string, tables func() (nodedb.Tables, error)) Target { return folder{dir, tables} }
 
@@ -63,7 +63,7 @@ func (s spooled) Finish() error {
 	return s.Remove()
 }
 
-// InDB writes chunks to an open database as they come, which is empty, or has an unfinished join.
+// InDB writes chunks, as they arrive, to an open database that is empty or has an unfinished join.
 func InDB(db nodedb.DB) Target { return database{db} }
 
 type database struct{ db nodedb.DB }

@@ -12,13 +12,14 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
 
-// Finish makes the database. All chunks must be there. After an error, or a crash, it is called
+// Finish makes the database. All chunks must be installed. After an error or a crash, call Finish
 // again with another Tables.
 //
-//	chunks in key order ─▶ fast index                                  runs as they come
-//	                    └▶ nodes, by version in each chunk ─▶ pieces   sorted by version and nonce, ─▶ runs
+//	chunks in key order ─▶ fast index                                  runs in this order
+//	                    └▶ nodes, by version in each chunk ─▶ pieces   sorted by version and nonce ─▶ runs
 //
-// Nonces ascend with places and so with chunks: what is sorted are the pieces of chunks, not nodes.
+// Nonces ascend with places, and therefore with chunks, so pieces of chunks are sorted instead of
+// nodes.
 func (s *Spool) Finish(t Tables) error {
 	if n := len(s.Missing()); n > 0 {
 		return fmt.Errorf("finish: %d chunks are missing", n)
@@ -43,7 +44,7 @@ func (a nodeAt) compare(b nodeAt) int {
 	return cmp.Or(cmp.Compare(a.store, b.store), cmp.Compare(a.version, b.version), cmp.Compare(a.nonce, b.nonce))
 }
 
-// borders returns where the passes end, the last of which is behind all nodes.
+// borders returns the ends of the passes. The last end is after all nodes.
 func (s *Spool) borders() (ends []nodeAt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,25 +63,25 @@ func (s *Spool) borders() (ends []nodeAt) {
 	return append(ends, nodeAt{store: math.MaxInt})
 }
 
-// building is one Finish.
+// building is the state of one Finish.
 type building struct {
 	*Spool
 	t      Tables
 	placed []*Placed // by chunk; complete after the first pass
 
 	mu     sync.Mutex
-	pieces []piece      // of this pass; guarded by mu
-	heads  map[int]bool // numbers of the pieces that are the first of their stores
-	begun  map[int]bool // stores that earlier passes had pieces of
+	pieces []piece      // pieces of this pass; guarded by mu
+	heads  map[int]bool // indexes of the pieces that are the first of their stores
+	begun  map[int]bool // stores with a piece in an earlier pass
 }
 
-// piece is some nodes of one version with ascending nonces, which no others lie between.
+// piece is a run of nodes of one version with ascending nonces. No other node sorts between them.
 type piece struct {
 	at nodeAt
 	b  []byte // (nonce:4 ‖ len record:4 ‖ record) × n
 }
 
-// pass writes the nodes from one place to another, and, if it is the first, the fast index.
+// pass writes the nodes in [from, to). The first pass also writes the fast index.
 func (b *building) pass(from, to nodeAt) error {
 	first := from == nodeAt{}
 	b.pieces = nil
@@ -103,7 +104,7 @@ func (b *building) pass(from, to nodeAt) error {
 	return parallel(len(spans), func(i int) error { return b.nodes(spans[i]) })
 }
 
-// groups returns ranges of chunks of one store, some for each processor.
+// groups returns ranges of chunks, each within one store, several for each processor.
 func (b *building) groups() (groups [][2]int) {
 	most := max(1, b.m.Chunks()/(4*runtime.GOMAXPROCS(0)))
 	for i := range b.m.Stores {
@@ -117,7 +118,7 @@ func (b *building) groups() (groups [][2]int) {
 
 func (b *building) group(g [2]int, first bool, from, to nodeAt) (err error) {
 	var run Run
-	one := first && to.store == math.MaxInt // else what is not of this pass would stay in memory
+	one := first && to.store == math.MaxInt // the only pass needs all nodes of a chunk
 	if first {
 		if run, err = b.t.Run(); err != nil {
 			return err
@@ -169,7 +170,7 @@ func (b *building) fastIndex(run Run, i int, c *iavlsync.Chunk) error {
 	return nil
 }
 
-// above adds the nodes above the chunks and what a version has at its root's place.
+// above adds the nodes above the chunks, and the records at the places of the roots.
 func (b *building) above(from, to nodeAt) error {
 	w := pieceWriter{from: from, to: to, alone: true}
 	for i := range b.m.Stores {
@@ -188,11 +189,11 @@ func (b *building) above(from, to nodeAt) error {
 	return nil
 }
 
-// pieceWriter makes pieces of the nodes in a range. Nodes of one version come in ascending order
-// until end, but for the root of a store, which is a piece of its own.
+// pieceWriter makes pieces of the nodes in a range. Until end is called, nodes of one version
+// arrive in ascending order, except a store's root, which becomes a piece of its own.
 type pieceWriter struct {
 	from, to nodeAt
-	alone    bool // each node is a piece
+	alone    bool // make each node a piece
 	pieces   []piece
 	open     bool // the last piece may grow
 	b        []byte
@@ -206,9 +207,9 @@ func (w *pieceWriter) end() {
 	w.open = false
 }
 
-// grow makes room for the nodes of a subtree.
+// grow allocates space for the nodes of a subtree.
 func (w *pieceWriter) grow(c *iavlsync.Chunk) {
-	const heads = 90 // of a leaf and an inner node, about
+	const heads = 90 // approximate headers of a leaf and an inner node
 	size := 0
 	for i := range c.Leaves {
 		size += 2*len(c.Leaves[i].Key) + len(c.Leaves[i].Value) + heads
@@ -226,7 +227,7 @@ func (w *pieceWriter) record(store int, version int64, nonce uint32, fn func(b [
 		w.end()
 		w.pieces, w.open, w.start = append(w.pieces, piece{at: at}), true, len(w.b)
 	}
-	const room = 4 // of the length, which is known afterwards
+	const room = 4 // space for the length, which is set afterwards
 	w.b = binary.BigEndian.AppendUint32(w.b, nonce)
 	at4 := len(w.b)
 	w.b = fn(append(w.b, make([]byte, room)...))
@@ -234,7 +235,7 @@ func (w *pieceWriter) record(store int, version int64, nonce uint32, fn func(b [
 	return nil
 }
 
-// spans returns ranges of pieces of one store, some for each processor.
+// spans returns ranges of pieces, each within one store, several for each processor.
 func (b *building) spans() (spans [][2]int) {
 	total := 0
 	for i := range b.pieces {
@@ -251,7 +252,7 @@ func (b *building) spans() (spans [][2]int) {
 	return spans
 }
 
-// nodes writes a span of pieces. What the fast index of a store is of comes ahead of its nodes.
+// nodes writes a span of pieces. The version of a store's fast index precedes the store's nodes.
 func (b *building) nodes(span [2]int) error {
 	run, err := b.t.Run()
 	if err != nil {

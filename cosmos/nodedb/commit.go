@@ -11,20 +11,20 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
 
-// Commit is what the multi-store records of a height: cosmos.store.v1beta1.CommitInfo.
+// Commit is what the multi-store records for a height: cosmos.store.v1beta1.CommitInfo.
 type Commit struct {
 	Height int64
-	Stores []CommitStore // names ascend
+	Stores []CommitStore // sorted by name
 }
 
 // CommitStore is a store at a height.
 type CommitStore struct {
 	Name    string
 	Version int64
-	Hash    []byte // of its root
+	Hash    []byte // root hash
 }
 
-// Protobuf's tags: field number ‖ wire type.
+// Protobuf tags: field number ‖ wire type.
 const (
 	tagVarint1 = 1 << 3
 	tagBytes1  = 1<<3 | 2
@@ -32,8 +32,8 @@ const (
 	tagBytes3  = 3<<3 | 2
 )
 
-// fields calls number and message for the fields of a protobuf message. Others are passed over:
-// the SDK adds some from time to time.
+// fields calls number or message for each field of a protobuf message. They should ignore unknown
+// fields, because the SDK adds some from time to time.
 func fields(b []byte, number func(tag, v uint64), message func(tag uint64, b []byte) error) error {
 	d := decoder{b: b}
 	for len(d.b) > 0 && d.err == nil {
@@ -51,13 +51,13 @@ func fields(b []byte, number func(tag, v uint64), message func(tag uint64, b []b
 				return err
 			}
 		default:
-			d.fail("a field of an unknown type")
+			d.fail("unknown field type")
 		}
 	}
 	return d.err
 }
 
-// DecodeCommit decodes the record "s/<H>". Names are sorted: older versions of the SDK did not.
+// DecodeCommit decodes the record "s/<H>", and sorts its stores: older versions of the SDK did not.
 func DecodeCommit(b []byte) (*Commit, error) {
 	c := &Commit{}
 	err := fields(b, func(tag, v uint64) {
@@ -91,7 +91,7 @@ func DecodeCommit(b []byte) (*Commit, error) {
 	}
 	for i, s := range c.Stores {
 		if s.Name == "" || i > 0 && c.Stores[i-1].Name == s.Name {
-			err = fmt.Errorf("%w: store %q without a name, or twice", ErrInvalidRecord, s.Name)
+			err = fmt.Errorf("%w: store %q has no name or is repeated", ErrInvalidRecord, s.Name)
 		}
 	}
 	if err != nil {
@@ -115,13 +115,13 @@ func (s *CommitStore) id(b []byte) error {
 }
 
 // zeroTime is google.protobuf.Timestamp of the year 1, which the SDK writes after a restore. The
-// app hash does not bind the time.
+// app hash does not cover the time.
 var zeroTime = func() []byte {
 	const seconds = -62135596800
 	return binary.AppendUvarint([]byte{tagVarint1}, 1<<64+seconds)
 }()
 
-// Encode is the inverse of DecodeCommit, with the bytes that the SDK writes after a restore.
+// Encode is the inverse of DecodeCommit. It returns the bytes that the SDK writes after a restore.
 func (c *Commit) Encode() []byte {
 	b := binary.AppendUvarint([]byte{tagVarint1}, uint64(c.Height))
 	for _, s := range c.Stores {
@@ -139,7 +139,7 @@ func (c *Commit) Encode() []byte {
 	return appendBytes(append(b, tagBytes3), zeroTime)
 }
 
-// commitKey is the key of the record of a height.
+// commitKey returns the key of a height's record.
 func commitKey(height int64) []byte {
 	return strconv.AppendInt([]byte(commitsPrefix), height, 10)
 }

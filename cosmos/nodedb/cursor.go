@@ -9,13 +9,13 @@ import (
 )
 
 // cursors read nodes in the order of a walk: a node, its left subtree, its right subtree. IAVL
-// numbers the new nodes of a version in that order, so most of a walk is one step of an iterator
-// for each version, where a read by key would search the database each time.
+// numbers the new nodes of a version in this order, so most steps of a walk advance the iterator of
+// a version by one. A read by key would search the database each time.
 type cursors struct {
 	*store
 	open map[int64]*cursor // by version
-	seen map[int64]int     // reads of a version that has no cursor
-	full []byte            // a key
+	seen map[int64]int     // number of reads of a version without a cursor
+	full []byte            // buffer for a key
 }
 
 // cursor is an iterator over the nodes of one version.
@@ -25,9 +25,9 @@ type cursor struct {
 }
 
 const (
-	maxCursors  = 64 // open at a time, each with a few blocks of the database
-	worthCursor = 4  // reads of a version before it gets one
-	maxSteps    = 16 // from one node to the next, over leaves and nodes of other trees
+	maxCursors  = 64 // open at a time; each holds a few database blocks
+	worthCursor = 4  // number of reads of a version before it gets a cursor
+	maxSteps    = 16 // to the next node, over leaves and nodes of other trees
 )
 
 func newCursors(s *store) *cursors {
@@ -36,22 +36,20 @@ func newCursors(s *store) *cursors {
 
 func (c *cursors) close() {
 	for _, cur := range c.open {
-		_ = cur.it.Close() // what it has read was proved, or will be read again
+		_ = cur.it.Close() // everything read is verified later, or read again
 	}
 }
 
-// Node returns the node with a key, as store.Node does.
+// Node returns the node with a key, like store.Node.
 func (c *cursors) Node(key []byte) (*iavlsync.Node, error) {
-	if len(key) == nodeKeyBytes {
-		if b := c.next(key); b != nil {
-			version, _ := splitNodeKey(key)
-			return DecodeNode(version, b)
-		}
+	if b := c.next(key); b != nil {
+		version, _ := splitNodeKey(key)
+		return DecodeNode(version, b)
 	}
 	return c.store.Node(key)
 }
 
-// next returns the record of a node if a cursor is close before it; nil: it has to be read by key.
+// next returns the record of a node if a cursor is close before it; otherwise nil: read it by key.
 func (c *cursors) next(key []byte) []byte {
 	version, _ := splitNodeKey(key)
 	cur := c.open[version]
@@ -83,9 +81,9 @@ func (c *cursors) next(key []byte) []byte {
 		cur.it.Next()
 	}
 	if cur.missed++; cur.missed > worthCursor+cur.found/2 {
-		_ = cur.it.Close() // as in close
+		_ = cur.it.Close() // see close
 		delete(c.open, version)
-		c.seen[version] = math.MinInt32 // the walk and the numbers are not in one order
+		c.seen[version] = math.MinInt32 // never open another cursor: numbers do not follow the walk
 	}
 	return nil
 }

@@ -4,20 +4,20 @@ import (
 	"encoding/binary"
 )
 
-// DB is what is needed of a database. Of makes one of cosmos-db's. All methods may be called at
-// the same time. Keys and values are not modified, neither those that are given nor those that are
-// returned.
+// DB is a database; Of adapts a database of cosmos-db. All methods may be called concurrently.
+// Neither side modifies a key or value that it has passed to the other.
 type DB interface {
-	// Get returns the value of a key, nil if there is none.
+	// Get returns the value of a key, or nil if it is absent.
 	Get(key []byte) ([]byte, error)
-	// Iterator iterates over the keys from start up to but without end, ascending.
+	// Iterator iterates over the keys in [start, end), ascending.
 	Iterator(start, end []byte) (Iterator, error)
-	// NewBatch returns an empty batch. What is written in one batch is there as a whole or not at
-	// all, and not without the batches that were written durably before it.
+	// NewBatch returns an empty batch. After a crash, a batch is present completely or not at all,
+	// and only together with all batches that were written durably before it.
 	NewBatch() Batch
 }
 
-// Iterator is at a key while Valid. Key and Value are valid until Next. The caller closes it.
+// Iterator is at a key while Valid. Key and Value are valid until Next. The caller closes the
+// Iterator.
 type Iterator interface {
 	Valid() bool
 	Next()
@@ -27,17 +27,17 @@ type Iterator interface {
 	Close() error
 }
 
-// Batch collects changes. Keys and values that were given to it are not modified later. The caller
-// closes it.
+// Batch collects changes. The caller does not modify keys and values after passing them, and closes
+// the Batch.
 type Batch interface {
 	Set(key, value []byte) error
 	Delete(key []byte) error
 	Write() error
-	WriteSync() error // and makes it durable
+	WriteSync() error // Write, durably
 	Close() error
 }
 
-// database is the DB of another package, whose iterators and batches have types of their own.
+// database is a DB of another package, which has its own types of iterators and batches.
 type database[I Iterator, B Batch] interface {
 	Get(key []byte) ([]byte, error)
 	Iterator(start, end []byte) (I, error)
@@ -46,7 +46,7 @@ type database[I Iterator, B Batch] interface {
 
 type adapter[I Iterator, B Batch] struct{ db database[I, B] }
 
-// Of makes a DB of one with the same methods, such as the DB of cosmos-db.
+// Of returns a DB over a database with the same methods, such as a DB of cosmos-db.
 func Of[I Iterator, B Batch](db database[I, B]) DB { return adapter[I, B]{db} }
 
 func (a adapter[I, B]) Get(key []byte) ([]byte, error) { return a.db.Get(key) }
@@ -61,34 +61,29 @@ func (a adapter[I, B]) Iterator(start, end []byte) (Iterator, error) {
 
 func (a adapter[I, B]) NewBatch() Batch { return a.db.NewBatch() }
 
-// The first byte of a key in a store.
+// First bytes of the keys in a store.
 const (
-	kindNode       = 's'
-	kindLegacyNode = 'n'
-	kindLegacyRoot = 'r'
-	kindFast       = 'f'
-	kindMetadata   = 'm'
+	kindNode     = 's'
+	kindFast     = 'f'
+	kindMetadata = 'm'
 )
 
-// Keys of the multi-store (cosmossdk.io/store, rootmulti/store.go).
+// Keys of the multi-store (the SDK's store, rootmulti/store.go).
 const (
 	storesPrefix  = "s/k:"
 	commitsPrefix = "s/"
 	latestKey     = "s/latest"
 )
 
-// appendStore appends the beginning of all keys of a store.
+// appendStore appends the prefix of all keys of a store.
 func appendStore(b []byte, name string) []byte {
 	return append(append(append(b, storesPrefix...), name...), '/')
 }
 
-// Lengths of the keys of nodes, without their prefixes.
-const (
-	nodeKeyBytes   = 8 + 4
-	legacyKeyBytes = 32
-)
+// nodeKeyBytes is the length of a node's key without its prefix.
+const nodeKeyBytes = 8 + 4
 
-// The nonce of every root; IAVL's pruning moves a root that a later version refers to, to nonce 0.
+// Nonces of roots. IAVL's pruning moves a root that a later version references to movedNonce.
 const (
 	rootNonce  = 1
 	movedNonce = 0

@@ -1,6 +1,6 @@
 package nodedb
 
-// Swept reports whether a sweep of a store was made, and whether it is kept.
+// Swept reports whether a store has been swept, and whether the sweep is still kept.
 func (s *State) Swept(store string) (made, kept bool) {
 	w := &s.byName[store].sweeping
 	w.mu.Lock()
@@ -8,17 +8,17 @@ func (s *State) Swept(store string) (made, kept bool) {
 	return w.idle != nil, w.ready != nil
 }
 
-// SweepRoom returns how many leaves more the sweeps of a state may have.
+// SweepRoom returns the number of leaves by which the sweeps of a state may still grow.
 func (s *State) SweepRoom() int64 { return s.room.leaves.Load() }
 
 // LimitSweeps sets SweepRoom.
 func (s *State) LimitSweeps(leaves int64) { s.room.leaves.Store(leaves) }
 
-// MostSwept is SweepRoom of a state without sweeps.
+// MostSwept is the SweepRoom of a state without sweeps.
 const MostSwept = mostSwept
 
-// Changes returns how many keys a store's fast index is corrected by; ok is false if that is of no
-// use.
+// Changes returns the number of keys by which a store's fast index is corrected; ok is false if the
+// index cannot be used.
 func (s *State) Changes(store string) (n int, ok bool) {
 	x := s.byName[store].index(false)
 	if x == nil {
@@ -27,7 +27,7 @@ func (s *State) Changes(store string) (n int, ok bool) {
 	return len(x.changes), true
 }
 
-// Compare compares the trees of a store; it keeps most bytes of memory, or fewer.
+// Compare compares the trees of a store. It fails if it would need more than most bytes of memory.
 func (s *State) Compare(store string, most int) error {
 	_, err := s.byName[store].difference(most)
 	return err

@@ -10,48 +10,48 @@ import (
 	"sync/atomic"
 )
 
-// index is the fast index of a store as it would be at the height of the state. IAVL keeps that of
-// the latest version alone, and a node that stops between two states has one that is newer than
-// what it serves: then the difference of the two trees is laid over it.
+// index is the fast index of a store at the height of the state. IAVL keeps the index of the latest
+// version only. A node that was stopped between two states serves an older state; then the index is
+// corrected by the difference of the two trees.
 //
-//	latest tree   its nodes that are newer than the height are not ours; the first ones of those
-//	              that are not, from the root down, are the roots of what both trees share
-//	our tree      what is not below one of these is not in the latest
+//	latest tree   nodes newer than the height are not in our tree; going down from the root, the
+//	              first nodes that are not newer are the roots of the shared subtrees
+//	our tree      nodes outside the shared subtrees are not in the latest tree
 //
 //	fast index − leaves of the latest tree alone + leaves of ours alone
 //
-// A node of the latest tree that is not newer than the height is in our tree, too: versions follow
-// each other, and what one does not have no later one gets back.
+// A node of the latest tree that is not newer than the height is also in our tree: a node that one
+// version has dropped does not come back in a later one.
 type index struct {
-	changes []Record // keys of the database, ascending; a nil value: our tree does not have it
+	changes []Record // by database key; nil value: not in our tree
 }
 
-// indexing is the index of a store.
+// indexing manages the index of a store.
 type indexing struct {
-	once  sync.Once             // compares the trees
-	ready atomic.Pointer[index] // nil: there is none, or none yet
+	once  sync.Once             // guards the comparison of the trees
+	ready atomic.Pointer[index] // nil: no index, or not yet
 }
 
-// Bounds of the difference of two trees. Beyond these our tree is read by itself.
+// Limits of a comparison. If they are exceeded, our tree is read without the index.
 const (
-	worthDifference = 4        // leaves for each node, of either tree, that is read at most
-	leastDifference = 1 << 10  // nodes that may be read in any case
+	worthDifference = 4        // leaves per node, of either tree, that may be read
+	leastDifference = 1 << 10  // nodes that may always be read
 	mostDifference  = 64 << 20 // bytes of memory
-	mapEntryBytes   = 128      // of these: an entry of a map beside its key and its value
+	mapEntryBytes   = 128      // size of a map entry without its key and value
 )
 
-// anyHeight is above that of every node, which is an int8 in IAVL.
+// anyHeight is greater than the height of every node, which is an int8 in IAVL.
 const anyHeight = math.MaxUint8
 
 var errDifference = errors.New("the trees differ too much")
 
-// index returns the fast index at the height of s; nil: it is of no use. If mayCompare, two trees
-// may be compared first, while other callers that may do so wait.
+// index returns the fast index at the height of s, or nil if it cannot be used. If mayCompare is
+// set, it may first compare two trees; other callers with mayCompare wait meanwhile.
 func (s *store) index(mayCompare bool) *index {
 	w := &s.indexing
 	if mayCompare && s.indexed > s.height {
 		w.once.Do(func() {
-			// What cannot be read now is read, and reported, by the walk.
+			// Ignore errors: the walk reads the same nodes, and reports them.
 			if changes, err := s.difference(mostDifference); err == nil {
 				w.ready.Store(&index{changes})
 			}
@@ -60,8 +60,8 @@ func (s *store) index(mayCompare bool) *index {
 	return w.ready.Load()
 }
 
-// close drops the difference, and keeps none that is being made. An index of the state's own height
-// takes no memory.
+// close drops the difference, including one in progress. An index of the state's own height uses no
+// memory.
 func (w *indexing) close() {
 	w.once.Do(func() {})
 	if x := w.ready.Load(); x != nil && x.changes != nil {
@@ -69,8 +69,8 @@ func (w *indexing) close() {
 	}
 }
 
-// difference compares the tree that the fast index is of with that of s. It fails where it would
-// keep more than most bytes of memory.
+// difference compares the tree of the fast index with the tree of s. It fails if it would keep more
+// than most bytes of memory.
 func (s *store) difference(most int) ([]Record, error) {
 	root, err := s.rootOf(s.indexed)
 	if err != nil {
@@ -98,25 +98,24 @@ func (s *store) difference(most int) ([]Record, error) {
 	return changes, nil
 }
 
-// difference is one comparison.
+// difference is the state of one comparison.
 type difference struct {
 	*cursors
-	shared  map[string]bool   // by node key: the roots of what the trees share
+	shared  map[string]bool   // by node key: roots of shared subtrees
 	changes map[string][]byte // by key of the database
-	nodes   int64             // that may still be read
-	room    int               // bytes of memory that are left
+	nodes   int64             // nodes that may still be read
+	room    int               // bytes of memory left
 }
 
-// latest walks over the nodes of the latest tree that are newer than the height, from a node on
-// that is lower than above: a damaged record may name its own ancestor.
+// latest walks over the nodes of the latest tree that are newer than the height, starting at key.
+// It fails unless heights decrease below above, because a damaged record may reference its own
+// ancestor.
 func (d *difference) latest(key []byte, above uint8) error {
 	if key == nil {
 		return nil
 	}
-	if len(key) == nodeKeyBytes {
-		if version, _ := splitNodeKey(key); version <= d.height {
-			return d.share(key)
-		}
+	if version, _ := splitNodeKey(key); version <= d.height {
+		return d.share(key)
 	}
 	if d.nodes--; d.nodes < 0 {
 		return errDifference
@@ -125,8 +124,6 @@ func (d *difference) latest(key []byte, above uint8) error {
 	switch {
 	case err != nil:
 		return err
-	case n.Version <= d.height: // of iavl before v1, whose node keys do not have the version
-		return d.share(key)
 	case n.Height >= above:
 		return errScan
 	case n.Height == 0:
@@ -138,7 +135,7 @@ func (d *difference) latest(key []byte, above uint8) error {
 	return d.latest(n.Right, n.Height)
 }
 
-// ours walks over the nodes of our tree that the latest does not have, as latest does.
+// ours is latest for the nodes of our tree that are not in the latest tree.
 func (d *difference) ours(key []byte, above uint8) error {
 	if key == nil || d.shared[sharedKey(key)] {
 		return nil
@@ -163,7 +160,7 @@ func (d *difference) ours(key []byte, above uint8) error {
 
 func (d *difference) change(key, value []byte) error {
 	k := string(d.key(kindFast, key))
-	_, had := d.changes[k] // of the other tree
+	_, had := d.changes[k] // change recorded for the other tree
 	d.changes[k] = value
 	if had {
 		return d.keeps(len(value))
@@ -176,7 +173,7 @@ func (d *difference) share(key []byte) error {
 	return d.keeps(mapEntryBytes + len(key))
 }
 
-// keeps counts bytes of memory.
+// keeps counts n bytes of memory.
 func (d *difference) keeps(n int) error {
 	if d.room -= n; d.room < 0 {
 		return errDifference
@@ -184,18 +181,16 @@ func (d *difference) keeps(n int) error {
 	return nil
 }
 
-// sharedKey returns what names a node in both trees: pruning moves roots, and nodes that were
-// written afterwards name the new place.
+// sharedKey returns the same name for a node in both trees. Pruning moves a root, and nodes written
+// afterwards reference its new place.
 func sharedKey(key []byte) string {
-	if len(key) == nodeKeyBytes {
-		if version, nonce := splitNodeKey(key); nonce == movedNonce {
-			return string(nodeKey(version, rootNonce))
-		}
+	if version, nonce := splitNodeKey(key); nonce == movedNonce {
+		return string(nodeKey(version, rootNonce))
 	}
 	return string(key)
 }
 
-// from returns an iterator over the index of s, from a key of a leaf on.
+// from returns an iterator over the index of s, starting at the key of a leaf.
 func (x *index) from(s *store, first []byte) (Iterator, error) {
 	start := s.key(kindFast, first)
 	it, err := s.db.Iterator(start, s.key(kindFast+1, nil))
@@ -208,14 +203,14 @@ func (x *index) from(s *store, first []byte) (Iterator, error) {
 	return o, nil
 }
 
-// overlaid is an iterator with changes laid over it.
+// overlaid is an iterator corrected by changes.
 type overlaid struct {
 	Iterator
-	changes []Record // that are not passed yet
-	changed bool     // it is at the first of these
+	changes []Record // changes that are not passed yet
+	changed bool     // the iterator is at the first of these
 }
 
-// settle goes to the next key that is there, from where both are.
+// settle moves to the next key of the result, from the current positions.
 func (o *overlaid) settle() {
 	for o.changed = false; len(o.changes) > 0; o.changes = o.changes[1:] {
 		if o.Iterator.Valid() {

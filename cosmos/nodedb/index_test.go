@@ -2,7 +2,6 @@ package nodedb_test
 
 import (
 	"bytes"
-	"encoding/binary"
 	"fmt"
 	"testing"
 
@@ -11,7 +10,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
 	"github.com/starling-kv/starling/cosmos/nodedb"
-	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // versions is a history with the trees of all its versions.
@@ -22,8 +21,7 @@ type versions struct {
 }
 
 func newVersions() *versions {
-	return &versions{history: &history{reads: &reads{Mem: nodedbtest.NewMem()}, keys: map[*iavlsynctest.Node][]byte{}},
-		tree: &iavlsynctest.Tree{}, roots: make([]*iavlsynctest.Node, 1)}
+	return &versions{history: newHistory(), tree: &iavlsynctest.Tree{}, roots: make([]*iavlsynctest.Node, 1)}
 }
 
 func (v *versions) next(t *testing.T, ops []iavlsynctest.Op) {
@@ -34,23 +32,23 @@ func (v *versions) next(t *testing.T, ops []iavlsynctest.Op) {
 	v.roots = append(v.roots, v.tree.Root)
 }
 
-// move moves the root of an old version as pruning does: what is written afterwards names the new
-// place, what was written before the old one.
+// move moves the root of an old version as pruning does: nodes written afterwards reference the new
+// place, nodes written before the old place.
 func (v *versions) move(version int64) {
 	root := v.roots[version]
-	if root == nil || root.Version != version || len(v.keys[root]) != 12 || v.keys[root][11] != 1 {
+	if root == nil || root.Version != version || v.Written[root][11] != 1 {
 		return
 	}
-	place := append([]byte("s/k:bank/s"), v.keys[root]...)
-	record, _ := v.Mem.Get(place)
-	v.Delete(place)
-	v.keys[root] = binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(nil, uint64(version)), 0)
-	v.Set(append([]byte("s/k:bank/s"), v.keys[root]...), record)
+	record, _ := v.Mem.Get(v.NodeKey(version, 1))
+	v.Delete(v.NodeKey(version, 1))
+	v.Set(v.NodeKey(version, 0), record)
+	v.Written[root] = bytes.Clone(v.Written[root])
+	v.Written[root][11] = 0
 }
 
-// answered has all chunks of a height answered twice, from the nodes and from their shapes, and
-// returns how many keys of the fast index were corrected for that; used is false if it was not
-// used.
+// answered requests all chunks of a height twice, once from the nodes and once from their shapes.
+// It returns the number of keys by which the fast index was corrected; used is false if the index
+// was not used.
 func (v *versions) answered(t *testing.T, height, limit int64) (changes int, used bool) {
 	t.Helper()
 	s, err := nodedb.Open(v.history, height)
@@ -67,16 +65,16 @@ func (v *versions) answered(t *testing.T, height, limit int64) (changes int, use
 	changes, used = s.Changes("bank")
 	s.Close()
 	if _, after := s.Changes("bank"); after {
-		require.Zero(t, changes, "they are kept after Close")
+		require.Zero(t, changes, "changes are kept after Close")
 	}
 	return changes, used
 }
 
-// TestEarlierState: of a database whose fast index is of a later version, each earlier state is
-// answered from that and the difference of the trees, whatever has changed between them, and
+// TestEarlierState: the database has the fast index of a later version. Each earlier state is
+// served from this index and the difference of the trees, whatever has changed between them, and
 // wherever pruning has moved roots.
 func TestEarlierState(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	right := func(v int64) int64 { return v }
 	for round := range 30 {
 		v := newVersions()
@@ -86,9 +84,9 @@ func TestEarlierState(t *testing.T) {
 			var ops []iavlsynctest.Op
 			switch rnd.IntN(6) {
 			case 0: // the same tree
-			case 1: // an empty one
+			case 1: // an empty tree
 				v.tree.Root.Leaves(func(leaf *iavlsynctest.Node) { ops = append(ops, iavlsynctest.Op{Key: leaf.Key}) })
-			case 2: // all of it
+			case 2: // change most keys
 				ops = iavlsynctest.RandomOps(rnd, keys, 2*keys, 0.1)
 			default:
 				ops = iavlsynctest.RandomOps(rnd, keys, 1+rnd.IntN(1+keys/10), []float64{0, 0.4, 0.9}[rnd.IntN(3)])
@@ -98,7 +96,7 @@ func TestEarlierState(t *testing.T) {
 				v.move(1 + rnd.Int64N(n-4))
 			}
 		}
-		for range 3 { // the index is of any of the versions
+		for range 3 { // the index belongs to any of the versions
 			indexed := last - rnd.Int64N(2)
 			for _, key := range v.Keys() {
 				if bytes.HasPrefix([]byte(key), []byte("s/k:bank/f")) {
@@ -109,7 +107,7 @@ func TestEarlierState(t *testing.T) {
 			v.index(indexed, right)
 			for height := int64(last - 3); height <= last; height++ {
 				changes, used := v.answered(t, height, 2+rnd.Int64N(40))
-				// Else no chunk is of more than a leaf, or the trees may differ too much.
+				// Otherwise no chunk has more than one leaf, or the trees may differ too much.
 				if root := v.roots[height]; root != nil && root.Height() > 0 && keys <= 60 {
 					require.Equal(t, height <= indexed, used, "round %d: height %d, indexed %d", round, height, indexed)
 				}
@@ -121,10 +119,10 @@ func TestEarlierState(t *testing.T) {
 	}
 }
 
-// TestEarlierStateIsSwept: of a large store the state before the latest costs what the latest does:
-// one pass over all records, and the index.
+// TestEarlierStateIsSwept: in a large store, serving the state before the latest costs as much as
+// the latest: one pass over all records, and the index.
 func TestEarlierStateIsSwept(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	v := newVersions()
 	const last = 6
 	for n := range last {
@@ -140,14 +138,14 @@ func TestEarlierStateIsSwept(t *testing.T) {
 	before := v.gets
 	swept, _ := v.answers(t, last-1)
 	require.True(t, swept)
-	require.Less(t, v.gets-before, 5000, "the nodes that differ")
+	require.Less(t, v.gets-before, 5000, "only nodes that differ are read by key")
 	changes, used := v.answered(t, last-1, 8192)
 	require.True(t, used)
 	require.Less(t, changes, 600)
 }
 
-// TestDifferentTrees: where the trees differ too much, or the later one cannot be read, the earlier
-// state is read by itself.
+// TestDifferentTrees: if the trees differ too much, or the later one cannot be read, the earlier
+// state is read without the index.
 func TestDifferentTrees(t *testing.T) {
 	const keys = 3000
 	v := newVersions()
@@ -168,7 +166,7 @@ func TestDifferentTrees(t *testing.T) {
 	changes, used := v.answered(t, 3, 8192)
 	require.True(t, used)
 	require.Equal(t, 1, changes)
-	v.Delete(binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64([]byte("s/k:bank/s"), 4), 2))
+	v.Delete(v.NodeKey(4, 2))
 	_, used = v.answered(t, 3, 8192)
 	require.False(t, used)
 	v.Set([]byte("s/k:bank/mstorage_version"), []byte("1.1.0-5"))
@@ -176,8 +174,9 @@ func TestDifferentTrees(t *testing.T) {
 	require.False(t, used)
 }
 
-// TestTreeWithALoop: a damaged record of either tree that names its own ancestor ends the
-// comparison at once, not at its limit: that is a quarter of a store's leaves, each a frame deep.
+// TestTreeWithALoop: a damaged record of either tree that references its own ancestor ends the
+// comparison immediately instead of at its limit, which is a quarter of a store's leaves, each a
+// stack frame deep.
 func TestTreeWithALoop(t *testing.T) {
 	const keys = 60
 	for _, damaged := range []int64{1, 2} {
@@ -193,8 +192,8 @@ func TestTreeWithALoop(t *testing.T) {
 		root := v.roots[damaged]
 		require.Greater(t, root.Height(), 3)
 		below := root.Left.Left
-		v.Set(append([]byte("s/k:bank/s"), v.keys[below]...), nodedb.AppendNode(nil, &iavlsync.Node{Height: uint8(below.Height()), Size: below.Size(),
-			Key: below.Right.Least(), Hash: iavlsync.Hash(below.Hash()), Left: v.keys[root], Right: v.keys[below.Right]}))
+		v.Set(append([]byte("s/k:bank/s"), v.Written[below]...), nodedb.AppendNode(nil, &iavlsync.Node{Height: uint8(below.Height()), Size: below.Size(),
+			Key: below.Right.Least(), Hash: iavlsync.Hash(below.Hash()), Left: v.Written[root], Right: v.Written[below.Right]}))
 		s, err := nodedb.Open(v.history, 1)
 		require.NoError(t, err)
 		before := v.gets
@@ -209,8 +208,8 @@ func TestTreeWithALoop(t *testing.T) {
 	}
 }
 
-// TestMemoryOfAComparison: all that a comparison keeps counts, small changes and the roots of what
-// the trees share, too.
+// TestMemoryOfAComparison: everything that a comparison keeps is counted, including small changes
+// and the roots of shared subtrees.
 func TestMemoryOfAComparison(t *testing.T) {
 	const keys, entry = 4000, 128
 	v := newVersions()
@@ -232,6 +231,6 @@ func TestMemoryOfAComparison(t *testing.T) {
 	v.index(3, func(version int64) int64 { return version })
 	s, err = nodedb.Open(v.history, 2)
 	require.NoError(t, err)
-	require.Error(t, s.Compare("bank", entry), "the root that the trees share")
+	require.Error(t, s.Compare("bank", entry), "the root of the shared subtree")
 	require.NoError(t, s.Compare("bank", 2*entry))
 }

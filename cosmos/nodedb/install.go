@@ -12,26 +12,26 @@ import (
 )
 
 var (
-	// ErrNotEmpty reports a database that has a state, or anything else.
+	// ErrNotEmpty reports a database that has a state or any other key.
 	ErrNotEmpty = errors.New("the database is not empty")
-	// ErrOtherJoin reports a database that another state is being installed in.
-	ErrOtherJoin = errors.New("another state is being installed there")
+	// ErrOtherJoin reports a database with an unfinished join of another state.
+	ErrOtherJoin = errors.New("the database has an unfinished join of another state")
 )
 
-// Keys of an installation that is not finished. No key of an application begins like this.
+// Keys of an unfinished join. No application key has this prefix.
 const (
 	joinPrefix    = "starling-join/"
 	joinKey       = joinPrefix + "manifest"
-	joinChunksKey = joinPrefix + "chunk/" // ‖ number:4 → where its root is, and its first key
+	joinChunksKey = joinPrefix + "chunk/" // ‖ number:4 → the place of its root, and its first key
 )
 
-// Installer writes a proved state into an empty database, chunk by chunk in any order.
+// Installer writes a verified state into an empty database, chunk by chunk in any order.
 //
 //	empty ── NewInstaller ──▶ joining ── Install × chunks ──▶ Finish ──▶ the home of a node at H
 //
-// A chunk and the mark that it is there are one batch, and "s/latest" comes last: after a crash
-// NewInstaller resumes with the chunks that are missing, and an application that opened the
-// database meanwhile would not find a state. Its methods may be called at the same time.
+// A chunk and its mark are written in one batch, and "s/latest" is written last. So NewInstaller
+// resumes with the missing chunks after a crash, and an application that opens the database before
+// Finish finds no state. Its methods may be called concurrently.
 type Installer struct {
 	*placing
 	db DB
@@ -40,30 +40,30 @@ type Installer struct {
 	done []*Placed // by chunk; guarded by mu
 }
 
-// placing knows where the nodes of a manifest's state belong.
+// placing computes where the nodes of a manifest's state belong.
 type placing struct {
 	m      *iavlsync.Manifest
 	upper  []*iavlsync.Upper
 	stores []installing
-	start  []int // at i: the number of the first chunk of store i
+	start  []int // at i: number of the first chunk of store i
 }
 
-// installing is a store's part that does not change.
+// installing has the constants of a store.
 type installing struct {
 	prefix []byte
 	leaves int64
 }
 
-// Placed is a subtree that is in the database.
+// Placed is a subtree that has been installed.
 type Placed struct {
 	first, leaves int64 // its leaves, counted in the store
-	version       int64 // of its root
-	place         int64 // of its root: as iavlsync.Place, counted in the store
+	version       int64 // version of its root
+	place         int64 // place of its root, like iavlsync.Place but counted in the store
 	key           []byte
 }
 
 // NewInstaller begins, or resumes, the installation of a verified manifest's state. It fails with
-// ErrNotEmpty or ErrOtherJoin where there is anything else.
+// ErrNotEmpty or ErrOtherJoin if the database has anything else.
 func NewInstaller(db DB, m *iavlsync.Manifest) (*Installer, error) {
 	p, err := newPlacing(m)
 	if err != nil {
@@ -100,7 +100,7 @@ func newPlacing(m *iavlsync.Manifest) (*placing, error) {
 	return p, nil
 }
 
-// commit returns what the multi-store records of the state.
+// commit returns what the multi-store records for the state.
 func (in *placing) commit() *Commit {
 	c := &Commit{Height: in.m.Height}
 	for i := range in.m.Stores {
@@ -109,8 +109,8 @@ func (in *placing) commit() *Commit {
 	return c
 }
 
-// Unfinished returns the format and the encoded manifest of an installation that is not finished;
-// nil: there is none.
+// Unfinished returns the format and the encoded manifest of an unfinished installation; manifest is
+// nil if there is none.
 func Unfinished(db DB) (f iavlsync.Format, manifest []byte, err error) {
 	b, err := db.Get([]byte(joinKey))
 	switch {
@@ -119,7 +119,7 @@ func Unfinished(db DB) (f iavlsync.Format, manifest []byte, err error) {
 	case b == nil:
 		return 0, nil, nil
 	case len(b) < 4:
-		return 0, nil, fmt.Errorf("an unfinished join: %w", ErrInvalidRecord)
+		return 0, nil, fmt.Errorf("unfinished join: %w", ErrInvalidRecord)
 	}
 	return iavlsync.Format(binary.BigEndian.Uint32(b)), b[4:], nil
 }
@@ -129,8 +129,8 @@ func (in *Installer) begin(described []byte) error {
 	if err != nil {
 		return fmt.Errorf("look for keys: %w", err)
 	}
-	// An application that was opened before its first block has marked the fast indices of its
-	// empty stores.
+	// An application that was opened before its first block has written the fast index versions of
+	// its empty stores.
 	for ; it.Valid() && err == nil; it.Next() {
 		if key := it.Key(); !bytes.HasPrefix(key, []byte(storesPrefix)) || !bytes.HasSuffix(key, []byte("/"+string(kindMetadata)+storageVersionKey)) {
 			err = ErrNotEmpty
@@ -140,7 +140,7 @@ func (in *Installer) begin(described []byte) error {
 		return err
 	}
 	b := in.db.NewBatch()
-	defer b.Close() //nolint:errcheck // it was written, or is thrown away
+	defer b.Close() //nolint:errcheck // written or discarded
 	if err := b.Set([]byte(joinKey), described); err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (in *placing) image(k int) *iavlsync.Image {
 	return &in.m.Stores[i].Entries[e].Root
 }
 
-// Missing returns the numbers of the chunks that are not there, ascending.
+// Missing returns the numbers of the missing chunks, ascending.
 func (in *Installer) Missing() (missing []int) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -188,22 +188,22 @@ func (in *Installer) Missing() (missing []int) {
 	return missing
 }
 
-// Install writes chunk k, which VerifyChunk has returned for its image in the manifest.
+// Install writes chunk k, which VerifyChunk has returned for the chunk's image in the manifest.
 func (in *Installer) Install(k int, c *iavlsync.Chunk, _ []byte) error {
 	i, e := in.m.At(k)
 	_, err := in.write(k, func(b *batchRecorder) (*Placed, error) { return in.both(b, i, in.upper[i].First[e], c) })
 	return err
 }
 
-// InstallPart writes a subtree of chunk k, where that comes in halves. first is the number of its
-// first leaf, counted in the store. Join puts parts together.
+// InstallPart writes a subtree of chunk k, if the chunk arrives in halves. first is the number of
+// its first leaf, counted in the store. Join combines parts.
 func (in *Installer) InstallPart(k int, first int64, c *iavlsync.Chunk, _ []byte) (*Placed, error) {
 	i, _ := in.m.At(k)
 	return in.write(k, func(b *batchRecorder) (*Placed, error) { return in.both(b, i, first, c) })
 }
 
-// Join writes the node of chunk k with a proved image that has two parts as its children. Once it
-// is the root of the chunk, the chunk is complete.
+// Join writes the node of chunk k that has this verified image and two parts as its children. When
+// that is the chunk's root, the chunk is complete.
 func (in *Installer) Join(k int, image *iavlsync.Image, left, right *Placed, _ []byte) (*Placed, error) {
 	i, _ := in.m.At(k)
 	return in.write(k, func(b *batchRecorder) (*Placed, error) {
@@ -229,8 +229,8 @@ func (in *Installer) both(b *batchRecorder, i int, first int64, c *iavlsync.Chun
 	return p, nil
 }
 
-// batchRecorder writes records to a batch, which keeps what it is given: they are parts of a
-// growing array.
+// batchRecorder writes records to a batch. The batch keeps the slices, so they are parts of arrays
+// that are not reused.
 type batchRecorder struct {
 	in    *placing
 	b     Batch
@@ -253,11 +253,11 @@ func (r *batchRecorder) record(store int, version int64, nonce uint32, fn func(b
 	return r.b.Set(key, r.add(fn))
 }
 
-// write writes a batch that fn fills with chunk k or a part of it, and, if it is all of the chunk,
-// the mark that it is there.
+// write writes a batch that fn fills with chunk k or a part of it. If it is the whole chunk, the
+// batch includes the chunk's mark.
 func (in *Installer) write(k int, fn func(b *batchRecorder) (*Placed, error)) (*Placed, error) {
 	b := in.db.NewBatch()
-	defer b.Close() //nolint:errcheck // it was written, or is thrown away
+	defer b.Close() //nolint:errcheck // written or discarded
 	p, err := fn(&batchRecorder{in: in.placing, b: b})
 	if err != nil {
 		return nil, fmt.Errorf("install chunk %d: %w", k, err)
@@ -266,8 +266,9 @@ func (in *Installer) write(k int, fn func(b *batchRecorder) (*Placed, error)) (*
 	if complete {
 		err = b.Set(chunkKey(k), appendBytes(binary.AppendVarint(nil, p.place), p.key))
 	}
-	// Durably, one fsync a chunk: goleveldb closes a journal that is full without one, so a power
-	// loss could take an earlier batch and leave a later one, even "s/latest", which has an fsync.
+	// One fsync per chunk is necessary: goleveldb closes a full journal without an fsync, so a
+	// power loss could lose an earlier batch and keep a later one, even "s/latest", which is
+	// synced.
 	if err == nil {
 		err = b.WriteSync()
 	}
@@ -287,24 +288,24 @@ func chunkKey(k int) []byte {
 }
 
 // Finish writes the nodes above the chunks and makes the state visible, durably. All chunks must be
-// there.
+// installed.
 func (in *Installer) Finish() error {
 	if n := len(in.Missing()); n > 0 {
 		return fmt.Errorf("finish: %d chunks are missing", n)
 	}
 	b := in.db.NewBatch()
-	defer b.Close() //nolint:errcheck // it was written, or is thrown away
+	defer b.Close() //nolint:errcheck // written or discarded
 	commit := in.commit()
 	for i := range in.m.Stores {
 		if err := in.finishStore(&batchRecorder{in: in.placing, b: b}, i); err != nil {
 			return fmt.Errorf("finish store %q: %w", in.m.Stores[i].Name, err)
 		}
 	}
-	if err := b.WriteSync(); err != nil { // why: see write
+	if err := b.WriteSync(); err != nil { // synced for the reason given in write
 		return fmt.Errorf("finish: %w", err)
 	}
 	last := in.db.NewBatch()
-	defer last.Close() //nolint:errcheck // it was written, or is thrown away
+	defer last.Close() //nolint:errcheck // written or discarded
 	var err error
 	for k := range in.done {
 		err = errors.Join(err, last.Delete(chunkKey(k)))
@@ -320,7 +321,7 @@ func (in *Installer) Finish() error {
 	return nil
 }
 
-// finishStore writes the upper tree, the version's root, and what the fast index is of.
+// finishStore writes the upper tree, the version's root, and the version of the fast index.
 func (in *Installer) finishStore(r *batchRecorder, i int) error {
 	version, err := in.upperTree(r, i, in.done)
 	if root := in.reference(i, version); err == nil && root != nil {

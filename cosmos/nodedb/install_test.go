@@ -12,15 +12,16 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 const height = 12
 
 func randomState(rnd *rand.Rand, keys int) iavlsynctest.State {
-	return iavlsynctest.RandomState(rnd, keys, height)[height-1]
+	return iavlsynctest.RandomState(rnd, keys, height)
 }
 
-// install installs the chunks that are missing in a random order.
+// install installs the missing chunks in random order.
 func install(rnd *rand.Rand, db *nodedbtest.Mem, m *iavlsync.Manifest, chunks []*iavlsync.Chunk) (installed int, err error) {
 	in, err := nodedb.NewInstaller(db, m)
 	if err != nil {
@@ -34,13 +35,13 @@ func install(rnd *rand.Rand, db *nodedbtest.Mem, m *iavlsync.Manifest, chunks []
 		}
 		installed++
 		if n := db.Unsynced(); n > 0 {
-			return installed, fmt.Errorf("a power loss could take %d batches", n)
+			return installed, fmt.Errorf("a power loss could lose %d batches", n)
 		}
 	}
 	return installed, in.Finish()
 }
 
-// same fails unless the state in db is the naive one, down to every answer.
+// same fails unless the state in db equals the naive state, down to every response.
 func same(t *testing.T, db nodedb.DB, f iavlsync.Format, naive iavlsynctest.State) {
 	t.Helper()
 	latest, err := nodedb.Latest(db)
@@ -66,7 +67,7 @@ func same(t *testing.T, db nodedb.DB, f iavlsync.Format, naive iavlsynctest.Stat
 }
 
 func TestInstalled(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	for _, f := range []iavlsync.Format{iavlsync.Format32, iavlsync.Format512, iavlsync.Format8192} {
 		for _, keys := range []int{1, 40, 1500} {
 			t.Run(fmt.Sprintf("%x/%d", uint32(f), keys), func(t *testing.T) {
@@ -77,7 +78,7 @@ func TestInstalled(t *testing.T) {
 				require.NoError(t, err)
 				same(t, db, f, naive)
 				for _, key := range db.Keys() {
-					require.NotContains(t, key, "starling", "marks of the join are gone")
+					require.NotContains(t, key, "starling", "the marks of the join are removed")
 				}
 				_, err = nodedb.NewInstaller(db, m)
 				require.ErrorIs(t, err, nodedb.ErrNotEmpty)
@@ -86,9 +87,9 @@ func TestInstalled(t *testing.T) {
 	}
 }
 
-// TestKilledAtEveryWrite: the next start resumes, and until the last write there is no state.
+// TestKilledAtEveryWrite: the next start resumes, and there is no state before the last write.
 func TestKilledAtEveryWrite(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	naive := randomState(rnd, 300)
 	m := nodedbtest.Manifest(t, iavlsync.Format32, height, naive)
 	chunks := nodedbtest.Chunks(t, m, naive)
@@ -106,14 +107,14 @@ func TestKilledAtEveryWrite(t *testing.T) {
 		require.ErrorIs(t, err, nodedb.ErrNoState)
 		after, err := install(rnd, db, m, chunks)
 		require.NoError(t, err)
-		require.Equal(t, len(chunks), before+after, "what is there is not written again")
+		require.Equal(t, len(chunks), before+after, "installed chunks are not written again")
 		require.Equal(t, whole.Crash(0), db.Crash(0))
 	}
 	same(t, whole, iavlsync.Format32, naive)
 }
 
 func TestDatabasesThatAreNotEmpty(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	naive, other := randomState(rnd, 40), randomState(rnd, 41)
 	m := nodedbtest.Manifest(t, iavlsync.Format32, height, naive)
 	db := nodedbtest.NewMem()
@@ -132,9 +133,9 @@ func TestDatabasesThatAreNotEmpty(t *testing.T) {
 	}
 }
 
-// TestHalves: chunks that come in parts of any shape become the same records.
+// TestHalves: chunks that arrive in parts of any shape result in the same records.
 func TestHalves(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	naive := randomState(rnd, 700)
 	m := nodedbtest.Manifest(t, iavlsync.Format512, height, naive)
 	chunks := nodedbtest.Chunks(t, m, naive)
@@ -171,20 +172,37 @@ func TestHalves(t *testing.T) {
 	require.Equal(t, whole.Crash(0), parts.Crash(0))
 }
 
-// TestLegacy: iavl before v1 keeps nodes by their hashes.
-func TestLegacy(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+// TestServed: states are served as written by IAVL, unless iavl before v1 has written some of the
+// nodes.
+func TestServed(t *testing.T) {
+	rnd := seeds.Rand(t)
 	naive := randomState(rnd, 500)
 	db := nodedbtest.NewMem()
-	nodedbtest.Legacy(t, db, height, naive)
+	nodedbtest.WriteState(t, db, height, naive)
 	same(t, db, iavlsync.Format32, naive)
 	_, err := nodedb.Open(db, height-1)
 	require.ErrorIs(t, err, nodedb.ErrNoState)
+
+	root := naive["bank"]
+	key := nodedbtest.NewStore("bank").NodeKey(root.Version, 1)
+	b, _ := db.Get(key)
+	at := bytes.Index(b, root.Hash()) + len(root.Hash())
+	for _, mode := range []byte{2, 4, 6} { // the left child, the right child, both
+		old := append(bytes.Clone(b[:at]), mode, 32)
+		db.Set(key, append(append(old, root.Left.Hash()...), b[at+1:]...))
+		s, err := nodedb.Open(db, height)
+		require.NoError(t, err)
+		_, err = s.Manifest(iavlsync.Format32)
+		require.ErrorIs(t, err, nodedb.ErrOldLayout)
+		_, err = s.Answer(&iavlsync.Request{Height: height, Store: "bank", Leaves: root.Size()})
+		require.ErrorIs(t, err, nodedb.ErrOldLayout)
+	}
 }
 
-// TestDamagedHomes: what is wrong in a database is an error, or the answer does not depend on it.
+// TestDamagedHomes: damage to any record of a database is an error, or the response does not depend
+// on the record.
 func TestDamagedHomes(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	naive := randomState(rnd, 100)
 	m := nodedbtest.Manifest(t, iavlsync.Format32, height, naive)
 	whole := nodedbtest.NewMem()
@@ -220,7 +238,7 @@ func TestDamagedHomes(t *testing.T) {
 					continue
 				}
 				if _, err := iavlsync.VerifyChunk(image, b[1:]); err != nil {
-					require.NotContains(t, key, "/f", "the fast index is never the reason for a wrong answer")
+					require.NotContains(t, key, "/f", "a damaged fast index never causes a wrong response")
 				}
 			}
 		}

@@ -7,10 +7,10 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
 
-// The key of a node follows from its place alone, so that chunks can be written in any order, at
-// the same time: leaf i of a store has the nonce 2 + 2i, the inner node before it 1 + 2i, and the
-// root 1. Stock IAVL numbers the nodes of a version in another order; it only asks that no two
-// have the same key.
+// nonce returns the nonce of a node. It depends only on the node's place, so that chunks can be
+// written in any order and concurrently: leaf i of a store has the nonce 2 + 2i, the inner node
+// before it 1 + 2i, and the root 1. Stock IAVL numbers the nodes of a version in a different order,
+// but only requires that keys are unique.
 func (s *installing) nonce(place, leaves int64) uint32 {
 	if leaves == s.leaves {
 		return rootNonce
@@ -22,12 +22,12 @@ func (s *installing) key(kind byte, rest []byte) []byte {
 	return append(append(append(make([]byte, 0, len(s.prefix)+1+len(rest)), s.prefix...), kind), rest...)
 }
 
-// recorder takes the records of nodes. fn appends the record.
+// recorder writes the records of nodes. fn appends the record.
 type recorder interface {
 	record(store int, version int64, nonce uint32, fn func(b []byte) []byte) error
 }
 
-// subtree records the nodes of a subtree of store i, whose leaves begin at first.
+// subtree records the nodes of a subtree of store i. first is the number of its first leaf.
 func (in *placing) subtree(r recorder, i int, first int64, c *iavlsync.Chunk) (*Placed, error) {
 	s := &in.stores[i]
 	at := func(p iavlsync.Place) (version int64, nonce uint32) {
@@ -73,7 +73,7 @@ func (in *placing) inner(r recorder, i int, n *iavlsync.Inner, left, right *Plac
 }
 
 // upperTree records the nodes above the chunks of store i, and returns the version of the store's
-// root; an empty store has none: it is H.
+// root, or H for an empty store, which has no root.
 func (in *placing) upperTree(r recorder, i int, chunks []*Placed) (version int64, err error) {
 	u := in.upper[i]
 	if in.stores[i].leaves == 0 {
@@ -89,7 +89,7 @@ func (in *placing) upperTree(r recorder, i int, chunks []*Placed) (version int64
 	}
 	for e := 1; e < len(u.Inner); e++ {
 		n := &u.Inner[e]
-		// Its key is the first one of chunk e, which its right subtree begins with.
+		// The node's key is the first key of chunk e, with which its right subtree begins.
 		right := *placed(n.Right)
 		right.first, right.key = u.First[e], chunks[in.start[i]+e].key
 		if _, err := in.inner(r, i, n, placed(n.Left), &right); err != nil {
@@ -99,7 +99,8 @@ func (in *placing) upperTree(r recorder, i int, chunks []*Placed) (version int64
 	return placed(u.Root).version, nil
 }
 
-// reference returns what is at the root's place of version H, if that is not the root; nil: it is.
+// reference returns the record for the place of version H's root if the root itself is elsewhere or
+// the store is empty; otherwise nil.
 func (in *placing) reference(i int, version int64) []byte {
 	switch {
 	case in.stores[i].leaves == 0:
@@ -110,8 +111,8 @@ func (in *placing) reference(i int, version int64) []byte {
 	return nil
 }
 
-// byVersion returns the places of a chunk's nodes in the order of their keys (but for the root's).
-// Nonces ascend with places: so the nodes need no sort, only the versions, which are few.
+// byVersion returns the places of a chunk's nodes in the order of their keys (except the root).
+// Nonces ascend with places, so only the few versions are sorted, not the nodes.
 func byVersion(c *iavlsync.Chunk) []iavlsync.Place {
 	version := func(p iavlsync.Place) int64 {
 		part, inner := p.Part()

@@ -20,9 +20,8 @@ func unhex(t testing.TB, s string) []byte {
 
 var (
 	hash = strings.Repeat("ab", 32)
-	// Of height 2 with 3 leaves, and the key "m"; its children are (1, 2) and (2, 3).
+	// A node of height 2 with 3 leaves and the key "m". Its children are (1, 2) and (2, 3).
 	inner = "04 06 01 6d 20" + hash + "00 02 04 04 06"
-	mixed = "04 06 01 6d 20" + hash + "02 20" + hash + "04 06"
 )
 
 func TestNodeRecords(t *testing.T) {
@@ -33,22 +32,12 @@ func TestNodeRecords(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, &iavlsync.Node{Height: 2, Size: 3, Version: 7, Hash: iavlsync.Hash(unhex(t, hash)), Key: []byte("m"),
 		Left: unhex(t, "0000000000000001 00000002"), Right: unhex(t, "0000000000000002 00000003")}, n)
-	n, err = nodedb.DecodeNode(7, unhex(t, mixed))
-	require.NoError(t, err)
-	require.Equal(t, unhex(t, hash), n.Left)
-	require.Equal(t, unhex(t, "0000000000000002 00000003"), n.Right)
-	n, err = nodedb.DecodeLegacyNode(iavlsync.Hash(unhex(t, hash)), unhex(t, "02 04 0a 01 6d 20"+hash+"20"+hash))
-	require.NoError(t, err)
-	require.EqualValues(t, 5, n.Version)
-	require.Equal(t, unhex(t, hash), n.Right)
-	n, err = nodedb.DecodeLegacyNode(iavlsync.Hash(unhex(t, hash)), unhex(t, "00 02 0a 01 6d 00"))
-	require.NoError(t, err)
-	require.Equal(t, "m", string(n.Key))
-	require.Empty(t, n.Value)
+	_, err = nodedb.DecodeNode(7, unhex(t, "04 06 01 6d 20"+hash+"02 20"+hash+"04 06"))
+	require.ErrorIs(t, err, nodedb.ErrOldLayout)
 }
 
 func TestDamagedRecords(t *testing.T) {
-	for _, good := range []string{"00 02 01 6b 02 7676", inner, mixed} {
+	for _, good := range []string{"00 02 01 6b 02 7676", inner} {
 		b := unhex(t, good)
 		for n := range b {
 			_, err := nodedb.DecodeNode(7, b[:n])
@@ -70,12 +59,7 @@ func TestDamagedRecords(t *testing.T) {
 		_, err := nodedb.DecodeNode(7, unhex(t, bad))
 		require.ErrorIs(t, err, nodedb.ErrInvalidRecord, bad)
 	}
-	// Version 0.
-	_, err := nodedb.DecodeLegacyNode(iavlsync.Hash{}, unhex(t, "02 04 00 01 6d 20"+hash+"20"+hash))
-	require.ErrorIs(t, err, nodedb.ErrInvalidRecord)
-	_, err = nodedb.DecodeLegacyNode(iavlsync.Hash{}, unhex(t, "02 04 02 01 6d 1f"+hash[2:]+"20"+hash))
-	require.ErrorIs(t, err, nodedb.ErrInvalidRecord)
-	_, _, err = nodedb.DecodeFast(unhex(t, "01 00")) // version −1
+	_, _, err := nodedb.DecodeFast(unhex(t, "01 00")) // version −1
 	require.ErrorIs(t, err, nodedb.ErrInvalidRecord)
 }
 
@@ -85,7 +69,7 @@ func TestRoots(t *testing.T) {
 	require.True(t, empty)
 	for record, want := range map[string]string{
 		"73 0000000000000005 00000001": "0000000000000005 00000001",
-		"73 0000000000000005 00000000": "0000000000000005 00000000", // of a root of iavl before v1
+		"73 0000000000000005 00000000": "0000000000000005 00000000", // moved by pruning
 		"73 0000000000000005":          "0000000000000005 00000001",
 	} {
 		refers, empty, err := nodedb.DecodeRoot(unhex(t, record))
@@ -115,7 +99,7 @@ func TestCommits(t *testing.T) {
 	got, err := nodedb.DecodeCommit(c.Encode())
 	require.NoError(t, err)
 	require.Equal(t, c, got)
-	// Another order, and fields that are not known.
+	// Stores in another order, and unknown fields.
 	c.Stores[0], c.Stores[1] = c.Stores[1], c.Stores[0]
 	again, err := nodedb.DecodeCommit(append(c.Encode(), 0x20, 1, 0x2a, 1, 'x'))
 	require.NoError(t, err)
@@ -134,26 +118,15 @@ func TestCommits(t *testing.T) {
 	require.EqualValues(t, 300, h)
 }
 
-// Whatever a record is, decoders neither panic nor accept a second encoding of what they return.
+// Decoders never panic, and never accept a second encoding of what they return.
 func FuzzNode(f *testing.F) {
-	for _, s := range []string{inner, mixed, "00 02 01 6b 02 7676", "00 02 01 6b 00"} {
+	for _, s := range []string{inner, "00 02 01 6b 02 7676", "00 02 01 6b 00"} {
 		f.Add(unhex(f, s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		n, err := nodedb.DecodeNode(7, b)
 		if err == nil && !bytes.Equal(b, nodedb.AppendNode(nil, n)) {
 			t.Fatalf("%x is another encoding of %+v", b, n)
-		}
-	})
-}
-
-func FuzzLegacyNode(f *testing.F) {
-	f.Add(unhex(f, "02 04 0a 01 6d 20"+hash+"20"+hash))
-	f.Add(unhex(f, "00 02 0a 01 6d 00"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		n, err := nodedb.DecodeLegacyNode(iavlsync.Hash{1}, b)
-		if err == nil && (n.Size < 1 || n.Version < 1 || n.Height > 0 && (len(n.Left) != 32 || len(n.Right) != 32)) {
-			t.Fatalf("%x is decoded as %+v", b, n)
 		}
 	})
 }

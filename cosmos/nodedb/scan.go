@@ -5,20 +5,20 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/internal/crc32c"
 )
 
-// errScan reports that the fast index and the tree are not of one state, or that the tree is not
-// one that a scan can follow. The answer is then made from the nodes.
-var errScan = errors.New("the fast index is of no use here")
+// errScan reports that the fast index and the tree belong to different states, or that a scan
+// cannot follow the tree. The response is then made from the nodes.
+var errScan = errors.New("the fast index cannot be used")
 
-// scanned answers a request with one walk over the inner nodes, and one scan of the fast index if
-// there is one of this height (see index); nil if that is not possible. With the index keys and
-// values come from there, and versions from the inner nodes, which name their children by version:
-// the index does not reliably have those of the leaves. The chunk is proved before it is returned.
-// If mayPrepare, a comparison of trees or a pass over all records may come first.
+// scanned makes a response with one walk over the inner nodes and, if the fast index has this
+// height (see index), one scan of the index. It returns nil if it cannot. Keys and values then come
+// from the index. Versions come from the inner nodes, which reference their children by version,
+// because the leaves' versions in the index are not reliable. The chunk is verified before it is
+// returned. If mayPrepare is set, a comparison of trees or a pass over all records may precede it.
 func (s *store) scanned(q *iavlsync.Request, mayPrepare bool) []byte {
 	if q.Offset > 0 {
 		return nil
@@ -43,7 +43,8 @@ func (s *store) scanned(q *iavlsync.Request, mayPrepare bool) []byte {
 	return s.proved(w, w.run(n), image, q)
 }
 
-// fromSweep answers from the fast index and the sweep of the store; nil: that is not possible.
+// fromSweep makes a response from the fast index and the sweep of the store, or returns nil if it
+// cannot.
 func (s *store) fromSweep(x *index, n *iavlsync.Node, image *iavlsync.Image, q *iavlsync.Request, maySweep bool) []byte {
 	size := n.Size
 	if root, err := s.Node(s.root); err == nil {
@@ -65,7 +66,8 @@ func (s *store) newScan(n *iavlsync.Node, x *index) *scan {
 	return &scan{cursors: newCursors(s), index: x, version: n.Version, prefix: s.key(kindFast, nil), b: []byte{byte(iavlsync.AnswerWhole)}, indexRight: true}
 }
 
-// proved returns what a scan has written, and keeps its shape; nil: it is not the subtree.
+// proved returns the chunk that a scan has written, and keeps its shape. It returns nil if the
+// chunk does not match the subtree's image.
 func (s *store) proved(w *scan, err error, image *iavlsync.Image, q *iavlsync.Request) []byte {
 	if err != nil {
 		return nil
@@ -74,7 +76,7 @@ func (s *store) proved(w *scan, err error, image *iavlsync.Image, q *iavlsync.Re
 		return nil
 	}
 	if w.it != nil && q.Leaves >= leastShape && q.Leaves <= mostShape {
-		sh := &shape{version: w.version, first: w.first, inner: bytes.Clone(w.inner), sum: crc32.Checksum(w.b, castagnoli)}
+		sh := &shape{version: w.version, first: w.first, inner: bytes.Clone(w.inner), sum: crc32c.Sum(w.b)}
 		if !w.indexRight {
 			sh.versions = bytes.Clone(w.versions)
 		}
@@ -86,23 +88,23 @@ func (s *store) proved(w *scan, err error, image *iavlsync.Image, q *iavlsync.Re
 // scan writes a chunk.
 type scan struct {
 	*cursors
-	index   *index   // nil: it is of no use
-	version int64    // of the chunk's root
-	prefix  []byte   // of the fast index
-	it      Iterator // over the fast index; nil: it is not used
+	index   *index   // nil: not usable
+	version int64    // version of the chunk's root
+	prefix  []byte   // prefix of the fast index
+	it      Iterator // over the fast index; nil: not used
 	b       []byte
-	gap     inner // before the next leaf; of height 0: there is none
+	gap     inner // inner node before the next leaf; height 0: none
 
-	// For a shape, where the fast index is used.
+	// For a shape, if the fast index is used.
 	first           []byte
 	inner, versions []byte
 	indexRight      bool // the versions in the index are the leaves'
 }
 
-// inner is what travels of an inner node.
+// inner is the part of an inner node that is sent.
 type inner struct {
 	height uint8
-	above  int64 // versions above its children's greater one
+	above  int64 // its version minus the greater version of its children
 }
 
 func (w *scan) run(n *iavlsync.Node) (err error) {
@@ -120,7 +122,8 @@ func (w *scan) run(n *iavlsync.Node) (err error) {
 func (w *scan) seek(n *iavlsync.Node) (err error) {
 	first := n
 	for first.Height > 0 {
-		below, err := w.store.Node(first.Left) // not in the order of the walk
+		// Do not read through cursors: this read is out of the walk's order.
+		below, err := w.store.Node(first.Left)
 		if err != nil {
 			return err
 		}
@@ -134,7 +137,7 @@ func (w *scan) seek(n *iavlsync.Node) (err error) {
 	return err
 }
 
-// write writes the subtree of an inner node. Nothing right of a node is read before all left of it.
+// write writes the subtree of an inner node. It reads strictly from left to right.
 func (w *scan) write(n *iavlsync.Node) error {
 	left, err := w.child(n, n.Left)
 	if err != nil {
@@ -154,10 +157,10 @@ func (w *scan) write(n *iavlsync.Node) error {
 	return w.subtree(right)
 }
 
-// child returns a child of n. With the fast index nothing is read of a leaf below the lowest inner
-// nodes: its version is in its key.
+// child returns a child of n. If the fast index is used, leaves below the lowest inner nodes are
+// not read, because their versions are in their keys.
 func (w *scan) child(n *iavlsync.Node, key []byte) (*iavlsync.Node, error) {
-	if w.it != nil && n.Height == 1 && len(key) == nodeKeyBytes {
+	if w.it != nil && n.Height == 1 {
 		version, _ := splitNodeKey(key)
 		return &iavlsync.Node{Version: version}, nil
 	}
@@ -182,7 +185,8 @@ func (w *scan) subtree(n *iavlsync.Node) error {
 	return w.leaf(key, indexed, n.Version, value)
 }
 
-// leaf writes the next leaf, after the gap before it. indexed is its version in the fast index.
+// leaf writes the next leaf, and the gap before it. indexed is the leaf's version in the fast
+// index.
 func (w *scan) leaf(key []byte, indexed, version int64, value []byte) error {
 	if version < 1 || version > w.version || len(w.b)+len(key)+len(value) > 1+iavlsync.MaxAnswerBytes {
 		return errScan
@@ -200,7 +204,7 @@ func (w *scan) leaf(key []byte, indexed, version int64, value []byte) error {
 	return nil
 }
 
-// indexed returns the leaf at which the scan of the index is.
+// indexed returns the current leaf of the index scan.
 func (w *scan) indexed() (key []byte, version int64, value []byte, err error) {
 	if !w.it.Valid() {
 		return nil, 0, nil, errors.Join(errScan, w.it.Error())

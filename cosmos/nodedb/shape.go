@@ -3,36 +3,34 @@ package nodedb
 import (
 	"bytes"
 	"encoding/binary"
-	"hash/crc32"
 	"sync"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/internal/crc32c"
 )
 
-// shapes keeps what was read of the inner nodes of chunks: two bytes a leaf, mostly. With these an
-// answer costs one scan of the fast index.
+// shapes keeps the inner nodes of chunks that were read, mostly two bytes per leaf. With a shape, a
+// response takes only one scan of the fast index.
 type shapes struct {
 	mu   sync.Mutex
 	kept map[[2]int64]*shape // by first leaf and leaves; guarded by mu
 }
 
-// shape is what a chunk has beside keys and values. It does not change.
+// shape is a chunk without its keys and values. It is immutable.
 type shape struct {
-	version  int64  // of the chunk's root
-	first    []byte // the key of its first leaf
-	inner    []byte // as AppendInner has them
-	versions []byte // as AppendLeaf has them; nil: those of the fast index are right
-	sum      uint32 // of the chunk, which was proved: what is read later is compared with it
+	version  int64  // version of the chunk's root
+	first    []byte // key of the first leaf
+	inner    []byte // encoded by AppendInner
+	versions []byte // encoded by AppendLeaf; nil: those in the fast index are right
+	sum      uint32 // CRC-32C of the verified response, which later responses must match
 }
 
-// Only chunks of about Format8192's size are kept. Their subtrees are few, so that requests for
-// other ones cannot fill the memory.
+// Only the shapes of chunks of about Format8192's size are kept. A store has few such subtrees, so
+// requests cannot exhaust memory.
 const (
 	leastShape = 2048
 	mostShape  = 8192
 )
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func (s *shapes) get(first, leaves int64) *shape {
 	s.mu.Lock()
@@ -49,18 +47,18 @@ func (s *shapes) put(first, leaves int64, sh *shape) {
 	s.kept[[2]int64{first, leaves}] = sh
 }
 
-// shaped answers with a shape that was kept; nil: the database is not what it was.
+// shaped makes a response with a kept shape, or returns nil if the database has changed.
 func (s *store) shaped(sh *shape, leaves int64) []byte {
 	prefix := s.key(kindFast, nil)
 	x := s.index(false)
-	if x == nil { // the shape was made with it, but the state is closed
+	if x == nil { // the state has been closed
 		return nil
 	}
 	it, err := x.from(s, sh.first)
 	if err != nil {
 		return nil
 	}
-	defer it.Close() //nolint:errcheck // what it has read is compared
+	defer it.Close() //nolint:errcheck // everything read is compared with the checksum
 	b := []byte{byte(iavlsync.AnswerWhole)}
 	inner, versions := sh.inner, sh.versions
 	for i := range leaves {
@@ -86,7 +84,7 @@ func (s *store) shaped(sh *shape, leaves int64) []byte {
 		b = iavlsync.AppendLeaf(b, sh.version, version, key, value)
 		it.Next()
 	}
-	if crc32.Checksum(b, castagnoli) != sh.sum {
+	if crc32c.Sum(b) != sh.sum {
 		return nil
 	}
 	return b

@@ -10,9 +10,10 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// reads counts what is read by key.
+// reads counts reads by key.
 type reads struct {
 	*nodedbtest.Mem
 	gets int
@@ -24,9 +25,9 @@ func (r *reads) Get(key []byte) ([]byte, error) {
 }
 
 // TestServedBefore: a chunk that was served once is served again from the fast index alone, whether
-// or not that has the right versions, and however it is damaged meanwhile.
+// or not the index has the right versions, and however it is damaged meanwhile.
 func TestServedBefore(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	tree := &iavlsynctest.Tree{}
 	for h := int64(1); h <= height; h++ {
 		tree.Apply(iavlsynctest.RandomOps(rnd, 4000, 1500, 0.1))

@@ -12,32 +12,33 @@ import (
 	"sync"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/internal/durable"
 )
 
-// Spool keeps the proved chunks of a state as files, until Finish makes sorted tables of them.
+// Spool keeps the verified chunks of a state as files, until Finish makes sorted tables of them.
 //
 //	empty ── NewSpool ──▶ joining ── Install × chunks ──▶ Finish ──▶ a new database, by Tables
 //
-// Nothing is synced but the manifest: what a crash leaves of a file is proved again by the next
-// NewSpool, which takes less than a microsecond a leaf, or is fetched again. Its methods may be
-// called at the same time.
+// Only the manifest is synced. After a crash, NewSpool verifies the files again, which takes less
+// than a microsecond per leaf, and damaged chunks are fetched again. Methods may be called
+// concurrently.
 type Spool struct {
 	*placing
 	dir string
-	// MemoryBytes is about how much of the records Finish holds at a time; it reads all chunks once
-	// for each such part of the state. 0: DefaultSpoolMemory.
+	// MemoryBytes is the approximate size of the records that Finish holds at a time. Finish reads
+	// all chunks once for each part of the state of this size. 0: DefaultSpoolMemory.
 	MemoryBytes int64
 
 	mu    sync.Mutex
 	done  []bool   // by chunk; guarded by mu
-	bytes int64    // of the records of the chunks that are done; guarded by mu
-	some  []nodeAt // every sampleEvery-th node of the chunks that are done; guarded by mu
+	bytes int64    // record bytes of the installed chunks; guarded by mu
+	some  []nodeAt // every sampleEvery-th leaf of the installed chunks; guarded by mu
 }
 
 // DefaultSpoolMemory is the default of Spool.MemoryBytes.
 const DefaultSpoolMemory = 1 << 30
 
-// nodeAt is a node's place in the order of a database.
+// nodeAt is a node's position in the key order of a database.
 type nodeAt struct {
 	store   int
 	version int64
@@ -49,8 +50,8 @@ const (
 	sampleEvery   = 256
 )
 
-// NewSpool begins, or resumes, the join of a verified manifest's state in a folder of its own,
-// which it makes. It fails with ErrNotEmpty or ErrOtherJoin where there is anything else.
+// NewSpool begins, or resumes, the join of a verified manifest's state in a folder, which it
+// creates. It fails with ErrNotEmpty or ErrOtherJoin if the folder has anything else.
 func NewSpool(dir string, m *iavlsync.Manifest) (*Spool, error) {
 	p, err := newPlacing(m)
 	if err != nil {
@@ -69,8 +70,8 @@ func NewSpool(dir string, m *iavlsync.Manifest) (*Spool, error) {
 	return s, s.resume()
 }
 
-// UnfinishedSpool returns the format and the encoded manifest of a spool that is not finished; nil:
-// there is none in this folder.
+// UnfinishedSpool returns the format and the encoded manifest of an unfinished spool; manifest is
+// nil if the folder has none.
 func UnfinishedSpool(dir string) (f iavlsync.Format, manifest []byte, err error) {
 	b, err := os.ReadFile(filepath.Join(dir, spoolManifest))
 	switch {
@@ -79,7 +80,7 @@ func UnfinishedSpool(dir string) (f iavlsync.Format, manifest []byte, err error)
 	case err != nil:
 		return 0, nil, fmt.Errorf("look for a join: %w", err)
 	case len(b) < 4:
-		return 0, nil, fmt.Errorf("an unfinished join: %w", ErrInvalidRecord)
+		return 0, nil, fmt.Errorf("unfinished join: %w", ErrInvalidRecord)
 	}
 	return iavlsync.Format(binary.BigEndian.Uint32(b)), b[4:], nil
 }
@@ -106,21 +107,21 @@ func isTemporary(name string) bool {
 	return match
 }
 
-// write makes a file at once, so that two copies of a chunk do not mix.
-func (s *Spool) write(name string, b []byte, durable bool) (err error) {
+// write writes a file atomically, so that two copies of a chunk are never mixed.
+func (s *Spool) write(name string, b []byte, durably bool) (err error) {
 	f, err := os.CreateTemp(s.dir, temporary)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(b)
-	if durable {
+	if durably {
 		err = errors.Join(err, f.Sync())
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), filepath.Join(s.dir, name))
 	}
-	if err == nil && durable {
-		err = syncDir(s.dir)
+	if err == nil && durably {
+		err = durable.SyncDir(s.dir)
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
@@ -128,15 +129,7 @@ func (s *Spool) write(name string, b []byte, durable bool) (err error) {
 	return nil
 }
 
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
-// resume proves what is there.
+// resume verifies the chunks in the folder.
 func (s *Spool) resume() error {
 	left, err := os.ReadDir(s.dir)
 	if err != nil {
@@ -160,7 +153,7 @@ func (s *Spool) resume() error {
 			return &Placed{first: left.first, leaves: left.leaves + right.leaves}, nil
 		})
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, iavlsync.ErrInvalidChunk) {
-			return nil // it is fetched again
+			return nil // the chunk is fetched again
 		}
 		if err == nil {
 			s.add(k, total, some)
@@ -169,12 +162,13 @@ func (s *Spool) resume() error {
 	})
 }
 
-// parallel calls fn with the numbers below n, on all processors. It returns the first error.
+// parallel calls fn with 0 … n-1 on all processors. It stops at the first error, and returns all
+// errors.
 func parallel(n int, fn func(k int) error) error {
 	return parallelUpTo(runtime.GOMAXPROCS(0), n, fn)
 }
 
-// parallelUpTo is parallel on some processors at most.
+// parallelUpTo is parallel on a limited number of processors.
 func parallelUpTo(processors, n int, fn func(k int) error) error {
 	var mu sync.Mutex
 	var failed error
@@ -203,7 +197,7 @@ func parallelUpTo(processors, n int, fn func(k int) error) error {
 	return failed
 }
 
-// sample returns about how many bytes the nodes of a subtree take, and some of these.
+// sample returns the approximate record size of a subtree, and some of its leaves.
 func (s *Spool) sample(i int, first int64, c *iavlsync.Chunk) (total int64, some []nodeAt) {
 	for j := range c.Leaves {
 		leaf := &c.Leaves[j]
@@ -215,8 +209,8 @@ func (s *Spool) sample(i int, first int64, c *iavlsync.Chunk) (total int64, some
 	return total, some
 }
 
-// recordBytes is about what Finish holds of a leaf and an inner node, beside the leaf's key and
-// value.
+// recordBytes is the approximate size that Finish holds for a leaf and an inner node, without the
+// leaf's key and value.
 const recordBytes = 150
 
 func (s *Spool) add(k int, total int64, some []nodeAt) {
@@ -229,7 +223,7 @@ func (s *Spool) add(k int, total int64, some []nodeAt) {
 	}
 }
 
-// Missing returns the numbers of the chunks that are not there, ascending.
+// Missing returns the numbers of the missing chunks, ascending.
 func (s *Spool) Missing() (missing []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -241,21 +235,22 @@ func (s *Spool) Missing() (missing []int) {
 	return missing
 }
 
-// name of the file of a subtree: all of it after AnswerWhole, or its halves' images after
-// AnswerHalves.
+// name returns the name of a subtree's file. The file has the whole subtree after AnswerWhole, or
+// the images of its halves after AnswerHalves.
 func (s *Spool) name(i int, first, leaves int64) string {
 	return fmt.Sprintf("%d-%d-%d", i, first, leaves)
 }
 
-// Install keeps chunk k, which VerifyChunk has made of data.
+// Install stores chunk k, which VerifyChunk has decoded from data.
 func (s *Spool) Install(k int, c *iavlsync.Chunk, data []byte) error {
 	i, e := s.m.At(k)
 	_, err := s.InstallPart(k, s.upper[i].First[e], c, data)
 	return err
 }
 
-// InstallPart keeps a subtree of chunk k, where that comes in halves, which VerifyChunk has made of
-// data. first is the number of its first leaf, counted in the store. Join puts parts together.
+// InstallPart stores a subtree of chunk k, which VerifyChunk has decoded from data, if the chunk
+// arrives in halves. first is the number of its first leaf, counted in the store. Join combines
+// parts.
 func (s *Spool) InstallPart(k int, first int64, c *iavlsync.Chunk, data []byte) (*Placed, error) {
 	i, _ := s.m.At(k)
 	p := &Placed{first: first, leaves: int64(len(c.Leaves))}
@@ -263,11 +258,11 @@ func (s *Spool) InstallPart(k int, first int64, c *iavlsync.Chunk, data []byte) 
 	return p, s.put(k, p, append([]byte{byte(iavlsync.AnswerWhole)}, data...), total, some)
 }
 
-// Join keeps that a subtree of chunk k has two parts as its children. data are their images, which
-// VerifyHalves has proved. Once it is the root of the chunk, the chunk is complete.
+// Join stores a subtree of chunk k that has two parts as its children. data has their images,
+// verified by VerifyHalves. When the subtree is the whole chunk, the chunk is complete.
 func (s *Spool) Join(k int, _ *iavlsync.Image, left, right *Placed, data []byte) (*Placed, error) {
 	p := &Placed{first: left.first, leaves: left.leaves + right.leaves}
-	// Chunks that come in halves are long.
+	// Chunks that arrive in halves are long.
 	total := p.leaves * iavlsync.MaxAnswerBytes / max(1, s.image(k).Size)
 	return p, s.put(k, p, append([]byte{byte(iavlsync.AnswerHalves)}, data...), total, nil)
 }
@@ -283,7 +278,7 @@ func (s *Spool) put(k int, p *Placed, b []byte, total int64, some []nodeAt) erro
 	return nil
 }
 
-// chunk reads and proves chunk k, and calls subtree for its parts and join for the nodes above
+// chunk reads and verifies chunk k. It calls subtree for its parts and join for the nodes above
 // them.
 func (s *Spool) chunk(k int, subtree func(i int, first int64, c *iavlsync.Chunk) (*Placed, error),
 	join func(i int, image *iavlsync.Image, left, right *Placed) (*Placed, error)) (*Placed, error) {

@@ -10,15 +10,15 @@ import (
 )
 
 var (
-	// ErrNoState reports that the database has no state, or none of a height.
+	// ErrNoState reports that the database has no state, or none at a height.
 	ErrNoState = errors.New("no such state")
-	// ErrOtherState reports a state whose stores are not those that its commit names.
-	ErrOtherState = errors.New("the stores are not those of the recorded hashes")
-	// ErrTooLarge reports a state that has too many leaves for the chunks of a format.
+	// ErrOtherState reports a state whose stores do not match its commit.
+	ErrOtherState = errors.New("the stores do not match the recorded hashes")
+	// ErrTooLarge reports a state with too many leaves for the chunks of a format.
 	ErrTooLarge = errors.New("the state is too large for this format")
 )
 
-// Latest returns the latest height of the application; ErrNoState: it has none.
+// Latest returns the latest height of the application, or ErrNoState.
 func Latest(db DB) (int64, error) {
 	b, err := db.Get([]byte(latestKey))
 	switch {
@@ -30,8 +30,8 @@ func Latest(db DB) (int64, error) {
 	return DecodeLatest(b)
 }
 
-// State is an application's state at a height, which must not be pruned while it is used. Its
-// methods may be called at the same time.
+// State is an application's state at a height, which must not be pruned during use. Its methods may
+// be called concurrently.
 type State struct {
 	height int64
 	commit *Commit
@@ -54,7 +54,7 @@ func Open(db DB, height int64) (*State, error) {
 		return nil, err
 	}
 	if commit.Height != height {
-		return nil, fmt.Errorf("commit: %w: it is of height %d, not %d", ErrInvalidRecord, commit.Height, height)
+		return nil, fmt.Errorf("commit: %w: its height is %d, not %d", ErrInvalidRecord, commit.Height, height)
 	}
 	s := &State{height: height, commit: commit, byName: map[string]*store{}}
 	s.room.leaves.Store(mostSwept)
@@ -70,9 +70,9 @@ func Open(db DB, height int64) (*State, error) {
 	return s, nil
 }
 
-// LimitProcessors sets how many processors a pass over all records of a store uses at most: of a
-// node that makes blocks meanwhile, fewer than all, which is what it uses otherwise. It is called
-// before other methods.
+// LimitProcessors limits the processors used by a pass over all records of a store; the default is
+// all processors. Nodes that execute blocks meanwhile should use fewer. Call it before other
+// methods.
 func (s *State) LimitProcessors(n int) {
 	for _, st := range s.stores {
 		st.processors = max(1, n)
@@ -82,15 +82,15 @@ func (s *State) LimitProcessors(n int) {
 // Height returns the height of s.
 func (s *State) Height() int64 { return s.height }
 
-// entryBytes is the least that a chunk takes in a manifest: an image and its two hashes.
+// entryBytes is the minimum size of a chunk in a manifest: an image and its two hashes.
 const entryBytes = 67
 
-// fits fails with ErrTooLarge if no manifest of a format can be of s, which is known from the roots
-// of its stores, before anything is cut.
+// fits fails with ErrTooLarge if the manifest of s would be too large in a format. It uses only the
+// sizes in the roots of the stores, before anything is cut.
 func (s *State) fits(f iavlsync.Format) error {
 	limit, known := f.Leaves()
 	if !known {
-		return nil // Cut says so
+		return nil // Cut reports the unknown format
 	}
 	leaves := int64(0)
 	for _, st := range s.stores {
@@ -109,8 +109,8 @@ func (s *State) fits(f iavlsync.Format) error {
 	return nil
 }
 
-// Manifest cuts s. The manifest is compared with the recorded hashes of the stores. It may fail
-// with ErrTooLarge.
+// Manifest cuts s into chunks, and compares the manifest with the recorded hashes of the stores.
+// Errors include ErrTooLarge and ErrOtherState.
 func (s *State) Manifest(f iavlsync.Format) (*iavlsync.Manifest, error) {
 	if err := s.fits(f); err != nil {
 		return nil, err
@@ -127,22 +127,22 @@ func (s *State) Manifest(f iavlsync.Format) (*iavlsync.Manifest, error) {
 			return nil, err
 		}
 		if want := s.commit.Stores[i].Hash; !bytes.Equal(u.Hash[:], want) {
-			return nil, fmt.Errorf("%w: store %q at height %d has %s, recorded is %x", ErrOtherState, st.name, s.height, u.Hash, want)
+			return nil, fmt.Errorf("%w: store %q at height %d has %s, its commit has %x", ErrOtherState, st.name, s.height, u.Hash, want)
 		}
 	}
 	return m, nil
 }
 
-// Answer answers a request, now and then after a pass over all records of a store, or a comparison
-// with a newer tree, which take seconds. iavlsync.ErrNoSubtree: an honest peer would not ask that.
+// Answer responds to a request. Occasionally it first passes over all records of a store, or
+// compares the state with a newer tree, which takes seconds. It fails with iavlsync.ErrNoSubtree
+// for a request that no honest peer sends.
 func (s *State) Answer(q *iavlsync.Request) ([]byte, error) { return s.answer(q, true) }
 
-// AnswerSoon is Answer without these, for callers that others wait for: it reads what the
-// chunk needs.
+// AnswerSoon is Answer without such preparations: it reads only what the chunk needs.
 func (s *State) AnswerSoon(q *iavlsync.Request) ([]byte, error) { return s.answer(q, false) }
 
-// Close gives the memory of sweeps and of compared trees back, of which none is kept afterwards.
-// Requests are answered all the same.
+// Close frees the memory of sweeps and comparisons, and prevents new ones. Requests are still
+// served.
 func (s *State) Close() {
 	for _, st := range s.stores {
 		st.sweeping.close()
@@ -165,13 +165,13 @@ func (s *State) answer(q *iavlsync.Request, maySweep bool) ([]byte, error) {
 type store struct {
 	db     DB
 	name   string
-	prefix []byte // of all its keys
+	prefix []byte // prefix of all its keys
 	root   []byte // node key; nil: the store is empty
 	height int64
 
-	processors int // that a sweep uses at most
+	processors int // maximum for a sweep
 
-	indexed  int64 // the version that the fast index is of; 0: there is none
+	indexed  int64 // version of the fast index; 0: no index
 	indexing indexing
 	shapes   shapes
 	sweeping sweeping
@@ -198,7 +198,7 @@ func (s *store) key(kind byte, rest []byte) []byte {
 	return append(append(append(b, s.prefix...), kind), rest...)
 }
 
-// rootOf returns the node key of the root of a version; nil: the store is empty (iavl v1,
+// rootOf returns the node key of a version's root, or nil if the store is empty (iavl v1,
 // nodedb.go, GetRoot).
 func (s *store) rootOf(version int64) ([]byte, error) {
 	key := nodeKey(version, rootNonce)
@@ -207,45 +207,20 @@ func (s *store) rootOf(version int64) ([]byte, error) {
 		return nil, err
 	}
 	if b == nil {
-		return s.legacyRootOf(version)
+		return nil, ErrNoState
 	}
 	refers, empty, err := DecodeRoot(b)
 	switch {
 	case err != nil || empty:
 		return nil, err
 	case refers != nil:
-		return refers, nil // Node finds it where pruning has moved it, too
+		return refers, nil // Node also finds a root that pruning has moved
 	}
 	return key, nil
 }
 
-func (s *store) legacyRootOf(version int64) ([]byte, error) {
-	b, err := s.db.Get(s.key(kindLegacyRoot, nodeKey(version, 0)[:8]))
-	switch {
-	case err != nil:
-		return nil, err
-	case b == nil:
-		return nil, ErrNoState
-	case len(b) == 0:
-		return nil, nil
-	case len(b) != legacyKeyBytes:
-		return nil, fmt.Errorf("root of iavl before v1: %w: %x", ErrInvalidRecord, b)
-	}
-	return b, nil
-}
-
 // Node implements iavlsync.Reader.
 func (s *store) Node(key []byte) (*iavlsync.Node, error) {
-	if len(key) == legacyKeyBytes {
-		b, err := s.db.Get(s.key(kindLegacyNode, key))
-		if err == nil && b == nil {
-			err = errMissing
-		}
-		if err != nil {
-			return nil, err
-		}
-		return DecodeLegacyNode(iavlsync.Hash(key), b)
-	}
 	version, nonce := splitNodeKey(key)
 	b, err := s.db.Get(s.key(kindNode, key))
 	if err == nil && b == nil && nonce == rootNonce {

@@ -13,58 +13,58 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
 
-// sweep is what one pass over the records of a store's nodes, in the order of the database, has
-// found of the newest leaf and the newest inner node with each key. That is the one of the tree:
-// a node that is in the tree of a version v, and in a later one, is in all between, and no tree has
-// two leaves, or two inner nodes, with the same key. So no node has to be looked for.
+// sweep holds the newest leaf and the newest inner node with each key, from one pass over the node
+// records of a store in database order. For the keys in the tree, these are the tree's nodes: a
+// node in the trees of two versions is in all trees between, and no tree has two leaves, or two
+// inner nodes, with the same key. So no node has to be looked up.
 //
 //	records of nodes ─▶ key ─▶ slot   (newest wins)      one pass, on s.processors
 //	fast index       ─▶ key ─▶ slot ─▶ chunk             for each chunk
 //
-// What it gives is proved as a chunk, so that no record, and no key with the tag of another, can do
-// harm. It has 20 bytes a leaf (16 in a slot, a fifth of them free), and is dropped when all leaves
-// have been asked for, or none for a while, or when its state is closed.
+// Chunks made from a sweep are verified, so damaged records and collisions of tags are harmless. A
+// sweep takes 20 bytes per leaf (slots of 16 bytes, a fifth of them free). It is dropped when all
+// leaves have been requested, after sweepIdle without requests, or when its state is closed.
 type sweep struct {
 	height  int64
 	seed    maphash.Seed
 	regions []region
-	limit   int64 // of records
+	limit   int64 // maximum number of records
 
-	records atomic.Int64 // so far
+	records atomic.Int64 // records so far
 	failed  atomic.Bool
 }
 
 // region is a part of the hash table, with open addressing.
 type region struct {
 	mu    sync.Mutex
-	slots []slot // guarded by mu until the pass is complete; then nobody writes them
-	used  int    // < len(slots), so that each search ends; guarded by mu
+	slots []slot // guarded by mu until the pass is complete; read-only afterwards
+	used  int    // used slots: < len(slots), so that each search ends; guarded by mu
 }
 
-// slot is what is known of a key.
+// slot has the newest nodes with a key.
 type slot struct {
 	tag    uint32 // a part of the key's hash; 0: the slot is free
-	leaf   uint32 // 1 + how far the leaf's version is below the height; 0: there is none
+	leaf   uint32 // 1 + how far the leaf's version is below the height; 0: no leaf
 	inner  uint32 // the same for the inner node with this key
-	travel uint32 // of that: height << aboveBits | above
+	travel uint32 // of the inner node: height << aboveBits | above
 }
 
 const (
 	aboveBits    = 26
 	regionLeaves = 1 << 14
-	regionBuffer = 64 // records that are noted in a region at a time
-	// worthRecords is how many records are read for each leaf at most: the two that a leaf and an
-	// inner node have in the tree, and those of older versions that are not pruned. A walk takes as
-	// long as 5 to 15 (docs/decisions/0050-iavl-homes.md).
+	regionBuffer = 64 // records written to a region at a time
+	// worthRecords is the maximum number of records read per leaf: two for a leaf and an inner node
+	// of the tree, and those of older versions that are not pruned. A walk takes as long as reading
+	// 5 to 15 records per leaf (docs/decisions/0050-iavl-homes.md).
 	worthRecords = 8
-	mostSwept    = 1 << 24 // leaves of a state's sweeps at a time, for the memory
-	sweepPieces  = 64      // ranges of versions, for the processors to take in turns
-	sweepReport  = 1 << 10 // records between two looks at what the others have read
+	mostSwept    = 1 << 24 // maximum number of leaves in a state's sweeps, to limit memory
+	sweepPieces  = 64      // ranges of versions, which processors take one by one
+	sweepReport  = 1 << 10 // records between two updates of the shared count
 )
 
-var errNoSweep = errors.New("a sweep is not worth its time")
+var errNoSweep = errors.New("a sweep would not save time")
 
-// newSweep reads the records of a store that has some leaves.
+// newSweep reads the records of a store with this number of leaves.
 func newSweep(s *store, leaves int64) (*sweep, error) {
 	n := leaves/regionLeaves + 1
 	w := &sweep{height: s.height, seed: maphash.MakeSeed(), regions: make([]region, n), limit: worthRecords * leaves}
@@ -86,7 +86,7 @@ func newSweep(s *store, leaves int64) (*sweep, error) {
 		return oldest + int64(q)
 	}
 	err = parallelUpTo(s.processors, int(pieces), func(i int) error {
-		newer := pieces - int64(i) // what is older changes no slot
+		newer := pieces - int64(i) // newest first, so that older records change no slots
 		return w.read(s, at(newer-1), at(newer))
 	})
 	if err != nil {
@@ -95,13 +95,13 @@ func newSweep(s *store, leaves int64) (*sweep, error) {
 	return w, nil
 }
 
-// oldest returns the version of the first node that is there.
+// oldest returns the version of the first node in the database.
 func (s *store) oldest() (version int64, err error) {
 	it, err := s.db.Iterator(s.key(kindNode, nil), s.key(kindNode, nodeKey(s.height+1, 0)))
 	if err != nil {
 		return 0, err
 	}
-	defer it.Close() //nolint:errcheck // it was read
+	defer it.Close() //nolint:errcheck // only read from
 	if !it.Valid() || len(it.Key()) != len(s.prefix)+1+nodeKeyBytes {
 		return 0, errors.Join(errNoSweep, it.Error())
 	}
@@ -113,12 +113,12 @@ func (s *store) oldest() (version int64, err error) {
 }
 
 const (
-	samples    = 32 // versions whose nodes estimate counts
+	samples    = 32 // number of versions whose nodes estimate counts
 	sampleMost = 1 << 10
 )
 
-// estimate fails if there are too many records for a pass over all, as far as some versions tell:
-// what it does not see, of the others or beyond sampleMost, read gives up at.
+// estimate fails if a sample of versions shows too many records for a pass over all of them. If the
+// sample misses them, read stops at the limit.
 func (w *sweep) estimate(s *store, oldest int64) error {
 	versions := w.height - oldest + 1
 	if versions <= samples {
@@ -145,7 +145,7 @@ func (w *sweep) estimate(s *store, oldest int64) error {
 	return nil
 }
 
-// read reads the nodes of the versions from up to but without to.
+// read reads the nodes of the versions in [from, to).
 func (w *sweep) read(s *store, from, to int64) (err error) {
 	it, err := s.db.Iterator(s.key(kindNode, nodeKey(from, 0)), s.key(kindNode, nodeKey(to, 0)))
 	if err != nil {
@@ -180,15 +180,15 @@ func (w *sweep) read(s *store, from, to int64) (err error) {
 	return it.Error()
 }
 
-// found is what a record tells of a key.
+// found is a record's part of a slot.
 type found struct {
 	hash   uint64
 	age    uint32 // 1 + how far the node's version is below the height
-	travel uint32 // as in slot; 0: it is a leaf
+	travel uint32 // as in slot; 0: the record is a leaf
 }
 
-// decode decodes the record of a node. It returns false if it is none that can be noted: chunks
-// with that are read in another way.
+// decode decodes the record of a node. It returns false if the record does not fit a slot; chunks
+// with this node are then made without the sweep.
 func (w *sweep) decode(version int64, b []byte) (f found, ok bool) {
 	below := w.height - version
 	if len(b) == 0 || b[0] == kindNode || below < 0 || below >= math.MaxUint32 {
@@ -202,10 +202,8 @@ func (w *sweep) decode(version int64, b []byte) (f found, ok bool) {
 	if n.Height == 0 {
 		return f, d.err == nil
 	}
-	d.bytes() // its hash
-	if d.varint(0, legacyLeft|legacyRight) != 0 {
-		return f, false // versions of nodes of iavl before v1 are not in their keys
-	}
+	d.bytes() // hash
+	d.mode()
 	left := d.varint(1, version)
 	d.varint(0, math.MaxUint32)
 	above := version - max(left, d.varint(1, version))
@@ -213,8 +211,8 @@ func (w *sweep) decode(version int64, b []byte) (f found, ok bool) {
 	return f, d.err == nil && above < 1<<aboveBits && n.Height < 1<<(32-aboveBits)
 }
 
-// put notes what was found of keys of a region. It returns false if that is full: of keys that the
-// tree no longer has.
+// put writes decoded records to a region. It returns false if the region is full, because the
+// records have too many keys that the tree no longer has.
 func (w *sweep) put(i int, all []found) bool {
 	r := &w.regions[i]
 	r.mu.Lock()
@@ -244,7 +242,7 @@ func (w *sweep) put(i int, all []found) bool {
 
 func tagOf(hash uint64) uint32 { return uint32(hash) | 1 }
 
-// slot returns the slot of a hash, or the free one that it would get, from a place on.
+// slot returns the slot of a tag, or the free slot for it, searching from index at.
 func (r *region) slot(at int, tag uint32) *slot {
 	for r.slots[at].tag != tag && r.slots[at].tag != 0 {
 		if at++; at == len(r.slots) {
@@ -254,14 +252,14 @@ func (r *region) slot(at int, tag uint32) *slot {
 	return &r.slots[at]
 }
 
-// place returns the first slot, in its region, that may be that of a hash, and its tag.
+// place returns where the search for a hash starts in its region, and the hash's tag.
 func (w *sweep) place(hash uint64) (at int, tag uint32) {
 	i, rest := bits.Mul64(hash, uint64(len(w.regions)))
 	p, _ := bits.Mul64(rest, uint64(len(w.regions[i].slots)))
 	return int(p), tagOf(hash)
 }
 
-// get returns what is known of a key: a leaf of version 0, or an inner node of height 0, is not.
+// get returns the leaf version and the inner node of a key. Version 0 or height 0 means unknown.
 func (w *sweep) get(key []byte) (version int64, node inner) {
 	hash := maphash.Bytes(w.seed, key)
 	i, _ := bits.Mul64(hash, uint64(len(w.regions)))
@@ -275,23 +273,23 @@ func (w *sweep) get(key []byte) (version int64, node inner) {
 	return version, node
 }
 
-// sweeping is the sweep of a store.
+// sweeping manages the sweep of a store.
 type sweeping struct {
-	room *room // of the state's sweeps
+	room *room // shared by the state's sweeps
 
 	mu    sync.Mutex
-	asked int64       // leaves of chunks that were asked for and had no shape; guarded by mu
-	begun bool        // there is, or was, a sweep, or none may be made any more; guarded by mu
-	done  bool        // no sweep is kept any more; guarded by mu
-	took  int64       // leaves for which the sweep has room; guarded by mu
-	ready *sweep      // nil: there is none; guarded by mu
-	idle  *time.Timer // drops ready; nil: there was no sweep; guarded by mu
+	asked int64       // requested leaves in chunks without a shape; guarded by mu
+	begun bool        // a sweep was begun, or no sweep may be made anymore; guarded by mu
+	done  bool        // no sweep may be kept anymore; guarded by mu
+	took  int64       // leaves reserved in room; guarded by mu
+	ready *sweep      // nil: no sweep; guarded by mu
+	idle  *time.Timer // drops ready; nil: never set; guarded by mu
 }
 
-// room is how many leaves the sweeps of a state's stores may have besides, for the memory.
+// room limits memory: the number of leaves by which the sweeps of a state's stores may still grow.
 type room struct{ leaves atomic.Int64 }
 
-// take takes room for a sweep, which give gives back. It returns false if there is too little.
+// take reserves room for a sweep; give releases it. take returns false if there is too little.
 func (r *room) take(leaves int64) bool {
 	if r.leaves.Add(-leaves) < 0 {
 		r.give(leaves)
@@ -302,28 +300,29 @@ func (r *room) take(leaves int64) bool {
 
 func (r *room) give(leaves int64) { r.leaves.Add(leaves) }
 
-// sweepIdle is how long a sweep is kept for the next request.
+// sweepIdle is how long a sweep is kept without requests.
 const sweepIdle = 10 * time.Minute
 
-// worthSweep is the part of a store that is read by walks before all of it is swept: of a crowd of
-// servers, each is asked for a few chunks.
+// worthSweep is the divisor of a store's size that gives the number of leaves read by walks before
+// the store is swept: if there are many servers, each gets requests for only a few chunks.
 const worthSweep = 32
 
-// swept returns the sweep of a store of some leaves, for a chunk; nil: there is none. If mayBegin,
-// it makes one where that is worth its time; others walk meanwhile.
+// swept returns the sweep of a store for a chunk, or nil if there is none. size is the number of
+// leaves in the store, leaves that in the chunk. If mayBegin is set, it makes a sweep if that saves
+// time; other requests walk meanwhile.
 func (s *store) swept(size, leaves int64, mayBegin bool) *sweep {
 	w := &s.sweeping
 	ready, begin := w.ask(size, leaves, mayBegin && leaves >= leastShape)
 	if !begin {
 		return ready
 	}
-	made, _ := newSweep(s, size) // what cannot be read now is read, and reported, by the walk
+	made, _ := newSweep(s, size) // ignore errors: the walk reads the same records, and reports them
 	w.keep(made, size)
 	return made
 }
 
-// ask notes that leaves of a store of some size were asked for. It returns the sweep, if there is
-// one, or whether the caller has to make it, and then to call keep.
+// ask records a request for leaves of a store of this size. It returns the sweep, if there is one,
+// or whether the caller must make a sweep and then call keep.
 func (w *sweeping) ask(size, leaves int64, mayBegin bool) (ready *sweep, begin bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -344,7 +343,7 @@ func (w *sweeping) ask(size, leaves int64, mayBegin bool) (ready *sweep, begin b
 	return ready, false
 }
 
-// keep keeps a sweep that was made, unless it is nil or was the last one that is asked for.
+// keep keeps a new sweep, unless it is nil, or no further requests are expected.
 func (w *sweeping) keep(made *sweep, size int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -363,7 +362,7 @@ func (w *sweeping) keep(made *sweep, size int64) {
 	}
 }
 
-// drop gives the memory of the sweep back. It is called with mu.
+// drop frees the memory of the sweep. The caller holds mu.
 func (w *sweeping) drop() {
 	w.ready = nil
 	w.room.give(w.took)
@@ -373,7 +372,7 @@ func (w *sweeping) drop() {
 	}
 }
 
-// close drops the sweep, and keeps none that is being made.
+// close drops the sweep. A sweep in progress will not be kept.
 func (w *sweeping) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -383,7 +382,7 @@ func (w *sweeping) close() {
 	}
 }
 
-// lookup writes a subtree of some leaves from the fast index and a sweep.
+// lookup writes a subtree with this number of leaves from the fast index and a sweep.
 func (w *scan) lookup(s *sweep, leaves int64) error {
 	for i := range leaves {
 		key, indexed, value, err := w.indexed()

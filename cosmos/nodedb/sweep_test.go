@@ -3,7 +3,6 @@ package nodedb_test
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"fmt"
 	"testing"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // blocked is a database in which a sweep cannot begin before free is closed.
@@ -30,46 +30,25 @@ func (b *blocked) Iterator(start, end []byte) (nodedb.Iterator, error) {
 	return b.history.Iterator(start, end)
 }
 
-// history is a database of one store with all its versions, as IAVL writes it.
+// history is a database of one store with all its versions, as written by IAVL.
 type history struct {
 	*reads
-	keys map[*iavlsynctest.Node][]byte
+	*nodedbtest.Store
 	root *iavlsynctest.Node
 }
 
-// save writes the nodes that are new in a version: a node ahead of its left and its right subtree;
-// of a tree that is what it was, or empty, the record that says so.
+func newHistory() *history {
+	return &history{reads: &reads{Mem: nodedbtest.NewMem()}, Store: nodedbtest.NewStore("bank")}
+}
+
+// save writes the next version.
 func (h *history) save(t *testing.T, tree *iavlsynctest.Tree) {
-	nonce := uint32(0)
-	var number func(n *iavlsynctest.Node)
-	number = func(n *iavlsynctest.Node) {
-		if n == nil || n.Version != tree.Version || h.keys[n] != nil {
-			return
-		}
-		nonce++
-		h.keys[n] = binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64(nil, uint64(n.Version)), nonce)
-		record := &iavlsync.Node{Height: uint8(n.Height()), Size: n.Size(), Key: n.Key, Value: n.Value}
-		if n.Left != nil {
-			number(n.Left)
-			number(n.Right)
-			record.Hash, record.Key = iavlsync.Hash(n.Hash()), n.Right.Least()
-			record.Left, record.Right = h.keys[n.Left], h.keys[n.Right]
-		}
-		h.Set(append([]byte("s/k:bank/s"), h.keys[n]...), nodedb.AppendNode(nil, record))
-	}
-	number(tree.Root)
-	at := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64([]byte("s/k:bank/s"), uint64(tree.Version)), 1)
-	switch {
-	case tree.Root == nil:
-		h.Set(at, nil)
-	case tree.Root.Version < tree.Version:
-		h.Set(at, append([]byte("s"), h.keys[tree.Root]...))
-	}
+	h.Store.Write(t, h.Mem, tree.Version, tree.Root)
 	h.root = tree.Root
 	nodedbtest.WriteCommit(t, h, &nodedb.Commit{Height: tree.Version, Stores: []nodedb.CommitStore{{Name: "bank", Version: tree.Version, Hash: h.root.Hash()}}})
 }
 
-// index writes the fast index of the latest version. A leaf's version is there what fn makes of it.
+// index writes the fast index of the latest version. fn changes the versions of the leaves in it.
 func (h *history) index(version int64, fn func(int64) int64) {
 	h.Set([]byte("s/k:bank/mstorage_version"), fmt.Appendf(nil, "1.1.0-%d", version))
 	h.root.Leaves(func(n *iavlsynctest.Node) {
@@ -77,10 +56,10 @@ func (h *history) index(version int64, fn func(int64) int64) {
 	})
 }
 
-// answers has all chunks answered, in a random order, and returns whether by a sweep, and how many
-// records were read by key for each chunk.
+// answers requests all chunks in random order. It returns whether a sweep was used, and the number
+// of records read by key per chunk.
 func (h *history) answers(t *testing.T, version int64) (swept bool, gets int) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	s, err := nodedb.Open(h, version)
 	require.NoError(t, err)
 	m, err := s.Manifest(iavlsync.Format8192)
@@ -96,18 +75,18 @@ func (h *history) answers(t *testing.T, version int64) (swept bool, gets int) {
 		require.True(t, bytes.Equal(append([]byte{0}, chunks[k].Chunk()...), answer), "chunk %d", k)
 	}
 	swept, kept := s.Swept("bank")
-	require.False(t, kept, "all leaves were asked for")
+	require.False(t, kept, "all leaves were requested")
 	require.EqualValues(t, nodedb.MostSwept, s.SweepRoom())
 	return swept, (h.gets - before) / len(chunks)
 }
 
-// TestSweep: a store is answered from one pass over its records and the fast index, also with
-// records of older versions, of keys that were deleted, and of ones that came back; whatever is
-// wrong there, no chunk is.
+// TestSweep: a store is served from one pass over its records and the fast index, even with records
+// of older versions, of deleted keys, and of keys that were added again. Whatever is wrong in the
+// database, no chunk is wrong.
 func TestSweep(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
+	rnd := seeds.Rand(t)
 	const keys, versions = 20_000, 12
-	h := &history{reads: &reads{Mem: nodedbtest.NewMem()}, keys: map[*iavlsynctest.Node][]byte{}}
+	h := newHistory()
 	tree := &iavlsynctest.Tree{}
 	for v := int64(1); v <= versions; v++ {
 		n := 600
@@ -123,38 +102,35 @@ func TestSweep(t *testing.T) {
 	h.index(versions, right)
 	swept, gets := h.answers(t, versions)
 	require.True(t, swept)
-	require.Less(t, gets, 60, "more than the way down to a chunk and to its first leaf")
+	require.Less(t, gets, 60, "more than the paths to a chunk and to its first leaf")
 	h.index(versions, func(int64) int64 { return versions })
 	swept, _ = h.answers(t, versions)
-	require.True(t, swept, "wrong versions in the index")
+	require.True(t, swept, "with wrong versions in the index")
 	h.index(versions-1, right)
 	swept, _ = h.answers(t, versions)
 	require.False(t, swept, "without the index")
 	h.index(versions, right)
 
-	// Records that the tree does not have: leaves and inner nodes that say that they are newer, and
-	// what is no node.
-	at := func(version int64, nonce uint32) []byte {
-		return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint64([]byte("s/k:bank/s"), uint64(version)), nonce)
-	}
+	// Records that are not in the tree: leaves and inner nodes with newer versions, and records
+	// that are not nodes.
 	none := uint32(1 << 20)
 	for _, n := range tree.Root.Chunks(8192) {
 		none++
-		h.Set(at(versions, none), nodedb.AppendNode(nil, &iavlsync.Node{Size: 1, Key: n.Right.Least(), Value: []byte("nobody's")}))
+		h.Set(h.NodeKey(versions, none), nodedb.AppendNode(nil, &iavlsync.Node{Size: 1, Key: n.Right.Least(), Value: []byte("nobody's")}))
 	}
 	for range 200 {
 		none++
-		h.Set(at(1+rnd.Int64N(versions), none), [][]byte{{}, {0}, {0, 2, 200}, {'s', 1}, {8, 8, 1, 'k', 0}}[rnd.IntN(5)])
+		h.Set(h.NodeKey(1+rnd.Int64N(versions), none), [][]byte{{}, {0}, {0, 2, 200}, {'s', 1}, {8, 8, 1, 'k', 0}}[rnd.IntN(5)])
 	}
 	swept, gets = h.answers(t, versions)
 	require.True(t, swept)
 	require.Greater(t, gets, 60, "chunks of leaves with two records are walked")
 }
 
-// TestNoSweep: where most records are of older versions the tree is walked.
+// TestNoSweep: if most records belong to older versions, the tree is walked.
 func TestNoSweep(t *testing.T) {
-	rnd := iavlsynctest.Rand(t)
-	h := &history{reads: &reads{Mem: nodedbtest.NewMem()}, keys: map[*iavlsynctest.Node][]byte{}}
+	rnd := seeds.Rand(t)
+	h := newHistory()
 	tree := &iavlsynctest.Tree{}
 	const versions = 40
 	for v := int64(1); v <= versions; v++ {
@@ -167,10 +143,10 @@ func TestNoSweep(t *testing.T) {
 	require.False(t, swept)
 }
 
-// TestSweepOverflows: a store of which most keys are gone, but not pruned, has more of them than a
-// sweep has room for. The sweep gives up, on all processors.
+// TestSweepOverflows: most keys of a store are deleted but not pruned, so a sweep has too little
+// space for them. The sweep stops, on all processors.
 func TestSweepOverflows(t *testing.T) {
-	h := &history{reads: &reads{Mem: nodedbtest.NewMem()}, keys: map[*iavlsynctest.Node][]byte{}}
+	h := newHistory()
 	tree := &iavlsynctest.Tree{}
 	const versions, leaves, replaced = 13, 4500, 500
 	next := 0
@@ -201,7 +177,7 @@ func TestSweepOverflows(t *testing.T) {
 	go func() {
 		answer, err := s.Answer(&iavlsync.Request{Height: versions, Store: "bank", Leaves: leaves})
 		if err == nil && !bytes.Equal(append([]byte{0}, h.root.Chunk()...), answer) {
-			err = fmt.Errorf("an answer of %d bytes is not the store", len(answer))
+			err = fmt.Errorf("a response of %d bytes is not the store", len(answer))
 		}
 		done <- err
 	}()
@@ -209,19 +185,19 @@ func TestSweepOverflows(t *testing.T) {
 	case err := <-done:
 		require.NoError(t, err)
 	case <-ctx.Done():
-		t.Fatal("no answer")
+		t.Fatal("no response")
 	}
 	made, _ := s.Swept("bank")
 	require.False(t, made)
 	require.EqualValues(t, nodedb.MostSwept, s.SweepRoom())
 }
 
-// TestSweepIsKept: a sweep blocks no other request while it is made, and it is kept until all
-// leaves were asked for, those that were walked too, or the state is closed.
+// TestSweepIsKept: a sweep in progress does not block other requests. It is kept until all leaves,
+// including walked ones, have been requested, or the state is closed.
 func TestSweepIsKept(t *testing.T) {
-	h := &history{reads: &reads{Mem: nodedbtest.NewMem()}, keys: map[*iavlsynctest.Node][]byte{}}
+	h := newHistory()
 	tree := &iavlsynctest.Tree{}
-	tree.Apply(iavlsynctest.RandomOps(iavlsynctest.Rand(t), 20_000, 60_000, 0))
+	tree.Apply(iavlsynctest.RandomOps(seeds.Rand(t), 20_000, 60_000, 0))
 	tree.SaveAs(1)
 	h.save(t, tree)
 	h.index(1, func(v int64) int64 { return v })
@@ -253,7 +229,7 @@ func TestSweepIsKept(t *testing.T) {
 	all := len(chunks)
 
 	b, s, ask := begin()
-	require.NoError(t, ask(s.AnswerSoon, 8192, 0, all)) // it would not return
+	require.NoError(t, ask(s.AnswerSoon, 8192, 0, all)) // Answer would not return
 	made, _ := s.Swept("bank")
 	require.False(t, made)
 	close(b.free)
@@ -281,7 +257,7 @@ func TestSweepIsKept(t *testing.T) {
 	}
 
 	_, s, ask = begin()
-	s.LimitSweeps(h.root.Size() - 1) // for the stores that are swept already
+	s.LimitSweeps(h.root.Size() - 1) // the room that other stores have left
 	require.NoError(t, ask(s.Answer, 8192, 0, all))
 	made, _ = s.Swept("bank")
 	require.False(t, made)

@@ -6,33 +6,33 @@ import (
 	"fmt"
 )
 
-// Tables makes a new database of runs of keys that are sorted already: nothing is sorted, logged or
-// compacted a second time. All methods may be called at the same time, but for Commit.
+// Tables makes a new database from sorted runs of keys: nothing is sorted, logged or compacted a
+// second time. All methods except Commit may be called concurrently.
 type Tables interface {
-	// Run begins a run of ascending keys. The ranges of no two runs overlap.
+	// Run begins a run of ascending keys. The ranges of two runs must not overlap.
 	Run() (Run, error)
-	// Commit makes a durable database of all runs that were finished, and then, with one more
-	// durable write, adds the last records. It closes the database.
+	// Commit makes a durable database of all finished runs, and then adds the last records with one
+	// more durable write. It closes the database.
 	Commit(last []Record) error
 }
 
-// Run is a part of a database. It is used by one goroutine.
+// Run is a part of a database. It is not safe for concurrent use.
 type Run interface {
-	// Set adds a key that is greater than those before. Key and value may be modified afterwards.
+	// Set adds a key that is greater than all before. Key and value may be modified afterwards.
 	Set(key, value []byte) error
 	Finish() error
 }
 
-// Record is a key with its value.
+// Record is a key and its value.
 type Record struct{ Key, Value []byte }
 
-// ErrOverlap reports runs whose ranges overlap, such as those of stores named "a" and "a/f".
+// ErrOverlap reports runs with overlapping ranges, such as those of stores named "a" and "a/f".
 var ErrOverlap = errors.New("sorted runs overlap")
 
 // Range is the first and the last key of a run.
 type Range struct{ First, Last []byte }
 
-// CheckRanges fails with ErrOverlap unless sorted ranges follow each other.
+// CheckRanges fails with ErrOverlap unless sorted ranges are disjoint.
 func CheckRanges(sorted []Range) error {
 	for i := 1; i < len(sorted); i++ {
 		if a, b := sorted[i-1], sorted[i]; bytes.Compare(a.Last, b.First) >= 0 {
@@ -42,8 +42,8 @@ func CheckRanges(sorted []Range) error {
 	return nil
 }
 
-// InDB is a Tables over an open, empty database of any kind, which it does not close. It gains
-// nothing but the interface. After a crash the database has to be removed.
+// InDB returns a Tables over an open, empty database of any kind, which it does not close. It is
+// not faster than batches. After a crash, the database must be removed.
 func InDB(db DB) Tables { return &inDB{db: db} }
 
 type inDB struct{ db DB }
@@ -73,7 +73,7 @@ func (r *batchRun) Finish() error { return errors.Join(r.b.WriteSync(), r.b.Clos
 
 func (t *inDB) Commit(last []Record) error {
 	b := t.db.NewBatch()
-	defer b.Close() //nolint:errcheck // it was written, or is thrown away
+	defer b.Close() //nolint:errcheck // written or discarded
 	for _, r := range last {
 		if err := b.Set(r.Key, r.Value); err != nil {
 			return err

@@ -1,10 +1,10 @@
-// Package serve answers joiners of a chain on cosmos/iavl from the states in an application's
-// database.
+// Package serve serves the states in an application's database to joiners of a chain on
+// cosmos/iavl.
 //
 //	nodedb.State ──Add──▶ Server ◀── offers, manifest, leaves ── transport.Mux ◀── joiners
 //
-// It keeps no copy: what is asked for is read, and proved, when it is asked for. It judges no
-// joiner; connections, their number and their rate are the business of the transport.
+// It keeps no copy of a state: each request reads and verifies its chunk. It does not limit
+// joiners; the transport limits connections and their rate.
 package serve
 
 import (
@@ -20,17 +20,17 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Server answers from some states. Its methods may be called at the same time.
+// Server serves some states. Its methods may be called concurrently.
 type Server struct {
-	// Failed is called with the error of a request that was answered with ErrFailed, such as a
-	// damaged database; nil: it is not called. It is set before the server is used.
+	// Failed, if not nil, is called with the error of a request that failed with ErrFailed, such as
+	// that of a damaged database. Set it before using the server.
 	Failed func(err error)
 
 	mu     sync.RWMutex
 	states map[int64]*served // guarded by mu
 }
 
-// served is a state with its manifests, which are cut when they are first asked for.
+// served is a state with its manifests, which are computed at the first request.
 type served struct {
 	state     *nodedb.State
 	manifests map[iavlsync.Format]func() ([]byte, error)
@@ -41,7 +41,7 @@ var formats = []iavlsync.Format{iavlsync.Format8192, iavlsync.Format512, iavlsyn
 // New returns a Server without states.
 func New() *Server { return &Server{states: map[int64]*served{}} }
 
-// Add cuts a state, and offers it from then on.
+// Add cuts a state into chunks, and offers it from then on.
 func (s *Server) Add(state *nodedb.State) error {
 	v := &served{state: state, manifests: map[iavlsync.Format]func() ([]byte, error){}}
 	for _, f := range formats {
@@ -51,7 +51,7 @@ func (s *Server) Add(state *nodedb.State) error {
 				return nil, err
 			}
 			b := m.Encode()
-			if len(b) > iavlsync.MaxManifestBytes { // of long keys; no joiner takes it
+			if len(b) > iavlsync.MaxManifestBytes { // long keys; no joiner would accept it
 				return nil, fmt.Errorf("%w: its manifest has %d bytes", nodedb.ErrTooLarge, len(b))
 			}
 			return b, nil
@@ -63,13 +63,13 @@ func (s *Server) Add(state *nodedb.State) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.states) == iavlsync.MaxOffers {
-		return fmt.Errorf("serve height %d: %d states are served already", state.Height(), iavlsync.MaxOffers)
+		return fmt.Errorf("serve height %d: already serving %d states", state.Height(), iavlsync.MaxOffers)
 	}
 	s.states[state.Height()] = v
 	return nil
 }
 
-// Remove ends the offer of a height. Requests under way may still read its state.
+// Remove stops offering a height. Requests in progress may still read its state.
 func (s *Server) Remove(height int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +83,7 @@ func (s *Server) Offers() iavlsync.Offers {
 	return slices.Sorted(maps.Keys(s.states))
 }
 
-// Register sets the handlers of the methods.
+// Register registers the handlers of the methods.
 func (s *Server) Register(m *transport.Mux) {
 	m.Handle(iavlsync.MethodOffers, transport.HandlerFunc(s.offers))
 	m.Handle(iavlsync.MethodManifest, transport.Weighed(transport.HandlerFunc(s.manifest),
@@ -125,10 +125,10 @@ func (s *Server) manifest(_ context.Context, r transport.Request) ([]byte, error
 	return m[from:min(from+iavlsync.ManifestPartBytes, int64(len(m)))], nil
 }
 
-// leafBytes is what a leaf is taken to have, before it is read.
+// leafBytes is the assumed length of a leaf before it is read.
 const leafBytes = 1 << 10
 
-// weigh returns the length of an answer as far as it is known ahead.
+// weigh returns the estimated length of a response.
 func weigh(r transport.Request) int64 {
 	q, err := iavlsync.DecodeRequest(r.Body)
 	if err != nil {

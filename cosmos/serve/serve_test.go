@@ -2,7 +2,6 @@ package serve_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"testing"
 
@@ -13,16 +12,17 @@ import (
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
 	"github.com/starling-kv/starling/cosmos/serve"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 )
 
 const height = 12
 
-// home is the database of a server with a naive state.
+// home returns the database of a server with a naive state.
 func home(t *testing.T) (*nodedbtest.Mem, iavlsynctest.State) {
-	naive := iavlsynctest.RandomState(iavlsynctest.Rand(t), 200, height)[height-1]
+	naive := iavlsynctest.RandomState(seeds.Rand(t), 200, height)
 	db := nodedbtest.NewMem()
-	nodedbtest.Legacy(t, db, height, naive)
+	nodedbtest.WriteState(t, db, height, naive)
 	return db, naive
 }
 
@@ -73,7 +73,7 @@ func TestServer(t *testing.T) {
 	require.ErrorIs(t, err, transport.ErrGone)
 	require.Zero(t, failed)
 
-	for _, key := range db.Keys() { // the disk loses everything
+	for _, key := range db.Keys() { // the disk loses all its content
 		db.Delete([]byte(key))
 	}
 	q.Height = height
@@ -98,7 +98,8 @@ func TestDamagedStateIsNotOffered(t *testing.T) {
 	require.True(t, errors.Is(err, nodedb.ErrOtherState), "%v", err)
 }
 
-// TestTooLarge: a client cannot have a state cut into more chunks than a manifest can list.
+// TestTooLarge: a client cannot make the server cut a state into more chunks than a manifest can
+// list.
 func TestTooLarge(t *testing.T) {
 	db, naive := home(t)
 	s := serve.New()
@@ -108,12 +109,9 @@ func TestTooLarge(t *testing.T) {
 	state, err := nodedb.Open(db, height)
 	require.NoError(t, err)
 	require.NoError(t, s.Add(state))
-	root := naive["bank"].Hash()
-	// The node's height, its leaves, its version, its key and its children.
-	large := binary.AppendVarint(binary.AppendVarint(binary.AppendVarint(nil, 30), 1<<26), height)
-	large = append(append(append(large, 1, 'k'), 32), root...)
-	large = append(append(large, 32), root...)
-	db.Set(append([]byte("s/k:bank/n"), root...), large)
+	root := nodedbtest.NewStore("bank").NodeKey(naive["bank"].Version, 1)
+	self := root[len(root)-12:]
+	db.Set(root, nodedb.AppendNode(nil, &iavlsync.Node{Height: 30, Size: 1 << 26, Key: []byte("k"), Left: self, Right: self}))
 	_, err = state.Manifest(iavlsync.Format32)
 	require.ErrorIs(t, err, nodedb.ErrTooLarge)
 	for _, f := range []iavlsync.Format{iavlsync.Format32, iavlsync.Format32, iavlsync.Format8192} {

@@ -1,5 +1,5 @@
-// Package store is a store of the Cosmos SDK over Starling's tree: a CommitKVStore whose root is an
-// AppHash of package avlstar, so that its chunks verify alone (docs/spec/cosmosstore.md).
+// Package store implements a Cosmos SDK CommitKVStore on Starling's tree. The store's root is an
+// AppHash of package avlstar, so each chunk can be verified on its own (docs/spec/cosmosstore.md).
 //
 //	Set, Delete ──► pending ──Apply──► working ──Commit──► version H     one *avlstar.Version each
 //	                   ▲                  │                   │
@@ -7,6 +7,6 @@
 //	WorkingHash ──────────────────────────┘                   │
 //	Query, GetImmutable ◄──────── H, H−1, H−2 … in memory ◄───┘
 //
-// It is memory only. Package rootmulti mounts it beside IAVL stores, and keeps it on disk with
-// package storage.
+// A Store exists in memory only. Package rootmulti mounts it alongside IAVL stores and keeps it on
+// disk with package storage.
 package store

@@ -6,14 +6,15 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// held is a reference to a version that is given up at the latest when nobody has the held any
-// more: the SDK closes neither the stores of past heights nor, everywhere, its iterators.
+// held is a reference to a version. Unless release is called, a cleanup releases the reference when
+// the held becomes unreachable: the SDK does not close stores of past heights, nor all of its
+// iterators.
 type held struct {
 	v       *avlstar.Version
 	cleanup runtime.Cleanup
 }
 
-// hold adds a reference to v, which has one.
+// hold adds a reference to v. The caller must already hold one.
 func hold(v *avlstar.Version) *held {
 	v.Retain()
 	h := &held{v: v}
@@ -21,7 +22,7 @@ func hold(v *avlstar.Version) *held {
 	return h
 }
 
-// release gives the reference up now; a second call does nothing.
+// release releases the reference now. Further calls have no effect.
 func (h *held) release() {
 	if h.v != nil {
 		h.cleanup.Stop()

@@ -7,34 +7,34 @@ import (
 
 	"github.com/tidwall/btree"
 
-	"cosmossdk.io/store/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// An iterator takes from the version a batch at a time: few entries at first, since many iterations
-// end soon.
+// An iterator reads the version in batches. The first batch is small because many iterations end
+// early.
 const (
 	firstBatch = 8
 	maxBatch   = 256
 )
 
-// iterator yields the keys in [start, end) of a version with changes over it, as both were when it
-// was made. Keys and values are copies.
+// iterator iterates over the keys in [start, end) of a version merged with pending changes, both as
+// of the creation of the iterator. Keys and values are copies.
 type iterator struct {
 	start, end []byte
 	ascending  bool
 	err        error
 
-	of      *held // nil: closed, or exhausted
+	of      *held // the version; nil: closed or exhausted
 	batch   []avlstar.KV
-	at      int
-	size    int
-	resume  []byte // where the next batch begins, see fill; nil: at the domain's bound
-	drained bool   // the version has no more
+	at      int    // index of the next entry in batch
+	size    int    // of the next batch; 0: closed
+	resume  []byte // bound of the next batch, see fillUp and fillDown; nil: the domain's bound
+	drained bool   // the version has no more entries
 
 	over    btree.IterG[avlstar.Change]
-	overlay bool // over stands on a change in the domain
+	overlay bool // over is positioned at a change in the domain
 
 	key, value []byte // nil key: the end
 }
@@ -51,7 +51,8 @@ func newIterator(v *avlstar.Version, p pending, start, end []byte, ascending boo
 	return it
 }
 
-// seek sets over on the first change of the domain.
+// seek positions over at the first change in the domain, in iteration order. It reports whether
+// there is one.
 func (it *iterator) seek() bool {
 	switch {
 	case it.ascending && it.start == nil:
@@ -81,7 +82,7 @@ func (it *iterator) step() {
 func (it *iterator) Next() {
 	if it.of == nil {
 		if it.size != 0 {
-			panic(errors.New("store: Next of an iterator that is not valid"))
+			panic(errors.New("store: Next called on an invalid iterator"))
 		}
 		return
 	}
@@ -94,7 +95,7 @@ func (it *iterator) Next() {
 			it.finish()
 			return
 		}
-		var order int // of the version's entry against the change
+		var order int // of the version's entry compared with the change
 		switch {
 		case !below:
 			order = 1
@@ -122,7 +123,7 @@ func (it *iterator) Next() {
 	}
 }
 
-// fill takes the next entries of the version.
+// fill reads the next batch of entries from the version.
 func (it *iterator) fill() {
 	it.batch, it.at = make([]avlstar.KV, 0, it.size), 0
 	var arena []byte
@@ -130,7 +131,7 @@ func (it *iterator) fill() {
 		from := len(arena)
 		arena = append(append(arena, key...), value...)
 		mid := from + len(key)
-		// What was taken before stays in the old array where append makes a new one.
+		// If append reallocates, earlier entries still refer to the old array.
 		it.batch = append(it.batch, avlstar.KV{Key: arena[from:mid:mid], Value: arena[mid:len(arena):len(arena)]})
 		return len(it.batch) < it.size
 	}
@@ -155,7 +156,7 @@ func (it *iterator) fillUp(add func(key, value []byte) bool) {
 			return
 		}
 		if !add(kv.Key, kv.Value) {
-			it.resume = append(bytes.Clone(kv.Key), 0) // the next key that there can be
+			it.resume = append(bytes.Clone(kv.Key), 0) // the smallest key above kv.Key
 			return
 		}
 	}
@@ -182,7 +183,7 @@ func (it *iterator) fillDown(add func(key, value []byte) bool) {
 	}
 }
 
-// last returns the greatest key below before (nil: of all).
+// last returns the greatest key below before, or the greatest of all if before is nil.
 func last(v *avlstar.Version, before []byte) (key, value []byte, ok bool, err error) {
 	if before != nil {
 		return v.ViewFloor(before, true)
@@ -190,10 +191,10 @@ func last(v *avlstar.Version, before []byte) (key, value []byte, ok bool, err er
 	return v.ViewFloor(aboveAll, false)
 }
 
-// aboveAll is not below any key of a tree.
+// aboveAll is greater than or equal to every key of a tree.
 var aboveAll = bytes.Repeat([]byte{0xff}, MaxKeyBytes)
 
-// finish ends the iteration. What is valid has a key.
+// finish ends the iteration.
 func (it *iterator) finish() {
 	it.key, it.value, it.batch = nil, nil, nil
 	it.of.release()
@@ -220,7 +221,7 @@ func (it *iterator) Value() []byte {
 
 func (it *iterator) assertValid() {
 	if it.key == nil {
-		panic(errors.New("store: the iterator is not valid"))
+		panic(errors.New("store: Key or Value called on an invalid iterator"))
 	}
 }
 

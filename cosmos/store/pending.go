@@ -8,8 +8,8 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// pending are changes that are not in a version yet, by key. A nil value deletes; values are in
-// their stored form. The zero value has none.
+// pending is a set of changes, ordered by key, that are not in a version yet. A nil value deletes
+// the key; other values are in stored form. The zero value is an empty set.
 type pending struct {
 	tree *btree.BTreeG[avlstar.Change] // nil: empty
 }
@@ -32,7 +32,7 @@ func (p *pending) get(key []byte) (avlstar.Change, bool) {
 
 func (p *pending) empty() bool { return p.tree == nil || p.tree.Len() == 0 }
 
-// changes returns all, in key order.
+// changes returns all changes in key order.
 func (p *pending) changes() []avlstar.Change {
 	if p.empty() {
 		return nil
@@ -40,7 +40,7 @@ func (p *pending) changes() []avlstar.Change {
 	return p.tree.Items()
 }
 
-// copy returns the pending changes of now: later ones of p are not in it.
+// copy returns a snapshot of p that later changes of p do not affect.
 func (p *pending) copy() pending {
 	if p.empty() {
 		return pending{}

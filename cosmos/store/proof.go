@@ -10,30 +10,32 @@ import (
 	ics23 "github.com/cosmos/ics23/go"
 
 	errorsmod "cosmossdk.io/errors"
-	"cosmossdk.io/store/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// A proof of a key is three operators (docs/spec/cosmosstore.md#proofs):
+// A proof of a key consists of three operators (docs/spec/cosmosstore.md#proofs):
 //
 //	app hash ──ics23:simple, store's name──► root ──ics23:simple, "state"──► state ──ics23:starling, key──► stored value
 const (
-	// ProofOpState is the type of the first one.
+	// ProofOpState is the type of the operator that proves a key in the state tree. It is the first
+	// in the list of operators.
 	ProofOpState = avlstar.OpState
-	// MapKey is the key of the second one, in the simple map that a store's root is.
+	// MapKey is the key of the state in a store's root, which is the root of a simple map. It is
+	// the key of the second operator.
 	MapKey = avlstar.MapKey
 )
 
-// StateSpec is the ICS-23 spec of the first operator; those of the others are ics23.TendermintSpec.
-// Read only.
+// StateSpec is the ICS-23 spec of the first operator. The other two use ics23.TendermintSpec. It
+// must not be modified.
 var StateSpec = avlstar.StateSpec
 
 // ErrProof is wrapped by the errors of VerifyQuery.
 var ErrProof = errors.New("invalid proof")
 
-// stateOp is the operator of a key in the state tree. It takes the value as applications know it:
-// what it proves is the stored form.
+// stateOp is the operator of a key in the state tree. Its argument is the application's value; the
+// operator proves the stored form of that value (Escape).
 type stateOp struct{ types.CommitmentOp }
 
 // Run implements merkle.ProofOperator.
@@ -56,8 +58,8 @@ func StateOpDecoder(pop cmtprotocrypto.ProofOp) (merkle.ProofOperator, error) {
 	return stateOp{types.CommitmentOp{Type: ProofOpState, Spec: StateSpec, Key: pop.Key, Proof: proof}}, nil
 }
 
-// ProofRuntime returns a runtime that knows the operators of IAVL's stores and of this package's.
-// The key path of a key in a store is /store/state/key.
+// ProofRuntime returns a runtime that decodes the proof operators of IAVL stores and of Starling
+// stores. The key path of a key in a Starling store is /store/state/key.
 func ProofRuntime() *merkle.ProofRuntime {
 	prt := merkle.NewProofRuntime()
 	prt.RegisterOpDecoder(types.ProofOpIAVLCommitment, types.CommitmentOpDecoder)
@@ -66,12 +68,12 @@ func ProofRuntime() *merkle.ProofRuntime {
 	return prt
 }
 
-// VerifyQuery checks the answer of a multi-store to a query "/name/key" with a proof: under
-// appHash, the app hash in the header after the answer's height, the store has this value for key
-// or, if value is nil, does not have the key. All errors wrap ErrProof.
+// VerifyQuery verifies a multi-store's answer to a query "/name/key" with a proof. It checks that
+// the store has the given value for key, or does not have the key if value is nil. appHash is the
+// app hash in the header after the answer's height. All errors wrap ErrProof.
 //
-// It is stricter than ProofRuntime: the operators have one encoding, and an empty store's absence
-// is proved, for which a runtime has no form.
+// It differs from ProofRuntime in two ways: it accepts only one encoding of the operators, and it
+// can verify that a key is absent from an empty store, which a runtime cannot.
 func VerifyQuery(appHash []byte, name string, key, value []byte, ops *cmtprotocrypto.ProofOps) error {
 	if err := verifyQuery(appHash, name, key, value, ops); err != nil {
 		return fmt.Errorf("%w: store %q, key %x: %w", ErrProof, name, key, err)
@@ -81,7 +83,7 @@ func VerifyQuery(appHash []byte, name string, key, value []byte, ops *cmtprotocr
 
 func verifyQuery(appHash []byte, name string, key, value []byte, ops *cmtprotocrypto.ProofOps) error {
 	if n := len(ops.GetOps()); n != 2 && n != 3 {
-		return fmt.Errorf("%d operators, 3 are one proof, 2 that of an empty store", n)
+		return fmt.Errorf("%d operators: want 3, or 2 for an empty store", n)
 	}
 	inStore, outer := ops.Ops[:len(ops.Ops)-1], ops.Ops[len(ops.Ops)-1]
 	root, err := storeRoot(appHash, name, outer)
@@ -96,7 +98,7 @@ func verifyQuery(appHash []byte, name string, key, value []byte, ops *cmtprotocr
 		case !last && op.Type == ProofOpState && string(op.Key) == string(key):
 			p.State = op.Data
 		default:
-			return fmt.Errorf("operator %d is of type %q and key %x", i, op.Type, op.Key)
+			return fmt.Errorf("unexpected operator %d: type %q, key %x", i, op.Type, op.Key)
 		}
 	}
 	var stored []byte
@@ -106,10 +108,10 @@ func verifyQuery(appHash []byte, name string, key, value []byte, ops *cmtprotocr
 	return avlstar.VerifyProof(root, key, stored, p)
 }
 
-// storeRoot returns the root of a store, which the outermost operator proves under appHash.
+// storeRoot returns the root of a store. The outermost operator must prove it against appHash.
 func storeRoot(appHash []byte, name string, op cmtprotocrypto.ProofOp) (root avlstar.Hash, err error) {
 	if op.Type != types.ProofOpSimpleMerkleCommitment || string(op.Key) != name {
-		return root, fmt.Errorf("the last operator is of type %q and key %q", op.Type, op.Key)
+		return root, fmt.Errorf("unexpected last operator: type %q, key %q", op.Type, op.Key)
 	}
 	proof := &ics23.CommitmentProof{}
 	if err := proof.Unmarshal(op.Data); err != nil {
@@ -117,7 +119,7 @@ func storeRoot(appHash []byte, name string, op cmtprotocrypto.ProofOp) (root avl
 	}
 	value := proof.GetExist().GetValue()
 	if len(value) != sha256.Size || !ics23.VerifyMembership(ics23.TendermintSpec, appHash, proof, []byte(name), value) {
-		return root, errors.New("the app hash does not have a store of that name with that root")
+		return root, errors.New("the app hash does not prove this root for this store")
 	}
 	return avlstar.Hash(value), nil
 }

@@ -5,20 +5,19 @@ import (
 	"fmt"
 
 	errorsmod "cosmossdk.io/errors"
-	"cosmossdk.io/store/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	cmtprotocrypto "github.com/cometbft/cometbft/proto/tendermint/crypto"
 
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// Query implements types.Queryable with the paths of the SDK's IAVL store: "/key" answers a key,
-// with a proof if asked for (see ProofRuntime), "/subspace" all keys with a prefix. Height 0 stands
-// for the version before the last, whose root is in the last header; if that is not there, for the
-// last. A version that is not in memory is no error: the answer's Log is ErrNoVersion, as with
-// IAVL.
+// Query implements types.Queryable with the paths of the SDK's IAVL store. "/key" returns the value
+// of a key, with a proof if requested (see ProofRuntime). "/subspace" returns all pairs whose keys
+// have a prefix. Height 0 means the version before the last, whose root is in the last header, or
+// the last version if that one is not in memory. As with IAVL, a "/key" query for a version that is
+// not in memory does not return an error: ErrNoVersion is in the response's Log.
 func (s *Store) Query(req *types.RequestQuery) (*types.ResponseQuery, error) {
-	defer s.o.Metrics.MeasureSince("store", "starling", "query")
 	if len(req.Data) == 0 {
 		return &types.ResponseQuery{}, errorsmod.Wrap(types.ErrTxDecode, "query cannot be zero length")
 	}
@@ -49,12 +48,12 @@ func (s *Store) queryKey(res *types.ResponseQuery, prove bool) error {
 	v, err := s.State(res.Height)
 	if err != nil {
 		res.Log = ErrNoVersion.Error()
-		return nil //nolint:nilerr // the answer says so
+		return nil //nolint:nilerr // the error is in res.Log
 	}
 	defer v.Release()
 	if len(res.Key) > MaxKeyBytes {
 		if prove {
-			return errorsmod.Wrapf(types.ErrInvalidRequest, "a key of %d bytes cannot be proved absent: at most %d are possible", len(res.Key), MaxKeyBytes)
+			return errorsmod.Wrapf(types.ErrInvalidRequest, "absence of a key of %d bytes cannot be proved: the limit is %d bytes", len(res.Key), MaxKeyBytes)
 		}
 		return nil
 	}
@@ -72,14 +71,15 @@ func proofOps(v *avlstar.Version, key []byte) (*cmtprotocrypto.ProofOps, error) 
 		return nil, fmt.Errorf("store: %w", err)
 	}
 	ops := &cmtprotocrypto.ProofOps{}
-	if len(p.State) > 0 { // else the tree is empty
+	if len(p.State) > 0 { // otherwise the tree is empty
 		ops.Ops = append(ops.Ops, cmtprotocrypto.ProofOp{Type: ProofOpState, Key: key, Data: p.State})
 	}
 	ops.Ops = append(ops.Ops, cmtprotocrypto.ProofOp{Type: types.ProofOpSimpleMerkleCommitment, Key: []byte(MapKey), Data: p.Map})
 	return ops, nil
 }
 
-// querySubspace answers from the store as it is now, whatever the height, as IAVL's store does.
+// querySubspace reads the current store and ignores the requested height, as the SDK's IAVL store
+// does.
 func (s *Store) querySubspace(res *types.ResponseQuery) error {
 	it := types.KVStorePrefixIterator(s, res.Key)
 	res.Value = []byte{}

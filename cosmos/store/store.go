@@ -4,46 +4,41 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 
-	"cosmossdk.io/store/cachekv"
-	"cosmossdk.io/store/metrics"
-	pruningtypes "cosmossdk.io/store/pruning/types"
-	"cosmossdk.io/store/tracekv"
-	"cosmossdk.io/store/types"
+	pruningtypes "github.com/cosmos/cosmos-sdk/store/v2/pruning/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/avlstar"
 )
 
 // Type is the store type of this package, for MountStoreWithDB of package rootmulti. The SDK
-// numbers its own from 0.
+// numbers its own types from 0.
 const Type types.StoreType = 0x53
 
-// DefaultHistoryBytes is Options.HistoryBytes where it is 0.
+// DefaultHistoryBytes is used if Options.HistoryBytes is 0.
 const DefaultHistoryBytes = 1 << 30
 
-// historyEvery is the number of versions between two looks at what they hold.
+// historyEvery is the number of versions between two checks of the memory that old versions hold.
 const historyEvery = 16
 
-// ErrNoVersion: a store does not have that version in memory: it was pruned, or is of the future.
-var ErrNoVersion = errors.New("no such version: it was pruned, or is of a future height")
+// ErrNoVersion reports that a store does not have a version in memory: the version was pruned or is
+// not committed yet.
+var ErrNoVersion = errors.New("no such version: pruned, or not committed yet")
 
-// errImmutable is what a store of a past height panics with where it is to be changed.
+// errImmutable is the panic value of Set, Delete, Commit and other mutating methods of a store of a
+// past height.
 var errImmutable = errors.New("store: a store of a past height cannot be changed")
 
 // Options of a Store.
 type Options struct {
 	// ChunkBytes is the chunk limit B of the tree, in bytes (docs/spec/chunks.md), 1 to
-	// avlstar.MaxChunkBytes; 0: avlstar.DefaultChunkBytes. The root depends on it, so it is the
-	// same at all nodes of a chain, for ever.
+	// avlstar.MaxChunkBytes; 0: avlstar.DefaultChunkBytes. The root depends on it, so all nodes of
+	// a chain must use the same value and never change it.
 	ChunkBytes uint64
-	// InitialVersion is the version that the first Commit makes; 0: 1.
-	InitialVersion int64
-	// HistoryBytes limits the memory of versions before the last, beyond which the oldest are given
-	// up, whether pruned or not; 0: DefaultHistoryBytes.
+	// HistoryBytes limits the memory of the versions before the last. Beyond it the oldest versions
+	// are dropped, even if they were not pruned; 0: DefaultHistoryBytes.
 	HistoryBytes uint64
-	Metrics      metrics.StoreMetrics // default: none
 }
 
 // Version is a version of a store.
@@ -52,18 +47,19 @@ type Version struct {
 	State  *avlstar.Version
 }
 
-// Store is a CommitKVStore over a tree in memory. All methods may be called concurrently; who
-// iterates sees the store as it was when the iteration began.
+// Store is a CommitKVStore over a tree in memory. All methods may be called concurrently; an
+// iterator sees the store as it was when the iterator was made.
 type Store struct {
 	o      Options
-	frozen *held // of a store of a past height; nil: it can be changed
+	frozen *held // set in a store of a past height; nil: the store is mutable
 
-	mu       sync.RWMutex
-	versions []Version        // ascending, each with a reference; the last is the committed one
-	empty    *avlstar.Version // what is committed while there is no version; nil afterwards
-	pending  pending          // since then
-	working  *avlstar.Version // of the committed version with pending; nil: unknown
-	last     Commit           // the last one, until TakeCommit
+	mu       sync.RWMutex     // guards the fields below
+	first    int64            // version that the first Commit makes; 0: 1
+	versions []Version        // ascending, each with a reference; the last one is committed
+	empty    *avlstar.Version // the committed state while versions is empty; nil afterwards
+	pending  pending          // changes since the committed version
+	working  *avlstar.Version // the committed version with pending applied; nil: not computed
+	last     Commit           // the last commit, until TakeCommit
 }
 
 var (
@@ -72,14 +68,14 @@ var (
 	_ types.StoreWithInitialVersion = (*Store)(nil)
 )
 
-// Commit is what a commit changed, for who makes it durable.
+// Commit describes what a commit changed, for the code that makes the commit durable.
 type Commit struct {
 	Version Version
 	Base    *avlstar.Version // the state before; nil: unknown, and Changes puts every key
-	Changes []avlstar.Change // in key order, values in their stored form; they may change nothing
+	Changes []avlstar.Change // in key order, values in stored form; some may have no effect
 }
 
-// Release gives up the references of c.
+// Release releases the references of c.
 func (c Commit) Release() {
 	for _, v := range []*avlstar.Version{c.Version.State, c.Base} {
 		if v != nil {
@@ -88,17 +84,14 @@ func (c Commit) Release() {
 	}
 }
 
-// New returns a store with these versions, which ascend, and of which it takes over the references.
-// Without any it is empty, at version 0.
+// New returns a store with the given versions, which must ascend, and takes over their references.
+// Without versions the store is empty, at version 0.
 func New(o Options, versions ...Version) (*Store, error) {
 	if o.ChunkBytes == 0 {
 		o.ChunkBytes = avlstar.DefaultChunkBytes
 	}
 	if o.HistoryBytes == 0 {
 		o.HistoryBytes = DefaultHistoryBytes
-	}
-	if o.Metrics == nil {
-		o.Metrics = metrics.NewNoOpMetrics()
 	}
 	s := &Store{o: o, versions: versions}
 	if len(versions) == 0 {
@@ -130,29 +123,24 @@ func (s *Store) height() int64 {
 func (s *Store) GetStoreType() types.StoreType { return Type }
 
 // CacheWrap implements types.CacheWrapper.
-func (s *Store) CacheWrap() types.CacheWrap { return cachekv.NewStore(s) }
+func (s *Store) CacheWrap() types.CacheWrap { return NewCache(s) }
 
-// CacheWrapWithTrace implements types.CacheWrapper.
-func (s *Store) CacheWrapWithTrace(w io.Writer, tc types.TraceContext) types.CacheWrap {
-	return cachekv.NewStore(tracekv.NewStore(s, w, tc))
-}
-
-// SetPruning panics, as IAVL's does: pruning is the multi-store's.
+// SetPruning panics, as it does in the SDK's IAVL store: pruning is set on the multi-store.
 func (s *Store) SetPruning(pruningtypes.PruningOptions) {
 	panic(errors.New("store: pruning is set on the multi-store"))
 }
 
-// GetPruning panics, as IAVL's does: pruning is the multi-store's.
+// GetPruning panics, as it does in the SDK's IAVL store: pruning is set on the multi-store.
 func (s *Store) GetPruning() pruningtypes.PruningOptions {
 	panic(errors.New("store: pruning is set on the multi-store"))
 }
 
-// SetInitialVersion sets the version that the first Commit makes. It does nothing after that.
+// SetInitialVersion sets the version that the first Commit makes. It has no effect after that.
 func (s *Store) SetInitialVersion(version int64) {
 	s.assertMutable()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.o.InitialVersion = version
+	s.first = version
 }
 
 func (s *Store) assertMutable() {
@@ -161,12 +149,12 @@ func (s *Store) assertMutable() {
 	}
 }
 
-// Set implements types.KVStore. It panics with an error that wraps ErrLimit for what a store does
-// not take. Key and value are copied.
+// Set implements types.KVStore. It panics with an error that wraps ErrLimit if the key or the value
+// is invalid (Check). Both are copied.
 func (s *Store) Set(key, value []byte) {
 	s.assertMutable()
 	AssertValid(key, value)
-	// One allocation for both.
+	// One allocation holds both the key and the value.
 	b := append(make([]byte, 0, len(key)+storedBytes(value)), key...)
 	b = appendEscaped(b, value)
 	s.change(avlstar.Change{Key: b[:len(key):len(key)], Value: b[len(key):]})
@@ -176,9 +164,8 @@ func (s *Store) Set(key, value []byte) {
 func (s *Store) Delete(key []byte) {
 	s.assertMutable()
 	if len(key) == 0 || len(key) > MaxKeyBytes {
-		return // no store has it
+		return // no store can have this key
 	}
-	defer s.o.Metrics.MeasureSince("store", "starling", "delete")
 	s.change(avlstar.Change{Key: bytes.Clone(key)})
 }
 
@@ -196,9 +183,8 @@ func (s *Store) dropWorking() {
 	}
 }
 
-// Get implements types.KVStore: a copy of the value, nil if the key is absent.
+// Get implements types.KVStore. It returns a copy of the value, or nil if the key is absent.
 func (s *Store) Get(key []byte) []byte {
-	defer s.o.Metrics.MeasureSince("store", "starling", "get")
 	if len(key) == 0 || len(key) > MaxKeyBytes {
 		return nil
 	}
@@ -213,7 +199,7 @@ func (s *Store) Get(key []byte) []byte {
 	return value(s.committed(), key)
 }
 
-// value returns a copy of the value of a key, nil if it is absent.
+// value returns a copy of the value of a key, or nil if the key is absent.
 func value(v *avlstar.Version, key []byte) []byte {
 	stored, ok, err := v.View(key)
 	if err != nil {
@@ -227,7 +213,6 @@ func value(v *avlstar.Version, key []byte) []byte {
 
 // Has implements types.KVStore.
 func (s *Store) Has(key []byte) bool {
-	defer s.o.Metrics.MeasureSince("store", "starling", "has")
 	if len(key) == 0 || len(key) > MaxKeyBytes {
 		return false
 	}
@@ -243,11 +228,11 @@ func (s *Store) Has(key []byte) bool {
 	return ok
 }
 
-// Iterator implements types.KVStore: the keys in [start, end), ascending, nil is open. Changes that
-// are made meanwhile are not in it.
+// Iterator implements types.KVStore. It iterates over the keys in [start, end) in ascending order;
+// a nil bound is open. It does not see changes made after it was created.
 func (s *Store) Iterator(start, end []byte) types.Iterator { return s.iterator(start, end, true) }
 
-// ReverseIterator is Iterator, descending.
+// ReverseIterator is Iterator in descending order.
 func (s *Store) ReverseIterator(start, end []byte) types.Iterator {
 	return s.iterator(start, end, false)
 }
@@ -258,7 +243,7 @@ func (s *Store) iterator(start, end []byte, ascending bool) types.Iterator {
 	return newIterator(s.committed(), s.pending.copy(), start, end, ascending)
 }
 
-// work returns the committed version with the pending changes. The caller holds mu.
+// work returns the committed version with the pending changes applied. The caller holds mu.
 func (s *Store) work() *avlstar.Version {
 	if s.working == nil {
 		v, err := s.committed().Apply(s.pending.changes())
@@ -270,7 +255,7 @@ func (s *Store) work() *avlstar.Version {
 	return s.working
 }
 
-// WorkingHash implements types.Committer: the root that Commit would return.
+// WorkingHash implements types.Committer. It returns the root that Commit would return.
 func (s *Store) WorkingHash() []byte {
 	s.assertMutable()
 	s.mu.Lock()
@@ -282,12 +267,11 @@ func (s *Store) WorkingHash() []byte {
 // Commit implements types.Committer.
 func (s *Store) Commit() types.CommitID {
 	s.assertMutable()
-	defer s.o.Metrics.MeasureSince("store", "starling", "commit")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next, base := Version{Height: max(s.height()+1, 1), State: s.work()}, s.committed()
 	if len(s.versions) == 0 {
-		next.Height = max(next.Height, s.o.InitialVersion)
+		next.Height = max(next.Height, s.first)
 	}
 	s.last.Release()
 	base.Retain()
@@ -305,8 +289,8 @@ func (s *Store) Commit() types.CommitID {
 	return next.id()
 }
 
-// TakeCommit returns what the last Commit changed; ok is false if there was none since the last
-// call. The caller releases it.
+// TakeCommit returns what the last Commit changed. ok is false if there was no commit since the
+// last call. The caller releases the result.
 func (s *Store) TakeCommit() (c Commit, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -326,8 +310,8 @@ func (s *Store) LastCommitID() types.CommitID {
 	return Version{s.height(), s.committed()}.id()
 }
 
-// limitHistory gives up the oldest versions as long as all but the last hold too much. The caller
-// holds mu.
+// limitHistory drops the oldest versions until the versions before the last hold at most
+// HistoryBytes. The caller holds mu.
 func (s *Store) limitHistory() {
 	held := uint64(0)
 	for i := len(s.versions) - 2; i >= 0; i-- {
@@ -345,8 +329,8 @@ func (s *Store) dropOldest(n int) {
 	s.versions = append([]Version(nil), s.versions[n:]...)
 }
 
-// Prune gives up the versions up to height, but never the last one. Stores of these heights that
-// GetImmutable has returned stay as they are.
+// Prune drops the versions up to height, except the last one. Stores returned by GetImmutable stay
+// valid.
 func (s *Store) Prune(height int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -359,8 +343,8 @@ func (s *Store) Prune(height int64) {
 	}
 }
 
-// MemoryBytes returns the memory of all versions together, in bytes, without what Set and Delete
-// have changed since the last commit.
+// MemoryBytes returns the memory of all versions together, in bytes. Changes since the last commit
+// are not included.
 func (s *Store) MemoryBytes() uint64 {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -385,8 +369,8 @@ func (s *Store) version(height int64) (Version, bool) {
 	return Version{}, false
 }
 
-// State returns the state of a version, from which its manifest and its chunks can be had, and
-// proofs. The caller releases it. The error is ErrNoVersion.
+// State returns the state of a version, which provides its manifest, chunks and proofs. The caller
+// releases it. The error wraps ErrNoVersion.
 func (s *Store) State(version int64) (*avlstar.Version, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -398,8 +382,8 @@ func (s *Store) State(version int64) (*avlstar.Version, error) {
 	return v.State, nil
 }
 
-// GetImmutable returns a store of a past version, which panics where it is to be changed. The error
-// is ErrNoVersion.
+// GetImmutable returns a read-only store of a past version: its Set, Delete and Commit panic. The
+// error wraps ErrNoVersion.
 func (s *Store) GetImmutable(version int64) (*Store, error) {
 	v, err := s.State(version)
 	if err != nil {
@@ -410,7 +394,7 @@ func (s *Store) GetImmutable(version int64) (*Store, error) {
 	return &Store{o: s.o, frozen: h, versions: []Version{{version, v}}}, nil
 }
 
-// Close gives up all versions. The store must not be used afterwards.
+// Close releases all versions. The store must not be used afterwards.
 func (s *Store) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	cmtprotocrypto "github.com/cometbft/cometbft/proto/tendermint/crypto"
 	"github.com/stretchr/testify/require"
 
-	"cosmossdk.io/store/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/avlstar"
 )
@@ -36,8 +36,15 @@ func TestEscapeVectors(t *testing.T) {
 	require.Equal(t, 8, n)
 }
 
+func newEmpty(t *testing.T) *Store {
+	t.Helper()
+	s, err := New(Options{})
+	require.NoError(t, err)
+	return s
+}
+
 func TestLimits(t *testing.T) {
-	s := newTree().Store
+	s := newEmpty(t)
 	key, value := bytes.Repeat([]byte{1}, MaxKeyBytes), bytes.Repeat([]byte{1}, MaxValueBytes)
 	s.Set(key, value)
 	s.Set([]byte("zeros"), make([]byte, MaxValueBytes-1))
@@ -47,7 +54,7 @@ func TestLimits(t *testing.T) {
 	for _, refused := range []avlstar.Change{
 		{Key: append(key, 1), Value: []byte{1}},
 		{Key: []byte("k"), Value: append(value, 1)},
-		{Key: []byte("k"), Value: make([]byte, MaxValueBytes)}, // stored with one byte more
+		{Key: []byte("k"), Value: make([]byte, MaxValueBytes)}, // one byte longer when stored
 	} {
 		require.ErrorIs(t, Check(refused.Key, refused.Value), ErrLimit)
 		require.PanicsWithError(t, Check(refused.Key, refused.Value).Error(), func() { s.Set(refused.Key, refused.Value) })
@@ -59,7 +66,8 @@ func TestLimits(t *testing.T) {
 	s.Commit()
 }
 
-// TestChunksVerify: a store's root proves its manifest, and that each chunk, alone.
+// TestChunksVerify checks that a store's root proves its manifest, and that the manifest proves
+// each chunk on its own.
 func TestChunksVerify(t *testing.T) {
 	s, err := New(Options{ChunkBytes: 500})
 	require.NoError(t, err)
@@ -91,9 +99,9 @@ func TestChunksVerify(t *testing.T) {
 func TestVerifyQuery(t *testing.T) {
 	for name, present := range map[string][]string{"empty": nil, "one": {"k"}, "some": {"a", "k", "z"}} {
 		t.Run(name, func(t *testing.T) {
-			s := newTree().Store
+			s := newEmpty(t)
 			for _, k := range present {
-				s.Set([]byte(k), []byte{}) // the value that only its stored form can prove
+				s.Set([]byte(k), []byte{}) // an empty value can only be proved in its stored form
 			}
 			id := s.Commit()
 			info := types.CommitInfo{Version: id.Version, StoreInfos: []types.StoreInfo{
@@ -113,7 +121,7 @@ func TestVerifyQuery(t *testing.T) {
 				require.ErrorIs(t, VerifyQuery(info.Hash(), "other", []byte(key), value, ops), ErrProof)
 				require.ErrorIs(t, VerifyQuery(bytes.Repeat([]byte{1}, 32), "s", []byte(key), value, ops), ErrProof)
 				if len(present) == 0 {
-					continue // absence is proved for all keys
+					continue // the proof holds for all keys, which are all absent
 				}
 				require.ErrorIs(t, VerifyQuery(info.Hash(), "s", []byte("l"), value, ops), ErrProof)
 				if value != nil {

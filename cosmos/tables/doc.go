@@ -1,11 +1,12 @@
-// Package tables makes databases of goleveldb and Pebble of runs that are sorted already.
+// Package tables writes databases of goleveldb and Pebble from sorted runs, and reads such
+// databases.
 //
 //	run ─▶ tables of some MB ─┐
-//	run ─▶ …                 ─┼─ goleveldb: a manifest that names them, in a level that holds as much
+//	run ─▶ …                 ─┼─ goleveldb: a manifest that lists them, in a level with enough capacity
 //	run ─▶ …                 ─┘  Pebble:    one Ingest, into its lowest level
 //
-// Nothing is logged, sorted or compacted. The databases are those that cosmos-db opens: same
-// options, same formats. A database is complete when Commit has returned; what a crash leaves of
-// one is removed by the next NewGoLevelDB or NewPebble. ReadGoLevelDB and ReadPebble read databases
-// that are there.
+// Nothing is logged, sorted or compacted. cosmos-db can open these databases, because they have its
+// options and formats. A database is complete when Commit has returned; the next NewGoLevelDB or
+// NewPebble removes what a crash has left. ReadGoLevelDB and ReadPebble read any such database
+// without copies.
 package tables

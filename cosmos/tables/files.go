@@ -13,32 +13,32 @@ import (
 // writer writes one table of an engine.
 type writer interface {
 	set(key, value []byte) error
-	size() int64 // so far
-	// close returns the table's length. The file is synced and closed by the caller.
+	size() int64 // bytes so far
+	// close returns the table's length. The caller syncs and closes the file.
 	close() (int64, error)
 }
 
-// file is a table that was written.
+// file is a table that has been written.
 type file struct {
 	nodedb.Range
 	number int64
 	size   int64
 }
 
-// maxSyncs is how many files are synced at a time, beside what is written.
+// maxSyncs is the number of concurrent syncs of files, while further files are written.
 const maxSyncs = 8
 
-// files numbers the tables of all runs, and collects those that are durable.
+// files numbers the tables of all runs, and collects the durable ones.
 type files struct {
 	create func(number int64) (*os.File, writer, error)
-	limit  int64 // length of a table
+	limit  int64 // maximum length of a table
 	syncs  chan struct{}
 	wg     sync.WaitGroup
 
 	mu     sync.Mutex
 	next   int64  // guarded by mu
 	tables []file // guarded by mu
-	err    error  // the first of a sync; guarded by mu
+	err    error  // first error of a sync; guarded by mu
 }
 
 func newFiles(first, limit int64, create func(number int64) (*os.File, writer, error)) *files {
@@ -49,7 +49,7 @@ func newFiles(first, limit int64, create func(number int64) (*os.File, writer, e
 type run struct {
 	f     *files
 	out   *os.File
-	w     writer // nil: no table is begun
+	w     writer // nil: no table is open
 	table file
 	last  []byte
 }
@@ -100,7 +100,7 @@ func (r *run) Finish() (err error) {
 	return nil
 }
 
-// finished returns all tables in the order of their keys, once they are durable.
+// finished returns all tables in key order, once they are durable.
 func (f *files) finished() ([]file, error) {
 	f.wg.Wait()
 	f.mu.Lock()
@@ -116,18 +116,10 @@ func (f *files) finished() ([]file, error) {
 	return f.tables, nodedb.CheckRanges(ranges)
 }
 
-// empty makes an empty folder.
+// empty creates an empty folder, removing an old one.
 func empty(dir string) error {
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	return os.MkdirAll(dir, 0o755) //nolint:gosec // as the engines make theirs
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return os.MkdirAll(dir, 0o755) //nolint:gosec // with the engines' permissions
 }

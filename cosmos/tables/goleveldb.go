@@ -17,30 +17,30 @@ import (
 	"github.com/syndtr/goleveldb/leveldb/table"
 
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/internal/durable"
 )
 
-// bloomBits of a key, as cosmos-db has them.
+// bloomBits is the number of Bloom filter bits per key, as in cosmos-db.
 const bloomBits = 10
 
-// GoLevelDB makes a database of goleveldb. It writes LevelDB's own files
-// (github.com/google/leveldb, doc/impl.md and doc/fileformat.md) with goleveldb's writers of tables
-// and of journals.
+// GoLevelDB writes a goleveldb database. It writes LevelDB's files (github.com/google/leveldb,
+// doc/impl.md and doc/fileformat.md) with goleveldb's writers of tables and journals.
 type GoLevelDB struct {
 	dir     string
 	files   *files
 	options *opt.Options
 }
 
-// Numbers of the files; a journal is made when the database is opened.
+// Numbers of the files. The engine creates a journal when it opens the database.
 const (
 	manifestNumber = 1
 	firstTable     = 2
 )
 
-// sequence is that of all keys: none is there twice.
+// sequence is the sequence number of all keys, because each key occurs only once.
 const sequence = 1
 
-// NewGoLevelDB begins a database in a folder, whose content is removed.
+// NewGoLevelDB begins a database in a folder, and removes the folder's content.
 func NewGoLevelDB(dir string) (*GoLevelDB, error) {
 	if err := empty(dir); err != nil {
 		return nil, err
@@ -113,7 +113,7 @@ const (
 	fieldTable    = 7
 )
 
-// manifest writes the manifest, and names it in the file CURRENT: from then on this is a database.
+// manifest writes the manifest, and names it in the file CURRENT. From then on this is a database.
 func (d *GoLevelDB) manifest(tables []file) (err error) {
 	name := fmt.Sprintf("MANIFEST-%06d", manifestNumber)
 	f, err := os.Create(filepath.Join(d.dir, name))
@@ -128,15 +128,7 @@ func (d *GoLevelDB) manifest(tables []file) (err error) {
 	if err = errors.Join(err, j.Close(), f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	current, err := os.Create(filepath.Join(d.dir, "CURRENT.new"))
-	if err != nil {
-		return err
-	}
-	_, err = current.WriteString(name + "\n")
-	if err = errors.Join(err, current.Sync(), current.Close()); err != nil {
-		return err
-	}
-	return errors.Join(os.Rename(current.Name(), filepath.Join(d.dir, "CURRENT")), syncDir(d.dir))
+	return durable.Write(filepath.Join(d.dir, "CURRENT"), []byte(name+"\n"), 0o644)
 }
 
 func (d *GoLevelDB) edit(tables []file) []byte {
@@ -148,7 +140,7 @@ func (d *GoLevelDB) edit(tables []file) []byte {
 	for _, t := range tables {
 		total, next = total+t.size, max(next, t.number+1)
 	}
-	level := 2 // the first that is not filled by what new blocks write
+	level := 2 // the first level that new blocks do not fill
 	for d.options.GetCompactionTotalSize(level) < total {
 		level++
 	}
@@ -162,7 +154,7 @@ func (d *GoLevelDB) edit(tables []file) []byte {
 	return b
 }
 
-// internal orders internal keys, of which a table has no two with the same key (goleveldb,
+// internal orders internal keys. No table has two internal keys with the same user key (goleveldb,
 // leveldb/comparer.go).
 type internal struct{}
 
@@ -178,8 +170,8 @@ func (internal) Successor(dst, b []byte) []byte {
 	return shortened(comparer.DefaultComparer.Successor(dst, user(b)), user(b))
 }
 
-// shortened appends the trailer that is ahead of all others to a key that is shorter than a; nil:
-// it is not.
+// shortened appends the trailer that sorts before all others to key if key is shorter than a;
+// otherwise it returns nil.
 func shortened(key, a []byte) []byte {
 	if key == nil || len(key) >= len(a) || bytes.Compare(a, key) >= 0 {
 		return nil
@@ -190,7 +182,7 @@ func shortened(key, a []byte) []byte {
 
 func user(key []byte) []byte { return key[:len(key)-8] }
 
-// internalFilter filters by what is ahead of the trailer.
+// internalFilter filters by user keys, which are internal keys without the trailer.
 type internalFilter struct{ filter.Filter }
 
 func (f internalFilter) Contains(b, key []byte) bool { return f.Filter.Contains(b, user(key)) }

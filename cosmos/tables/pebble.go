@@ -15,7 +15,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/nodedb"
 )
 
-// Pebble makes a database of Pebble, in the format that cosmos-db opens and creates.
+// Pebble writes a Pebble database, in the format that cosmos-db opens and creates.
 type Pebble struct {
 	dir, ingest string
 	files       *files
@@ -24,12 +24,12 @@ type Pebble struct {
 
 const (
 	lowestLevel  = 6
-	pebbleTable  = 32 << 20 // of the 128 MiB that Pebble's own tables have there
+	pebbleTable  = 32 << 20 // Pebble's own tables in this level have 128 MiB
 	ingestFolder = "starling-ingest"
 	commitBytes  = 1 << 20 // more than Commit writes
 )
 
-// NewPebble begins a database in a folder, whose content is removed.
+// NewPebble begins a database in a folder, and removes the folder's content.
 func NewPebble(dir string) (*Pebble, error) {
 	p := &Pebble{dir: dir, ingest: filepath.Join(dir, ingestFolder), options: &pebble.Options{Logger: quiet{}}}
 	p.options.EnsureDefaults()
@@ -40,7 +40,7 @@ func NewPebble(dir string) (*Pebble, error) {
 	return p, nil
 }
 
-// quiet is cosmos-db's logger: only what ends the process is said.
+// quiet is cosmos-db's logger: it prints only fatal errors.
 type quiet struct{ pebble.Logger }
 
 func (quiet) Infof(string, ...any)  {}
@@ -67,7 +67,7 @@ func (p *Pebble) create(number int64) (*os.File, writer, error) {
 	return f, pebbleWriter{sstable.NewWriter(objstorageprovider.NewFileWritable(unclosed{f}), o)}, nil
 }
 
-// unclosed is a file that is synced and closed later, beside the next ones.
+// unclosed is a file that is synced and closed later, while the next ones are written.
 type unclosed struct{ *os.File }
 
 func (unclosed) Sync() error                               { return nil }

@@ -12,18 +12,18 @@ import (
 	"github.com/starling-kv/starling/cosmos/nodedb"
 )
 
-// ErrReadOnly reports a write to what ReadGoLevelDB or ReadPebble has returned.
-var ErrReadOnly = errors.New("this database is only read")
+// ErrReadOnly reports a write to a database from ReadGoLevelDB or ReadPebble.
+var ErrReadOnly = errors.New("this database is read-only")
 
-// LevelReader is a database of goleveldb, or a snapshot of one.
+// LevelReader is a goleveldb database, or a snapshot of one.
 type LevelReader interface {
 	Get(key []byte, o *opt.ReadOptions) ([]byte, error)
 	NewIterator(r *util.Range, o *opt.ReadOptions) iterator.Iterator
 }
 
-// ReadGoLevelDB makes a nodedb.DB, which cannot be written to, of a database of goleveldb or of a
-// snapshot. cosmos-db's copies each key and each value that an iterator passes. Blocks that are
-// scanned are not cached by the engine.
+// ReadGoLevelDB returns a read-only nodedb.DB over a goleveldb database or a snapshot of one.
+// Unlike cosmos-db's, its iterators do not copy each key and value. Scanned blocks do not enter the
+// engine's cache.
 func ReadGoLevelDB(db LevelReader) nodedb.DB { return levelReads{db: db} }
 
 type levelReads struct {
@@ -54,7 +54,7 @@ func (i *levelIterator) Valid() bool  { return i.valid }
 func (i *levelIterator) Next()        { i.valid = i.Iterator.Next() }
 func (i *levelIterator) Close() error { i.Release(); return nil }
 
-// ReadPebble does so for a database of Pebble, or a snapshot of one.
+// ReadPebble is ReadGoLevelDB for a Pebble database, or a snapshot of one.
 func ReadPebble(db pebble.Reader) nodedb.DB { return pebbleReads{db: db} }
 
 type pebbleReads struct {
@@ -89,7 +89,7 @@ type pebbleIterator struct {
 func (i *pebbleIterator) Valid() bool { return i.valid }
 func (i *pebbleIterator) Next()       { i.valid = i.Iterator.Next() }
 
-// unwritten is the part of a nodedb.DB that writes, in form only.
+// unwritten provides the write methods of a nodedb.DB, which all fail.
 type unwritten struct{}
 
 func (unwritten) NewBatch() nodedb.Batch { return unwritten{} }

@@ -18,6 +18,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
 	"github.com/starling-kv/starling/cosmos/tables"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 func forEngines(t *testing.T, test func(t *testing.T, engine dbm.BackendType, begin func(dir string) (nodedb.Tables, error))) {
@@ -43,7 +44,7 @@ func content(t *testing.T, db dbm.DB) (records []nodedb.Record) {
 // TestRuns: cosmos-db reads what was written, by key and in order, and continues with it.
 func TestRuns(t *testing.T) {
 	forEngines(t, func(t *testing.T, engine dbm.BackendType, begin func(dir string) (nodedb.Tables, error)) {
-		rnd := iavlsynctest.Rand(t)
+		rnd := seeds.Rand(t)
 		home := t.TempDir()
 		dir := filepath.Join(home, "application.db")
 		require.NoError(t, os.Mkdir(dir, 0o700))
@@ -89,7 +90,7 @@ func TestRuns(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, want[string(r.Key)], append([]byte{}, v...))
 				}
-				switch i % 3 { // a new value, or none
+				switch i % 3 { // a new value, or a deletion
 				case 0:
 					value := []byte(fmt.Sprint("new ", i))
 					require.NoError(t, db.Set(r.Key, value))
@@ -127,10 +128,10 @@ func TestOverlap(t *testing.T) {
 	})
 }
 
-// TestSpool: a spool that is resumed again and again makes the database that the Installer makes.
+// TestSpool: a spool that is resumed repeatedly makes the same database as the Installer.
 func TestSpool(t *testing.T) {
 	forEngines(t, func(t *testing.T, engine dbm.BackendType, begin func(dir string) (nodedb.Tables, error)) {
-		rnd := iavlsynctest.Rand(t)
+		rnd := seeds.Rand(t)
 		for _, keys := range []int{1, 60, 3000} {
 			for _, memory := range []int64{0, 20_000} {
 				t.Run(fmt.Sprintf("%d keys, %d bytes", keys, memory), func(t *testing.T) {
@@ -143,7 +144,7 @@ func TestSpool(t *testing.T) {
 
 func spooled(t *testing.T, rnd *rand.Rand, engine dbm.BackendType, begin func(dir string) (nodedb.Tables, error), keys int, memory int64) {
 	const height = 12
-	naive := iavlsynctest.RandomState(rnd, keys, height)[height-1]
+	naive := iavlsynctest.RandomState(rnd, keys, height)
 	m := nodedbtest.Manifest(t, iavlsync.Format512, height, naive)
 	chunks := nodedbtest.Chunks(t, m, naive)
 	var data [][]byte

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A Starling client in one file: it writes keys, and reads them without believing the node that it asks.
+"""A Starling client in one file: it writes keys, and reads them without trusting the node.
 
 Only Python's standard library is used. It shows every step of the formats (docs/clients.md); it is an example to read and to
 translate. Its ed25519 takes a time that depends on the secret key: sign with it on a machine of your own, never in a service.
@@ -26,7 +26,7 @@ PATIENCE = 60  # seconds that we wait for a block
 
 
 class Refused(Exception):
-    """The node refused a request, or sent what its proof does not show."""
+    """The node refused a request, or its answer does not match the proof."""
 
 
 def sha256(*parts):
@@ -52,7 +52,7 @@ class Node:
         return answer["result"]
 
     def wait(self, method, **params):
-        """call, again and again until the node has what was asked for."""
+        """Repeats call until the node has the requested data."""
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -63,7 +63,7 @@ class Node:
             time.sleep(0.2)
 
 
-# --- Protobuf, as much as is needed. Defaults (0, empty) are left out, except where `always` says so. ---
+# --- Protobuf, as far as needed. Defaults (0, empty) are left out, except where `always` says so. ---
 
 def uvarint(n):
     out = bytearray()
@@ -228,7 +228,7 @@ def submit(node, raw):
 # --- Headers, validators and commits (CometBFT's data structures). ---
 
 def merkle(leaves):
-    """RFC 6962's tree."""
+    """The root of an RFC 6962 tree."""
     if not leaves:
         return sha256()
     if len(leaves) == 1:
@@ -266,7 +266,7 @@ def header_hash(h):
 
 
 class Block:
-    """A header, the commit that signs it and the validators of its height, which belong together. Nobody vouches for them yet."""
+    """A header, the commit that signs it and the validators of its height, which belong together. They are not verified yet."""
 
     def __init__(self, node, height):
         signed = node.wait("commit", height=str(height))["signed_header"]
@@ -286,11 +286,11 @@ class Block:
             raise Refused(f"block {height}: the validators are not those of the header")
 
     def signed_power(self, validators):
-        """The power of those of validators who signed this block, and of all of them."""
+        """The power of the validators that signed this block, and of all of them."""
         powers, signed = dict(validators), 0
         keys = {sha256(key)[:20]: key for key, _ in self.validators}
         for s in self.commit["signatures"]:
-            key = keys.pop(bytes.fromhex(s["validator_address"]), None)  # pop: each counts once
+            key = keys.pop(bytes.fromhex(s["validator_address"]), None)  # pop: each validator counts once
             if s["block_id_flag"] != 2 or key not in powers:  # 2: it voted for this block
                 continue
             c = self.commit

@@ -1,9 +1,9 @@
-// Package browser drives a headless Chromium for tests of pages, by chromedp.
+// Package browser drives a headless Chromium with chromedp, for tests of web pages.
 //
 //	Flags ──► chromium (started by the caller) ──► DevToolsActivePort ──► Attach ──► Open, Eval, Look, Screenshot
 //
-// The browser reaches 127.0.0.1 and nothing else, so a page that asks for something from elsewhere
-// is found out: see Problems.
+// The browser reaches only 127.0.0.1, so a page that requests anything from elsewhere is detected:
+// see Problems.
 package browser
 
 import (
@@ -24,10 +24,10 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// callTimeout is for one command: a browser on a busy machine may take long.
+// callTimeout limits one command: a browser on a busy machine may take long.
 const callTimeout = 60 * time.Second
 
-// Path returns where a Chromium lies; false: there is none.
+// Path returns the path of a Chromium; false if there is none.
 func Path() (string, bool) {
 	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
 		if path, err := exec.LookPath(name); err == nil {
@@ -37,7 +37,8 @@ func Path() (string, bool) {
 	return "", false
 }
 
-// Flags are what to start it with. profile is a folder that is its own.
+// Flags returns the flags for starting the browser. profile must be a separate folder for each
+// browser.
 func Flags(profile string) []string {
 	return []string{
 		"--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
@@ -46,16 +47,16 @@ func Flags(profile string) []string {
 	}
 }
 
-// Tab is a tab of a browser. Its methods are called one at a time.
+// Tab is a tab of a browser. Its methods must be called one at a time.
 type Tab struct {
-	ctx   context.Context // chromedp's, which is the tab
+	ctx   context.Context // chromedp's context, which represents the tab
 	close context.CancelFunc
 
 	mu       sync.Mutex
 	problems []string
 }
 
-// Attach opens a tab of the browser with that profile, once it is up. Close closes it.
+// Attach opens a tab of the browser with that profile, once it is up. The caller must call Close.
 func Attach(ctx context.Context, profile string) (*Tab, error) {
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
@@ -68,7 +69,7 @@ func Attach(ctx context.Context, profile string) (*Tab, error) {
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("the browser is not up: %w", context.Cause(ctx))
+			return nil, fmt.Errorf("the browser did not start: %w", context.Cause(ctx))
 		case <-ticker.C:
 		}
 	}
@@ -79,14 +80,14 @@ func attach(ctx context.Context, url string) (*Tab, error) {
 	tab, closeTab := chromedp.NewContext(remote)
 	t := &Tab{ctx: tab, close: func() { closeTab(); closeBrowser() }}
 	chromedp.ListenTarget(tab, t.note)
-	if err := chromedp.Run(tab); err != nil { // which enables the events
+	if err := chromedp.Run(tab); err != nil { // this enables the events
 		t.Close()
 		return nil, err
 	}
 	return t, nil
 }
 
-// note keeps what is wrong with the page.
+// note records problems of the page.
 func (t *Tab) note(event any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -101,7 +102,7 @@ func (t *Tab) note(event any) {
 // Close closes the tab.
 func (t *Tab) Close() { t.close() }
 
-// Problems are what the page threw, and what the browser complained of, such as a violated
+// Problems returns the page's exceptions and the browser's error messages, such as a violated
 // Content-Security-Policy.
 func (t *Tab) Problems() []string {
 	t.mu.Lock()
@@ -109,7 +110,7 @@ func (t *Tab) Problems() []string {
 	return slices.Clone(t.problems)
 }
 
-// run runs actions in the tab, for callTimeout at most and no longer than ctx.
+// run runs actions in the tab, for at most callTimeout and no longer than ctx.
 func (t *Tab) run(ctx context.Context, actions ...chromedp.Action) error {
 	in, cancel := context.WithTimeout(t.ctx, callTimeout)
 	defer cancel()
@@ -127,7 +128,7 @@ func (t *Tab) Eval(ctx context.Context, expression string, into any) error {
 	}))
 }
 
-// Look sets how large the window is, and which colours its user prefers.
+// Look sets the size of the window, and the preferred colour scheme.
 func (t *Tab) Look(ctx context.Context, width, height int64, dark bool) error {
 	scheme := "light"
 	if dark {
@@ -138,7 +139,7 @@ func (t *Tab) Look(ctx context.Context, width, height int64, dark bool) error {
 		emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}))
 }
 
-// Screenshot writes what the page looks like, all of it, to a PNG file.
+// Screenshot writes an image of the whole page to a PNG file.
 func (t *Tab) Screenshot(ctx context.Context, file string) error {
 	var png []byte
 	err := t.run(ctx, chromedp.ActionFunc(func(ctx context.Context) (err error) {

@@ -24,8 +24,8 @@ const (
 	stateSize = 16 << 10 // bytes of a value
 )
 
-// A node joins over paths by RDMA, from a validator and from a peer that damages every chunk. That
-// one is banned for what it sends over TLS, where it is asked once more; the state comes by RDMA.
+// A node joins over RDMA channels, from a validator and from a peer that damages every chunk. The
+// peer is banned for its responses over TLS, where it is asked again; the state comes over RDMA.
 func TestJoinWithALiar(t *testing.T) {
 	p, ctx := processes(t)
 	before := resources(t)
@@ -53,7 +53,7 @@ func TestJoinWithALiar(t *testing.T) {
 	}))
 	said := runner.Logged(joiner.Log(), runner.LogRestored)[0]
 	t.Logf("%v", said.Fields)
-	require.NoError(t, runner.Poll(ctx, "the joiner to ban the liar", func() bool {
+	require.NoError(t, runner.Poll(ctx, "the joiner to ban the Byzantine peer", func() bool {
 		return len(runner.Logged(joiner.Log(), runner.LogBanned)) > 0
 	}))
 	for _, line := range runner.Logged(joiner.Log(), runner.LogBanned) {
@@ -70,29 +70,29 @@ func TestJoinWithALiar(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("%X", next.AppHash), fmt.Sprintf("%X", mine.Hash), "height %d", mine.Height)
 
 	got := counted(t, ctx, joiner, "transport_rdma_bytes_total", "peer", validator.ID(), "direction", "received")
-	t.Logf("by RDMA: %.0f bytes of the validator, %.0f calls of the liar", got, counted(t, ctx, joiner, "transport_rdma_calls_total", "peer", liar.ID()))
-	// What was asked for before the path was up came over TLS.
-	require.Greater(t, got, float64(said.Int("bytes"))/8, "chunks came by RDMA")
+	t.Logf("over RDMA: %.0f bytes from the validator, %.0f calls to the Byzantine peer", got, counted(t, ctx, joiner, "transport_rdma_calls_total", "peer", liar.ID()))
+	// Chunks that were requested before the channel was up came over TLS.
+	require.Greater(t, got, float64(said.Int("bytes"))/8, "chunks came over RDMA")
 	require.NoError(t, p.Stop(20*time.Second))
 	require.Equal(t, before, resources(t), "nothing leaks")
 }
 
-// checkPath has a home in node2 check its path to a peer, with the usual MTU and with a smaller one
-// at its own end.
+// checkPath runs `rdma check` to a peer with a home in node2, with the usual MTU and with a smaller
+// one at its own end.
 func checkPath(t *testing.T, ctx context.Context, home, of *runner.Home) {
 	peer, err := of.Transport()
 	require.NoError(t, err)
-	for mtu, want := range map[string]string{"9000": "packets of 4096 bytes, which", "1500": "packets of 1024 bytes: the MTU here limits them, the peer takes 4096"} {
+	for mtu, want := range map[string]string{"9000": "packets of 4096 bytes, the MTU of both ports", "1500": "packets of 1024 bytes: limited by the local MTU, the peer supports 4096"} {
 		first(t, "ip link set v1 mtu "+mtu)
 		out, err := exec.CommandContext(ctx, "ip", "netns", "exec", "node2", starlingd, "rdma", "check", peer, "--home", home.Dir).CombinedOutput()
 		require.NoError(t, err, "%s", out)
-		require.Contains(t, string(out), "it is up, from 10.7.0.2")
+		require.Contains(t, string(out), "established from 10.7.0.2")
 		require.Contains(t, string(out), want)
 	}
 	first(t, "ip link set v1 mtu 9000")
 }
 
-// fill writes the state, and returns the height of the last block of it.
+// fill writes the state, and returns the height of its last block.
 func fill(t *testing.T, to *runner.Home) (height int64) {
 	t.Helper()
 	c, err := client.Dial(t.Context(), []string{to.RPC()}, client.WithChainID(chain), client.WithKey(ed25519.GenPrivKeyFromSecret([]byte(chain))))

@@ -22,12 +22,12 @@ import (
 )
 
 const (
-	// The programs, which make test-rdma puts there, built with RDMA.
+	// Paths of the programs, which make test-rdma builds with RDMA and puts there.
 	starlingd, byzantine = "/root/starlingd", "/root/byzantine"
 
 	chain  = "guest"
-	prefix = "guest/" // of the keys that anybody may write
-	// patience ends a test that hangs. No test is decided by it.
+	prefix = "guest/" // prefix of the keys that anybody may write
+	// patience ends a test that hangs. No test result depends on it.
 	patience = 15 * time.Minute
 
 	insideVariable = "STARLING_GUEST_HUB"
@@ -63,7 +63,7 @@ ip rule add pref 24 from 10.7.0.2 to 10.7.0.3 lookup 101
 ip rule add pref 25 from 10.7.0.3 to 10.7.0.2 lookup 100
 ` + thirdRoute
 
-// thirdRoute is lost with the link.
+// thirdRoute has to be set again after the link was down.
 const thirdRoute = `ip neigh replace 10.7.0.3 lladdr $(cat /sys/class/net/v0/address) dev v1 nud permanent
 ip route replace 10.7.0.3 dev v1 src 10.7.0.2 table 101
 `
@@ -92,14 +92,14 @@ func first(t *testing.T, command string) string {
 	return string(out)
 }
 
-// resources are what processes hold of the devices.
+// resources lists the devices' resources that processes hold.
 func resources(t *testing.T) string { t.Helper(); return first(t, "rdma resource show") }
 
 // processes returns a supervisor for the test, whose context ends when a node dies.
 func processes(t *testing.T) (*runner.Processes, context.Context) {
 	t.Helper()
 	if os.Getenv(insideVariable) == "" {
-		t.Skip("it needs the guest of make test-rdma")
+		t.Skip("it needs the VM of make test-rdma")
 	}
 	t.TempDir() // removed after the processes have ended
 	p := runner.NewProcesses(context.Background())
@@ -111,7 +111,7 @@ func processes(t *testing.T) (*runner.Processes, context.Context) {
 	return p, ctx
 }
 
-// makeHomes makes a home for each name: the first of them is node1's.
+// makeHomes makes a home for each name, the first one in node1.
 func makeHomes(t *testing.T, ctx context.Context, signing int, names ...string) []*runner.Home {
 	t.Helper()
 	homes := make([]*runner.Home, 0, len(names))
@@ -130,7 +130,7 @@ func makeHomes(t *testing.T, ctx context.Context, signing int, names ...string) 
 	require.NoError(t, err)
 	for i, home := range homes {
 		require.NoError(t, home.Configure(func(c *cfg.Config) {
-			// Processors are emulated: a round ends by a block, or after minutes.
+			// Processors are emulated: a round ends with a block, or after minutes.
 			c.Consensus.TimeoutCommit, c.Consensus.TimeoutPropose = time.Second, 10*time.Minute
 			c.P2P.PersistentPeers = runner.Peers(homes[:i]...)
 		}))
@@ -138,21 +138,21 @@ func makeHomes(t *testing.T, ctx context.Context, signing int, names ...string) 
 	return homes
 }
 
-// start starts a node in its namespace, with paths by RDMA to all others.
+// start starts a node in its namespace, with RDMA channels to all others.
 func start(t *testing.T, p *runner.Processes, homes []*runner.Home, i int, env []string, command ...string) *runner.Process {
 	t.Helper()
 	var peers []string
 	for k, home := range homes {
 		if k != i {
-			peers = append(peers, home.ID()) // named, so that metrics have them by name
+			peers = append(peers, home.ID()) // named, so that metrics have a series for each
 		}
 	}
 	home := homes[i]
 	process, err := p.Start(runner.Spec{
 		Name: home.Name, Path: "ip", Args: append(append([]string{"netns", "exec", fmt.Sprint("node", i+1)}, command...), "--home", home.Dir),
 		Env: append([]string{
-			"STARLINGD_TRANSPORT_RDMA=required", "STARLINGD_TRANSPORT_RDMA_PEERS=" + strings.Join(peers, ","), "STARLINGD_STORAGE_MIN_FREE_BYTES=0",
-			"STARLINGD_SNAPSHOTS_KEEP=10",
+			"STARLINGD_TRANSPORT_RDMA=required", "STARLINGD_TRANSPORT_RDMA_PEERS=" + strings.Join(peers, ","), "STARLINGD_DISK_MIN_FREE_BYTES=0",
+			"STARLINGD_SNAPSHOTS_KEEP_RECENT=10",
 		}, env...),
 		Log: home.Log(),
 	})
@@ -167,7 +167,7 @@ func start(t *testing.T, p *runner.Processes, homes []*runner.Home, i int, env [
 	return process
 }
 
-// pathsAndEnd returns what a log says of paths, and its last lines.
+// pathsAndEnd returns the lines of a log about RDMA channels, and its last lines.
 func pathsAndEnd(log string) []string {
 	lines := runner.Tail(log, 1<<20)
 	end := max(0, len(lines)-20)
@@ -185,8 +185,8 @@ func await(t *testing.T, ctx context.Context, home *runner.Home, height int64) {
 	}))
 }
 
-// counted returns the sum of a node's metric over all series that have the labels, name and value
-// in turn. 0: there is none, or the node does not answer.
+// counted returns the sum of a node's metric over all series with the given labels, which are names
+// and values in turn. It is 0 if there is no series, or the node does not answer.
 func counted(t *testing.T, ctx context.Context, home *runner.Home, metric string, labels ...string) (sum float64) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, home.Metrics(), nil)

@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// validators are three, each of which every block needs. They relay over paths by RDMA, and by p2p
-// where there is none.
+// validators are three validators, all of which every block needs. They relay over RDMA channels,
+// and over p2p if there is no channel.
 type validators struct {
 	ctx     context.Context
 	homes   []*runner.Home
@@ -24,8 +24,8 @@ type validators struct {
 	written int
 }
 
-// Three validators relay blocks of many parts by RDMA while their paths break and come back. No
-// round but the first is ever needed, and all have the same blocks.
+// Three validators relay blocks of many parts over RDMA while their channels break and come back.
+// Every block is decided in the first round, and all have the same blocks.
 func TestRelayWhilePathsBreak(t *testing.T) {
 	p, ctx := processes(t)
 	before := resources(t)
@@ -42,7 +42,7 @@ func TestRelayWhilePathsBreak(t *testing.T) {
 	v.connected(t)
 	v.relays(t, "while all is well")
 
-	// The second validator's paths, which take the cable, break: it has one to each of the others.
+	// The second validator's channels, one to each of the others, use the cable, and break.
 	broken := v.fallbacks(t)
 	first(t, "rdma-wire cut")
 	require.NoError(t, runner.Poll(ctx, "the paths to break", func() bool {
@@ -50,10 +50,10 @@ func TestRelayWhilePathsBreak(t *testing.T) {
 		return v.fallbacks(t) > broken
 	}))
 	v.write(t, 3)
-	first(t, "rdma-wire mend")
+	first(t, "rdma-wire repair")
 	v.write(t, 3)
-	v.connected(t) // a lost path is proposed again after a minute
-	v.relays(t, "after the cable was mended")
+	v.connected(t) // a lost channel is proposed again after a minute
+	v.relays(t, "after the cable was repaired")
 
 	broken = v.fallbacks(t)
 	first(t, "rdma-wire down")
@@ -68,10 +68,10 @@ func TestRelayWhilePathsBreak(t *testing.T) {
 	require.Equal(t, before, resources(t), "nothing leaks")
 }
 
-// valueSize makes blocks of four parts with one transaction. The guest's disk is in its memory.
+// valueSize makes blocks of four parts with one transaction. The VM's disk is in its memory.
 const valueSize = 190 << 10
 
-// write has each validator in turn take a transaction.
+// write sends transactions to the validators in turn.
 func (v *validators) write(t *testing.T, transactions int) {
 	t.Helper()
 	value := []byte(strings.Repeat("v", valueSize))
@@ -82,17 +82,18 @@ func (v *validators) write(t *testing.T, transactions int) {
 	}
 }
 
-// connected waits until every validator has its paths: two that it has dialled, two that it serves.
+// connected waits until every validator has its channels: two that it has dialled, two that it
+// serves.
 func (v *validators) connected(t *testing.T) {
 	t.Helper()
 	for _, home := range v.homes {
-		require.NoError(t, runner.Poll(v.ctx, fmt.Sprintf("%s to have paths", home.Name), func() bool {
+		require.NoError(t, runner.Poll(v.ctx, fmt.Sprintf("%s to have RDMA channels", home.Name), func() bool {
 			return counted(t, v.ctx, home, "transport_rdma_paths_up") == 4
 		}))
 	}
 }
 
-// relays writes until every validator has taken parts of blocks that came by RDMA.
+// relays writes until every validator has accepted block parts that came over RDMA.
 func (v *validators) relays(t *testing.T, when string) {
 	t.Helper()
 	for _, home := range v.homes {
@@ -101,15 +102,15 @@ func (v *validators) relays(t *testing.T, when string) {
 		}
 		bytes := func() float64 { return counted(t, v.ctx, home, "transport_rdma_bytes_total", "direction", "received") }
 		hadParts, hadBytes := parts(), bytes()
-		require.NoError(t, runner.Poll(v.ctx, fmt.Sprintf("%s to take parts by RDMA %s", home.Name, when), func() bool {
+		require.NoError(t, runner.Poll(v.ctx, fmt.Sprintf("%s to accept parts over RDMA %s", home.Name, when), func() bool {
 			v.write(t, 1)
 			return parts() >= hadParts+4 && bytes() >= hadBytes+4*64<<10
 		}))
-		t.Logf("%s, %s: %.0f parts were taken, %.0f bytes came by RDMA", home.Name, when, parts(), bytes())
+		t.Logf("%s, %s: %.0f parts were accepted, %.0f bytes came over RDMA", home.Name, when, parts(), bytes())
 	}
 }
 
-// fallbacks is how many paths have ended, or were not made.
+// fallbacks returns the number of channels that have ended, or were not made.
 func (v *validators) fallbacks(t *testing.T) (n float64) {
 	t.Helper()
 	for _, home := range v.homes {

@@ -11,12 +11,12 @@ import (
 	"github.com/starling-kv/starling/e2e/history"
 )
 
-var again = flag.String("again", "", "a history that TestAgain checks")
+var again = flag.String("again", "", "path of a history for TestAgain to check")
 
-// TestAgain checks the history of a network that failed once more.
+// TestAgain checks the history of a failed network once more.
 func TestAgain(t *testing.T) {
 	if *again == "" {
-		t.Skip("-again names no history")
+		t.Skip("-again is not set")
 	}
 	h, err := history.ReadFile(*again)
 	require.NoError(t, err)

@@ -12,9 +12,10 @@ import (
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 
 	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
-// Block is a block as a node has it.
+// Block is a block from a node.
 type Block struct {
 	Height       int64      `json:"height"`
 	Time         time.Time  `json:"time"`
@@ -42,7 +43,8 @@ func headOf(ctx context.Context, node string) (int64, error) {
 	return status.SyncInfo.LatestBlockHeight, nil
 }
 
-// FetchBlocks reads the blocks [from, to] of a node with their results. All must be there.
+// FetchBlocks reads the blocks [from, to] of a node with their results. The node must have all of
+// them.
 func FetchBlocks(ctx context.Context, node string, from, to int64) ([]Block, error) {
 	rpc, err := client.NewHTTP(node)
 	if err != nil {
@@ -65,7 +67,7 @@ func fetchBlock(ctx context.Context, rpc *rpchttp.HTTP, height int64) (Block, er
 		return Block{}, err
 	}
 	if block.Block == nil || block.Block.Height != height {
-		return Block{}, errors.New("the node sent none, or another one")
+		return Block{}, errors.New("the node sent no block, or another one")
 	}
 	b := Block{Height: height, Time: block.Block.Time}
 	if len(block.Block.Txs) == 0 {
@@ -88,7 +90,7 @@ func fetchBlock(ctx context.Context, rpc *rpchttp.HTTP, height int64) (Block, er
 	return b, nil
 }
 
-// Top is the highest block that the history speaks of.
+// Top is the highest block that the history refers to.
 func (h *History) Top() int64 {
 	top := h.From
 	for _, t := range h.Transactions {
@@ -100,10 +102,10 @@ func (h *History) Top() int64 {
 	return top
 }
 
-// Kept says how many acknowledged transactions a node was found to hold.
+// Kept is the number of acknowledged transactions that a node has.
 type Kept struct {
 	Held    int
-	Earlier int // in blocks before the node's first: it joined later, or has pruned them
+	Earlier int // in blocks before the node's first block, since it joined later or has pruned them
 }
 
 // await waits until a node has a block, and returns its first one.
@@ -113,8 +115,8 @@ func await(ctx context.Context, node string, height int64) (first int64, err err
 		return 0, err
 	}
 	const pollEvery = 100 * time.Millisecond
-	last := errors.New("it was not asked")
-	for ; ; pause(ctx, pollEvery) {
+	last := errors.New("it was not queried")
+	for ; ; _ = sleep.For(ctx, pollEvery) {
 		status, err := rpc.Status(ctx)
 		switch {
 		case err == nil && status.SyncInfo.LatestBlockHeight >= height:
@@ -125,14 +127,14 @@ func await(ctx context.Context, node string, height int64) (first int64, err err
 			last = err
 		}
 		if ctx.Err() != nil {
-			return 0, fmt.Errorf("%s does not come to height %d: %w", node, height, last)
+			return 0, fmt.Errorf("%s does not reach height %d: %w", node, height, last)
 		}
 	}
 }
 
-// CheckAcknowledged checks that a node has every transaction that was acknowledged, in the block
-// and with the outcome that the client was told. It waits until the node has the last of those
-// blocks, or ctx ends.
+// CheckAcknowledged checks that a node has every acknowledged transaction, in the block and with
+// the outcome that the client was told. It waits until the node has the last of these blocks, or
+// until ctx ends.
 func (h *History) CheckAcknowledged(ctx context.Context, node string) (Kept, error) {
 	acknowledged := h.Acknowledged()
 	top := h.From
@@ -149,7 +151,7 @@ func (h *History) CheckAcknowledged(ctx context.Context, node string) (Kept, err
 		if err == nil {
 			return kept(acknowledged, node, first, blocks)
 		}
-		// else it may have pruned that block since it was asked what its first is
+		// the node may have pruned that block since it reported its first one
 		if first == earlier {
 			return Kept{}, err
 		}

@@ -10,16 +10,16 @@ import (
 type drawer struct {
 	*Config
 	random *rand.Rand
-	values int // written so far
+	values int // number of values written so far
 }
 
-// groupPart is in the names of keys that are written several at once.
+// groupPart is part of the names of keys that one transaction writes together.
 const groupPart = "group/"
 
 func (c *Config) key(i int) string      { return fmt.Sprintf("%s%d", c.Prefix, i) }
 func (c *Config) groupKey(i int) string { return fmt.Sprintf("%s%s%d", c.Prefix, groupPart, i) }
 
-// anyKey is for readers: those that are written, and one that never is.
+// anyKey draws a key for readers: a key that is written, or one that never is.
 func (c *Config) anyKey(random *rand.Rand) string {
 	switch i := random.IntN(c.Keys + c.Group + 1); {
 	case i < c.Keys:
@@ -31,16 +31,17 @@ func (c *Config) anyKey(random *rand.Rand) string {
 	}
 }
 
-// groupShare is how many transactions there are to one with several keys, whose history is checked
+// groupShare makes one in groupShare transactions one with several keys, whose history is checked
 // as a whole.
 const groupShare = 6
 
-// transaction draws the operations of one; seen says what a compare-and-put may expect at a key.
+// transaction draws the operations of one transaction; seen returns the value that a
+// compare-and-put may expect at a key.
 func (d *drawer) transaction(process int, seen func(key string) string) []Operation {
 	if d.Group < 2 || d.random.IntN(groupShare) > 0 {
 		return []Operation{d.operation(process, d.key(d.random.IntN(d.Keys)), seen)}
 	}
-	if d.random.IntN(2) == 0 && !d.Old {
+	if d.random.IntN(2) == 0 {
 		return []Operation{d.txn(process, seen)}
 	}
 	var operations []Operation
@@ -54,7 +55,7 @@ func (d *drawer) operation(process int, key string, seen func(key string) string
 	switch n := d.random.IntN(20); {
 	case n < 6:
 		return Operation{Kind: Read, Key: key}
-	case n < 7 && !d.Old:
+	case n < 7:
 		return Operation{Kind: Compare, Key: key, Expected: seen(key)}
 	case n < 12:
 		return Operation{Kind: Put, Key: key, Value: d.value(process)}
@@ -65,8 +66,8 @@ func (d *drawer) operation(process int, key string, seen func(key string) string
 	}
 }
 
-// txn draws one over the group: conditions that often hold, and up to two operations on either
-// side.
+// txn draws a txn over the group: conditions that often hold, and up to two operations in either
+// branch.
 func (d *drawer) txn(process int, seen func(key string) string) Operation {
 	o := Operation{Kind: Txn}
 	for range 1 + d.random.IntN(2) {
@@ -101,7 +102,7 @@ func (d *drawer) inTxn(process int) Operation {
 	}
 }
 
-// value is one that nobody else writes: so whoever reads it has read this very write.
+// value returns a unique value, so that a client that reads it has read this very write.
 func (d *drawer) value(process int) string {
 	d.values++
 	name := fmt.Sprintf("p%d.%d", process, d.values)

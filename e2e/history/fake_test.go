@@ -16,28 +16,30 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/tx"
 )
 
 const fakeChainID = "fake"
 
-// fault is what a fake chain does wrong.
+// fault is a misbehaviour of a fake chain.
 type fault string
 
 const (
 	none fault = "none"
-	// staleCache answers reads from a copy of the state that is renewed now and then only.
+	// staleCache answers reads from a copy of the state that is refreshed only now and then.
 	staleCache fault = "stale cache"
-	// lostWrite forgets now and then what the last transactions wrote, though it acknowledged them.
+	// lostWrite now and then loses the last transactions' writes, though it acknowledged them.
 	lostWrite fault = "lost write in a crash"
-	// looseCompare does other transactions between the comparison of a compare-and-put and its put.
+	// looseCompare executes other transactions between the comparison of a compare-and-put and its
+	// put.
 	looseCompare fault = "compare-and-put that is not atomic"
-	// twice executes a transaction now and then once more, a while later, as a retry without nonces
+	// twice now and then executes a transaction again, a while later, as a retry without nonces
 	// would.
 	twice fault = "executed twice"
-	// looseTxn does other transactions between the conditions of a txn and what it executes.
+	// looseTxn executes other transactions between the conditions of a txn and its branch.
 	looseTxn fault = "txn that is not atomic"
-	// torn writes the keys of one transaction one after the other.
+	// torn writes the keys of one transaction one at a time.
 	torn fault = "torn transaction"
 )
 
@@ -46,27 +48,27 @@ const (
 	cacheTime   = 400 * time.Millisecond
 	crashTime   = 500 * time.Millisecond
 	lateTime    = 2 * time.Second
-	longestWait = 30 * time.Millisecond // on the way to the chain and back
+	longestWait = 30 * time.Millisecond // one-way delay between client and chain
 )
 
-// fakeChain executes transactions, one after the other, and puts them into blocks. Clients reach it
-// in a synctest bubble, so a run takes no time, and each has waits of its own, which differ by
-// nanoseconds: what happens depends on the seed, not on the machine.
+// fakeChain executes transactions one after another, and puts them into blocks. Clients use it in a
+// synctest bubble, so a run takes no real time. Each client waits for different times, which differ
+// by nanoseconds, so the result depends on the seed, not on the machine.
 type fakeChain struct {
 	fault fault
 	start time.Time
-	late  sync.WaitGroup // transactions that are still on their way
+	late  sync.WaitGroup // transactions that are still in flight
 
 	seed uint64
 
 	mu      sync.Mutex
 	state   state
-	older   state // of the last crash or renewal of the cache
+	older   state // at the last crash or refresh of the cache
 	renewed time.Time
 	nonces  int
 	blocks  []Block
 	states  []state          // after each block
-	heights map[string]int64 // what each node has told of itself
+	heights map[string]int64 // the last height that each node has reported
 }
 
 func newFakeChain(fault fault, seed uint64) *fakeChain {
@@ -84,14 +86,15 @@ func (c *fakeChain) config(seed uint64) Config {
 	}
 }
 
-// random is that of one connection: what one client draws does not depend on when others do.
+// random returns the random source of one connection, so that a client's draws do not depend on the
+// order of other clients'.
 func (c *fakeChain) random(name string) *rand.Rand {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(name))
 	return rand.New(rand.NewPCG(c.seed, h.Sum64()))
 }
 
-// fakeStore is a client's way to the chain, on which requests and answers are lost.
+// fakeStore is a client's connection to the chain, which loses requests and answers.
 type fakeStore struct {
 	*fakeChain
 	random *rand.Rand
@@ -101,13 +104,13 @@ func (s *fakeStore) draw(most time.Duration) time.Duration {
 	return time.Duration(s.random.Int64N(int64(most)))
 }
 
-func (s *fakeStore) wait() { pause(context.Background(), s.draw(longestWait)) }
+func (s *fakeStore) wait() { _ = sleep.For(context.Background(), s.draw(longestWait)) }
 
-// afterwards executes a transaction after its client has given up.
+// afterwards executes a transaction after its client has stopped waiting.
 func (s *fakeStore) afterwards(operations []Operation, raw []byte) {
 	wait := longestWait + s.draw(lateTime)
 	s.late.Go(func() {
-		pause(context.Background(), wait)
+		_ = sleep.For(context.Background(), wait)
 		s.commit(operations, raw)
 	})
 }
@@ -118,7 +121,7 @@ func (s *fakeStore) execute(_ context.Context, operations []Operation) answer {
 	case fate < 2:
 		return answer{outcome: Refused, why: errors.New("the request was lost")}
 	case fate < 4:
-		return answer{outcome: Maybe, why: errors.New("the request was lost, and nobody knows")}
+		return answer{outcome: Maybe, why: errors.New("the request was lost, and the client cannot know")}
 	case fate < 6:
 		raw := s.sign(operations)
 		s.afterwards(operations, raw)
@@ -134,7 +137,7 @@ func (s *fakeStore) execute(_ context.Context, operations []Operation) answer {
 	return a
 }
 
-// faulty executes a transaction as the fault has it.
+// faulty executes a transaction with the fault.
 func (s *fakeStore) faulty(operations []Operation) answer {
 	first := operations[0]
 	switch {
@@ -151,7 +154,7 @@ func (s *fakeStore) faulty(operations []Operation) answer {
 		if equal {
 			s.wait()
 			a := s.commit([]Operation{{Kind: Put, Key: first.Key, Value: first.Value}}, s.sign(operations))
-			// it is there, or not, as it was compared
+			// Found is that of the comparison
 			a.results = []Result{{Found: first.Expected != ""}}
 			return a
 		}
@@ -159,7 +162,7 @@ func (s *fakeStore) faulty(operations []Operation) answer {
 		s.mu.Lock()
 		_, before, _ := s.state.execute(operations)
 		s.mu.Unlock()
-		for range 20 { // few txns of a run meet others
+		for range 20 { // so that the txns of a run meet others often enough
 			s.wait()
 		}
 		ran := Operation{Kind: Txn, Then: first.branch(true)}
@@ -182,7 +185,7 @@ func (s *fakeStore) faulty(operations []Operation) answer {
 	return s.commit(operations, s.sign(operations))
 }
 
-// renew takes a copy of the state if the last one is old enough. c.mu is held.
+// renew takes a new copy of the state if the last one is old enough. c.mu is held.
 func (c *fakeChain) renew(every time.Duration) bool {
 	if time.Since(c.renewed) < every {
 		return false
@@ -191,7 +194,7 @@ func (c *fakeChain) renew(every time.Duration) bool {
 	return true
 }
 
-// height of the block that is being made. c.mu is held.
+// height returns the height of the current block. c.mu is held.
 func (c *fakeChain) height() int64 { return 1 + int64(time.Since(c.start)/blockTime) }
 
 func (c *fakeChain) sign(operations []Operation) []byte {
@@ -210,7 +213,7 @@ func (c *fakeChain) sign(operations []Operation) []byte {
 	return raw
 }
 
-// commit executes a transaction in the block that is being made.
+// commit executes a transaction in the current block.
 func (c *fakeChain) commit(operations []Operation, raw []byte) answer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -271,7 +274,7 @@ func (c *fakeChain) fill(height int64) {
 	}
 }
 
-// fakeNode gives proved answers of a node that lags by up to three blocks.
+// fakeNode returns proved answers, as of a node that lags by up to three blocks.
 type fakeNode struct {
 	chain  *fakeChain
 	name   string
@@ -282,7 +285,7 @@ func (n *fakeNode) head(context.Context) (int64, error) {
 	c := n.chain
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// the last one is being made
+	// the last block is not complete
 	height := max(c.heights[n.name], c.height()-1-n.random.Int64N(4), 0)
 	c.heights[n.name] = height
 	return height, nil
@@ -308,7 +311,7 @@ func fakeRun(t *testing.T, fault fault, seed uint64, length time.Duration) (h *H
 		chain := newFakeChain(fault, seed)
 		run, err := Start(t.Context(), chain.config(seed))
 		require.NoError(t, err)
-		pause(t.Context(), length)
+		_ = sleep.For(t.Context(), length)
 		h = run.Stop()
 		chain.late.Wait()
 		chain.fill(h.Top())
@@ -317,7 +320,7 @@ func fakeRun(t *testing.T, fault fault, seed uint64, length time.Duration) (h *H
 	return h, blocks
 }
 
-// checkPatience is far more than any check here takes, on any machine.
+// checkPatience is far longer than any check here takes, on any machine.
 const checkPatience = 2 * time.Minute
 
 func TestHonestChain(t *testing.T) {
@@ -335,7 +338,7 @@ func TestHonestChain(t *testing.T) {
 	}
 }
 
-// Whatever a store does wrong, clients that know nothing of it must show, with every seed.
+// Every fault of a store must be visible in the clients' history alone, with every seed.
 func TestFaultyChains(t *testing.T) {
 	for _, fault := range []fault{staleCache, lostWrite, looseCompare, looseTxn, twice, torn} {
 		for seed := range uint64(6) {

@@ -12,61 +12,61 @@ import (
 	cmtbytes "github.com/cometbft/cometbft/libs/bytes"
 )
 
-// Kind is what an operation does.
+// Kind is the kind of an operation.
 type Kind string
 
-// The kinds of operations of Starling that clients here use.
+// Kinds of Starling's operations that the clients use.
 const (
 	Put           Kind = "put"
 	CompareAndPut Kind = "compare-and-put"
 	Delete        Kind = "delete"
 	Read          Kind = "read"
-	Compare       Kind = "compare"      // as CompareAndPut, without the put
-	ReadRange     Kind = "read-range"   // of the first keys in [Key, End)
-	DeleteRange   Kind = "delete-range" // of the first keys in [Key, End)
-	Txn           Kind = "txn"          // Then or Else, after If
+	Compare       Kind = "compare"      // CompareAndPut without the put
+	ReadRange     Kind = "read-range"   // reads the first keys in [Key, End)
+	DeleteRange   Kind = "delete-range" // deletes the first keys in [Key, End)
+	Txn           Kind = "txn"          // If decides between Then and Else
 )
 
-// Operation is one of a transaction.
+// Operation is one operation of a transaction.
 type Operation struct {
 	Kind     Kind   `json:"kind"`
 	Key      string `json:"key"`
-	Expected string `json:"expected,omitempty"` // of a compare-and-put; empty: the key is absent
-	Value    string `json:"value,omitempty"`    // that is written
+	Expected string `json:"expected,omitempty"` // by compare-and-put; empty: the key is absent
+	Value    string `json:"value,omitempty"`    // to write
 
-	End   string `json:"end,omitempty"`   // of a range
-	Limit int    `json:"limit,omitempty"` // of a range: the most keys
+	End   string `json:"end,omitempty"`   // of a range operation
+	Limit int    `json:"limit,omitempty"` // of a range operation: maximum number of keys
 
-	// Of a txn.
+	// Fields of a txn.
 	If   []Condition `json:"if,omitempty"`
 	Then []Operation `json:"then,omitempty"`
 	Else []Operation `json:"else,omitempty"`
 }
 
-// Condition is one of a txn. Where Value is empty, the key is absent or, if Present is set, has any
-// value.
+// Condition is a condition of a txn. If Value is empty, the key must be absent or, if Present is
+// set, have any value.
 type Condition struct {
 	Key     string `json:"key"`
 	Value   string `json:"value,omitempty"`
 	Present bool   `json:"present,omitempty"`
 }
 
-// Result is what an operation returned.
+// Result is the result of an operation.
 type Result struct {
-	// The key, or one of the range, was there before this operation.
+	// The key, or a key of the range, existed before this operation.
 	Found   bool     `json:"found,omitempty"`
-	Value   string   `json:"value,omitempty"`   // of a read
-	Entries []Entry  `json:"entries,omitempty"` // of a range that was read
-	Deleted int      `json:"deleted,omitempty"` // of a range that was deleted
-	More    bool     `json:"more,omitempty"`    // of a range: there are keys beyond these
-	Holds   bool     `json:"holds,omitempty"`   // of a txn: all its conditions
-	Results []Result `json:"results,omitempty"` // of a txn: one for each operation that ran
+	Value   string   `json:"value,omitempty"`   // read value
+	Entries []Entry  `json:"entries,omitempty"` // read from a range
+	Deleted int      `json:"deleted,omitempty"` // number of keys deleted from a range
+	More    bool     `json:"more,omitempty"`    // of a range operation: further keys exist
+	Holds   bool     `json:"holds,omitempty"`   // of a txn: all its conditions hold
+	Results []Result `json:"results,omitempty"` // of a txn: one for each executed operation
 }
 
 // Entry is a key with its value.
 type Entry struct{ Key, Value string }
 
-// Outcome is what a client knows of a transaction's fate.
+// Outcome is a client's knowledge of the fate of a transaction.
 type Outcome string
 
 const (
@@ -74,47 +74,47 @@ const (
 	OK Outcome = "ok"
 	// CompareFailed: a compare-and-put found another value, so no operation took effect.
 	CompareFailed Outcome = "compare failed"
-	// Refused: it never takes effect, and why says nothing about the state.
+	// Refused: it never takes effect, and the reason does not depend on the state.
 	Refused Outcome = "refused"
-	// Maybe: it takes effect at any time after the call, or never.
+	// Maybe: it may take effect at any time after the call, or never.
 	Maybe Outcome = "maybe"
 )
 
-// Transaction is what a client asked for, and what it was told.
+// Transaction is a client's transaction, with the answer that the client got.
 type Transaction struct {
-	// does one transaction after the other, and ends with a Maybe
+	// a process executes one transaction after another, and ends with a Maybe
 	Process    int         `json:"process"`
 	Node       string      `json:"node"`
 	Operations []Operation `json:"operations"`
 	// since the start of the history, by the monotonic clock
 	Call time.Duration `json:"call"`
-	// of a Maybe: when the client gave up, which says nothing
+	// of a Maybe: the time when the client stopped waiting, which proves nothing
 	Return  time.Duration     `json:"return"`
 	Outcome Outcome           `json:"outcome"`
-	Results []Result          `json:"results,omitempty"` // of an OK, one per operation
-	Hash    cmtbytes.HexBytes `json:"hash,omitempty"`    // where the client knows it
-	Height  int64             `json:"height,omitempty"`  // of the block, of OK and CompareFailed
-	Why     string            `json:"why,omitempty"`     // of Refused and Maybe
+	Results []Result          `json:"results,omitempty"` // only for OK: one for each operation
+	Hash    cmtbytes.HexBytes `json:"hash,omitempty"`    // if the client knows it
+	Height  int64             `json:"height,omitempty"`  // of its block; OK and CompareFailed
+	Why     string            `json:"why,omitempty"`     // only for Refused and Maybe
 }
 
-// History is what clients and readers saw of the keys under a prefix that nobody else writes, and
-// that were absent at first.
+// History has the observations of clients and readers for the keys under a prefix. Only these
+// clients write under the prefix, and all its keys were absent at first.
 type History struct {
 	ChainID string    `json:"chain_id"`
 	Prefix  string    `json:"prefix"`
 	Seed    uint64    `json:"seed"`
-	Start   time.Time `json:"start"` // what Call and Return count from
-	// no transaction of the history is in this block or below
+	Start   time.Time `json:"start"` // Call and Return are relative to it
+	// all transactions of the history are in later blocks than this one
 	From         int64         `json:"from"`
 	Transactions []Transaction `json:"transactions"`
 	Reads        []ProvedRead  `json:"reads,omitempty"`
-	// Disturbed are the times in which somebody disturbed a node, so that it may answer with old
+	// Disturbed are the times in which the test disturbed a node, so that it may answer with old
 	// states.
 	Disturbed []Disturbance `json:"disturbed,omitempty"`
-	Blocks    []Block       `json:"blocks,omitempty"` // where somebody kept them with the history
+	Blocks    []Block       `json:"blocks,omitempty"` // if they were saved with the history
 }
 
-// Acknowledged returns the transactions that are in a block for certain: no node may lose one.
+// Acknowledged returns the transactions that are known to be in a block: no node may lose one.
 func (h *History) Acknowledged() []Transaction {
 	var list []Transaction
 	for _, t := range h.Transactions {
@@ -125,7 +125,7 @@ func (h *History) Acknowledged() []Transaction {
 	return list
 }
 
-// Count returns how many transactions have each outcome.
+// Count returns the number of transactions for each outcome.
 func (h *History) Count() map[Outcome]int {
 	count := map[Outcome]int{}
 	for _, t := range h.Transactions {
@@ -144,7 +144,7 @@ func (h *History) Summary() string {
 		len(h.Transactions), end.Round(time.Millisecond), count[OK], count[CompareFailed], count[Refused], count[Maybe], len(h.Reads))
 }
 
-// WriteFile keeps the history for a later look.
+// WriteFile saves the history for later analysis.
 func (h *History) WriteFile(path string) error {
 	text, err := json.MarshalIndent(h, "", " ")
 	if err != nil {
@@ -161,7 +161,7 @@ func ReadFile(path string) (*History, error) {
 	}
 	h := new(History)
 	if err := json.Unmarshal(text, h); err != nil {
-		return nil, fmt.Errorf("%s is no history: %w", path, err)
+		return nil, fmt.Errorf("%s is not a history: %w", path, err)
 	}
 	return h, nil
 }
@@ -239,7 +239,7 @@ func (r Result) of(o Operation) string {
 	}
 }
 
-// short keeps the part of a value by which it is known.
+// short returns the part of a value that identifies it.
 func short(value string) string {
 	if value == "" {
 		return "absent"
@@ -251,10 +251,10 @@ func short(value string) string {
 	return name
 }
 
-// valueFill begins what fills a value up to its length.
+// valueFill is the first byte of the padding of a value.
 const valueFill = "~"
 
-// firstErrors joins errors, and says how many more there are than somebody reads.
+// firstErrors joins the first errors, and adds the number of the others.
 func firstErrors(errs []error) error {
 	const most = 5
 	if len(errs) > most {

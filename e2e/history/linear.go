@@ -15,17 +15,19 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// ErrUndecided says that the search for an order took too long: nothing is proved, neither way.
+// ErrUndecided says that the search for an order took too long: the history is neither proved nor
+// disproved.
 var ErrUndecided = errors.New("not decided whether the history is linearizable")
 
-// CheckLinearizable checks that some order of the transactions, in which none stands behind one
-// that was called after it had returned, explains all results (Herlihy and Wing, "Linearizability",
-// 1990; Porcupine searches as Lowe, "Testing for linearizability", 2017). Keys are independent of
-// each other, so each is checked alone; those that are written several at once are one object.
+// CheckLinearizable checks that some order of the transactions explains all results, in which no
+// transaction stands after one that was called when the former had already returned (Herlihy and
+// Wing, "Linearizability", 1990; Porcupine's search is that of Lowe, "Testing for linearizability",
+// 2017). Keys are independent of each other, so each key is checked alone; keys that one
+// transaction writes together are one object.
 //
-// Where there is no such order, the error names the key with the fewest transactions that show it,
-// and a picture of the whole search goes to a file of the folder, unless that is empty. After the
-// time limit the error is ErrUndecided.
+// If there is no such order, the error names the key with the transactions that show it, and a
+// picture of the whole search is written to the folder, unless folder is empty. After the time
+// limit the error is ErrUndecided.
 func (h *History) CheckLinearizable(limit time.Duration, folder string) error {
 	deadline := time.Now().Add(limit)
 	objects := h.objects()
@@ -47,14 +49,13 @@ func (h *History) CheckLinearizable(limit time.Duration, folder string) error {
 	return errors.Join(errs...)
 }
 
-// objects groups the transactions that matter by what they are about: one key, or the group of
-// keys.
+// objects groups the relevant transactions by their object: one key, or the group of keys.
 func (h *History) objects() map[string][]*Transaction {
 	objects := map[string][]*Transaction{}
 	for i := range h.Transactions {
 		t := &h.Transactions[i]
 		if t.Outcome == Refused || len(t.Operations) == 0 || t.Outcome == Maybe && !t.writes() {
-			continue // it had no effect, and nobody was told anything
+			continue // it had no effect, and no client got a result
 		}
 		name := t.Operations[0].Key
 		if kind := t.Operations[0].Kind; len(t.Operations) > 1 || kind == Txn || kind == ReadRange || kind == DeleteRange {
@@ -81,7 +82,7 @@ func operations(list []*Transaction) []porcupine.Operation {
 	return all
 }
 
-// model is the specification as Porcupine wants it. Input and output are the transaction.
+// model is the specification in Porcupine's form. Input and output are the transaction.
 var model = porcupine.Model{
 	Init: func() any { return state{} },
 	Step: func(before, input, _ any) (bool, any) {
@@ -99,7 +100,7 @@ var model = porcupine.Model{
 	Equal: func(a, b any) bool { return maps.Equal(a.(state), b.(state)) },
 	Hash: func(s any) uint64 {
 		sum := uint64(0)
-		for key, value := range s.(state) { // a sum, so that the order does not count
+		for key, value := range s.(state) { // a sum does not depend on the order
 			h := fnv.New64a()
 			_, _ = h.Write([]byte(key + "=" + value))
 			sum += h.Sum64()
@@ -121,18 +122,19 @@ func draw(info porcupine.LinearizationInfo, path string) error {
 		return err
 	}
 	if err := porcupine.VisualizePath(model, info, path); err != nil {
-		return fmt.Errorf("the picture of the search: %w", err)
+		return fmt.Errorf("picture of the search: %w", err)
 	}
 	return fmt.Errorf("the search is drawn in %s", path)
 }
 
 const (
-	explainLimit = 5 * time.Second // for all that follows; a longer explanation is one, too
+	explainLimit = 5 * time.Second // for reducing the history; without it the explanation is longer
 	explainMost  = 20              // transactions that are printed
 )
 
-// explain cuts a history without an order down to what still has none: what was called after the
-// first instant at which it is too late, then whatever has no effect and could as well be missing.
+// explain reduces a history without an order to a part that still has none. It removes the
+// transactions that were called after the first instant at which no order exists, then each
+// transaction without an effect that is not needed.
 func (h *History) explain(name string, list []*Transaction) error {
 	deadline := time.Now().Add(explainLimit)
 	illegal := func(list []*Transaction) bool {
@@ -149,7 +151,7 @@ func (h *History) explain(name string, list []*Transaction) error {
 		}
 	}
 	var text strings.Builder
-	fmt.Fprintf(&text, "no order of the %d transactions on %s explains their results (seed %d). It takes these %d to see that", whole, name, h.Seed, len(list))
+	fmt.Fprintf(&text, "no order of the %d transactions on %s explains their results (seed %d). These %d suffice to show that", whole, name, h.Seed, len(list))
 	if len(list) > explainMost {
 		fmt.Fprintf(&text, ", the last %d of which are", explainMost)
 		list = list[len(list)-explainMost:]
@@ -161,8 +163,8 @@ func (h *History) explain(name string, list []*Transaction) error {
 	return errors.New(text.String())
 }
 
-// firstIllegal returns the first return after which the history has no order: what is cut off the
-// end of a history that has one leaves one that has, so the instant can be found by halves.
+// firstIllegal returns the first return after which the history has no order. Each prefix of a
+// history with an order has one too, so bisection finds the instant.
 func firstIllegal(list []*Transaction, illegal func([]*Transaction) bool) time.Duration {
 	var returns []time.Duration
 	for _, t := range list {
@@ -174,7 +176,7 @@ func firstIllegal(list []*Transaction, illegal func([]*Transaction) bool) time.D
 	if len(returns) == 0 {
 		return math.MaxInt64
 	}
-	low, high := 0, len(returns)-1 // high: too late by then
+	low, high := 0, len(returns)-1 // at returns[high] the history has no order
 	for low < high {
 		if middle := (low + high) / 2; illegal(until(list, returns[middle])) {
 			high = middle
@@ -185,8 +187,8 @@ func firstIllegal(list []*Transaction, illegal func([]*Transaction) bool) time.D
 	return returns[high]
 }
 
-// until returns the history as it was known at an instant: what had been called, and of what had
-// not returned yet nothing is known.
+// until returns the history as it was known at an instant: the transactions that had been called,
+// with unknown outcomes for those that had not returned yet.
 func until(list []*Transaction, instant time.Duration) []*Transaction {
 	var known []*Transaction
 	for _, t := range list {

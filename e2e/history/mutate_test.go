@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The transactions of handmade, by their place.
+// Indices of the transactions of handmade.
 const (
 	putA = iota
 	readA1
@@ -21,9 +21,9 @@ const (
 	readA2
 	deleteA
 	readNoA
-	maybeA // it is executed
+	maybeA // executed
 	readA4
-	maybeB // it is not
+	maybeB // not executed
 	readNoB
 	putGroup
 	readGroup
@@ -34,8 +34,8 @@ const (
 	txnFails
 )
 
-// handmade is a short history that is as it should be: one transaction after the other, the first
-// in block 1, the next in block 2, and so on.
+// handmade returns a short, correct history: one transaction after another, the first in block 1,
+// the next in block 2, and so on.
 func handmade(t *testing.T) (*History, []Block) {
 	t.Helper()
 	h := &History{ChainID: fakeChainID, Prefix: "load/", Seed: 1}
@@ -102,7 +102,7 @@ func handmade(t *testing.T) (*History, []Block) {
 	return h, blocks
 }
 
-// Each checker must find what it is there for, and leave the rest alone.
+// Each checker must find the faults in its responsibility, and no others.
 func TestCheckersFind(t *testing.T) {
 	const (
 		linear = 1 << iota
@@ -124,12 +124,12 @@ func TestCheckersFind(t *testing.T) {
 		mutate mutation
 		found  int
 	}{
-		"nothing":                  {func(*History, []Block) {}, 0},
-		"stale read":               {inHistory(func(l []Transaction) { l[readA2].Results = []Result{{Found: true, Value: "v1"}} }), linear | inBlocks},
-		"read from the future":     {inHistory(func(l []Transaction) { l[readA1].Results = []Result{{Found: true, Value: "v2"}} }), linear | inBlocks},
-		"read of what was deleted": {inHistory(func(l []Transaction) { l[readNoA].Results = []Result{{Found: true, Value: "v2"}} }), linear | inBlocks},
-		"phantom value":            {inHistory(func(l []Transaction) { l[readNoB].Results = []Result{{Found: true, Value: "nobody"}} }), linear | inBlocks},
-		"read of what was refused": {inHistory(func(l []Transaction) { l[readB].Results = []Result{{Found: true, Value: "w2"}} }), linear | inBlocks},
+		"nothing":                 {func(*History, []Block) {}, 0},
+		"stale read":              {inHistory(func(l []Transaction) { l[readA2].Results = []Result{{Found: true, Value: "v1"}} }), linear | inBlocks},
+		"read from the future":    {inHistory(func(l []Transaction) { l[readA1].Results = []Result{{Found: true, Value: "v2"}} }), linear | inBlocks},
+		"read of a deleted value": {inHistory(func(l []Transaction) { l[readNoA].Results = []Result{{Found: true, Value: "v2"}} }), linear | inBlocks},
+		"phantom value":           {inHistory(func(l []Transaction) { l[readNoB].Results = []Result{{Found: true, Value: "nobody"}} }), linear | inBlocks},
+		"read of a refused value": {inHistory(func(l []Transaction) { l[readB].Results = []Result{{Found: true, Value: "w2"}} }), linear | inBlocks},
 		"lost update: both compares succeed": {inHistory(func(l []Transaction) {
 			l[compareFails].Outcome, l[compareFails].Results = OK, []Result{{Found: true, Value: ""}}
 		}), linear | inBlocks | held},
@@ -148,17 +148,17 @@ func TestCheckersFind(t *testing.T) {
 		}), linear | inBlocks},
 		"a branch's result is missing": {inHistory(func(l []Transaction) { l[txnHolds].Results[0].Results = l[txnHolds].Results[0].Results[:1] }), linear | inBlocks},
 		"a range deleted less":         {inHistory(func(l []Transaction) { l[txnHolds].Results[0].Results[1].Deleted = 0 }), linear | inBlocks},
-		"a range lacks a key": {inHistory(func(l []Transaction) {
+		"a key of a range is missing": {inHistory(func(l []Transaction) {
 			l[txnFails].Results[0].Results[0].Entries = l[txnFails].Results[0].Results[0].Entries[1:]
 		}), linear | inBlocks},
-		"a range has what was deleted": {inHistory(func(l []Transaction) {
+		"a range has a deleted key": {inHistory(func(l []Transaction) {
 			r := &l[txnFails].Results[0].Results[0]
 			r.Entries = slices.Insert(r.Entries, 1, Entry{"load/group/1", "y1"})
 		}), linear | inBlocks},
 		"conditions that held did not": {inHistory(func(l []Transaction) {
 			l[txnFails].Results[0] = Result{Holds: true}
 		}), linear | inBlocks},
-		// possible, but not so
+		// possible outcomes, but not what the blocks contain
 		"a maybe that had no effect":         {inHistory(func(l []Transaction) { l[readA4].Results = []Result{{}} }), inBlocks},
 		"a maybe that had":                   {inHistory(func(l []Transaction) { l[readNoB].Results = []Result{{Found: true, Value: "w1"}} }), linear | inBlocks},
 		"in another block than acknowledged": {inHistory(func(l []Transaction) { l[putA].Height = 2 }), inBlocks | held},
@@ -168,26 +168,26 @@ func TestCheckersFind(t *testing.T) {
 			b[readA4].Transactions = append(b[readA4].Transactions, b[maybeA].Transactions...)
 		}), inBlocks},
 		"refused and executed": {func(h *History, _ []Block) { h.Transactions[readB].Outcome = Refused }, inBlocks},
-		"by nobody":            {func(h *History, _ []Block) { h.Transactions[maybeA].Hash = nil }, inBlocks},
+		"by no client":         {func(h *History, _ []Block) { h.Transactions[maybeA].Hash = nil }, inBlocks},
 		"another result in the block": {inBlock(func(b []Block) {
 			b[readA4].Transactions[0].Data = encodeResults([]Result{{Found: true, Value: "v1"}})
 		}), inBlocks},
 		"no result in the block":            {inBlock(func(b []Block) { b[readA4].Transactions[0].Data = []byte("?") }), inBlocks},
 		"a compare that failed is executed": {inBlock(func(b []Block) { b[compareFails].Transactions[0].Code = 0 }), inBlocks | held},
-		// of two keys that have nothing to do with each other
+		// two transactions on independent keys, exchanged in the chain
 		"against real time": {func(h *History, b []Block) {
 			b[readNoB], b[readGroup] = b[readGroup], b[readNoB]
 			b[readNoB].Height, b[readGroup].Height = b[readGroup].Height, b[readNoB].Height
 			h.Transactions[readNoB].Height, h.Transactions[readGroup].Height = h.Transactions[readGroup].Height, h.Transactions[readNoB].Height
 		}, inBlocks},
-		"a block is missing": {inBlock(func(b []Block) { b[2].Height++ }), inBlocks | held},
-		"the proof is false": {inRead(1, func(r *ProvedRead) { r.False = "not proved" }), inReads},
-		"proved and stale":   {inRead(1, func(r *ProvedRead) { r.Value = "v1" }), inBlocks},
-		"proved absent":      {inRead(1, func(r *ProvedRead) { r.Found, r.Value = false, "" }), inBlocks},
-		"proved of nobody":   {inRead(3, func(r *ProvedRead) { r.Found, r.Value = true, "w1" }), inBlocks},
-		"a node goes back":   {inRead(4, func(r *ProvedRead) { r.Height, r.Head = 13, 13 }), inReads},
-		"below its own head": {inRead(1, func(r *ProvedRead) { r.Head = r.Height + 2 }), inReads},
-		"an old state":       {inRead(2, func(r *ProvedRead) { r.Call += time.Minute; r.Return += time.Minute }), inReads},
+		"a block is missing":  {inBlock(func(b []Block) { b[2].Height++ }), inBlocks | held},
+		"the proof is false":  {inRead(1, func(r *ProvedRead) { r.False = "not proved" }), inReads},
+		"proved and stale":    {inRead(1, func(r *ProvedRead) { r.Value = "v1" }), inBlocks},
+		"proved absent":       {inRead(1, func(r *ProvedRead) { r.Found, r.Value = false, "" }), inBlocks},
+		"proved, not written": {inRead(3, func(r *ProvedRead) { r.Found, r.Value = true, "w1" }), inBlocks},
+		"a node goes back":    {inRead(4, func(r *ProvedRead) { r.Height, r.Head = 13, 13 }), inReads},
+		"below its own head":  {inRead(1, func(r *ProvedRead) { r.Head = r.Height + 2 }), inReads},
+		"an old state":        {inRead(2, func(r *ProvedRead) { r.Call += time.Minute; r.Return += time.Minute }), inReads},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, blocks := handmade(t)
@@ -206,7 +206,7 @@ func TestCheckersFind(t *testing.T) {
 			}
 			pictures, err := filepath.Glob(filepath.Join(folder, "*.html"))
 			require.NoError(t, err)
-			require.Equal(t, byLinear != nil, len(pictures) > 0, "whoever looks for the reason has a picture")
+			require.Equal(t, byLinear != nil, len(pictures) > 0, "there is a picture of the failed search")
 		})
 	}
 }
@@ -247,8 +247,8 @@ func TestStaleness(t *testing.T) {
 	require.EqualValues(t, 2, blocks)
 }
 
-// What is printed must be what matters: not the transactions after the one that cannot be
-// explained, nor the reads before that agree.
+// The explanation must contain the relevant transactions only: not those after the one that cannot
+// be explained, nor earlier reads that agree.
 func TestExplanation(t *testing.T) {
 	h, _ := handmade(t)
 	h.Transactions[readA2].Results = []Result{{Found: true, Value: "v1"}}

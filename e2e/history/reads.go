@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
 // ProvedRead is an answer of one node, whose proof leads to a header that the reader's light client
@@ -18,23 +19,24 @@ type ProvedRead struct {
 	Key    string        `json:"key"`
 	Call   time.Duration `json:"call"` // since the start of the history, by the monotonic clock
 	Return time.Duration `json:"return"`
-	Head   int64         `json:"head"`   // what the node said that its head is, before it was asked
+	Head   int64         `json:"head"`   // the head that the node reported before the read
 	Height int64         `json:"height"` // the state after this block
 	Found  bool          `json:"found,omitempty"`
 	Value  string        `json:"value,omitempty"`
 	Time   time.Time     `json:"time"` // of the header that proves the state, Height+1
-	// why the answer is not proved, or its header is one of two: the node lies or is broken
+	// the reason why the answer is not proved, or its header conflicts with another: the node is
+	// Byzantine or broken
 	False string `json:"false,omitempty"`
 }
 
-// Disturbance is a time in which a node (empty: every one) was killed, cut off, or slowed down.
+// Disturbance is a time in which a node (empty: every node) was killed, cut off, or slowed down.
 type Disturbance struct {
 	Node string        `json:"node,omitempty"`
 	From time.Duration `json:"from"`
 	To   time.Duration `json:"to"`
 }
 
-// source gives proved answers: a node.
+// source returns proved answers of a node.
 type source interface {
 	head(ctx context.Context) (int64, error)
 	get(ctx context.Context, key string) (*client.Value, error)
@@ -42,7 +44,7 @@ type source interface {
 
 type starlingSource struct{ *client.Client }
 
-// connectSource connects to one node only: nobody else's answers are mixed with its own.
+// connectSource connects to one node only, so that answers of different nodes are not mixed.
 func connectSource(ctx context.Context, node, chainID string, trust client.Trust) (source, error) {
 	c, err := client.Dial(ctx, []string{node}, client.WithChainID(chainID), client.WithVerification(trust))
 	if err != nil {
@@ -63,7 +65,7 @@ func (s starlingSource) get(ctx context.Context, key string) (*client.Value, err
 	return s.Get(ctx, []byte(key))
 }
 
-// read is a reader: one key after the other, each at another node.
+// read is a reader: it reads one key after another, each from another node.
 func (r *Run) read(ctx context.Context, id int) {
 	random := rand.New(rand.NewPCG(^r.config.Seed, uint64(id)))
 	sources := map[string]source{}
@@ -78,14 +80,14 @@ func (r *Run) read(ctx context.Context, id int) {
 		if errors.Is(err, client.ErrUnproved) || errors.Is(err, client.ErrConflict) {
 			read.False, err = err.Error(), nil
 		}
-		if err != nil { // it is away, or does not follow the chain
-			pause(ctx, afterFailure)
+		if err != nil { // the node is down, or does not follow the chain
+			_ = sleep.For(ctx, afterFailure)
 			continue
 		}
 		r.mu.Lock()
 		r.mu.history.Reads = append(r.mu.history.Reads, read)
 		r.mu.Unlock()
-		pause(ctx, time.Duration(random.Int64N(2*int64(r.config.Pause))))
+		_ = sleep.For(ctx, time.Duration(random.Int64N(2*int64(r.config.Pause))))
 	}
 }
 
@@ -111,26 +113,27 @@ func (r *Run) readOnce(ctx context.Context, sources map[string]source, read *Pro
 	return nil
 }
 
-// Bounds is what proved reads are held to.
+// Bounds are the limits that proved reads are checked against.
 type Bounds struct {
-	// Age of a state's proof when it was asked for, of a node that nobody disturbs; 0: any.
+	// Age limits the age of a state's proof at the time of the request, for a node that the test
+	// does not disturb; 0: no limit.
 	Age time.Duration
-	// Recovery is how long after a disturbance a node may still give older answers.
+	// Recovery is the time after a disturbance in which a node may still return older answers.
 	Recovery time.Duration
 }
 
-// CheckReads checks what a node promises to those who read from it:
+// CheckReads checks the guarantees of a node to readers:
 //
-//   - the proof holds;
-//   - it is monotonic: a reader that asks again is never answered from an older state, not even by a node that was killed and started
-//     again in between, since a block is saved before it is executed, and executed again before the node answers (one that lost its
-//     home and joined anew promises nothing of what it answered before);
-//   - it is bounded: at most the newest block that the node itself knows is missing (that one is saved and being executed);
-//   - it is no older than Bounds.Age where nobody disturbs the node.
+//   - the proof is valid;
+//   - it is monotonic: a reader that reads again never gets an older state, not even from a node that was killed and restarted in between,
+//     since a block is saved before it is executed, and executed again before the node answers (a node that lost its home and joined again
+//     guarantees nothing about its earlier answers);
+//   - it is bounded: at most the newest block that the node itself knows is missing (that block is saved and being executed);
+//   - it is not older than Bounds.Age if the test does not disturb the node.
 //
-// Between nodes nothing is promised: a reader that goes from one to another keeps the greatest
-// height that it has seen as its floor, and has to ask again where an answer is below (Staleness
-// counts those). CheckBlocks compares the values.
+// There is no guarantee between nodes: a reader that changes nodes keeps the greatest height that
+// it has seen as its floor, and has to read again if an answer is below (Staleness counts these
+// answers). CheckBlocks compares the values.
 func (h *History) CheckReads(bounds Bounds) error {
 	type pair struct {
 		reader int
@@ -148,15 +151,15 @@ func (h *History) CheckReads(bounds Bounds) error {
 			continue
 		}
 		if r.Height < r.Head-1 {
-			wrong("the node said before that it has block %d", r.Head)
+			wrong("the node reported before that it has block %d", r.Head)
 		}
 		key := pair{r.Reader, r.Node}
 		if before := last[key]; before != nil && r.Height < before.Height {
-			wrong("the same reader was answered from height %d before", before.Height)
+			wrong("the same reader got an answer from height %d before", before.Height)
 		}
 		last[key] = r
 		if age := h.Start.Add(r.Call).Sub(r.Time); bounds.Age > 0 && age > bounds.Age && !h.disturbed(r, bounds.Recovery) {
-			wrong("its state was proved %v before it was asked for, more than %v", age, bounds.Age)
+			wrong("its state was proved %v before the request, more than %v", age, bounds.Age)
 		}
 	}
 	return firstErrors(errs)
@@ -171,8 +174,8 @@ func (h *History) disturbed(r *ProvedRead, recovery time.Duration) bool {
 	return false
 }
 
-// Staleness counts the answers that were older than what the same reader had from another node
-// before, and by how many blocks at most.
+// Staleness counts the answers that were older than an earlier answer of another node to the same
+// reader, and returns the greatest difference in blocks.
 func (h *History) Staleness() (answers int, blocks int64) {
 	floor := map[int]int64{}
 	for _, r := range h.Reads {

@@ -12,14 +12,14 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// CheckBlocks executes the transactions of the blocks itself, in their order, and checks that
+// CheckBlocks executes the transactions of the blocks itself, in order, and checks that
 //
-//   - every result is the one that a sequential execution gives, in the block and as the client was told;
-//   - what was acknowledged is there, once, in the block that the client was told; what was refused is not; nobody else wrote;
-//   - the order agrees with real time: what had returned before another one was called stands before it;
-//   - every proved value is the one that the last transaction up to that height left.
+//   - the results in the block and at the client are those of a sequential execution;
+//   - each acknowledged transaction is in the acknowledged block, once; no refused transaction is in a block; nobody else wrote;
+//   - the order agrees with real time: a transaction that had returned before another was called stands before it;
+//   - every proved value is the one after the last transaction up to that height.
 //
-// The blocks must be consecutive and hold (From, Top], of any one node.
+// The blocks must be consecutive, come from one node, and include (From, Top].
 func (h *History) CheckBlocks(blocks []Block) error {
 	p := replay{history: h, byHash: map[string]*Transaction{}, position: map[*Transaction]position{}, state: state{}, versions: map[string][]version{}}
 	if err := p.covers(blocks); err != nil {
@@ -44,7 +44,7 @@ func (h *History) CheckBlocks(blocks []Block) error {
 	return firstErrors(p.errs)
 }
 
-// position is where a transaction stands in the chain.
+// position is the position of a transaction in the chain.
 type position struct {
 	height int64
 	index  int
@@ -54,17 +54,17 @@ func (p position) before(o position) bool {
 	return p.height < o.height || p.height == o.height && p.index < o.index
 }
 
-// version is what a key has from a block on.
+// version is the value of a key from a block on.
 type version struct {
 	height int64
 	value  string // empty: absent
 }
 
-// replay is the sequential execution of the chain beside the history.
+// replay executes the chain sequentially and compares the results with the history.
 type replay struct {
 	history *History
 	byHash  map[string]*Transaction
-	// those of the history that took effect, or failed in their compare-and-put
+	// positions of the history's transactions that took effect, or failed in their compare-and-put
 	position map[*Transaction]position
 	state    state
 	versions map[string][]version
@@ -90,8 +90,8 @@ func (p *replay) covers(blocks []Block) error {
 	return nil
 }
 
-// ours returns the operations of a transaction if any writes under the prefix of the history, or
-// names a key there.
+// ours returns the operations of a transaction, and whether it writes under the prefix of the
+// history or names a key there.
 func (p *replay) ours(e *Executed) (operations []Operation, ours bool) {
 	decoded, err := tx.Decode(e.Raw, p.history.ChainID)
 	if err != nil {
@@ -118,13 +118,14 @@ func (p *replay) execute(at position, e *Executed) {
 	t := p.byHash[hex.EncodeToString(e.hash())]
 	code := tx.Code(e.Code)
 	if code != tx.CodeOK && code != tx.CodeCompareFailed {
-		// it had no effect, and says nothing of the state; that its client knows is compared later
+		// it had no effect, and depends on nothing in the state; compareClients checks that its
+		// client knows this
 		return
 	}
 	if t == nil {
-		p.wrong("transaction %d of block %d is one that no client sent, or was told to be refused: %v", at.index, at.height, operations)
+		p.wrong("transaction %d of block %d was sent by no client, or reported as refused: %v", at.index, at.height, operations)
 	} else if before, again := p.position[t]; again {
-		p.wrong("%v: it is in block %d and again in block %d", t, before.height, at.height)
+		p.wrong("%v: it is in block %d, and again in block %d", t, before.height, at.height)
 	} else {
 		p.position[t] = at
 	}
@@ -148,7 +149,7 @@ func (p *replay) execute(at position, e *Executed) {
 		p.wrong("transaction %d of block %d, %v: the block's result is %v, that of a sequential execution %v", at.index, at.height, operations, recorded.Results, results)
 	}
 	if t != nil && t.Outcome == OK && !slices.EqualFunc(t.Results, results, Result.equal) {
-		p.wrong("%v: its client was told %v, a sequential execution gives %v", t, t.Results, results)
+		p.wrong("%v: its client got %v, a sequential execution gives %v", t, t.Results, results)
 	}
 	for key, value := range next {
 		if p.state[key] != value {
@@ -170,7 +171,7 @@ func outcomeOf(err error) Outcome {
 	return OK
 }
 
-// compareClients compares what clients were told with where their transactions are.
+// compareClients compares the clients' answers with the blocks that contain their transactions.
 func (p *replay) compareClients() {
 	for i := range p.history.Transactions {
 		t := &p.history.Transactions[i]
@@ -180,14 +181,15 @@ func (p *replay) compareClients() {
 			p.wrong("%v: it is in block %d", t, at.height)
 		case t.Outcome == Refused || t.Outcome == Maybe:
 		case !executed:
-			p.wrong("%v: it was acknowledged, and is in no block", t)
+			p.wrong("%v: it was acknowledged, but is in no block", t)
 		case at.height != t.Height:
 			p.wrong("%v: it is in block %d", t, at.height)
 		}
 	}
 }
 
-// compareOrder checks that no transaction stands behind one that was called after it had returned.
+// compareOrder checks that no transaction stands after one that was called when the former had
+// already returned.
 func (p *replay) compareOrder() {
 	ordered := make([]*Transaction, 0, len(p.position))
 	for t := range p.position {
@@ -199,10 +201,10 @@ func (p *replay) compareOrder() {
 		}
 		return 1
 	})
-	var latest *Transaction // of those passed, the one that was called last
+	var latest *Transaction // the last called among the preceding transactions
 	for _, t := range ordered {
 		if latest != nil && t.Outcome != Maybe && t.Return < latest.Call {
-			p.wrong("%v had returned before the following was called, and stands behind it in the chain: %v", t, latest)
+			p.wrong("%v had returned before the following was called, but stands behind it in the chain: %v", t, latest)
 		}
 		if latest == nil || t.Call > latest.Call {
 			latest = t
@@ -211,7 +213,7 @@ func (p *replay) compareOrder() {
 }
 
 // compareReads compares proved values with the state of their height. A block is executed as a
-// whole, so its last version counts.
+// whole, so its last version of a key counts.
 func (p *replay) compareReads() {
 	for i := range p.history.Reads {
 		r := &p.history.Reads[i]
@@ -230,7 +232,7 @@ func (p *replay) compareReads() {
 	}
 }
 
-// Span is how long clients were at work, for rates.
+// Span returns the time during which clients were at work, to compute rates.
 func (h *History) Span() time.Duration {
 	end := time.Duration(0)
 	for _, t := range h.Transactions {

@@ -11,33 +11,32 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
-// Config says who does what to which keys. Zero values of numbers stand for the defaults.
+// Config configures clients, readers and keys. Zero values of numbers select the defaults, which
+// the comments give in parentheses.
 type Config struct {
 	Nodes   []string // URLs of the RPC servers of honest nodes
 	ChainID string
-	// Prefix of the keys. The accounts must be allowed to write there, and nobody else may, nor may
-	// any key be there at the start: a run that follows another one on the same chain has a prefix
-	// of its own.
+	// Prefix of the keys. The accounts must be allowed to write there, no other account may, and no
+	// key may exist there at the start: a further run on the same chain needs another prefix.
 	Prefix string
 	Seed   uint64
 
-	// (5) do one transaction after the other, each with accounts of its own
+	// (5) number of clients; each executes one transaction after another, with its own accounts
 	Clients int
-	// (4) that each are written alone; few, so that clients get in each other's way
-	Keys  int
-	Group int // (3) keys that are written and read several at once
-	// Old: one of the nodes is of the oldest build with app version 1, so that operations that came
-	// later are left out.
-	Old        bool
-	ValueBytes int // (64) a value has at least
-	// (8 s) how long a client waits for its transaction before it calls it a Maybe
+	// (4) number of keys that are written one at a time; few, so that clients conflict
+	Keys       int
+	Group      int // (3) number of keys that one transaction writes or reads together
+	ValueBytes int // (64) minimum length of a value
+	// (8 s) time that a client waits for its transaction before it records a Maybe
 	Patience time.Duration
-	// (100 ms) on average, between two transactions of a client, and between two reads of a reader
+	// (100 ms) average pause between two transactions of a client, and between two reads of a
+	// reader
 	Pause time.Duration
 
-	// Trust is what readers verify from; nil: nobody reads with proofs.
+	// Trust is the trust root of the readers; nil: no reader reads with proofs.
 	Trust   *client.Trust
 	Readers int // (2)
 
@@ -46,19 +45,19 @@ type Config struct {
 	head    func(ctx context.Context, node string) (int64, error)          // nil: headOf
 }
 
-// connectPatience limits the wait for a node's first answer: one that is paused never gives it.
+// connectPatience limits the wait for a node's first answer: a paused node never sends it.
 const connectPatience = 2 * time.Second
 
-// afterFailure is the pause of a client whose node gave no answer, so that no node is flooded while
-// the network is down.
+// afterFailure is the pause of a client whose node did not answer, so that clients do not flood
+// nodes while the network is down.
 const afterFailure = 250 * time.Millisecond
 
 func (c *Config) complete() error {
 	switch {
 	case len(c.Nodes) == 0:
-		return errors.New("history: no node was given to send transactions to")
+		return errors.New("history: no node was given")
 	case c.Prefix == "":
-		return errors.New("history: no prefix was given: the clients need keys that nobody else writes")
+		return errors.New("history: no prefix was given: only these clients may write under it")
 	}
 	c.Nodes = slices.Clone(c.Nodes)
 	c.Clients, c.Keys, c.Group, c.Readers = cmp.Or(c.Clients, 5), cmp.Or(c.Keys, 4), cmp.Or(c.Group, 3), cmp.Or(c.Readers, 2)
@@ -93,15 +92,15 @@ type Run struct {
 	mu struct {
 		sync.Mutex
 		nodes     []string
-		processes int // numbers given so far
-		// what somebody read or wrote last: what a compare-and-put expects
+		processes int // number of process ids in use
+		// the last value that a client read or wrote, by key: what a compare-and-put expects
 		seen    map[string]string
 		history History
 	}
 }
 
-// Start lets clients and readers work until ctx ends or Stop is called. At least one node must
-// answer, to say at which height they begin.
+// Start starts clients and readers, which work until ctx ends or Stop is called. At least one node
+// must answer with its height, at which the history begins.
 func Start(ctx context.Context, config Config) (*Run, error) {
 	if err := config.complete(); err != nil {
 		return nil, err
@@ -117,7 +116,7 @@ func Start(ctx context.Context, config Config) (*Run, error) {
 		errs = append(errs, err)
 	}
 	if from < 0 {
-		return nil, fmt.Errorf("history: no node says at which height it is: %w", errors.Join(errs...))
+		return nil, fmt.Errorf("history: no node returns its height: %w", errors.Join(errs...))
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	r := &Run{config: config, cancel: cancel, start: time.Now()}
@@ -132,14 +131,15 @@ func Start(ctx context.Context, config Config) (*Run, error) {
 	return r, nil
 }
 
-// AddNode has clients and readers use one more node, such as one that has joined.
+// AddNode adds a node for clients and readers, such as one that has joined.
 func (r *Run) AddNode(node string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mu.nodes = append(r.mu.nodes, node)
 }
 
-// Progress is how many transactions were acknowledged so far, and how many are a Maybe.
+// Progress returns the number of transactions that were acknowledged so far, and of those that are
+// a Maybe.
 func (r *Run) Progress() (acknowledged, maybe int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -147,8 +147,8 @@ func (r *Run) Progress() (acknowledged, maybe int) {
 	return count[OK] + count[CompareFailed], count[Maybe]
 }
 
-// Disturb notes that a node (empty: every one) is being disturbed, until the function that it
-// returns is called.
+// Disturb records that a node (empty: every node) is being disturbed, until the returned function
+// is called.
 func (r *Run) Disturb(node string) (over func()) {
 	from := r.now()
 	return func() {
@@ -158,7 +158,7 @@ func (r *Run) Disturb(node string) (over func()) {
 	}
 }
 
-// Stop has clients and readers end, which takes up to Config.Patience, and returns what they saw.
+// Stop ends clients and readers, which takes up to Config.Patience, and returns their history.
 func (r *Run) Stop() *History {
 	r.cancel()
 	r.wg.Wait()
@@ -172,7 +172,7 @@ func (r *Run) Stop() *History {
 
 func (r *Run) now() time.Duration { return time.Since(r.start) }
 
-// nodeAfter returns another node than the one that was asked last, where there is one.
+// nodeAfter returns a node other than the last one, if there is one.
 func (r *Run) nodeAfter(random *rand.Rand, last string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -200,7 +200,7 @@ func (r *Run) record(t Transaction) {
 	r.see(t.Operations, t.Results)
 }
 
-// see remembers what operations have read or written. r.mu is held.
+// see records the values that operations have read or written. r.mu is held.
 func (r *Run) see(operations []Operation, results []Result) {
 	for i, o := range operations {
 		switch {
@@ -219,9 +219,9 @@ func (r *Run) see(operations []Operation, results []Result) {
 	}
 }
 
-// work is a client: one transaction after the other, and another node after each failure. Each
-// connection has an account of its own, so that neither a Maybe nor a node that lags leaves the
-// next nonce in doubt.
+// work is a client: it executes one transaction after another, and changes the node after each
+// failure. Each connection has a separate account, so that neither a Maybe nor a lagging node makes
+// the next nonce uncertain.
 func (r *Run) work(ctx context.Context, id int) {
 	c := drawer{Config: &r.config, random: rand.New(rand.NewPCG(r.config.Seed, uint64(id)))}
 	process := id
@@ -238,12 +238,13 @@ func (r *Run) work(ctx context.Context, id int) {
 			to, err = bounded(ctx, connectPatience, func(ctx context.Context) (store, error) { return r.config.connect(ctx, node, account) })
 			if err != nil {
 				to = nil
-				pause(ctx, afterFailure)
+				_ = sleep.For(ctx, afterFailure)
 				continue
 			}
 		}
 		t := Transaction{Process: process, Node: node, Operations: c.transaction(process, r.seen), Call: r.now()}
-		// What is under way when the run ends is still waited for, so that little remains unknown.
+		// A transaction in flight when the run ends is still waited for, so that few outcomes
+		// remain unknown.
 		a, _ := bounded(context.WithoutCancel(ctx), r.config.Patience, func(ctx context.Context) (answer, error) {
 			return to.execute(ctx, t.Operations), nil
 		})
@@ -254,31 +255,23 @@ func (r *Run) work(ctx context.Context, id int) {
 		r.record(t)
 		switch t.Outcome {
 		case OK, CompareFailed:
-			pause(ctx, time.Duration(c.random.Int64N(2*int64(r.config.Pause))))
+			_ = sleep.For(ctx, time.Duration(c.random.Int64N(2*int64(r.config.Pause))))
 			continue
 		case Maybe:
 			process = r.newProcess()
 		case Refused:
 		}
 		to = nil
-		pause(ctx, afterFailure)
+		_ = sleep.For(ctx, afterFailure)
 	}
 }
 
-// seen returns what somebody read or wrote last at a key, empty where it is absent or nobody did.
+// seen returns the last value that a client read or wrote at a key; empty if the key was absent or
+// never seen.
 func (r *Run) seen(key string) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.mu.seen[key]
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }
 
 // bounded calls f with a context that ends after limit.

@@ -13,10 +13,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/tx"
 )
 
-// What follows for the state from what Client.Submit says.
+// TestOutcomes checks the outcome for each result of Client.Submit.
 func TestOutcomes(t *testing.T) {
 	refused := func(height int64, code tx.Code) error {
 		return &client.TxError{Hash: []byte("hash"), Height: height, Code: code}
@@ -28,7 +29,7 @@ func TestOutcomes(t *testing.T) {
 		height  int64
 	}{
 		"done":                         {nil, OK, "hash", 7},
-		"nobody was there":             {client.ErrUnreachable, Refused, "", 0},
+		"no node answered":             {client.ErrUnreachable, Refused, "", 0},
 		"not sent in time":             {context.DeadlineExceeded, Refused, "", 0},
 		"not in any block in time":     {&client.UnknownOutcomeError{Hash: []byte("hash"), Err: context.DeadlineExceeded}, Maybe, "hash", 0},
 		"the answer was lost":          {fmt.Errorf("client: %w", &client.UnknownOutcomeError{Hash: []byte("hash"), Err: client.ErrUnreachable}), Maybe, "hash", 0},
@@ -77,11 +78,11 @@ func TestOperationsEncode(t *testing.T) {
 	require.False(t, known)
 }
 
-// script is a store whose outcomes are given; when there are no more, everything is OK.
+// script is a store with given outcomes; after the last one, every outcome is OK.
 type script struct {
 	outcomes    []Outcome
 	connections []string // "node account"
-	hang        string   // a node that never answers whoever connects
+	hang        string   // a node that never answers a connection attempt
 }
 
 func (s *script) connect(ctx context.Context, node, account string) (store, error) {
@@ -99,14 +100,14 @@ func (s *script) execute(ctx context.Context, operations []Operation) answer {
 	}
 	outcome := s.outcomes[0]
 	s.outcomes = s.outcomes[1:]
-	if outcome == Maybe { // the node is cut off, and the client's patience ends
+	if outcome == Maybe { // the node is cut off until the client's patience ends
 		<-ctx.Done()
 		return answer{outcome: Maybe, hash: []byte("hash"), why: ctx.Err()}
 	}
 	return answer{outcome: outcome, why: errors.New("as the script says")}
 }
 
-// runScript has one client work until the script's outcomes are used up.
+// runScript runs one client until the script's outcomes are used up.
 func runScript(t *testing.T, s *script, edit func(*Config)) (h *History) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -115,7 +116,7 @@ func runScript(t *testing.T, s *script, edit func(*Config)) (h *History) {
 		edit(&config)
 		run, err := Start(t.Context(), config)
 		require.NoError(t, err)
-		pause(t.Context(), time.Minute)
+		_ = sleep.For(t.Context(), time.Minute)
 		h = run.Stop()
 	})
 	require.Empty(t, s.outcomes)
@@ -131,7 +132,7 @@ func TestAfterMaybeAnotherProcessAndAccount(t *testing.T) {
 	for _, tr := range h.Transactions[:8] {
 		processes, nodes = append(processes, tr.Process), append(nodes, tr.Node)
 	}
-	require.Equal(t, []int{0, 0, 0, 1, 1, 1, 1, 2}, processes, "a process ends with a maybe, and with nothing else")
+	require.Equal(t, []int{0, 0, 0, 1, 1, 1, 1, 2}, processes, "only a maybe ends a process")
 	require.Len(t, s.connections, 4, "each failure is followed by a new connection")
 	accounts := map[string]bool{}
 	for i, c := range s.connections {
@@ -143,11 +144,11 @@ func TestAfterMaybeAnotherProcessAndAccount(t *testing.T) {
 			require.NotEqual(t, last, node, "a client goes to another node")
 		}
 	}
-	require.Len(t, accounts, 4, "no account is used again")
+	require.Len(t, accounts, 4, "no account is reused")
 	maybe := h.Transactions[2]
 	require.Equal(t, Maybe, maybe.Outcome)
-	require.Equal(t, 8*time.Second, maybe.Return-maybe.Call, "patience ends, and a bubble's clock is exact")
-	require.GreaterOrEqual(t, h.Transactions[3].Call-maybe.Return, afterFailure, "nobody is flooded")
+	require.Equal(t, 8*time.Second, maybe.Return-maybe.Call, "the client waits exactly for its patience")
+	require.GreaterOrEqual(t, h.Transactions[3].Call-maybe.Return, afterFailure, "a client pauses after a failure")
 }
 
 func TestPausedNodeStopsNobody(t *testing.T) {
@@ -172,7 +173,7 @@ func TestNodesThatJoinAreUsed(t *testing.T) {
 		require.NoError(t, err)
 		run.AddNode("joined")
 		over := run.Disturb("joined")
-		pause(t.Context(), time.Second)
+		_ = sleep.For(t.Context(), time.Second)
 		over()
 		acknowledged, maybe := run.Progress()
 		require.Positive(t, acknowledged)

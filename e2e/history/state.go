@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// state is the sequential specification: what is at each key. A key that is absent is not in the
-// map. States are never changed.
+// state is the sequential specification: the value of each key. An absent key is not in the map.
+// States are immutable.
 type state map[string]string
 
 var errCompareFailed = errors.New("compare failed")
 
-// execute returns the state after the operations of one transaction, and their results;
-// errCompareFailed, and the state as it was, where a compare or a compare-and-put finds another
-// value (docs/spec/transactions.md: all operations take effect, or none).
+// execute returns the state after the operations of one transaction, and their results. If a
+// compare or a compare-and-put finds another value, it returns the unchanged state and
+// errCompareFailed (docs/spec/transactions.md: all operations take effect, or none).
 func (s state) execute(operations []Operation) (state, []Result, error) {
 	x := execution{state: s}
 	results := make([]Result, 0, len(operations))
@@ -28,7 +28,7 @@ func (s state) execute(operations []Operation) (state, []Result, error) {
 	return x.state, results, nil
 }
 
-// execution is a transaction that is being executed. Its state is a copy from the first write on.
+// execution is a transaction in execution. Its state is copied before the first write.
 type execution struct {
 	state  state
 	copied bool
@@ -57,7 +57,7 @@ func (x *execution) operation(o Operation) (Result, error) {
 	case Delete:
 		x.write(o.Key, "")
 	case Compare, CompareAndPut:
-		if value != o.Expected { // no value is empty, so empty means absent on both sides
+		if value != o.Expected { // values are never empty, so empty means absent on both sides
 			return Result{}, errCompareFailed
 		}
 		if o.Kind == CompareAndPut {
@@ -107,7 +107,8 @@ func (x *execution) txn(o Operation) (Result, error) {
 	return result, nil
 }
 
-// branch returns the operations of a txn that are executed if its conditions hold, or do not.
+// branch returns the operations of a txn that are executed, depending on whether its conditions
+// hold.
 func (o Operation) branch(holds bool) []Operation {
 	if holds {
 		return o.Then

@@ -10,13 +10,15 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// store executes transactions: a node, asked with an account that nobody else uses. One at a time.
+// store executes transactions, one at a time: a node, accessed with an account that nothing else
+// uses.
 type store interface {
-	// execute returns when the outcome is known, and a Maybe or Refused when ctx ends before that.
+	// execute returns when the outcome is known. If ctx ends before that, the answer is Maybe or
+	// Refused.
 	execute(ctx context.Context, operations []Operation) answer
 }
 
-// answer is what a client is told of a transaction; the fields are those of Transaction.
+// answer is the answer that a client gets for a transaction; its fields are those of Transaction.
 type answer struct {
 	outcome Outcome
 	results []Result
@@ -46,7 +48,7 @@ func (s starlingStore) execute(ctx context.Context, operations []Operation) answ
 	return answerOf(s.Submit(ctx, list...))
 }
 
-// answerOf sorts what Client.Submit returns by what follows for the state.
+// answerOf classifies the result of Client.Submit by its consequences for the state.
 func answerOf(result *client.TxResult, err error) answer {
 	var (
 		unknown *client.UnknownOutcomeError
@@ -59,13 +61,14 @@ func answerOf(result *client.TxResult, err error) answer {
 			a.results[i] = resultOf(&r)
 		}
 		return a
-	case errors.As(err, &unknown): // first: it may hold a refusal, of the same bytes sent again
+	case errors.As(err, &unknown):
+		// This case comes first, since the error may wrap a refusal of the same bytes, sent again.
 		return answer{outcome: Maybe, hash: unknown.Hash, why: err}
 	case errors.As(err, &refused) && refused.Code == tx.CodeCompareFailed:
 		return answer{outcome: CompareFailed, hash: refused.Hash, height: refused.Height}
 	case errors.As(err, &refused) && refused.Height > 0 && refused.Code == tx.CodeBadNonce:
-		// A block held it too early. That leaves no trace, so another block can still execute the
-		// same bytes.
+		// A block contained it too early. That leaves no trace in the state, so another block can
+		// still execute the same bytes.
 		return answer{outcome: Maybe, hash: refused.Hash, why: err}
 	case errors.As(err, &refused):
 		return answer{outcome: Refused, hash: refused.Hash, why: err}
@@ -107,7 +110,7 @@ func encodeAll(operations []Operation) (list []tx.Operation) {
 	return list
 }
 
-// decodeOperation is the inverse of encode; false for kinds that no client here uses.
+// decodeOperation is the inverse of encode. It returns false for kinds that the clients do not use.
 func decodeOperation(o *tx.Operation) (Operation, bool) {
 	switch op := o.Op.(type) {
 	case *tx.Operation_Put:
@@ -153,7 +156,7 @@ func decodeTxn(t *tx.Txn) (Operation, bool) {
 	return o, true
 }
 
-// resultOf returns what an operation was told to have done.
+// resultOf returns the reported result of an operation.
 func resultOf(r *tx.OperationResult) Result {
 	result := Result{Found: r.Found, Value: string(r.Value), Deleted: int(r.Deleted), More: r.More, Holds: r.Succeeded}
 	for _, e := range r.Entries {

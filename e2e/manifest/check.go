@@ -12,11 +12,11 @@ var (
 	versionPattern = regexp.MustCompile(`^[\w./-]+$`)
 )
 
-// Check says what is wrong with a manifest, all of it.
+// Check returns all errors of a manifest, joined.
 func (m *Manifest) Check() error {
 	var errs []error
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	// of all validators, and of those that cannot be counted on: they lie, or start late
+	// the power of all validators, and of those that are Byzantine or start late
 	var power, absent int64
 	storage := 0
 	for _, name := range m.Names() {
@@ -40,13 +40,13 @@ func (m *Manifest) Check() error {
 		case Storage:
 			storage++
 			if n.Power != 0 || n.StartAt != 0 || n.Lie != "" || n.Paged || n.Sharded || n.Version != "" {
-				wrong("node %s: a storage node is there from the beginning, and has no other settings", name)
+				wrong("node %s: a storage node starts at genesis, and has no other settings", name)
 			}
 		default:
-			wrong("node %s: mode %q is none of %s, %s, %s", name, n.Mode, Validator, Full, Storage)
+			wrong("node %s: mode %q is not one of %s, %s, %s", name, n.Mode, Validator, Full, Storage)
 		}
 		if n.Sharded && (m.Shards == 0 || n.Paged || n.Lie != "" || n.Version != "" || n.Join == InBand || n.Join == Blocks) {
-			wrong("node %s: sharded needs storage nodes, and has no state to page, to lie about, to convert or to get otherwise", name)
+			wrong("node %s: sharded needs shards, excludes paged, lie and version, and joins over the transport only", name)
 		}
 		switch {
 		case n.StartAt < 0:
@@ -54,7 +54,7 @@ func (m *Manifest) Check() error {
 		case n.StartAt == 0 && n.Join != "":
 			wrong("node %s: join needs start_at", name)
 		case n.Join != "" && !slices.Contains([]Join{Transport, InBand, Blocks}, n.Join):
-			wrong("node %s: join %q is none of %s, %s, %s", name, n.Join, Transport, InBand, Blocks)
+			wrong("node %s: join %q is not one of %s, %s, %s", name, n.Join, Transport, InBand, Blocks)
 		}
 		if n.Version != "" && !versionPattern.MatchString(n.Version) {
 			wrong("node %s: version %q is neither a tag nor a commit", name, n.Version)
@@ -64,13 +64,13 @@ func (m *Manifest) Check() error {
 		}
 	}
 	if m.Shards < 0 || m.Shards > storage || m.Shards == 0 && storage > 0 {
-		wrong("shards is %d and there are %d storage nodes: each range needs one, and each of them a range", m.Shards, storage)
+		wrong("shards is %d and there are %d storage nodes: each range needs a storage node, and each storage node a range", m.Shards, storage)
 	}
 	switch {
 	case power == 0:
 		wrong("there is no validator")
 	case 3*absent >= power:
-		wrong("validators that lie or start late have %d of %d of the power, a chain needs that to be less than a third", absent, power)
+		wrong("validators that are Byzantine or start late have %d of %d of the power: it must be less than a third", absent, power)
 	}
 	if m.ChunkBytes < 1 || m.ChunkBytes > 15_000_000 {
 		wrong("chunk_bytes %d is not from 1 to 15,000,000", m.ChunkBytes)
@@ -98,8 +98,8 @@ func (m *Manifest) Check() error {
 	return errors.Join(errs...)
 }
 
-// notThere returns a node of a step that a later step starts: it does not run yet. "": there is
-// none.
+// notThere returns the name of a node of the step that does not run yet, because a later step
+// starts it, or "".
 func (m *Manifest) notThere(step int) string {
 	for _, later := range m.Steps[step+1:] {
 		if later.Do != KillMidSync {
@@ -114,10 +114,10 @@ func (m *Manifest) notThere(step int) string {
 	return ""
 }
 
-// checkStep says what is wrong with a step.
+// checkStep returns the first error of a step.
 func (m *Manifest) checkStep(s Step) error {
 	if !slices.Contains(Kinds(), s.Do) {
-		return fmt.Errorf("do is none of %v", Kinds())
+		return fmt.Errorf("do is not one of %v", Kinds())
 	}
 	if s.Do != Wait && len(s.Nodes) == 0 {
 		return errors.New("nodes is empty")

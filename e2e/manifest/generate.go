@@ -7,12 +7,13 @@ import (
 	"time"
 )
 
-// lies are those of e2e/byzantine that a joiner meets in generated networks.
+// lies are the modes of e2e/byzantine that occur in generated networks, in which a node joins.
 var lies = []string{"mix", "corrupt", "truncate", "swap", "oversize", "equivocate", "stale", "alias", "lone", "manifest", "header", "gone", "slow", "last"}
 
-// Generate returns the manifest that a seed stands for: two to five validators, one or two nodes
-// that join, up to two full nodes that lie, and two to four steps. It is small enough to run on two
-// cores. upgradeFrom is a commit that nodes may begin with; empty: none does.
+// Generate returns the manifest of a seed: two to five validators, one or two nodes that join, up
+// to two Byzantine full nodes, and two to four steps. The network is small enough to run on two
+// cores. upgradeFrom is the commit of the first program of some nodes; empty: all nodes run the
+// present program.
 func Generate(seed uint64, upgradeFrom string) *Manifest {
 	r := rand.New(rand.NewPCG(seed, 0x656e3265))
 	m := &Manifest{
@@ -48,16 +49,16 @@ func Generate(seed uint64, upgradeFrom string) *Manifest {
 	for range 2 + r.IntN(3) {
 		m.Steps = append(m.Steps, step(r, m, established, late))
 	}
-	// a node is there before something happens to it
+	// steps that start nodes come before steps that disturb these nodes
 	slices.SortStableFunc(m.Steps, func(a, b Step) int { return startsNodes(b) - startsNodes(a) })
 	if m.Nodes["validator-0"].Version != "" {
 		m.Steps = append(m.Steps, Step{Do: Upgrade, Nodes: []string{"validator-0"}})
 	}
-	m.complete()
+	m.Complete()
 	return m
 }
 
-// startsNodes is 1 if a step does, else 0.
+// startsNodes returns 1 if a step starts nodes, else 0.
 func startsNodes(s Step) int {
 	if s.Do == KillMidSync {
 		return 1
@@ -65,8 +66,8 @@ func startsNodes(s Step) int {
 	return 0
 }
 
-// step draws one step. Steps that take more than a third of the power away are among them: the
-// chain then stands still, and has to go on afterwards.
+// step draws one step. Some steps remove more than a third of the power: the chain then stops, and
+// has to continue afterwards.
 func step(r *rand.Rand, m *Manifest, established, late []string) Step {
 	everyone := slices.Concat(established, late)
 	for {
@@ -97,7 +98,7 @@ func step(r *rand.Rand, m *Manifest, established, late []string) Step {
 
 func pick[T any](r *rand.Rand, choices ...T) T { return choices[r.IntN(len(choices))] }
 
-// some draws one to most names, in the order that they have.
+// some draws one to most names, and keeps their order.
 func some(r *rand.Rand, names []string, most int) []string {
 	drawn := r.Perm(len(names))[:1+r.IntN(most)]
 	slices.Sort(drawn)

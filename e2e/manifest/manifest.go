@@ -1,11 +1,11 @@
-// Package manifest says what a test network consists of and what happens to it, in a TOML file.
+// Package manifest describes a test network and its disturbances, in a TOML file.
 //
 //	networks/ci.toml ──► Load ─┐
 //	                           ├──► Manifest (checked) ──► e2e/testnet: start, load, perturb, wait, test
 //	seed ──────► Generate ─────┘
 //
-// The names follow those of CometBFT's own end-to-end tests (test/e2e/pkg/manifest.go) where there
-// is the same thing.
+// The names follow those of CometBFT's own end-to-end tests (test/e2e/pkg/manifest.go) for fields
+// that exist there too.
 package manifest
 
 import (
@@ -23,54 +23,55 @@ import (
 
 // Manifest is one test network.
 type Manifest struct {
-	Name        string `toml:"-"` // of the file, or of the seed
+	Name        string `toml:"-"` // the file's or the seed's
 	Description string `toml:"description"`
-	Seed        uint64 `toml:"seed"` // of keys, load and lies
+	Seed        uint64 `toml:"seed"` // for keys, load and invalid responses
 
 	ChunkBytes       uint64   `toml:"chunk_bytes"`
 	SnapshotInterval int64    `toml:"snapshot_interval"` // blocks
 	BlockPause       Duration `toml:"block_pause"`       // timeout_commit
-	Limit            Duration `toml:"limit"`             // of the whole run
-	// the ranges into which storage nodes divide the state, which take turns; 0: there are none
+	Limit            Duration `toml:"limit"`             // for the whole run
+	// number of ranges of the state; storage nodes are assigned to them in turn; 0: no storage
+	// nodes
 	Shards int `toml:"shards"`
 
 	Load  Load            `toml:"load"`
-	Link  Link            `toml:"link"` // of all nodes to each other
+	Link  Link            `toml:"link"` // between all nodes
 	Nodes map[string]Node `toml:"node"` // by name: [a-z0-9-]+
 	// one after another, once all nodes that start at genesis follow the chain and the load runs
 	Steps []Step `toml:"steps"`
 }
 
-// Load is what clients do while the network runs. Their history is checked for linearizability.
+// Load is the work of clients while the network runs. Their history is checked for linearizability.
 type Load struct {
-	InitialKeys int `toml:"initial_keys"` // written before anything else happens
-	ValueBytes  int `toml:"value_bytes"`  // of their values
-	// that put, compare-and-put, and read, each one operation after another; 0: none
+	InitialKeys int `toml:"initial_keys"` // written before the nodes join and before the steps
+	ValueBytes  int `toml:"value_bytes"`  // length of their values
+	// clients that put, compare-and-put and read, one operation after another; 0: none
 	Clients int `toml:"clients"`
-	Keys    int `toml:"keys"` // that they fight for
+	Keys    int `toml:"keys"` // that the clients share
 }
 
-// Link is how the user-space relay treats what one node sends another.
+// Link describes how the user-space relay treats the connections between nodes.
 type Link struct {
 	Delay     Duration `toml:"delay"`     // one way
-	Bandwidth int64    `toml:"bandwidth"` // bytes a second and direction, 0: no limit
+	Bandwidth int64    `toml:"bandwidth"` // bytes a second in each direction; 0: no limit
 }
 
-// Mode is what a node is.
+// Mode is the role of a node.
 type Mode string
 
 // Modes of nodes.
 const (
 	Validator Mode = "validator"
 	Full      Mode = "full"
-	// it keeps a range of the state, and nothing of the chain
+	// a storage node: it keeps a range of the state, and no blocks
 	Storage Mode = "storage"
 )
 
-// Join is how a node that starts late gets the state.
+// Join is the method by which a node that starts late gets the state.
 type Join string
 
-// Ways to join.
+// Methods of joining.
 const (
 	Transport Join = "transport" // ours
 	InBand    Join = "in-band"   // CometBFT's state sync
@@ -81,43 +82,44 @@ const (
 type Node struct {
 	Mode  Mode  `toml:"mode"`  // default: validator
 	Power int64 `toml:"power"` // of a validator; default: 10
-	// 0: at genesis; else once the network is at this height, and the load has written its first
-	// keys
+	// 0: the node starts at genesis; otherwise it starts once the network is at this height, and
+	// the load has written its first keys
 	StartAt int64 `toml:"start_at"`
 	Join    Join  `toml:"join"` // of a node with start_at; default: transport
-	// a mode of e2e/byzantine: then it is one of the Byzantine nodes, of which nothing is expected
+	// modes of e2e/byzantine: then the node is Byzantine, and the checks do not apply to it
 	Lie      string `toml:"lie"`
 	Paged    bool   `toml:"paged"`     // state_in_memory = false
-	Sharded  bool   `toml:"sharded"`   // state.mode = "sharded": it needs storage nodes
-	SendRate int64  `toml:"send_rate"` // bytes a second that its transport sends, 0: no limit
-	// Version is what the node's first program is built from: a name in testnet's table, a tag or a
-	// commit of this repository; empty: the present one. The step "upgrade" gives the node the
-	// present one.
+	Sharded  bool   `toml:"sharded"`   // state.mode = "sharded": needs storage nodes
+	SendRate int64  `toml:"send_rate"` // limit of its transport in bytes a second; 0: no limit
+	// Version names the source of the node's first program: a name in testnet's table, a tag or a
+	// commit of this repository; empty: the present program. The step "upgrade" gives the node the
+	// present program.
 	Version string `toml:"version"`
 }
 
-// Kind is what a step does.
+// Kind is the kind of a step.
 type Kind string
 
-// Kinds of steps. Where a node ends or loses its network, the step is done once it follows the
-// chain again.
+// Kinds of steps. If a step ends a node or cuts its network, the step is done once the node follows
+// the chain again.
 const (
-	Kill    Kind = "kill"    // SIGKILL, started again after For (0: at once)
+	Kill    Kind = "kill"    // SIGKILL, then a restart after For (0: at once)
 	Pause   Kind = "pause"   // stopped for For (SIGSTOP, docker pause)
-	Restart Kind = "restart" // ended cleanly, started again
-	// without network for For, clients included where it is docker's
+	Restart Kind = "restart" // a clean stop, then a restart
+	// the nodes have no network for For; with Docker, this includes clients
 	Disconnect Kind = "disconnect"
-	// the nodes named reach each other and none of the rest, for For
+	// the named nodes reach each other but none of the other nodes, for For
 	Partition Kind = "partition"
-	Bandwidth Kind = "bandwidth" // links of the nodes have Rate bytes a second, for For
-	Delay     Kind = "delay"     // links of the nodes have Delay more, for For
-	Upgrade   Kind = "upgrade"   // ended cleanly, started as the present program
-	// no space left: the node ends by itself, gets space, is started again. Needs root on Linux.
+	Bandwidth Kind = "bandwidth" // the nodes' links are limited to Rate bytes a second, for For
+	Delay     Kind = "delay"     // the nodes' links have Delay added, for For
+	Upgrade   Kind = "upgrade"   // a clean stop, then a start of the present program
+	// The disk is full: the node ends by itself, gets space, and is started again. Needs root on
+	// Linux.
 	FullDisk       Kind = "full-disk"
 	DeleteSnapshot Kind = "delete-snapshot" // its snapshots on disk are removed while it is down
 	// a node with start_at is started, killed during its join, started again
 	KillMidSync Kind = "kill-mid-sync"
-	Wait        Kind = "wait" // nothing for For: the network runs on
+	Wait        Kind = "wait" // nothing happens for For
 )
 
 // Kinds lists all kinds.
@@ -128,7 +130,7 @@ func Kinds() []Kind {
 // Step is one perturbation.
 type Step struct {
 	Do    Kind     `toml:"do"`
-	Nodes []string `toml:"nodes"` // that it happens to, all at once
+	Nodes []string `toml:"nodes"` // affected nodes, all at the same time
 	For   Duration `toml:"for"`
 	Rate  int64    `toml:"rate"`  // of Bandwidth
 	Delay Duration `toml:"delay"` // of Delay
@@ -171,7 +173,7 @@ func Read(path string) (*Manifest, error) {
 	return m, nil
 }
 
-// Parse reads, completes and checks a manifest. A field that is unknown is an error.
+// Parse reads, completes and checks a manifest. An unknown field is an error.
 func Parse(name string, content []byte) (*Manifest, error) {
 	m := &Manifest{Name: name}
 	decoder := toml.NewDecoder(strings.NewReader(string(content))).DisallowUnknownFields()
@@ -182,12 +184,12 @@ func Parse(name string, content []byte) (*Manifest, error) {
 		}
 		return nil, err
 	}
-	m.complete()
+	m.Complete()
 	return m, m.Check()
 }
 
-// complete sets what is left out.
-func (m *Manifest) complete() {
+// Complete sets the fields that are left out to their defaults.
+func (m *Manifest) Complete() {
 	defaults := func(value *Duration, to time.Duration) {
 		if *value == 0 {
 			*value = Duration(to)
@@ -224,12 +226,12 @@ func (m *Manifest) complete() {
 // Names returns the nodes' names, in order.
 func (m *Manifest) Names() []string { return slices.Sorted(maps.Keys(m.Nodes)) }
 
-// Honest returns the names of the nodes that do not lie, in order.
+// Honest returns the names of the nodes that are not Byzantine, in order.
 func (m *Manifest) Honest() []string {
 	return slices.DeleteFunc(m.Names(), func(name string) bool { return m.Nodes[name].Lie != "" })
 }
 
-// Liars returns the names of those that do, in order.
+// Liars returns the names of the Byzantine nodes, in order.
 func (m *Manifest) Liars() []string {
 	return slices.DeleteFunc(m.Names(), func(name string) bool { return m.Nodes[name].Lie == "" })
 }

@@ -48,7 +48,7 @@ func TestGenerate(t *testing.T) {
 	}
 	require.NotZero(t, liars)
 	for _, kind := range manifest.Kinds() {
-		// one needs root, one is of no interest
+		// FullDisk needs root, and Wait has no effect
 		if kind != manifest.FullDisk && kind != manifest.Wait {
 			require.True(t, kinds[kind], "%s is never generated", kind)
 		}
@@ -99,7 +99,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		{"snapshot_interval = -1\n" + good, "snapshot_interval -1"},
 		{"[load]\nclients = -1\n" + good, "load:"},
 		{"[link]\ndelay = '-1s'\n" + good, "link:"},
-		{good + "[[steps]]\ndo = 'dance'\n", "step 1 (dance): do is none of"},
+		{good + "[[steps]]\ndo = 'dance'\n", "step 1 (dance): do is not one of"},
 		{good + "[[steps]]\ndo = 'kill'\n", "nodes is empty"},
 		{good + "[[steps]]\ndo = 'kill'\nnodes = ['b']\n", `there is no node "b"`},
 		{good + "[[steps]]\ndo = 'kill'\nnodes = ['a', 'a']\n", "named twice"},

@@ -1,9 +1,9 @@
-// Command relay stands between the nodes of a test network and makes their links as bad as a test
-// wants them.
+// Command relay forwards the connections between the nodes of a test network, and delays, throttles
+// or cuts them as a test requires.
 //
 //	relay --config relay.json ──► listeners of all links (e2e/relay/link), and the control endpoint that changes them
 //
-// It ends with SIGTERM or SIGINT.
+// It exits on SIGTERM or SIGINT.
 package main
 
 import (

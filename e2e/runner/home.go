@@ -25,28 +25,28 @@ const (
 	PortP2P = iota
 	PortRPC
 	PortMetrics
-	HomePorts // how many there are
+	HomePorts // number of ports
 )
 
-// Home is a node's folder and its ports on loopback. Its methods that ask the running node may be
+// Home is a node's folder and its ports on loopback. Methods that query the running node may be
 // called concurrently.
 type Home struct {
 	Name    string
 	Dir     string
-	Power   int64        // as a validator of Genesis; 0: defaultPower
+	Power   int64        // voting power as a validator of Genesis; 0: defaultPower
 	LogFile string       // for the node's output; "": node.log in Dir
-	at      Listen       // where this machine reaches it; empty before Serve or ServeAt
+	at      Listen       // addresses for this machine; empty before Serve or ServeAt
 	ports   *ports.Ports // held until Release; nil: none
 	id      p2p.ID
 }
 
 const defaultPower = 10
 
-// Listen is where a node listens, as host:port.
+// Listen has the addresses at which a node listens, as host:port.
 type Listen struct{ P2P, RPC, Metrics string }
 
-// NewHome lets the program of a node (starlingd, or cometbft) make a home folder, by running it
-// with args, and sets in its configuration what a network on loopback needs.
+// NewHome runs the program of a node (starlingd, or cometbft) with args to make a home folder, and
+// configures it for a network on loopback.
 func NewHome(ctx context.Context, name, dir, program string, args ...string) (*Home, error) {
 	h, err := InitHome(ctx, name, dir, program, args...)
 	if err != nil {
@@ -64,8 +64,8 @@ func NewHome(ctx context.Context, name, dir, program string, args ...string) (*H
 	return h, nil
 }
 
-// InitHome makes a home folder and leaves its configuration as the program wrote it: Serve is for
-// the caller.
+// InitHome makes a home folder and leaves its configuration as the program wrote it; the caller
+// must call Serve.
 func InitHome(ctx context.Context, name, dir, program string, args ...string) (*Home, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = environment()
@@ -79,17 +79,17 @@ func InitHome(ctx context.Context, name, dir, program string, args ...string) (*
 	return &Home{Name: name, Dir: dir, id: nodeKey.ID()}, nil
 }
 
-// Serve sets in the configuration where the node listens, and what a network of nodes at one
-// address needs. held, HomePorts of them, are those of this machine that lead there: the same,
-// unless the node has an address of its own, as in a container. Home takes them over.
+// Serve configures the addresses at which the node listens, and settings that several nodes at one
+// address need. held are HomePorts ports of this machine that lead to these addresses: the same
+// ports, unless the node has a separate address, as in a container. Home takes them over.
 func (h *Home) Serve(listen Listen, held *ports.Ports) error {
 	h.ports = held
 	h.at = Listen{held.Address(PortP2P), held.Address(PortRPC), held.Address(PortMetrics)}
 	return h.serve(listen)
 }
 
-// ServeAt is Serve for a node at an address of its own, as in a network namespace, which this
-// process reaches. No port needs to be held.
+// ServeAt is Serve for a node at a separate address, as in a network namespace, which this process
+// can reach. No port needs to be held.
 func (h *Home) ServeAt(listen Listen) error {
 	h.at = listen
 	return h.serve(listen)
@@ -103,7 +103,7 @@ func (h *Home) serve(listen Listen) error {
 		c.RPC.PprofListenAddress = ""
 		c.Instrumentation.Prometheus = true
 		c.Instrumentation.PrometheusListenAddr = listen.Metrics
-		// All nodes share one address, and know each other by name only.
+		// All nodes share one address, and find each other only by persistent_peers.
 		c.P2P.AddrBookStrict = false
 		c.P2P.AllowDuplicateIP = true
 		c.P2P.PexReactor = false
@@ -125,7 +125,7 @@ func (h *Home) Configure(edit func(*cfg.Config)) error {
 	config.SetRoot(h.Dir)
 	edit(config)
 	checked, sync := *config, *config.StateSync
-	if len(sync.RPCServers) == 0 { // starlingd needs none, see its [join]
+	if len(sync.RPCServers) == 0 { // starlingd needs none
 		sync.Enable = false
 		checked.StateSync = &sync
 	}
@@ -136,7 +136,7 @@ func (h *Home) Configure(edit func(*cfg.Config)) error {
 	return nil
 }
 
-// Release lets the ports go, right before the node starts.
+// Release releases the ports, directly before the node starts.
 func (h *Home) Release() {
 	if h.ports != nil {
 		h.ports.Release()
@@ -146,13 +146,13 @@ func (h *Home) Release() {
 // Log is the file for the node's output.
 func (h *Home) Log() string { return cmp.Or(h.LogFile, filepath.Join(h.Dir, "node.log")) }
 
-// ID is the name of its node key.
+// ID is the ID of its node key.
 func (h *Home) ID() string { return string(h.id) }
 
-// Peer is how other nodes name this one: ID@host:port.
+// Peer is the node's address for other nodes: ID@host:port.
 func (h *Home) Peer() string { return h.PeerAt(h.at.P2P) }
 
-// PeerAt is how they name it where they reach it at another address, host:port.
+// PeerAt is Peer for nodes that reach it at another address, host:port.
 func (h *Home) PeerAt(address string) string { return p2p.IDAddressString(h.id, address) }
 
 // RPC is the URL of the node's RPC server.
@@ -161,7 +161,7 @@ func (h *Home) RPC() string { return "http://" + h.at.RPC }
 // Metrics is the URL of the node's Prometheus endpoint.
 func (h *Home) Metrics() string { return "http://" + h.at.Metrics + "/metrics" }
 
-// Peers joins the names of nodes as `persistent_peers` has them.
+// Peers joins the addresses of nodes in the form of `persistent_peers`.
 func Peers(homes ...*Home) string {
 	names := make([]string, 0, len(homes))
 	for _, h := range homes {
@@ -170,7 +170,7 @@ func Peers(homes ...*Home) string {
 	return strings.Join(names, ",")
 }
 
-// Genesis makes one genesis file out of the first validator's and writes it into all homes;
+// Genesis makes one genesis file from the first validator's and writes it into all homes; the
 // consensus parameters are those that the program wrote.
 func Genesis(validators, others []*Home, chainID string, appState any) (*types.GenesisDoc, error) {
 	doc, err := types.GenesisDocFromFile(validators[0].genesisFile())
@@ -183,7 +183,7 @@ func Genesis(validators, others []*Home, chainID string, appState any) (*types.G
 	for _, h := range validators {
 		key := filepath.Join(h.Dir, "config", "priv_validator_key.json")
 		if _, err := os.Stat(key); err != nil {
-			// CometBFT exits where it cannot read one
+			// CometBFT exits if it cannot read the key
 			return nil, fmt.Errorf("%s has no validator key: %w", h.Name, err)
 		}
 		public, err := privval.LoadFilePVEmptyState(key, "").GetPubKey()
@@ -210,7 +210,7 @@ func Genesis(validators, others []*Home, chainID string, appState any) (*types.G
 	return doc, nil
 }
 
-// SigningState is the file in which a validator keeps what it has signed.
+// SigningState is the file in which a validator records its signatures.
 func (h *Home) SigningState() string {
 	return filepath.Join(h.Dir, "data", "priv_validator_state.json")
 }

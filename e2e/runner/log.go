@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// LogLine is a line of a node's log, as CometBFT writes it in plain text.
+// LogLine is a line of a node's log in CometBFT's plain-text format.
 type LogLine struct {
 	Message string
 	Fields  map[string]string
 }
 
-// Int reads a field that is a number, or the first number of one such as 12/40; 0 where there is
+// Int returns a field that is a number, or the first number of one such as 12/40; 0 if there is
 // none.
 func (l LogLine) Int(field string) int64 {
 	first, _, _ := strings.Cut(l.Fields[field], "/")
@@ -39,7 +39,7 @@ func Logged(path string, messages ...string) []LogLine {
 	return lines
 }
 
-// LoggedFrom is Logged from an offset of the file on.
+// LoggedFrom is Logged, starting at an offset of the file.
 func LoggedFrom(path string, offset int64, messages ...string) (found []LogLine, _ error) {
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -48,7 +48,7 @@ func LoggedFrom(path string, offset int64, messages ...string) (found []LogLine,
 	content = content[min(offset, int64(len(content))):]
 	for line := range strings.Lines(string(content)) {
 		if !strings.HasSuffix(line, "\n") {
-			break // just being written
+			break // the node is still writing it
 		}
 		if l, ok := ParseLine(strings.TrimSuffix(line, "\n")); ok && hasAnyPrefix(l.Message, messages) {
 			found = append(found, l)
@@ -57,7 +57,7 @@ func LoggedFrom(path string, offset int64, messages ...string) (found []LogLine,
 	return found, nil
 }
 
-// ParseLine reads a line of a log; false: it is none.
+// ParseLine parses a line of a log. It returns false if it is not one.
 func ParseLine(line string) (LogLine, bool) {
 	parts := linePattern.FindStringSubmatch(line)
 	if parts == nil {
@@ -86,6 +86,6 @@ func hasAnyPrefix(s string, prefixes []string) bool {
 // Messages of a node that joins over the transport.
 const (
 	LogRestoring = "Joining: restoring a snapshot"  // with height and chunks
-	LogRestored  = "Joining: the state is restored" // with everything
+	LogRestored  = "Joining: the state is restored" // with all fields
 	LogBanned    = "Banned a peer that lied"
 )

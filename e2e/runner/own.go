@@ -5,10 +5,9 @@ import (
 	"os"
 )
 
-// Own gives a folder and all that is in it to a user. That takes root, unless it is the user's
-// already.
+// Own gives a folder and its content to a user. This needs root, unless the user owns it already.
 func Own(dir string, uid, gid int) error {
-	root, err := os.OpenRoot(dir) // a link in it leads nowhere else
+	root, err := os.OpenRoot(dir) // symbolic links cannot lead out of it
 	if err != nil {
 		return err
 	}

@@ -14,18 +14,18 @@ import (
 	"time"
 )
 
-// tailLines is how many of the last lines of a log are shown when its process has died.
+// tailLines is the number of last lines of a log that are shown when its process has died.
 const tailLines = 15
 
-// Spec says what to start.
+// Spec describes a process to start.
 type Spec struct {
 	Name string   // for messages
 	Path string   // of the program
 	Args []string // without the program's name
-	Env  []string // beside this process's own, without the variables that configure nodes
-	Dir  string   // to run in; empty: here
-	Log  string   // file that its output is appended to
-	// it is meant to end by itself: its end is no death, whatever its exit status
+	Env  []string // added to this process's own, except variables that configure nodes
+	Dir  string   // working directory; empty: the current one
+	Log  string   // file to which its output is appended
+	// the process may end by itself: its end is not a death, whatever its exit status
 	Ends bool
 }
 
@@ -40,24 +40,24 @@ type Processes struct {
 	stopping bool
 }
 
-// Process is one that was started.
+// Process is a started process.
 type Process struct {
 	spec Spec
 	cmd  *exec.Cmd
-	done chan struct{} // closed when it has ended and err is set
+	done chan struct{} // closed when the process has ended and err is set
 	err  error
 
 	mu     sync.Mutex
-	asked  bool // to end
-	mayEnd bool // by itself
+	asked  bool // it was asked to end, or has ended
+	mayEnd bool // its end is not a death
 }
 
-// DiedError is the cause of Processes.Context once a process ended without having been asked to.
+// DiedError is the cause of Processes.Context once a process ended unexpectedly.
 type DiedError struct {
 	Name string
 	Err  error // nil: exit status 0
 	Log  string
-	Tail []string // of its log
+	Tail []string // last lines of its log
 }
 
 func (e *DiedError) Error() string {
@@ -89,23 +89,24 @@ func NewProcesses(parent context.Context) *Processes {
 	return p
 }
 
-// Context is done when the parent context is, or when a process ended unasked: then context.Cause
-// is a *DiedError. Whoever waits for a node waits under it.
+// Context is done when the parent context is, or when a process ended unexpectedly: then
+// context.Cause is a *DiedError. Code that waits for a node should use it.
 func (p *Processes) Context() context.Context { return p.ctx }
 
 // Start starts a process.
 func (p *Processes) Start(spec Spec) (*Process, error) {
 	log, err := os.OpenFile(spec.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
-		return nil, fmt.Errorf("the log of %s: %w", spec.Name, err)
+		return nil, fmt.Errorf("log of %s: %w", spec.Name, err)
 	}
-	// the process has a descriptor of its own
+	// the process has its own descriptor
 	defer log.Close()
-	// Stop ends it, not a context
+	// Stop ends the process, not a context
 	cmd := exec.CommandContext(context.Background(), spec.Path, spec.Args...)
 	cmd.Env = append(environment(), spec.Env...)
 	cmd.Dir = spec.Dir
-	cmd.Stdout, cmd.Stderr = log, log // a file, so that Wait waits for nobody who inherited it
+	// a file and not a pipe, so that Wait does not wait for children that inherited it
+	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = attributes()
 	proc := &Process{spec: spec, cmd: cmd, done: make(chan struct{}), mayEnd: spec.Ends}
 
@@ -134,8 +135,9 @@ func (p *Processes) Start(spec Spec) (*Process, error) {
 	return proc, nil
 }
 
-// Stop ends all processes: SIGTERM, and after grace SIGKILL. It returns when all have ended, naming
-// those that had to be killed. Nothing can be started afterwards. A second call does nothing.
+// Stop ends all processes: SIGTERM, and after grace SIGKILL. It returns when all have ended, with
+// an error for each that had to be killed. No process can be started afterwards. A second call has
+// no effect.
 func (p *Processes) Stop(grace time.Duration) error {
 	p.mu.Lock()
 	again := p.stopping
@@ -158,30 +160,30 @@ func (p *Processes) Stop(grace time.Duration) error {
 	return errors.Join(errs...)
 }
 
-// Name returns what the process is called in messages.
+// Name returns the name of the process in messages.
 func (p *Process) Name() string { return p.spec.Name }
 
 // Log returns the file with its output.
 func (p *Process) Log() string { return p.spec.Log }
 
-// Pid returns its process id, which is that of its group, too.
+// Pid returns its process id, which is also that of its group.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// MayEnd says that from now on the process may end by itself, as with Spec.Ends.
+// MayEnd declares that from now on the process may end by itself, as with Spec.Ends.
 func (p *Process) MayEnd() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.mayEnd = true
 }
 
-// Pause stops the process and its group without ending them (SIGSTOP), until Resume. One that has
-// ended is no error.
+// Pause stops the process and its group without ending them (SIGSTOP), until Resume. If it has
+// ended already, Pause has no effect.
 func (p *Process) Pause() { p.send(syscall.SIGSTOP) }
 
-// Resume lets it continue.
+// Resume continues a paused process.
 func (p *Process) Resume() { p.send(syscall.SIGCONT) }
 
 func (p *Process) send(sig syscall.Signal) {
@@ -192,8 +194,8 @@ func (p *Process) send(sig syscall.Signal) {
 	}
 }
 
-// Stop ends the process: SIGTERM to its group and, where it does not end within grace, SIGKILL and
-// an error that says so. A process that had ended before is no error.
+// Stop ends the process: SIGTERM to its group and, if it does not end within grace, SIGKILL and an
+// error. If it has ended already, Stop returns nil.
 func (p *Process) Stop(grace time.Duration) error { return p.stop(syscall.SIGTERM, grace) }
 
 // Interrupt is Stop with SIGINT, as Ctrl-C sends it.
@@ -213,21 +215,20 @@ func (p *Process) stop(sig syscall.Signal, grace time.Duration) error {
 	return fmt.Errorf("%s did not end within %v of being asked to (%v) and was killed; its log: %s", p.spec.Name, grace, sig, p.spec.Log)
 }
 
-// Kill ends the process and its group at once, by SIGKILL, as a crash would. A process that had
-// ended before is no error.
+// Kill ends the process and its group at once, by SIGKILL, like a crash. If it has ended already,
+// Kill has no effect.
 func (p *Process) Kill() {
 	p.signal(syscall.SIGKILL)
 	<-p.done
 }
 
-// ExitStatus returns the exit status that the process ended with, -1 where a signal ended it. It
-// waits for the end.
+// ExitStatus returns the exit status of the process, -1 if a signal ended it. It waits for the end.
 func (p *Process) ExitStatus() int {
 	<-p.done
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// ExitError returns how the process ended, nil for exit status 0. It waits for the end.
+// ExitError returns the process's error, nil for exit status 0. It waits for the end.
 func (p *Process) ExitError() error {
 	<-p.done
 	return p.err
@@ -239,13 +240,14 @@ func (p *Process) signal(sig syscall.Signal) {
 	if !p.asked {
 		p.asked = true
 		_ = syscall.Kill(-p.cmd.Process.Pid, sig)
-		// one that is paused hears it only then
+		// a paused process handles the signal only after SIGCONT
 		_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGCONT)
 	}
 }
 
-// environment is this process's, without what would override the configuration of every node alike:
-// STARLINGD_HOME, which the reader of the README has set, would make them all one.
+// environment returns this process's environment without variables that would override the
+// configuration of every node: STARLINGD_HOME, which a reader of the README has set, would give
+// them all one home.
 func environment() []string {
 	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		return strings.HasPrefix(variable, "STARLINGD_") || strings.HasPrefix(variable, "CMT") || strings.HasPrefix(variable, "TMHOME")

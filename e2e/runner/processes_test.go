@@ -157,6 +157,6 @@ func TestAPausedProcess(t *testing.T) {
 	proc.MayEnd()
 	require.NoError(t, proc.Stop(10*time.Second), "it ends although it is paused")
 	require.Equal(t, 7, proc.ExitStatus())
-	proc.Resume() // nothing
+	proc.Resume() // has no effect
 	require.NoError(t, processes.Context().Err())
 }

@@ -9,19 +9,19 @@ import (
 	"strings"
 )
 
-// TransportOffset is what lies between a node's p2p port and that of its transport.
+// TransportOffset is the difference between a node's transport port and its p2p port.
 const TransportOffset = 10
 
-// Range is keys of a sharded state: those from First up to the next range's.
+// Range is a range of keys of a sharded state, from First up to the First of the next range.
 type Range struct {
 	First string
-	Nodes []string // the storage nodes that keep it, as ID@host:port of their transports
+	Nodes []string // its storage nodes, as ID@host:port of their transports
 }
 
-// Transport is how other nodes name the transport of this one: ID@host:port.
+// Transport is the address of the node's transport for other nodes: ID@host:port.
 func (h *Home) Transport() (string, error) { return h.TransportAt(h.at.P2P) }
 
-// TransportAt is how they name it where they reach its p2p at another address, host:port.
+// TransportAt is Transport for nodes that reach its p2p at another address, host:port.
 func (h *Home) TransportAt(p2p string) (string, error) {
 	host, port, err := net.SplitHostPort(p2p)
 	if err != nil {
@@ -34,8 +34,8 @@ func (h *Home) TransportAt(p2p string) (string, error) {
 	return h.ID() + "@" + net.JoinHostPort(host, strconv.Itoa(number+TransportOffset)), nil
 }
 
-// Divide divides keys over storage nodes, which take turns: range i begins with first(i), and the
-// first one with "".
+// Divide divides the keys into ranges and assigns the storage nodes to them in turn: range i begins
+// with first(i), and the first one with "".
 func Divide(storage []*Home, ranges int, first func(i int) string) ([]Range, error) {
 	divided := make([]Range, ranges)
 	for i, h := range storage {
@@ -52,7 +52,7 @@ func Divide(storage []*Home, ranges int, first func(i int) string) ([]Range, err
 	return divided, nil
 }
 
-// SetRanges writes into the home which storage nodes keep which keys.
+// SetRanges writes the ranges and their storage nodes into the home.
 func (h *Home) SetRanges(ranges []Range) error {
 	var file strings.Builder
 	for _, r := range ranges {

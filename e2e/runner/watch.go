@@ -11,11 +11,11 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// pollEvery is the interval of Poll, short beside blocks that take half a second.
+// pollEvery is the interval of Poll, short compared with the half second of a block.
 const pollEvery = 50 * time.Millisecond
 
-// Poll calls done until it returns true, or ctx ends: then the error is the cause of that end,
-// which names a node that died, with what was waited for.
+// Poll calls done until it returns true, or ctx ends. Then the error has the awaited condition and
+// the cause of that end, which names a node that died.
 func Poll(ctx context.Context, what string, done func() bool) error {
 	ticker := time.NewTicker(pollEvery)
 	defer ticker.Stop()
@@ -31,7 +31,7 @@ func Poll(ctx context.Context, what string, done func() bool) error {
 	}
 }
 
-// App is what the application of a node says of itself (ABCI Info).
+// App is the application's report about itself (ABCI Info).
 type App struct {
 	Height int64
 	Hash   []byte
@@ -51,7 +51,7 @@ func (h *Home) AppInfo(ctx context.Context) (App, error) {
 	return App{info.Response.LastBlockHeight, info.Response.LastBlockAppHash}, nil
 }
 
-// Status is what a node's consensus says of itself.
+// Status is the consensus status of a node.
 type Status struct {
 	Earliest   int64 // oldest block that it has: above 1 after a state sync
 	Height     int64 // newest block
@@ -71,13 +71,13 @@ func (h *Home) Status(ctx context.Context) (Status, error) {
 	return Status{status.SyncInfo.EarliestBlockHeight, status.SyncInfo.LatestBlockHeight, status.SyncInfo.CatchingUp}, nil
 }
 
-// Header is what a light client trusts: a block's height, its hash, and the hash of the
+// Header has the fields that a light client trusts: a block's height, its hash, and the hash of the
 // application's state *before* it.
 type Header struct {
 	Height  int64
 	Hash    []byte
 	AppHash []byte
-	Round   int32 // in which the block was committed
+	Round   int32 // of the commit
 }
 
 // Header asks a node for the header of a height.
@@ -132,8 +132,8 @@ func (h *Home) Scrape(ctx context.Context) (MetricValues, error) {
 	return values, nil
 }
 
-// Starling returns a metric of ours, by its name without the prefix, 0 where the node has not
-// counted anything yet.
+// Starling returns a metric of ours, by its name without the prefix, 0 if the node has not counted
+// anything yet.
 func (m MetricValues) Starling(name string) int64 {
 	for _, suffix := range []string{"", "_total"} {
 		if value, ok := m["starling_"+name+suffix]; ok {

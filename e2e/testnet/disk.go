@@ -9,23 +9,20 @@ import (
 	"slices"
 
 	"github.com/starling-kv/starling/e2e/manifest"
+	"github.com/starling-kv/starling/internal/smalldisk"
 )
 
 const (
-	// diskBytes is the size of a disk that is to become full, and ballastLeaves what a ballast
-	// leaves of it: less than what a node wants to see ([storage] min_free_bytes), enough for
-	// closing its files.
+	// diskBytes is the size of a disk to be filled, and ballastLeaves the space that the ballast
+	// leaves: less than the node's minimum ([disk] min_free_bytes), but enough to close its files.
 	diskBytes     = 256 << 20
 	ballastLeaves = 24 << 20
-	// statusDiskFull is the exit status of a node that ended because its disk is full.
+	// statusDiskFull is the exit status of a node whose disk is full.
 	statusDiskFull = 5
 )
 
-// errNoDisk says that no small disk can be made here.
-var errNoDisk = errors.New("a small disk is a tmpfs, which takes root on Linux")
-
-// mountDisks makes a small disk for each node that a step lets run out of space. Where that cannot
-// be, the step is left out.
+// mountDisks mounts a small disk for each node whose disk a step fills. If this is not permitted,
+// the step is skipped.
 func (n *Network) mountDisks() error {
 	n.disks = map[*Node]string{}
 	for _, node := range n.nodes {
@@ -38,8 +35,8 @@ func (n *Network) mountDisks() error {
 		if err := os.MkdirAll(disk, 0o755); err != nil {
 			return err
 		}
-		err := mountDisk(disk, diskBytes)
-		if errors.Is(err, errNoDisk) {
+		err := smalldisk.Mount(disk, diskBytes)
+		if errors.Is(err, smalldisk.ErrNotPermitted) {
 			n.log("NOT RUN: full-disk of %s: %v", node.Name, err)
 			continue
 		}
@@ -54,19 +51,19 @@ func (n *Network) mountDisks() error {
 func (n *Network) unmountDisks() error {
 	var errs []error
 	for _, disk := range n.disks {
-		errs = append(errs, unmountDisk(disk))
+		errs = append(errs, smalldisk.Unmount(disk))
 	}
 	n.disks = nil
 	return errors.Join(errs...)
 }
 
-// fillDisks lets nodes run out of space: each must end by itself, with the exit status for that,
-// and start again when there is some.
+// fillDisks fills the disks of nodes: each node must end by itself, with the exit status for a full
+// disk, and start again once there is space.
 func (n *Network) fillDisks(ctx context.Context, nodes []*Node) error {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node *Node) bool {
 		_, small := n.disks[node]
 		if !small {
-			n.log("NOT RUN: full-disk of %s: %v", node.Name, errNoDisk)
+			n.log("NOT RUN: full-disk of %s: %v", node.Name, smalldisk.ErrNotPermitted)
 		}
 		return !small
 	})
@@ -76,7 +73,7 @@ func (n *Network) fillDisks(ctx context.Context, nodes []*Node) error {
 		if err := fill(n.disks[node], ballast); err != nil {
 			return fmt.Errorf("%s: %w", node.Name, err)
 		}
-		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("it still runs on a full disk after %v", patience))
+		ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("still running on a full disk after %v", patience))
 		defer cancel()
 		status, err := n.options.Provider.Ended(ctx, node)
 		if err != nil {
@@ -90,9 +87,9 @@ func (n *Network) fillDisks(ctx context.Context, nodes []*Node) error {
 	return n.whileDown(ctx, nodes, ended, func(*Node) error { return nil })
 }
 
-// fill writes a ballast that leaves a disk ballastLeaves.
+// fill writes a ballast that leaves ballastLeaves bytes free on a disk.
 func fill(disk, ballast string) error {
-	free, err := freeBytes(disk)
+	free, err := smalldisk.Free(disk)
 	if err != nil {
 		return err
 	}

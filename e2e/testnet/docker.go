@@ -18,21 +18,21 @@ import (
 	"github.com/starling-kv/starling/internal/ports"
 )
 
-// Docker is the Provider whose nodes are containers: images FROM scratch, a network of their own,
-// homes bind-mounted, and a compose file in the network's folder that also works by hand.
+// Docker is the Provider whose nodes are containers: images FROM scratch, a separate network,
+// bind-mounted homes, and a compose file in the network's folder that can also be used by hand.
 //
 //	this machine                            network starling-e2e-PID-N
 //	127.0.0.1:published ──RPC, metrics──►   validator-0 … :26656 :26666 :26657 :26660   /home = its folder here
 //	127.0.0.1:published ──control──────►    relay :30000, two ports for each link
 //
 // A node is started by `docker start --attach`, a process of ours: it writes the container's output
-// into the node's log, ends with it, and passes signals on. So a container that ends unasked is
-// noticed at once. Where this process is killed the clients end with it, and the containers with
-// them but for those just being started: NewDocker of the next run removes what is left.
+// into the node's log, ends with the container, and forwards signals. So a container that ends
+// unexpectedly is noticed at once. If this process is killed, these clients end with it, and so do
+// the containers, except those just being started: NewDocker of the next run removes them.
 type Docker struct {
 	relayProgram string
 	project      string
-	clients      *runner.Processes // the `docker start --attach`
+	clients      *runner.Processes // the `docker start --attach` processes
 	compose      []string          // docker-compose, or docker compose
 	images       images
 
@@ -44,15 +44,15 @@ type Docker struct {
 	closed     atomic.Bool
 }
 
-// container is a container and the client that is attached to it.
+// container is a container with its attached client.
 type container struct {
-	name    string // of the service
+	name    string // name of the service
 	id      string // PROJECT-name
 	log     string
 	lies    bool
-	ports   *ports.Ports // of this machine, that lead into it
-	program string       // that it runs
-	image   string       // made from that
+	ports   *ports.Ports // ports of this machine that lead into it
+	program string       // program that it runs
+	image   string       // image of program
 
 	mu     sync.Mutex
 	client *runner.Process // nil before the first start
@@ -61,26 +61,24 @@ type container struct {
 const (
 	homeInContainer = "/home"
 
-	relayConfig       = "relay.json"
-	relayFirstPort    = 30000 // of the relay, in its container: the control endpoint
-	relayPortsPerLink = 20    // p2p, and the transport at + 10
+	relayConfig = "relay.json"
 
-	// closeTimeout bounds how long Close takes, whatever the daemon does.
+	// closeTimeout limits the duration of Close, whatever the daemon does.
 	closeTimeout = 2 * time.Minute
 	closeGrace   = 20 * time.Second
 )
 
-// listenInContainer is where every node listens: p2p on 26656, and so its transport on 26666.
-var listenInContainer = runner.Listen{P2P: "0.0.0.0:26656", RPC: "0.0.0.0:26657", Metrics: "0.0.0.0:26660"}
+// ListenInContainer has the addresses of every node in its container: p2p on 26656, and so its
+// transport on 26666.
+var ListenInContainer = runner.Listen{P2P: "0.0.0.0:26656", RPC: "0.0.0.0:26657", Metrics: "0.0.0.0:26660"}
 
 const p2pInContainer, rpcInContainer, metricsInContainer = 26656, 26657, 26660
 
 // networks counts the networks of this process.
 var networks atomic.Int64
 
-// NewDocker returns a provider for one network, and removes what a run that was killed has left.
-// Programs are static ones; relay is that of e2e/relay. An error says why Docker cannot be used
-// here.
+// NewDocker returns a provider for one network, and removes the leftovers of a killed run. Programs
+// must be static; relay is the program of e2e/relay. An error explains why Docker cannot be used.
 func NewDocker(ctx context.Context, relay string) (*Docker, error) {
 	d := &Docker{
 		relayProgram: relay,
@@ -158,24 +156,20 @@ func (d *Docker) plan(dir string) error {
 		if err != nil {
 			return err
 		}
-		if err := n.ServeAt(listenInContainer, c.ports, fmt.Sprintf("http://%s:%d", n.Name, rpcInContainer)); err != nil {
+		if err := n.ServeAt(ListenInContainer, c.ports, fmt.Sprintf("http://%s:%d", n.Name, rpcInContainer)); err != nil {
 			return err
 		}
 	}
 	return err
 }
 
-// writeRelay plans the links and tells the nodes and the relay of them.
+// writeRelay plans the links and configures the nodes and the relay with them.
 func (d *Docker) writeRelay(dir string) error {
 	d.control = &link.Control{URL: "http://" + d.relay.ports.Address(0)}
-	listen := func(k int) (string, int) { return "0.0.0.0", relayFirstPort + relayPortsPerLink*(k+1) }
-	links, addresses := planLinks(d.nodes, d.relay.name, listen, func(n *Node) (string, int) { return n.Name, p2pInContainer })
-	for _, n := range d.nodes {
-		if err := n.SetPeers(addresses[n]); err != nil {
-			return err
-		}
+	config, err := RelayContainers(d.nodes, d.relay.name)
+	if err != nil {
+		return err
 	}
-	config := link.Config{Control: hostPort("0.0.0.0", relayFirstPort), Links: links}
 	return config.Write(filepath.Join(dir, relayConfig))
 }
 
@@ -190,8 +184,8 @@ func (d *Docker) inOrder() []*container {
 	return all
 }
 
-// create writes the compose file and lets compose make the network and those of the containers that
-// are named, or all of them.
+// create writes the compose file and runs compose to make the network and the named containers, or
+// all of them.
 func (d *Docker) create(ctx context.Context, services ...string) error {
 	if err := d.writeCompose(); err != nil {
 		return err
@@ -213,7 +207,7 @@ func (d *Docker) Start(ctx context.Context, n *Node) error {
 			return fmt.Errorf("%s: %w", n.Name, err)
 		}
 	}
-	// what was made or changed since the last start is this process's
+	// files that were made or changed since the last start belong to this process
 	if uid, gid := user(); uid != os.Geteuid() {
 		if err := runner.Own(n.Home.Dir, uid, gid); err != nil {
 			return fmt.Errorf("%s: %w", n.Name, err)
@@ -222,7 +216,7 @@ func (d *Docker) Start(ctx context.Context, n *Node) error {
 	return d.attach(ctx, c)
 }
 
-// attach starts a container, and watches its end. It returns when the container runs, or has ended.
+// attach starts a container and its client. It returns when the container runs, or has ended.
 func (d *Docker) attach(ctx context.Context, c *container) error {
 	c.ports.Release()
 	client, err := d.clients.Start(runner.Spec{Name: c.name, Path: "docker", Args: []string{"start", "--attach", c.id}, Log: c.log, Ends: c.lies})
@@ -265,7 +259,7 @@ func (d *Docker) Kill(ctx context.Context, n *Node) error {
 	c := d.containers[n]
 	c.mayEnd()
 	if _, err := docker(ctx, "kill", "--signal", "KILL", c.id); err != nil {
-		// it had not ended by itself
+		// fails only if it has not ended by itself
 		if running, _ := docker(ctx, "inspect", "--format", "{{.State.Running}}", c.id); running != "false" {
 			return fmt.Errorf("%s: %w", n.Name, err)
 		}
@@ -297,7 +291,7 @@ func (d *Docker) tell(ctx context.Context, n *Node, args ...string) error {
 	return nil
 }
 
-// network is the name that compose gives the network "default".
+// network is the name that compose gives to the network "default".
 func (d *Docker) network() string { return d.project + "_default" }
 
 // MayEnd implements Provider.
@@ -321,8 +315,8 @@ func (d *Docker) Ended(ctx context.Context, n *Node) (status int, err error) {
 	return d.ended(ctx, d.containers[n])
 }
 
-// ended waits until the client has ended: with the container, and after the last line of its
-// output.
+// ended waits until the client has ended, which is when the container has ended and its output is
+// complete.
 func (d *Docker) ended(ctx context.Context, c *container) (status int, err error) {
 	client := c.attached()
 	if client == nil {
@@ -345,7 +339,7 @@ func (d *Docker) Close() error {
 	if d.closed.Swap(true) {
 		return nil
 	}
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(d.Context()), closeTimeout, fmt.Errorf("Docker does not end within %v", closeTimeout))
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(d.Context()), closeTimeout, fmt.Errorf("Docker did not stop the network within %v", closeTimeout))
 	defer cancel()
 	all := d.inOrder()
 	if d.relay != nil {
@@ -360,7 +354,8 @@ func (d *Docker) Close() error {
 	return errors.Join(d.endAll(ctx), removeProject(ctx, d.project), d.clients.Stop(closeGrace), removeOldImages(ctx))
 }
 
-// endAll ends the nodes cleanly, all at once, and names the honest ones that had to be killed.
+// endAll ends the nodes cleanly, all at the same time, and returns an error for each honest one
+// that had to be killed.
 func (d *Docker) endAll(ctx context.Context) error {
 	list := func(status string) ([]string, error) {
 		names, err := docker(ctx, "ps", "--filter", "status="+status, "--filter", "label="+composeProject+"="+d.project, "--format", "{{.Names}}")
@@ -379,7 +374,7 @@ func (d *Docker) endAll(ctx context.Context) error {
 	if err != nil || len(running) == 0 {
 		return err
 	}
-	// The relay ends with the nodes: a node that needs the others for its end does not end cleanly.
+	// The relay must run until the nodes have ended: some nodes need the others to end cleanly.
 	if _, err := docker(ctx, append([]string{"stop", "--time", strconv.Itoa(int(closeGrace.Seconds()))}, running...)...); err != nil {
 		return err
 	}

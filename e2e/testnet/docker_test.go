@@ -20,7 +20,7 @@ import (
 	"github.com/starling-kv/starling/e2e/testnet"
 )
 
-// dockerNetwork is a network of containers, without anything of Setup.
+// dockerNetwork is a network of containers that does not use Setup.
 type dockerNetwork struct {
 	*testnet.Docker
 	dir   string
@@ -28,7 +28,7 @@ type dockerNetwork struct {
 	ctx   context.Context
 }
 
-// newDockerNetwork prepares a network of validators, and skips the test where there is no Docker.
+// newDockerNetwork prepares a network of validators, and skips the test if there is no Docker.
 func newDockerNetwork(t *testing.T, validators int) *dockerNetwork {
 	t.Helper()
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 5*time.Minute, errors.New("not done within five minutes"))
@@ -69,7 +69,7 @@ func newDockerNetwork(t *testing.T, validators int) *dockerNetwork {
 		homes = append(homes, home)
 		n.nodes = append(n.nodes, &testnet.Node{
 			Name: name, Node: manifest.Node{Mode: manifest.Validator}, Home: home, Program: programs["./cmd/starlingd"],
-			Env: []string{"STARLINGD_SNAPSHOTS_KEEP=3"}, Peers: append([]*testnet.Node(nil), n.nodes...),
+			Env: []string{"STARLINGD_SNAPSHOTS_KEEP_RECENT=3"}, Peers: append([]*testnet.Node(nil), n.nodes...),
 		})
 	}
 	_, err = runner.Genesis(homes, nil, "docker", map[string]any{
@@ -94,7 +94,7 @@ func newDockerNetwork(t *testing.T, validators int) *dockerNetwork {
 func (n *dockerNetwork) advance(t *testing.T, node *testnet.Node) {
 	t.Helper()
 	var from int64 = -1
-	require.NoError(t, runner.Poll(n.ctx, node.Name+" to go on", func() bool {
+	require.NoError(t, runner.Poll(n.ctx, node.Name+" to make blocks", func() bool {
 		app, err := node.Home.AppInfo(n.ctx)
 		if err != nil {
 			return false
@@ -106,8 +106,8 @@ func (n *dockerNetwork) advance(t *testing.T, node *testnet.Node) {
 	}))
 }
 
-// Everything that a provider does, done to one of four validators: the others continue, and it
-// follows again.
+// Every method of the provider on one of four validators: the others continue, and the node follows
+// again.
 func TestDocker(t *testing.T) {
 	n := newDockerNetwork(t, 4)
 	begin := time.Now()
@@ -157,7 +157,7 @@ func TestDocker(t *testing.T) {
 	}
 	do("cut", func() error { return links(link.Treatment{}) }, func() error { return links(link.Treatment{Cut: true}) })
 	do("another program", again, func() error {
-		// the same, with more at its end: another image
+		// the same program with bytes appended, which makes another image
 		program := filepath.Join(t.TempDir(), "starlingd")
 		content, err := os.ReadFile(victim.Program)
 		require.NoError(t, err)
@@ -170,9 +170,9 @@ func TestDocker(t *testing.T) {
 		require.NoError(t, err)
 		return string(out)
 	}
-	require.NotEqual(t, image(other), image(victim), "it still has the image of before")
+	require.NotEqual(t, image(other), image(victim), "the container still has the old image")
 
-	// A container that may end does so, and its exit status is told.
+	// A container may end after MayEnd, and its exit status is returned.
 	n.MayEnd(victim)
 	require.NoError(t, exec.Command("docker", "kill", "--signal", "TERM", dockerName(t, victim)).Run())
 	ended, err := n.Ended(n.ctx, victim)
@@ -180,7 +180,7 @@ func TestDocker(t *testing.T) {
 	require.Zero(t, ended)
 	require.NoError(t, n.Start(n.ctx, victim))
 
-	// One that ends unasked ends what waits, with the end of its log.
+	// A container that ends unexpectedly ends all waits, with the end of its log.
 	require.NoError(t, n.Context().Err())
 	require.NoError(t, exec.Command("docker", "kill", dockerName(t, victim)).Run())
 	<-n.Context().Done()
@@ -190,7 +190,7 @@ func TestDocker(t *testing.T) {
 	require.NotEmpty(t, died.Tail)
 }
 
-// dockerName is what Docker calls a node's container.
+// dockerName returns the name of a node's container.
 func dockerName(t *testing.T, node *testnet.Node) string {
 	t.Helper()
 	name := fmt.Sprintf("name=^/starling-e2e-%d-[0-9]+-%s$", os.Getpid(), node.Name)

@@ -13,23 +13,23 @@ import (
 	"time"
 )
 
-// Labels of what is made, by which it is found again.
+// Labels by which containers, networks and images are found again.
 const (
-	// of containers and networks: the process that made them
+	// on containers and networks: the process that made them
 	ownerLabel     = "io.starling-kv.e2e.owner"
 	imageLabel     = "io.starling-kv.e2e.image"
 	composeProject = "com.docker.compose.project"
 )
 
-// docker runs the command line of Docker and returns what it printed, without space around it.
+// docker runs Docker's command line and returns its trimmed output.
 func docker(ctx context.Context, args ...string) (string, error) {
 	return command(ctx, "docker", args...)
 }
 
-// command runs a program of Docker's. An error says what it printed.
+// command runs a program of Docker. An error contains its output.
 func command(ctx context.Context, name string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, name, args...)
-	// Ctrl-C is for this process, which then cleans up
+	// Ctrl-C must reach only this process, which then cleans up
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
@@ -44,18 +44,18 @@ func command(ctx context.Context, name string, args ...string) (string, error) {
 	return string(bytes.TrimSpace(stdout.Bytes())), nil
 }
 
-// findCompose returns how compose is called here: the plugin of Docker, or the program that it once
-// was.
+// findCompose returns the command for compose: the plugin of Docker, or the older separate program.
 func findCompose(ctx context.Context) ([]string, error) {
 	for _, words := range [][]string{{"docker", "compose"}, {"docker-compose"}} {
 		if _, err := command(ctx, words[0], append(words[1:], "version")...); err == nil {
 			return words, nil
 		}
 	}
-	return nil, errors.New("neither `docker compose` nor docker-compose is here: install docker-compose")
+	return nil, errors.New("neither `docker compose` nor docker-compose is installed: install docker-compose")
 }
 
-// removeLeftovers removes containers and networks whose owner was killed before it could.
+// removeLeftovers removes containers and networks whose owner was killed before it could remove
+// them.
 func removeLeftovers(ctx context.Context) error {
 	format := fmt.Sprintf(`{{.Label %q}} {{.Label %q}}`, ownerLabel, composeProject)
 	containers, err := docker(ctx, "ps", "--all", "--filter", "label="+ownerLabel, "--format", format)
@@ -80,14 +80,14 @@ func removeLeftovers(ctx context.Context) error {
 	return nil
 }
 
-// runs reports whether there is a process of that number.
+// runs reports whether a process with this id exists.
 func runs(pid string) bool {
 	number, err := strconv.Atoi(pid)
 	return err == nil && (number == os.Getpid() || !errors.Is(syscall.Kill(number, 0), syscall.ESRCH))
 }
 
-// removeProject removes the containers and networks of a project, whether they run or not. What is
-// not there is no error.
+// removeProject removes the containers and networks of a project, whether they run or not. Missing
+// ones are not an error.
 func removeProject(ctx context.Context, project string) error {
 	remove := func(list, remove []string) error {
 		ids, err := docker(ctx, append(list, "--filter", "label="+composeProject+"="+project, "--quiet")...)

@@ -13,7 +13,7 @@ import (
 )
 
 // composeTemplate works with docker-compose 1.29 and with `docker compose`: it has no version, and
-// nothing that only one of them knows.
+// no feature that only one of them supports.
 var composeTemplate = template.Must(template.New("docker-compose.yml").Funcs(template.FuncMap{"quote": quote}).Parse(
 	`# A network of e2e/testnet, made by process {{.Owner}}. By hand, in this folder:
 #
@@ -31,7 +31,7 @@ x-common: &common
   tmpfs: [/tmp]
   cap_drop: [ALL]
   security_opt: ["no-new-privileges:true"]
-  # The tests look at the nodes themselves, and two cores have better things to do than to start a program for each node all the time.
+  # The tests check the nodes themselves, and health checks would take CPU time.
   healthcheck: {disable: true}
   logging: {driver: json-file, options: {max-size: 10m}}
   labels: {{"{"}}{{quote .OwnerLabel}}: "{{.Owner}}"}
@@ -78,7 +78,7 @@ type composeService struct {
 	RPC, Metrics, Control    string // published ports
 }
 
-// writeCompose writes the compose file, with the images that the containers are to have.
+// writeCompose writes the compose file, with the images of the containers.
 func (d *Docker) writeCompose() error {
 	uid, gid := user()
 	f := composeFile{
@@ -109,19 +109,19 @@ func service(c *container) composeService {
 	return composeService{Name: c.name, ID: c.id, Image: c.image, Program: "/bin/" + filepath.Base(c.program)}
 }
 
-// publish leads a port of this machine, of loopback only, into a container.
+// publish maps a port of this machine's loopback into a container.
 func publish(held *ports.Ports, i, inContainer int) string {
 	return fmt.Sprintf("%s:%d", held.Address(i), inContainer)
 }
 
-// quote writes a text as YAML that compose leaves as it is: it would replace $NAME.
+// quote writes a text as YAML that compose does not change: compose would replace $NAME.
 func quote(text string) (string, error) {
 	quoted, err := json.Marshal(text)
 	return strings.ReplaceAll(string(quoted), "$", "$$"), err
 }
 
-// containerUser is the user of nodes where this process is root; else they run as its own user.
-// Either way it owns their homes.
+// containerUser is the user of the nodes if this process is root; otherwise nodes run as this
+// process's user. In both cases this user owns their homes.
 const containerUser = 65532
 
 func user() (uid, gid int) {

@@ -15,21 +15,21 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// imageName is the repository of all images of networks; a tag is the hash of what is in one. So an
-// image is built once, and found by the next run.
+// imageName is the repository of all images of networks; a tag is the hash of an image's content.
+// So an image is built once, and found by the next run.
 const imageName = "starling-e2e"
 
-// oldImage is when an image that no container uses is removed.
+// oldImage is the age at which an unused image is removed.
 const oldImage = "12h"
 
-// images are those of the programs of a network, each with one of them, made from
+// images are the images of a network's programs, each with one program, made from
 // networks/Dockerfile.
 type images struct {
 	mu     sync.Mutex
 	byPath map[string]string // tags by path of the program
 }
 
-// of returns the image of a program that was built.
+// of returns the image of a program, after build.
 func (i *images) of(program string) string {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -67,7 +67,7 @@ func (i *images) build(ctx context.Context, programs []string) error {
 	return errors.Join(errs...)
 }
 
-// makeImages builds what is not there yet, and says what each container is made from.
+// makeImages builds missing images, and assigns its image to each container.
 func (d *Docker) makeImages(ctx context.Context) error {
 	all := append([]*container{d.relay}, d.inOrder()...)
 	var programs []string
@@ -108,11 +108,11 @@ func buildImage(ctx context.Context, dockerfile []byte, program string) (tag str
 	return tag, err
 }
 
-// writeContext writes what networks/Dockerfile is built in, as networks/build-image.sh does.
+// writeContext writes the build context of networks/Dockerfile, as networks/build-image.sh does.
 func writeContext(dir string, dockerfile []byte, program string) error {
 	for name, mode := range map[string]os.FileMode{"bin": 0o755, "root/home": 0o755, "root/tmp": 0o777 | os.ModeSticky} {
 		path := filepath.Join(dir, name)
-		// Chmod: past the umask
+		// Chmod is not subject to the umask
 		if err := errors.Join(os.MkdirAll(path, mode), os.Chmod(path, mode)); err != nil {
 			return err
 		}
@@ -127,23 +127,24 @@ func writeContext(dir string, dockerfile []byte, program string) error {
 	return os.WriteFile(filepath.Join(dir, "bin", filepath.Base(program)), content, 0o755)
 }
 
-// requireStatic tells of a program that needs libraries, which an image FROM scratch has not: it
-// would end with "no such file or directory", meaning the loader.
+// requireStatic returns an error for a program that needs libraries, which an image FROM scratch
+// does not have: the program would end with "no such file or directory", which refers to the
+// loader.
 func requireStatic(program string) error {
 	file, err := elf.Open(program)
 	if err != nil {
-		return fmt.Errorf("it is no program for Linux: %w", err)
+		return fmt.Errorf("not a program for Linux: %w", err)
 	}
 	defer func() { _ = file.Close() }()
 	for _, segment := range file.Progs {
 		if segment.Type == elf.PT_INTERP {
-			return errors.New("it is linked to libraries, and the image has none: build it with CGO_ENABLED=0")
+			return errors.New("the program is linked to libraries, which the image does not have: build it with CGO_ENABLED=0")
 		}
 	}
 	return nil
 }
 
-// hashFile hashes a file and what is beside it in an image.
+// hashFile hashes a file together with the rest of an image's content.
 func hashFile(path string, more []byte) (string, error) {
 	content, err := os.ReadFile(path)
 	if err != nil {
@@ -153,7 +154,7 @@ func hashFile(path string, more []byte) (string, error) {
 	return hex.EncodeToString(hash[:8]), nil
 }
 
-// removeOldImages removes images of earlier runs: each new build of a program leaves one.
+// removeOldImages removes images of earlier runs, since each new build of a program leaves one.
 func removeOldImages(ctx context.Context) error {
 	_, err := docker(ctx, "image", "prune", "--all", "--force", "--filter", "label="+imageLabel, "--filter", "until="+oldImage)
 	return err

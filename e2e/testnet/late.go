@@ -17,8 +17,8 @@ import (
 )
 
 // StartLate starts the nodes with start_at, each as its manifest says, once the network is at that
-// height, and waits until they follow the chain; those with the same height all at once. Nodes that
-// a step kills during their join are left to that step.
+// height, and waits until they follow the chain. Nodes with the same height start at the same time.
+// Nodes that a step kills during their join are left to that step.
 func (n *Network) StartLate(ctx context.Context) error {
 	ctx, stop := n.under(ctx)
 	defer stop()
@@ -50,7 +50,7 @@ func (n *Network) StartLate(ctx context.Context) error {
 		if err := n.follow(ctx, nodes); err != nil {
 			return err
 		}
-		n.log("%s: with the network after %.1f s", names(nodes), time.Since(began).Seconds())
+		n.log("%s: followed the network after %.1f s", names(nodes), time.Since(began).Seconds())
 	}
 	return nil
 }
@@ -70,8 +70,8 @@ func (n *Network) startedByStep(node *Node) bool {
 	})
 }
 
-// trust gives nodes that join from a snapshot the header of the newest one, once the two blocks
-// after it are there, which a node begins with.
+// trust configures nodes that join from a snapshot with the header of the newest snapshot, once the
+// two blocks after it exist, which a node needs to begin.
 func (n *Network) trust(ctx context.Context, nodes []*Node) error {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(node *Node) bool { return node.Join == manifest.Blocks })
 	if len(nodes) == 0 {
@@ -86,7 +86,7 @@ func (n *Network) trust(ctx context.Context, nodes []*Node) error {
 	var trusted runner.Header
 	err := errors.New("no honest node of genesis runs")
 	for _, node := range n.Running() {
-		if node.StartAt > 0 { // it may not have that block itself
+		if node.StartAt > 0 { // it may not have that block
 			continue
 		}
 		if trusted, err = node.Home.Header(ctx, (best-beyond)/interval*interval); err == nil {
@@ -96,39 +96,55 @@ func (n *Network) trust(ctx context.Context, nodes []*Node) error {
 	if err != nil {
 		return err
 	}
-	var servers []string // CometBFT wants two, even where there is one
-	for _, node := range n.Running() {
-		servers = append(servers, node.PeerRPC)
-	}
-	servers = append(servers, servers...)[:2]
 	for _, node := range nodes {
-		err := node.Home.Configure(func(c *cfg.Config) {
-			c.StateSync.Enable = true
-			c.StateSync.TrustHeight = trusted.Height
-			c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
-			if node.Join == manifest.InBand {
-				c.StateSync.RPCServers = servers
-				c.StateSync.DiscoveryTime = 5 * time.Second // the least that CometBFT takes
-			}
-		})
-		if err != nil {
+		if err := n.Trust(node, trusted); err != nil {
 			return fmt.Errorf("%s: %w", node.Name, err)
 		}
 	}
 	return nil
 }
 
+// Trust configures a node that has not been started with a header to join from.
+func (n *Network) Trust(node *Node, trusted runner.Header) error {
+	var servers []string // CometBFT requires two, even if both are the same
+	for _, node := range n.Running() {
+		servers = append(servers, node.PeerRPC)
+	}
+	servers = append(servers, servers...)[:2]
+	return node.Home.Configure(func(c *cfg.Config) {
+		c.StateSync.Enable = true
+		c.StateSync.TrustHeight = trusted.Height
+		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
+		if node.Join == manifest.InBand {
+			c.StateSync.RPCServers = servers
+			c.StateSync.DiscoveryTime = 5 * time.Second // CometBFT's minimum
+		}
+	})
+}
+
+// Launch starts a node that Start has left out, without waiting for it.
+func (n *Network) Launch(ctx context.Context, node *Node) error { return n.start(ctx, node) }
+
+// Forget stops a node and removes its data, except its signing state.
+func (n *Network) Forget(ctx context.Context, node *Node) error {
+	n.mark(node, false)
+	if err := n.options.Provider.Stop(ctx, node, stopGrace); err != nil {
+		return err
+	}
+	return node.forget()
+}
+
 const (
-	// syncRate limits what each peer sends to a node that is to be killed during its join, in bytes
-	// a second: even a small state takes a moment.
+	// syncRate limits the bytes a second from each peer to a node that is to be killed during
+	// its join, so that even a small state takes some time.
 	syncRate = 16 << 10
-	// syncTries is how often the join begins again if it ended before the node could be killed,
-	// each time at half the rate.
+	// syncTries is the maximum number of joins, each at half the rate of the one before, if a join
+	// ends before the node could be killed.
 	syncTries = 4
 )
 
-// killMidSync starts a node, kills it as soon as it says that it restores a snapshot, and starts it
-// again.
+// killMidSync starts a node, kills it as soon as its log says that it restores a snapshot, and
+// starts it again.
 func (n *Network) killMidSync(ctx context.Context, node *Node) error {
 	if err := n.reach(ctx, node.StartAt); err != nil {
 		return err
@@ -177,7 +193,7 @@ func (n *Network) startAndKill(ctx context.Context, node *Node) (err error) {
 		if !said(runner.LogRestored) {
 			return nil
 		}
-		n.log("%s had its state before it could be killed: it forgets all and joins again", node.Name)
+		n.log("%s had its state before it could be killed: removing its data to join again", node.Name)
 		if err := node.forget(); err != nil {
 			return err
 		}
@@ -186,7 +202,7 @@ func (n *Network) startAndKill(ctx context.Context, node *Node) (err error) {
 	return fmt.Errorf("%s always has its state before it can be killed: give the network more initial_keys", node.Name)
 }
 
-// forget removes the data of a node that is down, except what it has signed.
+// forget removes the data of a stopped node, except its signing state.
 func (n *Node) forget() error {
 	entries, err := os.ReadDir(filepath.Join(n.Home.Dir, "data"))
 	if err != nil {

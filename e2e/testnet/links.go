@@ -2,6 +2,7 @@ package testnet
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"strconv"
@@ -10,14 +11,14 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// transportOffset is what lies between a node's p2p port and that of its transport, and so between
-// the two listeners of a link.
+// transportOffset is the difference between a node's transport port and its p2p port, and so
+// between the two listeners of a link.
 const transportOffset = runner.TransportOffset
 
-// planLinks plans the relay: for each node and each peer that it dials two listeners, for p2p and
-// for the transport. listen gives the p2p listener of link k as host and port, and the transport
-// gets port + 10; target is where the relay reaches a node's p2p. The addresses that it returns are
-// those of the p2p listeners, by who dials and whom, with relayHost as the host.
+// planLinks plans the relay: two listeners, for p2p and for the transport, for each node and each
+// peer that it dials. listen returns the p2p listener of link k as host and port; the transport
+// gets port + 10. target returns the address at which the relay reaches a node's p2p. The returned
+// addresses are those of the p2p listeners, by dialer and peer, with relayHost as the host.
 func planLinks(nodes []*Node, relayHost string, listen func(k int) (host string, port int), target func(*Node) (host string, port int),
 ) (links []link.Link, addresses map[*Node]map[*Node]string) {
 	addresses = map[*Node]map[*Node]string{}
@@ -39,7 +40,39 @@ func planLinks(nodes []*Node, relayHost string, listen func(k int) (host string,
 	return links, addresses
 }
 
-// countLinks is how many links k there are.
+// Ports of the relay in its container: first the control endpoint, then the ports of each link.
+const (
+	relayFirstPort    = 30000
+	relayPortsPerLink = 20 // p2p, and the transport at + 10
+)
+
+// RelayContainers lets nodes in containers reach their peers through the relay. Containers find
+// each other and the relay by their names. It returns the relay's configuration.
+func RelayContainers(nodes []*Node, relay string) (link.Config, error) {
+	links, addresses := planLinks(nodes, relay,
+		func(k int) (string, int) { return "0.0.0.0", relayFirstPort + relayPortsPerLink*(k+1) },
+		func(n *Node) (string, int) { return n.Name, p2pInContainer })
+	return link.Config{Control: hostPort("0.0.0.0", relayFirstPort), Links: links}, setPeers(addresses)
+}
+
+// NameContainers lets nodes in containers dial each other by name, without a relay.
+func NameContainers(nodes []*Node) error {
+	return setPeers(direct(nodes, func(n *Node) string { return hostPort(n.Name, p2pInContainer) }))
+}
+
+// direct returns the addresses of all peers if there is no relay between the nodes.
+func direct(nodes []*Node, address func(*Node) string) map[*Node]map[*Node]string {
+	addresses := map[*Node]map[*Node]string{}
+	for _, from := range nodes {
+		addresses[from] = map[*Node]string{}
+		for _, to := range from.Peers {
+			addresses[from][to] = address(to)
+		}
+	}
+	return addresses
+}
+
+// countLinks returns the number of links.
 func countLinks(nodes []*Node) (n int) {
 	for _, node := range nodes {
 		n += len(node.Peers)
@@ -49,7 +82,7 @@ func countLinks(nodes []*Node) (n int) {
 
 func hostPort(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
 
-// pairs are all senders and receivers with a link between them.
+// pairs returns all pairs of sender and receiver with a link between them.
 func pairs(nodes []*Node) (all [][2]string) {
 	for _, node := range nodes {
 		for _, peer := range node.Peers {
@@ -59,7 +92,7 @@ func pairs(nodes []*Node) (all [][2]string) {
 	return all
 }
 
-// touching are the pairs with at least one of the names; crossing, those with exactly one.
+// touching returns the pairs with at least one of the names; crossing those with exactly one.
 func touching(all [][2]string, names []string) [][2]string {
 	return slices.DeleteFunc(slices.Clone(all), func(p [2]string) bool {
 		return !slices.Contains(names, p[0]) && !slices.Contains(names, p[1])
@@ -72,14 +105,23 @@ func crossing(all [][2]string, names []string) [][2]string {
 	})
 }
 
-// treat sets how the bytes of pairs travel.
+// errNoRelay is the error of a step or setting that needs a relay.
+var errNoRelay = errors.New("the network has no relay between its nodes")
+
+// treat sets the treatment of pairs of nodes.
 func (n *Network) treat(ctx context.Context, pairs [][2]string, t link.Treatment) error {
 	settings := make([]link.Setting, 0, len(pairs))
 	for _, p := range pairs {
 		settings = append(settings, link.Setting{From: p[0], To: p[1], Treatment: t})
 	}
-	if len(settings) == 0 { // a single node
+	links := n.options.Provider.Links()
+	switch {
+	case len(settings) == 0: // a single node
+		return nil
+	case links != nil:
+		return links.Set(ctx, settings...)
+	case t == link.Treatment{}:
 		return nil
 	}
-	return n.options.Provider.Links().Set(ctx, settings...)
+	return errNoRelay
 }

@@ -16,13 +16,13 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Dataset is the keys and values that Load writes: what a seed stands for.
+// Dataset generates the keys and values that Load writes from a seed.
 type Dataset struct {
 	Seed             uint64
 	Keys, ValueBytes int
 }
 
-// At returns pair i, of Keys. Keys are in no order, as those of real users.
+// At returns pair i, with i below Keys. Keys are not written in order, like those of real users.
 func (d Dataset) At(i int) (key, value []byte) {
 	random := rand.New(rand.NewPCG(d.Seed, uint64(i)))
 	key = d.key("initial", random, i)
@@ -33,34 +33,34 @@ func (d Dataset) At(i int) (key, value []byte) {
 	return key, value
 }
 
-// Absent returns key i of an endless sequence of keys that nobody writes. They lie among the
-// others.
+// Absent returns key i of an endless sequence of keys that are never written. They lie among the
+// written keys.
 func (d Dataset) Absent(i int) (key []byte) {
 	return append(d.key("initial", rand.New(rand.NewPCG(^d.Seed, uint64(i))), i), "-absent"...)
 }
 
 func (d Dataset) key(folder string, random *rand.Rand, i int) []byte {
 	var id [8]byte
-	// the low half keeps keys apart
+	// the low half makes keys unique
 	binary.BigEndian.PutUint64(id[:], random.Uint64()<<32|uint64(i))
 	return fmt.Appendf(nil, "%s%s/%s", Prefix, folder, hex.EncodeToString(id[:]))
 }
 
-// writer is the account of writer w.
+// writer returns the account of writer w.
 func (d Dataset) writer(w int) ed25519.PrivKey {
 	secret := binary.BigEndian.AppendUint64([]byte("starling e2e initial load"), d.Seed)
 	return ed25519.GenPrivKeyFromSecret(binary.BigEndian.AppendUint64(secret, uint64(w)))
 }
 
 const (
-	// writers is how many accounts write at the same time, each one transaction after another, of
-	// at most batchKeys keys and about batchBytes bytes.
-	writers    = 4
-	batchKeys  = 500
+	// writers is the number of accounts that write concurrently, each one transaction after
+	// another, of at most batchKeys keys and about batchBytes bytes.
+	writers    = 8
+	batchKeys  = 1000
 	batchBytes = 256 << 10
 )
 
-// Load writes the manifest's initial keys through all honest validators, and leaves them in Data.
+// Load writes the manifest's initial keys through all honest validators, and records them in Data.
 func (n *Network) Load(ctx context.Context) error {
 	m := n.Manifest
 	n.Data = Dataset{Seed: m.Seed, Keys: m.Load.InitialKeys, ValueBytes: m.Load.ValueBytes}
@@ -72,12 +72,13 @@ func (n *Network) Load(ctx context.Context) error {
 	batch := max(1, min(batchKeys, batchBytes/m.Load.ValueBytes))
 	nodes := n.Running()
 	if len(nodes) == 0 {
-		return errors.New("no honest node runs that could be written to")
+		return errors.New("no honest node runs")
 	}
 	var (
-		wg   sync.WaitGroup
-		mu   sync.Mutex
-		next int // first key that nobody has taken
+		wg      sync.WaitGroup
+		mu      sync.Mutex
+		next    int // first key that is not assigned to a writer
+		written int
 	)
 	take := func() (from, to int) {
 		mu.Lock()
@@ -86,10 +87,17 @@ func (n *Network) Load(ctx context.Context) error {
 		next = to
 		return from, to
 	}
+	done := func(keys int, height int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		written += keys
+		n.Loaded = max(n.Loaded, height)
+		n.options.Loading(written)
+	}
 	for w := range writers {
 		wg.Go(func() {
 			to := nodes[w%len(nodes)]
-			if err := n.write(ctx, to, n.Data.writer(w), take); err != nil {
+			if err := n.write(ctx, to, n.Data.writer(w), take, done); err != nil {
 				cancel(fmt.Errorf("writing to %s: %w", to.Name, err))
 			}
 		})
@@ -102,8 +110,9 @@ func (n *Network) Load(ctx context.Context) error {
 	return nil
 }
 
-// write writes to a node what take returns, until it returns nothing.
-func (n *Network) write(ctx context.Context, to *Node, key ed25519.PrivKey, take func() (from, to int)) error {
+// write writes the keys that take returns to a node, until take returns none, and reports each
+// batch to done.
+func (n *Network) write(ctx context.Context, to *Node, key ed25519.PrivKey, take func() (from, to int), done func(keys int, height int64)) error {
 	c, err := client.Dial(ctx, []string{to.Home.RPC()}, client.WithChainID(n.ChainID()), client.WithKey(key))
 	if err != nil {
 		return err
@@ -113,9 +122,11 @@ func (n *Network) write(ctx context.Context, to *Node, key ed25519.PrivKey, take
 		for i := from; i < end; i++ {
 			operations = append(operations, tx.NewPut(n.Data.At(i)))
 		}
-		if _, err := c.Submit(ctx, operations...); err != nil {
+		result, err := c.Submit(ctx, operations...)
+		if err != nil {
 			return err
 		}
+		done(end-from, result.Height)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package testnet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,54 +10,91 @@ import (
 	"sync"
 	"time"
 
+	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/e2e/manifest"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
-// patience is the time limit of each wait (for a start, a join, a node to be with the network
-// again), on a machine that has much else to do.
+// patience is the time limit of each wait (for a start, a join, a node to follow the network
+// again), long enough for a busy machine.
 const patience = 4 * time.Minute
 
-// Programs are the paths of the programs on this machine. For containers they are static.
+// Programs are the paths of the programs on this machine. For containers they must be static.
 type Programs struct{ Starlingd, Byzantine, Relay string }
 
-// Options is what Setup makes a network of.
+// Options are the parameters of Setup. Only Manifest, Provider, Programs and Dir are required.
 type Options struct {
-	Manifest *manifest.Manifest
-	Provider Provider // closed by Network.Close
+	Manifest *manifest.Manifest // complete: see manifest.Manifest.Complete
+	Provider Provider           // closed by Network.Close; not used by Make
 	Programs Programs
-	// for everything that is written; made if it is not there
-	Dir string
-	Log func(format string, a ...any) // a line for each thing that happens; nil: none
+	Dir      string // for all files; created if it does not exist
+
+	ChainID string // default: "e2e-" and the manifest's name
+	Open    bool   // the genesis file lets everybody write text transactions
+	// AppState replaces the application's state in the genesis file.
+	AppState any
+	// Init returns the arguments with which a node's first program creates a home; default: those
+	// of `starlingd init`.
+	Init      func(name, dir string) []string
+	Configure func(*cfg.Config)             // changes the configuration of every node, last
+	Env       []string                      // NAME=value, for all nodes
+	Loading   func(written int)             // called by Load, by one goroutine at a time
+	Log       func(format string, a ...any) // called once for each event
 }
 
-// Network is the network of a manifest. Its methods that change it are called one at a time.
+// complete sets omitted fields to their defaults.
+func (o *Options) complete() {
+	o.ChainID = cmp.Or(o.ChainID, "e2e-"+o.Manifest.Name)
+	if o.Init == nil {
+		o.Init = func(name, dir string) []string { return []string{"init", name, "--chain-id", o.ChainID, "--home", dir} }
+	}
+	if o.AppState == nil {
+		o.AppState = app.Genesis{
+			ChunkBytes: o.Manifest.ChunkBytes, SnapshotInterval: o.Manifest.SnapshotInterval,
+			Open: o.Open, Admins: []string{}, Grants: []app.GenesisGrant{{Grantee: app.Everyone, Prefix: Prefix}},
+		}
+	}
+	if o.Configure == nil {
+		o.Configure = func(*cfg.Config) {}
+	}
+	if o.Loading == nil {
+		o.Loading = func(int) {}
+	}
+	if o.Log == nil {
+		o.Log = func(string, ...any) {}
+	}
+}
+
+// Network is the network of a manifest. Methods that change it must be called one at a time.
 type Network struct {
 	Manifest *manifest.Manifest
 	Genesis  *types.GenesisDoc
-	Data     Dataset // what Load wrote
+	Data     Dataset // written by Load
+	Loaded   int64   // height of the last block of Load
 
 	options Options
 	nodes   []*Node
 	links   [][2]string      // senders and receivers
-	disks   map[*Node]string // the mount points of nodes whose disk is to become full
+	disks   map[*Node]string // mount points for nodes whose disk a step fills
 
 	mu      sync.Mutex
-	started map[*Node]bool // nodes that were started and have not been stopped by a step
+	started map[*Node]bool // nodes that were started and are not stopped by a step
 }
 
 // ChainID is the name of the network's chain.
-func (n *Network) ChainID() string { return "e2e-" + n.Manifest.Name }
+func (n *Network) ChainID() string { return n.options.ChainID }
 
 // Context is done when a node that should run has ended: see Provider.Context.
 func (n *Network) Context() context.Context { return n.options.Provider.Context() }
 
-// Nodes are all nodes, in the order in which they start.
+// Nodes returns all nodes, in the order in which they start.
 func (n *Network) Nodes() []*Node { return n.nodes }
 
-// Node returns the node with a name; nil: there is none.
+// Node returns the node with a name, or nil if there is none.
 func (n *Network) Node(name string) *Node {
 	i := slices.IndexFunc(n.nodes, func(node *Node) bool { return node.Name == name })
 	if i < 0 {
@@ -65,8 +103,8 @@ func (n *Network) Node(name string) *Node {
 	return n.nodes[i]
 }
 
-// Running are the honest nodes that were started and follow the chain, in the order in which they
-// start. While a step has one down it is not among them.
+// Running returns the honest nodes that were started and follow the chain, in the order in which
+// they start. A node that a step has stopped is not included.
 func (n *Network) Running() []*Node {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -92,7 +130,7 @@ func (n *Network) Start(ctx context.Context) error {
 	return nil
 }
 
-// start starts a node, once again or for the first time.
+// start starts a node, for the first time or again.
 func (n *Network) start(ctx context.Context, node *Node) error {
 	if err := n.options.Provider.Start(ctx, node); err != nil {
 		return err
@@ -116,7 +154,7 @@ func (n *Network) isStarted(node *Node) bool {
 	return n.started[node]
 }
 
-// Best returns the height of the honest node that is furthest, and that node; nil: none answers.
+// Best returns the honest node with the greatest height, and that height; nil if no node answers.
 func (n *Network) Best(ctx context.Context) (height int64, best *Node) {
 	var mu sync.Mutex
 	_ = each(n.Running(), func(node *Node) error {
@@ -134,7 +172,7 @@ func (n *Network) Best(ctx context.Context) (height int64, best *Node) {
 	return height, best
 }
 
-// Follow waits until all honest nodes that run have a block that the network does not have yet, and
+// Follow waits until all running honest nodes have a block that the network does not have yet, and
 // are not catching up.
 func (n *Network) Follow(ctx context.Context) error {
 	ctx, stop := n.under(ctx)
@@ -142,8 +180,8 @@ func (n *Network) Follow(ctx context.Context) error {
 	return n.follow(ctx, n.Running())
 }
 
-// follow waits likewise for some nodes, but not for those that lie. Where a storage node is among
-// them it waits for all: it shows by what the others do.
+// follow is Follow for some nodes, and ignores Byzantine ones. If a storage node is among them it
+// waits for all nodes: only the other nodes show whether a storage node works.
 func (n *Network) follow(ctx context.Context, nodes []*Node) error {
 	if slices.ContainsFunc(nodes, (*Node).Stores) {
 		nodes = n.Running()
@@ -173,8 +211,8 @@ func (n *Network) reach(ctx context.Context, height int64) error {
 	})
 }
 
-// await polls until done reports true of a node, or of the network where node is nil, for patience
-// at most.
+// await polls until done returns true for a node, or for the network if node is nil, for at most
+// patience.
 func (n *Network) await(ctx context.Context, node *Node, what func() string, done func(context.Context) bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not within %v", patience))
 	defer cancel()
@@ -208,21 +246,17 @@ func under(ctx, other context.Context) (context.Context, func()) {
 	}
 }
 
-// pause lets time pass: it is what a step does.
+// pause waits for d: it is the duration of a step.
 func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
+	if sleep.For(ctx, d) != nil {
 		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
 	}
+	return nil
 }
 
 func (n *Network) log(format string, a ...any) { n.options.Log(format, a...) }
 
-// Close ends everything. A second call does nothing.
+// Close ends all processes. A second call has no effect.
 func (n *Network) Close() error {
 	return errors.Join(n.options.Provider.Close(), n.unmountDisks())
 }

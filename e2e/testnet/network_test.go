@@ -18,9 +18,10 @@ import (
 	"github.com/starling-kv/starling/e2e/relay/link"
 	"github.com/starling-kv/starling/e2e/runner"
 	"github.com/starling-kv/starling/internal/ports"
+	"github.com/starling-kv/starling/internal/smalldisk"
 )
 
-// mixed has nodes of every kind, named so that their order is not that of their start.
+// mixed has nodes of every kind, whose order by name differs from the order of their starts.
 const mixed = `
 seed = 3
 [link]
@@ -46,7 +47,7 @@ send_rate = 1000
 [node.g-validator]
 `
 
-// offline is a network of which nothing runs, over a provider that notes what it is asked for.
+// offline returns a network that does not run, over a provider that records its calls.
 func offline(t *testing.T, text string) (*Network, *noting) {
 	t.Helper()
 	m, err := manifest.Parse("unit", []byte(text))
@@ -63,7 +64,7 @@ func offline(t *testing.T, text string) (*Network, *noting) {
 	return n, p
 }
 
-// noting is a provider and relay without anything behind.
+// noting is a provider and relay that only records calls.
 type noting struct {
 	Provider
 	mu       sync.Mutex
@@ -154,10 +155,10 @@ func TestProgramsAndSettings(t *testing.T) {
 	require.Equal(t, []string{"--home", "/home", "--lie", "mix", "--seed", "6"}, liar.Args("/home"))
 	require.Equal(t, "starlingd", honest.Program)
 	require.Equal(t, []string{"start", "--home", "/home"}, honest.Args("/home"))
-	require.Contains(t, environment(honest), "STARLINGD_STORAGE_STATE_IN_MEMORY=false")
+	require.Contains(t, environment(honest), "STARLINGD_DISK_STATE_IN_MEMORY=false")
 	require.Contains(t, environment(honest), "STARLINGD_TRANSPORT_SEND_RATE=1000")
-	require.Contains(t, environment(honest), "STARLINGD_JOIN_FAST=true")
-	require.Contains(t, environment(n.Node("e-later")), "STARLINGD_JOIN_FAST=false")
+	require.NotContains(t, environment(honest), "STARLINGD_JOIN_MODE=cometbft")
+	require.Contains(t, environment(n.Node("e-later")), "STARLINGD_JOIN_MODE=cometbft")
 }
 
 func TestDataset(t *testing.T) {
@@ -180,7 +181,7 @@ func TestDataset(t *testing.T) {
 	require.False(t, seen[string(other)])
 }
 
-// What a step asks of provider and relay; the liar has no chain to follow.
+// Steps call the provider and relay as expected; a Byzantine node need not follow the chain.
 func TestStepsOfALiar(t *testing.T) {
 	n, p := offline(t, mixed)
 	n.mark(n.Node("d-validator"), true)
@@ -220,7 +221,7 @@ func TestStepsOfALiar(t *testing.T) {
 	} {
 		require.Empty(t, step(c.step))
 		before, after := treatments()
-		const both = 2 * 6 // of its links with the others
+		const both = 2 * 6 // settings of its links with the others
 		require.Equal(t, map[link.Treatment]int{c.want: both}, before, c.step.Do)
 		require.Equal(t, map[link.Treatment]int{usual: both}, after, c.step.Do)
 	}
@@ -233,13 +234,13 @@ func TestStepsThatCannotBe(t *testing.T) {
 		"there is no node":                         {Do: manifest.Kill, Nodes: []string{"nobody"}},
 		"does not run yet: it starts at height 30": {Do: manifest.Kill, Nodes: []string{"e-later"}},
 		"runs already":                             {Do: manifest.KillMidSync, Nodes: []string{"b-late"}},
-		"is no step":                               {Do: "dance"},
+		"is not a step":                            {Do: "dance"},
 	} {
 		require.ErrorContains(t, n.Perturb(t.Context(), s), want)
 	}
 }
 
-// What a node signed stays, whatever else it forgets.
+// The signing state of a node is kept when its other data are removed.
 func TestForget(t *testing.T) {
 	n, _ := offline(t, mixed)
 	node := n.nodes[0]
@@ -277,7 +278,7 @@ func TestADeadNode(t *testing.T) {
 	require.Equal(t, "victim", died.Name)
 	require.Equal(t, []string{"last words"}, died.Tail)
 
-	again := NewProcesses(t.Context(), "") // where it may end, nobody minds
+	again := NewProcesses(t.Context(), "") // after MayEnd, its end is not an error
 	defer func() { require.NoError(t, again.Close()) }()
 	turn := filepath.Join(dir, "turn")
 	require.NoError(t, os.WriteFile(victim.Program, fmt.Appendf(nil, "#!/bin/sh\nuntil [ -e %s ]; do sleep 0.05; done\nexit 5\n", turn), 0o755))
@@ -290,7 +291,7 @@ func TestADeadNode(t *testing.T) {
 	require.NoError(t, again.Context().Err())
 }
 
-// A version is built from its commit, once; a clone that does not have it says so.
+// A version is built once, from its commit; without the commit there is an error.
 func TestBuildVersion(t *testing.T) {
 	root, into := t.TempDir(), t.TempDir()
 	run := func(name string, args ...string) string {
@@ -322,12 +323,12 @@ func TestBuildVersion(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, filepath.Join(into, commit, "starlingd"), path)
 		require.Equal(t, "old", run(path))
-		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\necho old\n"), 0o755), "the second time it is not built")
+		require.NoError(t, os.WriteFile(path, []byte("#!/bin/sh\necho old\n"), 0o755), "the second time, the version is not built")
 	}
 	_, err := buildVersion(t.Context(), root, into, "v2")
 	require.ErrorIs(t, err, ErrNoVersion)
 
-	// A name of the table is a commit, unless a tag has that name.
+	// A name in the table stands for its commit, unless a tag has that name.
 	_, err = buildVersion(t.Context(), root, into, Preview)
 	require.ErrorIs(t, err, ErrNoVersion, "this clone has no such commit")
 	run("git", "tag", Preview)
@@ -335,7 +336,7 @@ func TestBuildVersion(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, filepath.Join(into, commit, "starlingd"), path)
 
-	// A clone without history says what to do.
+	// The error for a clone without history names the remedy.
 	run("git", "add", ".")
 	run("git", "-c", "user.name=t", "-c", "user.email=t@example.com", "commit", "-q", "-m", "new")
 	shallow := filepath.Join(t.TempDir(), "shallow")
@@ -347,18 +348,18 @@ func TestBuildVersion(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoVersion)
 }
 
-// A disk that is small becomes full, and is given back.
+// A small disk can be filled and unmounted.
 func TestDisks(t *testing.T) {
 	n, _ := offline(t, mixed+"\n[[steps]]\ndo = \"full-disk\"\nnodes = [\"c-validator\"]\n")
 	require.NoError(t, n.mountDisks())
 	disk, small := n.disks[n.Node("c-validator")]
 	if !small {
-		t.Skip("NOT RUN: a full disk: " + errNoDisk.Error())
+		t.Skip("NOT RUN: a full disk: " + smalldisk.ErrNotPermitted.Error())
 	}
 	require.Len(t, n.disks, 1)
 	ballast := filepath.Join(disk, "ballast")
 	require.NoError(t, fill(disk, ballast))
-	free, err := freeBytes(disk)
+	free, err := smalldisk.Free(disk)
 	require.NoError(t, err)
 	require.InDelta(t, ballastLeaves, free, 1<<20)
 	require.NoError(t, n.Close())

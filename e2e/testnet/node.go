@@ -18,23 +18,24 @@ type Node struct {
 	Name string
 	manifest.Node
 	Home    *runner.Home // its folder; RPC and metrics as this machine reaches them
-	Program string       // path on this machine of what Start runs: starlingd or byzantine
-	Env     []string     // NAME=value, the settings of its program beside those in its home
-	Peers   []*Node      // whom it dials
-	PeerRPC string       // URL of its RPC server as other nodes reach it
+	Program string       // path on this machine: starlingd or byzantine
+	Env     []string     // NAME=value, settings in addition to those in its home
+	Peers   []*Node      // nodes that it dials
+	PeerRPC string       // URL of its RPC server for other nodes
 
-	seed uint64 // of its lies
-	// ranges are the storage nodes of each range, for the home of who asks them or is one; nil: not
+	seed uint64 // of its misbehaviour
+	// ranges are the storage nodes of each range, if the node is a storage node or uses them; nil
+	// otherwise
 	ranges [][]*Node
 }
 
-// Lies reports whether it is one of the Byzantine nodes.
+// Lies reports whether the node is Byzantine.
 func (n *Node) Lies() bool { return n.Lie != "" }
 
-// Stores reports whether it is a storage node, which has no blocks and answers no clients.
+// Stores reports whether the node is a storage node, which has no blocks and answers no clients.
 func (n *Node) Stores() bool { return n.Mode == manifest.Storage }
 
-// Args are the program's arguments, for a home that the program sees at the path given.
+// Args returns the program's arguments, for a home at the given path as the program sees it.
 func (n *Node) Args(home string) []string {
 	switch {
 	case n.Lies():
@@ -45,16 +46,16 @@ func (n *Node) Args(home string) []string {
 	return []string{"start", "--home", home}
 }
 
-// ServeAt sets where the node listens (host:port, as its program binds them), the ports of this
-// machine that lead to its RPC server and metrics, in the order in which runner.HomePorts holds
-// them, and the host and RPC port that other nodes use.
+// ServeAt sets the addresses at which the node listens (host:port, as its program binds them), the
+// ports of this machine that lead to them, in the order of runner.Home, and the URL of its RPC
+// server for other nodes.
 func (n *Node) ServeAt(listen runner.Listen, held *ports.Ports, peerRPC string) error {
 	n.PeerRPC = peerRPC
 	return n.Home.Serve(listen, held)
 }
 
-// SetPeers names the peers that the node dials, each at an address of the relay, and the storage
-// nodes with what they keep.
+// SetPeers configures the peers that the node dials, each at an address of the relay, and the
+// storage nodes with their ranges.
 func (n *Node) SetPeers(at map[*Node]string) error {
 	names := make([]string, 0, len(n.Peers))
 	for _, peer := range n.Peers {
@@ -69,5 +70,15 @@ func (n *Node) SetPeers(at map[*Node]string) error {
 	return n.Home.Configure(func(c *cfg.Config) { c.P2P.PersistentPeers = strings.Join(names, ",") })
 }
 
-// Snapshots is the folder of the snapshots that the node keeps.
+// setPeers configures the peers of all nodes.
+func setPeers(at map[*Node]map[*Node]string) error {
+	for node, peers := range at {
+		if err := node.SetPeers(peers); err != nil {
+			return fmt.Errorf("%s: %w", node.Name, err)
+		}
+	}
+	return nil
+}
+
+// Snapshots is the folder of the node's snapshots.
 func (n *Node) Snapshots() string { return filepath.Join(n.Home.Dir, "data", "snapshots") }

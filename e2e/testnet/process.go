@@ -14,24 +14,24 @@ import (
 	"github.com/starling-kv/starling/internal/ports"
 )
 
-// Processes is the Provider whose nodes, and relay, are processes of this machine, on loopback. It
-// needs no rights.
+// Processes is the Provider whose nodes and relay are processes of this machine, on loopback. It
+// needs no privileges.
 type Processes struct {
 	relayProgram string
 	processes    *runner.Processes
 	links        *remembered
 
 	mu      sync.Mutex
-	running map[*Node]*runner.Process // the last one of each node
+	running map[*Node]*runner.Process // the last process of each node
 }
 
 var _ Provider = (*Processes)(nil)
 
-// stopGrace is how long anything may take to end cleanly when the network is closed.
+// stopGrace limits the time for a clean end when the network is closed.
 const stopGrace = 20 * time.Second
 
-// NewProcesses returns a provider of processes; relay is the path of e2e/relay's program.
-// Everything ends with ctx.
+// NewProcesses returns a provider of processes; relay is the path of e2e/relay's program. If it is
+// empty, the nodes dial each other, and links cannot be cut or delayed. All processes end with ctx.
 func NewProcesses(ctx context.Context, relay string) *Processes {
 	return &Processes{relayProgram: relay, processes: runner.NewProcesses(ctx), running: map[*Node]*runner.Process{}}
 }
@@ -65,8 +65,11 @@ func (p *Processes) Prepare(ctx context.Context, dir string, nodes []*Node) erro
 		}
 	}
 	const loopback = "127.0.0.1"
+	if p.relayProgram == "" {
+		return setPeers(direct(nodes, func(n *Node) string { return hostPort(loopback, numbers[n]) }))
+	}
 	count := countLinks(nodes)
-	held, err := ports.Hold(count + 1) // and one for the control
+	held, err := ports.Hold(count + 1) // and one for the control endpoint
 	if err != nil {
 		return err
 	}
@@ -74,10 +77,8 @@ func (p *Processes) Prepare(ctx context.Context, dir string, nodes []*Node) erro
 	links, addresses := planLinks(nodes, loopback,
 		func(k int) (string, int) { return loopback, held.Number(k) },
 		func(n *Node) (string, int) { return loopback, numbers[n] })
-	for _, n := range nodes {
-		if err := n.SetPeers(addresses[n]); err != nil {
-			return fmt.Errorf("%s: %w", n.Name, err)
-		}
+	if err := setPeers(addresses); err != nil {
+		return err
 	}
 	config := filepath.Join(dir, "relay.json")
 	control := net.JoinHostPort(loopback, strconv.Itoa(held.Number(count)))
@@ -114,7 +115,7 @@ func (p *Processes) Start(_ context.Context, n *Node) error {
 	return nil
 }
 
-// process is the last one of a node.
+// process returns the last process of a node.
 func (p *Processes) process(n *Node) *runner.Process {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,14 +145,17 @@ func (p *Processes) Resume(_ context.Context, n *Node) error {
 	return nil
 }
 
-// Disconnect implements Provider: all links of the node are cut. Clients reach it all the same.
+// Disconnect implements Provider: all links of the node are cut. Clients can still reach it.
 func (p *Processes) Disconnect(ctx context.Context, n *Node) error {
+	if p.links == nil {
+		return errNoRelay
+	}
 	var cut []link.Setting
 	for _, s := range p.links.of(n.Name) {
 		s.Cut = true
 		cut = append(cut, s)
 	}
-	return p.links.Links.Set(ctx, cut...) // not remembered
+	return p.links.Links.Set(ctx, cut...) // not recorded, so that Connect restores the settings
 }
 
 // Connect implements Provider.
@@ -176,7 +180,7 @@ func (p *Processes) Ended(ctx context.Context, n *Node) (status int, err error) 
 // Close implements Provider.
 func (p *Processes) Close() error { return p.processes.Stop(stopGrace) }
 
-// remembered keeps the settings that are in force.
+// remembered records the current settings.
 type remembered struct {
 	Links
 	mu       sync.Mutex

@@ -13,40 +13,61 @@ import (
 
 	cfg "github.com/cometbft/cometbft/config"
 
-	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/e2e/manifest"
 	"github.com/starling-kv/starling/e2e/relay/link"
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// Prefix is of the keys that everybody may write.
+// Prefix is the prefix of the keys that everybody may write.
 const Prefix = "load/"
 
 const (
-	// keepSnapshots is how many snapshots a node serves: one must outlive a join, even on a slow
-	// machine.
+	// keepSnapshots is the number of snapshots that a node serves: a snapshot must outlive a join,
+	// even on a slow machine.
 	keepSnapshots = 5
-	// manyPeers is what a node's transport serves: all nodes share few addresses, those of the
-	// relay.
+	// manyPeers is the limit of peers of a node's transport: all nodes share the few addresses of
+	// the relay.
 	manyPeers = 1024
-	// inits is how many homes are made at the same time.
+	// inits is the number of homes that are made concurrently.
 	inits = 4
 )
 
-// Setup makes homes, genesis and links. Nothing runs but the relay. Where it fails it closes the
-// provider.
+// Setup makes homes, the genesis file and links, and starts only the relay. If it fails it closes
+// the provider.
 func Setup(ctx context.Context, o Options) (_ *Network, err error) {
-	if o.Log == nil {
-		o.Log = func(string, ...any) {}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, o.Provider.Close())
+		}
+	}()
+	ctx, stop := under(ctx, o.Provider.Context())
+	defer stop()
+	n, err := Make(ctx, o)
+	if err != nil {
+		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.unmountDisks())
+		}
+	}()
+	if err := o.Provider.Prepare(ctx, o.Dir, n.nodes); err != nil {
+		return nil, fmt.Errorf("provider %s: %w", o.Provider.Name(), err)
+	}
+	n.links = pairs(n.nodes)
+	return n, n.treat(ctx, n.links, n.usual())
+}
+
+// Make makes the homes of a network and one genesis file. No node has an address yet, and nothing
+// runs. Setup is for networks that this process starts.
+func Make(ctx context.Context, o Options) (_ *Network, err error) {
+	o.complete()
 	n := &Network{Manifest: o.Manifest, options: o}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, n.Close())
+			err = errors.Join(err, n.unmountDisks())
 		}
 	}()
-	ctx, stop := n.under(ctx)
-	defer stop()
 	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -57,20 +78,12 @@ func Setup(ctx context.Context, o Options) (_ *Network, err error) {
 	if err := n.mountDisks(); err != nil {
 		return nil, err
 	}
-	if err := n.makeHomes(ctx); err != nil {
-		return nil, err
-	}
-	if err := o.Provider.Prepare(ctx, o.Dir, n.nodes); err != nil {
-		return nil, fmt.Errorf("provider %s: %w", o.Provider.Name(), err)
-	}
-	n.links = pairs(n.nodes)
-	return n, n.treat(ctx, n.links, n.usual())
+	return n, n.makeHomes(ctx)
 }
 
-// order makes the nodes, in the order in which they start, and says who dials whom. Of two nodes
-// one dials the other: two that dial each other at once may both fail, and then wait for seconds.
-// No node dials one that is not there from the beginning: after some failures it would try only
-// rarely.
+// order makes the nodes, in the order in which they start, and sets the peers that each dials. Only
+// one node of each pair dials the other: if both dial at once, both may fail and then wait for
+// seconds. No node dials one that starts late: after some failures it would retry only rarely.
 func (n *Network) order() {
 	m := n.Manifest
 	for i, name := range m.Names() {
@@ -80,7 +93,7 @@ func (n *Network) order() {
 		return cmp.Or(cmp.Compare(a.StartAt, b.StartAt), cmp.Compare(rank(a), rank(b)))
 	})
 	storage, ranges := n.storageNodes()
-	var validators, genesis []*Node // that are there from the beginning
+	var validators, genesis []*Node // that start at genesis
 	for _, node := range n.nodes {
 		switch {
 		case node.Stores():
@@ -100,7 +113,7 @@ func (n *Network) order() {
 			node.ranges = ranges
 		}
 	}
-	for _, node := range storage { // they need headers, and each other where one has lost its range
+	for _, node := range storage { // they need headers, and each other if one has lost its range
 		node.ranges = ranges
 		node.Peers = slices.Clone(validators)
 		for _, other := range storage {
@@ -111,12 +124,12 @@ func (n *Network) order() {
 	}
 }
 
-// rank puts storage nodes before validators, and these before others.
+// rank orders storage nodes before validators, and validators before others.
 func rank(n *Node) int {
 	return slices.Index([]manifest.Mode{manifest.Storage, manifest.Validator, manifest.Full}, n.Mode)
 }
 
-// choosePrograms says what each node runs first, and builds old versions.
+// choosePrograms sets the first program of each node, and builds old versions.
 func (n *Network) choosePrograms(ctx context.Context) error {
 	for _, node := range n.nodes {
 		switch {
@@ -139,7 +152,7 @@ func (n *Network) choosePrograms(ctx context.Context) error {
 	return nil
 }
 
-// makeHomes makes all homes, with the program that each node runs first, and one genesis file.
+// makeHomes makes all homes, each with the node's first program, and one genesis file.
 func (n *Network) makeHomes(ctx context.Context) error {
 	slots := make(chan struct{}, inits)
 	err := each(n.nodes, func(node *Node) (err error) {
@@ -153,14 +166,14 @@ func (n *Network) makeHomes(ctx context.Context) error {
 		if disk, small := n.disks[node]; small {
 			dir = filepath.Join(disk, "home")
 		}
-		node.Home, err = runner.InitHome(ctx, node.Name, dir, program, "init", node.Name, "--chain-id", n.ChainID(), "--home", dir)
+		node.Home, err = runner.InitHome(ctx, node.Name, dir, program, n.options.Init(node.Name, dir)...)
 		if err != nil {
 			return err
 		}
 		node.Home.Power = node.Power
-		// not on a disk that becomes full
+		// not on a disk that a step fills
 		node.Home.LogFile = filepath.Join(n.options.Dir, node.Name+".log")
-		node.Env = environment(node)
+		node.Env = append(environment(node), n.options.Env...)
 		return node.Home.Configure(n.configure)
 	})
 	if err != nil {
@@ -168,60 +181,61 @@ func (n *Network) makeHomes(ctx context.Context) error {
 	}
 	var validators, others []*runner.Home
 	for _, node := range n.nodes {
-		// one that starts late, too: until then the others do without it
+		// including validators that start late: the others have enough power without them
 		if node.Mode == manifest.Validator {
 			validators = append(validators, node.Home)
 		} else {
 			others = append(others, node.Home)
 		}
 	}
-	n.Genesis, err = runner.Genesis(validators, others, n.ChainID(), app.Genesis{
-		ChunkBytes:       n.Manifest.ChunkBytes,
-		SnapshotInterval: n.Manifest.SnapshotInterval,
-		Admins:           []string{},
-		Grants:           []app.GenesisGrant{{Grantee: app.Everyone, Prefix: Prefix}},
-	})
+	n.Genesis, err = runner.Genesis(validators, others, n.ChainID(), n.options.AppState)
 	return err
 }
 
-// configure sets what all nodes have in common.
+// configure sets the settings that all nodes share.
 func (n *Network) configure(c *cfg.Config) {
 	trip := time.Duration(n.Manifest.Link.Delay)
 	c.Consensus.TimeoutCommit = time.Duration(n.Manifest.BlockPause)
-	// Short, for the turns of a validator that is away.
+	// Short, for the rounds whose proposer is down.
 	c.Consensus.TimeoutPropose = time.Second + 4*trip
 	c.Consensus.TimeoutPrevote = 500*time.Millisecond + 2*trip
 	c.Consensus.TimeoutPrecommit = 500*time.Millisecond + 2*trip
 	c.LogLevel = "consensus:error,state:error,p2p:error,mempool:error,txindex:error,*:info"
+	n.options.Configure(c)
 }
 
-// environment is what a node's settings in the manifest are for its program.
+// environment returns a node's settings in the manifest as variables for its program.
 func environment(n *Node) []string {
 	env := []string{
-		fmt.Sprintf("STARLINGD_SNAPSHOTS_KEEP=%d", keepSnapshots),
+		fmt.Sprintf("STARLINGD_SNAPSHOTS_KEEP_RECENT=%d", keepSnapshots),
 		fmt.Sprintf("STARLINGD_TRANSPORT_MAX_PEERS=%d", manyPeers),
 		fmt.Sprintf("STARLINGD_TRANSPORT_MAX_PEERS_PER_HOST=%d", manyPeers),
 		fmt.Sprintf("STARLINGD_TRANSPORT_SEND_RATE=%d", n.SendRate),
-		fmt.Sprintf("STARLINGD_JOIN_FAST=%t", n.Join != manifest.InBand),
+	}
+	if n.Join == manifest.InBand {
+		env = append(env, "STARLINGD_JOIN_MODE=cometbft")
 	}
 	if n.Sharded {
-		env = append(env, "STARLINGD_STATE_MODE=sharded", "STARLINGD_STATE_RETAIN_DEPTH=4", "STARLINGD_STATE_WINDOW=16")
+		env = append(env, "STARLINGD_STATE_MODE=sharded", "STARLINGD_STATE_RETAIN_DEPTH=4", "STARLINGD_STATE_RETAIN_WINDOW_BLOCKS=16")
+		if !n.replicated() {
+			env = append(env, "STARLINGD_STATE_MIN_ACKS=1")
+		}
 	}
-	if n.Stores() { // short, so that runs come to stored states
+	if n.Stores() { // short, so that runs reach stored states
 		env = append(env, "STARLINGD_STORAGE_NODE_INTERVAL=40", "STARLINGD_STORAGE_NODE_SERVE_HEIGHTS=32", "STARLINGD_STORAGE_NODE_KEEP=2")
 	}
 	if n.Paged {
-		env = append(env, "STARLINGD_STORAGE_STATE_IN_MEMORY=false", "STARLINGD_STORAGE_MEMORY_BYTES=16777216")
+		env = append(env, "STARLINGD_DISK_STATE_IN_MEMORY=false", "STARLINGD_DISK_CACHE_BYTES=16777216")
 	}
 	return env
 }
 
-// usual is how the manifest wants all links.
+// usual is the treatment of all links by the manifest.
 func (n *Network) usual() link.Treatment {
 	return link.Treatment{Delay: time.Duration(n.Manifest.Link.Delay), Bandwidth: n.Manifest.Link.Bandwidth}
 }
 
-// each does something with all nodes at the same time, and returns what went wrong.
+// each calls do for all nodes concurrently, and returns the joined errors.
 func each(nodes []*Node, do func(*Node) error) error {
 	errs := make([]error, len(nodes))
 	var wg sync.WaitGroup

@@ -2,11 +2,13 @@ package testnet
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// storageNodes are the storage nodes, and those of each range: they take turns.
+// storageNodes returns the storage nodes, and those of each range: they are assigned to ranges in
+// turn.
 func (n *Network) storageNodes() (all []*Node, ranges [][]*Node) {
 	if n.Manifest.Shards == 0 {
 		return nil, nil
@@ -22,8 +24,14 @@ func (n *Network) storageNodes() (all []*Node, ranges [][]*Node) {
 	return all, ranges
 }
 
-// firstKey is where range i of count begins. The initial keys are hex digits, which the ranges
-// divide evenly; those that clients fight for are in the first.
+// replicated reports whether each range has two storage nodes or more, as the default settings of a
+// sharded node require.
+func (n *Node) replicated() bool {
+	return !slices.ContainsFunc(n.ranges, func(nodes []*Node) bool { return len(nodes) < 2 })
+}
+
+// firstKey is the first key of range i of count. The initial keys are hex digits, which the ranges
+// divide evenly; the keys that clients share are in the first range.
 func firstKey(i, count int) string {
 	if i == 0 {
 		return ""
@@ -31,8 +39,8 @@ func firstKey(i, count int) string {
 	return fmt.Sprintf("%sinitial/%02x", Prefix, i*256/count)
 }
 
-// setRanges writes into the home which storage nodes keep which keys, each where the node reaches
-// it.
+// setRanges writes the ranges and their storage nodes into the home, with the addresses at which
+// the node reaches them.
 func (n *Node) setRanges(at map[*Node]string) error {
 	if n.ranges == nil {
 		return nil
@@ -41,7 +49,7 @@ func (n *Node) setRanges(at map[*Node]string) error {
 	for i, nodes := range n.ranges {
 		ranges[i].First = firstKey(i, len(ranges))
 		for _, node := range nodes {
-			name, err := node.Home.Transport() // of itself, which it does not dial
+			name, err := node.Home.Transport() // its own address, since it does not dial itself
 			if p2p, ok := at[node]; ok {
 				name, err = node.Home.TransportAt(p2p)
 			}

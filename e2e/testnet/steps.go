@@ -11,8 +11,8 @@ import (
 	"github.com/starling-kv/starling/e2e/relay/link"
 )
 
-// Perturb does a step, to all its nodes at the same time. It ends when they follow the chain again.
-// Of nodes that lie nothing is expected.
+// Perturb executes a step on all its nodes at the same time. It returns when they follow the chain
+// again; Byzantine nodes need not.
 func (n *Network) Perturb(ctx context.Context, s manifest.Step) error {
 	ctx, stop := n.under(ctx)
 	defer stop()
@@ -29,7 +29,7 @@ func (n *Network) Perturb(ctx context.Context, s manifest.Step) error {
 	return nil
 }
 
-// named returns the nodes of a step. They must run, but for those that it starts.
+// named returns the nodes of a step. All must run, except those that the step starts.
 func (n *Network) named(s manifest.Step) (nodes []*Node, err error) {
 	starts := s.Do == manifest.KillMidSync
 	for _, name := range s.Nodes {
@@ -38,7 +38,7 @@ func (n *Network) named(s manifest.Step) (nodes []*Node, err error) {
 		case node == nil:
 			return nil, fmt.Errorf("there is no node %q", name)
 		case starts && n.isStarted(node):
-			return nil, fmt.Errorf("%s runs already, it cannot be killed during its join", name)
+			return nil, fmt.Errorf("%s runs already: it cannot be killed during its join", name)
 		case !starts && !n.isStarted(node):
 			return nil, fmt.Errorf("%s does not run yet: it starts at height %d", name, node.StartAt)
 		}
@@ -79,13 +79,13 @@ func (n *Network) perturb(ctx context.Context, s manifest.Step, nodes []*Node) e
 		if err := n.treatFor(ctx, crossing(n.links, s.Nodes), worse, s); err != nil {
 			return err
 		}
-		return n.follow(ctx, n.Running()) // whichever part had no majority
+		return n.follow(ctx, n.Running()) // the part without a majority has to catch up
 	case manifest.Bandwidth:
 		worse.Bandwidth = s.Rate
 	case manifest.Delay:
 		worse.Delay += time.Duration(s.Delay)
 	default:
-		return fmt.Errorf("%q is no step", s.Do)
+		return fmt.Errorf("%q is not a step", s.Do)
 	}
 	if err := n.treatFor(ctx, touching(n.links, s.Nodes), worse, s); err != nil {
 		return err
@@ -98,8 +98,7 @@ func (n *Network) stop(ctx context.Context, node *Node) error {
 	return n.options.Provider.Stop(ctx, node, stopGrace)
 }
 
-// whileDown takes nodes down, does something, starts them, and waits until they are with the
-// network again.
+// whileDown stops nodes, calls do, starts the nodes, and waits until they follow the network again.
 func (n *Network) whileDown(ctx context.Context, nodes []*Node, down func(context.Context, *Node) error, do func(*Node) error) error {
 	err := each(nodes, func(node *Node) error {
 		n.mark(node, false)
@@ -117,7 +116,7 @@ func (n *Network) whileDown(ctx context.Context, nodes []*Node, down func(contex
 	return n.follow(ctx, nodes)
 }
 
-// forAWhile does something to nodes and undoes it after the step's time.
+// forAWhile calls do for each node, and undo after the step's duration.
 func (n *Network) forAWhile(ctx context.Context, nodes []*Node, s manifest.Step, do, undo func(context.Context, *Node) error) error {
 	if err := each(nodes, func(node *Node) error { return do(ctx, node) }); err != nil {
 		return err
@@ -131,7 +130,7 @@ func (n *Network) forAWhile(ctx context.Context, nodes []*Node, s manifest.Step,
 	return n.follow(ctx, nodes)
 }
 
-// treatFor treats links in another way than the usual one for the step's time.
+// treatFor treats links differently for the step's duration.
 func (n *Network) treatFor(ctx context.Context, pairs [][2]string, t link.Treatment, s manifest.Step) error {
 	if err := n.treat(ctx, pairs, t); err != nil {
 		return err
@@ -142,8 +141,8 @@ func (n *Network) treatFor(ctx context.Context, pairs [][2]string, t link.Treatm
 	return n.treat(ctx, pairs, n.usual())
 }
 
-// deleteSnapshots removes nodes' snapshots while they are down; they must start without them, and
-// have new ones soon.
+// deleteSnapshots removes nodes' snapshots while they are stopped. The nodes must start without
+// them, and soon store new ones.
 func (n *Network) deleteSnapshots(ctx context.Context, nodes []*Node) error {
 	err := n.whileDown(ctx, nodes, n.stop, func(node *Node) error {
 		there, err := node.stored()

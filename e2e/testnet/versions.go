@@ -12,23 +12,23 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// ErrNoVersion says that a version cannot be built here: this is no clone, or not a whole one.
+// ErrNoVersion says that a version cannot be built here: this is not a clone, or not a complete
+// one.
 var ErrNoVersion = errors.New("no such version here")
 
 // versions are the earlier builds that networks begin with, by name. A tag of the same name takes
 // precedence: see commitOf.
 var versions = map[string]string{
-	// The oldest build with today's rules of app version 1, which changed while no chain was
-	// released: with an older one in a network, app hashes differ. It lacks the operations that
-	// came later, which networks with it must not see: history.Config.Old.
-	Preview: "fe3c54229222cd741539677a6f1f5ed3fd596ed6",
+	// The oldest build with today's settings and formats on disk, which changed before the first
+	// release: a home of an older build is refused.
+	Preview: "8edf7cec8731005aa34841e55cb37118ed7a4dff",
 }
 
-// Preview is the version that manifests and generated networks are upgraded from.
+// Preview is the version that manifests and generated networks upgrade from.
 const Preview = "preview"
 
-// BuildVersion builds starlingd as it was at a version: a name of versions, a tag or a commit. It
-// returns the path of the program, which is built once for each commit.
+// BuildVersion builds starlingd from a version: a name of versions, a tag or a commit. It returns
+// the path of the program, which is built once for each commit.
 func BuildVersion(ctx context.Context, version string) (string, error) {
 	root, err := runner.Root(ctx)
 	if err != nil {
@@ -58,15 +58,15 @@ func buildVersion(ctx context.Context, root, into, version string) (program stri
 	if out, err := exec.CommandContext(ctx, "tar", "-xf", archive, "-C", source).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("tar: %w\n%s", err, out)
 	}
-	unfinished := program + ".unfinished" // so that a build that was killed is not taken for one
+	unfinished := program + ".unfinished" // so that a killed build is not taken for a complete one
 	if err := runner.Build(ctx, source, "./cmd/starlingd", unfinished); err != nil {
 		return "", fmt.Errorf("version %s: %w", version, err)
 	}
 	return program, os.Rename(unfinished, program)
 }
 
-// commitOf returns the commit of a version: of the tag of that name, which not every clone has,
-// else of its line in versions, else what git knows by that name.
+// commitOf returns the commit of a version: of the tag with that name, which not every clone has;
+// otherwise of its entry in versions; otherwise of any revision with that name.
 func commitOf(ctx context.Context, root, version string) (commit string, err error) {
 	candidates := []string{"refs/tags/" + version}
 	if commit, is := versions[version]; is {
@@ -87,7 +87,7 @@ func commitOf(ctx context.Context, root, version string) (commit string, err err
 	return "", fmt.Errorf("%w: %s: %w", ErrNoVersion, version, err)
 }
 
-// git runs git in a clone, whoever owns it.
+// git runs git in a clone, whatever user owns it.
 func git(ctx context.Context, root string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "git", append([]string{"-c", "safe.directory=*", "-C", root}, args...)...)
 	out, err := cmd.Output()

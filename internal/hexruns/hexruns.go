@@ -1,4 +1,4 @@
-// Package hexruns writes the bytes of test vectors as hex with short repetitions.
+// Package hexruns writes the bytes of test vectors as hex, with repetitions abbreviated.
 //
 //	00ff 61*1048576        00 ff, then "a" 1,048,576 times
 package hexruns
@@ -11,12 +11,12 @@ import (
 	"strings"
 )
 
-// Encode returns b in hex with short repetitions: words separated by spaces, each hex or hex*N,
-// which stands for the bytes N times.
+// Encode returns b in hex with repetitions abbreviated: words separated by spaces, each hex or
+// hex*N, which stands for the bytes repeated N times.
 func Encode(b []byte) string {
 	const longestUnit, worthIt = 32, 128
 	var words []string
-	plain := 0 // start of the bytes that no word holds yet
+	plain := 0 // start of the bytes that are not in a word yet
 	flush := func(end int) {
 		if plain < end {
 			words = append(words, hex.EncodeToString(b[plain:end]))
@@ -46,8 +46,8 @@ func Encode(b []byte) string {
 	return strings.Join(words, " ")
 }
 
-// Decode is the inverse of Encode. It is for trusted vectors only: it does not limit the length of
-// the result. Any other text is an error.
+// Decode is the inverse of Encode. It does not limit the length of the result, so it is for trusted
+// vectors only.
 func Decode(text string) ([]byte, error) {
 	b := []byte{}
 	for word := range strings.FieldsSeq(text) {

@@ -1,12 +1,12 @@
-// Package mailbox brings what goroutines report to the one loop that acts on it.
+// Package mailbox passes events from goroutines to the loop that handles them.
 package mailbox
 
 import "sync"
 
-// Mailbox collects events from any goroutine, in order. It has no limit of its own: its user bounds
-// the number of events. Put never blocks, so that it may be called under a lock.
+// Mailbox collects events from any goroutine, in order. It has no size limit; its user must bound
+// the number of events. Put never blocks, so it may be called under a lock.
 type Mailbox[E any] struct {
-	wake chan struct{} // has an element when there may be something to take
+	wake chan struct{} // holds an element when there may be something to take
 
 	mu    sync.Mutex
 	queue []E // guarded by mu
@@ -15,7 +15,7 @@ type Mailbox[E any] struct {
 // New returns an empty mailbox.
 func New[E any]() *Mailbox[E] { return &Mailbox[E]{wake: make(chan struct{}, 1)} }
 
-// Wake has an element when there may be something to take.
+// Wake receives an element when there may be something to take.
 func (m *Mailbox[E]) Wake() <-chan struct{} { return m.wake }
 
 // Put adds an event.
@@ -29,7 +29,7 @@ func (m *Mailbox[E]) Put(e E) {
 	}
 }
 
-// Take returns everything that was put since the last call.
+// Take returns the events added since the last call.
 func (m *Mailbox[E]) Take() []E {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,11 +1,11 @@
-// Package ports hands out TCP ports of loopback to what is started as a process, or binds its ports
-// itself as CometBFT does.
+// Package ports reserves TCP ports on loopback for child processes, or for servers like CometBFT
+// that bind their ports themselves.
 //
-//	below the kernel's own range ──► blocks of numbers ──► a lock file each ──► Ports: bound until Release
+//	below the kernel's own range ──► blocks of numbers ──► one lock file each ──► Ports: bound until Release
 //
-// A block's lock is held until this process ends, so other tests and networks on this machine
-// choose other ports even after Release. Where a listener can be handed over, as in one process,
-// that is better still.
+// The lock of a block is held until this process ends, so other tests and networks on this machine
+// choose other ports even after Release. If a listener can be passed on, as within one process, do
+// that instead.
 package ports
 
 import (
@@ -20,34 +20,32 @@ import (
 	"syscall"
 )
 
-// The numbers lie below Linux' range for outgoing connections (net.ipv4.ip_local_port_range, 32768
-// and up): no connection of anybody's takes such a port between the moment it is let go here and
-// the moment the node binds it.
+// The numbers are below Linux's range for outgoing connections (net.ipv4.ip_local_port_range, 32768
+// and up), so no connection takes a port between its release here and the moment the node binds it.
 const (
 	first, last = 20000, 32000
 
-	// A block has so many ports, and as many beside them: a node's transport listens on its p2p
-	// port + 10, unless it is told otherwise.
+	// A block has transportOffset ports, each with a companion port: a node's transport listens on
+	// its p2p port + 10 by default.
 	transportOffset = 10
 	blockSize       = 2 * transportOffset
 	blocks          = (last - first) / blockSize
 )
 
-// Ports are TCP ports on loopback that are this process's until it ends.
+// Ports are TCP ports on loopback that are reserved for this process until it ends.
 type Ports struct {
 	numbers []int
 	held    []net.Listener // until Release
 }
 
-// taken are the blocks that this process has locked.
+// taken holds the blocks that this process has locked.
 var taken struct {
 	mu    sync.Mutex
 	files map[int]*os.File // by block; an open file is a held lock
-	next  []int            // numbers of the newest block that nobody has yet
+	next  []int            // unused numbers of the newest block
 }
 
-// Hold finds n ports and binds them, until Release. A number that somebody else has bound is passed
-// over, and the next one tried.
+// Hold finds n ports and binds them until Release. It skips numbers that are already bound.
 func Hold(n int) (*Ports, error) {
 	taken.mu.Lock()
 	defer taken.mu.Unlock()
@@ -79,14 +77,14 @@ func listen(number int) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(context.Background(), "tcp", address(number))
 }
 
-// lockBlock locks a block that no process has, and makes its numbers the next ones. taken.mu is
-// held.
+// lockBlock locks a block that no process has locked, and makes its numbers the next ones. The
+// caller holds taken.mu.
 func lockBlock() error {
 	dir := filepath.Join(os.TempDir(), "starling-ports")
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
-	_ = os.Chmod(dir, 0o777|os.ModeSticky) // other users' tests lock here, too
+	_ = os.Chmod(dir, 0o777|os.ModeSticky) // tests of other users lock files here, too
 	from := rand.IntN(blocks)
 	for i := range blocks {
 		block := (from + i) % blocks
@@ -96,14 +94,14 @@ func lockBlock() error {
 		path := filepath.Join(dir, fmt.Sprint(first+block*blockSize))
 		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o666)
 		if errors.Is(err, os.ErrPermission) {
-			continue // another user's, with another umask
+			continue // of another user with another umask
 		}
 		if err != nil {
 			return err
 		}
 		if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 			_ = file.Close()
-			continue // another process's
+			continue // of another process
 		}
 		if taken.files == nil {
 			taken.files = map[int]*os.File{}
@@ -123,8 +121,8 @@ func (p *Ports) Number(i int) int { return p.numbers[i] }
 // Address returns port i as host:port.
 func (p *Ports) Address(i int) string { return address(p.numbers[i]) }
 
-// Release lets the ports go, right before the process that is to bind them starts; Hold gives them
-// to nobody else. A second call does nothing.
+// Release releases the ports, right before the process that is to bind them starts. Hold does not
+// return them again. A second call does nothing.
 func (p *Ports) Release() {
 	for _, listener := range p.held {
 		_ = listener.Close()

@@ -12,7 +12,7 @@ import (
 	"github.com/starling-kv/starling/internal/ports"
 )
 
-// childVariable makes the test binary print the addresses of some ports, and end.
+// childVariable makes the test binary print the addresses of some ports and exit.
 const childVariable = "STARLING_TEST_PORTS"
 
 func TestMain(m *testing.M) {
@@ -52,7 +52,7 @@ func TestHold(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, listener.Close())
 
-	// Released, they are still nobody else's.
+	// After Release they are still reserved.
 	child := exec.Command(os.Args[0])
 	child.Env = append(os.Environ(), childVariable+"=1")
 	out, err := child.Output()

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The messages of the tests:
+// Messages used by the tests:
 //
 //	tree { repeated leaf leaves = 1; bytes name = 2; uint64 n = 3; choice c = 4; fixed64 at = 5; fixed32 by = 6; }
 //	leaf { bytes key = 1; }
@@ -112,7 +112,7 @@ func TestCount(t *testing.T) {
 	require.Equal(t, 2, Count(b, 2, 1, 1))
 	require.Equal(t, 1, Count(b, 3))
 	require.Zero(t, Count(b, 4))
-	require.Equal(t, 1, Count(append(leaf, 0x80), 1), "up to what is malformed")
+	require.Equal(t, 1, Count(append(leaf, 0x80), 1), "up to the malformed part")
 }
 
 func TestWalkAllocatesNothing(t *testing.T) {
@@ -124,7 +124,8 @@ func TestWalkAllocatesNothing(t *testing.T) {
 	}))
 }
 
-// FuzzWalk: what is accepted has no more than the table says, by another reading of the bytes.
+// FuzzWalk: an accepted message stays within the table's limits, according to an independent
+// parser.
 func FuzzWalk(f *testing.F) {
 	leaf := field(1, field(1, 'k')...)
 	for _, body := range [][]byte{

@@ -1,4 +1,4 @@
-// Package rowtable writes sorted tables that Pebble ingests as they are.
+// Package rowtable writes sorted tables that Pebble ingests unchanged.
 //
 // It writes one format only, the row format that LevelDB introduced and that every version of
 // Pebble reads (its name there is Pebble,v1; pebble's sstable/table.go), uncompressed, without
@@ -14,11 +14,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math"
 	"math/bits"
 	"sync"
+
+	"github.com/starling-kv/starling/internal/crc32c"
 )
 
 // Writer writes one table. It is for one goroutine.
@@ -32,7 +33,6 @@ type Writer struct {
 	last   []byte // the last key, without its prefix
 
 	written       uint64   // bytes
-	crc           uint32   // CRC-32C of the bytes written
 	block         int      // offset in out of the current block
 	records       int      // in the current block
 	restarts      []uint32 // offsets in the current block of the keys that are written whole
@@ -44,8 +44,9 @@ type Writer struct {
 
 const (
 	blockBytes = 4 << 10   // a block ends with the record that reaches this size
-	writeBytes = 256 << 10 // least size of a write to the file, but for the last
-	// restartInterval is the number of records of which the first alone has its key written whole.
+	writeBytes = 256 << 10 // minimum size of a write to the file, except the last
+	// restartInterval is the number of records per restart point: only the first of them has its
+	// whole key.
 	restartInterval = 16
 	trailerBytes    = 8       // after each key: sequence number 0 and kindSet
 	kindSet         = 1       // pebble.InternalKeyKindSet
@@ -64,12 +65,10 @@ var (
 	ErrRecordBytes = errors.New("a record is too large")
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 var writers = sync.Pool{New: func() any { return &Writer{out: make([]byte, 0, writeBytes+2*blockBytes)} }}
 
-// New begins a table of keys that all begin with prefix, for a database whose merger has that name:
-// Pebble does not open a table that names another one. file remains the caller's.
+// New begins a table whose keys all begin with prefix. merger is the name of the database's merger:
+// Pebble does not open a table that names another one. The caller keeps ownership of file.
 func New(file io.Writer, prefix byte, merger string) *Writer {
 	w := writers.Get().(*Writer)
 	*w = Writer{
@@ -185,14 +184,13 @@ func (w *Writer) endBlock() []byte {
 	handle = binary.AppendUvarint(handle, uint64(len(w.out)-w.block))
 	w.out = append(w.out, 0) // not compressed
 	// LevelDB masks checksums (util/crc32c.h).
-	masked := bits.RotateLeft32(crc32.Checksum(w.out[w.block:], castagnoli), 17) + 0xa282ead8
+	masked := bits.RotateLeft32(crc32c.Sum(w.out[w.block:]), 17) + 0xa282ead8
 	w.out = binary.LittleEndian.AppendUint32(w.out, masked)
 	w.block = len(w.out)
 	return handle
 }
 
 func (w *Writer) flush() error {
-	w.crc = crc32.Update(w.crc, castagnoli, w.out)
 	n, err := w.file.Write(w.out)
 	if err != nil {
 		return err
@@ -202,11 +200,11 @@ func (w *Writer) flush() error {
 	return nil
 }
 
-// Finish ends the table, and returns its length in bytes and the CRC-32C of all of it.
-func (w *Writer) Finish() (size uint64, crc uint32, err error) {
+// Finish ends the table.
+func (w *Writer) Finish() error {
 	if w.records > 0 {
 		if err := w.endDataBlock(); err != nil {
-			return 0, 0, err
+			return err
 		}
 	}
 	w.out = append(w.out, w.index...)
@@ -239,8 +237,7 @@ func (w *Writer) Finish() (size uint64, crc uint32, err error) {
 	footer := append(append(append(make([]byte, 0, footerBytes), crcChecksums), meta...), index...)
 	footer = append(binary.LittleEndian.AppendUint32(footer[:footerBytes-4-8], version), magic...)
 	w.out = append(w.out, footer...)
-	err = w.flush()
-	return w.written, w.crc, err
+	return w.flush()
 }
 
 type property struct {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -73,11 +72,8 @@ func TestTablesArePebbles(t *testing.T) {
 			require.ErrorIs(t, w.Add(records[len(records)-1].key, nil, nil), ErrOrder)
 			require.ErrorIs(t, w.Add(records[rng.IntN(len(records))].key, nil, nil), ErrOrder)
 			require.Equal(t, records[len(records)-1].key, w.LastKey())
-			size, crc, err := w.Finish()
-			require.NoError(t, err)
+			require.NoError(t, w.Finish())
 			w.Recycle()
-			require.Len(t, file.Bytes(), int(size))
-			require.Equal(t, crc32.Checksum(file.Bytes(), castagnoli), crc)
 			requireTable(t, file.Bytes(), 7, records)
 		})
 	}

@@ -1,4 +1,4 @@
-// Package seeds gives tests randomness that can be repeated.
+// Package seeds gives tests reproducible randomness.
 package seeds
 
 import (
@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// New returns a seed, which a failing test prints: another one in each run, unless STARLING_SEED
-// gives it. It does not come from the clock, which stands still in a bubble of testing/synctest.
+// New returns a seed that a failing test prints. It is different in each run, unless STARLING_SEED
+// sets it. It does not come from the clock, which stands still in a bubble of testing/synctest.
 func New(t testing.TB) uint64 {
 	t.Helper()
 	var b [8]byte
@@ -31,8 +31,8 @@ func New(t testing.TB) uint64 {
 	return seed
 }
 
-// Rand returns a source of randomness with a seed of New.
+// Rand returns a random generator with a seed from New.
 func Rand(t testing.TB) *mathrand.Rand {
 	t.Helper()
-	return mathrand.New(mathrand.NewPCG(New(t), 0)) //nolint:gosec // it is to be repeatable
+	return mathrand.New(mathrand.NewPCG(New(t), 0)) //nolint:gosec // it must be reproducible
 }

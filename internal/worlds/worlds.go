@@ -1,5 +1,5 @@
-// Package worlds runs simulations in virtual time for the tests of state machines: many random
-// worlds, each made from a seed that repeats it.
+// Package worlds runs simulations in virtual time for tests of state machines: many random worlds,
+// each reproducible from its seed.
 package worlds
 
 import (
@@ -13,17 +13,18 @@ import (
 )
 
 var (
-	seed = flag.Uint64("seed", 0, "run only the world of this seed, and log its events")
-	many = flag.Uint64("worlds", 0, "how many random worlds to run; 0: as many as the test says")
+	seed = flag.Uint64("seed", 0, "run only the world with this seed, and log its events")
+	many = flag.Uint64("worlds", 0, "number of random worlds to run; 0: the test's default")
 )
 
-// World is a simulation. Run returns what is wrong, and passes each event to trace.
+// World is a simulation. Run returns an error if something is wrong, and passes each event to
+// trace.
 type World interface {
 	Run(trace func(format string, args ...any)) error
 }
 
-// Run makes and runs the worlds of the seeds from 1 to n, and passes those that found nothing wrong
-// to ended. It returns how many there were: 0 if the flag chose one alone.
+// Run creates and runs the worlds with seeds 1 to n, and passes those without an error to ended. It
+// returns their number, or 0 if the -seed flag chose a single world.
 func Run[W World](t *testing.T, n uint64, of func(seed uint64) W, ended func(W)) int {
 	t.Helper()
 	if *seed != 0 {
@@ -43,8 +44,8 @@ func Run[W World](t *testing.T, n uint64, of func(seed uint64) W, ended func(W))
 	return int(n)
 }
 
-// Same runs the worlds of the seeds from 1 to n twice, which must come to the same events: nothing
-// depends on the order of a map.
+// Same runs the worlds with seeds 1 to n twice and requires the same events: nothing depends on map
+// order.
 func Same[W World](t *testing.T, n uint64, of func(seed uint64) W) {
 	t.Helper()
 	for seed := uint64(1); seed <= n; seed++ {
@@ -56,33 +57,33 @@ func Same[W World](t *testing.T, n uint64, of func(seed uint64) W) {
 	}
 }
 
-// Pass lets virtual time pass from now on, and returns when that is over. next is when a state
-// machine wants a tick, if it does, and never in the past; tick is called at each such time.
+// Pass lets virtual time pass from now by d, and returns the new time. next returns when a state
+// machine needs a tick, if it does, and must not be in the past; tick is called at each such time.
 func Pass(t testing.TB, now, d time.Duration, next func() (time.Duration, bool), tick func(at time.Duration)) time.Duration {
 	t.Helper()
 	until := now + d
 	for at, ok := next(); ok && at <= until; at, ok = next() {
-		require.GreaterOrEqual(t, at, now, "a tick that was due before")
+		require.GreaterOrEqual(t, at, now, "a tick in the past")
 		now = at
 		tick(now)
 	}
 	return until
 }
 
-// Timeline holds what is still to happen: the earliest first, and in the order in which it was
-// added where the time is the same. The zero value is empty.
+// Timeline holds future events: the earliest first, and events at the same time in the order in
+// which they were added. The zero value is empty.
 type Timeline[E any] struct {
 	queue queue[E]
 	added int
 }
 
-// Add notes that e happens at that time.
+// Add schedules e at the given time.
 func (l *Timeline[E]) Add(at time.Duration, e E) {
 	l.added++
 	heap.Push(&l.queue, happening[E]{at, l.added, e})
 }
 
-// Next returns when the next thing happens, if there is one.
+// Next returns the time of the next event; ok is false if there is none.
 func (l *Timeline[E]) Next() (at time.Duration, ok bool) {
 	if len(l.queue) == 0 {
 		return 0, false
@@ -90,7 +91,7 @@ func (l *Timeline[E]) Next() (at time.Duration, ok bool) {
 	return l.queue[0].at, true
 }
 
-// Take removes the next thing, and returns it with its time. There must be one.
+// Take removes and returns the next event with its time. There must be one.
 func (l *Timeline[E]) Take() (time.Duration, E) {
 	h := heap.Pop(&l.queue).(happening[E])
 	return h.at, h.event

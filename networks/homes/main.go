@@ -1,14 +1,14 @@
-// Command homes creates the homes of the networks in this folder, for containers that know each
+// Command homes creates the homes of the networks in this folder, for containers that reach each
 // other by name.
 //
 //	homes/validator-0 … ◄─┐
 //	homes/liar            ├── one genesis file, persistent_peers = ID@validator-0:26656, …
 //	homes/joiner        ◄─┘   (or ID@relay:port if the network has a relay: networks/wan)
-//	.env                      the user that the containers run as, who owns the homes
-//	homes/relay.json, homes/delays.json      with --relay: where the relay listens, and its delays
+//	.env                      the user who runs the containers and owns the homes
+//	homes/relay.json, homes/delays.json      with --relay: the relay's listening addresses and its delays
 //
-// It is run in the folder of a compose file. Homes that exist are kept, so a network resumes where
-// it was.
+// Run it in the folder of a compose file. Existing homes are kept, so a network resumes where it
+// stopped.
 package main
 
 import (
@@ -18,27 +18,23 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"syscall"
+	"time"
 
-	cfg "github.com/cometbft/cometbft/config"
-
-	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/e2e/manifest"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/e2e/testnet"
 )
 
-// listen is where every node listens inside its container.
-var listen = runner.Listen{P2P: "0.0.0.0" + p2pPort, RPC: "0.0.0.0:26657", Metrics: "0.0.0.0:26660"}
-
 const (
-	p2pPort = ":26656"
-
 	snapshotInterval = 20
 	chunkBytes       = 16 << 10
 
-	// containerUser, the image's own user, owns the homes if root runs this: a node need not be
-	// root.
+	// containerUser, the image's user, owns the homes if root runs this command: a node does not
+	// need root.
 	containerUser = 65532
+
+	relayHost = "relay"
 )
 
 type options struct {
@@ -53,7 +49,7 @@ func main() {
 	flag.StringVar(&o.starlingd, "starlingd", "", "starlingd that creates the homes (default: build it)")
 	flag.StringVar(&o.chainID, "chain-id", "local-1", "chain id")
 	flag.IntVar(&o.validators, "validators", 4, "number of validators")
-	flag.BoolVar(&o.relay, "relay", false, "let nodes reach each other through a relay, at the distances of networks/wan")
+	flag.BoolVar(&o.relay, "relay", false, "connect the nodes through a relay with the delays of networks/wan")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -75,7 +71,7 @@ func (o options) run(ctx context.Context) error {
 			return err
 		}
 	}
-	// so that half a network is never mistaken for a whole one
+	// Renamed once complete, so that an incomplete network is never taken for a complete one.
 	unfinished, err := os.MkdirTemp(o.dir, "homes-")
 	if err != nil {
 		return err
@@ -103,62 +99,34 @@ func (o options) run(ctx context.Context) error {
 
 // make creates the homes in dir.
 func (o options) make(ctx context.Context, dir string) error {
-	names := []string{"liar", "joiner"}
+	m := &manifest.Manifest{ChunkBytes: chunkBytes, SnapshotInterval: snapshotInterval, BlockPause: manifest.Duration(time.Second),
+		Nodes: map[string]manifest.Node{"liar": {Mode: manifest.Full}, "joiner": {Mode: manifest.Full, StartAt: 1}}}
 	for i := range o.validators {
-		names = append(names, fmt.Sprintf("validator-%d", i))
+		m.Nodes[fmt.Sprintf("validator-%d", i)] = manifest.Node{}
 	}
-	var homes []*runner.Home
-	for _, name := range names {
-		home := filepath.Join(dir, name)
-		h, err := runner.InitHome(ctx, name, home, o.starlingd, "init", name, "--chain-id", o.chainID, "--home", home)
-		if err != nil {
-			return err
-		}
-		homes = append(homes, h)
+	if o.relay {
+		m.Link.Delay = manifest.Duration(farthest)
 	}
-	liar, joiner, validators := homes[0], homes[1], homes[2:]
-	_, err := runner.Genesis(validators, homes[:2], o.chainID, app.Genesis{
-		ChunkBytes: chunkBytes, SnapshotInterval: snapshotInterval,
-		Open:   true, // so that `curl …/broadcast_tx_commit?tx="name=value"` works
-		Admins: []string{}, Grants: []app.GenesisGrant{},
+	m.Complete()
+	n, err := testnet.Make(ctx, testnet.Options{
+		Manifest: m, Programs: testnet.Programs{Starlingd: o.starlingd}, Dir: dir, ChainID: o.chainID,
+		Open: true, // so that `curl …/broadcast_tx_commit?tx="name=value"` works
 	})
 	if err != nil {
 		return err
 	}
-	reach := func(_, to *runner.Home) string { return to.Name + p2pPort }
-	var r relay
-	if o.relay {
-		reach = r.link
-	}
-	for i, h := range validators {
-		// Of two validators only one dials the other: if both dial at once, both can fail, and then
-		// wait for seconds.
-		if err := configure(h, validators[:i], reach); err != nil {
+	for _, node := range n.Nodes() {
+		// No port of this machine is reserved: the compose file publishes the ports.
+		if err := node.Home.ServeAt(testnet.ListenInContainer); err != nil {
 			return err
 		}
 	}
-	if err := configure(liar, validators, reach); err != nil {
+	if !o.relay {
+		return testnet.NameContainers(n.Nodes())
+	}
+	links, err := testnet.RelayContainers(n.Nodes(), relayHost)
+	if err != nil {
 		return err
 	}
-	if err := configure(joiner, append([]*runner.Home{liar}, validators...), reach); err != nil {
-		return err
-	}
-	if o.relay {
-		return r.write(dir)
-	}
-	return nil
-}
-
-// configure makes a node listen inside its container, and dial its peers at the addresses that
-// reach returns.
-func configure(h *runner.Home, peers []*runner.Home, reach func(from, to *runner.Home) (address string)) error {
-	// no port of this machine is reserved: the compose file names the ports
-	if err := h.ServeAt(listen); err != nil {
-		return err
-	}
-	names := make([]string, 0, len(peers))
-	for _, peer := range peers {
-		names = append(names, peer.PeerAt(reach(h, peer)))
-	}
-	return h.Configure(func(c *cfg.Config) { c.P2P.PersistentPeers = strings.Join(names, ",") })
+	return writeRelay(dir, links)
 }

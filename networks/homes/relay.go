@@ -2,21 +2,12 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/starling-kv/starling/e2e/relay/link"
-	"github.com/starling-kv/starling/e2e/runner"
-)
-
-const (
-	relayHost       = "relay"
-	relayPort       = 30000 // of its control endpoint; links follow
-	portsPerLink    = 20
-	p2p             = 26656
-	transportOffset = 10 // nodes expect a peer's transport at its p2p port + 10
 )
 
 // regions are the locations of the nodes; all others are in Europe.
@@ -26,39 +17,30 @@ var regions = map[string]string{"validator-2": "america", "validator-3": "asia",
 // centres show.
 var distances = map[[2]string]time.Duration{
 	{"europe", "america"}: 45 * time.Millisecond,
-	{"europe", "asia"}:    110 * time.Millisecond,
+	{"europe", "asia"}:    farthest,
 	{"america", "asia"}:   80 * time.Millisecond,
 }
 
-const nearby = 2 * time.Millisecond
+const (
+	nearby   = 2 * time.Millisecond
+	farthest = 110 * time.Millisecond
+)
 
-// relay plans the links of a network's relay.
-type relay struct {
-	config link.Config
-	delays []link.Setting
-}
-
-// link plans a link between two nodes, and returns the address of the relay that from dials.
-func (r *relay) link(from, to *runner.Home) (address string) {
-	port := relayPort + portsPerLink*(1+len(r.config.Links)/2)
-	for _, offset := range []int{0, transportOffset} {
-		r.config.Links = append(r.config.Links, link.Link{
-			From: from.Name, To: to.Name, Listen: fmt.Sprintf("0.0.0.0:%d", port+offset), Target: fmt.Sprintf("%s:%d", to.Name, p2p+offset),
-		})
-	}
-	delay := link.Treatment{Delay: distance(from.Name, to.Name)}
-	r.delays = append(r.delays,
-		link.Setting{From: from.Name, To: to.Name, Treatment: delay}, link.Setting{From: to.Name, To: from.Name, Treatment: delay})
-	return fmt.Sprintf("%s:%d", relayHost, port)
-}
-
-// write writes the relay's configuration, and the delays it is given once it runs.
-func (r *relay) write(dir string) error {
-	r.config.Control = fmt.Sprintf("0.0.0.0:%d", relayPort)
-	if err := r.config.Write(filepath.Join(dir, "relay.json")); err != nil {
+// writeRelay writes the relay's configuration, and the delays that are sent to it once it runs.
+func writeRelay(dir string, config link.Config) error {
+	if err := config.Write(filepath.Join(dir, "relay.json")); err != nil {
 		return err
 	}
-	text, err := json.MarshalIndent(r.delays, "", "  ")
+	var delays []link.Setting
+	for _, l := range config.Links {
+		delay := link.Treatment{Delay: distance(l.From, l.To)}
+		for _, s := range []link.Setting{{From: l.From, To: l.To, Treatment: delay}, {From: l.To, To: l.From, Treatment: delay}} {
+			if !slices.Contains(delays, s) { // p2p and transport are two links
+				delays = append(delays, s)
+			}
+		}
+	}
+	text, err := json.MarshalIndent(delays, "", "  ")
 	if err != nil {
 		return err
 	}

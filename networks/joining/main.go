@@ -1,5 +1,5 @@
-// Command joining makes the join of a network in these folders worth looking at: it fills the
-// state, and says what the node that joined has seen.
+// Command joining prepares and sums up a join in the networks of this folder: it fills the state,
+// and summarises the joining node's log.
 //
 //	joining fill http://127.0.0.1:26657 …     writes keys through these nodes, and waits for a snapshot that has them
 //	docker compose logs -f joiner | joining seen     waits until the join ends
@@ -26,13 +26,13 @@ import (
 // timeout limits each of the two commands.
 const timeout = 10 * time.Minute
 
-// snapshotInterval is that of networks/homes.
+// snapshotInterval is the one of networks/homes.
 const snapshotInterval = 20
 
 func main() {
 	var f filling
 	flag.IntVar(&f.keys, "keys", 4000, "number of keys that fill writes")
-	flag.IntVar(&f.valueBytes, "value-bytes", 1000, "length of their values")
+	flag.IntVar(&f.valueBytes, "value-bytes", 1000, "length of each value, in bytes")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -53,7 +53,7 @@ func main() {
 	}
 }
 
-// filling is what fill writes.
+// filling describes the keys that fill writes.
 type filling struct{ keys, valueBytes int }
 
 // pair returns the i-th key and value.
@@ -61,7 +61,7 @@ func (f filling) pair(i int) (key, value string) {
 	return fmt.Sprintf("fill/%06d", i), fmt.Sprintf("%0*d", f.valueBytes, i)
 }
 
-// run writes the keys, unless the last one is there, and returns once there is a snapshot of them.
+// run writes the keys, unless the last one exists, and returns once a snapshot contains them.
 func (f filling) run(ctx context.Context, addresses []string) error {
 	nodes := make([]*rpchttp.HTTP, len(addresses))
 	for i, address := range addresses {
@@ -115,8 +115,8 @@ func (f filling) run(ctx context.Context, addresses []string) error {
 	})
 }
 
-// seen prints what a joining node's log says of the join, and returns once the state is restored.
-// Lines may have a prefix that ends with "| ".
+// seen summarises a joining node's log, and returns once the state is restored. Lines may have a
+// prefix that ends with "| ".
 func seen(ctx context.Context, log io.Reader, to io.Writer) error {
 	lines := make(chan string)
 	go func() {
@@ -146,12 +146,12 @@ func seen(ctx context.Context, log io.Reader, to io.Writer) error {
 			case strings.HasPrefix(l.Message, runner.LogRestoring):
 				fmt.Fprintf(to, "the joiner restores the snapshot at height %s: %s chunks\n", l.Fields["height"], l.Fields["chunks"])
 			case strings.HasPrefix(l.Message, runner.LogBanned):
-				fmt.Fprintf(to, "it bans the peer %s, which lied: %s\n", l.Fields["peer"], l.Fields["reason"])
+				fmt.Fprintf(to, "the joiner bans the peer %s: %s\n", l.Fields["peer"], l.Fields["reason"])
 			case strings.HasPrefix(l.Message, runner.LogRestored):
 				fmt.Fprintf(to, "restored in %s s: %d chunks with %.1f MB verified, %d rejected, peers banned: %d\n",
 					l.Fields["seconds"], l.Int("chunks"), float64(l.Int("bytes"))/1e6, l.Int("rejected"), l.Int("banned"))
 				if l.Int("banned") == 0 {
-					fmt.Fprintln(to, "no peer was caught lying: the join was done before the liar had answered (`make rejoin` tries again)")
+					fmt.Fprintln(to, "no invalid chunk was received: the join ended before the Byzantine peer answered (`make rejoin` tries again)")
 				}
 				return nil
 			}

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a join has met is told from the log of its container.
+// The summary of the log of the joiner's container.
 func TestSeen(t *testing.T) {
 	log := `joiner_1  | I[2026-01-02|03:04:05.006] Starting                                     module=main
 joiner_1  | I[2026-01-02|03:04:05.006] Joining: restoring a snapshot                module=join height=60 chunks=264
@@ -18,7 +18,7 @@ joiner_1  | more
 	var said strings.Builder
 	require.NoError(t, seen(t.Context(), strings.NewReader(log), &said))
 	require.Equal(t, `the joiner restores the snapshot at height 60: 264 chunks
-it bans the peer ab12, which lied: a false chunk
+the joiner bans the peer ab12: a false chunk
 restored in 1.5 s: 264 chunks with 4.2 MB verified, 3 rejected, peers banned: 1
 `, said.String())
 	require.ErrorContains(t, seen(t.Context(), strings.NewReader(log[:200]), &said), "ended before the join did")

@@ -1,12 +1,12 @@
-// Package monitoring holds the configuration of Prometheus and Grafana for a network of nodes: what
-// is scraped, when alerts fire, what is shown.
+// Package monitoring holds the configuration of Prometheus and Grafana for a network of nodes:
+// targets, alerts and a dashboard.
 //
 //	nodes ──/metrics──► prometheus.yml ──► rules/starling.yml (alerts)
 //	                          │
 //	                          └──► starling.json: panels of this package, written by `go generate ./networks/monitoring`
 //
-// Tests run promtool on the first two, and every query of the last against a Prometheus that
-// scrapes real nodes.
+// Tests run promtool on prometheus.yml and the rules, and every query of the dashboard against a
+// Prometheus that scrapes real nodes.
 package monitoring
 
 import "encoding/json"
@@ -25,7 +25,7 @@ type Panel struct {
 type Query struct {
 	Expr   string // $instance: the selected nodes; $__rate_interval: Grafana's
 	Legend string
-	// Rare is set if a healthy network in which no node joins need not have such a series.
+	// Rare is set if the series may be absent in a healthy network in which no node joins.
 	Rare bool
 }
 
@@ -52,91 +52,91 @@ func Rows() []Row {
 				{Expr: `sum by (instance) (rate(cometbft_consensus_block_interval_seconds_sum{instance=~"$instance"}[$__rate_interval])) / ` +
 					`sum by (instance) (rate(cometbft_consensus_block_interval_seconds_count{instance=~"$instance"}[$__rate_interval]))`, Legend: node},
 			}},
-			{"Transactions", "By code of the result; 0: success.", "ops", []Query{
+			{"Transactions", "Transactions per second, by result code; 0: success.", "ops", []Query{
 				{Expr: `sum by (code) (rate(starling_app_transactions_total{instance=~"$instance"}[$__rate_interval])) / ` +
 					`scalar(count(starling_app_height{instance=~"$instance"}))`, Legend: "code {{code}}", Rare: true},
 			}},
-			{"Voting power that does not sign", "At a third the chain stops.", "percentunit",
+			{"Voting power that does not sign", "Share of the voting power that did not sign. At one third the chain halts.", "percentunit",
 				one(`cometbft_consensus_missing_validators_power{instance=~"$instance"} / cometbft_consensus_validators_power`)},
-			{"Rounds", "Above 0: the first proposer of a height was late, or refused.", "none",
+			{"Rounds", "Rounds above 0: the first proposer of a height was late, or its proposal was refused.", "none",
 				one(`cometbft_consensus_rounds{instance=~"$instance"}`)},
 			{"Pending transactions", "", "none", one(`cometbft_mempool_size{instance=~"$instance"}`)},
 			{"Peers", "", "none", one(`cometbft_p2p_peers{instance=~"$instance"}`)},
 		}},
 		{"State", []Panel{
 			{"Keys", "", "short", one(`starling_app_keys{instance=~"$instance"}`)},
-			{"Bytes", "Of all leaf records.", "bytes", one(`starling_app_bytes{instance=~"$instance"}`)},
-			{"Time of a commit", "To hand a block's state to the flusher; the disk counts only if its backlog is too large.", "s", []Query{
+			{"Bytes", "Total bytes of all leaf records.", "bytes", one(`starling_app_bytes{instance=~"$instance"}`)},
+			{"Time of a commit", "Time to hand a block's state to the flusher; includes waits for the disk if its backlog is too large.", "s", []Query{
 				{Expr: `histogram_quantile(0.5, sum by (le) (rate(starling_app_commit_seconds_bucket{instance=~"$instance"}[$__rate_interval])))`,
 					Legend: "p50"},
 				{Expr: `histogram_quantile(0.99, sum by (le) (rate(starling_app_commit_seconds_bucket{instance=~"$instance"}[$__rate_interval])))`,
 					Legend: "p99"},
 			}},
-			{"Memory of the tree", "Slabs of inner nodes and leaves.", "bytes",
+			{"Memory of the tree", "Memory slabs of inner nodes and leaves.", "bytes",
 				one(`starling_app_tree_node_bytes{instance=~"$instance"} + starling_app_tree_leaf_bytes`)},
-			{"Held by older versions", "Nodes that exist only for queries, keep_recent and snapshots.", "short",
+			{"Held by older versions", "Nodes that exist only for queries, pruning_keep_recent and snapshots.", "short",
 				one(`starling_app_tree_held_nodes{instance=~"$instance"}`)},
 			{"Versions in use", "", "none", one(`starling_app_tree_versions{instance=~"$instance"}`)},
 		}},
 		{"Disk", []Panel{
 			{"Blocks not on disk yet", "The flusher's backlog.", "none", one(`starling_storage_lag_blocks{instance=~"$instance"}`)},
-			{"Age of the oldest of them", "", "s", one(`starling_storage_lag_seconds{instance=~"$instance"}`)},
+			{"Age of the oldest block not on disk", "", "s", one(`starling_storage_lag_seconds{instance=~"$instance"}`)},
 			{"Bytes not on disk yet", "", "bytes", one(`starling_storage_lag_bytes{instance=~"$instance"}`)},
-			{"Blocks waiting for the disk", "Share of the time.", "percentunit",
+			{"Blocks waiting for the disk", "Share of the time that blocks waited for the disk.", "percentunit",
 				one(`rate(starling_storage_wait_seconds_total{instance=~"$instance"}[$__rate_interval])`)},
 			{"Written by flushes", "", "Bps", one(`rate(starling_storage_flush_bytes_total{instance=~"$instance"}[$__rate_interval])`)},
-			{"On disk", "By zone.", "bytes", []Query{{Expr: `starling_storage_disk_bytes{instance=~"$instance"}`, Legend: node + " {{zone}}"}}},
-			{"Free space", "The node stops by itself once it falls below storage.min_free_bytes.", "bytes",
+			{"On disk", "Disk space, by zone.", "bytes", []Query{{Expr: `starling_storage_disk_bytes{instance=~"$instance"}`, Legend: node + " {{zone}}"}}},
+			{"Free space", "The node stops when its free disk space falls below disk.min_free_bytes.", "bytes",
 				one(`starling_storage_disk_free_bytes{instance=~"$instance"}`)},
 			{"Write amplification", "Bytes written for each byte stored.", "none", []Query{
 				{Expr: `starling_storage_write_amplification{instance=~"$instance"}`, Legend: node + " {{zone}}"}}},
 		}},
 		{"Cache", []Panel{
-			{"Hit rate", "Share of the lookups, by zone.", "percentunit", []Query{
+			{"Hit rate", "Share of cache lookups that hit, by zone.", "percentunit", []Query{
 				{Expr: `rate(starling_storage_cache_hits_total{instance=~"$instance"}[$__rate_interval]) / ` +
 					`(rate(starling_storage_cache_hits_total{instance=~"$instance"}[$__rate_interval]) + ` +
 					`rate(starling_storage_cache_misses_total[$__rate_interval]))`,
 					Legend: node + " {{zone}}"}}},
-			{"Memory", "By zone; the limits move between them.", "bytes", []Query{
+			{"Memory", "Cache memory and its limit, by zone; the limits shift between the zones.", "bytes", []Query{
 				{Expr: `starling_storage_cache_bytes{instance=~"$instance"}`, Legend: node + " {{zone}}"},
 				{Expr: `starling_storage_cache_target_bytes{instance=~"$instance"}`, Legend: node + " {{zone}} limit"}}},
-			{"Evicted too early", "Lookups that a larger share of the cache would have answered.", "ops", []Query{
+			{"Evicted too early", "Misses that a larger share of the cache would have avoided.", "ops", []Query{
 				{Expr: `rate(starling_storage_cache_ghost_hits_total{instance=~"$instance"}[$__rate_interval])`, Legend: node + " {{zone}}"}}},
 		}},
 		{"Serving joiners", []Panel{
-			{"Snapshots", "From which other nodes can join.", "none", one(`starling_statesync_snapshots_pinned{instance=~"$instance"}`)},
-			{"Connections", "To the transport.", "none", one(`starling_transport_connections{instance=~"$instance"}`)},
-			{"Requests", "By method and outcome.", "reqps", []Query{
+			{"Snapshots", "Snapshots served to joining nodes.", "none", one(`starling_statesync_snapshots_pinned{instance=~"$instance"}`)},
+			{"Connections", "Inbound transport connections.", "none", one(`starling_transport_connections{instance=~"$instance"}`)},
+			{"Requests", "Transport requests, by method and outcome.", "reqps", []Query{
 				{Expr: `sum by (method, outcome) (rate(starling_transport_requests_total{instance=~"$instance"}[$__rate_interval]))`,
 					Legend: "{{method}} {{outcome}}", Rare: true}}},
 			{"Sent", "", "Bps", one(`rate(starling_transport_sent_bytes_total{instance=~"$instance"}[$__rate_interval])`)},
-			{"Time of an answer", "", "s", []Query{
+			{"Response time", "", "s", []Query{
 				{Expr: `histogram_quantile(0.99, sum by (le, method) (rate(starling_transport_request_seconds_bucket{instance=~"$instance"}[$__rate_interval])))`,
 					Legend: "{{method}} p99", Rare: true}}},
-			{"Refused connections", "By reason.", "ops", []Query{
+			{"Refused connections", "Refused transport connections, by reason.", "ops", []Query{
 				{Expr: `sum by (reason) (rate(starling_transport_connections_refused_total{instance=~"$instance"}[$__rate_interval]))`,
 					Legend: "{{reason}}", Rare: true}}},
 		}},
 		{"Joining", []Panel{
-			{"Chunks", "Verified, and the total.", "none", []Query{
+			{"Chunks", "Verified chunks and the total.", "none", []Query{
 				{Expr: `starling_statesync_join_chunks_done{instance=~"$instance"} > 0`, Legend: node, Rare: true},
 				{Expr: `starling_statesync_snapshot_chunks{instance=~"$instance"} > 0`, Legend: node + " of", Rare: true}}},
-			{"Speed", "Verified bytes per second.", "Bps", one(`starling_statesync_join_bytes_per_second{instance=~"$instance"}`)},
-			{"Speed by peer", "As the joiner measures it.", "Bps", []Query{
+			{"Speed", "Join rate in verified bytes per second.", "Bps", one(`starling_statesync_join_bytes_per_second{instance=~"$instance"}`)},
+			{"Speed by peer", "Rate of each peer, as measured by the joiner.", "Bps", []Query{
 				{Expr: `starling_statesync_peer_bytes_per_second{instance=~"$instance"}`, Legend: "{{instance}} from {{peer}}", Rare: true}}},
-			{"Requests in flight", "By peer.", "none", []Query{
+			{"Requests in flight", "Requests of the join in flight, by peer.", "none", []Query{
 				{Expr: `starling_statesync_peer_requests_in_flight{instance=~"$instance"}`, Legend: "{{instance}} from {{peer}}", Rare: true}}},
-			{"Wasted", "Bytes of lies, second copies, cancelled answers.", "bytes",
+			{"Wasted", "Bytes of invalid data, duplicates and cancelled responses.", "bytes",
 				one(`starling_statesync_join_wasted_bytes{instance=~"$instance"}`)},
-			{"Peers banned", "By what their lie was about.", "none", []Query{
+			{"Peers banned", "Banned peers, by the subject of their invalid data.", "none", []Query{
 				{Expr: `sum by (instance, reason) (starling_statesync_peers_banned_total{instance=~"$instance"})`, Legend: node + " {{reason}}", Rare: true}}},
 		}},
 		{"Program", []Panel{
 			{"Versions", "Number of nodes running each version.", "none", []Query{
 				{Expr: `count by (version) (starling_build_info{instance=~"$instance"})`, Legend: "{{version}}"}}},
-			{"App version", "The rules by which the next block is executed: the same on all nodes.", "none", one(`starling_app_version{instance=~"$instance"}`)},
-			{"Memory", "Of the process.", "bytes", one(`process_resident_memory_bytes{instance=~"$instance"}`)},
-			{"Processor", "Cores in use.", "none", one(`rate(process_cpu_seconds_total{instance=~"$instance"}[$__rate_interval])`)},
+			{"App version", "App version of the next block: the same on all nodes.", "none", one(`starling_app_version{instance=~"$instance"}`)},
+			{"Memory", "Resident memory of the process.", "bytes", one(`process_resident_memory_bytes{instance=~"$instance"}`)},
+			{"Processor", "Processor cores in use.", "none", one(`rate(process_cpu_seconds_total{instance=~"$instance"}[$__rate_interval])`)},
 		}},
 	}
 }

@@ -1,6 +1,5 @@
-// Package buildinfo names what this program is: its version and commit, what it was built with, and
-// the app versions and formats on disk that it knows. The linker sets Version and Commit in
-// releases.
+// Package buildinfo describes this program: its version and commit, its build, and the app versions
+// and on-disk formats that it supports. The linker sets Version and Commit in releases.
 package buildinfo
 
 import (
@@ -17,25 +16,25 @@ import (
 	"github.com/starling-kv/starling/storage/blocks"
 )
 
-// Version is set by the linker (see Makefile). If it is empty, the version is the one of the
-// module's build information.
+// Version is set by the linker (see Makefile). If it is empty, the version comes from the module's
+// build information.
 var Version string
 
 // Commit is set by the linker in releases (scripts/release.sh). If it is empty, the commit is the
-// one that `go build` recorded.
+// one recorded by `go build`.
 var Commit string
 
-// RehearsedAppVersion is for rehearsals of an upgrade on a test network: set by the linker, as in
+// RehearsedAppVersion is for rehearsing an upgrade on a test network. The linker sets it:
 //
 //	go build -ldflags "-X github.com/starling-kv/starling/node/buildinfo.RehearsedAppVersion=2" ./cmd/starlingd
 //
-// it makes a program that accepts app versions up to this one; those that do not exist yet have the
-// rules of the newest one that does. Never build a program that others rely on with it. `starlingd
-// version --long` shows that it was.
+// The program then accepts app versions up to this one, and executes versions that do not exist yet
+// with the rules of the newest existing one. Never use such a program in production. `starlingd
+// version --long` shows it.
 var RehearsedAppVersion string
 
-// NewestAppVersion returns the newest app version that this program executes. The error is that of
-// a program built with a wrong RehearsedAppVersion.
+// NewestAppVersion returns the newest app version that this program executes. It returns an error
+// if RehearsedAppVersion is invalid.
 func NewestAppVersion() (uint64, error) {
 	if RehearsedAppVersion == "" {
 		return app.NewestVersion(), nil
@@ -47,7 +46,7 @@ func NewestAppVersion() (uint64, error) {
 	return rehearsed, nil
 }
 
-// Versions are those of what this program is built from.
+// Versions are the versions of this program and of its main dependencies.
 type Versions struct {
 	Starling string `json:"starling"`
 	CometBFT string `json:"cometbft"`
@@ -83,26 +82,26 @@ func dependency(info *debug.BuildInfo, path string) string {
 	return "unknown"
 }
 
-// LongVersions are all properties by which one build differs from another.
+// LongVersions are all properties in which builds can differ.
 type LongVersions struct {
 	Versions
-	Commit   string `json:"commit"` // "unknown" if the sources came without their history
+	Commit   string `json:"commit"` // "unknown" if the sources have no history
 	Pebble   string `json:"pebble"`
 	Platform string `json:"platform"`
 	Static   bool   `json:"static"` // built without cgo
-	// The app versions that it executes.
+	// The app versions that this program executes.
 	OldestAppVersion uint64 `json:"oldest_app_version"`
 	NewestAppVersion uint64 `json:"newest_app_version"`
-	// Rehearsal: NewestAppVersion does not exist, see RehearsedAppVersion.
+	// Rehearsal: NewestAppVersion does not exist yet, see RehearsedAppVersion.
 	Rehearsal bool `json:"rehearsal"`
-	// The formats that it reads and writes.
+	// The formats that this program reads and writes.
 	StateFormat    int    `json:"state_format"`
 	BlocksFormat   int    `json:"blocks_format"`
 	DatabaseFormat uint64 `json:"database_format"` // of Pebble
 	SnapshotFormat int    `json:"snapshot_format"`
 }
 
-// ReadLong reads them from the binary. Errors are those of NewestAppVersion.
+// ReadLong reads the properties of this binary. Its errors are those of NewestAppVersion.
 func ReadLong() (LongVersions, error) {
 	v := LongVersions{
 		Versions: Read(), Commit: Commit, Platform: runtime.GOOS + "/" + runtime.GOARCH,
@@ -131,8 +130,8 @@ func ReadLong() (LongVersions, error) {
 	return v, nil
 }
 
-// IsTooOld reports whether an error asks for a newer program: the chain has an app version, or the
-// data on disk a format, that this one does not know.
+// IsTooOld reports whether an error means that a newer program is needed: this one does not support
+// the chain's app version or the format of the data on disk.
 func IsTooOld(err error) bool {
 	return errors.As(err, new(*app.UpgradeError)) || errors.Is(err, storage.ErrNewerFormat)
 }

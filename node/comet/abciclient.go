@@ -10,9 +10,9 @@ import (
 	"github.com/cometbft/cometbft/proxy"
 )
 
-// clientCreator connects CometBFT to an application in the same process without a lock, so that a
-// query does not wait for a block. (CometBFT's own creators put one mutex around all connections,
-// or around each.) The application does its own locking.
+// clientCreator connects CometBFT to an in-process application without a lock, so that a query does
+// not wait for a block. (CometBFT's own creators use one mutex for all connections, or one per
+// connection.) The application does its own locking.
 type clientCreator struct{ app abci.Application }
 
 var _ proxy.ClientCreator = clientCreator{}
@@ -24,13 +24,13 @@ func (c clientCreator) NewABCIClient() (abcicli.Client, error) {
 	return client, nil
 }
 
-// localClient is one of the connections.
+// localClient is one of the four ABCI connections.
 type localClient struct {
 	service.BaseService
 	abci.Application
 
-	// checking keeps the transactions of CheckTxAsync and the mempool's callbacks in one order, as
-	// a socket would: the mempool relies on it, and nonces follow one another.
+	// checking keeps the order of CheckTxAsync calls and their callbacks consistent, as a socket
+	// does: the mempool relies on it, and nonces must arrive in order.
 	checking sync.Mutex
 	callback abcicli.Callback // guarded by checking
 }
@@ -55,7 +55,7 @@ func (c *localClient) CheckTxAsync(ctx context.Context, req *abci.RequestCheckTx
 	}
 	done := abcicli.NewReqRes(request)
 	done.Response = response
-	done.InvokeCallback() // marks it as answered: a callback that is set later runs at once
+	done.InvokeCallback() // marks it as answered: a callback set later runs at once
 	return done, nil
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stuck is an application whose FinalizeBlock takes as long as it is let.
+// stuck is an application whose FinalizeBlock blocks until it is released.
 type stuck struct {
 	abci.BaseApplication
 	entered, leave chan struct{}
@@ -34,7 +34,7 @@ func TestNoCallWaitsForABlock(t *testing.T) {
 		finished <- err
 	}()
 	<-application.entered
-	for _, client := range []abcicli.Client{other, consensus} { // each of these would wait for ever
+	for _, client := range []abcicli.Client{other, consensus} { // with one mutex, each would block
 		_, err = client.Query(t.Context(), &abci.RequestQuery{})
 		require.NoError(t, err)
 		_, err = client.CheckTx(t.Context(), &abci.RequestCheckTx{})

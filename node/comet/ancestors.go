@@ -14,34 +14,35 @@ import (
 	"github.com/cosmos/gogoproto/proto"
 	gogotypes "github.com/cosmos/gogoproto/types"
 
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 )
 
-// A node that joins at height H has no block below H+1. But a block that it must accept may contain
-// evidence about a validator's misbehaviour at H or before. CometBFT's evidence pool looks up the
-// header, the commit and the validators of that height in its stores. Without them it refuses a
-// block that all others have accepted, and the node stops for good. So a join writes them where the
+// A node that joins at height H has no block below H+1. But a block that it must accept may hold
+// evidence of a validator's misbehaviour at H or below. CometBFT's evidence pool looks up the
+// header, the commit and the validators of that height in its stores. Without them it rejects a
+// block that all others have accepted, and the node stops permanently. A join therefore writes them
+// to those stores.
 // pool looks.
 //
 //	evidence of height h ──► blockstore H:h  block meta: header, time          (all evidence)
 //	                     ──► blockstore C:h  commit                            (attacks on light clients)
 //	                     ──► state validatorsKey:h  who could sign             (all evidence)
 //
-// Evidence in one of those blocks is recorded as committed in the evidence database. A node that
-// has the header without that record would accept the same evidence from a peer again and, as a
-// proposer, put it into blocks that all others refuse.
+// If one of those blocks holds evidence, that evidence is recorded as committed in the evidence
+// database. Without that record the node would accept the same evidence from a peer again and, as a
+// proposer, put it into blocks that all others reject.
 
-// AncestorsTimeout limits the time for fetching them: peers that send false data or are silent
-// cannot delay a join for longer. It is enough for a thousand of them, each of which is tried.
+// AncestorsTimeout limits the time for fetching headers, so that Byzantine or silent peers cannot
+// delay a join for longer. It is enough to try a thousand such peers.
 const AncestorsTimeout = 2 * time.Minute
 
-// checkpointInterval is CometBFT's valSetCheckpointInterval (state/store.go): at its multiples the
-// whole set of validators is stored.
+// checkpointInterval is CometBFT's valSetCheckpointInterval (state/store.go): the full validator
+// set is stored at its multiples.
 const checkpointInterval = 100_000
 
-// Ancestors fetches the headers that evidence may be about, from the state's height downwards: at
-// most most heights, and none for which evidence has expired. What no peer has is left out, which
-// is logged, and is the gap.
+// Ancestors fetches the headers that evidence may refer to, from the state's height downwards: at
+// most `most` headers, and none for which evidence has expired. Headers that no peer has are
+// omitted and logged; they are the gap.
 func Ancestors(ctx context.Context, v *lightblocks.Verifier, state sm.State, most int64, logger log.Logger) ([]lightblocks.Ancestor, Gap) {
 	if most == 0 {
 		return nil, Gap{}
@@ -56,25 +57,25 @@ func Ancestors(ctx context.Context, v *lightblocks.Verifier, state sm.State, mos
 	})
 	to := from + 1 - int64(len(found))
 	if err != nil {
-		logger.Error("Headers are missing: a block with evidence about a height below the first would stop this node",
+		logger.Error("Headers are missing: a block with evidence about a height below the first one would stop this node",
 			"wanted", lowest, "first", to, "last", from, "err", err)
 		return found, Gap{First: to, Wanted: lowest}
 	}
-	logger.Info("Fetched the headers that evidence may be about", "first", to, "last", from, "took", time.Since(began).Round(time.Millisecond))
+	logger.Info("Fetched the headers that evidence may refer to", "first", to, "last", from, "took", time.Since(began).Round(time.Millisecond))
 	return found, Gap{}
 }
 
-// saveAncestors writes records that CometBFT has no function for without a block: those of
-// store/store.go (saveBlockToBatch) and of state/store.go (saveValidatorsInfo), and the key of
+// saveAncestors writes records for which CometBFT has no function without a block: those of
+// store/store.go (saveBlockToBatch) and state/store.go (saveValidatorsInfo), and the key of
 // evidence/pool.go (markEvidenceAsCommitted), v0.40.0. The block store's base does not change:
-// below it there are headers, but no blocks. The size of a block and its number of transactions are
-// not known, and nothing reads them there.
-// fresh is set if found begins with the last block of CometBFT's state, which has its validators.
+// below it there are headers, but no blocks. Block sizes and transaction counts are unknown, and
+// CometBFT does not read them there. fresh is set if found begins with the last block of CometBFT's
+// state, whose validators the state has.
 func saveAncestors(blockDB, stateDB, evidenceDB dbm.DB, found []lightblocks.Ancestor, fresh bool) (err error) {
 	blocks, states, committed := blockDB.NewBatch(), stateDB.NewBatch(), evidenceDB.NewBatch()
-	// what matters is an error of Write
+	// only an error of Write matters
 	defer func() { _, _, _ = blocks.Close(), states.Close(), committed.Close() }()
-	// height of the record with the set that holds now
+	// Height of the record with the current full set.
 	var whole int64
 	for i := len(found) - 1; i >= 0; i-- {
 		a := found[i]
@@ -92,7 +93,7 @@ func saveAncestors(blockDB, stateDB, evidenceDB dbm.DB, found []lightblocks.Ance
 			}
 		}
 		if i == 0 && fresh {
-			break // the validators of the last block are part of CometBFT's state
+			break // CometBFT's state has the validators of the last block
 		}
 		info := new(cmtstate.ValidatorsInfo)
 		if whole == 0 || a.Validators != found[i+1].Validators || a.Height%checkpointInterval == 0 {

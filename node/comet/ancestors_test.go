@@ -13,11 +13,11 @@ import (
 	"github.com/cometbft/cometbft/version"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 )
 
-// What is written is what CometBFT's own stores read: across changes of validators, and across the
-// heights where they expect a whole set.
+// CometBFT's own stores read the written records: across validator changes, and across the heights
+// at which they expect a full set.
 func TestAncestorsAsCometReadsThem(t *testing.T) {
 	const top, count = checkpointInterval + 3, 8
 	set := func(powers ...int64) *cmttypes.ValidatorSet {
@@ -32,7 +32,7 @@ func TestAncestorsAsCometReadsThem(t *testing.T) {
 	for i := range int64(count) {
 		height := top - i
 		validators := two
-		if height%4 == 0 || height > checkpointInterval { // 100003…100000 and 99996 are of one set
+		if height%4 == 0 || height > checkpointInterval { // 100003…100000 and 99996 have one set
 			validators = one
 		}
 		header := &cmttypes.Header{

@@ -8,12 +8,12 @@ import (
 	"github.com/cometbft/cometbft/store"
 	cmttypes "github.com/cometbft/cometbft/types"
 
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 )
 
-// Bootstrap tells CometBFT that a height was reached without its blocks, as its own BootstrapState
-// does, in an order in which a kill does no harm: headers and a commit without a state are ignored,
-// and Open completes a state with its commit.
+// Bootstrap records in CometBFT's databases that a height was reached without its blocks, like
+// CometBFT's BootstrapState, but in an order that is safe against a kill: headers and a commit
+// without a state are ignored, and Open completes a state with its commit.
 //
 //	headers up to H (ancestors.go) ──► commit of H ──► state after H ──► mark of an offline state sync
 func (d *Databases) Bootstrap(state sm.State, commit *cmttypes.Commit, before []lightblocks.Ancestor, gap Gap) (err error) {

@@ -13,24 +13,24 @@ import (
 	"github.com/starling-kv/starling/node/disk"
 )
 
-// consensusLog is the log of a CometBFT. It recognises the end of consensus: CometBFT only logs the
-// panic, and keeps running without consensus (consensus/state.go, receiveRoutine). It leaves out
-// what the node itself has caused.
+// consensusLog is CometBFT's logger. It detects the end of consensus: CometBFT only logs the panic
+// and keeps running without consensus (consensus/state.go, receiveRoutine). It suppresses errors
+// that the node itself caused.
 type consensusLog struct {
 	log.Logger
-	full  func(error) // called if it ended because the disk is full
-	ended func(error) // called for any cause; nil: nobody is told
-	// missing is called with the height where evidence in a decided block is about a header that is
-	// not here.
+	full  func(error) // called if consensus ended because the disk is full
+	ended func(error) // called for every cause; may be nil
+	// missing is called with a height if evidence in a decided block refers to that height's header
+	// and this node does not have it.
 	missing func(height int64)
 }
 
 const (
 	consensusEnded = "CONSENSUS FAILURE!!!"
-	// of a block that the validators have signed (blocksync/reactor.go, handleValidationFailure)
+	// For a block that the validators have signed (blocksync/reactor.go, handleValidationFailure).
 	blockRefused   = "Error in validation"
 	reactorStopped = "error while stopped reactor" // p2p/switch.go, OnStop
-	// consensus/state.go: a validator that cannot write this log signs nothing, and waits for ever.
+	// consensus/state.go: a validator that cannot write the WAL signs nothing and waits forever.
 	logFailed = "failed writing to WAL"
 )
 
@@ -40,10 +40,10 @@ func (l consensusLog) With(keyvals ...any) log.Logger {
 
 func (l consensusLog) Error(message string, keyvals ...any) {
 	if message == consensusEnded && isShut(keyvals) {
-		return // the node ended it, and reports why
+		return // the node ended it and reports the reason
 	}
 	if message == reactorStopped && slices.Contains(keyvals, any(service.ErrAlreadyStopped)) {
-		return // stopBlockSync was first
+		return // stopBlockSync stopped it first
 	}
 	l.Logger.Error(message, keyvals...)
 	if message != consensusEnded && message != blockRefused && message != logFailed {
@@ -57,7 +57,7 @@ func (l consensusLog) Error(message string, keyvals ...any) {
 		cause := fmt.Sprint(keyvals[i+1])
 		if message == logFailed {
 			if err, _ := keyvals[i+1].(error); disk.IsFull(err) {
-				l.full(fmt.Errorf("%w: the log of consensus cannot be written: %w", disk.ErrFull, err))
+				l.full(fmt.Errorf("%w: the consensus WAL cannot be written: %w", disk.ErrFull, err))
 			}
 			return
 		}
@@ -78,7 +78,7 @@ func (l consensusLog) Error(message string, keyvals ...any) {
 }
 
 // lastLine returns the line in which a panic of CometBFT names its cause. The text begins with the
-// message that was to be written, which may be a whole block.
+// message that could not be written, which may be a whole block.
 func lastLine(text string) string {
 	text = strings.TrimSpace(text)
 	return strings.TrimLeft(text[strings.LastIndexByte(text, '\n')+1:], "}] ")

@@ -43,7 +43,7 @@ func TestConsensusThatEndsOnAFullDiskIsHeard(t *testing.T) {
 	}
 }
 
-// What a Halter does to consensus is no failure that anybody has to look into.
+// An end of consensus that a Halter caused is not a failure.
 func TestShutIsNotLogged(t *testing.T) {
 	var logged bytes.Buffer
 	logger := consensusLog{log.NewTMLogger(&logged), func(error) { t.Error("the disk is not full") }, func(error) { t.Error("consensus has not failed") }, nil}
@@ -51,8 +51,8 @@ func TestShutIsNotLogged(t *testing.T) {
 	require.NotContains(t, logged.String(), "FAILURE")
 }
 
-// A decided block whose evidence cannot be looked up is recognised, by consensus and by block sync.
-// What else they say is not, and neither is a proposal that nobody has decided on.
+// A decided block whose evidence cannot be looked up is detected in the log of consensus and of
+// block sync. Other messages, and undecided proposals, are not.
 func TestMissingHeaderIsHeard(t *testing.T) {
 	for _, c := range []struct {
 		message string

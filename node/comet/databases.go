@@ -23,37 +23,37 @@ import (
 	"github.com/starling-kv/starling/storage/blocks"
 )
 
-// Databases opens CometBFT's databases and closes them: CometBFT itself leaves open what it had
-// opened if NewNode fails, and the transaction index in any case. It may be used by several
-// goroutines.
+// Databases opens and closes CometBFT's databases. CometBFT itself leaves them open if NewNode
+// fails, and never closes the transaction index. Databases is safe for concurrent use.
 //
 //	blockstore, state, evidence, tx_index ──db_backend = "starling"──► data/blocks: one zone
 //	                                      └─any other────────────────► data/blockstore.db, …: one database each
 type Databases struct {
 	config *cfg.Config
 	log    log.Logger
-	zone   blocks.Options // of the block zone
+	zone   blocks.Options // options of the block zone
 
 	mu struct {
 		sync.Mutex
 		open   map[string]*database // by ID
-		blocks *blocks.Zone         // nil: not opened, or another backend
-		closed bool                 // none is opened until Open
+		blocks *blocks.Zone         // nil: not opened, or another backend is configured
+		closed bool                 // Provide opens no database until Open
 	}
 	gap struct {
-		sync.Mutex      // held while one is recorded
-		wanted     bool // by a block that stops the node
+		sync.Mutex      // held while a gap is recorded
+		wanted     bool // a block that stops the node needs the missing header
 	}
 }
 
 // errClosed: a database was requested after Close.
 var errClosed = errors.New("CometBFT's databases are closed")
 
-// database can be closed twice: by CometBFT, and by Databases.
+// database may be closed twice: by CometBFT and by Databases.
 //
-// CometBFT does not wait for its reactors' goroutines when it stops, and its block store panics
-// where a database is closed. So one that reads too late is ended instead (runtime.Goexit runs what
-// it deferred): the process, which may be about to start the next CometBFT, would be ended with it.
+// When CometBFT stops, it does not wait for its reactors' goroutines, and its block store panics if
+// its database is closed. A goroutine that reads too late is therefore ended (runtime.Goexit, which
+// runs its deferred calls): a panic would end the process, which may be about to start the next
+// CometBFT.
 type database struct {
 	dbm.DB
 	closed atomic.Bool
@@ -77,22 +77,22 @@ func (d *database) Has(key []byte) (bool, error) {
 	return has, err
 }
 
-// endLate ends the goroutine if err comes from its having read a database that is closed.
+// endLate ends the calling goroutine if err means that it read a closed database.
 func (d *database) endLate(err error) {
 	if err != nil && (d.closed.Load() || errors.Is(err, blocks.ErrClosed)) {
 		runtime.Goexit()
 	}
 }
 
-// NewDatabases opens none of them yet. zone is used to open the block zone, if config.toml names
-// it.
+// NewDatabases returns Databases with none open yet. zone holds the options of the block zone,
+// which is used if config.toml selects it.
 func NewDatabases(conf *cfg.Config, logger log.Logger, zone blocks.Options) *Databases {
 	d := &Databases{config: conf, log: logger, zone: zone}
 	d.mu.open = map[string]*database{}
 	return d
 }
 
-// Provide is a cfg.DBProvider: an ID gives the same database each time, until Close.
+// Provide is a cfg.DBProvider: it returns the same database for an ID until Close.
 func (d *Databases) Provide(ctx *cfg.DBContext) (dbm.DB, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -116,7 +116,7 @@ func (d *Databases) openDB(ctx *cfg.DBContext) (dbm.DB, error) {
 		if d.mu.blocks == nil {
 			zone, err := blocks.Open(config.BlocksDir(ctx.Config.DBDir()), d.zone)
 			if errors.Is(err, storage.ErrCorrupt) {
-				// The record of what was signed and seen is damaged: only the network can restore
+				// The record of signed and received blocks is damaged: only the network can restore
 				// it.
 				err = fmt.Errorf("%w (`starlingd unsafe-reset-all` removes the data and keeps keys and signing state)", err)
 			}
@@ -140,14 +140,14 @@ func (d *Databases) openDB(ctx *cfg.DBContext) (dbm.DB, error) {
 	return db, nil
 }
 
-// BlockZone returns the block zone that is open; nil: none is, or CometBFT has another db_backend.
+// BlockZone returns the open block zone; nil: none is open, or CometBFT uses another db_backend.
 func (d *Databases) BlockZone() *blocks.Zone {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.mu.blocks
 }
 
-// Close closes those that are open. It may be called again, and Open opens them anew.
+// Close closes the open databases. It may be called more than once; Open opens them again.
 func (d *Databases) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -165,7 +165,7 @@ func (d *Databases) Close() error {
 	return errors.Join(errs...)
 }
 
-// DB returns one of them, by its ID.
+// DB returns the database with an ID.
 func (d *Databases) DB(id string) (dbm.DB, error) {
 	return d.Provide(&cfg.DBContext{ID: id, Config: d.config})
 }
@@ -188,33 +188,33 @@ func (d *Databases) States() (sm.Store, error) {
 	return storedStates{sm.NewStore(db, sm.StoreOptions{DiscardABCIResponses: d.config.Storage.DiscardABCIResponses}), db}, nil
 }
 
-// OtherBackend returns a hint if blocks lie where another db_backend keeps them, for an error about
-// missing blocks; "": they do not.
+// OtherBackend returns a hint for an error about missing blocks if the folder of another db_backend
+// has blocks; "": none has.
 func OtherBackend(c *cfg.Config) string {
 	dir, has := c.DBDir(), func(path string) bool { _, err := os.Lstat(path); return err == nil }
 	switch old, zone := filepath.Join(dir, "blockstore.db"), config.BlocksDir(dir); {
 	case c.DBBackend == config.BlockZoneBackend && has(old):
-		return fmt.Sprintf(" (there is %q, of another db_backend than the %q in config.toml: put the old one back)", old, c.DBBackend)
+		return fmt.Sprintf(" (%q exists, from another db_backend than the %q in config.toml: restore the old setting)", old, c.DBBackend)
 	case c.DBBackend != config.BlockZoneBackend && has(zone):
-		return fmt.Sprintf(" (there is %q, of db_backend = %q, and config.toml says %q: put the old one back)", zone, config.BlockZoneBackend, c.DBBackend)
+		return fmt.Sprintf(" (%q exists, from db_backend = %q, but config.toml has %q: restore the old setting)", zone, config.BlockZoneBackend, c.DBBackend)
 	}
 	return ""
 }
 
-// Heights are how far CometBFT's own databases are.
+// Heights are the heights that CometBFT's own databases have reached.
 type Heights struct {
-	Block, State int64 // of the last block it has, and of the last state it computed
-	Base         int64 // of the first block it has; 0: none
-	Unbased      bool  // a state, but neither a block nor the commit that it stands on
+	Block, State int64 // height of the last block, and of the last state
+	Base         int64 // first block; 0: none
+	Unbased      bool  // there is a state, but neither a block nor the commit of the state's height
 }
 
-// None reports whether there is nothing that a state of the application could continue from.
+// None reports whether CometBFT has neither blocks nor a state to continue from.
 func (p Heights) None() bool { return p.Block == 0 && (p.State == 0 || p.Unbased) }
 
-// Open opens them, also after Close, and reads how far CometBFT is. After a state sync CometBFT has
-// the state after block H but no block. If the commit of H is there, Open records that H was
-// reached without blocks. If a crash came before the commit was saved, CometBFT can never continue
-// (Heights.Unbased): see ForgetState.
+// Open opens the databases, also after Close, and returns CometBFT's heights. After a state sync
+// CometBFT has the state after block H but no block. If the commit of H is stored, Open records
+// that H was reached without blocks. If a crash came before the commit was saved, CometBFT can
+// never continue (Heights.Unbased): see ForgetState.
 func (d *Databases) Open() (_ Heights, err error) {
 	defer func() { // CometBFT panics when it cannot read
 		if cause := recover(); cause != nil {
@@ -250,7 +250,7 @@ func (d *Databases) Open() (_ Heights, err error) {
 	return p, nil
 }
 
-// Panicked returns the error that a panic was about.
+// Panicked converts the value of a panic to an error.
 func Panicked(cause any) error {
 	if err, is := cause.(error); is {
 		return err
@@ -258,7 +258,7 @@ func Panicked(cause any) error {
 	return fmt.Errorf("%v", cause)
 }
 
-// ForgetState empties CometBFT's state database, so that a join starts again.
+// ForgetState empties CometBFT's state database, so that a join starts over.
 func (d *Databases) ForgetState() error {
 	stateDB, err := d.DB("state")
 	if err != nil {
@@ -273,7 +273,7 @@ func (d *Databases) ForgetState() error {
 
 func clearDatabase(db dbm.DB) error {
 	batch := db.NewBatch()
-	defer func() { _ = batch.Close() }() // what matters is an error of WriteSync
+	defer func() { _ = batch.Close() }() // only an error of Write mattersSync
 	it, err := db.Iterator(nil, nil)
 	if err != nil {
 		return err
@@ -287,10 +287,10 @@ func clearDatabase(db dbm.DB) error {
 	return batch.WriteSync()
 }
 
-// PutAside empties CometBFT's databases and its write-ahead log, which belong to a state that is
-// gone, and opens them again. The validator's signing state stays, so that nothing is signed twice.
-// After a kill half-way the home is as a join leaves it. If there are none (any is false), only the
-// remains of an earlier PutAside that was killed are removed.
+// PutAside empties CometBFT's databases and write-ahead log, which belong to a state that no longer
+// exists, and opens them again. The validator's signing state stays, so that nothing is signed
+// twice. A kill half-way leaves the home as after a join. With any false, only the remains of an
+// earlier, killed PutAside are removed.
 func (d *Databases) PutAside(any bool) error {
 	if any {
 		if err := d.Close(); err != nil {
@@ -309,7 +309,7 @@ func (d *Databases) PutAside(any bool) error {
 			continue
 		}
 		if keeps, err := config.Holds(path, keep...); err == nil && keeps != "" {
-			return fmt.Errorf("%q is not removed: %q lies in it", path, keeps)
+			return fmt.Errorf("not removing %q: it contains %q", path, keeps)
 		}
 		if err := os.Rename(path, aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
@@ -321,7 +321,7 @@ func (d *Databases) PutAside(any bool) error {
 	if !any {
 		return nil
 	}
-	d.log.Info("Removed the blocks from before: the node continues from the new state")
+	d.log.Info("Removed the old blocks: continuing from the new state")
 	_, err := d.Open()
 	return err
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/starling-kv/starling/storage/blocks"
 )
 
-// A goroutine of a CometBFT that has stopped reads its block store once more: it ends, and not the
-// process.
+// If a goroutine of a stopped CometBFT reads its block store, the goroutine ends, not the process.
 func TestLateReadersEnd(t *testing.T) {
 	for _, backend := range []string{config.BlockZoneBackend, "goleveldb"} {
 		t.Run(backend, func(t *testing.T) {
@@ -30,7 +29,7 @@ func TestLateReadersEnd(t *testing.T) {
 				went = true
 			}()
 			<-ended
-			require.False(t, went, "it has read a closed database")
+			require.False(t, went, "the goroutine read a closed database")
 		})
 	}
 }

@@ -20,27 +20,27 @@ import (
 	"github.com/cometbft/cometbft/store"
 	cmttypes "github.com/cometbft/cometbft/types"
 
-	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/statesync/catchup"
 )
 
-// ErrInvalid: a block that the validators have signed cannot be executed here. CometBFT refuses it,
-// too, and says why.
+// ErrInvalid: a block that the validators have signed cannot be executed here. CometBFT rejects it
+// as well, and logs the reason.
 var ErrInvalid = errors.New("a block that the validators have signed is not valid")
 
-// ErrExtensions: the chain has vote extensions, without which a validator could not propose. They
-// are not fetched over the transport.
+// ErrExtensions: the chain has vote extensions, which a validator needs to propose. They are not
+// fetched over the transport.
 var ErrExtensions = errors.New("blocks with vote extensions are left to CometBFT's block sync")
 
-// Executor checks, saves and executes blocks while there is no CometBFT, with CometBFT's own parts
-// and in the order of its block sync (v0.40.0, blocksync/reactor.go, poolRoutine):
+// Executor checks, saves and executes blocks before CometBFT starts, using CometBFT's own
+// components in the order of its block sync (v0.40.0, blocksync/reactor.go, poolRoutine):
 //
 //	VerifyCommit ──► ValidateBlock ──► SaveBlock ──► ApplyVerifiedBlock ──► index
 //
-// A kill between any two is what it is to block sync: the handshake of the next start executes a
-// block that was saved. What of the retain height, changes of validators, evidence and the last
-// block (Halter) follows from ApplyVerifiedBlock.
+// A kill between any two steps has the same effect as in block sync: the handshake of the next
+// start executes a saved block. ApplyVerifiedBlock handles the retain height, validator changes,
+// evidence and the last block (Halter).
 type Executor struct {
 	i        *Instance
 	app      proxy.AppConns
@@ -48,17 +48,17 @@ type Executor struct {
 	states   sm.Store
 	executor *sm.BlockExecutor
 	state    sm.State
-	height   atomic.Int64 // of state, or what is below the first block
+	height   atomic.Int64 // height of state; before the first block, the initial height minus one
 	last     atomic.Pointer[time.Time]
-	maxBytes atomic.Int64 // of the next block, with its commit
+	maxBytes atomic.Int64 // size limit of the next block with its commit
 	// verified: the last commit of the next block was verified as the commit of the block before.
 	verified bool
 }
 
 var _ catchup.Chain = (*Executor)(nil)
 
-// Executor opens the chain as CometBFT does when it is made: its Handshaker has the application
-// execute the blocks that it does not have. Close it before Make. The databases must be open.
+// Executor opens the chain as a new CometBFT does: the Handshaker replays the blocks that the
+// application is missing. Close it before Make. The databases must be open.
 func (i *Instance) Executor(ctx context.Context) (_ *Executor, err error) {
 	defer i.guard(&err)
 	if err := CheckHalt(i.o.Application.halt, i.o.Height()); err != nil {
@@ -121,15 +121,14 @@ func (i *Instance) Executor(ctx context.Context) (_ *Executor, err error) {
 		return nil, err
 	}
 	pool.SetLogger(i.o.Logger.With("module", "evidence"))
-	// Blocks are executed by the hundred: their lines would hide all others.
+	// Blocks are executed by the hundred: their log lines would bury all others.
 	e.executor = sm.NewBlockExecutor(e.states, onlyErrors{i.o.Logger.With("module", "state")}, e.app.Consensus(), &mempool.NopMempool{}, pool, e.blocks,
 		sm.BlockExecutorWithMetrics(smMetrics), sm.BlockExecutorWithBlockTimeTolerance(i.o.Config.Consensus.BlockTimeTolerance))
 	e.executor.SetEventBus(events)
 	return e, nil
 }
 
-// guard turns a panic of CometBFT's, about data that are inconsistent or cannot be written, into an
-// error.
+// guard turns a panic of CometBFT, caused by inconsistent data or a failed write, into an error.
 func (i *Instance) guard(err *error) {
 	if cause := recover(); cause != nil {
 		*err = fmt.Errorf("CometBFT's data in %q: %w", i.o.Config.DBDir(), Panicked(cause))
@@ -142,7 +141,7 @@ func (i *Instance) guard(err *error) {
 // Height implements catchup.Chain.
 func (e *Executor) Height() int64 { return e.height.Load() }
 
-// set makes a state the present one.
+// set makes a state the current one.
 func (e *Executor) set(state sm.State) {
 	e.state = state
 	height, last := state.LastBlockHeight, state.LastBlockTime
@@ -177,7 +176,7 @@ func (e *Executor) Apply(ctx context.Context, b catchup.Block) (err error) {
 	if err := e.state.Validators.VerifyCommit(e.state.ChainID, b.ID, b.Height, b.Commit); err != nil {
 		return fmt.Errorf("%w: block %d: %w", catchup.ErrUnsigned, b.Height, err)
 	}
-	// The first block's last commit was verified by nobody.
+	// The first block's last commit has not been verified yet.
 	validate := e.executor.ValidateBlock
 	if e.verified {
 		validate = e.executor.ValidateBlockSkipLastCommit
@@ -203,21 +202,21 @@ func (e *Executor) Apply(ctx context.Context, b catchup.Block) (err error) {
 // Close ends the connections to the application. The databases stay open.
 func (e *Executor) Close() error { return e.app.Stop() }
 
-// onlyErrors leaves out all but errors.
+// onlyErrors suppresses all log lines except errors.
 type onlyErrors struct{ log.Logger }
 
 func (l onlyErrors) With(keyvals ...any) log.Logger { return onlyErrors{l.Logger.With(keyvals...)} }
 func (onlyErrors) Info(string, ...any)              {}
 
-// index puts the events of blocks into CometBFT's indexes, each before the next block is executed.
-// CometBFT's own IndexerService does so in a goroutine, which cannot be waited for.
+// index adds the events of a block to CometBFT's indexes before the next block is executed.
+// CometBFT's own IndexerService does so in a goroutine that cannot be waited for.
 type index struct {
 	cmttypes.NopEventBus
 	log    log.Logger
 	txs    txindex.TxIndexer
 	blocks indexer.BlockIndexer
-	batch  *txindex.Batch // of the block whose transactions come next; nil: none
-	left   int64          // how many of them
+	batch  *txindex.Batch // of the block whose transactions follow; nil: none
+	left   int64          // number of transactions still to come
 }
 
 // newIndex opens the indexes that config.toml names ([tx_index]).
@@ -232,8 +231,8 @@ func newIndex(o Options, chainID string) (cmttypes.BlockEventPublisher, error) {
 	return &index{log: logger, txs: txs, blocks: blocks}, nil
 }
 
-// PublishEventNewBlockEvents implements types.BlockEventPublisher. It comes before the transactions
-// of its block (state/execution.go, fireEvents).
+// PublishEventNewBlockEvents implements types.BlockEventPublisher. It is called before the
+// transactions of its block (state/execution.go, fireEvents).
 func (x *index) PublishEventNewBlockEvents(data cmttypes.EventDataNewBlockEvents) error {
 	if err := x.blocks.Index(data); err != nil {
 		x.log.Error("failed to index block", "height", data.Height, "err", err) // as CometBFT does

@@ -11,28 +11,29 @@ import (
 	"github.com/cometbft/cometbft/evidence"
 	cmttypes "github.com/cometbft/cometbft/types"
 
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 )
 
 // ErrHeaderMissing: the network decided a block with evidence about a height whose header this node
-// does not have. The next start asks for it.
-var ErrHeaderMissing = errors.New("a block holds evidence about a height whose header is not here")
+// does not have. The next start fetches it.
+var ErrHeaderMissing = errors.New("a block holds evidence about a height whose header is missing")
 
-// Gap is what evidence may be about and is not here: headers below First, down to Wanted. Without a
-// gap it is zero.
+// Gap is the range of missing headers that evidence may refer to: below First, down to Wanted. The
+// zero Gap is empty.
 type Gap struct {
 	First  int64 `json:"first"`
 	Wanted int64 `json:"wanted"`
 }
 
-// Headers returns how many are missing.
+// Headers returns the number of missing headers.
 func (g Gap) Headers() int64 { return max(g.First-g.Wanted, 0) }
 
-// gapKey is where the evidence database holds the Gap. CometBFT's own keys there begin with bytes 0
-// and 1.
+// gapKey is the key of the Gap in the evidence database. CometBFT's own keys there begin with bytes
+// 0 and 1.
 var gapKey = []byte("starling/gap")
 
-// Gap returns what is missing. A gap about which evidence has expired is none.
+// Gap returns the range of missing headers. A gap for which evidence has expired is returned as
+// empty.
 func (d *Databases) Gap() (g Gap, err error) {
 	db, err := d.DB("evidence")
 	if err != nil {
@@ -52,7 +53,7 @@ func (d *Databases) Gap() (g Gap, err error) {
 	if g.Headers() == 0 {
 		return g, nil
 	}
-	if below == nil { // not there yet, or pruned: then no evidence needs what is below
+	if below == nil { // absent or pruned: no evidence needs the headers below it
 		blocks, err := d.Blocks()
 		if err != nil || blocks.Base() > g.First {
 			return Gap{}, err
@@ -82,8 +83,8 @@ func (d *Databases) Expired() (func(*cmttypes.Header) bool, error) {
 	}, nil
 }
 
-// Above returns the header that names the first missing one, and its validators. nil: it is not
-// here, so nothing can be asked for.
+// Above returns the header that links to the first missing one, and its validators. nil: this node
+// does not have that header, so it cannot fetch the missing ones.
 func (d *Databases) Above(g Gap) (*cmttypes.Header, *cmttypes.ValidatorSet, error) {
 	blocks, err := d.Blocks()
 	if err != nil {
@@ -104,7 +105,8 @@ func (d *Databases) Above(g Gap) (*cmttypes.Header, *cmttypes.ValidatorSet, erro
 	return &meta.Header, set, nil
 }
 
-// Want records that the header of a height is needed, and all between it and those that are here.
+// Want records that the header of a height is needed, and all headers between it and the first
+// existing one.
 func (d *Databases) Want(height int64) error {
 	blocks, err := d.Blocks()
 	if err != nil {
@@ -117,11 +119,11 @@ func (d *Databases) Want(height int64) error {
 	return d.recordGap(Gap{First: first, Wanted: height}, true)
 }
 
-// SetGap records what is missing.
+// SetGap records the missing headers.
 func (d *Databases) SetGap(g Gap) error { return d.recordGap(g, false) }
 
-// recordGap records a gap. Once one is wanted, since the node stops for it, no other is recorded
-// until the next start.
+// recordGap records a gap. Once a gap is wanted, because the node stops for it, no other gap is
+// recorded until the next start.
 func (d *Databases) recordGap(g Gap, wanted bool) error {
 	db, err := d.DB("evidence")
 	if err != nil {
@@ -140,7 +142,8 @@ func (d *Databases) recordGap(g Gap, wanted bool) error {
 	return db.SetSync(gapKey, raw)
 }
 
-// Fill adds what closes a part of a gap: blocks from First-1 downwards. It returns what is left.
+// Fill adds blocks from First-1 downwards, which close part of a gap. It returns the rest of the
+// gap.
 func (d *Databases) Fill(g Gap, found []lightblocks.Ancestor) (Gap, error) {
 	var databases []dbm.DB
 	for _, id := range []string{"blockstore", "state", "evidence"} {
@@ -165,12 +168,12 @@ func (d *Databases) Fill(g Gap, found []lightblocks.Ancestor) (Gap, error) {
 	return g, d.SetGap(g)
 }
 
-// missingHeader matches what CometBFT's evidence pool says of a height that it cannot look up
+// missingHeader matches the error of CometBFT's evidence pool about a height that it cannot look up
 // (evidence/verify.go, state/errors.go).
 var missingHeader = regexp.MustCompile(`(?:don't have (?:header|header at height|commit at height)|could not find validator set for height) #(\d+)`)
 
-// headerMissing returns the height that the refusal of a decided block names. ok is false if that
-// is not why it was refused.
+// headerMissing returns the height in the error with which a decided block was rejected. ok is
+// false if the error has another cause.
 func headerMissing(cause string) (height int64, ok bool) {
 	found := missingHeader.FindStringSubmatch(cause)
 	if found == nil {

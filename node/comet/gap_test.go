@@ -10,7 +10,7 @@ import (
 	"github.com/starling-kv/starling/storage/blocks"
 )
 
-// What is missing is read back after a restart, and gone with the databases.
+// A gap is read back after a restart, and removed with the databases.
 func TestGap(t *testing.T) {
 	conf := config.DefaultCometBFT()
 	conf.SetRoot(t.TempDir())
@@ -34,12 +34,12 @@ func TestGap(t *testing.T) {
 	require.EqualValues(t, 93, gap.Headers())
 	child, _, err := d.Above(gap)
 	require.NoError(t, err)
-	require.Nil(t, child, "that block has not come yet")
+	require.Nil(t, child, "the block has not arrived yet")
 	left, err := d.Fill(gap, nil)
 	require.NoError(t, err)
 	require.Equal(t, gap, left)
 
-	// Once a block has stopped the node, what is fetched meanwhile does not change what it wants.
+	// Once a block has stopped the node, headers fetched meanwhile do not change the wanted height.
 	require.NoError(t, d.Want(3))
 	require.NoError(t, d.SetGap(Gap{}))
 	gap, err = d.Gap()

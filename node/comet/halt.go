@@ -12,16 +12,16 @@ import (
 )
 
 // A node can have a last block: the one at halt_height, or the last one of the newest app version
-// that it knows. That block is executed and committed, and becomes durable. The next one is not
-// begun:
+// that it supports. That block is executed and committed, and becomes durable. The next block is
+// not started:
 //
 //	Commit of the last block ──► stop(cause) ──► Failed ──► Stop: everything is written and closed
 //	        │
 //	        └── the Halter is shut: a call of CometBFT about a later block, before it stops, ends the goroutine that called
 //
-// Returning an error would not be enough: CometBFT's block sync ends the process, without closing
-// anything, if a block cannot be executed, and its consensus ends alone, while the rest runs on.
-// So a block that cannot be executed or committed shuts the Halter, too.
+// Returning an error would not be enough: if a block cannot be executed, CometBFT's block sync ends
+// the process without closing anything, and its consensus ends alone while the rest keeps running.
+// A block that cannot be executed or committed therefore also shuts the Halter.
 
 // ErrHalted: the block at halt_height is committed, as configured.
 var ErrHalted = errors.New("halted")
@@ -29,40 +29,40 @@ var ErrHalted = errors.New("halted")
 // ErrPastHalt: the node is already at or past its halt_height.
 var ErrPastHalt = errors.New("the node is past its halt_height")
 
-// CheckHalt returns ErrPastHalt if a node at height has nothing to do before it halts. halt 0: it
+// CheckHalt returns ErrPastHalt if a node at height has reached its halt height already. halt 0: it
 // never halts.
 func CheckHalt(halt, height int64) error {
 	if halt <= 0 || height < halt {
 		return nil
 	}
-	return fmt.Errorf("%w: halt_height is %d, and block %d is committed already: set a higher one, or 0 to run without end", ErrPastHalt, halt, height)
+	return fmt.Errorf("%w: halt_height is %d, and block %d is already committed: set a higher one, or 0 to run without a limit", ErrPastHalt, halt, height)
 }
 
-// Halter is the application up to a last block. It may be called by several goroutines, as the
-// application.
+// Halter passes calls to the application up to its last block. It may be called by several
+// goroutines, like the application.
 type Halter struct {
 	abci.Application
 	halt    int64             // height of the last block; 0: none
 	mayGoOn func() error      // called after a commit: the real application's answer
 	stop    func(cause error) // called after the last block
-	// leave ends the goroutine that calls about a later block. If it is nil, or returns, the cause
-	// is the answer. It is set before CometBFT is made.
+	// leave ends the goroutine that makes a call about a later block. If it is nil, or returns, the
+	// call returns the cause. It is set before CometBFT is made.
 	leave func(cause error)
 
 	finished struct {
 		sync.Mutex
-		height int64 // of the block that is being executed
-		cause  error // not nil: it was the last one
+		height int64 // height of the block being executed
+		cause  error // not nil: the last block was reached
 	}
 }
 
-// NewHalter ends an application's blocks at height halt (0: at none), or at the one after whose
-// commit mayGoOn returns an error. stop is called with that error, or with ErrHalted.
+// NewHalter ends an application's blocks at height halt (0: never), or after the first commit for
+// which mayGoOn returns an error. stop is called with that error, or with ErrHalted.
 func NewHalter(application abci.Application, halt int64, mayGoOn func() error, stop func(cause error)) *Halter {
 	return &Halter{Application: application, halt: halt, mayGoOn: mayGoOn, stop: stop}
 }
 
-// cause returns what ended the blocks; nil: there are more.
+// cause returns the reason why the blocks ended; nil: they continue.
 func (h *Halter) cause() error {
 	h.finished.Lock()
 	defer h.finished.Unlock()
@@ -106,9 +106,9 @@ func (h *Halter) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlo
 	return res, nil
 }
 
-// failed ends the blocks with the error of one that could not be executed or committed. Another
-// process that asked ends by itself; but what only this one knows, that the newest state lacks a
-// page, is damage, whoever asks.
+// failed ends the blocks with the error of a block that could not be executed or committed. In
+// another process, CometBFT ends itself on an error; but damage that only this process can detect,
+// a page missing from the newest state, is reported to every caller.
 func (h *Halter) failed(err error) error {
 	if errors.Is(err, storage.ErrNoPage) {
 		err = fmt.Errorf("the state is %w: %w: remove it with `starlingd unsafe-reset-all` and join again by state sync", storage.ErrCorrupt, err)
@@ -145,11 +145,11 @@ func (h *Halter) Commit(ctx context.Context, req *abci.RequestCommit) (*abci.Res
 	return res, nil
 }
 
-// shut is the panic with which Instance.leave ends a goroutine of CometBFT's consensus, which
-// catches it, closes what it writes and ends.
+// shut is the panic with which Instance.leave ends a goroutine of CometBFT's consensus. Consensus
+// catches it, closes its files and ends.
 type shut struct{ error }
 
-// isShut reports whether CometBFT logs what Instance.leave did.
+// isShut reports whether a log line of CometBFT is about a panic raised by Instance.leave.
 func isShut(keyvals []any) bool {
 	for _, v := range keyvals {
 		if _, is := v.(shut); is {

@@ -96,8 +96,8 @@ func (f *failing) Commit(ctx context.Context, req *abci.RequestCommit) (*abci.Re
 	return f.passing.Commit(ctx, req)
 }
 
-// A block that the disk does not let through ends the blocks: CometBFT's own answer to the error is
-// a panic, which in block sync ends the process without a reason, and in consensus only consensus.
+// A disk failure in a block ends the blocks: CometBFT would panic on the error, which in block sync
+// ends the process without a reason, and in consensus ends only consensus.
 func TestHalterEndsBlocksThatFail(t *testing.T) {
 	broken := errors.New("input/output error")
 	for name, c := range map[string]struct {
@@ -124,7 +124,7 @@ func TestHalterEndsBlocksThatFail(t *testing.T) {
 			}
 		}
 		require.Error(t, err, name)
-		if c.is == nil { // the process that asked ends by itself, and may ask again
+		if c.is == nil { // the calling process ends by itself, and may call again
 			require.ErrorIs(t, err, broken, name)
 			require.Empty(t, stopped, name)
 			continue

@@ -18,65 +18,65 @@ import (
 	"github.com/starling-kv/starling/node/config"
 )
 
-// Options say how to make CometBFT.
+// Options configures CometBFT.
 type Options struct {
 	Config    *cfg.Config
 	Logger    log.Logger
 	Genesis   *cmttypes.GenesisDoc
 	NodeKey   *p2p.NodeKey
 	Databases *Databases
-	// Application is the application that CometBFT calls, up to a last block.
+	// Application is called by CometBFT, up to its last block.
 	Application *Halter
-	// Height returns the height of the application's last block, Restored that of the snapshot that
-	// was restored in this process; 0: none.
+	// Height returns the height of the application's last block, Restored the height of the
+	// snapshot restored by this process; 0: none.
 	Height, Restored func() int64
-	// Validator is the one whose key lies in the home. It is ignored if there is a Signer.
+	// Validator has its key in the home. It is ignored if there is a Signer.
 	Validator cmttypes.PrivValidator
 	Signer    *RemoteSigner // nil: the validator's key is in the home
-	// WrapValidator is called for each CometBFT that is made; nil: the validator is used as it is.
+	// WrapValidator is called for each new CometBFT; nil: the validator is used unchanged.
 	WrapValidator func(cmttypes.PrivValidator) cmttypes.PrivValidator
-	// Reactor tells peers about this node's transport; nil: there is none.
+	// Reactor advertises this node's transport to peers; nil: not advertised.
 	Reactor *AddressReactor
-	// WrapConsensus returns the reactor that takes the place of a CometBFT's consensus reactor;
-	// nil: that stays.
+	// WrapConsensus returns the reactor that replaces CometBFT's consensus reactor; nil: it is not
+	// replaced.
 	WrapConsensus func(*cometnode.Node) (p2p.Reactor, error)
-	// Serve is called with the stores of a CometBFT that was made, and with nil, nil, nil before
-	// they are closed. It returns once nobody reads the former stores.
+	// Serve is called with the stores of a new CometBFT, and with nil, nil, nil before they are
+	// closed. It returns once the former stores are no longer read.
 	Serve func(blocks *store.BlockStore, states sm.Store, evidence func(cmttypes.Evidence) error)
 	// Failed is called with a failure after which the node must be stopped, ConsensusEnded with the
-	// cause when consensus ends, which CometBFT itself only logs.
+	// cause when consensus ends, which CometBFT only logs.
 	Failed, ConsensusEnded func(error)
-	// HeaderMissing is called with the height where evidence in a decided block is about a header
-	// that is not here, so that the node cannot continue. nil: nobody is told.
+	// HeaderMissing is called with a height if evidence in a decided block refers to that height's
+	// header and it is missing, so that the node cannot continue. nil: not called.
 	HeaderMissing func(height int64)
 }
 
-// Instance is the CometBFT of a node. At the end of a state sync another one takes its place, over
+// Instance is the CometBFT of a node. At the end of a state sync it is replaced by another one over
 // the same application.
 //
 //	Make ──► Start ──► (a state sync: its end ──► Stop, Make, Start) ──► Stop
 //
-// Make, Start and Stop are called by one goroutine at a time; the rest may be called at any time.
+// Make, Start and Stop must not be called concurrently; all other methods may be called at any
+// time.
 type Instance struct {
 	o       Options
-	metrics cometnode.MetricsProvider // registers once, however many CometBFTs are made
+	metrics cometnode.MetricsProvider // registers once, even if several CometBFTs are made
 	rounds  Rounds
 
 	mu struct {
 		sync.Mutex
-		syncing bool // comet state-syncs, and another one replaces it afterwards
-		// making: a CometBFT is being made, and executes the blocks that the application does not
-		// have.
+		syncing bool // comet is state-syncing; another one replaces it afterwards
+		// making: a CometBFT is being made, and replays the blocks that the application is missing.
 		making bool
 		comet  *cometnode.Node // nil: none was made yet
-		// stopped: comet was stopped, or is being stopped: its databases must not be read.
+		// stopped: comet was or is being stopped: its databases must not be read.
 		stopped bool
-		// unfollow ends what rounds learns from comet; nil: nothing.
+		// unfollow ends rounds' subscription to comet; nil: none.
 		unfollow func()
 	}
 }
 
-// New prepares a CometBFT. Nothing is opened before Make. Stop may be called in any case.
+// New prepares a CometBFT. Nothing is opened before Make. Stop may always be called.
 func New(o Options) *Instance {
 	i := &Instance{o: o, metrics: onceMetrics(cometnode.DefaultMetricsProvider(o.Config.Instrumentation))}
 	o.Application.leave = i.leave
@@ -91,9 +91,9 @@ func (i *Instance) Comet() *cometnode.Node {
 	return i.mu.comet
 }
 
-// Read calls f with the current CometBFT, and whether it state-syncs. Its databases stay open until
-// f returns. f must not call the Instance. Read returns false, and does not call f, if there is no
-// CometBFT or its databases are closed.
+// Read calls f with the current CometBFT, and whether it is state-syncing. Its databases stay open
+// until f returns. f must not call the Instance. Read returns false, without calling f, if there is
+// no CometBFT or its databases are closed.
 func (i *Instance) Read(f func(comet *cometnode.Node, syncing bool)) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -104,7 +104,7 @@ func (i *Instance) Read(f func(comet *cometnode.Node, syncing bool)) bool {
 	return true
 }
 
-// Pending returns the block that consensus works on. It waits for no lock of consensus.
+// Pending returns the block that consensus is working on. It does not wait for a lock of consensus.
 func (i *Instance) Pending() Pending { return i.rounds.Pending() }
 
 // StateSync makes the next CometBFT join by its own state sync. Another one replaces it afterwards.
@@ -114,8 +114,8 @@ func (i *Instance) StateSync() {
 	i.mu.syncing = true
 }
 
-// Make makes CometBFT over the databases, which must be open. It executes the blocks that the
-// application does not have. Panics of CometBFT about inconsistent data become errors.
+// Make makes CometBFT over the databases, which must be open. It replays the blocks that the
+// application is missing. CometBFT's panics about inconsistent data become errors.
 func (i *Instance) Make(ctx context.Context) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -137,7 +137,7 @@ func (i *Instance) Make(ctx context.Context) (err error) {
 	if r := i.o.Reactor; r != nil {
 		opts = append(opts, cometnode.CustomReactors(map[string]p2p.Reactor{"STARLING_ADDRESSES": r.attach()}))
 	}
-	var wrong error // of an option, which cannot return it
+	var wrong error // of an option that cannot return it
 	if wrap := i.o.WrapConsensus; wrap != nil {
 		opts = append(opts, func(n *cometnode.Node) {
 			var r p2p.Reactor
@@ -175,8 +175,8 @@ func (i *Instance) Make(ctx context.Context) (err error) {
 	return config.SameGenesis(i.o.Genesis, comet.GenesisDoc())
 }
 
-// Start starts the CometBFT that was made. If it state-syncs, a goroutine in wg waits for the end
-// of that, or of ctx, and replaces it. The caller waits for wg before it calls Stop.
+// Start starts the CometBFT. If it state-syncs, a goroutine in wg waits for the end of the sync, or
+// of ctx, and replaces it. The caller must wait for wg before Stop.
 func (i *Instance) Start(ctx context.Context, wg *sync.WaitGroup) error {
 	i.mu.Lock()
 	comet, syncing := i.mu.comet, i.mu.syncing
@@ -198,7 +198,7 @@ func (i *Instance) Start(ctx context.Context, wg *sync.WaitGroup) error {
 	return nil
 }
 
-// start starts a CometBFT, and follows its consensus from the first step on.
+// start starts a CometBFT, and follows its consensus from the first step.
 func (i *Instance) start(comet *cometnode.Node) error {
 	unfollow, err := i.rounds.follow(comet.EventBus())
 	if err != nil {
@@ -224,9 +224,8 @@ func (i *Instance) Stop() error {
 	return stopAll(comet, i.o.Databases)
 }
 
-// leave ends the goroutine of CometBFT that calls the application about a block after the last one.
-// It returns if blocks are replayed while CometBFT is being made: the caller of Make then gets the
-// error.
+// leave ends the CometBFT goroutine that calls the application about a block after the last one. It
+// returns if the call comes from the replay in Make: then Make returns the error.
 func (i *Instance) leave(cause error) {
 	i.mu.Lock()
 	comet, making := i.mu.comet, i.mu.making
@@ -234,7 +233,7 @@ func (i *Instance) leave(cause error) {
 	switch {
 	case making || comet == nil:
 	case comet.ConsensusReactor().WaitSync():
-		runtime.Goexit() // block sync, whose end is all that is waited for
+		runtime.Goexit() // block sync: nothing waits for more than its end
 	default:
 		panic(shut{cause})
 	}

@@ -14,13 +14,12 @@ import (
 	"github.com/cometbft/cometbft/rpc/jsonrpc/server"
 )
 
-// joiningRoutes are the calls that a node answers while it joins. A transaction that it accepted
-// would be lost with the mempool, and an event subscription with its connection.
+// joiningRoutes are the calls that a node serves while it joins. An accepted transaction would be
+// lost with the mempool, and an event subscription with its connection.
 var joiningRoutes = []string{"health", "status", "net_info", "genesis", "genesis_chunked", "abci_info", "consensus_params"}
 
-// joiningRPC serves RPC for the CometBFT that joins. CometBFT's own server would continue to serve
-// connections that clients keep open after that CometBFT is replaced, with the answers of the one
-// that is gone. Close ends them.
+// joiningRPC serves RPC for the joining CometBFT. After that CometBFT is replaced, its own server
+// would keep serving stale responses on open connections. Close ends them.
 type joiningRPC struct {
 	listeners []*closingListener
 	wg        sync.WaitGroup
@@ -58,7 +57,7 @@ func serveJoining(comet *cometnode.Node, settings *cfg.RPCConfig, logger log.Log
 			} else {
 				err = server.Serve(listener, mux, logger, config)
 			}
-			logger.Info("RPC for the time of joining ended", "reason", err)
+			logger.Info("RPC for the join ended", "reason", err)
 		})
 	}
 	return r, nil
@@ -70,12 +69,12 @@ func (r *joiningRPC) Close() {
 		return
 	}
 	for _, l := range r.listeners {
-		_ = l.Close() // the only error is that it is closed already
+		_ = l.Close() // the only possible error is that it is already closed
 	}
 	r.wg.Wait()
 }
 
-// closingListener closes the connections that it accepted when it is closed itself.
+// closingListener closes its accepted connections when it is closed.
 type closingListener struct {
 	net.Listener
 	mu struct {

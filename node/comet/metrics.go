@@ -13,7 +13,7 @@ import (
 	"github.com/cometbft/cometbft/statesync"
 )
 
-// onceMetrics makes CometBFT's metrics once, since they cannot be registered twice.
+// onceMetrics makes CometBFT's metrics only once, because they cannot be registered twice.
 func onceMetrics(provider cometnode.MetricsProvider) cometnode.MetricsProvider {
 	var (
 		once sync.Once

@@ -9,28 +9,28 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 )
 
-// peerLog adds to what CometBFT logs about peers what to do about it. Of two nodes of one host, one
-// is refused unless p2p.allow_duplicate_ip is set: here that is a line at the level of information,
-// and there it is a connection that ends.
+// peerLog adds hints to CometBFT's log lines about peers. CometBFT refuses the second of two nodes
+// on one host unless p2p.allow_duplicate_ip is set: the refusing node logs it at level info, and
+// the other node only sees the connection end.
 type peerLog struct {
 	log.Logger
 	hints *peerHints
 }
 
-// What CometBFT says: p2p/switch.go and, in the errors, p2p/errors.go and p2p/transport.go.
+// CometBFT's messages: p2p/switch.go and, in the errors, p2p/errors.go and p2p/transport.go.
 const (
 	peerRejected = "Inbound Peer rejected"
 	peerRetried  = "Error reconnecting to peer. Trying again"
 	dialFailed   = "Error dialing peer"
 	duplicate    = "duplicate CONN<"
 	handshakeEnd = "secret conn failed: EOF"
-	handshakeOff = "secret conn failed: read tcp" // and that it was reset
+	handshakeOff = "secret conn failed: read tcp" // followed by "connection reset"
 )
 
-// maxHints limits the addresses that hints have been given for.
+// maxHints limits the number of addresses in peerHints.
 const maxHints = 64
 
-// peerHints are the addresses that a hint has been given for: one each.
+// peerHints are the addresses for which a hint was logged: one hint each.
 type peerHints struct {
 	mu    sync.Mutex
 	given map[string]bool // guarded by mu; at most maxHints
@@ -40,7 +40,7 @@ func newPeerLog(logger log.Logger) peerLog {
 	return peerLog{logger, &peerHints{given: make(map[string]bool)}}
 }
 
-// first reports whether there was no hint for this address yet.
+// first reports whether no hint was logged for this address yet.
 func (h *peerHints) first(address string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -74,7 +74,7 @@ func (l peerLog) hint(message string, keyvals []any) {
 		address, _, _ := strings.Cut(rest, ">")
 		host, _, err := net.SplitHostPort(address)
 		if err == nil && l.hints.first("from "+host) {
-			l.Logger.Error("a second node of one host was refused: if several nodes run there, set allow_duplicate_ip = true in [p2p] of config.toml here",
+			l.Logger.Error("refused a second node of one host: if several nodes run there, set allow_duplicate_ip = true in [p2p] of this node's config.toml",
 				"host", host)
 		}
 	case peerRetried, dialFailed:
@@ -83,7 +83,7 @@ func (l peerLog) hint(message string, keyvals []any) {
 			return
 		}
 		if l.hints.first("to " + textOf(keyvals, "addr")) {
-			l.Logger.Error("a peer ended the connection before it said who it is: if it has another peer of this host, "+
+			l.Logger.Error("a peer closed the connection during the handshake: if it is connected to another node of this host, "+
 				"it needs allow_duplicate_ip = true in [p2p] of its config.toml", "addr", textOf(keyvals, "addr"))
 		}
 	}

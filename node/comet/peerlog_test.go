@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// duplicateError returns what CometBFT's filter says of a second connection from one host.
+// duplicateError returns the error of CometBFT's filter about a second connection from one host.
 func duplicateError(t *testing.T) error {
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -28,7 +28,7 @@ func duplicateError(t *testing.T) error {
 	return err
 }
 
-// Whoever runs several nodes on one host is told once what to set, on either side.
+// The operator of several nodes on one host gets one hint about the setting, at either node.
 func TestDuplicateAddressIsHinted(t *testing.T) {
 	var logged bytes.Buffer
 	logger := newPeerLog(log.NewTMLogger(&logged)).With("module", "p2p")
@@ -36,7 +36,7 @@ func TestDuplicateAddressIsHinted(t *testing.T) {
 	logger.Info("other", "err", duplicateError(t))
 	require.NotContains(t, logged.String(), "allow_duplicate_ip")
 
-	for range 3 { // p2p/transport.go, filterConn, wraps it so
+	for range 3 { // wrapped as in p2p/transport.go, filterConn
 		logger.Info(peerRejected, "err", fmt.Errorf("filtered CONN<127.0.0.1:40000>: %w", duplicateError(t)), "numPeers", 1)
 	}
 	require.Equal(t, 1, strings.Count(logged.String(), "set allow_duplicate_ip = true"))

@@ -22,28 +22,28 @@ const (
 	maxAddressMessage = 64
 )
 
-// AddressReactor tells the p2p peers on which port this node's transport listens, and remembers
-// theirs, so that a node that joins over one transport learns of the others. Peers that are not
+// AddressReactor advertises the port of this node's transport to its p2p peers and remembers
+// theirs, so that a node that joins over one transport discovers the others. Peers that are not
 // Starling nodes do not have the channel.
 type AddressReactor struct {
 	p2p.BaseReactor
-	private []string // ids whose addresses are never told
+	private []string // ids whose addresses are never advertised
 	mu      struct {
 		sync.Mutex
 		random *rand.Rand
-		own    string                       // port; "": not known, or not to be told to anybody
-		peers  map[p2p.ID]transport.Address // connected ones that told it
+		own    string                       // port; "": unknown, or not advertised
+		peers  map[p2p.ID]transport.Address // connected peers that advertised one
 	}
 }
 
 var _ p2p.Reactor = (*AddressReactor)(nil)
 
-// NewAddressReactor makes one that knows neither its own port nor any peer. It draws from random,
-// under a lock. The addresses of private peers (p2p.private_peer_ids) are not told, so that nobody
-// learns who stands behind a sentry.
+// NewAddressReactor returns a reactor without addresses. It draws from random, under a lock. The
+// addresses of private peers (p2p.private_peer_ids) are not advertised, so that peers do not learn
+// which nodes are behind a sentry.
 func NewAddressReactor(random rand.Source, private []string) *AddressReactor {
 	r := &AddressReactor{private: private}
-	r.mu.random = rand.New(random) //nolint:gosec // whoever asks twice sees what is drawn anyway
+	r.mu.random = rand.New(random) //nolint:gosec // peers see the draws anyway
 	r.mu.peers = map[p2p.ID]transport.Address{}
 	return r
 }
@@ -57,8 +57,8 @@ func (r *AddressReactor) attach() *AddressReactor {
 	return r
 }
 
-// SetOwn sets the address of this node's transport. Peers that connect afterwards are told its
-// port.
+// SetOwn sets the address of this node's transport. Its port is advertised to peers that connect
+// afterwards.
 func (r *AddressReactor) SetOwn(a net.Addr) {
 	if _, port, err := net.SplitHostPort(a.String()); err == nil {
 		r.mu.Lock()
@@ -67,8 +67,8 @@ func (r *AddressReactor) SetOwn(a net.Addr) {
 	}
 }
 
-// Of returns the transport of a connected peer, if it has told of one. Private peers are among
-// them: it is for this node's own use.
+// Of returns the transport of a connected peer, if the peer has advertised one. Private peers are
+// included: the result is for this node's own use.
 func (r *AddressReactor) Of(id transport.ID) (transport.Address, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -76,8 +76,8 @@ func (r *AddressReactor) Of(id transport.ID) (transport.Address, bool) {
 	return a, known
 }
 
-// Known returns the transports of the connected peers in random order, but for private ones: an
-// answer has room for some of them only, and peers choose their ids.
+// Known returns the transports of the connected peers in random order, except private ones: a
+// response has room for only some of them, and peers choose their own ids.
 func (r *AddressReactor) Known() []transport.Address {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -87,7 +87,7 @@ func (r *AddressReactor) Known() []transport.Address {
 			list = append(list, a)
 		}
 	}
-	// The draw follows the seed alone, not the map.
+	// Sort first, so that the draw depends on the seed alone, not on the map's order.
 	slices.SortFunc(list, func(a, b transport.Address) int { return cmp.Compare(a.ID, b.ID) })
 	r.mu.random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 	return list
@@ -117,8 +117,7 @@ func (r *AddressReactor) RemovePeer(peer p2p.Peer, _ any) {
 	delete(r.mu.peers, peer.ID())
 }
 
-// Receive implements p2p.Reactor. A peer sends its port only: the host is the one that it is
-// connected from.
+// Receive implements p2p.Reactor. A peer sends its port only; its host is that of the connection.
 func (r *AddressReactor) Receive(e p2p.Envelope) {
 	message, ok := e.Message.(*types.StringValue)
 	if !ok {
@@ -126,7 +125,7 @@ func (r *AddressReactor) Receive(e p2p.Envelope) {
 	}
 	port, err := strconv.ParseUint(message.Value, 10, 16)
 	if err != nil || port == 0 {
-		r.Logger.Info("A peer sent a transport port that is not a port", "peer", e.Src.ID(), "port", strconv.Quote(message.Value))
+		r.Logger.Info("A peer advertised an invalid transport port", "peer", e.Src.ID(), "port", strconv.Quote(message.Value))
 		return
 	}
 	host := e.Src.RemoteIP().String()

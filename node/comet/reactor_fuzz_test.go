@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// FuzzAddressMessage has a peer say anything on our p2p channel: what is remembered of it is an
-// address at the host that it is seen at.
+// FuzzAddressMessage sends arbitrary bytes on our p2p channel: this node remembers at most an
+// address at the host of the peer's connection.
 func FuzzAddressMessage(f *testing.F) {
 	for _, value := range []string{"26666", "0", "65536", "-1", "+1", "026666", "26666 ", "host:26666", ""} {
 		encoded, err := (&types.StringValue{Value: value}).Marshal()
@@ -26,7 +26,7 @@ func FuzzAddressMessage(f *testing.F) {
 	f.Fuzz(func(t *testing.T, encoded []byte) {
 		message := new(types.StringValue)
 		if err := message.Unmarshal(encoded); err != nil {
-			return // as CometBFT does before it hands a message on
+			return // as CometBFT does before it passes a message on
 		}
 		r := NewAddressReactor(rand.NewPCG(1, 2), nil).attach()
 		r.SetLogger(log.NewNopLogger())

@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// An answer names the first of the peers that are known. Low ids, which anybody can grind, do not
-// keep the others out of it.
+// A response contains some of the known peers. Low ids, which anyone can grind, do not displace the
+// others.
 func TestNoIDIsKnownFirst(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -35,12 +35,12 @@ func TestNoIDIsKnownFirst(t *testing.T) {
 		}
 	}
 	require.Len(t, first, peers)
-	for id, n := range first { // half of the answers, but for eight deviations
+	for id, n := range first { // half of the answers, except for eight deviations
 		require.InDelta(t, answers/2, n, 80, fmt.Sprint(id))
 	}
 }
 
-// A sentry names nobody who is behind it.
+// A sentry does not advertise the nodes behind it.
 func TestPrivatePeersAreNotTold(t *testing.T) {
 	validator, other := p2pmock.NewPeer(net.IPv4(127, 0, 0, 9)), p2pmock.NewPeer(net.IPv4(127, 0, 0, 9))
 	r := NewAddressReactor(rand.NewPCG(1, 2), []string{string(validator.ID())}).attach()

@@ -20,9 +20,9 @@ import (
 	"github.com/starling-kv/starling/node/config"
 )
 
-// An answer of the signer is waited for as long as in CometBFT (node/setup.go,
-// createAndStartPrivValidatorSocketClient). A signer that is not there when the node starts has
-// half a minute, since both may have been started together.
+// The timeout for a response of the signer is CometBFT's (node/setup.go,
+// createAndStartPrivValidatorSocketClient). When the node starts, the signer has half a minute to
+// connect, because both may have been started together.
 const (
 	signerRetries = 50
 	signerPause   = 100 * time.Millisecond
@@ -30,15 +30,15 @@ const (
 )
 
 // RemoteSigner is the connection to the signer that holds the validator's key, over CometBFT's
-// protocol (priv_validator_laddr). CometBFT's own cannot be closed: it leaves its listener open, so
-// that a second CometBFT in this process, after a state sync, finds the address in use.
+// protocol (priv_validator_laddr). CometBFT's own implementation leaves its listener open, so a
+// second CometBFT in this process, after a state sync, would find the address in use.
 type RemoteSigner struct {
 	client   *privval.SignerClient
 	listener *privval.SignerListenerEndpoint
 }
 
-// ListenForSigner listens at priv_validator_laddr until the signer has connected and answered.
-// Ending ctx ends it at the next attempt.
+// ListenForSigner listens at priv_validator_laddr until the signer has connected and answered. When
+// ctx ends, it returns at the next attempt.
 func ListenForSigner(ctx context.Context, c *cfg.Config, chainID string, key *p2p.NodeKey, logger log.Logger) (*RemoteSigner, error) {
 	address := c.PrivValidatorListenAddr
 	if err := freeSocket(ctx, address); err != nil {
@@ -53,7 +53,7 @@ func ListenForSigner(ctx context.Context, c *cfg.Config, chainID string, key *p2
 		return nil, fmt.Errorf("priv_validator_laddr = %q: %w", address, err)
 	}
 	s := &RemoteSigner{client, listener}
-	for range signerTries { // each waits some seconds for a connection
+	for range signerTries { // each attempt waits some seconds for a connection
 		if _, err = client.GetPubKey(); err == nil {
 			return s, nil
 		}
@@ -66,24 +66,24 @@ func ListenForSigner(ctx context.Context, c *cfg.Config, chainID string, key *p2
 		address, err, chainID), s.Stop())
 }
 
-// Validator returns a validator for one CometBFT, which closes it when it stops. That ends calls
+// Validator returns a validator for one CometBFT, which closes it when it stops. Closing ends calls
 // that wait for the signer, and the connection, but not the listener.
 func (s *RemoteSigner) Validator() cmttypes.PrivValidator {
 	return privval.NewRetrySignerClient(s.client, signerRetries, signerPause)
 }
 
-// Stop closes the listener. No CometBFT may have a validator of it any more.
+// Stop closes the listener. No CometBFT may be using one of its validators.
 func (s *RemoteSigner) Stop() error { return s.listener.Stop() }
 
-// withoutSigner returns the configuration for a CometBFT that is given its validator.
+// withoutSigner returns the configuration for a CometBFT to which the validator is passed.
 func withoutSigner(c *cfg.Config) *cfg.Config {
 	copied := *c
 	copied.PrivValidatorListenAddr = ""
 	return &copied
 }
 
-// freeSocket removes the unix socket of a node that was killed. A socket on which a process listens
-// stays, and is an error.
+// freeSocket removes the unix socket of a killed node. A socket on which a process listens is kept,
+// and is an error.
 func freeSocket(ctx context.Context, address string) error {
 	path, unix := strings.CutPrefix(address, "unix://")
 	if !unix {
@@ -91,7 +91,7 @@ func freeSocket(ctx context.Context, address string) error {
 	}
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && info.Mode().Type() != fs.ModeSocket {
-		return nil // what is not a socket stays: listening returns the error
+		return nil // a file that is not a socket stays, and listening fails
 	}
 	if err != nil {
 		return config.AddressError("priv_validator_laddr", address, err)

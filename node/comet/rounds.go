@@ -12,8 +12,8 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 )
 
-// Rounds follows the steps of CometBFT's consensus, and knows since when a block is pending. It
-// asks nothing of consensus itself, whose lock is held while a block is executed.
+// Rounds follows the steps of CometBFT's consensus and records since when a block has been pending.
+// It does not call consensus, whose lock is held while a block is executed.
 type Rounds struct {
 	mu struct {
 		sync.Mutex
@@ -21,23 +21,24 @@ type Rounds struct {
 	}
 }
 
-// Pending is a block that consensus works on.
+// Pending is a block that consensus is working on.
 type Pending struct {
 	Height int64
 	Round  int32
-	// Since is when its first proposal was awaited. Zero: none is, so nothing is pending, such as
-	// while consensus pauses between blocks or waits for the first transaction.
+	// Since is the time since which consensus has been waiting for its first proposal. Zero:
+	// nothing is pending, for example while consensus pauses between blocks or waits for the first
+	// transaction.
 	Since time.Time
 }
 
-// Pending returns what consensus works on.
+// Pending returns the block that consensus is working on.
 func (r *Rounds) Pending() Pending {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.mu.pending
 }
 
-// step takes a step of consensus.
+// step handles a step of consensus.
 func (r *Rounds) step(e cmttypes.EventDataRoundState, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -54,13 +55,13 @@ func (r *Rounds) step(e cmttypes.EventDataRoundState, now time.Time) {
 
 const (
 	roundsSubscriber = "starling-rounds"
-	// roundsBacklog limits the steps that wait for this process's scheduler. CometBFT ends a
-	// subscription that is further behind, and follow then takes another.
+	// roundsBacklog limits the steps queued for this process's scheduler. CometBFT ends a
+	// subscription that lags further, and follow then subscribes again.
 	roundsBacklog = 1000
 )
 
-// follow takes the steps that are published, until stop is called or the bus ends. stop may be
-// called more than once; after it, step is not called any more.
+// follow handles the published steps until stop is called or the bus ends. stop may be called more
+// than once; step is not called after it.
 func (r *Rounds) follow(bus *cmttypes.EventBus) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	subscribe := func() (cmttypes.Subscription, error) {
@@ -86,7 +87,7 @@ func (r *Rounds) follow(bus *cmttypes.EventBus) (stop func(), err error) {
 				if !errors.Is(steps.Err(), cmtpubsub.ErrOutOfCapacity) {
 					return
 				}
-				// what is left of the one that was ended
+				// Drain the ended subscription.
 				_ = bus.UnsubscribeAll(ctx, roundsSubscriber)
 				if steps, err = subscribe(); err != nil {
 					return
@@ -97,7 +98,7 @@ func (r *Rounds) follow(bus *cmttypes.EventBus) (stop func(), err error) {
 	return func() {
 		cancel()
 		<-done
-		// the error says that the bus has ended
+		// The error means that the bus has ended.
 		_ = bus.UnsubscribeAll(context.Background(), roundsSubscriber)
 	}, nil
 }

@@ -19,7 +19,7 @@ func TestRounds(t *testing.T) {
 		height int64
 		round  int32
 		step   string
-		since  int // index of the step since when it is pending; -1: it is not
+		since  int // index of the step since which it is pending; -1: not pending
 	}{
 		{7, 0, "RoundStepNewHeight", -1},
 		{7, 0, "RoundStepNewRound", -1},
@@ -40,8 +40,8 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// The steps come from CometBFT's bus. A burst of more steps than fit does not end that, and neither
-// does the end of the bus before that of the subscription.
+// The steps come from CometBFT's bus. The subscription survives a burst of more steps than fit, and
+// the bus may end before the subscription.
 func TestRoundsFollowABus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r Rounds
@@ -55,7 +55,7 @@ func TestRoundsFollowABus(t *testing.T) {
 		publish(1)
 		synctest.Wait()
 		require.EqualValues(t, 1, r.Pending().Height)
-		r.mu.Lock() // it takes no steps
+		r.mu.Lock() // blocks handling of steps
 		for range 2 * roundsBacklog {
 			publish(2)
 		}

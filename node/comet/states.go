@@ -7,11 +7,11 @@ import (
 	cmtstate "github.com/cometbft/cometbft/proto/tendermint/state"
 	sm "github.com/cometbft/cometbft/state"
 
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 )
 
-// storedStates is CometBFT's state store that also knows at which heights it stores validators as a
-// whole, which its interface does not say.
+// storedStates is CometBFT's state store. It also reports the heights at which full validator sets
+// are stored, which CometBFT's interface does not.
 type storedStates struct {
 	sm.Store
 	db dbm.DB
@@ -22,8 +22,8 @@ var _ lightblocks.Stored = storedStates{}
 // validatorsKey is the key of a height's record (state/store.go, calcValidatorsKey).
 func validatorsKey(height int64) string { return fmt.Sprintf("validatorsKey:%v", height) }
 
-// ValidatorsStoredAt implements lightblocks.Stored. It reads the record that loadValidatorsAtHeight
-// of CometBFT v0.40.0 begins with (state/store.go).
+// ValidatorsStoredAt implements lightblocks.Stored. It reads the record that CometBFT's
+// loadValidatorsAtHeight reads first (v0.40.0, state/store.go).
 func (s storedStates) ValidatorsStoredAt(height int64) (int64, error) {
 	value, err := s.db.Get([]byte(validatorsKey(height)))
 	if err != nil {
@@ -41,7 +41,7 @@ func (s storedStates) ValidatorsStoredAt(height int64) (int64, error) {
 	}
 	stored := max(height-height%checkpointInterval, info.LastHeightChanged)
 	if stored < 1 || stored >= height {
-		return 0, fmt.Errorf("validators of height %d: they should be stored at height %d", height, stored)
+		return 0, fmt.Errorf("validators of height %d: the full set should be stored at height %d", height, stored)
 	}
 	return stored, nil
 }

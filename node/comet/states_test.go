@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The height is that from which CometBFT's own store computes.
+// The height is the one from which CometBFT's own store computes.
 func TestValidatorsStoredAt(t *testing.T) {
 	db := dbm.NewMemDB()
 	var members []*cmttypes.Validator

@@ -16,8 +16,8 @@ import (
 var ErrAddress = errors.New("cannot listen")
 
 // CheckAddresses tries every address that CometBFT and the status page will listen on, so that an
-// occupied port is an error that names its setting before anything is opened. (The metrics server
-// would only log it.)
+// occupied port is reported with its setting before anything is opened. (The metrics server would
+// only log it.)
 func CheckAddresses(ctx context.Context, c *cfg.Config, status string) error {
 	wanted := []struct{ setting, addresses string }{
 		{"rpc.laddr", c.RPC.ListenAddress},
@@ -48,7 +48,7 @@ func CheckAddresses(ctx context.Context, c *cfg.Config, status string) error {
 			if err != nil {
 				return AddressError(w.setting, address, err)
 			}
-			// until the end, so that two settings with the same port are found, too
+			// held until the end, so that two settings with the same port are found
 			held = append(held, listener)
 		}
 	}
@@ -56,8 +56,8 @@ func CheckAddresses(ctx context.Context, c *cfg.Config, status string) error {
 }
 
 // SharedHost returns a host that p2p.persistent_peers names more than once while
-// p2p.allow_duplicate_ip is not set, "" if there is none: CometBFT connects to one of them only,
-// and says nothing about the others.
+// p2p.allow_duplicate_ip is not set, "" if there is none: CometBFT connects to only one of the
+// peers there, without an error about the others.
 func SharedHost(c *cfg.P2PConfig) string {
 	if c.AllowDuplicateIP {
 		return ""
@@ -77,23 +77,23 @@ func SharedHost(c *cfg.P2PConfig) string {
 	return ""
 }
 
-// CheckHostPort refuses what is no host:port at which other nodes could reach one.
+// CheckHostPort refuses an address that is not a host:port reachable by other nodes.
 func CheckHostPort(what, address string) error {
 	host, port, err := net.SplitHostPort(address)
 	if err == nil {
 		_, err = strconv.ParseUint(port, 10, 16)
 	}
 	if err != nil || port == "0" || host == "" || strings.ContainsAny(address, "@/, \t\r\n\"'") || net.ParseIP(host).IsUnspecified() {
-		return fmt.Errorf("%s is %q, it must be host:port, where other nodes reach this one", what, address)
+		return fmt.Errorf("%s is %q, it must be the host:port at which other nodes reach this one", what, address)
 	}
 	return nil
 }
 
-// AddressError says which setting names an address that cannot be listened on, and what to do. It
-// wraps ErrAddress, and ErrInvalid if waiting does not help.
+// AddressError reports the setting whose address cannot be listened on, with a hint. It wraps
+// ErrAddress, and ErrInvalid if waiting does not help.
 func AddressError(setting, address string, err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("%w on %s (%s): the port is in use: stop the program that holds it, or give --%s another address", ErrAddress, address, setting, setting)
+		return fmt.Errorf("%w on %s (%s): the port is in use: stop the program that uses it, or use another address for --%s", ErrAddress, address, setting, setting)
 	}
 	full := fmt.Errorf("%w on %s (%s): %w: correct --%s", ErrAddress, address, setting, err, setting)
 	var malformed *net.AddrError

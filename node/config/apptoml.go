@@ -6,193 +6,202 @@ import (
 	"text/template"
 )
 
-// appTemplate is app.toml as init writes it.
-var appTemplate = template.Must(template.New("app.toml").Parse(`# Settings of Starling's application. Those of CometBFT are in config.toml beside this file.
-# Each can be overridden by a flag (--state.keep_recent) or an environment variable (STARLINGD_STATE_KEEP_RECENT).
+// appTemplate is the app.toml that init writes.
+var appTemplate = template.Must(template.New("app.toml").Parse(`# Settings of Starling's application. CometBFT's are in config.toml in the same folder.
+# A flag (--state.pruning_keep_recent) or an environment variable (STARLINGD_STATE_PRUNING_KEEP_RECENT) overrides each of them.
 
-# The node commits this block, writes everything to disk and stops with exit status 0, so that all nodes can stop at the same state. It
-# does not start again until this is higher, or 0. 0: the node never stops by itself.
+# The node commits this block, writes everything to disk and exits with status 0, so that all nodes can stop at the same state. It does not
+# start again until this is higher, or 0. 0: never.
 halt_height = {{ .HaltHeight }}
 
 [state]
 
-# Number of recent states that can be queried (at their heights, with proofs). At least 1: the last one. After a start, those from before it
-# come back beside the node's work, the newest first, of what data/undo has; the log says when (not with ` + "`starlingd abci`" + `, nor if sharded).
-keep_recent = {{ .State.KeepRecent }}
+# Number of recent states that can be queried (at their heights, with proofs). At least 1: the latest. After a restart only the latest state
+# can be queried; each new block adds one.
+pruning_keep_recent = {{ .State.KeepRecent }}
 
-# Memory, in bytes, that these states may take beyond that of the last one: where blocks change much, fewer states are kept, at least the
-# last one (` + "`starlingd status`" + ` shows which). Snapshots are not counted here: each takes at most as much as the whole state once more. 0: no limit.
-keep_recent_bytes = {{ .State.KeepRecentBytes }}
+# Memory limit, in bytes, for these states beyond the latest one. If blocks change much, fewer states are kept, but always the latest
+# (` + "`starlingd status`" + ` shows which). Snapshots do not count here: each takes at most as much memory as the whole state. 0: no limit.
+pruning_keep_recent_bytes = {{ .State.KeepRecentBytes }}
 
-# For watchers (` + "`starlingd watch`" + `): of how many of the last blocks it is kept what they have changed, in data/events; 0 keeps none, and
-# this node answers no watcher. A watcher continues from any of these heights.
+# For watchers (` + "`starlingd watch`" + `): number of recent blocks whose changes are kept, in data/events. A watcher can resume from any of
+# these heights. 0: none are kept, and this node serves no watchers.
 keep_events = {{ .State.KeepEvents }}
 
-# Bytes that these events may take: where blocks change much, those of fewer blocks are kept. On disk they are compressed.
+# Limit for these events, in bytes before compression. If blocks change much, fewer blocks are kept.
 keep_events_bytes = {{ .State.KeepEventsBytes }}
 
-# Number of recent blocks that CometBFT keeps; 0 keeps all. Blocks that a served snapshot needs are kept in any case.
-# A node that is further behind than the blocks of all others reach can only return by state sync.
-retain_blocks = {{ .State.RetainBlocks }}
+# Number of recent blocks that CometBFT keeps; 0: all. Blocks that a served snapshot needs are always kept.
+# A node that is further behind than the oldest block of every peer can return only by state sync.
+min_retain_blocks = {{ .State.RetainBlocks }}
 
-# true: an index by hash finds the values of keys that are in memory several times as fast, for transactions and for queries without a
-# proof. It takes about 22 bytes of memory for each of these keys, and makes blocks a little slower to commit. No result depends on it.
-index = {{ .State.Index }}
+# true: a hash index finds the values of keys in memory several times as fast, for transactions and for queries without a proof. It takes
+# about 22 bytes of memory per key, and makes commits a little slower. It changes no result.
+hash_index = {{ .State.Index }}
 
-# "local": this node has the whole state. "sharded": storage nodes have it, and this node has what was used lately; it cannot change once
-# the node has a state. The settings below are of "sharded" only.
+# "local": this node holds the full state. "sharded": storage nodes hold it, and this node holds only what it used recently. The mode cannot
+# change once the node has a state. All settings below, to the end of this section, apply to "sharded" only.
 mode = "{{ .State.Mode }}"
 
-# File, relative to the home folder, that says which storage nodes keep which keys (` + "`starlingd storage ranges`" + ` writes it).
+# File, relative to the home folder, that lists the key ranges and their storage nodes (` + "`starlingd storage ranges`" + ` writes it).
 storage_nodes = "{{ .State.StorageNodes }}"
 
-# The tree's nodes with fewer than retain_depth others above them stay in memory, about 100 bytes each: 12 is 4,096 ways, 0 the root alone.
-# What is below them and was changed or fetched stays for window blocks.
+# Tree nodes at a depth below retain_depth stay in memory, about 100 bytes each: 12 keeps 4,096 paths, 0 only the root.
+# Deeper nodes stay for retain_window_blocks blocks after they were changed or fetched.
 retain_depth = {{ .State.RetainDepth }}
-window = {{ .State.Window }}
+retain_window_blocks = {{ .State.Window }}
 
-# A block waits while some range has fewer than min_acks storage nodes that have everything on disk but the last max_lag_blocks blocks, or
-# max_lag_bytes of their changes. A storage node that is further behind has to fetch its range anew. Stay well below what storage nodes
-# answer (storage_node.serve_heights): otherwise a range that comes back can have no height in common with the others.
+# A block waits while fewer than min_acks storage nodes of a range are up to date. A storage node is up to date if it lags by at most
+# max_lag_blocks blocks and max_lag_bytes of changes. One that lags further must fetch its range again. Keep both well below
+# storage_node.serve_heights: otherwise a range that comes back may have no height in common with the others. Every range needs
+# min_acks replicas. With min_acks = 1, one lost disk can lose a range's state: for demonstrations only.
 min_acks = {{ .State.MinAcks }}
 max_lag_blocks = {{ .State.MaxLagBlocks }}
 max_lag_bytes = {{ .State.MaxLagBytes }}
 
-# A proposed block for which parts of the state do not come within this time is rejected; each further proposal for the same height may
-# take this much longer.
+# Bytes of changes, of all ranges together, that stay in memory for storage nodes that come back, although all storage nodes that are up to
+# date have them. The oldest blocks go first. A storage node that comes back later fetches what has changed from another one.
+keep_updates_bytes = {{ .State.KeepUpdatesBytes }}
+
+# A proposed block is rejected if storage nodes do not deliver the state it needs within this time. Each further proposal for the same
+# height may take this much longer.
 witness_timeout = "{{ .State.WitnessTimeout }}"
 
 [snapshots]
 
-# Number of snapshots, the newest ones, that are offered to joining nodes; 0 offers none. One that is being fetched is kept a few minutes longer.
-# A snapshot is a pinned version of the state. It costs memory for what has changed since, and disk space (data/snapshots) for the files
-# that the state has replaced since, so that it survives a restart. The interval is in the genesis file (snapshot_interval).
-keep = {{ .Snapshots.Keep }}
+# Number of recent snapshots offered to joining nodes; 0: none. A snapshot that a node is fetching is kept a few minutes longer.
+# A snapshot is a reference to a version of the state. It costs memory for what changed since, and disk space (data/snapshots) for files that
+# the state replaced since, so that it survives a restart. The interval is in the genesis file (snapshot_interval).
+keep_recent = {{ .Snapshots.Keep }}
 
-[storage]
+[disk]
 
-# Memory, in bytes, for caches of what is on disk: blocks and, unless all of it is in memory, the state. The one of the two that gains
-# more gets more.
-memory_bytes = {{ .Storage.MemoryBytes }}
+# Memory limit, in bytes, for caches of blocks and, unless the whole state is in memory, of the state. The cache that gains more from memory
+# gets more of it.
+cache_bytes = {{ .Disk.CacheBytes }}
 
-# true: the whole state is in memory (about 280 bytes per key, plus keys and values). false: for a state larger than memory; what was not
-# used recently is read from disk when it is needed: verified for blocks, proofs and ranges, else trusting the disk's checksums. A few
+# true: the whole state is in memory (about 280 bytes per key, plus keys and values). false: for a state larger than memory; data not used
+# recently are read from disk on demand. Blocks, proofs and ranges verify what they read; other reads trust the disk's checksums. A few
 # bytes per key stay in memory.
-state_in_memory = {{ .Storage.StateInMemory }}
+state_in_memory = {{ .Disk.StateInMemory }}
 
-# The state is written to disk after the blocks, many blocks at a time: when this many blocks wait, or this many bytes of changes, or one
-# block has waited this long. What a crash loses is executed again from the blocks, which are on disk at once.
-flush_blocks = {{ .Storage.FlushBlocks }}
-flush_bytes = {{ .Storage.FlushBytes }}
-flush_interval = "{{ .Storage.FlushInterval }}"
+# The state is flushed to disk in the background, many blocks at a time: when this many blocks or bytes of changes are waiting, or when a
+# block has waited this long. After a crash the node replays the missing blocks: every block is on disk before it is executed.
+flush_blocks = {{ .Disk.FlushBlocks }}
+flush_bytes = {{ .Disk.FlushBytes }}
+flush_interval = "{{ .Disk.FlushInterval }}"
 
-# Maximum backlog of the flusher, in blocks and in bytes of changes. Blocks wait for the disk when it is reached.
-max_lag_blocks = {{ .Storage.MaxLagBlocks }}
-max_lag_bytes = {{ .Storage.MaxLagBytes }}
+# Maximum backlog of the flusher, in blocks and in bytes of changes. New blocks wait when the backlog reaches either.
+max_backlog_blocks = {{ .Disk.MaxBacklogBlocks }}
+max_backlog_bytes = {{ .Disk.MaxBacklogBytes }}
 
-# With state_in_memory = false, queries and checks trust the checksums of what they read from disk, and much of a state is seldom read. So all
-# of it is read and verified in the background, again and again: this many bytes of keys and values per second, 1 GB in about an hour, for
-# about 1 % of a core. Damage ends the node with exit status 6. 0: only what blocks and proofs need is verified.
-scrub_rate = {{ .Storage.ScrubRate }}
+# With state_in_memory = false, a background scrub reads and verifies the whole state over and over, at this many bytes of keys and values
+# per second: 256 KiB/s covers 1 GB in about an hour, for about 1 % of a core. Damage stops the node with exit status 6. 0: no scrub.
+scrub_rate = {{ .Disk.ScrubRate }}
 
-# The node stops, with exit status 5, when the disk of its data has less free space than this, and does not start before there is
-# more: this much is needed to close all files cleanly. 0: it does not check, and a full disk ends it at any point.
-min_free_bytes = {{ .Storage.MinFreeBytes }}
+# The node stops with exit status 5 when its disk has less free space than this, and does not start until there is more. It needs this much
+# to close all files cleanly. 0: the node does not check, and a full disk can stop it at any point.
+min_free_bytes = {{ .Disk.MinFreeBytes }}
 
 [storage_node]
 
-# Of a storage node only (` + "`starlingd storage start`" + `). File, relative to the home folder, that says which storage nodes keep which keys.
+# For storage nodes only (` + "`starlingd storage start`" + `). File, relative to the home folder, that lists the key ranges and their storage nodes.
 ranges = "{{ .StorageNode.Ranges }}"
 
-# Of how many of the last heights it answers, and the memory, in bytes, for what only older ones of them have. Snapshots, of which
-# joining nodes fetch chunks, may take as much again.
+# Number of recent heights served, and the memory limit, in bytes, for data that only older heights need. Snapshots served to joining nodes
+# may take as much again.
 serve_heights = {{ .StorageNode.ServeHeights }}
 serve_bytes = {{ .StorageNode.ServeBytes }}
 
-# Each range is stored every interval blocks, and the last keep of these states stay on disk with all changes since.
+# Each range is written to disk every "interval" blocks. The newest "keep" of these versions stay on disk, with all changes since.
 interval = {{ .StorageNode.Interval }}
 keep = {{ .StorageNode.Keep }}
 
-# IDs of the nodes that may send changes, comma-separated; "": any node of the chain. False ones are found in any case.
+# IDs of the nodes that may send updates, comma-separated; "": any node of the chain. Invalid updates are always detected.
 senders = "{{ .StorageNode.Senders }}"
 
 [transport]
 
-# Address at which joining nodes get state and headers from this one: "auto" is that of p2p.laddr with the port + 10, "" serves nobody.
-# Connections are authenticated by the node keys, like those of p2p, and belong behind the same firewall rules.
+# Address that serves state and headers to joining nodes: "auto" is that of p2p.laddr with port + 10, "" serves none.
+# Node keys authenticate connections, as for p2p. Use the same firewall rules.
 laddr = "{{ .Transport.ListenAddress }}"
 
-# Between validators that are near each other: proposals and parts of blocks go over the transport instead of p2p, whose rate is limited
-# ([p2p] send_rate, recv_rate of config.toml), to peers that do the same. "off"; "rdma": only to peers with a path by RDMA (rdma, below);
-# "all": over any connection. What the relay does not deliver within 100 ms goes by p2p. Votes and transactions always do.
+# Sends proposals and block parts over the transport instead of p2p, whose rate is limited ([p2p] send_rate and recv_rate in config.toml), to
+# peers that do the same. For validators that are near each other. "off"; "rdma": only over RDMA channels (see rdma); "all": over any connection.
+# Anything not delivered within 100 ms goes over p2p. Votes and transactions always do.
 relay = "{{ .Transport.Relay }}"
 
-# Limit of connections, and of those from one address (a /64 of IPv6). If all are taken, one of the network that has most, or one that
-# asks nothing, makes room for a newcomer, but never one of a peer that is named in join.peers or in [p2p] of config.toml
-# (persistent_peers, unconditional_peer_ids, private_peer_ids).
+# Connection limits: in total, and per address (a /64 of IPv6). If all slots are taken, an idle connection or one from the network with the
+# most connections makes room, but never a peer named in join.peers or in [p2p] of config.toml (persistent_peers,
+# unconditional_peer_ids, private_peer_ids).
 max_peers = {{ .Transport.MaxPeers }}
 max_peers_per_host = {{ .Transport.MaxPeersPerHost }}
 
-# Bytes per second that are sent to all peers together, and to each address (a /64 of IPv6) whatever peers are there; 0: no limit. The
-# first 128 KiB or more are sent at once. Addresses take turns.
+# Send rate limits in bytes per second: for all peers together, and per address (a /64 of IPv6); 0: no limit. The first 128 KiB or more
+# are sent at once. Addresses take turns.
 send_rate = {{ .Transport.SendRate }}
 send_rate_per_peer = {{ .Transport.SendRatePerPeer }}
 
-# Answers past TLS, by RDMA (RoCE v2 or InfiniBand), where both ends have a device and declare each other; else they come over TLS. "off",
-# "auto", or "required": the node does not start without a device. It needs the program starlingd-rdma; ` + "`starlingd rdma check`" + ` says what lacks.
+# Sends large responses over RDMA (RoCE v2 or InfiniBand), bypassing TLS, if both ends have a device and name each other below; otherwise over
+# TLS. "off", "auto", or "required": the node does not start without a device. Needs the program starlingd-rdma. ` + "`starlingd rdma check`" + `
+# reports what is missing.
 rdma = "{{ .Transport.RDMA }}"
 
-# Who may have a path: node IDs, and networks such as "10.7.0.0/24", both comma-separated. RDMA neither authenticates nor encrypts: whoever is
-# in the fabric can damage what comes by it (which is found, and fetched again over TLS) and read it. Name trusted fabrics only.
+# Peers allowed to use RDMA: node IDs, and networks such as "10.7.0.0/24", both comma-separated. RDMA neither authenticates nor encrypts:
+# anyone in the fabric can read the responses, or damage them (the node detects damage and fetches again over TLS). Name trusted fabrics only.
 rdma_peers = "{{ .Transport.RDMAPeers }}"
 rdma_fabric = "{{ .Transport.RDMAFabric }}"
 
-# Limit of the memory that is registered, and so locked, for all paths, in bytes: 34 MiB for each peer that is dialled, 4 MiB for each that dials.
+# Limit of registered, and so locked, memory for all RDMA channels, in bytes: 34 MiB per outbound peer, 4 MiB per inbound peer.
 rdma_memory = {{ .Transport.RDMAMemory }}
 
 [join]
 
-# With [statesync] enable in config.toml, a node without state joins over the transports of many peers at once. It trusts nothing but the
-# header that trust_height and trust_hash name there; rpc_servers are not needed. false: CometBFT's own state sync, which needs them.
-fast = {{ .Join.Fast }}
+# How a node without state joins if [statesync] enable is set in config.toml. "fast": over the transports of many peers at once. It trusts
+# only the header named there by trust_height and trust_hash; rpc_servers are not needed. "cometbft": by CometBFT's own state sync, which
+# needs rpc_servers.
+mode = "{{ .Join.Mode }}"
 
-# Transports to begin with, as id@host:port or host:port, comma-separated, in addition to those of p2p.persistent_peers and p2p.seeds
+# Transports to start from, as id@host:port or host:port, comma-separated, in addition to those of p2p.persistent_peers and p2p.seeds
 # (port + 10).
 peers = "{{ .Join.Peers }}"
 
-# Memory for chunks that are in flight or being verified, in bytes.
+# Memory limit for chunks in flight or being verified, in bytes.
 memory_bytes = {{ .Join.MemoryBytes }}
 
-# After this time without a transport that answers, or five minutes in which nobody has a snapshot that can be proved, CometBFT's own state
-# sync is tried if statesync.rpc_servers are given. Otherwise the node stops without a transport, and the error lists what it could not
-# reach; without a snapshot it goes on looking for one.
+# After this time without a reachable transport, or five minutes without a snapshot that can be proved, the node tries CometBFT's own state
+# sync if statesync.rpc_servers is set. Without rpc_servers, a node that reaches no transport stops with a list of what it tried; a node that
+# finds no snapshot keeps looking.
 reach_timeout = "{{ .Join.ReachTimeout }}"
 
-# With [statesync] enable, a node that was offline for more blocks than this fetches what differs of the state instead of executing the
-# blocks, which are then missing from its store. 0: never.
-catch_up_blocks = {{ .Join.CatchUpBlocks }}
-
-# A node whose last block is more than five minutes old, or that has just joined, fetches the blocks since then over the transports of several
-# peers and executes them; CometBFT starts, and RPC answers, when less than two blocks are missing. false: CometBFT's block sync fetches them.
-blocks = {{ .Join.Blocks }}
-
-# Number of headers before the snapshot that are fetched with the state, at most until evidence about them has expired. A block with
-# evidence about a validator's misbehaviour at a height whose header is missing stops the node (exit status 8), and the next start asks for it.
-# 1000 headers are about 2 MB and take less than a second; 0: none.
+# Number of headers before the snapshot fetched with the state, at most until evidence about them has expired. If a block holds evidence of
+# misbehaviour at a height whose header is missing, the node stops with exit status 8, and the next start fetches the header.
+# 1000 headers take about 2 MB and less than a second; 0: none.
 evidence_headers = {{ .Join.EvidenceHeaders }}
+
+[catch_up]
+
+# true: a node whose last block is more than five minutes old, or that has just joined, fetches the blocks since then over the transports of
+# several peers and executes them. CometBFT starts, and RPC answers, when fewer than two blocks are missing. false: CometBFT's block sync
+# fetches them.
+enabled = {{ .CatchUp.Enabled }}
+
+# With [statesync] enable, a node that was offline for more blocks than this fetches the parts of the state that differ instead of executing
+# the blocks. Its block store then has a gap. 0: never.
+state_threshold_blocks = {{ .CatchUp.StateThresholdBlocks }}
 
 [status]
 
-# Address of a web page that shows what the node does, and each chunk while it joins; also /livez and /readyz, and /status.json for
-# programs. For example "127.0.0.1:26680"; "": none. It shows nothing secret, changes nothing, and needs no RPC.
+# Address of the status page, which shows what the node is doing and, during a join, each chunk. It also serves /livez, /readyz and
+# /status.json. Example: "127.0.0.1:26680". "": no page. The page shows no secrets, changes nothing, and works before RPC does.
 laddr = "{{ .Status.ListenAddress }}"
 
-# true: laddr may be an address that other machines can reach. Whoever reaches it then sees the page.
+# true: laddr may be an address that other machines can reach. Anyone who can connect to it then sees the page.
 public = {{ .Status.Public }}
 
-# Names by which browsers address this node, comma-separated. Requests for any other name are refused, so that a web site whose own name
-# points here cannot read the page; localhost and IP addresses are always accepted.
-hosts = "{{ .Status.Hosts }}"
+# Host names under which browsers may open the page, comma-separated. Requests for any other name are refused, so that a web site whose own
+# name points here cannot read the page. localhost and IP addresses are always accepted.
+allowed_hosts = "{{ .Status.Hosts }}"
 `))
 
 func WriteApp(path string, c App) error {

@@ -14,8 +14,8 @@ import (
 	cfg "github.com/cometbft/cometbft/config"
 	"github.com/spf13/viper"
 
-	"github.com/starling-kv/starling/lightclient"
-	"github.com/starling-kv/starling/statuspage"
+	"github.com/starling-kv/starling/node/statuspage"
+	"github.com/starling-kv/starling/statesync/lightclient"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -35,11 +35,12 @@ type App struct {
 
 	State     State     `mapstructure:"state"`
 	Snapshots Snapshots `mapstructure:"snapshots"`
-	Storage   Storage   `mapstructure:"storage"`
-	// StorageNode is of the homes of storage nodes only.
+	Disk      Disk      `mapstructure:"disk"`
+	// StorageNode is used only in the homes of storage nodes.
 	StorageNode StorageNode `mapstructure:"storage_node"`
 	Transport   Transport   `mapstructure:"transport"`
 	Join        Join        `mapstructure:"join"`
+	CatchUp     CatchUp     `mapstructure:"catch_up"`
 	Status      Status      `mapstructure:"status"`
 }
 
@@ -48,15 +49,15 @@ type Status struct {
 	ListenAddress string `mapstructure:"laddr"` // of the status page; "": none
 	// Public allows a ListenAddress that other machines can reach.
 	Public bool `mapstructure:"public"`
-	// Hosts are the names by which browsers may address this node, beside localhost.
-	Hosts string `mapstructure:"hosts"`
+	// Hosts are the names by which browsers may address this node, in addition to localhost.
+	Hosts string `mapstructure:"allowed_hosts"`
 }
 
 // HostNames returns the names in Hosts, one by one.
 func (c Status) HostNames() []string { return splitList(c.Hosts) }
 
-// The values of Transport.Relay: blocks go by p2p alone, or also over connections with a path of
-// RDMA, or over any.
+// The values of Transport.Relay: blocks go over p2p only, also over connections with an RDMA
+// channel, or also over any connection.
 const (
 	RelayOff  = "off"
 	RelayRDMA = "rdma"
@@ -65,67 +66,84 @@ const (
 
 // Transport is the section [transport].
 type Transport struct {
-	// ListenAddress "auto" is that of p2p with PortOffset added to the port; "": nobody is served.
+	// ListenAddress "auto" is that of p2p with PortOffset added to the port; "": no peers are
+	// served.
 	ListenAddress string `mapstructure:"laddr"`
-	// Relay is RelayOff, RelayRDMA or RelayAll: over which connections proposals and parts of
-	// blocks go to p2p peers.
+	// Relay is RelayOff, RelayRDMA or RelayAll: the connections over which proposals and block
+	// parts are sent to p2p peers.
 	Relay string `mapstructure:"relay"`
-	// MaxPeers and MaxPeersPerHost limit the connections, and those from one address.
+	// MaxPeers limits the connections, MaxPeersPerHost those from one address.
 	MaxPeers        int `mapstructure:"max_peers"`
 	MaxPeersPerHost int `mapstructure:"max_peers_per_host"`
 	// SendRate and SendRatePerPeer limit the bytes per second to all peers together, and to those
 	// of each address; 0: no limit.
 	SendRate        int64 `mapstructure:"send_rate"`
 	SendRatePerPeer int64 `mapstructure:"send_rate_per_peer"`
-	// RDMA is RDMAOff, RDMAAuto or RDMARequired. The settings below are for the latter two:
-	// RDMAPeers are IDs of nodes that are allowed a path, RDMAFabric networks (CIDR) of which all
-	// are, and RDMAMemory limits the registered memory, in bytes.
+	// RDMA is RDMAOff, RDMAAuto or RDMARequired. The settings below apply to the latter two:
+	// RDMAPeers lists the IDs of nodes allowed to use RDMA, RDMAFabric the networks (CIDR) whose
+	// nodes are, and RDMAMemory limits the registered memory, in bytes.
 	RDMA       string `mapstructure:"rdma"`
 	RDMAPeers  string `mapstructure:"rdma_peers"`
 	RDMAFabric string `mapstructure:"rdma_fabric"`
 	RDMAMemory int64  `mapstructure:"rdma_memory"`
 }
 
+// The values of Join.Mode: a node without state joins over the transports of many peers, or by
+// CometBFT's own state sync.
+const (
+	JoinFast     = "fast"
+	JoinCometBFT = "cometbft"
+)
+
 // Join is the section [join].
 type Join struct {
-	// Fast: the node joins over the transport; else by CometBFT's own state sync.
-	Fast bool `mapstructure:"fast"`
+	// Mode is JoinFast or JoinCometBFT.
+	Mode string `mapstructure:"mode"`
 	// Peers are addresses of transports, in addition to those of p2p.persistent_peers and
 	// p2p.seeds.
 	Peers string `mapstructure:"peers"`
-	// MemoryBytes limits what is in flight or being verified.
+	// MemoryBytes limits the chunks in flight and being verified, in bytes.
 	MemoryBytes int64 `mapstructure:"memory_bytes"`
-	// ReachTimeout is the time without any peer after which another way is tried, or the join
-	// fails.
+	// ReachTimeout is the time without any reachable peer after which the node tries CometBFT's
+	// state sync, or the join fails.
 	ReachTimeout time.Duration `mapstructure:"reach_timeout"`
-	// CatchUpBlocks: a node further behind than this fetches what differs of the state; 0: never.
-	CatchUpBlocks int64 `mapstructure:"catch_up_blocks"`
-	// Blocks: a node that is behind fetches blocks over the transport and executes them before
-	// CometBFT is made; else CometBFT's block sync does.
-	Blocks bool `mapstructure:"blocks"`
 	// EvidenceHeaders is the number of headers below its snapshot that a joining node fetches,
 	// because later blocks may hold evidence about them.
 	EvidenceHeaders int64 `mapstructure:"evidence_headers"`
 }
 
+// Fast reports whether a node without state joins over the transport.
+func (c Join) Fast() bool { return c.Mode == JoinFast }
+
+// CatchUp is the section [catch_up].
+type CatchUp struct {
+	// Enabled: a node that is behind fetches blocks over the transport and executes them before
+	// CometBFT starts; otherwise CometBFT's block sync does.
+	Enabled bool `mapstructure:"enabled"`
+	// StateThresholdBlocks: a node further behind than this fetches the parts of the state that
+	// differ instead of blocks; 0: never.
+	StateThresholdBlocks int64 `mapstructure:"state_threshold_blocks"`
+}
+
 // State is the section [state].
 type State struct {
-	KeepRecent   int   `mapstructure:"keep_recent"`   // number of versions that queries can read
-	RetainBlocks int64 `mapstructure:"retain_blocks"` // number of blocks that are kept; 0: all
-	// KeepRecentBytes limits the memory of these versions beyond that of the last one; 0: no limit.
-	KeepRecentBytes int64 `mapstructure:"keep_recent_bytes"`
-	// KeepEvents is of how many of the last blocks the events are kept for watchers, as far as they
-	// take no more than KeepEventsBytes; 0: of none.
+	KeepRecent   int   `mapstructure:"pruning_keep_recent"` // versions that can be queried
+	RetainBlocks int64 `mapstructure:"min_retain_blocks"`   // blocks that are kept; 0: all
+	// KeepRecentBytes limits the memory of these versions, in bytes beyond the latest one; 0: no
+	// limit.
+	KeepRecentBytes int64 `mapstructure:"pruning_keep_recent_bytes"`
+	// KeepEvents is the number of recent blocks whose events are kept for watchers, within
+	// KeepEventsBytes; 0: none.
 	KeepEvents      int64 `mapstructure:"keep_events"`
 	KeepEventsBytes int64 `mapstructure:"keep_events_bytes"`
-	// Index: keys in memory are found by their hashes.
-	Index bool `mapstructure:"index"`
-	// Mode is ModeLocal or ModeSharded. The settings below are of ModeSharded only.
+	// Index: a hash index finds keys in memory.
+	Index bool `mapstructure:"hash_index"`
+	// Mode is ModeLocal or ModeSharded. The settings below apply to ModeSharded only.
 	Mode string `mapstructure:"mode"`
-	// RetainDepth is how many inner nodes of each way stay in memory, and Window for how many
-	// blocks what was changed or fetched below them stays.
+	// RetainDepth is the number of inner nodes of each path that stay in memory. Deeper nodes stay
+	// for Window blocks after they were changed or fetched.
 	RetainDepth int `mapstructure:"retain_depth"`
-	Window      int `mapstructure:"window"`
+	Window      int `mapstructure:"retain_window_blocks"`
 	// StorageNodes is the file that LoadStorageNodes reads.
 	StorageNodes string `mapstructure:"storage_nodes"`
 	// A block waits while a range has fewer than MinAcks replicas that are at most MaxLagBlocks and
@@ -133,11 +151,14 @@ type State struct {
 	MinAcks      int   `mapstructure:"min_acks"`
 	MaxLagBlocks int64 `mapstructure:"max_lag_blocks"`
 	MaxLagBytes  int64 `mapstructure:"max_lag_bytes"`
+	// KeepUpdatesBytes limits the updates of all ranges together that are kept for replicas that
+	// come back, although all replicas within the lag have them.
+	KeepUpdatesBytes int64 `mapstructure:"keep_updates_bytes"`
 	// WitnessTimeout limits the time for which a proposal waits for storage nodes.
 	WitnessTimeout time.Duration `mapstructure:"witness_timeout"`
 }
 
-// The values of State.Mode: the whole state is here, or only what was used lately.
+// The values of State.Mode: this node holds the full state, or only what it used recently.
 const (
 	ModeLocal   = "local"
 	ModeSharded = "sharded"
@@ -148,13 +169,13 @@ func (c State) Sharded() bool { return c.Mode == ModeSharded }
 
 // StorageNode is the section [storage_node].
 type StorageNode struct {
-	// Ranges is the file that LoadStorageNodes reads, in which this node is found by its ID.
+	// Ranges is the file that LoadStorageNodes reads; it lists this node by its ID.
 	Ranges string `mapstructure:"ranges"`
-	// ServeHeights is of how many of the last heights witnesses are answered, as far as what only
-	// older ones have takes no more than ServeBytes. What only snapshots have may take as much.
+	// ServeHeights is the number of recent heights whose witnesses are served. Data needed only by
+	// older heights take at most ServeBytes, and data needed only by snapshots as much again.
 	ServeHeights int   `mapstructure:"serve_heights"`
 	ServeBytes   int64 `mapstructure:"serve_bytes"`
-	// The state is stored every Interval blocks, and the last Keep of these are kept.
+	// The state is stored every Interval blocks, and the newest Keep of these states are kept.
 	Interval int64 `mapstructure:"interval"`
 	Keep     int   `mapstructure:"keep"`
 	// Senders are the IDs of the nodes that may send updates; empty: any node of the chain.
@@ -163,53 +184,55 @@ type StorageNode struct {
 
 // Snapshots is the section [snapshots].
 type Snapshots struct {
-	Keep int `mapstructure:"keep"` // number of snapshots that are served to joining nodes
+	Keep int `mapstructure:"keep_recent"` // number of snapshots that are served to joining nodes
 }
 
-// Storage is the section [storage].
-type Storage struct {
-	// MemoryBytes limits the caches of both zones together.
-	MemoryBytes int64 `mapstructure:"memory_bytes"`
-	// StateInMemory: the whole state is in memory; else pages of it are cached.
+// Disk is the section [disk]: storage and caching of blocks and state.
+type Disk struct {
+	// CacheBytes limits the caches of both zones together, in bytes.
+	CacheBytes int64 `mapstructure:"cache_bytes"`
+	// StateInMemory: the whole state is in memory; otherwise the node caches pages of it.
 	StateInMemory bool `mapstructure:"state_in_memory"`
 	// A flush begins when FlushBlocks blocks wait, or FlushBytes bytes of changes, or when one
 	// block has waited for FlushInterval.
 	FlushBlocks   int           `mapstructure:"flush_blocks"`
 	FlushBytes    int64         `mapstructure:"flush_bytes"`
 	FlushInterval time.Duration `mapstructure:"flush_interval"`
-	// MaxLagBlocks and MaxLagBytes are the maximum backlog of the flusher, in blocks and in bytes
-	// of changes. Blocks wait for the disk when it is reached.
-	MaxLagBlocks int   `mapstructure:"max_lag_blocks"`
-	MaxLagBytes  int64 `mapstructure:"max_lag_bytes"`
-	// ScrubRate is how many bytes of leaf records per second are read from disk and verified in the
-	// background, unless the whole state is in memory; 0: none.
+	// MaxBacklogBlocks and MaxBacklogBytes are the maximum backlog of the flusher, in blocks and in
+	// bytes of changes. Blocks wait for the disk when the backlog reaches either.
+	MaxBacklogBlocks int   `mapstructure:"max_backlog_blocks"`
+	MaxBacklogBytes  int64 `mapstructure:"max_backlog_bytes"`
+	// ScrubRate is the rate, in bytes of leaf records per second, at which a background scrub reads
+	// and verifies the state, unless the whole state is in memory; 0: no scrub.
 	ScrubRate int64 `mapstructure:"scrub_rate"`
-	// MinFreeBytes: the node stops when the disk has less free space; 0: it does not check.
+	// MinFreeBytes: the node stops when the disk has less free space; 0: the node does not check.
 	MinFreeBytes int64 `mapstructure:"min_free_bytes"`
 }
 
-// MaxSnapshots is how many snapshots CometBFT advertises (statesync/reactor.go, recentSnapshots).
+// MaxSnapshots is the number of snapshots that CometBFT advertises (statesync/reactor.go,
+// recentSnapshots).
 const MaxSnapshots = 10
 
-// DefaultApp returns the settings that hold where app.toml has none.
+// DefaultApp returns the settings that apply if app.toml does not set them.
 func DefaultApp() App {
 	app := App{
 		State: State{
 			KeepRecent: 100, KeepRecentBytes: 256 << 20, KeepEvents: 100_000, KeepEventsBytes: 1 << 30,
 			Mode: ModeLocal, RetainDepth: 12, Window: 32, StorageNodes: DefaultStorageNodesFile,
-			MinAcks: 1, MaxLagBlocks: 500, MaxLagBytes: 256 << 20, WitnessTimeout: time.Second,
+			MinAcks: 2, MaxLagBlocks: 500, MaxLagBytes: 256 << 20, KeepUpdatesBytes: 256 << 20, WitnessTimeout: time.Second,
 		},
 		Snapshots:   Snapshots{Keep: 2},
 		StorageNode: StorageNode{Ranges: DefaultStorageNodesFile, ServeHeights: 1000, ServeBytes: 256 << 20, Interval: 1000, Keep: 2},
-		Storage: Storage{
-			MemoryBytes: 256 << 20, StateInMemory: true,
-			FlushBlocks: 50, FlushBytes: 16 << 20, FlushInterval: 5 * time.Second, MaxLagBlocks: 200, MaxLagBytes: 64 << 20,
+		Disk: Disk{
+			CacheBytes: 256 << 20, StateInMemory: true,
+			FlushBlocks: 50, FlushBytes: 16 << 20, FlushInterval: 5 * time.Second, MaxBacklogBlocks: 200, MaxBacklogBytes: 64 << 20,
 			ScrubRate: 256 << 10, MinFreeBytes: 64 << 20,
 		},
 		Transport: Transport{ListenAddress: autoAddress, MaxPeers: 128, MaxPeersPerHost: 16, RDMA: RDMAOff, RDMAMemory: 256 << 20},
 		Join: Join{
-			Fast: true, MemoryBytes: 256 << 20, ReachTimeout: 30 * time.Second, CatchUpBlocks: 10_000, Blocks: true, EvidenceHeaders: 1000,
+			Mode: JoinFast, MemoryBytes: 256 << 20, ReachTimeout: 30 * time.Second, EvidenceHeaders: 1000,
 		},
+		CatchUp: CatchUp{Enabled: true, StateThresholdBlocks: 10_000},
 	}
 	app.Transport.Relay = RelayOff
 	return app
@@ -220,25 +243,25 @@ func (c App) validate() error {
 	case c.HaltHeight < 0:
 		return fmt.Errorf("halt_height is %d, it must be 0 (never) or more", c.HaltHeight)
 	case c.State.KeepRecent < 1:
-		return fmt.Errorf("state.keep_recent is %d, it must be 1 or more", c.State.KeepRecent)
+		return fmt.Errorf("state.pruning_keep_recent is %d, it must be 1 or more", c.State.KeepRecent)
 	case c.State.KeepRecentBytes < 0:
-		return fmt.Errorf("state.keep_recent_bytes is %d, it must be 0 (no limit) or more", c.State.KeepRecentBytes)
+		return fmt.Errorf("state.pruning_keep_recent_bytes is %d, it must be 0 (no limit) or more", c.State.KeepRecentBytes)
 	case c.State.KeepEvents < 0:
 		return fmt.Errorf("state.keep_events is %d, it must be 0 (keep none) or more", c.State.KeepEvents)
 	case c.State.KeepEventsBytes < minMemory:
 		return fmt.Errorf("state.keep_events_bytes is %d, it must be %d (16 MiB) or more (state.keep_events = 0 keeps none)", c.State.KeepEventsBytes, minMemory)
 	case c.State.RetainBlocks < 0:
-		return fmt.Errorf("state.retain_blocks is %d, it must be 0 (keep all) or more", c.State.RetainBlocks)
+		return fmt.Errorf("state.min_retain_blocks is %d, it must be 0 (keep all) or more", c.State.RetainBlocks)
 	case c.Snapshots.Keep < 0 || c.Snapshots.Keep > MaxSnapshots:
-		return fmt.Errorf("snapshots.keep is %d, it must be from 0 (serve none) to %d", c.Snapshots.Keep, MaxSnapshots)
+		return fmt.Errorf("snapshots.keep_recent is %d, it must be from 0 (serve none) to %d", c.Snapshots.Keep, MaxSnapshots)
 	}
-	if err := c.Storage.validate(); err != nil {
+	if err := c.Disk.validate(); err != nil {
 		return err
 	}
 	if err := errors.Join(c.State.validateSharded(), c.StorageNode.validate()); err != nil {
 		return err
 	}
-	return errors.Join(c.Transport.validate(), c.Join.validate(), c.Status.validate())
+	return errors.Join(c.Transport.validate(), c.Join.validate(), c.CatchUp.validate(), c.Status.validate())
 }
 
 func (c Status) validate() error {
@@ -255,7 +278,7 @@ func (c Status) validate() error {
 	return nil
 }
 
-// autoAddress, as transport.laddr, means: the address of p2p.laddr, with PortOffset added to the
+// autoAddress as transport.laddr stands for the address of p2p.laddr with PortOffset added to the
 // port.
 const autoAddress = "auto"
 
@@ -266,7 +289,7 @@ func (c Transport) validate() error {
 	case c.Relay != RelayOff && c.ListenAddress == "":
 		return fmt.Errorf(`transport.relay is %q, and transport.laddr "": peers cannot relay to a node that does not listen`, c.Relay)
 	case c.MaxPeers < 1:
-		return fmt.Errorf(`transport.max_peers is %d, it must be 1 or more (transport.laddr = "" serves nobody)`, c.MaxPeers)
+		return fmt.Errorf(`transport.max_peers is %d, it must be 1 or more (transport.laddr = "" disables serving)`, c.MaxPeers)
 	case c.MaxPeersPerHost < 1:
 		return fmt.Errorf("transport.max_peers_per_host is %d, it must be 1 or more", c.MaxPeersPerHost)
 	case c.SendRate < 0:
@@ -280,45 +303,52 @@ func (c Transport) validate() error {
 func (c Join) validate() error {
 	_, err := transportAddresses(c.Peers)
 	switch {
+	case c.Mode != JoinFast && c.Mode != JoinCometBFT:
+		return fmt.Errorf("join.mode is %q, it must be %q or %q", c.Mode, JoinFast, JoinCometBFT)
 	case err != nil:
 		return fmt.Errorf("join.peers: %w", err)
 	case c.MemoryBytes < minMemory:
 		return fmt.Errorf("join.memory_bytes is %d, it must be %d (16 MiB) or more", c.MemoryBytes, minMemory)
 	case c.ReachTimeout <= 0:
 		return fmt.Errorf(`join.reach_timeout is %s, it must be above 0, such as "30s"`, c.ReachTimeout)
-	case c.CatchUpBlocks < 0:
-		return fmt.Errorf("join.catch_up_blocks is %d, it must be 0 (never) or more", c.CatchUpBlocks)
 	case c.EvidenceHeaders < 0 || c.EvidenceHeaders > maxEvidenceHeaders:
 		return fmt.Errorf("join.evidence_headers is %d, it must be 0 (none) to %d", c.EvidenceHeaders, maxEvidenceHeaders)
 	}
 	return nil
 }
 
-// maxEvidenceHeaders limits join.evidence_headers: with CometBFT's default parameters evidence is
-// no older than that, unless blocks are slow.
+func (c CatchUp) validate() error {
+	if c.StateThresholdBlocks < 0 {
+		return fmt.Errorf("catch_up.state_threshold_blocks is %d, it must be 0 (never) or more", c.StateThresholdBlocks)
+	}
+	return nil
+}
+
+// maxEvidenceHeaders limits join.evidence_headers: with CometBFT's default parameters, evidence is
+// at most this many blocks old, unless blocks are slow.
 const maxEvidenceHeaders = 100_000
 
-// minMemory is the smallest memory limit: caches below it are too small to be of use.
+// minMemory is the smallest memory limit: smaller caches are useless.
 const minMemory = 16 << 20
 
-func (c Storage) validate() error {
+func (c Disk) validate() error {
 	switch {
-	case c.MemoryBytes < minMemory:
-		return fmt.Errorf("storage.memory_bytes is %d, it must be %d (16 MiB) or more", c.MemoryBytes, minMemory)
+	case c.CacheBytes < minMemory:
+		return fmt.Errorf("disk.cache_bytes is %d, it must be %d (16 MiB) or more", c.CacheBytes, minMemory)
 	case c.FlushBlocks < 1:
-		return fmt.Errorf("storage.flush_blocks is %d, it must be 1 (each block at once) or more", c.FlushBlocks)
+		return fmt.Errorf("disk.flush_blocks is %d, it must be 1 (each block at once) or more", c.FlushBlocks)
 	case c.FlushBytes < 1:
-		return fmt.Errorf("storage.flush_bytes is %d, it must be 1 or more", c.FlushBytes)
+		return fmt.Errorf("disk.flush_bytes is %d, it must be 1 or more", c.FlushBytes)
 	case c.FlushInterval <= 0:
-		return fmt.Errorf(`storage.flush_interval is %s, it must be above 0, such as "5s"`, c.FlushInterval)
-	case c.MaxLagBlocks < c.FlushBlocks:
-		return fmt.Errorf("storage.max_lag_blocks is %d, it must be flush_blocks (%d) or more: no flush would begin", c.MaxLagBlocks, c.FlushBlocks)
-	case c.MaxLagBytes < c.FlushBytes:
-		return fmt.Errorf("storage.max_lag_bytes is %d, it must be flush_bytes (%d) or more: no flush would begin", c.MaxLagBytes, c.FlushBytes)
+		return fmt.Errorf(`disk.flush_interval is %s, it must be above 0, such as "5s"`, c.FlushInterval)
+	case c.MaxBacklogBlocks < c.FlushBlocks:
+		return fmt.Errorf("disk.max_backlog_blocks is %d, it must be flush_blocks (%d) or more: no flush would begin", c.MaxBacklogBlocks, c.FlushBlocks)
+	case c.MaxBacklogBytes < c.FlushBytes:
+		return fmt.Errorf("disk.max_backlog_bytes is %d, it must be flush_bytes (%d) or more: no flush would begin", c.MaxBacklogBytes, c.FlushBytes)
 	case c.ScrubRate < 0:
-		return fmt.Errorf("storage.scrub_rate is %d, it must be 0 (do not verify) or more", c.ScrubRate)
+		return fmt.Errorf("disk.scrub_rate is %d, it must be 0 (no scrub) or more", c.ScrubRate)
 	case c.MinFreeBytes < 0:
-		return fmt.Errorf("storage.min_free_bytes is %d, it must be 0 (do not look) or more", c.MinFreeBytes)
+		return fmt.Errorf("disk.min_free_bytes is %d, it must be 0 (no check) or more", c.MinFreeBytes)
 	}
 	return nil
 }
@@ -333,20 +363,22 @@ func (c State) validateSharded() error {
 	case c.RetainDepth < 0 || c.RetainDepth > maxRetainDepth:
 		return fmt.Errorf("state.retain_depth is %d, it must be 0 (the root's hash alone) to %d", c.RetainDepth, maxRetainDepth)
 	case c.Window < minWindow:
-		return fmt.Errorf("state.window is %d, it must be %d or more: storage nodes are two blocks behind at best", c.Window, minWindow)
+		return fmt.Errorf("state.retain_window_blocks is %d, it must be %d or more: storage nodes are two blocks behind at best", c.Window, minWindow)
 	case c.MinAcks < 1:
 		return fmt.Errorf("state.min_acks is %d, it must be 1 or more", c.MinAcks)
 	case c.MaxLagBlocks < 3:
 		return fmt.Errorf("state.max_lag_blocks is %d, it must be 3 or more: a storage node acknowledges a block after the next one", c.MaxLagBlocks)
 	case c.MaxLagBytes < minMemory:
 		return fmt.Errorf("state.max_lag_bytes is %d, it must be %d (16 MiB) or more", c.MaxLagBytes, minMemory)
+	case c.KeepUpdatesBytes < 0:
+		return fmt.Errorf("state.keep_updates_bytes is %d, it must be 0 (none) or more", c.KeepUpdatesBytes)
 	case c.WitnessTimeout <= 0:
 		return fmt.Errorf(`state.witness_timeout is %s, it must be above 0, such as "1s"`, c.WitnessTimeout)
 	}
 	return nil
 }
 
-// minWindow is the least state.window.
+// minWindow is the smallest state.retain_window_blocks.
 const minWindow = 8
 
 func (c StorageNode) validate() error {
@@ -356,9 +388,10 @@ func (c StorageNode) validate() error {
 	case c.ServeBytes < 0:
 		return fmt.Errorf("storage_node.serve_bytes is %d, it must be 0 (the newest height only) or more", c.ServeBytes)
 	case c.Interval < 1 || c.Keep < 1:
-		return fmt.Errorf("storage_node.interval is %d and storage_node.keep %d, both must be 1 or more", c.Interval, c.Keep)
+		return fmt.Errorf("storage_node.interval is %d and storage_node.keep is %d, both must be 1 or more", c.Interval, c.Keep)
 	case int64(c.Keep-1)*c.Interval < int64(c.ServeHeights-1):
-		return fmt.Errorf("storage_node.keep is %d and storage_node.interval %d: with so few stored states a start could not answer %d heights (storage_node.serve_heights)", c.Keep, c.Interval, c.ServeHeights)
+		return fmt.Errorf("storage_node.keep is %d and storage_node.interval is %d: too few stored states to serve %d heights after a start (storage_node.serve_heights): set storage_node.keep to %d or more",
+			c.Keep, c.Interval, c.ServeHeights, (int64(c.ServeHeights-1)+c.Interval-1)/c.Interval+1)
 	}
 	for _, id := range c.SenderIDs() {
 		if err := id.Validate(); err != nil {
@@ -377,31 +410,31 @@ func (c StorageNode) SenderIDs() []transport.ID {
 	return ids
 }
 
-// DatabaseCache returns the bytes that each zone's database may cache of its files: their indexes
-// and filters, without which a lookup reads three times as often. The rest of the limit goes to the
-// shared cache, where a byte is worth more: it holds what was asked for, and not what lies around
-// it.
-func (c Storage) DatabaseCache() int64 { return min(c.MemoryBytes/8, 64<<20) }
+// DatabaseCache returns the bytes that each zone's database may use to cache its files' indexes and
+// filters, without which a lookup needs three times as many reads. The rest of CacheBytes goes to
+// the shared cache, where a byte is worth more: it holds the records that were read, not whole file
+// blocks.
+func (c Disk) DatabaseCache() int64 { return min(c.CacheBytes/8, 64<<20) }
 
-// CacheBytes returns the size of the cache that both zones share.
-func (c Storage) CacheBytes() int64 { return c.MemoryBytes - 2*c.DatabaseCache() }
+// SharedCache returns the size, in bytes, of the cache that both zones share.
+func (c Disk) SharedCache() int64 { return c.CacheBytes - 2*c.DatabaseCache() }
 
-// Sizes that init writes into config.toml, so that the largest transaction passes everywhere.
+// Limits that init writes to config.toml, so that every node accepts the largest transaction.
 // CheckLimits checks them.
 const (
 	defaultMaxBodyBytes = 8 << 20
 	defaultMaxTxBytes   = 4 << 20
 )
 
-// DefaultCometBFT returns what init writes: CometBFT's default configuration with limits that fit
-// our transactions, and the block zone.
+// DefaultCometBFT returns the configuration that init writes: CometBFT's defaults with limits that
+// fit our transactions, and the block zone.
 func DefaultCometBFT() *cfg.Config {
 	c := cfg.DefaultConfig()
 	c.DBBackend = BlockZoneBackend
 	c.RPC.MaxBodyBytes = defaultMaxBodyBytes
 	c.Mempool.MaxTxBytes = defaultMaxTxBytes
 	c.StateSync.DiscoveryTime = minDiscovery
-	// CometBFT's own default is the same today
+	// CometBFT's own default is currently the same.
 	c.StateSync.TrustPeriod = lightclient.DefaultTrustPeriod
 	return c
 }
@@ -415,7 +448,7 @@ func CometFile(home string) string { return filepath.Join(home, "config", "confi
 // EnvPrefix starts the names of the environment variables.
 const EnvPrefix = "STARLINGD"
 
-// BindEnvironment makes v look at STARLINGD_… variables: for rpc.laddr, STARLINGD_RPC_LADDR.
+// BindEnvironment makes v read STARLINGD_… variables: for rpc.laddr, STARLINGD_RPC_LADDR.
 func BindEnvironment(v *viper.Viper) {
 	v.SetEnvPrefix(EnvPrefix)
 	v.SetEnvKeyReplacer(environmentLetters)
@@ -424,13 +457,13 @@ func BindEnvironment(v *viper.Viper) {
 
 var environmentLetters = strings.NewReplacer(".", "_", "-", "_")
 
-// EnvironmentName is the variable of a setting or flag.
+// EnvironmentName returns the variable of a setting or flag.
 func EnvironmentName(setting string) string {
 	return EnvPrefix + "_" + strings.ToUpper(environmentLetters.Replace(setting))
 }
 
-// Load reads the configuration of a home folder. What v has from flags and environment takes
-// precedence over the files. An unknown field, or a value of the wrong kind, is an error that names
+// Load reads the configuration of a home folder. Flags and environment variables in v take
+// precedence over the files. An unknown field, or a value of the wrong type, is an error that names
 // it and matches ErrInvalid; a folder without config.toml is ErrNotInitialised.
 func Load(home string, v *viper.Viper) (*Config, error) {
 	config, err := load(home, v)
@@ -465,8 +498,8 @@ func load(home string, v *viper.Viper) (*Config, error) {
 	return config, nil
 }
 
-// blame calls decode, which reads and checks settings, with v. An error is attributed to path, or
-// to the flags and variables of v if the file alone (nil: there is none) has no fault.
+// blame calls decode, which reads and checks settings, with v. It attributes an error to path, or
+// to the flags and variables of v if the file alone (nil: there is none) is valid.
 func blame(v, file *viper.Viper, fields []field, path string, decode func(*viper.Viper) error) error {
 	err := decode(v)
 	if err == nil {
@@ -495,7 +528,7 @@ func blame(v, file *viper.Viper, fields []field, path string, decode func(*viper
 	return fmt.Errorf("%s: %w", strings.Join(named, ", "), err)
 }
 
-// inFile is the value of a setting without flags and variables.
+// inFile returns the value of a setting, ignoring flags and variables.
 func inFile(file *viper.Viper, f field) any {
 	if file != nil && file.IsSet(f.name) {
 		return file.Get(f.name)
@@ -503,7 +536,7 @@ func inFile(file *viper.Viper, f field) any {
 	return f.value.Interface()
 }
 
-// CheckFlags checks the flags and variables in v as Load does for a home whose files have the
+// CheckFlags checks the flags and variables in v like Load, for a home whose files have the
 // defaults. Errors match ErrInvalid.
 func CheckFlags(v *viper.Viper) error {
 	config := &Config{App: DefaultApp()}
@@ -532,7 +565,7 @@ func (c *Config) validateComet() error {
 	if err := checkPeers("p2p.seeds", comet.P2P.Seeds); err != nil {
 		return err
 	}
-	if !s.Enable || !c.App.Join.Fast || len(s.RPCServers) > 0 {
+	if !s.Enable || !c.App.Join.Fast() || len(s.RPCServers) > 0 {
 		return comet.ValidateBasic()
 	}
 	switch {
@@ -555,7 +588,7 @@ func (c *Config) validateComet() error {
 	return copied.ValidateBasic()
 }
 
-// checkPeers refuses addresses that CometBFT would refuse only after the state was rebuilt.
+// checkPeers refuses addresses that CometBFT would refuse only after the state has been rebuilt.
 func checkPeers(setting, list string) error {
 	for _, s := range splitList(list) {
 		address := s
@@ -569,7 +602,7 @@ func checkPeers(setting, list string) error {
 	return nil
 }
 
-// LoadApp reads app.toml alone, as Load does. Without the file, the defaults hold.
+// LoadApp reads only app.toml, like Load. Without the file, the defaults apply.
 func LoadApp(home string, v *viper.Viper) (App, error) {
 	config, err := loadApp(home, v)
 	return config, Invalid(err)
@@ -600,7 +633,7 @@ func loadApp(home string, v *viper.Viper) (App, error) {
 func override(v, file *viper.Viper, fields []field, target any) error {
 	for _, f := range fields {
 		if f.settable() {
-			// a variable is only looked up for a name that is known
+			// Viper reads a variable only for a name that it knows.
 			v.SetDefault(f.name, f.value.Interface())
 		}
 		if file != nil && file.IsSet(f.name) {
@@ -608,13 +641,13 @@ func override(v, file *viper.Viper, fields []field, target any) error {
 		}
 	}
 	if err := v.Unmarshal(target); err != nil {
-		return fmt.Errorf("wrong value in a file, a flag or a %s_… variable: %w", EnvPrefix, err)
+		return fmt.Errorf("invalid value in a file, a flag or a %s_… variable: %w", EnvPrefix, err)
 	}
 	return nil
 }
 
-// RPCAddress returns the URL at which a client reaches the node of a home folder: as its
-// config.toml says, else CometBFT's default.
+// RPCAddress returns the URL at which a client reaches the node of a home folder: the one in
+// config.toml, otherwise CometBFT's default.
 func RPCAddress(home string) string {
 	v := viper.New()
 	v.SetConfigFile(CometFile(home))
@@ -625,8 +658,8 @@ func RPCAddress(home string) string {
 	return RPCURL(v.GetString("rpc.laddr"))
 }
 
-// RPCURL returns the URL at which a client of this machine reaches a node with that rpc.laddr: the
-// first address of it.
+// RPCURL returns the URL at which a client on this machine reaches a node with that rpc.laddr: its
+// first address.
 func RPCURL(laddr string) string {
 	first, _, _ := strings.Cut(laddr, ",")
 	host := strings.TrimPrefix(first, "tcp://")

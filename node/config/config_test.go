@@ -21,7 +21,7 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// What init writes is read back as it was, so every name in CometBFT's template is known here.
+// Load reads back what init writes, so every name in CometBFT's template is known.
 func TestConfigRoundTrip(t *testing.T) {
 	home, _ := nodetest.Home(t, func(o *home.InitOptions) { o.Edit = nil })
 	conf := nodetest.Load(t, home)
@@ -41,10 +41,10 @@ func TestConfigRoundTrip(t *testing.T) {
 
 func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
-	nodetest.WriteFile(t, config.AppFile(home), "[state]\nkeep_recent = 7\nindex = true\nretain_blocks = 70\n[snapshots]\nkeep = 3\n[storage]\nflush_interval = \"2s\"\nflush_blocks = 5\n")
-	t.Setenv("STARLINGD_STORAGE_MAX_LAG_BLOCKS", "77")
-	t.Setenv("STARLINGD_STATE_KEEP_RECENT", "8")
-	t.Setenv("STARLINGD_STATE_RETAIN_BLOCKS", "80")
+	nodetest.WriteFile(t, config.AppFile(home), "[state]\npruning_keep_recent = 7\nhash_index = true\nmin_retain_blocks = 70\n[snapshots]\nkeep_recent = 3\n[disk]\nflush_interval = \"2s\"\nflush_blocks = 5\n")
+	t.Setenv("STARLINGD_DISK_MAX_BACKLOG_BLOCKS", "77")
+	t.Setenv("STARLINGD_STATE_PRUNING_KEEP_RECENT", "8")
+	t.Setenv("STARLINGD_STATE_MIN_RETAIN_BLOCKS", "80")
 	t.Setenv("STARLINGD_STATESYNC_RPC_SERVERS", "http://a:1,http://b:2")
 	t.Setenv("STARLINGD_CONSENSUS_TIMEOUT_COMMIT", "3s")
 	t.Setenv("STARLINGD_MONIKER", "env")
@@ -53,15 +53,15 @@ func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {
 	peer := strings.Repeat("0a", 20) + "@b:1"
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	config.AddFlags(flags)
-	require.NoError(t, flags.Parse([]string{"--state.keep_recent", "9", "--rpc.laddr", "tcp://127.0.0.1:1", "--log_format", "json",
+	require.NoError(t, flags.Parse([]string{"--state.pruning_keep_recent", "9", "--rpc.laddr", "tcp://127.0.0.1:1", "--log_format", "json",
 		"--p2p.persistent_peers", peer, "--instrumentation.prometheus", "--rpc.cors_allowed_origins", "x,y",
-		"--storage.memory_bytes", "20000000", "--storage.flush_interval", "3s"}))
+		"--disk.cache_bytes", "20000000", "--disk.flush_interval", "3s"}))
 	require.NoError(t, v.BindPFlags(flags))
 	conf, err := config.Load(home, v)
 	require.NoError(t, err)
 	want := config.DefaultApp()
 	want.State.KeepRecent, want.State.RetainBlocks, want.State.Index, want.Snapshots.Keep = 9, 80, true, 3
-	want.Storage.FlushInterval, want.Storage.FlushBlocks, want.Storage.MaxLagBlocks, want.Storage.MemoryBytes = 3*time.Second, 5, 77, 20_000_000
+	want.Disk.FlushInterval, want.Disk.FlushBlocks, want.Disk.MaxBacklogBlocks, want.Disk.CacheBytes = 3*time.Second, 5, 77, 20_000_000
 	require.Equal(t, want, conf.App)
 	require.Equal(t, []string{"http://a:1", "http://b:2"}, conf.CometBFT.StateSync.RPCServers)
 	require.Equal(t, []string{"x", "y"}, conf.CometBFT.RPC.CORSAllowedOrigins)
@@ -78,34 +78,34 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 	comet, err := os.ReadFile(config.CometFile(home))
 	require.NoError(t, err)
 	for name, c := range map[string]struct{ app, from, to, want string }{
-		"unknown section":      {app: "[sate]\nkeep_recent = 1\n", want: "unknown field sate.keep_recent (did you mean state.keep_recent?)"},
-		"unknown field":        {app: "[state]\nkeep = 1\n", want: "unknown field state.keep (did you mean snapshots.keep?)"},
-		"fraction":             {app: "[state]\nkeep_recent = 1.5\n", want: "state.keep_recent must be a whole number"},
-		"wrong kind":           {app: "[snapshots]\nkeep = true\n", want: "snapshots.keep must be a whole number"},
-		"negative bytes":       {app: "[state]\nkeep_recent_bytes = -1\n", want: "state.keep_recent_bytes is -1, it must be 0 (no limit) or more"},
+		"unknown section":      {app: "[sate]\npruning_keep_recent = 1\n", want: "unknown field sate.pruning_keep_recent (did you mean state.pruning_keep_recent?)"},
+		"unknown field":        {app: "[state]\nkeep = 1\n", want: "unknown field state.keep (did you mean storage_node.keep?)"},
+		"fraction":             {app: "[state]\npruning_keep_recent = 1.5\n", want: "state.pruning_keep_recent must be a whole number"},
+		"wrong kind":           {app: "[snapshots]\nkeep_recent = true\n", want: "snapshots.keep_recent must be a whole number"},
+		"negative bytes":       {app: "[state]\npruning_keep_recent_bytes = -1\n", want: "state.pruning_keep_recent_bytes is -1, it must be 0 (no limit) or more"},
 		"negative events":      {app: "[state]\nkeep_events = -1\n", want: "state.keep_events is -1, it must be 0 (keep none) or more"},
 		"few event bytes":      {app: "[state]\nkeep_events_bytes = 1\n", want: "state.keep_events_bytes is 1, it must be 16777216 (16 MiB) or more"},
-		"out of range":         {app: "[state]\nkeep_recent = 0\n", want: "state.keep_recent is 0, it must be 1 or more"},
-		"too many":             {app: "[snapshots]\nkeep = 11\n", want: "snapshots.keep is 11"},
-		"little memory":        {app: "[storage]\nmemory_bytes = 1000\n", want: "storage.memory_bytes is 1000, it must be 16777216"},
+		"out of range":         {app: "[state]\npruning_keep_recent = 0\n", want: "state.pruning_keep_recent is 0, it must be 1 or more"},
+		"too many":             {app: "[snapshots]\nkeep_recent = 11\n", want: "snapshots.keep_recent is 11"},
+		"little memory":        {app: "[disk]\ncache_bytes = 1000\n", want: "disk.cache_bytes is 1000, it must be 16777216"},
 		"page for all":         {app: "[status]\nladdr = \"0.0.0.0:26680\"\n", want: "or set status.public = true"},
 		"page without a port":  {app: "[status]\nladdr = \"127.0.0.1\"\n", want: "status.laddr is"},
-		"no flush":             {app: "[storage]\nflush_blocks = 0\n", want: "storage.flush_blocks is 0"},
-		"no flush bytes":       {app: "[storage]\nflush_bytes = 0\n", want: "storage.flush_bytes is 0"},
-		"no interval":          {app: "[storage]\nflush_interval = \"0s\"\n", want: "storage.flush_interval is 0s"},
-		"interval":             {app: "[storage]\nflush_interval = \"soon\"\n", want: "storage.flush_interval must be a time with a unit"},
-		"lag below a flush":    {app: "[storage]\nflush_blocks = 300\n", want: "storage.max_lag_blocks is 200, it must be flush_blocks (300) or more"},
-		"bytes below a flush":  {app: "[storage]\nmax_lag_bytes = 5\n", want: "storage.max_lag_bytes is 5"},
-		"index":                {app: "[state]\nindex = 3\n", want: "state.index must be true or false"},
-		"in memory":            {app: "[storage]\nstate_in_memory = 3\n", want: "storage.state_in_memory must be true or false"},
-		"scrubbing backwards":  {app: "[storage]\nscrub_rate = -1\n", want: "storage.scrub_rate is -1"},
-		"negative":             {app: "[storage]\nmin_free_bytes = -1\n", want: "storage.min_free_bytes is -1"},
+		"no flush":             {app: "[disk]\nflush_blocks = 0\n", want: "disk.flush_blocks is 0"},
+		"no flush bytes":       {app: "[disk]\nflush_bytes = 0\n", want: "disk.flush_bytes is 0"},
+		"no interval":          {app: "[disk]\nflush_interval = \"0s\"\n", want: "disk.flush_interval is 0s"},
+		"interval":             {app: "[disk]\nflush_interval = \"soon\"\n", want: "disk.flush_interval must be a time with a unit"},
+		"lag below a flush":    {app: "[disk]\nflush_blocks = 300\n", want: "disk.max_backlog_blocks is 200, it must be flush_blocks (300) or more"},
+		"bytes below a flush":  {app: "[disk]\nmax_backlog_bytes = 5\n", want: "disk.max_backlog_bytes is 5"},
+		"index":                {app: "[state]\nhash_index = 3\n", want: "state.hash_index must be true or false"},
+		"in memory":            {app: "[disk]\nstate_in_memory = 3\n", want: "disk.state_in_memory must be true or false"},
+		"scrubbing backwards":  {app: "[disk]\nscrub_rate = -1\n", want: "disk.scrub_rate is -1"},
+		"negative":             {app: "[disk]\nmin_free_bytes = -1\n", want: "disk.min_free_bytes is -1"},
 		"negative headers":     {app: "[join]\nevidence_headers = -1\n", want: "join.evidence_headers is -1, it must be 0 (none) to 100000"},
 		"too many headers":     {app: "[join]\nevidence_headers = 100001\n", want: "join.evidence_headers is 100001"},
 		"RDMA, maybe":          {app: "[transport]\nrdma = \"maybe\"\n", want: `transport.rdma is "maybe", it must be "off", "auto" or "required"`},
-		"RDMA with nobody":     {app: "[transport]\nrdma = \"auto\"\n", want: "nobody may have a path: name peers in transport.rdma_peers"},
+		"RDMA with nobody":     {app: "[transport]\nrdma = \"auto\"\n", want: "no peer is allowed: name peers in transport.rdma_peers"},
 		"RDMA with a name":     {app: "[transport]\nrdma = \"auto\"\nrdma_peers = \"bob\"\n", want: "transport.rdma_peers"},
-		"RDMA with a host":     {app: "[transport]\nrdma_fabric = \"10.7.0.1/24\"\n", want: `transport.rdma_fabric: "10.7.0.1/24" is no network`},
+		"RDMA with a host":     {app: "[transport]\nrdma_fabric = \"10.7.0.1/24\"\n", want: `transport.rdma_fabric: "10.7.0.1/24" is not a network`},
 		"RDMA with everybody":  {app: "[transport]\nrdma_fabric = \"0.0.0.0/0\"\n", want: "transport.rdma_fabric"},
 		"little RDMA memory":   {app: "[transport]\nrdma_memory = 1000\n", want: "transport.rdma_memory is 1000, it must be 67108864 (64 MiB) or more"},
 		"no TOML":              {app: "[state\n", want: "app.toml"},
@@ -129,13 +129,13 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 	}
 }
 
-// A failure of the disk, or a home that is not there, may pass: it is no wrong setting.
+// A disk failure, or a missing home, may be temporary: it is not an invalid setting.
 func TestInvalid(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
 		want bool
 	}{
-		"wrong value":    {errors.New("state.keep_recent is 0"), true},
+		"wrong value":    {errors.New("state.pruning_keep_recent is 0"), true},
 		"missing file":   {&fs.PathError{Op: "open", Path: "genesis.json", Err: fs.ErrNotExist}, true},
 		"not allowed":    {&fs.PathError{Op: "open", Path: "node_key.json", Err: fs.ErrPermission}, true},
 		"disk":           {fmt.Errorf("genesis file: %w", &fs.PathError{Op: "read", Path: "genesis.json", Err: syscall.EIO}), false},
@@ -153,11 +153,11 @@ func TestInvalid(t *testing.T) {
 
 func TestWrongVariableIsRefused(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
-	t.Setenv("STARLINGD_STATE_KEEP_RECENT", "many")
+	t.Setenv("STARLINGD_STATE_PRUNING_KEEP_RECENT", "many")
 	v := viper.New()
 	config.BindEnvironment(v)
 	_, err := config.Load(home, v)
-	require.ErrorContains(t, err, "keep_recent")
+	require.ErrorContains(t, err, "pruning_keep_recent")
 	require.ErrorContains(t, err, "STARLINGD_")
 }
 

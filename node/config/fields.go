@@ -16,13 +16,13 @@ import (
 	"github.com/spf13/viper"
 )
 
-// field is one setting: its name in files and flags (rpc.laddr), with the value it has by default.
+// field is one setting: its name in files and flags (rpc.laddr), and its default value.
 type field struct {
 	name  string
 	value reflect.Value
 }
 
-// fieldsOf lists the settings of a configuration struct, which mapstructure tags name.
+// fieldsOf lists the settings of a configuration struct by its mapstructure tags.
 func fieldsOf(config any) []field {
 	return appendFields(nil, "", reflect.ValueOf(config))
 }
@@ -49,8 +49,7 @@ func appendFields(list []field, prefix string, v reflect.Value) []field {
 	return list
 }
 
-// settable reports whether a setting has a form that fits a flag or a variable (lists of tables do
-// not).
+// settable reports whether a setting can be a flag or a variable (lists of tables cannot).
 func (f field) settable() bool {
 	switch f.value.Kind() {
 	case reflect.Bool, reflect.String, reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint32, reflect.Uint64:
@@ -64,7 +63,7 @@ func (f field) settable() bool {
 
 var durationType = reflect.TypeFor[time.Duration]()
 
-// addFlag defines the flag of a setting. Its default is for the help text only: what counts is
+// addFlag defines the flag of a setting. The flag's default is only for the help text: Load checks
 // whether the flag was given.
 func (f field) addFlag(flags *pflag.FlagSet, usage string) {
 	switch {
@@ -83,8 +82,8 @@ func (f field) addFlag(flags *pflag.FlagSet, usage string) {
 	}
 }
 
-// fits returns an error if a value in a TOML file is of the wrong kind for the setting. Numbers may
-// be quoted: CometBFT writes some of them so.
+// fits returns an error if a value in a TOML file has the wrong type for the setting. Numbers may
+// be quoted, as CometBFT writes some of them.
 func (f field) fits(value any) error {
 	if text, quoted := value.(string); quoted && (f.value.CanInt() || f.value.CanUint()) {
 		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
@@ -114,7 +113,7 @@ func (f field) fits(value any) error {
 		n, is := value.(int64)
 		ok = is && !f.value.OverflowInt(n)
 	case f.value.CanUint():
-		want = "a whole number from 0 up"
+		want = "a whole number of 0 or more"
 		n, is := value.(int64)
 		ok = is && n >= 0 && !f.value.OverflowUint(uint64(n))
 	case f.value.Kind() == reflect.Float64:
@@ -133,7 +132,7 @@ func (f field) fits(value any) error {
 	return nil
 }
 
-// readFile reads a TOML file and refuses what is not among fields, by name.
+// readFile reads a TOML file. A name that is not in fields is an error.
 func readFile(path string, fields []field) (*viper.Viper, error) {
 	v := viper.New()
 	v.SetConfigFile(path)
@@ -158,7 +157,7 @@ func readFile(path string, fields []field) (*viper.Viper, error) {
 	return v, nil
 }
 
-// suggestion names a setting with the same last part, in another section.
+// suggestion returns a hint with a setting of the same last name in another section.
 func suggestion(key string, fields []field) string {
 	for _, f := range fields {
 		if lastPart(f.name) == lastPart(key) {

@@ -11,7 +11,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// AddTrustFlags adds flags for the settings that say what a light client trusts, and whom it asks.
+// AddTrustFlags adds flags for the header that a light client trusts and for the servers that it
+// queries.
 func AddTrustFlags(flags *pflag.FlagSet) {
 	var fields []field
 	for _, f := range fieldsOf(DefaultCometBFT()) {
@@ -29,43 +30,43 @@ func AddTrustFlags(flags *pflag.FlagSet) {
 	period.Hidden, period.Usage = false, "maximum age of the trusted header"
 }
 
-// shown are the settings whose flags are listed in the help text. All other settings have flags,
-// too, which are hidden.
+// shown are the settings whose flags are listed in the help text. All other settings have hidden
+// flags.
 var shown = map[string]string{
-	"moniker":                    "name of this node",
-	"log_level":                  "log level: debug, info, error, none, or module:level pairs",
-	"log_format":                 "log format: plain or json",
-	"rpc.laddr":                  "address for clients",
-	"p2p.laddr":                  "address for other nodes",
-	"p2p.external_address":       "address that other nodes are told to dial",
-	"p2p.persistent_peers":       "peers to stay connected to: id@host:port, comma-separated",
-	"p2p.seeds":                  "seeds to ask for peers: id@host:port, comma-separated",
-	"statesync.enable":           "join by state sync where there is no state yet",
-	"statesync.rpc_servers":      "two or more RPC addresses for the light client",
-	"statesync.trust_height":     "height of a header that is trusted",
-	"statesync.trust_hash":       "hash of that header, in hex",
-	"consensus.timeout_commit":   "pause between blocks",
-	"instrumentation.prometheus": "serve metrics for Prometheus",
-	"halt_height":                "stop after this block; 0: never",
-	"state.keep_recent":          "states that can be queried",
-	"state.keep_recent_bytes":    "memory for these beyond the last one; 0: no limit",
-	"state.keep_events":          "blocks whose events watchers can read; 0: none",
-	"state.keep_events_bytes":    "bytes that these events may take",
-	"state.retain_blocks":        "blocks that are kept; 0: all",
-	"state.index":                "find keys in memory by an index of hashes",
-	"snapshots.keep":             "snapshots served to joining nodes",
-	"storage.memory_bytes":       "memory for caches of what is on disk",
-	"storage.state_in_memory":    "keep the whole state in memory",
-	"storage.scrub_rate":         "bytes of the state per second that are verified on disk; 0: none",
-	"storage.min_free_bytes":     "free disk space below which the node stops; 0: never",
-	"transport.laddr":            "address for joining nodes, auto: that of p2p with the port + 10",
-	"transport.send_rate":        "bytes per second for joining nodes; 0: no limit",
-	"transport.rdma":             "answers past TLS by RDMA: off, auto or required",
-	"transport.rdma_peers":       "IDs of nodes that may have paths by RDMA, comma-separated",
-	"join.fast":                  "join over the transport, from many peers at once",
-	"join.peers":                 "transports to join from: id@host:port or host:port, comma-separated",
-	"status.laddr":               "address for a web page that shows what the node does, empty: none",
-	"status.public":              "status.laddr may be an address that others can reach",
+	"moniker":                         "name of this node",
+	"log_level":                       "log level: debug, info, error, none, or module:level pairs",
+	"log_format":                      "log format: plain or json",
+	"rpc.laddr":                       "RPC address for clients",
+	"p2p.laddr":                       "address for other nodes",
+	"p2p.external_address":            "address advertised to other nodes",
+	"p2p.persistent_peers":            "peers to stay connected to: id@host:port, comma-separated",
+	"p2p.seeds":                       "seeds to ask for peers: id@host:port, comma-separated",
+	"statesync.enable":                "join by state sync if this node has no state yet",
+	"statesync.rpc_servers":           "two or more RPC addresses for the light client",
+	"statesync.trust_height":          "height of a trusted header",
+	"statesync.trust_hash":            "hash of the trusted header, in hex",
+	"consensus.timeout_commit":        "pause between blocks",
+	"instrumentation.prometheus":      "serve metrics for Prometheus",
+	"halt_height":                     "stop after this block; 0: never",
+	"state.pruning_keep_recent":       "number of recent states that can be queried",
+	"state.pruning_keep_recent_bytes": "memory limit for older queryable states, in bytes; 0: no limit",
+	"state.keep_events":               "number of recent blocks whose events watchers can read; 0: none",
+	"state.keep_events_bytes":         "disk limit for events kept for watchers, in bytes",
+	"state.min_retain_blocks":         "number of recent blocks to keep; 0: all",
+	"state.hash_index":                "find keys in memory by a hash index",
+	"snapshots.keep_recent":           "number of recent snapshots served to joining nodes",
+	"disk.cache_bytes":                "memory limit for caches of blocks and state, in bytes",
+	"disk.state_in_memory":            "keep the whole state in memory",
+	"disk.scrub_rate":                 "bytes of state verified on disk per second; 0: none",
+	"disk.min_free_bytes":             "free disk space below which the node stops; 0: never",
+	"transport.laddr":                 "address for joining nodes; auto: that of p2p with port + 10",
+	"transport.send_rate":             "send rate limit for joining nodes, in bytes per second; 0: no limit",
+	"transport.rdma":                  "send large responses over RDMA, bypassing TLS: off, auto or required",
+	"transport.rdma_peers":            "node IDs allowed to use RDMA, comma-separated",
+	"join.mode":                       "fast: join over the transports of many peers; cometbft: by CometBFT's state sync",
+	"join.peers":                      "transports to join from: id@host:port or host:port, comma-separated",
+	"status.laddr":                    "address of the status page; empty: none",
+	"status.public":                   "allow a status.laddr that other machines can reach",
 }
 
 // AddFlags adds a flag for every setting of config.toml and app.toml, with the setting's name.
@@ -73,8 +74,7 @@ func AddFlags(flags *pflag.FlagSet) {
 	addFlags(flags, append(fieldsOf(DefaultCometBFT()), fieldsOf(DefaultApp())...))
 }
 
-// SetFlags changes settings to the values of the flags that were given, of those that AddFlags
-// added.
+// SetFlags sets each setting whose flag, added by AddFlags, was given.
 func SetFlags(flags *pflag.FlagSet, c *cfg.Config, a *App) error {
 	for _, f := range append(fieldsOf(c), fieldsOf(a)...) {
 		flag := flags.Lookup(f.name)
@@ -88,7 +88,7 @@ func SetFlags(flags *pflag.FlagSet, c *cfg.Config, a *App) error {
 	return nil
 }
 
-// set changes the setting, whose struct is addressable, to the value of its flag.
+// set sets the setting, whose struct is addressable, to the value of its flag.
 func (f field) set(flag *pflag.Flag) error {
 	text := flag.Value.String()
 	switch {
@@ -103,7 +103,7 @@ func (f field) set(flag *pflag.Flag) error {
 	case f.value.Kind() == reflect.Slice:
 		list, ok := flag.Value.(pflag.SliceValue)
 		if !ok {
-			return fmt.Errorf("%q is no list", text)
+			return fmt.Errorf("%q is not a list", text)
 		}
 		f.value.Set(reflect.ValueOf(list.GetSlice()))
 	case f.value.CanInt():

@@ -18,7 +18,8 @@ import (
 	"github.com/starling-kv/starling/node/internal/nodetest"
 )
 
-// otherThan gives a flag another value than its default, which is valid where only its kind counts.
+// otherThan returns a value for a flag that differs from its default and has the right type; it may
+// be invalid otherwise.
 func otherThan(t *testing.T, f *pflag.Flag) string {
 	t.Helper()
 	switch f.Value.Type() {
@@ -39,13 +40,13 @@ func otherThan(t *testing.T, f *pflag.Flag) string {
 	}
 }
 
-// notWritten are settings for tests of CometBFT, which its own template of config.toml leaves out.
+// notWritten are settings for tests of CometBFT, which its config.toml template omits.
 var notWritten = map[string]bool{"p2p.test_fuzz": true, "p2p.test_dial_fail": true}
 
-// What `starlingd join` was given as flags is what its next start reads from the files.
+// Flags of `starlingd join` are written to the files, and the next start reads them.
 func TestFlagsAreWrittenAndReadAgain(t *testing.T) {
 	texts := map[string]string{
-		"state.mode": "sharded", "transport.rdma": "auto", "transport.rdma_peers": "0123456789012345678901234567890123456789", "transport.rdma_fabric": "10.7.0.0/24",
+		"state.mode": "sharded", "join.mode": "cometbft", "transport.rdma": "auto", "transport.rdma_peers": "0123456789012345678901234567890123456789", "transport.rdma_fabric": "10.7.0.0/24",
 		"storage_node.senders": "0123456789012345678901234567890123456789", "join.peers": "h:1",
 		"status.laddr": "127.0.0.1:1", "transport.laddr": "127.0.0.1:2", "db_backend": "goleveldb", "log_format": "json",
 		"p2p.persistent_peers": "0123456789012345678901234567890123456789@h:1", "p2p.seeds": "0123456789012345678901234567890123456789@h:2",
@@ -93,10 +94,10 @@ func TestFlagsAreWrittenAndReadAgain(t *testing.T) {
 func TestFlagThatDoesNotFitIsNamed(t *testing.T) {
 	home, _ := nodetest.Home(t, nil)
 	for flag, c := range map[string]struct{ value, want string }{
-		"snapshots.keep":      {"50", "--snapshots.keep: snapshots.keep is 50"},
-		"storage.flush_bytes": {"0", "--storage.flush_bytes: storage.flush_bytes is 0"},
-		"storage.flush_blocks": {"100000",
-			"--storage.flush_blocks: storage.max_lag_blocks is 200, it must be flush_blocks (100000) or more"},
+		"snapshots.keep_recent": {"50", "--snapshots.keep_recent: snapshots.keep_recent is 50"},
+		"disk.flush_bytes":      {"0", "--disk.flush_bytes: disk.flush_bytes is 0"},
+		"disk.flush_blocks": {"100000",
+			"--disk.flush_blocks: disk.max_backlog_blocks is 200, it must be flush_blocks (100000) or more"},
 		"consensus.timeout_commit": {"-1s", "--consensus.timeout_commit: "},
 	} {
 		v := viper.New()

@@ -24,8 +24,8 @@ import (
 // ErrGenesis: the genesis file cannot be used.
 var ErrGenesis = errors.New("genesis file")
 
-// LoadGenesis reads and checks a genesis file: its form, where unknown fields are refused by name,
-// app_state, and limits. Errors wrap ErrGenesis and match ErrInvalid, unless the disk failed.
+// LoadGenesis reads and checks a genesis file: its form, app_state and limits. An unknown field is
+// an error that names it. Errors wrap ErrGenesis and match ErrInvalid, except disk failures.
 func LoadGenesis(path string) (*cmttypes.GenesisDoc, error) {
 	doc, err := loadGenesis(path)
 	return doc, Invalid(err)
@@ -46,7 +46,8 @@ func loadGenesis(path string) (*cmttypes.GenesisDoc, error) {
 	return doc, nil
 }
 
-// adoptHint names the command that mends the genesis file of another program; "": it is none.
+// adoptHint returns a hint with the command that converts the genesis file of another program; "":
+// it is not such a file.
 func adoptHint(doc *cmttypes.GenesisDoc, path string) string {
 	switch {
 	case doc == nil || !ForeignGenesis(doc):
@@ -54,25 +55,24 @@ func adoptHint(doc *cmttypes.GenesisDoc, path string) string {
 	case HasAppState(doc):
 		return fmt.Sprintf(": if `cometbft init` made the file, run `starlingd genesis adopt %s` before CometBFT is started with it", Quote(path))
 	default:
-		return fmt.Sprintf(" (as in a file that `cometbft init` made): run `starlingd genesis adopt %s --admin PUBKEY`, or with --open to let anybody write, "+
+		return fmt.Sprintf(" (as in a file that `cometbft init` made): run `starlingd genesis adopt %s --admin PUBKEY`, or with --open to let anyone write, "+
 			"before CometBFT is started with it", Quote(path))
 	}
 }
 
-// ForeignGenesis reports whether a document lacks what every genesis file of Starling has, as that
-// of `cometbft init` does: app_state, and an application version.
+// ForeignGenesis reports whether a document has neither app_state nor an application version, such
+// as the document of `cometbft init`. Every genesis file of Starling has both.
 func ForeignGenesis(doc *cmttypes.GenesisDoc) bool {
 	return !HasAppState(doc) || doc.ConsensusParams.Version.App == 0
 }
 
-// HasAppState reports whether a document has an app_state, whatever is in it.
+// HasAppState reports whether a document has an app_state of any content.
 func HasAppState(doc *cmttypes.GenesisDoc) bool {
 	return len(doc.AppState) > 0 && string(doc.AppState) != "null"
 }
 
-// DecodeGenesis reads a genesis document as CometBFT does, whose own decoder panics where a
-// validator's key is missing or of a wrong length. Unknown fields are ignored, and app_state is not
-// looked at.
+// DecodeGenesis reads a genesis document like CometBFT, whose own decoder panics if a validator's
+// key is missing or has a wrong length. Unknown fields are ignored, and app_state is not checked.
 func DecodeGenesis(raw []byte) (*cmttypes.GenesisDoc, error) {
 	doc := new(cmttypes.GenesisDoc)
 	if err := cmtjson.Unmarshal(raw, doc); err != nil {
@@ -80,7 +80,7 @@ func DecodeGenesis(raw []byte) (*cmttypes.GenesisDoc, error) {
 	}
 	for i, v := range doc.Validators {
 		if key, is := v.PubKey.(ed25519.PubKey); !is || len(key) != ed25519.PubKeySize {
-			return nil, fmt.Errorf("validators[%d] has no ed25519 pub_key: Starling takes no other type", i)
+			return nil, fmt.Errorf("validators[%d] has no ed25519 pub_key: other types are not supported", i)
 		}
 	}
 	return doc, doc.ValidateAndComplete()
@@ -94,8 +94,8 @@ func DecodeGenesisStrictly(raw []byte) (*cmttypes.GenesisDoc, error) {
 	return DecodeGenesis(raw)
 }
 
-// ParseGenesis checks the content of a genesis file as LoadGenesis does. The document comes with an
-// error, too, if it could be decoded.
+// ParseGenesis checks the content of a genesis file like LoadGenesis. If the document could be
+// decoded, it is also returned with an error.
 func ParseGenesis(raw []byte) (*cmttypes.GenesisDoc, error) {
 	doc, err := DecodeGenesisStrictly(raw)
 	if err != nil {
@@ -112,7 +112,7 @@ func checkGenesis(doc *cmttypes.GenesisDoc) error {
 		return err
 	}
 	if doc.ConsensusParams.Version.App != app.GenesisVersion {
-		return fmt.Errorf("consensus_params.version.app is %d, every chain of Starling begins with %d (an admin's upgrade raises it later): correct the file, or run the release that fits the network",
+		return fmt.Errorf("consensus_params.version.app is %d, a Starling chain begins with %d (an upgrade raises it later): correct the file, or run the network's release",
 			doc.ConsensusParams.Version.App, app.GenesisVersion)
 	}
 	if err := checkValidators(doc); err != nil {
@@ -121,7 +121,7 @@ func checkGenesis(doc *cmttypes.GenesisDoc) error {
 	return CheckBlockLimits(doc)
 }
 
-// checkValidators refuses the sets of validators at which CometBFT panics. (None at all is an error
+// checkValidators refuses validator sets that would make CometBFT panic. (An empty set is an error
 // of InitChain.)
 func checkValidators(doc *cmttypes.GenesisDoc) error {
 	sum, seen := uint64(0), map[string]int{}
@@ -134,14 +134,14 @@ func checkValidators(doc *cmttypes.GenesisDoc) error {
 		}
 		key := string(v.PubKey.Bytes())
 		if other, is := seen[key]; is {
-			return fmt.Errorf("validators[%d] (%q) has the key of validators[%d]", i, v.Name, other)
+			return fmt.Errorf("validators[%d] (%q) has the same key as validators[%d]", i, v.Name, other)
 		}
 		seen[key] = i
 	}
 	return nil
 }
 
-// InitChainRequest returns the call by which a CometBFT with this genesis document begins.
+// InitChainRequest returns the InitChain call of a CometBFT with this genesis document.
 func InitChainRequest(doc *cmttypes.GenesisDoc) *abci.RequestInitChain {
 	params := doc.ConsensusParams.ToProto()
 	updates := make([]abci.ValidatorUpdate, 0, len(doc.Validators))
@@ -154,11 +154,11 @@ func InitChainRequest(doc *cmttypes.GenesisDoc) *abci.RequestInitChain {
 	}
 }
 
-// opaque are the types whose JSON is not an object with the struct's fields, or is checked
+// opaque are the types whose JSON is not an object with the struct's fields, or that are checked
 // elsewhere.
 var opaque = []reflect.Type{reflect.TypeFor[time.Time](), reflect.TypeFor[crypto.PubKey](), reflect.TypeFor[json.RawMessage]()}
 
-// checkNames refuses a field that t does not have. CometBFT's decoder ignores those silently.
+// checkNames refuses fields that t does not have. CometBFT's decoder silently ignores them.
 func checkNames(raw []byte, t reflect.Type, path string) error {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -212,10 +212,10 @@ func orRoot(path string) string {
 }
 
 // SameGenesis compares the genesis document of the file with the one that CometBFT stored at the
-// first start. Where they differ the error is app.ErrOtherChain.
+// first start. If they differ, the error is app.ErrOtherChain.
 func SameGenesis(file, stored *cmttypes.GenesisDoc) error {
 	if file.ChainID != stored.ChainID {
-		return fmt.Errorf("%w: the data belongs to chain %q, the genesis file to chain %q: put the right genesis file back, or give --home another folder",
+		return fmt.Errorf("%w: the data belongs to chain %q, the genesis file to chain %q: restore the right genesis file, or use another folder for --home",
 			app.ErrOtherChain, stored.ChainID, file.ChainID)
 	}
 	a, err := canonicalGenesis(file)
@@ -227,14 +227,14 @@ func SameGenesis(file, stored *cmttypes.GenesisDoc) error {
 		return err
 	}
 	if !bytes.Equal(a, b) {
-		return fmt.Errorf("%w: the genesis file of chain %q is not the one that this home was started with: put the old one back, or remove the data with `starlingd unsafe-reset-all`",
+		return fmt.Errorf("%w: the genesis file of chain %q is not the one that this home was started with: restore the old file, or remove the data with `starlingd unsafe-reset-all`",
 			app.ErrOtherChain, file.ChainID)
 	}
 	return nil
 }
 
-// canonicalGenesis encodes a document so that neither white space nor the order of fields in
-// app_state matters.
+// canonicalGenesis encodes a document independently of white space and of the order of fields in
+// app_state.
 func canonicalGenesis(doc *cmttypes.GenesisDoc) ([]byte, error) {
 	raw, err := cmtjson.Marshal(doc)
 	if err != nil {

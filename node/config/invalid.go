@@ -5,13 +5,12 @@ import (
 	"io/fs"
 )
 
-// ErrInvalid is matched by errors about settings, flags, or files that the settings name: a start
-// cannot succeed before a person has corrected them. Files that cannot be read because of the disk
-// are not among them.
-var ErrInvalid = errors.New("wrong settings")
+// ErrInvalid is matched by errors about settings, flags, or files named by settings: the node
+// cannot start until an operator corrects them. It does not match failures of the disk.
+var ErrInvalid = errors.New("invalid settings")
 
 // Invalid marks an error as ErrInvalid and keeps its text. nil, ErrNotInitialised (the home may be
-// on a disk that is mounted later), and failures of the disk are returned as they are.
+// on a disk that is mounted later) and disk failures are returned unchanged.
 func Invalid(err error) error {
 	var failed *fs.PathError
 	if err == nil || errors.Is(err, ErrInvalid) || errors.Is(err, ErrNotInitialised) ||

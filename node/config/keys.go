@@ -15,15 +15,15 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 )
 
-// Identity is who a node is: to its peers, and as a validator.
+// Identity is a node's p2p and validator identity.
 type Identity struct {
 	NodeID           string
 	ValidatorAddress string
 	ValidatorPubKey  []byte // ed25519
 }
 
-// LoadIdentity reads the identity from the keys of a home folder. Where a remote signer holds the
-// validator's key, that is an error.
+// LoadIdentity reads the identity from the keys of a home folder. It returns an error if a remote
+// signer holds the validator's key.
 func LoadIdentity(config *Config) (Identity, error) {
 	nodeKey, err := LoadNodeKey(config.CometBFT)
 	if err != nil {
@@ -34,7 +34,7 @@ func LoadIdentity(config *Config) (Identity, error) {
 		return Identity{}, err
 	}
 	if validator == nil {
-		return Identity{}, fmt.Errorf("priv_validator_laddr = %q: the validator's key is with the remote signer, ask it", config.CometBFT.PrivValidatorListenAddr)
+		return Identity{}, fmt.Errorf("priv_validator_laddr = %q: the remote signer holds the validator's key: query it there", config.CometBFT.PrivValidatorListenAddr)
 	}
 	key, err := validator.GetPubKey()
 	if err != nil {
@@ -43,8 +43,8 @@ func LoadIdentity(config *Config) (Identity, error) {
 	return Identity{NodeID: string(nodeKey.ID()), ValidatorAddress: key.Address().String(), ValidatorPubKey: key.Bytes()}, nil
 }
 
-// LoadNodeKey reads the key by which peers know the node. Errors match ErrInvalid, unless the disk
-// failed.
+// LoadNodeKey reads the node key, which identifies the node to peers. Errors match ErrInvalid,
+// except disk failures.
 func LoadNodeKey(c *cfg.Config) (*p2p.NodeKey, error) {
 	key, err := loadNodeKey(c)
 	return key, Invalid(err)
@@ -53,7 +53,7 @@ func LoadNodeKey(c *cfg.Config) (*p2p.NodeKey, error) {
 func loadNodeKey(c *cfg.Config) (*p2p.NodeKey, error) {
 	key, err := p2p.LoadNodeKey(c.NodeKeyFile())
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("the node key %q is missing: put it back, or run `starlingd init` for a new home", c.NodeKeyFile())
+		return nil, fmt.Errorf("the node key %q is missing: restore it, or run `starlingd init` for a new home", c.NodeKeyFile())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("node key %q: %w", c.NodeKeyFile(), err)
@@ -63,7 +63,7 @@ func loadNodeKey(c *cfg.Config) (*p2p.NodeKey, error) {
 
 // LoadValidator reads the validator's key and signing state; nil: a remote signer holds them.
 // CometBFT's own loader ends the process where this returns an error. Errors match ErrInvalid,
-// unless the disk failed.
+// except disk failures.
 func LoadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
 	validator, err := loadValidator(c)
 	return validator, Invalid(err)
@@ -86,11 +86,11 @@ func loadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
 	} {
 		raw, err := os.ReadFile(file.path)
 		if info, wrong := os.Stat(file.path); wrong == nil && file.into == any(&key) && info.Mode().Perm()&0o077 != 0 {
-			return nil, fmt.Errorf("others can read the %s %q (mode %04o), and whoever has it signs as this validator: if nobody has it, run `chmod 600 %s`",
+			return nil, fmt.Errorf("others can read the %s %q (mode %04o), and could sign as this validator: if nobody else has a copy, run `chmod 600 %s`",
 				file.what, file.path, info.Mode().Perm(), Quote(file.path))
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("the %s %q is missing: put it back from where it was moved to, or run `starlingd init` for a new home (a validator that signs without its state may sign twice)", file.what, file.path)
+			return nil, fmt.Errorf("the %s %q is missing: restore it, or run `starlingd init` for a new home (a validator that signs without its state may sign twice)", file.what, file.path)
 		}
 		if err == nil {
 			err = cmtjson.Unmarshal(raw, file.into)
@@ -102,8 +102,8 @@ func loadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
 	return privval.LoadFilePV(c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()), nil
 }
 
-// LoadValidatorKey reads the key with which this node signs blocks. A remote signer's is an error.
-// Errors match ErrInvalid, unless the disk failed.
+// LoadValidatorKey reads the key with which this node signs blocks. It returns an error if a remote
+// signer holds the key. Errors match ErrInvalid, except disk failures.
 func LoadValidatorKey(c *cfg.Config) (ed25519.PrivateKey, error) {
 	validator, err := LoadValidator(c)
 	if err != nil {
@@ -111,7 +111,7 @@ func LoadValidatorKey(c *cfg.Config) (ed25519.PrivateKey, error) {
 	}
 	file, ok := validator.(*privval.FilePV)
 	if !ok {
-		return nil, Invalid(fmt.Errorf("priv_validator_laddr = %q: the validator's key is with the remote signer: do this on a machine that has the key, in a home with "+
+		return nil, Invalid(fmt.Errorf("priv_validator_laddr = %q: the remote signer holds the validator's key: do this on a machine that has the key, in a home with "+
 			"config/priv_validator_key.json", c.PrivValidatorListenAddr))
 	}
 	private, ok := file.Key.PrivKey.(cometed25519.PrivKey)
@@ -121,7 +121,7 @@ func LoadValidatorKey(c *cfg.Config) (ed25519.PrivateKey, error) {
 	return ed25519.PrivateKey(private), nil
 }
 
-// TransportKey returns the node key in the form that the transport takes. It must be ed25519.
+// TransportKey returns the node key in the transport's form. The key must be ed25519.
 func TransportKey(key *p2p.NodeKey) (ed25519.PrivateKey, error) {
 	private, ok := key.PrivKey.(cometed25519.PrivKey)
 	if !ok {

@@ -13,28 +13,29 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// ErrLimits: a setting is too small for the largest transaction, so that some keys could never be
+// ErrLimits: a setting is too small for the largest transaction, so some keys could never be
 // written.
 var ErrLimits = errors.New("too low for the largest value (1 MiB)")
 
 const (
-	// minDiscovery is the shortest time for the discovery of snapshots that CometBFT accepts
+	// minDiscovery is the shortest snapshot discovery time that CometBFT accepts
 	// (config.ErrInsufficientDiscoveryTime).
 	minDiscovery = 5 * time.Second
 
-	// rpcEnvelope is what a JSON-RPC request has around the transaction, which is in base64.
+	// rpcEnvelope is the size of a JSON-RPC request around the transaction, which is in base64.
 	rpcEnvelope = 1024
 
-	// GRPCMessageBytes is the largest message that gRPC receives where nothing else is set, as in
-	// CometBFT's client and server.
+	// GRPCMessageBytes is gRPC's default limit of received messages, which CometBFT's client and
+	// server use.
 	GRPCMessageBytes = 4 << 20
-	// GRPCEnvelope is reserved in a message for what surrounds a chunk, or a block's transactions:
-	// header, votes of the last commit, misbehaviour, tags and lengths of many small transactions.
+	// GRPCEnvelope is the part of a message reserved for the data around a chunk or a block's
+	// transactions: header, votes of the last commit, misbehaviour, and tags and lengths of many
+	// small transactions.
 	GRPCEnvelope = 256 << 10
 )
 
-// CheckLimits compares config.toml with the largest transaction. The error is ErrLimits and
-// ErrInvalid, with the setting's name and the value it needs.
+// CheckLimits checks that the limits of config.toml fit the largest transaction. The error matches
+// ErrLimits and ErrInvalid, and has the setting's name and the required value.
 func CheckLimits(c *cfg.Config) error { return Invalid(checkLimits(c)) }
 
 func checkLimits(c *cfg.Config) error {
@@ -48,24 +49,25 @@ func checkLimits(c *cfg.Config) error {
 		return fmt.Errorf("mempool.max_txs_bytes = %d is %w: set it to %d or more", c.Mempool.MaxTxsBytes, ErrLimits, tx.MaxBytes)
 	}
 	if c.Mempool.Type == cfg.MempoolTypeApp {
-		return fmt.Errorf("mempool.type = %q would lose every transaction: Starling leaves the mempool to CometBFT, set it to %q", c.Mempool.Type, cfg.MempoolTypeFlood)
+		return fmt.Errorf("mempool.type = %q would lose every transaction: Starling needs CometBFT's mempool, set it to %q", c.Mempool.Type, cfg.MempoolTypeFlood)
 	}
 	return nil
 }
 
-// CheckBlockLimits compares the genesis consensus parameters with the largest transaction, and
-// refuses keys and vote extensions that Starling does not have.
+// CheckBlockLimits checks that the genesis consensus parameters fit the largest transaction. It
+// refuses key types and vote extensions that Starling does not support.
 func CheckBlockLimits(doc *cmttypes.GenesisDoc) error {
 	params := doc.ConsensusParams
 	maxBytes := params.Block.MaxBytes
 	if maxBytes == -1 {
 		maxBytes = cmttypes.MaxBlockSizeBytes
 	}
-	// types.MaxDataBytes: what a block has for transactions beside header, commit and evidence.
+	// types.MaxDataBytes: the space for transactions in a block, without header, commit and
+	// evidence.
 	need := cmttypes.ComputeProtoSizeForTxs([]cmttypes.Tx{make([]byte, tx.MaxBytes)}) + cmttypes.MaxOverheadForBlock +
 		cmttypes.MaxHeaderBytes + cmttypes.MaxCommitBytes(len(doc.Validators)) + params.Evidence.MaxBytes
 	if maxBytes < need {
-		return fmt.Errorf("genesis: consensus_params.block.max_bytes = %d is %w beside evidence.max_bytes = %d: the network's genesis needs %d or more",
+		return fmt.Errorf("genesis: consensus_params.block.max_bytes = %d is %w with evidence.max_bytes = %d: the network's genesis needs %d or more",
 			maxBytes, ErrLimits, params.Evidence.MaxBytes, need)
 	}
 	if !slices.Equal(params.Validator.PubKeyTypes, []string{cmttypes.ABCIPubKeyTypeEd25519}) {

@@ -5,12 +5,11 @@ import (
 	"strings"
 )
 
-// LocalAddresses are the addresses at which this machine reaches what a node serves; "": it does
-// not serve that.
+// LocalAddresses are the addresses at which this machine reaches a node's services; "": not served.
 type LocalAddresses struct {
 	Status    string   // host:port of /livez and /readyz
 	RPC       string   // URL
-	Otherwise []string // host:port of what answers while a node joins, when RPC does not
+	Otherwise []string // host:port of services that listen while a node joins, when RPC does not
 }
 
 // Local returns the addresses of a node with this configuration.
@@ -28,8 +27,7 @@ func (c *Config) Local() LocalAddresses {
 	return local
 }
 
-// localAddress returns host:port of a listening address. One that means every interface is reached
-// over loopback.
+// localAddress returns host:port of a listening address, with loopback instead of "all interfaces".
 func localAddress(laddr string) string {
 	address := strings.TrimPrefix(laddr, "tcp://")
 	host, port, err := net.SplitHostPort(address)

@@ -29,5 +29,5 @@ func TestNamedPeers(t *testing.T) {
 	c.CometBFT.P2P.UnconditionalPeerIDs, c.CometBFT.P2P.PrivatePeerIDs = id("3"), id("4")+",x"
 	c.CometBFT.P2P.Seeds = id("5") + "@e:5"
 	want := []transport.ID{transport.ID(id("1")), transport.ID(id("2")), transport.ID(id("3")), transport.ID(id("4"))}
-	require.Equal(t, want, config.NamedPeers(c), "seeds are strangers' addresses")
+	require.Equal(t, want, config.NamedPeers(c), "seeds are not named peers")
 }

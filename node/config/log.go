@@ -9,8 +9,8 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 )
 
-// NewLogger makes the log of a process. format is plain or json; level is as in CometBFT: "info",
-// or "statesync:debug,*:error". The error matches ErrInvalid.
+// NewLogger creates the log of a process. format is plain or json; level has CometBFT's form:
+// "info", or "statesync:debug,*:error". The error matches ErrInvalid.
 func NewLogger(w io.Writer, level, format string) (log.Logger, error) {
 	var logger log.Logger
 	switch format {

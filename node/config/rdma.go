@@ -11,11 +11,11 @@ import (
 // Values of transport.rdma.
 const (
 	RDMAOff      = "off"
-	RDMAAuto     = "auto"     // paths are made where that is possible
-	RDMARequired = "required" // and the node does not start where it has no device
+	RDMAAuto     = "auto"     // use RDMA if possible
+	RDMARequired = "required" // the node does not start without a device
 )
 
-// minRDMAMemory is enough for one path at both sides, in bytes.
+// minRDMAMemory is the memory, in bytes, that one channel with both of its ends needs.
 const minRDMAMemory = 64 << 20
 
 func (c Transport) validateRDMA() error {
@@ -33,12 +33,12 @@ func (c Transport) validateRDMA() error {
 	case c.RDMAMemory < minRDMAMemory:
 		return fmt.Errorf("transport.rdma_memory is %d, it must be %d (64 MiB) or more", c.RDMAMemory, minRDMAMemory)
 	case c.RDMA != RDMAOff && len(fabric) == 0 && len(c.RDMAPeerIDs()) == 0:
-		return fmt.Errorf("transport.rdma is %q, and nobody may have a path: name peers in transport.rdma_peers, or a network that is trusted in transport.rdma_fabric", c.RDMA)
+		return fmt.Errorf("transport.rdma is %q, but no peer is allowed: name peers in transport.rdma_peers, or a trusted network in transport.rdma_fabric", c.RDMA)
 	}
 	return nil
 }
 
-// RDMAPeerIDs returns the IDs in RDMAPeers, one by one.
+// RDMAPeerIDs returns the IDs in RDMAPeers as a list.
 func (c Transport) RDMAPeerIDs() (ids []transport.ID) {
 	for _, id := range splitList(c.RDMAPeers) {
 		ids = append(ids, transport.ID(id))
@@ -46,19 +46,19 @@ func (c Transport) RDMAPeerIDs() (ids []transport.ID) {
 	return ids
 }
 
-// RDMANetworks returns the networks in RDMAFabric, one by one.
+// RDMANetworks returns the networks in RDMAFabric as a list.
 func (c Transport) RDMANetworks() (networks []netip.Prefix, err error) {
 	for _, text := range splitList(c.RDMAFabric) {
 		p, err := netip.ParsePrefix(text)
 		if err != nil || p != p.Masked() || p.Bits() == 0 {
-			return nil, fmt.Errorf("transport.rdma_fabric: %q is no network, such as 10.7.0.0/24", text)
+			return nil, fmt.Errorf("transport.rdma_fabric: %q is not a network such as 10.7.0.0/24", text)
 		}
 		networks = append(networks, p)
 	}
 	return networks, nil
 }
 
-// AllowsRDMA reports whether a peer at an address may have a path by RDMA.
+// AllowsRDMA reports whether a peer at an address may use RDMA.
 func (c Transport) AllowsRDMA(peer transport.ID, addr netip.Addr) bool {
 	if slices.Contains(c.RDMAPeerIDs(), peer) {
 		return true

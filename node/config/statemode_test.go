@@ -34,11 +34,11 @@ func TestModeOf(t *testing.T) {
 	require.ErrorIs(t, err, ErrOtherMode)
 	require.ErrorContains(t, err, `set [state] mode = "sharded"`)
 
-	// What was being written when the process was killed does not count.
+	// An incomplete write of a killed process is ignored.
 	require.NoError(t, os.WriteFile(ModeFile(dir)+".begun", []byte("{"), 0o600))
 	require.NoError(t, CheckMode(dir, ModeSharded))
 	for _, text := range []string{"", "{", `{"mode":"local","chain_id":"a"}`, `{"mode":"sharded"}`} {
 		require.NoError(t, os.WriteFile(ModeFile(dir), []byte(text), 0o600))
-		require.ErrorContains(t, CheckMode(dir, ModeSharded), "put it back", text)
+		require.ErrorContains(t, CheckMode(dir, ModeSharded), "restore the file", text)
 	}
 }

@@ -15,16 +15,16 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// StorageNodes says which storage nodes keep which keys of a sharded state, and where they listen.
-// It is the operator's word: what they answer is proved.
+// StorageNodes lists the storage nodes of each key range of a sharded state, and their addresses.
+// The operator's file is trusted; the nodes' responses are verified.
 type StorageNodes struct {
 	Ranges *dsm.Ranges
-	// Addresses are the nodes' transports, with their IDs, by the name that Ranges gives them: the
-	// ID alone.
-	Addresses map[dsm.Node]transport.Address
+	// Addresses are the nodes' transports, with their IDs, by the node's name in Ranges, which is
+	// its ID.
+	Addresses map[dsm.NodeID]transport.Address
 }
 
-// storageNodesFile is the file's content.
+// storageNodesFile is the content of the file.
 type storageNodesFile struct {
 	Ranges []struct {
 		First *string  `toml:"first"`
@@ -32,10 +32,10 @@ type storageNodesFile struct {
 	} `toml:"range"`
 }
 
-// DefaultStorageNodesFile is where the file lies, relative to the home folder.
+// DefaultStorageNodesFile is the default path of the file, relative to the home folder.
 const DefaultStorageNodesFile = "config/storage_nodes.toml"
 
-// LoadStorageNodes reads the file of ranges, whose path is relative to the home folder:
+// LoadStorageNodes reads the storage nodes file, whose path is relative to the home folder:
 //
 //	[[range]]
 //	first = ""                   # text, or hex after 0x; each range ends where the next begins
@@ -48,7 +48,7 @@ func LoadStorageNodes(home, path string) (*StorageNodes, error) {
 	}
 	b, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, Invalid(fmt.Errorf("there is no file %q, which says which storage nodes keep which keys: write it with `starlingd storage ranges`, or copy that of a validator", path))
+		return nil, Invalid(fmt.Errorf("%q is missing, which lists the key ranges and their storage nodes: create it with `starlingd storage ranges`, or copy it from a validator", path))
 	} else if err != nil {
 		return nil, err
 	}
@@ -59,7 +59,7 @@ func LoadStorageNodes(home, path string) (*StorageNodes, error) {
 	return s, nil
 }
 
-// ParseStorageNodes reads what LoadStorageNodes reads.
+// ParseStorageNodes parses the content of the storage nodes file.
 func ParseStorageNodes(b []byte) (*StorageNodes, error) {
 	var file storageNodesFile
 	d := toml.NewDecoder(bytes.NewReader(b))
@@ -68,10 +68,10 @@ func ParseStorageNodes(b []byte) (*StorageNodes, error) {
 		return nil, err
 	}
 	if len(file.Ranges) == 0 {
-		return nil, errors.New("it has no [[range]]")
+		return nil, errors.New("the file has no [[range]]")
 	}
-	s := &StorageNodes{Addresses: make(map[dsm.Node]transport.Address)}
-	shards := make([]dsm.Shard, len(file.Ranges))
+	s := &StorageNodes{Addresses: make(map[dsm.NodeID]transport.Address)}
+	shards := make([]dsm.Placement, len(file.Ranges))
 	for i, r := range file.Ranges {
 		first, err := parseFirst(r.First)
 		if err != nil {
@@ -80,7 +80,7 @@ func ParseStorageNodes(b []byte) (*StorageNodes, error) {
 		shards[i].Range.First = first
 		if i > 0 {
 			if bytes.Compare(shards[i-1].Range.First, first) >= 0 {
-				return nil, fmt.Errorf("range %d begins with %q, which is not above %q, where the one before begins", i+1, first, shards[i-1].Range.First)
+				return nil, fmt.Errorf("range %d begins with %q, which is not above %q, the beginning of the previous range", i+1, first, shards[i-1].Range.First)
 			}
 			shards[i-1].Range.After = first
 		} else if len(first) > 0 {
@@ -89,12 +89,12 @@ func ParseStorageNodes(b []byte) (*StorageNodes, error) {
 		for _, name := range r.Nodes {
 			a, err := transport.ParseAddress(name)
 			if err == nil && a.ID == "" {
-				err = errors.New("the node's ID is missing, it is written ID@HOST:PORT")
+				err = errors.New("the node's ID is missing: use ID@HOST:PORT")
 			}
 			if err != nil {
 				return nil, fmt.Errorf("range %d: node %q: %w", i+1, name, err)
 			}
-			node := dsm.Node(a.ID)
+			node := dsm.NodeID(a.ID)
 			if other, ok := s.Addresses[node]; ok && other != a {
 				return nil, fmt.Errorf("node %s has two addresses, %s and %s", a.ID, other.HostPort, a.HostPort)
 			}

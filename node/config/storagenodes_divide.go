@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// DivideStorageNodes returns the text of a file of ranges, which LoadStorageNodes reads: ranges
-// that begin with "" and with each of edges, ascending, of which range i is kept by replicas of the
-// nodes (ID@host:port), from number i on. The error matches ErrInvalid.
+// DivideStorageNodes returns the content of a storage nodes file for LoadStorageNodes. Its ranges
+// begin with "" and with each of edges, in ascending order. Range i is kept by replicas consecutive
+// nodes (ID@host:port), beginning with node i. The error matches ErrInvalid.
 func DivideStorageNodes(edges [][]byte, nodes []string, replicas int) ([]byte, error) {
 	if len(nodes) == 0 {
 		return nil, Invalid(errors.New("no storage node is named"))
 	}
 	if replicas < 1 || replicas > len(nodes) {
-		return nil, Invalid(fmt.Errorf("%d replicas of each range, of %d storage nodes", replicas, len(nodes)))
+		return nil, Invalid(fmt.Errorf("%d replicas of each range need as many storage nodes, there are %d", replicas, len(nodes)))
 	}
 	var b bytes.Buffer
-	b.WriteString("# Which storage nodes keep which keys; the same in the home of every node. Each range ends where the next begins.\n")
+	b.WriteString("# Key ranges and their storage nodes; identical in the home of every node. Each range ends where the next begins.\n")
 	for i, first := range append([][]byte{nil}, edges...) {
 		var of []string
 		for k := range replicas {
@@ -33,7 +33,7 @@ func DivideStorageNodes(edges [][]byte, nodes []string, replicas int) ([]byte, e
 	return b.Bytes(), nil
 }
 
-// formatFirst writes a key as parseFirst reads it: as text if it is printable, else as hex.
+// formatFirst formats a key for parseFirst: as text if it is printable, otherwise as hex.
 func formatFirst(key []byte) string {
 	printable := !bytes.HasPrefix(key, []byte("0x"))
 	for _, c := range key {
@@ -45,8 +45,8 @@ func formatFirst(key []byte) string {
 	return `"0x` + hex.EncodeToString(key) + `"`
 }
 
-// EvenEdges returns the keys at which printable text is divided into n ranges of the same width: by
-// the first two characters.
+// EvenEdges returns the keys that divide printable text into n ranges of equal width, by the first
+// two characters.
 func EvenEdges(n int) (edges [][]byte) {
 	const first, characters = ' ', '~' - ' ' + 1
 	for i := 1; i < n; i++ {
@@ -60,8 +60,8 @@ func EvenEdges(n int) (edges [][]byte) {
 	return edges
 }
 
-// MaxEvenRanges is the greatest argument of EvenEdges for which no two edges are the same.
+// MaxEvenRanges is the largest argument of EvenEdges for which all edges are different.
 const MaxEvenRanges = 4096
 
-// ParseKey reads a key as the file of ranges has it: text, or hex after 0x.
+// ParseKey parses a key of the storage nodes file: text, or hex after 0x.
 func ParseKey(s string) ([]byte, error) { return parseFirst(&s) }

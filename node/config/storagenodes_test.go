@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/node/config"
 )
@@ -25,9 +26,9 @@ nodes = ["` + a + `@127.0.0.1:1"]
 `))
 	require.NoError(t, err)
 	require.Equal(t, 3, s.Ranges.Len())
-	require.Equal(t, dsm.Range{First: []byte("m\x00"), After: []byte("x")}, s.Ranges.Shard(1).Range)
-	require.Equal(t, []int{0, 2}, s.Ranges.Of(dsm.Node(a)))
-	require.Equal(t, "127.0.0.1:2", s.Addresses[dsm.Node(b)].HostPort)
+	require.Equal(t, avlstar.KeyRange{First: []byte("m\x00"), After: []byte("x")}, s.Ranges.Shard(1).Range)
+	require.Equal(t, []int{0, 2}, s.Ranges.Of(dsm.NodeID(a)))
+	require.Equal(t, "127.0.0.1:2", s.Addresses[dsm.NodeID(b)].HostPort)
 	for _, test := range []struct{ name, text, want string }{
 		{"empty", ``, "no [[range]]"},
 		{"unknown setting", "[[range]]\nfirst = \"\"\nlast = \"z\"\nnodes = []", "strict mode"},

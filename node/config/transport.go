@@ -10,12 +10,12 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// PortOffset is the distance from a node's p2p port to the port of its transport, unless
-// transport.laddr says otherwise.
+// PortOffset is the difference between the ports of a node's transport and its p2p, unless
+// transport.laddr is set.
 const PortOffset = 10
 
-// TransportAddress returns host:port at which a node with this configuration serves joining nodes;
-// "": nowhere.
+// TransportAddress returns the host:port at which a node with this configuration serves joining
+// nodes; "": it serves none.
 func TransportAddress(c *Config) (string, error) {
 	if c.App.Transport.ListenAddress != autoAddress {
 		_, address, found := strings.Cut(c.App.Transport.ListenAddress, "://")
@@ -33,12 +33,12 @@ func TransportAddress(c *Config) (string, error) {
 	}
 	shifted, err := shiftPort(address)
 	if err != nil {
-		return "", fmt.Errorf(`transport.laddr is "auto", and p2p.laddr %q: %w`, c.CometBFT.P2P.ListenAddress, err)
+		return "", fmt.Errorf(`transport.laddr is "auto", p2p.laddr is %q: %w`, c.CometBFT.P2P.ListenAddress, err)
 	}
 	return shifted, nil
 }
 
-// shiftPort turns the address of a node's p2p into that of its transport.
+// shiftPort converts the address of a node's p2p to that of its transport.
 func shiftPort(hostPort string) (string, error) {
 	host, port, err := net.SplitHostPort(hostPort)
 	if err != nil {
@@ -49,15 +49,15 @@ func shiftPort(hostPort string) (string, error) {
 		return "", fmt.Errorf("port %q: %w", port, err)
 	}
 	if n == 0 {
-		return net.JoinHostPort(host, "0"), nil // any port for p2p: then any for the transport, too
+		return net.JoinHostPort(host, "0"), nil // p2p uses any free port: the transport does, too
 	}
 	if n+PortOffset > 65535 {
-		return "", fmt.Errorf("port %d + %d is no port: set transport.laddr", n, PortOffset)
+		return "", fmt.Errorf("port %d + %d is too large: set transport.laddr", n, PortOffset)
 	}
 	return net.JoinHostPort(host, strconv.FormatUint(n+PortOffset, 10)), nil
 }
 
-// transportAddresses reads a list of addresses.
+// transportAddresses parses a list of addresses.
 func transportAddresses(list string) ([]transport.Address, error) {
 	var addresses []transport.Address
 	for _, s := range splitList(list) {
@@ -74,9 +74,9 @@ func splitList(list string) []string {
 	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' || r == '\n' })
 }
 
-// JoinAddresses returns the transports that a joining node dials first: those that join.peers
-// names, and those of p2p's peers and seeds, which are assumed to listen at PortOffset above the
-// p2p port. The error matches ErrInvalid.
+// JoinAddresses returns the transports that a joining node dials first: those in join.peers, and
+// those of p2p's peers and seeds, which are assumed to listen at PortOffset above the p2p port. The
+// error matches ErrInvalid.
 func JoinAddresses(c *Config) ([]transport.Address, error) {
 	addresses, err := joinAddresses(c)
 	return addresses, Invalid(err)
@@ -104,11 +104,11 @@ func joinAddresses(c *Config) ([]transport.Address, error) {
 	return addresses, nil
 }
 
-// PrivatePeers returns the ids of p2p.private_peer_ids, whose addresses nobody is told.
+// PrivatePeers returns the ids of p2p.private_peer_ids, whose addresses are never advertised.
 func PrivatePeers(c *Config) []string { return splitList(c.CometBFT.P2P.PrivatePeerIDs) }
 
-// NamedPeers returns the ids of the peers that the operator has named, in join.peers or for p2p.
-// The transport keeps places for them. What is no id names nobody.
+// NamedPeers returns the ids of the peers that the operator has named in join.peers or for p2p. The
+// transport reserves slots for them. Entries that are not an id are ignored.
 func NamedPeers(c *Config) (ids []transport.ID) {
 	for _, list := range []string{
 		c.App.Join.Peers, c.CometBFT.P2P.PersistentPeers, c.CometBFT.P2P.UnconditionalPeerIDs, c.CometBFT.P2P.PrivatePeerIDs,

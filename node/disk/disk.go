@@ -1,15 +1,14 @@
-// Package disk ends a node before its disk is full, and knows which errors a full disk is the cause
-// of.
+// Package disk stops a node before its disk is full, and recognises errors that a full disk causes.
 //
-// CometBFT does not report a full disk: a write-ahead log or a block that it cannot write ends one
-// of its goroutines, or the process. So the node stops before:
+// CometBFT does not report a full disk: if it cannot write a write-ahead log or a block, one of its
+// goroutines ends, or the process. The node therefore stops earlier:
 //
-//	free space, four times a second ── less than [storage] min_free_bytes ──┐
+//	free space, four times a second ── less than [disk] min_free_bytes ──┐
 //	the state zone ── could not write ──────────────────────────────────────┼──► Failed ──► Stop ──► exit status 5
 //	CometBFT's log ── consensus has ended because it could not write ───────┘
 //	the block zone, the log of events ── could not write, and would hold up ───► EndProcess ───────► exit status 5
 //
-// Nothing is lost in any of these cases: what was not written is replayed, or comes from the other
+// No data are lost in any of these cases: unwritten blocks are replayed, or fetched from other
 // nodes.
 package disk
 
@@ -28,32 +27,32 @@ import (
 	"github.com/starling-kv/starling/storage"
 )
 
-// ErrFull is wrapped by the errors of what failed, or was not begun, for lack of disk space.
+// ErrFull is wrapped by the errors of operations that failed or were not started because the disk
+// is full.
 var ErrFull = storage.ErrDiskFull
 
-// poll is the time between two checks of the free space. It is too short for the fastest disks to
-// write min_free_bytes.
+// poll is the interval of the checks of free space. Even the fastest disks cannot write
+// min_free_bytes in this time.
 const poll = 250 * time.Millisecond
 
-// IsFull reports whether an error is due to a lack of disk space, or to a quota.
+// IsFull reports whether an error is due to a full disk or a quota.
 func IsFull(err error) bool {
 	return errors.Is(err, ErrFull) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// Advice returns what to do about an IsFull error of a node with this data folder.
+// Advice returns the hint for an IsFull error of a node with this data folder.
 func Advice(dataDir string) string {
-	return fmt.Sprintf("make space on the disk of %q (or move the folder to a larger one and leave a link in its place) and start again: nothing that was committed is lost", dataDir)
+	return fmt.Sprintf("make space on the disk of %q (or move the folder to a larger disk and leave a link) and start again: committed data are not lost", dataDir)
 }
 
-// Watch checks the free space of some folders. It is not changed after NewWatch.
+// Watch checks the free space of folders. It is immutable.
 type Watch struct {
 	folders []string
 	minimum int64                               // bytes; 0: nothing is checked
 	free    func(folder string) (uint64, error) // replaced in tests
 }
 
-// NewWatch watches folders, whose disks are to have at least minimum bytes free; 0: nothing is
-// checked.
+// NewWatch watches the disks of folders, which must have at least minimum bytes free; 0: no check.
 func NewWatch(minimum int64, folders ...string) Watch {
 	slices.Sort(folders)
 	return Watch{slices.Compact(folders), minimum, freeBytes}
@@ -65,21 +64,21 @@ func freeBytes(folder string) (uint64, error) {
 }
 
 // Check returns an error that wraps ErrFull if a folder has less free space than the minimum. A
-// folder that does not exist yet, or whose file system does not tell, has enough.
+// folder that does not exist yet, or whose file system does not report free space, passes.
 func (w Watch) Check() error {
 	if w.minimum <= 0 {
 		return nil
 	}
 	for _, folder := range w.folders {
 		if free, err := w.free(folder); err == nil && free < uint64(w.minimum) {
-			return fmt.Errorf("%w: %s are free in %q, and [storage] min_free_bytes of app.toml asks for %s",
+			return fmt.Errorf("%w: %s are free in %q, below the %s of [disk] min_free_bytes in app.toml",
 				ErrFull, humanize.IBytes(free), folder, humanize.IBytes(uint64(w.minimum)))
 		}
 	}
 	return nil
 }
 
-// Run checks until ctx ends or a disk is full, which it reports by calling full once.
+// Run checks until ctx ends or a disk is full; then it calls full once.
 func (w Watch) Run(ctx context.Context, full func(error)) {
 	if w.minimum <= 0 {
 		return
@@ -99,10 +98,10 @@ func (w Watch) Run(ctx context.Context, full func(error)) {
 	}
 }
 
-// EndProcess ends the process, with err as the reason on the standard error, for a database that
-// can neither continue nor close, because it cannot write its log, its tables or its list of files,
-// or cannot read them. What was durable is there after a restart, and the rest is executed again
-// from the blocks.
+// EndProcess ends the process and prints err to standard error. It is for a database that can
+// neither continue nor close, because it cannot write its log, its tables or its file list, or
+// cannot read them. Durable data survive; after the restart the node executes the later blocks
+// again.
 func EndProcess(err error) {
 	fmt.Fprintf(os.Stderr, "starlingd: %v\n", err)
 	os.Exit(ExitStatus(err))
@@ -122,12 +121,12 @@ func ExitStatus(err error) int {
 
 // Exit statuses of starlingd.
 const (
-	ExitFull    = 5 // there is no space
-	ExitDamaged = 6 // what is on the disk is not what was written
+	ExitFull    = 5 // the disk is full
+	ExitDamaged = 6 // data on disk are damaged
 )
 
-// LeastFree returns the free bytes of the folder that has least; known is false if no file system
-// tells.
+// LeastFree returns the free bytes of the folder that has the least; known is false if no file
+// system reports them.
 func LeastFree(folders []string) (least uint64, known bool) {
 	for _, folder := range folders {
 		if free, err := freeBytes(folder); err == nil && (!known || free < least) {

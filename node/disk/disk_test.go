@@ -29,7 +29,7 @@ func TestIsDiskFull(t *testing.T) {
 
 func TestDiskWatchSaysOnceThatSpaceEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var free atomic.Uint64 // of b
+		var free atomic.Uint64 // free bytes of b
 		free.Store(1 << 30)
 		w := NewWatch(64<<20, "/b", "/none", "/a", "/b")
 		require.Len(t, w.folders, 3)
@@ -55,7 +55,7 @@ func TestDiskWatchSaysOnceThatSpaceEnds(t *testing.T) {
 		synctest.Wait()
 		require.Len(t, said, 1)
 		require.ErrorIs(t, said[0], ErrFull)
-		require.ErrorContains(t, said[0], "12 MiB are free in \"/b\", and [storage] min_free_bytes of app.toml asks for 64 MiB")
+		require.ErrorContains(t, said[0], "12 MiB are free in \"/b\", below the 64 MiB of [disk] min_free_bytes in app.toml")
 	})
 }
 

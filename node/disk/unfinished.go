@@ -9,12 +9,13 @@ import (
 	"strings"
 )
 
-// unfinishedPrefix begins the name of a file that CometBFT writes before it renames it over another
-// one (libs/tempfile/tempfile.go, WriteFileAtomic); digits follow. A kill in between leaves it.
+// unfinishedPrefix is the name prefix, followed by digits, of the temporary files that CometBFT
+// writes before it renames them over another file (libs/tempfile/tempfile.go, WriteFileAtomic). A
+// kill in between leaves such a file.
 const unfinishedPrefix = "write-file-atomic-"
 
-// RemoveUnfinished removes the files that a killed CometBFT has not finished in some folders, and
-// returns how many. No other process may be writing there. A folder need not exist.
+// RemoveUnfinished removes the temporary files that a killed CometBFT left in folders, and returns
+// their number. No other process may be writing there. A folder need not exist.
 func RemoveUnfinished(folders ...string) (removed int, err error) {
 	var errs []error
 	for _, folder := range folders {
@@ -30,7 +31,7 @@ func RemoveUnfinished(folders ...string) (removed int, err error) {
 			switch err := os.Remove(filepath.Join(folder, entry.Name())); {
 			case err == nil:
 				removed++
-			case !errors.Is(err, fs.ErrNotExist): // the folder was named twice
+			case !errors.Is(err, fs.ErrNotExist): // the same folder was listed twice
 				errs = append(errs, err)
 			}
 		}

@@ -7,11 +7,11 @@ import (
 	"github.com/starling-kv/starling/transport/rdma"
 )
 
-// Finding is one thing that paths need.
+// Finding is the result of checking one prerequisite of RDMA.
 type Finding = rdma.Finding
 
-// Check looks at what paths need, on this host and in the settings. The error says that no path can
-// be made, and why.
+// Check checks the prerequisites of RDMA on this host and in the settings. The error explains why
+// RDMA is not possible.
 func Check(c *config.Config) ([]Finding, error) {
 	addrs, err := Addrs(c)
 	if err != nil {
@@ -21,8 +21,8 @@ func Check(c *config.Config) ([]Finding, error) {
 	found := rdma.Check(rdma.CheckOptions{Addrs: addrs, Memory: o.RDMAMemory})
 	settings := Finding{What: "settings", Verdict: rdma.Good, Text: fmt.Sprintf("transport.rdma is %q, for peers %q and networks %q", o.RDMA, o.RDMAPeers, o.RDMAFabric)}
 	if o.RDMA == config.RDMAOff {
-		settings.Verdict, settings.Text = rdma.Slower, `transport.rdma is "off": everything comes over TLS`
-		settings.Mend = `set rdma = "auto" and rdma_peers or rdma_fabric in [transport] of app.toml, here and at the peers`
+		settings.Verdict, settings.Text = rdma.Slower, `transport.rdma is "off": all responses use TLS`
+		settings.Fix = `set rdma = "auto" and rdma_peers or rdma_fabric in [transport] of app.toml, here and at the peers`
 	}
 	return append(found, settings), rdma.Able(found)
 }

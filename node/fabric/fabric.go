@@ -1,8 +1,8 @@
-// Package fabric gives a node the paths by RDMA that its settings ask for, and counts them. Both a
-// node and a storage node have one, for all connections that they dial and serve.
+// Package fabric provides the RDMA channels of a node according to its settings, and their metrics.
+// A node or storage node has one instance for all connections that it dials and serves.
 //
 //	[transport] rdma ──► Open ──► Paths ──► Sides of tcp's dialers and servers
-//	                               └──► log, metrics: reasons for which there is no path
+//	                               └──► log, metrics: reasons for missing channels
 package fabric
 
 import (
@@ -24,42 +24,42 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// Paths are a process's paths by RDMA. A nil one makes none, and neither does one that lacks
-// something.
+// Paths manages a process's RDMA channels. A nil *Paths, or one with a missing prerequisite, makes
+// none.
 type Paths struct {
 	fabric   *rdma.Fabric
-	lacking  *rdma.LackingError // why none can be made, and the rest is not set; nil: they can
+	missing  *rdma.MissingError // why RDMA is not possible; then no other field is set
 	log      log.Logger
 	metrics  *metrics
 	registry prometheus.Registerer
 
 	mu struct {
 		sync.Mutex
-		// peers are those that had a path, or might have had one; at most maxPeers.
+		// peers are those that had, or might have had, a channel; at most maxPeers.
 		peers map[transport.ID]*peer
-		noted uint64 // counts what was noted of them
+		noted uint64 // counts changes of peers
 		// connected counts connections by peer: those dialled, and those whose peer has proposed a
-		// path. served are the latter, by their contexts.
+		// channel. served are the latter, by their contexts.
 		connected map[transport.ID]int
 		served    map[context.Context]struct{}
 	}
 }
 
-// Open returns the paths that the settings ask for; nil: none, because they are off. If they cannot
-// be made here, that is logged, and Status says it; where they are required it is an error.
-// registry nil: nothing is counted.
+// Open returns the RDMA channels according to the settings; nil: RDMA is off. If RDMA is not
+// possible here, that is logged and shown by Status; if RDMA is required, it is an error. registry
+// nil: no metrics.
 func Open(c *config.Config, logger log.Logger, registry prometheus.Registerer) (*Paths, error) {
 	o := c.App.Transport
 	if o.RDMA == config.RDMAOff {
-		return nil, nil //nolint:nilnil // no paths
+		return nil, nil //nolint:nilnil // RDMA is off
 	}
 	logger = logger.With("module", "rdma")
 	addrs, err := Addrs(c)
 	if err != nil {
 		return nil, err
 	}
-	if lacking := rdma.FirstLacking(rdma.Check(rdma.CheckOptions{Addrs: addrs, Memory: o.RDMAMemory})); lacking != nil {
-		err := fmt.Errorf("RDMA is not possible here: %w", lacking)
+	if missing := rdma.FirstMissing(rdma.Check(rdma.CheckOptions{Addrs: addrs, Memory: o.RDMAMemory})); missing != nil {
+		err := fmt.Errorf("RDMA is not possible here: %w", missing)
 		if o.RDMA == config.RDMARequired {
 			err = fmt.Errorf("transport.rdma is %q: %w", o.RDMA, err)
 			if !rdma.Supported {
@@ -67,8 +67,8 @@ func Open(c *config.Config, logger log.Logger, registry prometheus.Registerer) (
 			}
 			return nil, err
 		}
-		logger.Error("All answers come over TLS", "err", err)
-		return &Paths{lacking: lacking}, nil
+		logger.Error("RDMA is not possible: all responses use TLS", "err", err)
+		return &Paths{missing: missing}, nil
 	}
 	return open(o, logger, registry, rdma.New)
 }
@@ -87,7 +87,7 @@ func open(o config.Transport, logger log.Logger, registry prometheus.Registerer,
 	return p, nil
 }
 
-// Sides returns what dialers and servers are given; nil: there are none.
+// Sides returns the hooks for dialers and servers; nil: none.
 func (p *Paths) Sides() tcp.Sides {
 	if p == nil || p.fabric == nil {
 		return nil
@@ -95,7 +95,7 @@ func (p *Paths) Sides() tcp.Sides {
 	return &sides{p.fabric, p}
 }
 
-// Close ends all paths. Connections stay.
+// Close ends all channels. Connections stay open.
 func (p *Paths) Close() error {
 	if p == nil || p.fabric == nil {
 		return nil
@@ -112,7 +112,7 @@ func (p *Paths) hooks() rdma.Hooks {
 	h.Up = func(id transport.ID, w rdma.Way) {
 		up(id, w)
 		p.note(id, func(of *peer) { of.reason = "" })
-		p.log.Info("Answers of a peer come by RDMA", "peer", id, "address", w.From, "packets", min(w.MTU, w.PeerMTU))
+		p.log.Info("Responses of a peer use RDMA", "peer", id, "address", w.From, "packets", min(w.MTU, w.PeerMTU))
 	}
 	h.Down = func(id transport.ID, why error) {
 		down(id, why)
@@ -122,7 +122,7 @@ func (p *Paths) hooks() rdma.Hooks {
 			of.reason, of.fallback, of.fallbackTime = why.Error(), rdma.Reason(why), time.Now().UTC()
 		})
 		if !again {
-			p.log.Info("No path by RDMA: answers come over TLS", "peer", id, "why", why)
+			p.log.Info("No RDMA channel: responses use TLS", "peer", id, "why", why)
 		}
 	}
 	h.Received = func(id transport.ID, n int) {
@@ -140,8 +140,8 @@ func (p *Paths) hooks() rdma.Hooks {
 	return h
 }
 
-// Addrs returns the addresses that connections of this host can have: that of transport.laddr,
-// unless it means all interfaces, or those of all interfaces that are up.
+// Addrs returns the addresses that connections of this host can have: that of transport.laddr, or,
+// if that means all interfaces, those of all interfaces that are up.
 func Addrs(c *config.Config) ([]netip.Addr, error) {
 	address, err := config.TransportAddress(c)
 	if err != nil {
@@ -154,7 +154,7 @@ func Addrs(c *config.Config) ([]netip.Addr, error) {
 	}
 	all, err := net.InterfaceAddrs()
 	if err != nil {
-		return nil, fmt.Errorf("the addresses of this host: %w", err)
+		return nil, fmt.Errorf("get the addresses of this host: %w", err)
 	}
 	var addrs []netip.Addr
 	for _, a := range all {
@@ -162,7 +162,7 @@ func Addrs(c *config.Config) ([]netip.Addr, error) {
 			addrs = append(addrs, p.Addr().Unmap())
 		}
 	}
-	// IPv4 first: it is what peers are usually named by.
+	// IPv4 first: peers are usually named by it.
 	slices.SortStableFunc(addrs, func(a, b netip.Addr) int { return a.BitLen() - b.BitLen() })
 	return addrs, nil
 }

@@ -35,8 +35,8 @@ func settings(change func(*config.Transport)) *config.Config {
 	return &config.Config{CometBFT: config.DefaultCometBFT(), App: app}
 }
 
-// Where paths are not possible, a node runs without, and says why once; one that requires them does
-// not start.
+// Without RDMA, a node runs over TLS and logs the reason once; a node that requires RDMA does not
+// start.
 func TestOpenWithout(t *testing.T) {
 	if rdma.Supported {
 		t.Skip("this build has RDMA")
@@ -54,8 +54,8 @@ func TestOpenWithout(t *testing.T) {
 	require.NoError(t, err)
 	require.Nil(t, p.Sides())
 	page := p.Status("")
-	require.Equal(t, "program: this build has no RDMA", page.Lacking)
-	require.Contains(t, page.Mend, "run starlingd-rdma")
+	require.Equal(t, "program: this build has no RDMA", page.Missing)
+	require.Contains(t, page.Fix, "run starlingd-rdma")
 	require.NotNil(t, page.Peers)
 	require.NoError(t, p.Close())
 	require.Contains(t, logged.String(), "this build has no RDMA: run starlingd-rdma")
@@ -64,7 +64,7 @@ func TestOpenWithout(t *testing.T) {
 	require.ErrorContains(t, err, `transport.rdma is "required"`)
 }
 
-// serve serves answers of 100 KB, over paths or not.
+// serve serves responses of 100 KB, over RDMA or not.
 func serve(t *testing.T, sides tcp.Sides) transport.Address {
 	t.Helper()
 	s, err := tcp.Listen("127.0.0.1:0", tcp.Options{Key: transporttest.Key(1), ChainID: chain, Sides: sides,
@@ -74,7 +74,8 @@ func serve(t *testing.T, sides tcp.Sides) transport.Address {
 	return transport.Address{ID: transporttest.ID(1), HostPort: s.Addr().String()}
 }
 
-// A path is for named peers and trusted networks, is counted by peer, and ends with its reason.
+// Named peers and trusted networks get channels; a channel is counted by peer, and ends with its
+// reason.
 func TestPathsAreCounted(t *testing.T) {
 	var network rdmatest.Network
 	t.Cleanup(func() { require.Zero(t, network.Queues()) })
@@ -94,7 +95,7 @@ func TestPathsAreCounted(t *testing.T) {
 	t.Cleanup(func() { conn.Close() })
 	const prefix = "starling_transport_rdma_"
 	peer := string(transporttest.ID(1))
-	for value(t, registry, prefix+"calls_total", peer) == 0 { // until the path is up
+	for value(t, registry, prefix+"calls_total", peer) == 0 { // until the channel is established
 		_, err := conn.Call(t.Context(), transport.Call{Method: 4, Into: make([]byte, 100_000)})
 		require.NoError(t, err)
 	}
@@ -115,7 +116,7 @@ func TestPathsAreCounted(t *testing.T) {
 	require.Equal(t, string(transporttest.ID(2)), server.Status("").Peers[0].ID)
 	require.Empty(t, client.Status("x,"+peer).Peers, "a private one")
 	require.NoError(t, server.Close())
-	// The server's word comes with an answer or before.
+	// The server's closing arrives with a response or earlier.
 	for value(t, registry, prefix+"fallbacks_total", peer, "peer") == 0 {
 		_, err := conn.Call(t.Context(), transport.Call{Method: 4, Into: make([]byte, 100_000)})
 		require.NoError(t, err)
@@ -131,13 +132,14 @@ func TestPathsAreCounted(t *testing.T) {
 	}, time.Minute, time.Millisecond)
 	require.Empty(t, server.mu.served)
 	require.NoError(t, client.Close())
-	require.True(t, logged.Has("No path by RDMA"))
+	require.True(t, logged.Has("No RDMA channel"))
 	families, err := registry.Gather()
 	require.NoError(t, err)
-	require.Empty(t, families, "a node that has stopped counts nothing")
+	require.Empty(t, families, "a stopped node has no metrics")
 }
 
-// Why there is no path is shown by its class: the text may name addresses of this host.
+// The reason for a missing channel is shown by its class: the text may contain addresses of this
+// host.
 func TestReasonsNameNoAddresses(t *testing.T) {
 	var network rdmatest.Network
 	p, err := open(config.Transport{}, log.NewNopLogger(), nil, network.New)
@@ -147,8 +149,8 @@ func TestReasonsNameNoAddresses(t *testing.T) {
 	require.Equal(t, "device", p.Status("").Peers[0].Fallback)
 }
 
-// Of many peers, those are forgotten first that are not connected, the oldest first; a peer with
-// a path keeps its counts.
+// If there are too many peers, disconnected peers are forgotten first, oldest first; a peer with a
+// channel keeps its counts.
 func TestOldPeersAreForgotten(t *testing.T) {
 	var network rdmatest.Network
 	p, err := open(config.Transport{}, log.NewNopLogger(), nil, network.New)
@@ -169,7 +171,7 @@ func TestOldPeersAreForgotten(t *testing.T) {
 	require.Equal(t, uint64(7), p.mu.peers["connected"].sent)
 	h.Sent("another", 1)
 	require.NotContains(t, p.mu.peers, transport.ID("oldest"))
-	for id := range p.mu.peers { // all are connected: the oldest one goes
+	for id := range p.mu.peers { // all are connected: the oldest one is removed
 		p.connected(id, 1)
 	}
 	h.Sent("and another", 1)
@@ -177,7 +179,7 @@ func TestOldPeersAreForgotten(t *testing.T) {
 	require.NotContains(t, p.mu.peers, transport.ID("connected"))
 }
 
-// value returns that of a counter or a gauge. Labels are values in the order of their names.
+// value returns the value of a counter or a gauge. Labels are values in the order of their names.
 func value(t *testing.T, r *prometheus.Registry, name string, labels ...string) float64 {
 	t.Helper()
 	families, err := r.Gather()
@@ -197,7 +199,7 @@ func value(t *testing.T, r *prometheus.Registry, name string, labels ...string) 
 	return 0
 }
 
-// Whoever is neither named nor in a trusted network has no path.
+// A peer that is neither named nor in a trusted network gets no channel.
 func TestStrangersHaveNoPaths(t *testing.T) {
 	c := settings(func(c *config.Transport) {
 		c.RDMA, c.RDMAPeers, c.RDMAFabric = config.RDMAAuto, string(transporttest.ID(1)), "10.7.0.0/24,fd00::/64"
@@ -214,7 +216,7 @@ func TestStrangersHaveNoPaths(t *testing.T) {
 	}
 }
 
-// A probe says that a path is up, or what to do about it.
+// A probe reports an established channel, or a hint.
 func TestProbe(t *testing.T) {
 	var network rdmatest.Network
 	o := tcp.Options{Key: transporttest.Key(2), ChainID: chain}
@@ -236,7 +238,7 @@ func TestProbe(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoPath, "an older peer, or one without")
 }
 
-// What is counted is what docs/metrics.md says.
+// The metrics match docs/metrics.md.
 func TestMetricsAreDocumented(t *testing.T) {
 	raw, err := os.ReadFile(filepath.Join("..", "..", "docs", "metrics.md"))
 	require.NoError(t, err)

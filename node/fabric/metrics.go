@@ -9,13 +9,13 @@ import (
 	"github.com/starling-kv/starling/transport/rdma"
 )
 
-// otherPeer is the label of peers that are allowed by their network only: they are not the
-// operator's to count.
+// otherPeer is the label of peers that are allowed by their network only: the operator has not
+// named them.
 const otherPeer = "fabric"
 
-// metrics are what operators watch of paths.
+// metrics are the metrics of RDMA channels.
 type metrics struct {
-	named                                        []transport.ID // peers with a label of their own
+	named                                        []transport.ID // peers with their own label
 	bytes, calls, paths, downs                   *prometheus.CounterVec
 	leaked                                       prometheus.Counter
 	devices, queuePairs, up, memory, quarantined *prometheus.Desc
@@ -34,20 +34,20 @@ func newMetrics(named []transport.ID) *metrics {
 	}
 	m := &metrics{
 		named: named,
-		bytes: vec("rdma_bytes_total", "Bytes of answers by RDMA, by peer and direction: sent or received.", "peer", "direction"),
-		calls: vec("rdma_calls_total", "Calls whose answers came by RDMA, by peer.", "peer"),
-		paths: vec("rdma_paths_total", "Paths by RDMA that were up, by peer that was dialled.", "peer"),
-		downs: vec("rdma_fallbacks_total", "Paths by RDMA that ended or were not made, by peer and reason; the same reason in a row counts once.", "peer", "reason"),
+		bytes: vec("rdma_bytes_total", "Bytes of responses over RDMA, by peer and direction: sent or received.", "peer", "direction"),
+		calls: vec("rdma_calls_total", "Requests answered over RDMA, by peer.", "peer"),
+		paths: vec("rdma_paths_total", "RDMA channels established on outbound connections, by peer.", "peer"),
+		downs: vec("rdma_fallbacks_total", "RDMA channels that failed or could not be established, by peer and reason; repetitions of the same reason count once.", "peer", "reason"),
 		leaked: prometheus.NewCounter(prometheus.CounterOpts{
-			Namespace: namespace, Subsystem: subsystem, Name: "rdma_leaked_total", Help: "Queue pairs that could not be released.",
+			Namespace: namespace, Subsystem: subsystem, Name: "rdma_leaked_total", Help: "RDMA queue pairs that could not be released.",
 		}),
-		devices:     desc("rdma_devices", "RDMA devices that are open."),
-		queuePairs:  desc("rdma_queue_pairs", "Queue pairs, one for each path at this side."),
-		up:          desc("rdma_paths_up", "Paths by RDMA that are up."),
-		memory:      desc("rdma_memory_bytes", "Memory that is registered for RDMA."),
-		quarantined: desc("rdma_quarantined_slots", "Slots of calls that were given up here, to which the peer may still write."),
+		devices:     desc("rdma_devices", "Open RDMA devices."),
+		queuePairs:  desc("rdma_queue_pairs", "Open RDMA queue pairs: one per channel."),
+		up:          desc("rdma_paths_up", "Established RDMA channels."),
+		memory:      desc("rdma_memory_bytes", "Memory registered for RDMA, in bytes."),
+		quarantined: desc("rdma_quarantined_slots", "RDMA slots of cancelled requests, to which the peer may still write."),
 	}
-	// So that what has not happened is 0.
+	// Export zeros instead of absent series.
 	for _, id := range append(slices.Clone(named), otherPeer) {
 		peer := string(id)
 		m.bytes.WithLabelValues(peer, "sent")
@@ -61,7 +61,7 @@ func newMetrics(named []transport.ID) *metrics {
 	return m
 }
 
-// label returns that of a peer.
+// label returns a peer's label.
 func (m *metrics) label(peer transport.ID) string {
 	if slices.Contains(m.named, peer) {
 		return string(peer)

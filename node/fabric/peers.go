@@ -8,28 +8,28 @@ import (
 	"sync"
 	"time"
 
-	"github.com/starling-kv/starling/statuspage"
+	"github.com/starling-kv/starling/node/statuspage"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// maxPeers limits the peers that are remembered: those of a trusted network can be many.
+// maxPeers limits the peers that are remembered: a trusted network can have many.
 const maxPeers = 1024
 
-// peer is what is known of the paths to and from a peer.
+// peer is the state of the channels to and from a peer.
 type peer struct {
-	sent, received uint64 // bytes by RDMA
-	// reason is why it has no path that was dialled from here; "": it has one, or none was tried.
-	// It may name addresses of this host: for the log only.
+	sent, received uint64 // bytes over RDMA
+	// reason is why this node has no channel to the peer; "": it has one, or has not tried. It may
+	// contain addresses of this host: for the log only.
 	reason string
-	// fallback is one of rdma.Reasons: why the last path ended, or was not made, at fallbackTime;
-	// "": that never happened.
+	// fallback is one of rdma.Reasons: why the last channel failed, or could not be established, at
+	// fallbackTime; "": that never happened.
 	fallback     string
 	fallbackTime time.Time
-	noted        uint64 // Paths.mu.noted when something of it was noted last
+	noted        uint64 // Paths.mu.noted at the last change of this peer
 }
 
-// note changes what is remembered of a peer.
+// note changes what is known about a peer.
 func (p *Paths) note(id transport.ID, change func(*peer)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -46,8 +46,8 @@ func (p *Paths) note(id transport.ID, change func(*peer)) {
 	change(of)
 }
 
-// forget forgets the peer of which nothing was noted for the longest time, one that is not
-// connected if there is one: a peer with a path is connected. The caller holds p.mu.
+// forget removes the peer whose last change is the oldest, preferably one that is not connected: a
+// peer with a channel is connected. The caller holds p.mu.
 func (p *Paths) forget() {
 	var oldest transport.ID
 	for id, of := range p.mu.peers {
@@ -63,7 +63,7 @@ func (p *Paths) forget() {
 	delete(p.mu.peers, oldest)
 }
 
-// sides count the connections of each peer.
+// sides counts the connections of each peer.
 type sides struct {
 	tcp.Sides
 	paths *Paths
@@ -76,7 +76,7 @@ func (s *sides) Dialled(c *tcp.Conn) tcp.Lender {
 	return &lender{Lender: s.Sides.Dialled(c), closed: sync.OnceFunc(func() { s.paths.connected(id, -1) })}
 }
 
-// Proposed implements tcp.Sides. A connection whose peer proposes again counts once.
+// Proposed implements tcp.Sides. A connection whose peer proposes again is counted once.
 func (s *sides) Proposed(ctx context.Context, l tcp.Link, body []byte) ([]byte, tcp.Writer, error) {
 	if p := s.paths; p.serves(ctx, l.Peer) {
 		context.AfterFunc(ctx, func() { p.ended(ctx, l.Peer) })
@@ -84,7 +84,7 @@ func (s *sides) Proposed(ctx context.Context, l tcp.Link, body []byte) ([]byte, 
 	return s.Sides.Proposed(ctx, l, body)
 }
 
-// lender is that of a connection which is counted until it is closed.
+// lender counts its connection until it is closed.
 type lender struct {
 	tcp.Lender
 	closed func()
@@ -96,22 +96,21 @@ func (l *lender) Close() {
 	l.closed()
 }
 
-// connected counts connections of a peer.
+// connected adds to a peer's number of connections.
 func (p *Paths) connected(id transport.ID, by int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.connect(id, by)
 }
 
-// connect counts connections of a peer. The caller holds p.mu.
+// connect adds to a peer's number of connections. The caller holds p.mu.
 func (p *Paths) connect(id transport.ID, by int) {
 	if p.mu.connected[id] += by; p.mu.connected[id] <= 0 {
 		delete(p.mu.connected, id)
 	}
 }
 
-// serves counts a connection that is served, whose context is ctx, and reports whether it was not
-// counted before.
+// serves counts a served connection, whose context is ctx, and reports whether it is a new one.
 func (p *Paths) serves(ctx context.Context, id transport.ID) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,7 +122,7 @@ func (p *Paths) serves(ctx context.Context, id transport.ID) bool {
 	return true
 }
 
-// ended uncounts a connection that was served.
+// ended removes a served connection from the count.
 func (p *Paths) ended(ctx context.Context, id transport.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,14 +130,14 @@ func (p *Paths) ended(ctx context.Context, id transport.ID) {
 	p.connect(id, -1)
 }
 
-// Status returns what a status page shows of paths; nil: they are off. The peers whose IDs are in
-// private are left out: a page may be public.
+// Status returns the RDMA section of the status page; nil: RDMA is off. Peers whose IDs are in
+// private are omitted, because the page may be public.
 func (p *Paths) Status(private string) *statuspage.RDMA {
 	if p == nil {
 		return nil
 	}
-	if p.lacking != nil {
-		return &statuspage.RDMA{Lacking: p.lacking.Public(), Mend: p.lacking.Finding.Mend, Peers: []statuspage.RDMAPeer{}}
+	if p.missing != nil {
+		return &statuspage.RDMA{Missing: p.missing.Public(), Fix: p.missing.Finding.Fix, Peers: []statuspage.RDMAPeer{}}
 	}
 	s := p.fabric.Stats()
 	status := &statuspage.RDMA{PathsUp: s.Up, QueuePairs: s.QueuePairs, MemoryBytes: s.Memory, Peers: []statuspage.RDMAPeer{}}
@@ -153,7 +152,7 @@ func (p *Paths) Status(private string) *statuspage.RDMA {
 		})
 	}
 	p.mu.Unlock()
-	// Those that matter most first: paths that are up, peers that are connected, then bytes.
+	// Most relevant first: established channels, connected peers, then bytes.
 	slices.SortFunc(status.Peers, func(a, b statuspage.RDMAPeer) int {
 		return cmp.Or(cmp.Compare(b.PathsUp, a.PathsUp), compareBool(b.Connected, a.Connected), cmp.Compare(b.SentBytes+b.ReceivedBytes, a.SentBytes+a.ReceivedBytes), cmp.Compare(a.ID, b.ID))
 	})

@@ -13,20 +13,21 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// probeTimeout limits a probe: a path gives its greetings up after 15 s.
+// probeTimeout limits a probe: the handshake of a channel times out after 15 s.
 const probeTimeout = 30 * time.Second
 
-// ErrNoPath: a peer was reached over TLS, and no path to it could be made.
-var ErrNoPath = errors.New("no path to the peer")
+// ErrNoPath: a peer was reached over TLS, but no RDMA channel to it could be established.
+var ErrNoPath = errors.New("no RDMA channel to the peer")
 
-// Way describes a path: the local address and the MTUs of both ports.
+// Way describes a channel: the local address and the MTUs of both ports.
 type Way = rdma.Way
 
-// ErrAddress: an argument is no address of a transport.
-var ErrAddress = errors.New("wrong address")
+// ErrAddress: an argument is not the address of a transport.
+var ErrAddress = errors.New("invalid address")
 
-// Probe connects to the transport at an address and makes a path to it, as a node with this
-// configuration would. It returns what the path takes. The path and the connection are ended.
+// Probe connects to the transport at an address and establishes a channel to it, as a node with
+// this configuration would. It returns the channel's properties. Channel and connection are then
+// closed.
 func Probe(ctx context.Context, c *config.Config, chainID, address string) (Way, error) {
 	peer, err := transport.ParseAddress(address)
 	if err != nil {
@@ -74,20 +75,20 @@ func probe(ctx context.Context, o tcp.Options, peer transport.Address, make func
 	}
 }
 
-// hint returns what to do about a reason.
+// hint returns the hint for a reason.
 func hint(why error) string {
 	switch {
 	case errors.Is(why, transport.ErrRefused):
-		return ": at the peer, set transport.rdma and name this node's ID in transport.rdma_peers (or its network in transport.rdma_fabric), run starlingd-rdma, and see what `starlingd rdma check` says there"
+		return ": at the peer, set transport.rdma and name this node's ID in transport.rdma_peers (or its network in transport.rdma_fabric), run starlingd-rdma, and run `starlingd rdma check` there"
 	case errors.Is(why, rdma.ErrStalled):
-		return ": do both ends let UDP port 4791 through, with the same MTU on the whole way?"
+		return ": is UDP port 4791 open at both ends, with the same MTU on the whole path?"
 	case rdma.Reason(why) == "device":
-		return ": are both addresses in one fabric, with UDP port 4791 open both ways and the same MTU on the whole way?"
+		return ": are both addresses in one fabric, with UDP port 4791 open in both directions and the same MTU on the whole path?"
 	}
 	return ""
 }
 
-// signal holds the first value that is put.
+// signal holds the first value put into it.
 type signal[T any] chan T
 
 func newSignal[T any]() signal[T] { return make(signal[T], 1) }

@@ -1,11 +1,11 @@
-// Package home works on the home folder of a node that does not run. The locks of both zones keep a
-// running one out.
+// Package home works on the home folder of a stopped node. The locks of both zones prevent its use
+// while the node runs.
 //
-//	Init, InitFrom ──────► make one: alone, or from the address of a member of its network
-//	ImportSnapshot ──────► a snapshot file becomes the state of one that has none
-//	ExportSnapshot ──────► writes such a file
+//	Init, InitFrom ──────► create a home: for a new network, or from the address of a network's member
+//	ImportSnapshot ──────► makes a snapshot file the state of a home without state
+//	ExportSnapshot ──────► writes a snapshot file
 //	Verify, Inspect ─────► read the state and both zones
 //	Compact ─────────────► rewrites both zones
 //	Rollback ────────────► the state zone first, then CometBFT's state
-//	Reset ───────────────► removes all data but keys and the validator's signing state
+//	Reset ───────────────► removes all data except keys and the validator's signing state
 package home

@@ -8,7 +8,7 @@ import (
 	"github.com/starling-kv/starling/statesync/archive"
 )
 
-// What the tests of this room, which run nodes and so lie outside of it, see of its inside.
+// Internals of the package for its tests, which run nodes and are therefore in an external package.
 
 type Offline = offline
 
@@ -27,8 +27,8 @@ func (d *offline) AppHashAfter(height int64) (hash []byte, header int64, err err
 	return d.appHashAfter(height)
 }
 
-// SourceOf is a version as a snapshot.
+// SourceOf returns a version as a snapshot.
 func SourceOf(v *avlstar.Version, height int64) archive.Source { return versionSource{v, height} }
 
-// Reached has f called between two steps of an import.
+// Reached sets a function called between two steps of an import.
 func Reached(o *ImportOptions, f func(step string)) { o.reached = f }

@@ -19,21 +19,21 @@ import (
 	"github.com/starling-kv/starling/statesync/archive"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/sgc"
-	"github.com/starling-kv/starling/treestore"
+	"github.com/starling-kv/starling/storage/treestore"
 )
 
-// ErrNoSnapshot: neither a stored snapshot nor the state on disk has that height.
+// ErrNoSnapshot: neither a stored snapshot nor the state on disk has the requested height.
 var ErrNoSnapshot = errors.New("no snapshot of that height")
 
-// ExportOptions say what to export, and where to.
+// ExportOptions configures an export.
 type ExportOptions struct {
 	File      string
-	Overwrite bool  // an existing File is replaced
-	Height    int64 // 0: the newest stored snapshot, or the state on disk where none is stored
-	// Reading is called with the number of keys read of the state on disk, which must be read to
-	// find its chunks. total is an estimate. nil: nobody.
+	Overwrite bool  // replace an existing File
+	Height    int64 // 0: the newest stored snapshot, or the state on disk if none is stored
+	// Reading is called with the number of keys read from the state on disk, which must be read to
+	// determine its chunks. total is an estimate. May be nil.
 	Reading func(done, total uint64)
-	// Writing is called with the bytes of chunks that are written. nil: nobody.
+	// Writing is called with the bytes of chunks written. May be nil.
 	Writing func(done, total uint64)
 }
 
@@ -44,17 +44,17 @@ type SnapshotFile struct {
 	Height    int64   `json:"height"`
 	AppHash   string  `json:"app_hash"`
 	Chunks    uint32  `json:"chunks"`
-	Bytes     uint64  `json:"bytes"` // of all chunks, unpacked
+	Bytes     uint64  `json:"bytes"` // total of all chunks, uncompressed
 	FileBytes uint64  `json:"file_bytes"`
 	Seconds   float64 `json:"seconds"`
 }
 
-// Exported is a snapshot that was written to a file.
+// Exported is the result of an export.
 type Exported struct {
 	SnapshotFile
-	// Stored: it is a stored snapshot; else the state on disk.
+	// Stored: a stored snapshot was exported; otherwise the state on disk.
 	Stored bool `json:"stored"`
-	// Header is the height of the header that names the app hash; 0: the home does not have it.
+	// Header is the height of the header with the app hash; 0: the home does not have it.
 	Header int64 `json:"header"`
 }
 
@@ -63,20 +63,20 @@ type Exported struct {
 //	stored snapshot: description ─► manifest, chunk k = a range of keys, verified ──┐
 //	state on disk:   read once, its root computed ─► manifest, chunk k ─────────────┴─► FILE.partial ─► FILE
 //
-// Each chunk is verified before it is written. The app hash is compared with the header that names
-// it, if the home has that header. Data that differ from what was stored are ErrDamaged.
+// Each chunk is verified before it is written. The app hash is compared with the header after the
+// height, if the home has it. Data that differ from what was stored are ErrDamaged.
 func ExportSnapshot(ctx context.Context, conf *config.Config, o ExportOptions) (result Exported, err error) {
 	started := time.Now()
 	d, err := openOffline(conf, true)
 	if err != nil {
-		return result, stopTheNode(err, "export from a node that is stopped")
+		return result, stopTheNode(err, "export from a stopped node")
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
 	if d.sharded {
 		return result, config.Invalid(fmt.Errorf("%w: export from a node with [state] mode = %q", ErrSharded, config.ModeLocal))
 	}
 	if d.state == nil {
-		return result, fmt.Errorf("%w: there is no %q", ErrNoData, config.StateDir(d.dataDir()))
+		return result, fmt.Errorf("%w: %q does not exist", ErrNoData, config.StateDir(d.dataDir()))
 	}
 	exported, err := d.exported(ctx, o)
 	if err != nil {
@@ -89,13 +89,13 @@ func ExportSnapshot(ctx context.Context, conf *config.Config, o ExportOptions) (
 		return result, err
 	}
 	if named != nil && !bytes.Equal(named, hash[:]) {
-		return result, fmt.Errorf("%w: the state of height %d in %q has app hash %s, and the network's is %X (header %d)",
+		return result, fmt.Errorf("%w: the state at height %d in %q has app hash %s, but the network's is %X (header %d)",
 			ErrDamaged, exported.Height(), exported.folder, hash, named, header)
 	}
 	stats, err := archive.WriteFile(ctx, o.File, o.Overwrite, exported, archive.Options{ChainID: exported.chainID, Progress: o.Writing})
 	switch {
 	case errors.Is(err, statesync.ErrDamagedPin):
-		return result, fmt.Errorf("the snapshot in %q is %w: %w: remove that folder, or export another height; the state itself lies elsewhere",
+		return result, fmt.Errorf("the snapshot in %q is %w: %w: remove that folder, or export another height; the state itself is in another folder",
 			exported.folder, ErrDamaged, err)
 	case errors.Is(err, storage.ErrNoPage):
 		return result, treestore.Damaged(err)
@@ -110,7 +110,7 @@ func ExportSnapshot(ctx context.Context, conf *config.Config, o ExportOptions) (
 	return result, nil
 }
 
-// stopTheNode adds the remedy to an error that is due to a running node.
+// stopTheNode adds a hint to an error caused by a running node.
 func stopTheNode(err error, or string) error {
 	if errors.Is(err, storage.ErrLocked) {
 		return fmt.Errorf("%w: stop the node, or %s", err, or)
@@ -118,7 +118,7 @@ func stopTheNode(err error, or string) error {
 	return err
 }
 
-// exported is what goes into the file.
+// exported is the content of the file.
 type exported struct {
 	archive.Source
 	chainID string
@@ -127,7 +127,7 @@ type exported struct {
 	close   func() error
 }
 
-// exported opens what is to be exported.
+// exported opens the snapshot or state to export.
 func (d *offline) exported(ctx context.Context, o ExportOptions) (*exported, error) {
 	meta, have := d.state.Meta()
 	var heights []string
@@ -150,12 +150,12 @@ func (d *offline) exported(ctx context.Context, o ExportOptions) (*exported, err
 	}
 	stored := "no snapshot is stored"
 	if len(heights) > 0 {
-		stored = "stored snapshots are of " + strings.Join(heights, ", ")
+		stored = "stored snapshots have heights " + strings.Join(heights, ", ")
 	}
-	return nil, fmt.Errorf("%w: %d is not here, %s, and the state on disk is of %d", ErrNoSnapshot, o.Height, stored, meta.Height)
+	return nil, fmt.Errorf("%w: %d is not available, %s, and the state on disk has height %d", ErrNoSnapshot, o.Height, stored, meta.Height)
 }
 
-// storedSnapshot opens a stored snapshot in the way that it is served.
+// storedSnapshot opens a stored snapshot in the same way as for serving.
 func (d *offline) storedSnapshot(pin storage.PinInfo) (*exported, error) {
 	folder := filepath.Join(config.SnapshotsDir(d.dataDir()), strconv.FormatInt(pin.Height, 10))
 	opened, err := d.state.OpenPin(pin.Height)
@@ -173,7 +173,7 @@ func (d *offline) storedSnapshot(pin storage.PinInfo) (*exported, error) {
 	manager.AddStored(pin.Height, pin.Data)
 	served, ok := manager.Serve(pin.Height)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("the snapshot in %q is %w: %w: remove that folder, or export another height; the state itself lies elsewhere",
+		return nil, errors.Join(fmt.Errorf("the snapshot in %q is %w: %w: remove that folder, or export another height; the state itself is in another folder",
 			folder, ErrDamaged, why.err), manager.Close())
 	}
 	return &exported{
@@ -182,7 +182,7 @@ func (d *offline) storedSnapshot(pin storage.PinInfo) (*exported, error) {
 	}, nil
 }
 
-// firstError is a logger that keeps the first error that is logged.
+// firstError is a logger that keeps the first logged error.
 type firstError struct{ err error }
 
 func (*firstError) Debug(string, ...any) {}
@@ -199,14 +199,14 @@ func (l *firstError) Error(_ string, keyvals ...any) {
 
 func (l *firstError) With(...any) log.Logger { return l }
 
-// stateOnDisk reads the state and computes its root, since its chunks are not described yet. Pages
-// are read from the disk a second time.
+// stateOnDisk reads the state and computes its root, because it has no description of its chunks
+// yet. Pages are read from disk a second time for the chunks.
 func (d *offline) stateOnDisk(ctx context.Context, meta storage.Meta, progress func(done, total uint64)) (*exported, error) {
 	total, err := d.state.EstimateKeys()
 	if err != nil {
 		return nil, err
 	}
-	store := treestore.New(treestore.Options{Zone: d.state, Cache: sgc.New(d.config.App.Storage.CacheBytes())})
+	store := treestore.New(treestore.Options{Zone: d.state, Cache: sgc.New(d.config.App.Disk.SharedCache())})
 	v, err := store.Read(ctx, func(done uint64) {
 		if progress != nil {
 			progress(done, max(done, total))
@@ -221,7 +221,7 @@ func (d *offline) stateOnDisk(ctx context.Context, meta storage.Meta, progress f
 	}, nil
 }
 
-// versionSource is a version as a snapshot.
+// versionSource serves a version as a snapshot.
 type versionSource struct {
 	*avlstar.Version
 	height int64

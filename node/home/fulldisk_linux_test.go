@@ -1,12 +1,9 @@
 package home
 
 import (
-	"errors"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -14,41 +11,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/internal/smalldisk"
 )
 
-// initMounts is set in the process that has a mount namespace of its own.
-const initMounts = "STARLING_TEST_INIT_MOUNTS"
-
-const notMounted = "NOT RUN: a tmpfs cannot be mounted here"
-
-// A disk that is full at whatever file ends Init with the reason, and leaves nothing behind that
-// the next Init would refuse.
+// A disk that becomes full at any file ends Init with the reason, and leaves no files that the next
+// Init would refuse.
 func TestInitOnAFullDisk(t *testing.T) {
-	if os.Getenv(initMounts) != "" {
-		initOnAFullDisk(t)
-		return
-	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestInitOnAFullDisk$", "-test.v", "-test.timeout=8m")
-	cmd.Env = append(os.Environ(), initMounts+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
-	out, err := cmd.CombinedOutput()
-	if len(out) == 0 && errors.Is(err, syscall.EPERM) {
-		t.Skipf("NOT RUN: a full disk needs a mount namespace, which takes root here: %v", err)
-	}
-	t.Logf("%s", out)
-	require.NoError(t, err)
-	require.NotContains(t, string(out), "panic")
-	if strings.Contains(string(out), notMounted) {
-		t.Skip(notMounted)
-	}
+	smalldisk.Alone(t, func() { initOnAFullDisk(t) })
 }
 
 func initOnAFullDisk(t *testing.T) {
 	small := t.TempDir()
-	if err := errors.Join(syscall.Mount("none", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""), syscall.Mount("none", small, "tmpfs", 0, "size=4m")); err != nil {
-		t.Skipf("%s: %v", notMounted, err)
-	}
-	t.Cleanup(func() { require.NoError(t, syscall.Unmount(small, syscall.MNT_DETACH)) })
+	smalldisk.Small(t, small, 4<<20)
 	o := InitOptions{Home: filepath.Join(small, "home"), Moniker: "m", ChainID: "demo-1", App: app.Genesis{Open: true}}
 	for _, pages := range []int{0, 1, 4, 11, 12, 60} { // free: none, for settings, for keys, …
 		filler := filepath.Join(small, "filler")
@@ -62,7 +36,7 @@ func initOnAFullDisk(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A validator's key that cannot be written is an error, not a panic.
+// A validator key that cannot be written is an error, not a panic.
 func TestKeyThatCannotBeWritten(t *testing.T) {
 	nowhere := filepath.Join(t.TempDir(), "nowhere")
 	err := saveValidator(privval.GenFilePV(filepath.Join(nowhere, "key.json"), filepath.Join(nowhere, "state.json")))
@@ -70,7 +44,7 @@ func TestKeyThatCannotBeWritten(t *testing.T) {
 	require.ErrorContains(t, err, "write the validator's key")
 }
 
-// What was there before an Init that failed stays: empty folders, and links to them.
+// Existing files survive a failed Init: empty folders, and links to them.
 func TestFailedInitKeepsFolders(t *testing.T) {
 	home, elsewhere := t.TempDir(), t.TempDir()
 	require.NoError(t, os.Symlink(elsewhere, filepath.Join(home, "data")))

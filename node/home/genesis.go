@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -17,23 +15,25 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/internal/durable"
 	"github.com/starling-kv/starling/node/config"
 )
 
-// A genesis file of several validators is made as the Cosmos SDK's gentx and collect-gentxs do it:
+// A genesis file of several validators is made like with gentx and collect-gentxs of the Cosmos
+// SDK:
 //
 //	each operator      NewGenesisValidator ──► validator's file, signed by its key ──┐
 //	the coordinator    a home's genesis ── AddAdmin, AddGrant ──► CollectGenesis ◄───┘
 //	                                                                  │
 //	each operator      DescribeGenesis ◄── genesis.json, the same for all
 //
-// The functions here change documents. None writes a file but WriteGenesis.
+// The functions here change documents. Only WriteGenesis writes a file.
 
-// ErrStarted: a home has data that belong to its genesis file, which therefore cannot change.
+// ErrStarted: a home has data that belong to its genesis file, so the file cannot be changed.
 var ErrStarted = errors.New("the node was started with this genesis file")
 
-// NewGenesisValidator makes the file of the validator whose home this is. Chain id, keys and
-// (unless v has one) the name are those of the home; v has the rest.
+// NewGenesisValidator creates the file of this home's validator. Chain id, keys and (unless v has
+// one) the name are those of the home; v provides the other fields.
 func NewGenesisValidator(c *config.Config, v GenesisValidator) (*GenesisValidator, []byte, error) {
 	doc, err := config.LoadGenesis(c.CometBFT.GenesisFile())
 	if err != nil {
@@ -55,19 +55,19 @@ func NewGenesisValidator(c *config.Config, v GenesisValidator) (*GenesisValidato
 	return &v, raw, config.Invalid(err)
 }
 
-// NamedFile is a file that somebody else made.
+// NamedFile is a file from another operator.
 type NamedFile struct {
 	Name    string
 	Content []byte
 }
 
-// CollectGenesis makes the validators of files those of the document, instead of the ones that it
-// has. The result does not depend on the order of files. Errors name the file. The validators are
-// returned in the order of the document, that of their public keys.
+// CollectGenesis replaces the validators of the document by those of files. The result does not
+// depend on the order of files. Errors name the file. The validators are returned in the order of
+// the document, by public key.
 func CollectGenesis(doc *cmttypes.GenesisDoc, files []NamedFile) ([]*GenesisValidator, error) {
 	var (
 		list   []*GenesisValidator
-		byKey  = map[string]string{} // public keys and node ids: which file has it
+		byKey  = map[string]string{} // public keys and node ids, with the file's name
 		byNode = map[string]string{}
 		sum    uint64
 	)
@@ -77,17 +77,17 @@ func CollectGenesis(doc *cmttypes.GenesisDoc, files []NamedFile) ([]*GenesisVali
 			return nil, fmt.Errorf("%s: %w", file.Name, err)
 		}
 		if v.ChainID != doc.ChainID {
-			return nil, fmt.Errorf("%s: it is for chain %q, the genesis file is of chain %q: its operator has to make it again with a home of that chain",
+			return nil, fmt.Errorf("%s: the file is for chain %q, but the genesis file has chain %q: its operator must create it again in a home of that chain",
 				file.Name, v.ChainID, doc.ChainID)
 		}
 		if other, is := byKey[string(v.PublicKey)]; is {
-			return nil, fmt.Errorf("%s: it has the validator key of %s: leave one of the two out", file.Name, other)
+			return nil, fmt.Errorf("%s: same validator key as %s: omit one of the two", file.Name, other)
 		}
 		if other, is := byNode[v.NodeID]; is {
-			return nil, fmt.Errorf("%s: it has the node id of %s: two nodes must not share config/node_key.json", file.Name, other)
+			return nil, fmt.Errorf("%s: same node id as %s: two nodes must not share config/node_key.json", file.Name, other)
 		}
 		if sum += uint64(v.Power); sum > app.MaxTotalPower {
-			return nil, fmt.Errorf("%s: its power of %d makes the sum more than %d", file.Name, v.Power, uint64(app.MaxTotalPower))
+			return nil, fmt.Errorf("%s: with its power of %d the sum exceeds %d", file.Name, v.Power, uint64(app.MaxTotalPower))
 		}
 		byKey[string(v.PublicKey)], byNode[v.NodeID] = file.Name, file.Name
 		list = append(list, v)
@@ -146,11 +146,11 @@ func appState(state app.Genesis) (json.RawMessage, error) {
 	return raw, config.Invalid(err)
 }
 
-// ErrAdopted: there is nothing that AdoptGenesis could add.
-var ErrAdopted = errors.New("it is a genesis file of Starling already")
+// ErrAdopted: AdoptGenesis has nothing to add.
+var ErrAdopted = errors.New("it is already a Starling genesis file")
 
-// AdoptGenesis makes a genesis document of another program, such as that of `cometbft init`, one of
-// Starling: with state as its app_state if it has none, and with the application version.
+// AdoptGenesis converts the genesis document of another program, such as `cometbft init`, to one of
+// Starling: it adds state as the app_state if there is none, and the application version.
 func AdoptGenesis(doc *cmttypes.GenesisDoc, state app.Genesis) error {
 	if !config.ForeignGenesis(doc) {
 		return ErrAdopted
@@ -167,22 +167,22 @@ func AdoptGenesis(doc *cmttypes.GenesisDoc, state app.Genesis) error {
 	return err
 }
 
-// GenesisSummary is what operators compare before they start.
+// GenesisSummary is the summary that operators compare before they start.
 type GenesisSummary struct {
 	ChainID     string
 	GenesisTime time.Time
-	AppHash     []byte // of the state before the first block
+	AppHash     []byte // app hash of the state before the first block
 	TotalPower  uint64
 	State       app.Genesis
 }
 
-// CanWrite reports whether any transaction could ever be accepted.
+// CanWrite reports whether any transaction could be accepted.
 func (s GenesisSummary) CanWrite() bool {
 	return s.State.Open || len(s.State.Admins) > 0 || len(s.State.Grants) > 0
 }
 
-// DescribeGenesis checks a document in every way in which the first start would, and computes the
-// app hash with which the chain begins. Errors match config.ErrInvalid.
+// DescribeGenesis checks a document like the first start would, and computes the app hash before
+// the first block. Errors match config.ErrInvalid.
 func DescribeGenesis(doc *cmttypes.GenesisDoc) (GenesisSummary, error) {
 	raw, err := cmtjson.Marshal(doc)
 	if err == nil {
@@ -208,26 +208,26 @@ func DescribeGenesis(doc *cmttypes.GenesisDoc) (GenesisSummary, error) {
 	return s, nil
 }
 
-// NeverStarted returns ErrStarted if there are data that belong to the genesis file of a home.
+// NeverStarted returns ErrStarted if a home has data that belong to its genesis file.
 func NeverStarted(c *config.Config) error {
 	dir := c.CometBFT.DBDir()
 	for _, path := range append([]string{config.StateDir(dir)}, config.CometPaths(c.CometBFT)...) {
 		if config.Exists(path) {
-			return fmt.Errorf("%w: there is %q: change the file before the first start, or remove the data with `starlingd unsafe-reset-all --home %s`",
+			return fmt.Errorf("%w: %q exists: change the file before the first start, or remove the data with `starlingd unsafe-reset-all --home %s`",
 				ErrStarted, path, config.Quote(c.Home))
 		}
 	}
 	return nil
 }
 
-// WriteGenesis replaces the file at path as a whole, and returns the SHA-256 of its content.
+// WriteGenesis replaces the file at path atomically, and returns the SHA-256 of its content.
 func WriteGenesis(path string, doc *cmttypes.GenesisDoc) ([]byte, error) {
 	raw, err := EncodeGenesis(doc)
 	if err != nil {
 		return nil, err
 	}
 	sum := sha256.Sum256(raw)
-	return sum[:], replaceFile(path, raw, 0o644) // all nodes have it
+	return sum[:], durable.Write(path, raw, 0o644) // not secret: all nodes have it
 }
 
 // EncodeGenesis returns the content of a genesis file.
@@ -237,20 +237,4 @@ func EncodeGenesis(doc *cmttypes.GenesisDoc) ([]byte, error) {
 		return nil, fmt.Errorf("genesis: %w", err)
 	}
 	return raw, nil
-}
-
-// replaceFile writes a file that is complete and durable before it gets its name.
-func replaceFile(path string, content []byte, mode os.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err := errors.Join(err, f.Chmod(mode), f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
 }

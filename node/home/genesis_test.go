@@ -19,7 +19,7 @@ import (
 	"github.com/starling-kv/starling/node/internal/nodetest"
 )
 
-// validatorFiles makes the files of n homes of one chain.
+// validatorFiles creates the files of n homes of one chain.
 func validatorFiles(t *testing.T, n int) (files []home.NamedFile) {
 	t.Helper()
 	for i := range n {
@@ -69,8 +69,8 @@ func TestCollectedGenesisDoesNotDependOnOrder(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// Whatever single change is made to a field, or to a byte of the file, it is refused, or it is the
-// same validator in another writing.
+// Any single change of a field, or of a byte of the file, is refused, or gives an equivalent file
+// of the same validator.
 func TestChangedValidatorFileIsRefused(t *testing.T) {
 	raw := validatorFiles(t, 1)[0].Content
 	original, err := home.ParseGenesisValidator(raw)
@@ -122,7 +122,7 @@ func FuzzParseGenesisValidator(f *testing.F) {
 	})
 }
 
-// stockGenesis is what `cometbft init` writes.
+// stockGenesis is the output of `cometbft init`.
 func stockGenesis(t *testing.T) *cmttypes.GenesisDoc {
 	t.Helper()
 	dir, _ := nodetest.Home(t, nil)
@@ -176,7 +176,7 @@ func TestDescribeGenesisRefusesWhatAStartWould(t *testing.T) {
 		want string
 	}{
 		"no validators": {func(d *cmttypes.GenesisDoc) { d.Validators = nil }, "no validators"},
-		"twice":         {func(d *cmttypes.GenesisDoc) { d.Validators = append(d.Validators, d.Validators[0]) }, `validators[1] ("test") has the key of validators[0]`},
+		"twice":         {func(d *cmttypes.GenesisDoc) { d.Validators = append(d.Validators, d.Validators[0]) }, `validators[1] ("test") has the same key as validators[0]`},
 		"no power":      {func(d *cmttypes.GenesisDoc) { d.Validators[0].Power = -1 }, "has power -1"},
 		"too much":      {func(d *cmttypes.GenesisDoc) { d.Validators[0].Power = app.MaxTotalPower + 1 }, "it must be from 1 to"},
 		"version":       {func(d *cmttypes.GenesisDoc) { d.ConsensusParams.Version.App = 7 }, "version.app is 7"},
@@ -189,7 +189,7 @@ func TestDescribeGenesisRefusesWhatAStartWould(t *testing.T) {
 	}
 }
 
-// A stranger's genesis file never panics.
+// An arbitrary genesis file never causes a panic.
 func FuzzDecodeGenesis(f *testing.F) {
 	f.Add([]byte(`{"chain_id":"c","validators":[{"power":"1"}]}`))
 	f.Add([]byte(`{"chain_id":"c","validators":[{"pub_key":null,"power":"1"}],"consensus_params":null,"app_state":null}`))

@@ -21,7 +21,6 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
@@ -29,23 +28,24 @@ import (
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/archive"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
-	"github.com/starling-kv/starling/treestore"
+	"github.com/starling-kv/starling/storage/treestore"
 )
 
-// A snapshot file becomes the state of a home that has none. What is needed to trust it, and to
-// continue from it, depends on what the home has:
+// A snapshot file becomes the state of a home without one. The source of trust, and what the node
+// needs to continue, depend on the content of the home:
 //
 //	home has                 app hash of the file's height from       what is stored                    the next start
 //	nothing                  a light client (RPC servers, a trusted   state, then CometBFT's commit     block sync from the height on
 //	                         header)                                  and state of that height
-//	blocks, but no state     the header of the next block, here       state                             executes the blocks since then
-//	nothing, StateOnly       the user, or a light client              state                             is the business of another CometBFT
+//	blocks, but no state     the header of the next block, in the home       state                             executes the blocks since then
+//	nothing, StateOnly       the user, or a light client              state                             is done by a separate CometBFT
 //
-// An app hash that the user names is compared in every case. After a kill at any point the home is
-// as before, or complete:
+// An app hash named by the user is compared in every case. After a kill at any point the home is
+// unchanged or complete:
 //
 //	restore ──► state zone: commit ──► commit of the height ──► CometBFT's state ──► mark of an offline state sync (bootstrap.go)
 //	   │              │                        │                       │
@@ -53,60 +53,61 @@ import (
 //	                      to the state: the next
 //	                      start or import replaces it
 //
-// The validator's signing state is not touched.
+// The validator's signing state is never changed.
 
 var (
-	// ErrOtherState: the snapshot file contains another state than the one that is trusted.
+	// ErrOtherState: the snapshot file's state is not the trusted one.
 	ErrOtherState = archive.ErrOtherState
-	// ErrFileExists: an export will not overwrite a file.
+	// ErrFileExists: an export does not overwrite a file.
 	ErrFileExists = archive.ErrExists
 	// ErrNotEmpty: the home has a state, which an import does not replace.
-	ErrNotEmpty = errors.New("there is a state already")
-	// ErrNoTrust: no source of the right app hash is known, or no header follows the snapshot.
+	ErrNotEmpty = errors.New("a state already exists")
+	// ErrNoTrust: there is no source of a trusted app hash, or no header after the snapshot.
 	ErrNoTrust = errors.New("the snapshot cannot be trusted")
 )
 
-// Headers provide what a node needs of the chain to continue from a height. All of it is verified.
+// Headers provides the chain data that a node needs to continue from a height. All of it is
+// verified.
 type Headers = cometsync.StateProvider
 
-// ImportOptions say what to import.
+// ImportOptions configures an import.
 type ImportOptions struct {
 	File string
-	// AppHash is the app hash of the file's height that the user trusts; nil: none.
+	// AppHash is the user's trusted app hash of the file's height; nil: none.
 	AppHash []byte
-	// Headers connects to a source of headers; nil: RPC servers or peers, as the [statesync] and
-	// [join] sections say.
+	// Headers connects to a source of headers; nil: RPC servers or peers, according to the
+	// [statesync] and [join] sections.
 	Headers func(ctx context.Context, genesis *cmttypes.GenesisDoc) (Headers, error)
-	// StateOnly: CometBFT runs apart (`starlingd abci`), only the state is installed.
+	// StateOnly: CometBFT is a separate process (`starlingd abci`), so only the state is installed.
 	StateOnly bool
 	Logger    log.Logger // of the light client; nil: silent
-	// Progress is called, one call at a time, with the progress of a stage: bytes verified and
-	// written, or keys read back. nil: nobody.
+	// Progress is called with the progress of a stage, never concurrently: bytes verified and
+	// written, or keys read back. May be nil.
 	Progress func(stage ImportStage, done, total uint64)
 
-	reached func(step string) // called between two steps, for tests that copy the home; nil: nobody
+	reached func(step string) // called between two steps, for tests that copy the home; may be nil
 }
 
-// ImportStage is a part of an import that takes long.
+// ImportStage is a long-running stage of an import.
 type ImportStage string
 
-// Stages in their order.
+// The stages, in order.
 const (
 	ImportWriting  ImportStage = "verifying and writing" // bytes
-	ImportChecking ImportStage = "putting it together"   // keys
+	ImportChecking ImportStage = "building tables"       // keys
 )
 
-// Imported is a snapshot that was imported.
+// Imported is the result of an import.
 type Imported struct {
 	SnapshotFile
-	// Trust names the source of the app hash.
+	// Trust describes the source of the app hash.
 	Trust string `json:"trust"`
-	// Executes is the number of blocks of the home that the next start executes.
+	// Executes is the number of the home's blocks that the next start executes.
 	Executes int64 `json:"executes"`
 }
 
-// ImportSnapshot makes a snapshot file the state of a stopped node that has none. If ctx ends, or
-// on an error, the home is as before.
+// ImportSnapshot makes a snapshot file the state of a stopped node without state. If ctx ends, or
+// on an error, the home is unchanged.
 func ImportSnapshot(ctx context.Context, config *config.Config, o ImportOptions) (result Imported, err error) {
 	started := time.Now()
 	file, err := archive.OpenFile(o.File)
@@ -144,10 +145,10 @@ func fileError(err error) error {
 
 type damagedFile struct{ error }
 
-func (e damagedFile) Error() string   { return e.error.Error() + ": get the file again" }
+func (e damagedFile) Error() string   { return e.error.Error() + ": get another copy of the file" }
 func (e damagedFile) Unwrap() []error { return []error{e.error, ErrDamaged} }
 
-// importer is an import that runs.
+// importer is an import in progress.
 type importer struct {
 	config   *config.Config
 	o        ImportOptions
@@ -155,20 +156,21 @@ type importer struct {
 	header   archive.Header
 	progress *importProgress
 
-	genesis  *cmttypes.GenesisDoc // nil: not known
+	genesis  *cmttypes.GenesisDoc // nil: unknown
 	close    func()               // releases the source of headers
 	trust    string
 	executes int64
 	contents *archive.Contents
-	// What CometBFT is told; nil: nothing.
+	// The data passed to CometBFT; nil: none.
 	state  *sm.State
 	commit *cmttypes.Commit
-	// before comes from transports only, since RPC servers send one header per request.
+	// before comes from transports only, because RPC servers send one header per request.
 	before []lightblocks.Ancestor
 	gap    comet.Gap
 }
 
-// prepare finds out whether the file can be imported, and its right app hash. It changes nothing.
+// prepare checks that the file can be imported, and determines the trusted app hash. It changes
+// nothing.
 func (i *importer) prepare(ctx context.Context) error {
 	path := i.config.CometBFT.GenesisFile()
 	if !i.o.StateOnly || config.Exists(path) {
@@ -177,7 +179,7 @@ func (i *importer) prepare(ctx context.Context) error {
 			return err
 		}
 		if want := i.genesis.ChainID; i.header.ChainID != want {
-			return fmt.Errorf("%w: the snapshot file is of chain %q, the genesis file of %q", app.ErrOtherChain, i.header.ChainID, want)
+			return fmt.Errorf("%w: the snapshot file has chain %q, the genesis file has chain %q", app.ErrOtherChain, i.header.ChainID, want)
 		}
 	}
 	trusted, err := i.own()
@@ -190,17 +192,16 @@ func (i *importer) prepare(ctx context.Context) error {
 		}
 	}
 	if given := i.o.AppHash; given != nil && !bytes.Equal(given, trusted) {
-		return fmt.Errorf("%w: the app hash of height %d that was given is %X, %s has %X", ErrOtherState, i.header.Height, given, i.trust, trusted)
+		return fmt.Errorf("%w: the given app hash of height %d is %X, but %s has %X", ErrOtherState, i.header.Height, given, i.trust, trusted)
 	}
 	if len(trusted) != len(avlstar.Hash{}) {
-		return fmt.Errorf("%w: the app hash that is trusted has %d bytes, not %d: it is not a Starling chain", ErrOtherState, len(trusted), len(avlstar.Hash{}))
+		return fmt.Errorf("%w: the trusted app hash has %d bytes, not %d: this is not a Starling chain", ErrOtherState, len(trusted), len(avlstar.Hash{}))
 	}
 	i.contents, err = i.file.Verify(avlstar.Hash(trusted))
 	return err
 }
 
-// own checks the home. It returns the app hash that the blocks of the home name; nil: there are no
-// blocks.
+// own checks the home. It returns the app hash in the home's headers; nil: the home has no blocks.
 func (i *importer) own() (hash []byte, err error) {
 	d, err := openOffline(i.config, true)
 	if err != nil {
@@ -226,18 +227,18 @@ func (i *importer) own() (hash []byte, err error) {
 	// below the first block there may be headers
 	executes := height == last || first > 0 && height >= first-1 && height < last
 	if !executes || !d.canExecuteAfter(height) {
-		return nil, fmt.Errorf("%w: it is of height %d, and the home has blocks %d to %d, on which no state of that height fits: export one of those heights, or remove the blocks with `starlingd unsafe-reset-all`",
+		return nil, fmt.Errorf("%w: it has height %d, which does not fit the home's blocks %d to %d: export one of those heights, or remove the blocks with `starlingd unsafe-reset-all`",
 			ErrNoTrust, height, first, last)
 	}
 	hash, header, err := d.appHashAfter(height)
 	if err == nil && hash == nil {
-		err = fmt.Errorf("%w: the blocks of the home do not name the app hash of height %d", ErrNoTrust, height)
+		err = fmt.Errorf("%w: the home's headers do not have the app hash of height %d", ErrNoTrust, height)
 	}
 	i.trust, i.executes = fmt.Sprintf("header %d in this home", header), last-height
 	return hash, err
 }
 
-// progress returns the height of CometBFT; known is false if it has nothing that a state could
+// progress returns the height of CometBFT; known is false if it has neither blocks nor a state to
 // continue from (comet.Heights.None).
 func (d *offline) progress() (last int64, known bool, err error) {
 	if d.blocks == nil {
@@ -251,8 +252,8 @@ func (d *offline) progress() (last int64, known bool, err error) {
 	return last, d.blocks.Height() > 0 || last > 0 && d.blocks.LoadSeenCommit(last) != nil, nil
 }
 
-// refuseState returns ErrNotEmpty for a home with a state. If mayBeLeft, a state that an
-// interrupted join or import left does not count.
+// refuseState returns ErrNotEmpty for a home with a state. If mayBeLeft, the state of an
+// interrupted join or import does not count.
 func (i *importer) refuseState(zone *storage.Zone, mayBeLeft bool) error {
 	if zone == nil {
 		return nil
@@ -261,11 +262,11 @@ func (i *importer) refuseState(zone *storage.Zone, mayBeLeft bool) error {
 	if !ok || meta.Restored && mayBeLeft {
 		return nil
 	}
-	return fmt.Errorf("%w, of height %d, and no snapshot is imported over it: `starlingd unsafe-reset-all` removes it, with all data but keys and signing state",
+	return fmt.Errorf("%w, at height %d, and an import does not replace it: `starlingd unsafe-reset-all` removes it, with all data except keys and signing state",
 		ErrNotEmpty, meta.Height)
 }
 
-// fromOutside returns the app hash from a light client, or from the user.
+// fromOutside returns the app hash from a light client or from the user.
 func (i *importer) fromOutside(ctx context.Context) ([]byte, error) {
 	connect := i.o.Headers
 	if trust := i.config.CometBFT.StateSync; connect == nil && i.genesis != nil {
@@ -289,15 +290,15 @@ func (i *importer) fromOutside(ctx context.Context) ([]byte, error) {
 	case connect != nil && i.genesis != nil:
 		return i.fromHeaders(ctx, connect)
 	case i.o.StateOnly && i.o.AppHash != nil:
-		i.trust = "the app hash that was given"
+		i.trust = "the given app hash"
 		return i.o.AppHash, nil
 	case i.o.StateOnly:
-		return nil, fmt.Errorf("%w: name its app hash (--app-hash)", ErrNoTrust)
+		return nil, fmt.Errorf("%w: pass its app hash (--app-hash)", ErrNoTrust)
 	case i.o.AppHash != nil:
-		return nil, fmt.Errorf("%w enough to start from it: the app hash proves the state, but the consensus also needs the header, the validators and the commit of height %d, which only the network has: give --statesync.trust_height and --statesync.trust_hash, and peers (--join.peers) or RPC servers (--statesync.rpc_servers), too (or --state-only, if a cometbft of its own runs beside `starlingd abci`)",
+		return nil, fmt.Errorf("%w enough to start from it: the app hash proves the state, but consensus also needs the header, the validators and the commit of height %d from the network: add --statesync.trust_height and --statesync.trust_hash, and peers (--join.peers) or RPC servers (--statesync.rpc_servers); or use --state-only for a separate cometbft with `starlingd abci`",
 			ErrNoTrust, i.header.Height)
 	}
-	return nil, fmt.Errorf("%w: give --statesync.trust_height and --statesync.trust_hash, and peers (--join.peers, or p2p.persistent_peers in config.toml) or RPC servers (--statesync.rpc_servers), so that a light client can fetch the app hash of height %d and what the consensus needs",
+	return nil, fmt.Errorf("%w: add --statesync.trust_height and --statesync.trust_hash, and peers (--join.peers, or p2p.persistent_peers in config.toml) or RPC servers (--statesync.rpc_servers), from which a light client fetches the app hash of height %d and the data for consensus",
 		ErrNoTrust, i.header.Height)
 }
 
@@ -307,7 +308,7 @@ func (i *importer) fromHeaders(ctx context.Context, connect func(context.Context
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		return fmt.Errorf("%w: %w (statesync.rpc_servers, or where none are given the peers' transports, must answer and have the headers %d to %d, and those from statesync.trust_height on)",
+		return fmt.Errorf("%w: %w (statesync.rpc_servers, or without them the peers' transports, must answer and have the headers %d to %d, and those from statesync.trust_height on)",
 			ErrNoTrust, err, height, height+2)
 	}
 	headers, err := connect(ctx, i.genesis)
@@ -330,7 +331,7 @@ func (i *importer) fromHeaders(ctx context.Context, connect func(context.Context
 		return nil, failed(err)
 	}
 	if state.LastBlockHeight != i.header.Height || !bytes.Equal(state.AppHash, hash) {
-		return nil, fmt.Errorf("%w: the light client's state is of height %d, app hash %X", ErrNoTrust, state.LastBlockHeight, state.AppHash)
+		return nil, fmt.Errorf("%w: the light client's state has height %d, app hash %X", ErrNoTrust, state.LastBlockHeight, state.AppHash)
 	}
 	if over, is := headers.(lightblocks.StateProvider); is {
 		i.before, i.gap = comet.Ancestors(ctx, over.Verifier, state, i.config.App.Join.EvidenceHeaders, i.logger())
@@ -342,23 +343,23 @@ func (i *importer) fromHeaders(ctx context.Context, connect func(context.Context
 	return hash, nil
 }
 
-// checkTrust checks the [statesync] section, as CometBFT does only if state sync is enabled.
+// checkTrust checks the [statesync] section, which CometBFT does only if state sync is enabled.
 func checkTrust(c *cfg.StateSyncConfig) error {
 	hash, err := hex.DecodeString(c.TrustHash)
 	switch {
 	case c.TrustHeight <= 0:
-		return errors.New("statesync.trust_height is missing: the height of a header that you trust")
+		return errors.New("statesync.trust_height is missing: the height of a trusted header")
 	case err != nil || len(hash) != len(avlstar.Hash{}):
 		return fmt.Errorf("statesync.trust_hash is %q, it must be the hash of header %d, 64 hex digits", c.TrustHash, c.TrustHeight)
 	case c.TrustPeriod <= 0:
 		return fmt.Errorf("statesync.trust_period is %s, it must be above 0", c.TrustPeriod)
 	case len(c.RPCServers) == 1:
-		return fmt.Errorf("statesync.rpc_servers names %d, a light client needs two or more, to compare them", len(c.RPCServers))
+		return fmt.Errorf("statesync.rpc_servers names %d, but a light client needs two or more to compare", len(c.RPCServers))
 	}
 	return nil
 }
 
-// lightClient is CometBFT's light client, over RPC servers, as the [statesync] section says.
+// lightClient returns CometBFT's light client over the RPC servers of the [statesync] section.
 func (i *importer) lightClient(ctx context.Context, genesis *cmttypes.GenesisDoc) (Headers, error) {
 	c := i.config.CometBFT.StateSync
 	first, err := sm.MakeGenesisState(genesis)
@@ -370,7 +371,7 @@ func (i *importer) lightClient(ctx context.Context, genesis *cmttypes.GenesisDoc
 		light.TrustOptions{Period: c.TrustPeriod, Height: c.TrustHeight, Hash: c.TrustHashBytes()}, logger)
 }
 
-// overTransport gets headers from the transports of peers, as a join does.
+// overTransport fetches headers from the transports of peers, like a join.
 func (i *importer) overTransport(ctx context.Context, genesis *cmttypes.GenesisDoc) (Headers, error) {
 	logger := i.logger()
 	key, err := config.LoadNodeKey(i.config.CometBFT)
@@ -395,7 +396,7 @@ func (i *importer) overTransport(ctx context.Context, genesis *cmttypes.GenesisD
 // install changes the home.
 func (i *importer) install(ctx context.Context) (err error) {
 	conf := i.config
-	watch := disk.NewWatch(conf.App.Storage.MinFreeBytes, config.DataFolders(conf.CometBFT)...)
+	watch := disk.NewWatch(conf.App.Disk.MinFreeBytes, config.DataFolders(conf.CometBFT)...)
 	if err := watch.Check(); err != nil {
 		return err
 	}
@@ -414,7 +415,7 @@ func (i *importer) install(ctx context.Context) (err error) {
 		case err != nil:
 			return stopTheNode(err, "import into another home")
 		case !have.None():
-			return fmt.Errorf("%w: blocks have come meanwhile", ErrNotEmpty)
+			return fmt.Errorf("%w: blocks were added meanwhile", ErrNotEmpty)
 		case have.Unbased:
 			if err := databases.ForgetState(); err != nil {
 				return err
@@ -437,7 +438,7 @@ func (i *importer) install(ctx context.Context) (err error) {
 	return databases.Bootstrap(*i.state, i.commit, i.before, i.gap)
 }
 
-// settle makes the tables of the state that was restored. If ctx ends, the zone is empty again.
+// settle ingests the restored state. If ctx ends, the zone is empty again.
 func settle(ctx context.Context, zone *storage.Zone) error {
 	err := zone.Settle(ctx)
 	switch {
@@ -446,7 +447,7 @@ func settle(ctx context.Context, zone *storage.Zone) error {
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		return errors.Join(err, zone.Reset())
 	}
-	return fmt.Errorf("the state is written, but not yet in the form in which a node keeps it: %w", err)
+	return fmt.Errorf("the state is written, but could not be ingested: %w", err)
 }
 
 func (i *importer) logger() log.Logger {
@@ -462,10 +463,10 @@ func (i *importer) reach(step string) {
 	}
 }
 
-// restore reads, verifies and writes the chunks, several at a time. The state is then complete and
-// durable.
+// restore reads, verifies and writes the chunks, several at a time. When it returns, the state is
+// complete and durable.
 func (i *importer) restore(ctx context.Context, zone *storage.Zone) (err error) {
-	store := treestore.New(treestore.Options{Zone: zone, ChainID: i.header.ChainID, Cache: sgc.New(i.config.App.Storage.CacheBytes())})
+	store := treestore.New(treestore.Options{Zone: zone, ChainID: i.header.ChainID, Cache: sgc.New(i.config.App.Disk.SharedCache())})
 	target := store.FileTarget(ctx, i.check, i.progress.checked)
 	restorer, err := statesync.BeginRestore(target, i.header.Height, i.contents.Manifest)
 	if err != nil {
@@ -499,11 +500,11 @@ func (i *importer) restore(ctx context.Context, zone *storage.Zone) (err error) 
 	return nil
 }
 
-// check checks the parameters of the state that was read, before it is made durable. The header's
-// chain was compared with the genesis file's.
+// check checks the parameters of the restored state before it is made durable. The header's chain
+// was compared with the genesis file's.
 func (i *importer) check(params app.Params) error {
 	if params.ChainId != i.header.ChainID {
-		return fmt.Errorf("%w: the snapshot is of chain %q, its file says %q", app.ErrOtherChain, params.ChainId, i.header.ChainID)
+		return fmt.Errorf("%w: the snapshot has chain %q, its file header has %q", app.ErrOtherChain, params.ChainId, i.header.ChainID)
 	}
 	newest, err := buildinfo.NewestAppVersion()
 	if err != nil {
@@ -531,7 +532,7 @@ func (i *importer) accept(restorer *statesync.Restorer, chunk *archive.Chunk) er
 	return nil
 }
 
-// importProgress adds up what several workers do.
+// importProgress sums up the progress of several workers.
 type importProgress struct {
 	tell func(stage ImportStage, done, total uint64)
 	mu   sync.Mutex

@@ -39,10 +39,10 @@ func exportOf(t *testing.T, config *config.Config, height int64) home.Exported {
 	return result
 }
 
-// keepAll lets no snapshot go while the node is being stopped.
+// keepAll keeps all snapshots while the node is being stopped.
 func keepAll(c *config.App) { c.Snapshots.Keep = config.MaxSnapshots }
 
-// oldOf exports the oldest stored snapshot: there are blocks after it.
+// oldOf exports the oldest stored snapshot, which has blocks after it.
 func oldOf(t *testing.T, config *config.Config) home.Exported {
 	t.Helper()
 	seen, err := home.Inspect(t.Context(), config, false, nil)
@@ -51,7 +51,7 @@ func oldOf(t *testing.T, config *config.Config) home.Exported {
 	return exportOf(t, config, seen.State.Snapshots[0].Height)
 }
 
-// joinerOf makes an empty home for the network of another home.
+// joinerOf creates an empty home for the network of another home.
 func joinerOf(t *testing.T, conf *config.Config, edit func(*cfg.Config)) *config.Config {
 	t.Helper()
 	home, _ := nodetest.Home(t, func(o *home.InitOptions) {
@@ -102,7 +102,7 @@ func (h headersOf) State(_ context.Context, height uint64) (sm.State, error) {
 	}
 	s.LastBlockHeight, s.LastBlockID, s.LastBlockTime = last.Header.Height, last.BlockID, last.Header.Time
 	s.AppHash, s.LastResultsHash = next.Header.AppHash, next.Header.LastResultsHash
-	// one validator, always
+	// always one validator
 	s.LastHeightValidatorsChanged, s.LastHeightConsensusParamsChanged = int64(height)+2, int64(height)+1
 	return s, nil
 }
@@ -116,7 +116,7 @@ func (h headersOf) Commit(_ context.Context, height uint64) (*cmttypes.Commit, e
 	return d.BlockStore().LoadBlockCommit(int64(height)), nil
 }
 
-// files are all files of a home with their content, but locks and logs of databases.
+// files are all files of a home with their content, except locks and logs of databases.
 func files(t *testing.T, home string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -131,7 +131,7 @@ func files(t *testing.T, home string) map[string]string {
 	return all
 }
 
-// requireEmpty: a home has no state, and its node starts from nothing.
+// requireEmpty requires that a home has no state, and that its node starts from nothing.
 func requireEmpty(t *testing.T, config *config.Config) {
 	t.Helper()
 	n, err := node.New(t.Context(), config, log.NewNopLogger())
@@ -154,8 +154,7 @@ func TestExport(t *testing.T) {
 	oldest := exportOf(t, conf, snapshots[0].Height)
 	require.Equal(t, snapshots[0].Height, oldest.Height)
 
-	// The same state, from the stored snapshot and from the disk of a node that was rolled back to
-	// it.
+	// The same state, from the stored snapshot and from the disk of a rolled-back node.
 	last := snapshots[len(snapshots)-1].Height
 	require.NoError(t, storage.RollbackToPin(config.StateDir(conf.CometBFT.DBDir()), last, home.StateOptions(conf.CometBFT.DBDir(), false)))
 	require.NoError(t, os.RemoveAll(config.SnapshotsDir(conf.CometBFT.DBDir())))
@@ -178,7 +177,7 @@ func TestExport(t *testing.T) {
 	require.ErrorIs(t, err, home.ErrFileExists)
 	_, err = home.ExportSnapshot(t.Context(), conf, home.ExportOptions{File: file, Overwrite: true, Height: last + 100})
 	require.ErrorIs(t, err, home.ErrNoSnapshot)
-	require.ErrorContains(t, err, fmt.Sprintf("the state on disk is of %d", last))
+	require.ErrorContains(t, err, fmt.Sprintf("the state on disk has height %d", last))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = home.ExportSnapshot(ctx, conf, home.ExportOptions{File: file + "2"})
@@ -210,7 +209,7 @@ func TestExportOfDamagedData(t *testing.T) {
 	require.NoFileExists(t, file)
 }
 
-// A new home gets the state from the file and all else from a light client; then it follows the
+// A new home gets the state from the file and the rest from a light client; then it follows the
 // network.
 func TestImportWithALightClient(t *testing.T) {
 	conf := offlineHome(t, 3, keepAll)
@@ -239,7 +238,7 @@ func TestImportWithALightClient(t *testing.T) {
 	_, err = home.ImportSnapshot(t.Context(), joiner, home.ImportOptions{File: exported.File, AppHash: make([]byte, 32)})
 	require.ErrorIs(t, err, home.ErrOtherState)
 
-	// The transport of a peer will do.
+	// A peer's transport is sufficient.
 	other := joinerOf(t, conf, func(c *cfg.Config) { c.StateSync.TrustHeight, c.StateSync.TrustHash = 1, trusted.String() })
 	other.App.Join.Peers = conf.App.Transport.ListenAddress
 	byTransport, err := home.ImportSnapshot(t.Context(), other, home.ImportOptions{File: exported.File})
@@ -283,14 +282,14 @@ func TestImportWithALightClient(t *testing.T) {
 	nodetest.SameHashes(t, j.Application(), j.Comet)
 }
 
-// Killed at any time, the home is empty, and can import, or complete, and starts.
+// After a kill at any time, the home is empty and can import, or is complete and starts.
 func importIsKilled(t *testing.T, config *config.Config, exported home.Exported) {
 	joiner := joinerOf(t, config, nil)
 	o := home.ImportOptions{File: exported.File, Headers: headersOf{config}.connect}
 	copied := func(home string) string {
 		to := filepath.Join(t.TempDir(), "home")
 		require.NoError(t, os.CopyFS(to, os.DirFS(home)))
-		// CopyFS lets others read what it copies
+		// CopyFS makes its copies readable for others
 		require.NoError(t, os.Chmod(filepath.Join(to, "config", "priv_validator_key.json"), 0o600))
 		return to
 	}
@@ -323,14 +322,14 @@ func importIsKilled(t *testing.T, config *config.Config, exported home.Exported)
 	for step, complete := range map[string]bool{"half": false, "restored": false, "commit saved": false, "state saved": true} {
 		t.Run(step, func(t *testing.T) {
 			require.NotEmpty(t, killed[step])
-			for _, again := range []bool{false, true} { // a start first, or another import
+			for _, again := range []bool{false, true} { // first a start, or first another import
 				c := nodetest.Load(t, copied(killed[step]))
 				switch {
 				case complete:
 					_, err := home.ImportSnapshot(t.Context(), c, o)
 					require.ErrorIs(t, err, home.ErrNotEmpty)
 				case !again:
-					// and it has begun at genesis, as a new home does: there is no block yet
+					// and it has begun at genesis, as a new home does: no block yet
 					requireEmpty(t, c)
 					fallthrough
 				default:
@@ -356,7 +355,7 @@ func withDatabase(t *testing.T, c *cfg.Config, id string, work func(dbm.DB) erro
 	require.NoError(t, d.Close())
 }
 
-// The blocks are here, only the state is gone: their headers say what to trust, and they are
+// The blocks exist, only the state is missing: their headers provide the trust, and the blocks are
 // executed again.
 func TestImportBesideBlocks(t *testing.T) {
 	conf := offlineHome(t, 3, keepAll)
@@ -366,8 +365,8 @@ func TestImportBesideBlocks(t *testing.T) {
 	require.ErrorIs(t, err, home.ErrNotEmpty)
 	require.NoError(t, os.RemoveAll(config.StateDir(conf.CometBFT.DBDir())))
 
-	// Another state of that height, and this one as if it were of a height that the blocks do not
-	// have.
+	// A different state at that height, and this state labelled with a height that the blocks do
+	// not have.
 	v, err := avlstar.Empty(512)
 	require.NoError(t, err)
 	defer v.Release()
@@ -385,7 +384,7 @@ func TestImportBesideBlocks(t *testing.T) {
 	goesOn(t, conf)
 }
 
-// One network for what does not change it.
+// One network for the cases that do not change it.
 func TestImportIntoANewHome(t *testing.T) {
 	config := offlineHome(t, 3, keepAll)
 	exported := oldOf(t, config)
@@ -415,11 +414,11 @@ func importTheStateOnly(t *testing.T, conf *config.Config, exported home.Exporte
 	found, err := home.Verify(t.Context(), joiner, home.VerifyOptions{})
 	require.NoError(t, err)
 	require.Equal(t, exported.AppHash, found.State.AppHash)
-	// a node with its own CometBFT has no block that leads on from it, and removes it
+	// a node with its own CometBFT has no block after it, and removes it
 	requireEmpty(t, joiner)
 }
 
-// A file that is damaged, cut short or of another chain, Ctrl-C: the home stays as it was.
+// A damaged, truncated or foreign file, or Ctrl-C: the home is unchanged.
 func importThatFails(t *testing.T, config *config.Config, exported home.Exported) {
 	good, err := os.ReadFile(exported.File)
 	require.NoError(t, err)
@@ -434,7 +433,7 @@ func importThatFails(t *testing.T, config *config.Config, exported home.Exported
 		_, err = home.ImportSnapshot(t.Context(), joiner, home.ImportOptions{File: bad, Headers: headers})
 		require.ErrorIs(t, err, home.ErrDamaged)
 		require.ErrorIs(t, err, archive.ErrDamaged)
-		require.ErrorContains(t, err, "get the file again")
+		require.ErrorContains(t, err, "get another copy of the file")
 		requireNoState(t, joiner)
 	}
 	require.NoError(t, os.WriteFile(bad, good[:len(good)-1], 0o600))
@@ -477,7 +476,7 @@ func requireNoState(t *testing.T, config *config.Config) {
 	require.Zero(t, seen.State.Keys)
 }
 
-// A header that is not there yet, headers that fail.
+// A missing header, and failing headers.
 func importWithoutHeaders(t *testing.T, conf *config.Config, exported home.Exported) {
 	joiner := joinerOf(t, conf, nil)
 	failed := errors.New("nobody answers")

@@ -20,39 +20,39 @@ import (
 )
 
 // ErrInitialised: the folder has files of a node, which are not overwritten.
-var ErrInitialised = errors.New("there is a node already")
+var ErrInitialised = errors.New("a node already exists")
 
-// DefaultBlockBytes fits the largest transaction together with evidence, and into a gRPC message (4
+// DefaultBlockBytes fits the largest transaction with evidence, and fits into a gRPC message (4
 // MiB).
 const DefaultBlockBytes = config.GRPCMessageBytes - config.GRPCEnvelope
 
-// GenesisPower is the voting power of a validator of a new network, unless it names another.
+// GenesisPower is the default voting power of a validator of a new network.
 const GenesisPower = 10
 
-// InitOptions say what home folder to make. Only Home is required.
+// InitOptions configures a new home. Only Home is required.
 type InitOptions struct {
 	Home    string
-	Moniker string // default: the host's name
+	Moniker string // default: the host name
 	// GenesisFile is the genesis file of an existing network, which is copied. ChainID and App are
-	// ignored then.
+	// then ignored.
 	GenesisFile string
 	ChainID     string // default: starling- and six random letters
 	App         app.Genesis
-	// NoValidator: the home gets no validator's key, for a storage node. It needs GenesisFile.
+	// NoValidator: create no validator key, for a storage node. It requires GenesisFile.
 	NoValidator bool
-	// Edit changes the configuration before it is written; nil: nothing is changed.
+	// Edit changes the configuration before it is written; may be nil.
 	Edit func(*cfg.Config, *config.App)
 }
 
-// InitResult describes the home that was made.
+// InitResult describes the new home.
 type InitResult struct {
 	Home, ChainID, Moniker, NodeID string
-	ValidatorPubKey                []byte // ed25519; nil: there is none
+	ValidatorPubKey                []byte // ed25519; nil: none
 }
 
-// Init makes the home folder of a new node: configuration, keys, and a genesis file with this node
-// as its only validator. It refuses to overwrite anything. After an error, such as that of a full
-// disk, it has left nothing behind.
+// Init creates the home folder of a new node: configuration, keys, and a genesis file with this
+// node as its only validator. It never overwrites a file. After an error, such as a full disk, it
+// removes everything that it created.
 func Init(opts InitOptions) (result InitResult, err error) {
 	conf, appConfig := config.DefaultCometBFT(), config.DefaultApp()
 	conf.SetRoot(opts.Home)
@@ -65,13 +65,13 @@ func Init(opts InitOptions) (result InitResult, err error) {
 	}
 	for _, path := range initFiles(opts.Home, conf) {
 		if _, err := os.Lstat(path); err == nil {
-			return InitResult{}, fmt.Errorf("%w: %q exists: give --home another folder, or move the old one away (a validator's key and signing state must never run twice)", ErrInitialised, path)
+			return InitResult{}, fmt.Errorf("%w: %q exists: use another folder for --home, or move the old one away (a validator's key and signing state must never run twice)", ErrInitialised, path)
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return InitResult{}, err
 		}
 	}
 	if opts.NoValidator && opts.GenesisFile == "" {
-		return InitResult{}, config.Invalid(errors.New("a home without a validator belongs to an existing network: its genesis file is missing"))
+		return InitResult{}, config.Invalid(errors.New("a home without a validator needs the genesis file of an existing network"))
 	}
 	doc, err := initialGenesis(opts)
 	if err != nil {
@@ -83,7 +83,7 @@ func Init(opts InitOptions) (result InitResult, err error) {
 			result, err = InitResult{}, errors.Join(err, removeMade(files, made))
 		}
 	}()
-	raw, err := EncodeGenesis(doc) // still without its validator
+	raw, err := EncodeGenesis(doc) // without its validator so far
 	if err != nil {
 		return InitResult{}, err
 	}
@@ -98,13 +98,13 @@ func Init(opts InitOptions) (result InitResult, err error) {
 			return InitResult{}, err
 		}
 	}
-	// WriteConfigFile ends the process if it cannot write. Creating the files first gives an error
-	// instead, as checkRoom did.
+	// WriteConfigFile ends the process if it cannot write. Creating the files first returns an
+	// error instead; checkRoom has checked the space.
 	err = config.WriteApp(config.AppFile(opts.Home), appConfig)
 	switch {
 	case err == nil:
 		files = initFiles(opts.Home, conf)
-	case errors.Is(err, fs.ErrExist): // another Init makes this home: nothing of it is removed
+	case errors.Is(err, fs.ErrExist): // another Init is creating this home: remove nothing
 		made = nil
 	default:
 		files = []string{config.AppFile(opts.Home)}
@@ -137,18 +137,17 @@ func Init(opts InitOptions) (result InitResult, err error) {
 	return result, doc.SaveAs(conf.GenesisFile())
 }
 
-// initFiles are the files that Init makes.
+// initFiles lists the files that Init creates.
 func initFiles(home string, c *cfg.Config) []string {
 	return []string{config.CometFile(home), config.AppFile(home), c.GenesisFile(), c.NodeKeyFile(), c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()}
 }
 
-// initFolders are the folders that Init makes, each before those in it.
+// initFolders lists the folders that Init creates, parents first.
 func initFolders(home string) []string {
 	return []string{home, filepath.Join(home, "config"), filepath.Join(home, "data")}
 }
 
-// removeMade removes files of a home that was made just now, and those of its folders that are
-// empty then.
+// removeMade removes the files created for a home, and its folders if they are empty afterwards.
 func removeMade(files, folders []string) error {
 	for _, file := range files {
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -156,18 +155,18 @@ func removeMade(files, folders []string) error {
 		}
 	}
 	for _, dir := range slices.Backward(folders) {
-		if info, err := os.Lstat(dir); err == nil && info.IsDir() { // a link to one stays
+		if info, err := os.Lstat(dir); err == nil && info.IsDir() { // a link to a folder stays
 			_ = os.Remove(dir) // only if it is empty
 		}
 	}
 	return nil
 }
 
-// roomForFiles is more than the files of a home take beside its genesis file, in bytes.
+// roomForFiles exceeds the space of a home's files other than the genesis file, in bytes.
 const roomForFiles = 256 << 10
 
-// checkRoom returns an error if a file of that many bytes cannot be written to a folder: CometBFT's
-// functions that write settings and keys end the process instead.
+// checkRoom returns an error if a file of size bytes cannot be written to a folder. CometBFT's
+// functions that write settings and keys would end the process instead.
 func checkRoom(dir string, size int) error {
 	f, err := os.CreateTemp(dir, "room-*")
 	if err != nil {
@@ -191,7 +190,7 @@ func saveValidator(v *privval.FilePV) (err error) {
 	return nil
 }
 
-// initialGenesis makes the genesis document, still without validator, or reads the given one.
+// initialGenesis creates the genesis document, without a validator so far, or reads the given one.
 func initialGenesis(opts InitOptions) (*cmttypes.GenesisDoc, error) {
 	if opts.GenesisFile != "" {
 		return config.LoadGenesis(opts.GenesisFile)
@@ -214,9 +213,10 @@ func initialGenesis(opts InitOptions) (*cmttypes.GenesisDoc, error) {
 	return doc, config.CheckBlockLimits(doc)
 }
 
-// randomLetters names a chain. It is not secret, but two test networks should not share a name.
+// randomLetters returns random letters for a chain id. They are not secret; they make test networks
+// differ.
 func randomLetters(n int) string {
-	// 32 of them, so that every byte gives one evenly
+	// 32 letters, so that each byte selects one with equal probability.
 	const letters = "abcdefghijkmnpqrstuvwxyz23456789"
 	b := make([]byte, n)
 	_, _ = rand.Read(b) // never fails (crypto/rand)

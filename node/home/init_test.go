@@ -33,7 +33,8 @@ func TestInitOverwritesNothing(t *testing.T) {
 	}
 }
 
-// TestInitAtOnce: of several Inits of one home one succeeds, and the others remove nothing of it.
+// TestInitAtOnce: of several concurrent Inits of one home one succeeds, and the others remove none
+// of its files.
 func TestInitAtOnce(t *testing.T) {
 	for range 5 {
 		dir := filepath.Join(t.TempDir(), "home")

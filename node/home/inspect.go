@@ -8,15 +8,15 @@ import (
 	"strconv"
 
 	"github.com/starling-kv/starling/node/config"
-	"github.com/starling-kv/starling/treestore"
+	"github.com/starling-kv/starling/storage/treestore"
 )
 
-// Inspection is what is on the disk of a node.
+// Inspection describes the data on a node's disk.
 type Inspection struct {
 	Home   string           `json:"home"`
-	Mode   string           `json:"mode"` // of the state: local, sharded
+	Mode   string           `json:"mode"` // state mode: local or sharded
 	State  InspectedState   `json:"state"`
-	Blocks *InspectedBlocks `json:"blocks"` // nil: there are none
+	Blocks *InspectedBlocks `json:"blocks"` // nil: none
 	// Lag is the number of blocks that the next start executes; 0 if that depends on storage nodes.
 	Lag int64 `json:"lag_blocks"`
 }
@@ -24,21 +24,21 @@ type Inspection struct {
 // InspectedState is the state zone.
 type InspectedState struct {
 	Folder  string `json:"folder"`
-	Height  int64  `json:"height"` // 0: there is no state
+	Height  int64  `json:"height"` // 0: no state
 	AppHash string `json:"app_hash"`
 	ChainID string `json:"chain_id"`
-	// Restored by a join or an import, and no block was executed since.
+	// Restored: the state comes from a join or an import, and no block was executed since.
 	Restored bool `json:"restored"`
 	// Joining is the height that an interrupted join was restoring; 0: none.
 	Joining   int64               `json:"joining"`
 	Keys      uint64              `json:"keys"`
-	Exact     bool                `json:"keys_exact"` // else they are estimated
+	Exact     bool                `json:"keys_exact"` // false: estimated
 	Bytes     uint64              `json:"bytes"`
 	Levels    []InspectedLevel    `json:"levels"`
 	Snapshots []InspectedSnapshot `json:"snapshots"`
 }
 
-// InspectedLevel is a level of the LSM tree that has files.
+// InspectedLevel is a non-empty level of the LSM tree.
 type InspectedLevel struct {
 	Level int    `json:"level"`
 	Files int    `json:"files"`
@@ -48,7 +48,8 @@ type InspectedLevel struct {
 // InspectedSnapshot is a stored snapshot.
 type InspectedSnapshot struct {
 	Height int64 `json:"height"`
-	// Bytes of its files. Many of them are shared with the state, and take no space of their own.
+	// Bytes is the size of its files. Many of them are shared with the state and take no extra
+	// space.
 	Bytes uint64 `json:"bytes"`
 }
 
@@ -56,20 +57,20 @@ type InspectedSnapshot struct {
 type InspectedBlocks struct {
 	Folder    string              `json:"folder"`
 	Backend   string              `json:"backend"`
-	Base      int64               `json:"base"` // the first block
+	Base      int64               `json:"base"` // first block
 	Height    int64               `json:"height"`
 	Bytes     uint64              `json:"bytes"`
 	Databases []InspectedDatabase `json:"databases"`
 }
 
-// InspectedDatabase is one of them.
+// InspectedDatabase is one of CometBFT's databases.
 type InspectedDatabase struct {
 	ID string `json:"id"`
-	// Bytes in the block zone are estimated, and without what is in its write-ahead log.
+	// Bytes is an estimate in the block zone, without its write-ahead log.
 	Bytes uint64 `json:"bytes"`
 }
 
-// Inspect describes what is on disk. With count it counts the keys, which reads the whole state;
+// Inspect describes the data on disk. With count it counts the keys, which reads the whole state;
 // progress is called with the keys read and the estimated total.
 func Inspect(ctx context.Context, conf *config.Config, count bool, progress func(done, total uint64)) (result Inspection, err error) {
 	d, err := openOffline(conf, true)

@@ -22,35 +22,36 @@ import (
 	"github.com/cometbft/cometbft/p2p"
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/internal/durable"
 	"github.com/starling-kv/starling/node/config"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/lightblocks"
+	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// maxGenesisBytes limits the genesis file that a stranger may send.
+// maxGenesisBytes limits a genesis file received from the network.
 const maxGenesisBytes = 64 << 20
 
 // newcomerTimeout limits all requests to the address together.
 const newcomerTimeout = time.Minute
 
-// NewcomerOptions say how to make the home of a node that joins a network.
+// NewcomerOptions configures the home of a node that joins a network.
 type NewcomerOptions struct {
 	Home, Moniker string
 	// From is an address of one node of the network: its RPC server (http://host:26657) or its
 	// transport (host:26666, id@host:26666).
 	From string
-	// TrustHeight and TrustHash name the header that is trusted. 0 and "": the newest one of From,
+	// TrustHeight and TrustHash identify the trusted header. 0 and "": the newest header of From,
 	// which is then trusted for everything.
 	TrustHeight int64
 	TrustHash   string
-	// StorageNodes is the file that says which storage nodes keep the network's state, if the node
-	// is to leave it there; empty: it keeps the state itself.
+	// StorageNodes is the content of the storage nodes file, if storage nodes keep the new node's
+	// state; empty: the node keeps the state itself.
 	StorageNodes []byte
-	// Edit changes the configuration before it is written; nil: nothing is changed.
+	// Edit changes the configuration before it is written; may be nil.
 	Edit func(*cfg.Config, *config.App)
-	// OtherPeers: the start knows p2p peers that are not written, as those of the environment.
+	// OtherPeers: p2p peers are configured outside of the files, for example in the environment.
 	OtherPeers bool
 }
 
@@ -59,28 +60,28 @@ type Newcomer struct {
 	InitResult
 	TrustHeight int64
 	TrustHash   string
-	TrustsFrom  bool // the header comes from From alone
+	TrustsFrom  bool // From is the only source of the trusted header
 	Peer        string
 
-	storageNodes bool // it wrote the file that says which storage nodes keep which keys
+	storageNodes bool // InitFrom wrote the storage nodes file
 }
 
-// source is what the node at an address sent.
+// source is the response of the node at an address.
 type source struct {
 	genesis []byte
 	chainID string
-	height  int64 // of the newest header
+	height  int64 // of its newest header
 	hash    []byte
-	peer    string // for p2p.persistent_peers; "": not known
-	joins   string // for join.peers; "": not known
+	peer    string // for p2p.persistent_peers; "": unknown
+	joins   string // for join.peers; "": unknown
 }
 
-// InitFrom makes the home of a node that joins a network, from the address of one of its nodes.
-// That node is trusted for the genesis file, whose chain id and state the trusted header then
-// confirms. If TrustHeight and TrustHash name a header, it is not trusted for anything else.
+// InitFrom creates the home of a node that joins a network, from the address of one of its nodes.
+// That node is trusted for the genesis file, whose chain id and state the trusted header later
+// confirms. If TrustHeight and TrustHash are set, it is not trusted for anything else.
 func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 	if (o.TrustHeight > 0) != (o.TrustHash != "") {
-		return Newcomer{}, config.Invalid(errors.New("a trusted header has a height and a hash: give --trust-height and --trust-hash, or neither"))
+		return Newcomer{}, config.Invalid(errors.New("use --trust-height and --trust-hash together"))
 	}
 	if raw, err := hex.DecodeString(o.TrustHash); o.TrustHash != "" && (err != nil || len(raw) != 32) {
 		return Newcomer{}, config.Invalid(fmt.Errorf("--trust-hash is %q, it must be 64 hex digits", o.TrustHash))
@@ -91,7 +92,7 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 		}
 	}
 	if _, err := os.Lstat(config.CometFile(o.Home)); err == nil {
-		return Newcomer{}, fmt.Errorf("%w: %q exists: continue with `starlingd start --home %q`, or give --home another folder", ErrInitialised, config.CometFile(o.Home), o.Home)
+		return Newcomer{}, fmt.Errorf("%w: %q exists: continue with `starlingd start --home %q`, or use another folder for --home", ErrInitialised, config.CometFile(o.Home), o.Home)
 	}
 	ctx, cancel := context.WithTimeout(ctx, newcomerTimeout)
 	defer cancel()
@@ -114,7 +115,7 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 	if err != nil {
 		return Newcomer{}, err
 	}
-	// a copy of the genesis file that is not needed any more
+	// The temporary copy of the genesis file.
 	defer func() { _ = os.RemoveAll(dir) }()
 	genesis := filepath.Join(dir, "genesis.json")
 	if err := os.WriteFile(genesis, s.genesis, 0o600); err != nil {
@@ -139,9 +140,9 @@ func InitFrom(ctx context.Context, o NewcomerOptions) (Newcomer, error) {
 }
 
 // checkPeer refuses a source whose p2p is not where fromTransport assumes it: the new node would
-// join, and then never hear of a block. Whoever names other peers is not asked.
+// join, but never receive a block. The check is skipped if the operator configured other peers.
 func (o NewcomerOptions) checkPeer(ctx context.Context, s source) error {
-	if s.joins == "" { // the address of p2p comes from the node itself
+	if s.joins == "" { // the node itself reported its p2p address
 		return nil
 	}
 	conf, appConfig := config.DefaultCometBFT(), config.DefaultApp()
@@ -153,47 +154,47 @@ func (o NewcomerOptions) checkPeer(ctx context.Context, s source) error {
 	}
 	id, _, _ := strings.Cut(s.joins, "@")
 	if s.peer == "" {
-		return config.Invalid(fmt.Errorf("the p2p of this node is not at its transport's port - %d, where it would be: %s", config.PortOffset, otherPeer(id)))
+		return config.Invalid(fmt.Errorf("the p2p of this node is not at its transport's port - %d: %s", config.PortOffset, otherPeer(id)))
 	}
 	_, address, _ := strings.Cut(s.peer, "@")
 	switch found, err := p2pID(ctx, address); {
 	case err != nil:
 		return config.Invalid(fmt.Errorf("the p2p of this node does not answer at its transport's port - %d, %s (%w): %s", config.PortOffset, address, err, otherPeer(id)))
 	case string(found) != id:
-		return config.Invalid(fmt.Errorf("at its transport's port - %d, %s, is the p2p of another node, %s: %s", config.PortOffset, address, found, otherPeer(id)))
+		return config.Invalid(fmt.Errorf("its transport's port - %d, %s, is the p2p of another node, %s: %s", config.PortOffset, address, found, otherPeer(id)))
 	}
 	return nil
 }
 
-// otherPeer says how to name a node's p2p.
+// otherPeer returns the hint for configuring a node's p2p address.
 func otherPeer(id string) string {
-	return fmt.Sprintf("name it by --p2p.persistent_peers %s@HOST:PORT", id)
+	return fmt.Sprintf("use --p2p.persistent_peers %s@HOST:PORT", id)
 }
 
-// writeStorageNodes writes the file unless it is there with the same content.
+// writeStorageNodes writes the file unless it exists with the same content.
 func writeStorageNodes(path string, content []byte) (wrote bool, err error) {
 	there, err := os.ReadFile(path)
 	switch {
 	case err == nil && bytes.Equal(there, content):
 		return false, nil
 	case err == nil:
-		return false, config.Invalid(fmt.Errorf("%s is there already, and is another one: remove one of the two", path))
+		return false, config.Invalid(fmt.Errorf("%s already exists with different content: remove it, or pass the same file", path))
 	case !errors.Is(err, fs.ErrNotExist):
 		return false, err
 	}
-	if err := replaceFile(path, content, 0o600); err != nil {
+	if err := durable.Write(path, content, 0o600); err != nil {
 		return false, err
 	}
 	return true, nil
 }
 
-// storageNodesFile is where InitFrom writes NewcomerOptions.StorageNodes.
+// storageNodesFile is the path to which InitFrom writes NewcomerOptions.StorageNodes.
 func storageNodesFile(home string) string {
 	return filepath.Join(home, config.DefaultStorageNodesFile)
 }
 
-// Undo removes what InitFrom made, and what a start of it has made since that ended before it
-// fetched anything. Folders that hold anything else stay.
+// Undo removes the files of InitFrom, and those of a start that ended before it fetched anything.
+// Folders with other content stay.
 func (n Newcomer) Undo(c *cfg.Config) error {
 	if _, err := Reset(c); err != nil {
 		return err
@@ -205,7 +206,7 @@ func (n Newcomer) Undo(c *cfg.Config) error {
 	return removeMade(files, initFolders(n.Home))
 }
 
-// fromTransport asks a node's transport. Its p2p is assumed to listen at PortOffset below: see
+// fromTransport queries a node's transport. Its p2p is assumed to listen at PortOffset below: see
 // checkPeer.
 func fromTransport(ctx context.Context, from string, newest bool) (s source, err error) {
 	address, err := transport.ParseAddress(from)
@@ -221,7 +222,7 @@ func fromTransport(ctx context.Context, from string, newest bool) (s source, err
 		return s, err
 	}
 	defer conn.Close()
-	s.genesis, err = conn.Call(ctx, transport.Call{Method: fastsync.MethodGenesis, Max: maxGenesisBytes})
+	s.genesis, err = conn.Call(ctx, transport.Call{Method: protocol.MethodGenesis, Max: maxGenesisBytes})
 	if err != nil {
 		return s, fmt.Errorf("genesis file: %w", err)
 	}
@@ -253,11 +254,11 @@ func fromTransport(ctx context.Context, from string, newest bool) (s source, err
 	return s, nil
 }
 
-// fromRPC asks a node's RPC server.
+// fromRPC queries a node's RPC server.
 func fromRPC(ctx context.Context, from string, newest bool) (s source, err error) {
 	u, err := url.Parse(from)
 	if err != nil || u.Hostname() == "" {
-		return s, config.Invalid(errors.New("an RPC address is http://host:port"))
+		return s, config.Invalid(errors.New("an RPC address has the form http://host:port"))
 	}
 	client, err := rpchttp.New(from, "/websocket")
 	if err != nil {
@@ -270,7 +271,7 @@ func fromRPC(ctx context.Context, from string, newest bool) (s source, err error
 		}
 		raw, err := base64.StdEncoding.DecodeString(part.Data)
 		if err != nil || len(s.genesis)+len(raw) > maxGenesisBytes {
-			return s, fmt.Errorf("genesis file: part %d of %d cannot be used", next, part.TotalChunks)
+			return s, fmt.Errorf("genesis file: part %d of %d is invalid", next, part.TotalChunks)
 		}
 		s.genesis = append(s.genesis, raw...)
 		if next++; next >= uint(max(part.TotalChunks, 0)) {

@@ -20,12 +20,11 @@ import (
 )
 
 var (
-	// ErrDamaged is wrapped by errors about data on disk, or a file, that differ from what was
-	// written.
+	// ErrDamaged is wrapped by errors about data on disk, or in a file, that are damaged.
 	ErrDamaged = storage.ErrCorrupt
 	// ErrNoData: the home has no data to work on.
-	ErrNoData = errors.New("there is no data")
-	// ErrSharded: the state of the home is kept by storage nodes, and the work is on a state.
+	ErrNoData = errors.New("no data")
+	// ErrSharded: storage nodes keep the state of the home, so there is no state to work on.
 	ErrSharded = errors.New("storage nodes keep the state of this home")
 )
 
@@ -36,16 +35,16 @@ var cometDatabases = []string{"blockstore", "state", "evidence", "tx_index"}
 type offline struct {
 	config    *config.Config
 	sharded   bool              // storage nodes keep the state
-	state     *storage.Zone     // nil: there is none
-	databases *comet.Databases  // nil: there are none
-	blocks    *store.BlockStore // nil: there are none
-	comet     sm.Store          // CometBFT's state, where blocks are
+	state     *storage.Zone     // nil: none
+	databases *comet.Databases  // nil: none
+	blocks    *store.BlockStore // nil: none
+	comet     sm.Store          // CometBFT's state store; set if blocks is
 }
 
 func (d *offline) dataDir() string { return d.config.CometBFT.DBDir() }
 
-// openOffline opens what the home has. Errors: storage.ErrLocked and blocks.ErrLocked while a node
-// runs; ErrDamaged.
+// openOffline opens the data of the home. Errors: storage.ErrLocked and blocks.ErrLocked while a
+// node runs; ErrDamaged.
 func openOffline(conf *config.Config, readOnly bool) (_ *offline, err error) {
 	d := &offline{config: conf}
 	defer func() {
@@ -79,7 +78,7 @@ func openOffline(conf *config.Config, readOnly bool) (_ *offline, err error) {
 	return d, nil
 }
 
-// openStateOffline opens the state zone; nil: there is none.
+// openStateOffline opens the state zone; nil: none.
 func openStateOffline(dataDir string, readOnly bool) (*storage.Zone, error) {
 	if !config.Exists(config.StateDir(dataDir)) {
 		return nil, nil
@@ -119,7 +118,7 @@ func (d *offline) closeBlocks() error {
 	return databases.Close()
 }
 
-// height is that of the state; 0: there is none.
+// height returns the height of the state; 0: none.
 func (d *offline) height() int64 {
 	if d.state == nil {
 		return 0
@@ -127,7 +126,7 @@ func (d *offline) height() int64 {
 	return d.state.Safe()
 }
 
-// folderBytes is the size of all files in a folder; 0 if it does not exist.
+// folderBytes returns the size of all files in a folder; 0 if it does not exist.
 func folderBytes(dir string) (bytes uint64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
@@ -153,9 +152,9 @@ type CompactedZone struct {
 	After  uint64 `json:"bytes_after"`
 }
 
-// Compact rewrites state and blocks, so that what was overwritten, deleted or pruned takes no
-// space. Ending ctx interrupts it at any time, and what was done is kept. progress is called with
-// the bytes of a zone.
+// Compact rewrites state and blocks without overwritten, deleted or pruned records. Ending ctx
+// interrupts it at any time and keeps the progress so far. progress is called with the bytes of a
+// zone.
 func Compact(ctx context.Context, conf *config.Config, progress func(zone string, done, total uint64)) ([]CompactedZone, error) {
 	d, err := openOffline(conf, false)
 	if err != nil {
@@ -176,7 +175,7 @@ func Compact(ctx context.Context, conf *config.Config, progress func(zone string
 		if err := work(); err != nil {
 			return err
 		}
-		if err := end(); err != nil { // only then the old files are removed
+		if err := end(); err != nil { // removes the old files
 			return err
 		}
 		z.After, err = folderBytes(folder)
@@ -200,7 +199,7 @@ func Compact(ctx context.Context, conf *config.Config, progress func(zone string
 	return zones, errors.Join(err, d.close())
 }
 
-// compactOthers compacts the databases of a db_backend of CometBFT's own, each as a whole.
+// compactOthers compacts the databases of CometBFT's own db_backend one by one.
 func (d *offline) compactOthers(compact func(zone, folder string, work, end func() error) error, report func(string) func(done, total uint64)) error {
 	databases := d.databases
 	for i, id := range cometDatabases {

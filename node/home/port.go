@@ -19,10 +19,10 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// probeTimeout limits each of the two questions of a probe.
+// probeTimeout limits each of a probe's two requests.
 const probeTimeout = 5 * time.Second
 
-// service is what listens at a port of a node.
+// service is the protocol that listens at a port of a node.
 type service int
 
 const (
@@ -32,11 +32,12 @@ const (
 	serviceTransport
 )
 
-// secretConnection is how CometBFT's p2p begins, before it is asked anything: with an ephemeral key
-// of 32 bytes in a google.protobuf.BytesValue, behind its length (p2p/conn/secret_connection.go).
+// secretConnection is the beginning of CometBFT's p2p handshake, which the listener sends first: an
+// ephemeral key of 32 bytes in a google.protobuf.BytesValue, with a length prefix
+// (p2p/conn/secret_connection.go).
 var secretConnection = []byte{34, 0x0a, 32}
 
-// probe finds out what listens at an address.
+// probe determines the service that listens at an address.
 func probe(ctx context.Context, hostPort string) service {
 	answer := firstBytes(ctx, hostPort)
 	switch {
@@ -51,23 +52,23 @@ func probe(ctx context.Context, hostPort string) service {
 	}
 }
 
-// firstBytes returns how the answer to an HTTP request begins; nil: there is none.
+// firstBytes returns the beginning of the response to an HTTP request; nil: no response.
 func firstBytes(ctx context.Context, hostPort string) []byte {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", hostPort)
 	if err != nil {
 		return nil
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(probeTimeout)) // no answer is an answer
+	_ = conn.SetDeadline(time.Now().Add(probeTimeout)) // no response is a result
 	if _, err := conn.Write([]byte("GET /health HTTP/1.0\r\n\r\n")); err != nil {
 		return nil
 	}
 	answer := make([]byte, 16)
-	n, _ := conn.Read(answer) // what came is what counts
+	n, _ := conn.Read(answer) // whatever was received is the result
 	return answer[:n]
 }
 
-// speaksTLS reports whether a TLS server of any name is there. Nothing is sent to it.
+// speaksTLS reports whether a TLS server of any name listens there. No data are sent to it.
 func speaksTLS(ctx context.Context, hostPort string) bool {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -76,12 +77,12 @@ func speaksTLS(ctx context.Context, hostPort string) bool {
 		return false
 	}
 	defer conn.Close()
-	//nolint:gosec // it only asks what is there
+	//nolint:gosec // it only detects a TLS server
 	return tls.Client(conn, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS13}).HandshakeContext(ctx) == nil
 }
 
-// p2pID returns the id of the node whose p2p listens at an address: it shakes hands, and sends
-// nothing more.
+// p2pID returns the id of the node whose p2p listens at an address. It completes the handshake and
+// sends nothing more.
 func p2pID(ctx context.Context, hostPort string) (p2p.ID, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
@@ -90,7 +91,7 @@ func p2pID(ctx context.Context, hostPort string) (p2p.ID, error) {
 		return "", err
 	}
 	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(probeTimeout)) // no answer is an answer
+	_ = c.SetDeadline(time.Now().Add(probeTimeout)) // no response is a result
 	secret, err := p2pconn.MakeSecretConnection(c, cmted25519.GenPrivKey())
 	if err != nil {
 		return "", fmt.Errorf("handshake of p2p: %w", err)
@@ -98,8 +99,8 @@ func p2pID(ctx context.Context, hostPort string) (p2p.ID, error) {
 	return p2p.PubKeyToID(secret.RemotePubKey()), nil
 }
 
-// wrongPort explains the failure of InitFrom if something else listens at the address than the
-// address says; else it returns err.
+// wrongPort explains a failure of InitFrom if the address is that of another service; otherwise it
+// returns err.
 func wrongPort(ctx context.Context, from string, err error) error {
 	asked, address := serviceTransport, transport.Address{}
 	if strings.Contains(from, "://") {

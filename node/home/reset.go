@@ -13,21 +13,21 @@ import (
 )
 
 // Reset removes all data of a stopped node: blocks, state, snapshots, write-ahead log, indexes. It
-// removes by name, so that keys, the validator's signing state and everything else stay, wherever
-// they lie. It returns the folders that it removed, also with an error.
+// removes known names only, so that keys, the validator's signing state and all other files stay,
+// wherever they are. It returns the removed folders, also with an error.
 func Reset(c *cfg.Config) ([]string, error) {
 	dir := c.DBDir()
 	if err := checkUnused(dir); err != nil {
 		return nil, err
 	}
 	var removed []string
-	// The mark goes last: until then the home is one that a sharded node mends by itself.
-	for _, path := range append(config.CometPaths(c), config.StateDir(dir), config.SnapshotsDir(dir), config.EventsDir(dir), config.UndoDir(dir), config.ModeFile(dir)) {
+	// The mode file is removed last: until then, a sharded node can repair the home by itself.
+	for _, path := range append(config.CometPaths(c), config.StateDir(dir), config.SnapshotsDir(dir), config.EventsDir(dir), config.ModeFile(dir)) {
 		if _, err := os.Lstat(path); err != nil {
 			continue
 		}
 		if keeps, err := config.Holds(path, c.PrivValidatorStateFile(), c.PrivValidatorKeyFile(), c.NodeKeyFile()); err != nil || keeps != "" {
-			return removed, errors.Join(err, fmt.Errorf("%q is not removed: %q lies in it", path, keeps))
+			return removed, errors.Join(err, fmt.Errorf("not removing %q: it contains %q", path, keeps))
 		}
 		if err := os.RemoveAll(path); err != nil {
 			return removed, err
@@ -37,8 +37,8 @@ func Reset(c *cfg.Config) ([]string, error) {
 	return removed, nil
 }
 
-// checkUnused makes sure, by the locks of both zones, that no node uses the data. Damaged zones are
-// no obstacle. A node that is started between this check and the removal is not noticed.
+// checkUnused uses the locks of both zones to check that no node uses the data. It accepts damaged
+// zones. It does not detect a node that is started between this check and the removal.
 func checkUnused(dataDir string) error {
 	if _, err := os.Lstat(config.StateDir(dataDir)); err == nil {
 		state, err := storage.Open(config.StateDir(dataDir), storage.Options{PinDir: config.SnapshotsDir(dataDir), ReadOnly: true})

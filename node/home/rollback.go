@@ -3,7 +3,6 @@ package home
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	sm "github.com/cometbft/cometbft/state"
@@ -13,46 +12,46 @@ import (
 	"github.com/starling-kv/starling/storage"
 )
 
-// ErrCannotRollBack: the state cannot go back that far, since there is neither a snapshot nor all
-// blocks.
+// ErrCannotRollBack: the state cannot go back that far: there is neither a snapshot nor a complete
+// block history.
 var ErrCannotRollBack = errors.New("cannot roll back")
 
-// RollbackPlan describes what a rollback does.
+// RollbackPlan describes the effect of a rollback.
 type RollbackPlan struct {
-	Height  int64  `json:"height"`   // of CometBFT's state afterwards
-	AppHash string `json:"app_hash"` // of that height, as the block after it names it
-	// RemovedBlock is the height of the block that is removed; 0: none is.
+	Height  int64  `json:"height"`   // CometBFT's height afterwards
+	AppHash string `json:"app_hash"` // app hash of that height, from the next block's header
+	// RemovedBlock is the height of the removed block; 0: none.
 	RemovedBlock int64 `json:"removed_block"`
 	StateBefore  int64 `json:"state_before"` // height of the state on disk
-	State        int64 `json:"state"`        // ... and after it; 0: the state is emptied
-	Replayed     int64 `json:"replayed"`     // blocks that the next start executes again
-	// Sharded: storage nodes keep the state. The next start takes up one that they have, not above
-	// Height, and executes the blocks since then: how many, is not known here.
+	State        int64 `json:"state"`        // height of the new state on disk; 0: it is empty
+	Replayed     int64 `json:"replayed"`     // number of blocks that the next start executes again
+	// Sharded: storage nodes keep the state. The next start continues from one of their states at
+	// or below Height, and executes the blocks since then; their number is unknown here.
 	Sharded bool `json:"sharded,omitempty"`
 }
 
-// Empties reports whether the whole state is removed, to be computed again from the first block.
+// Empties reports whether the whole state is removed and recomputed from the first block.
 func (p RollbackPlan) Empties() bool { return p.StateBefore > 0 && p.State == 0 }
 
-// Rollback takes CometBFT's state from height n to n-1 as `cometbft rollback` does
-// (state/rollback.go), with block n removed if hard. The state on disk goes to a height not above:
-// it stays if it is there already (it follows behind the blocks), else it becomes that of the
-// newest stored snapshot from which on all blocks are there, else, if all blocks are, nothing. The
-// next start executes the blocks since.
+// Rollback takes CometBFT's state from height n to n-1 like `cometbft rollback`
+// (state/rollback.go), and removes block n if hard. The state on disk must then be at or below that
+// height. If it already is (it lags behind the blocks), it stays. Otherwise it becomes the newest
+// stored snapshot after which all blocks exist, or is emptied if all blocks of the chain exist. The
+// next start executes the blocks since then.
 //
 // The state zone is changed first, in one step, and CometBFT's state second:
 //
 //	                      state zone   CometBFT   a start now
 //	before                     n           n      continues
-//	killed in between       p < n          n      executes p+1 … n: as if there had been no rollback; or Rollback again, which then
-//	                                              finds the zone low enough and does the rest
+//	killed in between       p < n          n      executes p+1 … n, as without a rollback; or another Rollback,
+//	                                              which finds the zone low enough and completes the work
 //	done                    p < n         n-1     executes p+1 … n (hard: n-1)
 //
-// In the other order a kill would leave the zone at n and CometBFT at n-1: CometBFT then takes
-// block n's stored results in place of executing it, so that a wrong state stays, or, if hard,
-// refuses to start; and a second Rollback would go to n-2. Before anything is changed CometBFT's
-// part is tried without writing. (Within it CometBFT stores the state and then removes the block: a
-// kill between is mended by Rollback with hard again.)
+// In the other order a kill would leave the zone at n and CometBFT at n-1. CometBFT would then use
+// block n's stored results instead of executing it, so that a wrong state stays, or, if hard,
+// refuse to start; and a second Rollback would go to n-2. CometBFT's part is first tried without
+// writing, before anything is changed. (CometBFT stores the state and then removes the block:
+// another hard Rollback repairs a kill in between.)
 func Rollback(config *config.Config, hard bool, confirm func(RollbackPlan) error) (plan RollbackPlan, err error) {
 	d, err := openOffline(config, false)
 	if err != nil {
@@ -60,7 +59,7 @@ func Rollback(config *config.Config, hard bool, confirm func(RollbackPlan) error
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
 	if d.blocks == nil {
-		return plan, fmt.Errorf("%w: there is no %q (if CometBFT runs in a process of its own, its blocks are elsewhere: roll that back)", ErrNoData, blocksPath(config.CometBFT))
+		return plan, fmt.Errorf("%w: %q does not exist (a separate CometBFT process has its blocks elsewhere: roll that one back)", ErrNoData, blocksPath(config.CometBFT))
 	}
 	if plan, err = d.planRollback(hard); err != nil {
 		return plan, err
@@ -74,7 +73,7 @@ func Rollback(config *config.Config, hard bool, confirm func(RollbackPlan) error
 		}
 	}
 	if _, _, err := sm.Rollback(d.blocks, d.comet, hard); err != nil {
-		return plan, fmt.Errorf("CometBFT's state: %w (the state on disk is at height %d: start the node, or roll back again)", err, plan.State)
+		return plan, fmt.Errorf("CometBFT's state: %w (the state on disk is now at height %d: start the node, or roll back again)", err, plan.State)
 	}
 	return plan, nil
 }
@@ -103,7 +102,7 @@ func (d *offline) planRollback(hard bool) (plan RollbackPlan, err error) {
 	return plan, nil
 }
 
-// heightToRollBackTo returns the height of the newest state, not above height, that the node can
+// heightToRollBackTo returns the height of the newest state, at or below height, that the node can
 // continue from; 0: an empty one.
 func (d *offline) heightToRollBackTo(height int64) (int64, error) {
 	if now := d.height(); now <= height {
@@ -123,16 +122,16 @@ func (d *offline) heightToRollBackTo(height int64) (int64, error) {
 	}
 	stored := "no snapshot is stored"
 	if len(pins) > 0 {
-		stored = fmt.Sprintf("the oldest snapshot that is stored is of height %d", pins[0])
+		stored = fmt.Sprintf("the oldest stored snapshot has height %d", pins[0])
 	}
-	return 0, fmt.Errorf("%w: the state on disk is at height %d, %s, and the blocks begin at %d only: remove the data with `starlingd unsafe-reset-all` and join again by state sync",
+	return 0, fmt.Errorf("%w: the state on disk is at height %d, %s, and the blocks begin at %d: remove the data with `starlingd unsafe-reset-all` and join again by state sync",
 		ErrCannotRollBack, d.height(), stored, base)
 }
 
-// rollbackTarget returns the height of the newest snapshot that is not above height and from which
-// on all blocks can be executed; 0 if there is none, and the blocks begin with the first of the
-// chain; else ok is false. base is the first block that is stored, initial the first of the chain,
-// pins are the heights of the snapshots, ascending. executable reports whether the block after a
+// rollbackTarget returns the height of the newest snapshot, at or below height, after which all
+// blocks can be executed. Without one, it returns 0 if the blocks begin with the first of the
+// chain; otherwise ok is false. base is the first stored block, initial the chain's first block,
+// and pins are the ascending heights of the snapshots. executable reports whether the block after a
 // height can be executed.
 func rollbackTarget(height, base, initial int64, pins []int64, executable func(int64) bool) (to int64, ok bool) {
 	for _, pin := range slices.Backward(pins) {
@@ -144,18 +143,14 @@ func rollbackTarget(height, base, initial int64, pins []int64, executable func(i
 }
 
 // canExecuteAfter reports whether CometBFT has the validators who signed the block after height. It
-// prunes them with the blocks, and executes no block without them.
+// prunes them with the blocks, and cannot execute a block without them.
 func (d *offline) canExecuteAfter(height int64) bool {
 	_, err := d.comet.LoadValidators(height)
 	return err == nil
 }
 
-// rollbackState changes the state zone. Before that, it removes what the blocks since the state
-// have replaced, while the zone is locked.
+// rollbackState changes the state zone.
 func (d *offline) rollbackState(plan RollbackPlan) error {
-	if err := os.RemoveAll(config.UndoDir(d.dataDir())); err != nil {
-		return err
-	}
 	if plan.State == 0 {
 		return d.state.Reset()
 	}
@@ -165,7 +160,7 @@ func (d *offline) rollbackState(plan RollbackPlan) error {
 	return storage.RollbackToPin(config.StateDir(d.dataDir()), plan.State, stateOptions(d.dataDir(), false))
 }
 
-// keptState and keptBlocks are CometBFT's stores for a rollback that changes nothing.
+// keptState and keptBlocks are CometBFT's stores for a dry run of a rollback.
 type (
 	keptState  struct{ sm.Store }
 	keptBlocks struct{ *store.BlockStore }

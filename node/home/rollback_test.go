@@ -10,13 +10,13 @@ import (
 func TestRollbackTarget(t *testing.T) {
 	for name, c := range map[string]struct {
 		height, base, initial int64
-		pins, pruned          []int64 // heights of snapshots, and those without their validators
+		pins, pruned          []int64 // heights of snapshots, and of those without validators
 		to                    int64
 		ok                    bool
 	}{
 		"the newest":                             {height: 20, base: 1, initial: 1, pins: []int64{5, 10, 15}, to: 15, ok: true},
 		"one at the height":                      {height: 20, base: 1, initial: 1, pins: []int64{10, 20}, to: 20, ok: true},
-		"one directly above is of no use":        {height: 20, base: 1, initial: 1, pins: []int64{10, 21}, to: 10, ok: true},
+		"one directly above is not usable":       {height: 20, base: 1, initial: 1, pins: []int64{10, 21}, to: 10, ok: true},
 		"its validators are pruned":              {height: 20, base: 1, initial: 1, pins: []int64{5, 10}, pruned: []int64{10}, to: 5, ok: true},
 		"all validators are pruned":              {height: 20, base: 8, initial: 1, pins: []int64{10}, pruned: []int64{10}},
 		"the block after it is the first stored": {height: 20, base: 11, initial: 1, pins: []int64{10}, to: 10, ok: true},

@@ -6,20 +6,21 @@ import (
 	"path/filepath"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/internal/durable"
 )
 
-// UpgradeInfoFile is where cosmovisor looks for the upgrade that a program stopped for.
+// UpgradeInfoFile is the file in which cosmovisor looks for the upgrade that a program stopped for.
 func UpgradeInfoFile(home string) string { return filepath.Join(home, "data", "upgrade-info.json") }
 
-// upgradeInfo is the form that cosmovisor reads (cosmossdk.io/x/upgrade/types, Plan).
+// upgradeInfo is the JSON that cosmovisor reads (cosmossdk.io/x/upgrade/types, Plan).
 type upgradeInfo struct {
-	Name   string `json:"name"`   // of the folder with the program: upgrades/NAME/bin
-	Height int64  `json:"height"` // of the first block that needs it
+	Name   string `json:"name"`   // folder of the program: upgrades/NAME/bin
+	Height int64  `json:"height"` // first block that needs it
 	Info   string `json:"info,omitempty"`
 }
 
-// WriteUpgradeInfo writes the file by which cosmovisor installs the program that the chain needs:
-// upgrades/v2 for app version 2. It does nothing if the height of the upgrade is not known.
+// WriteUpgradeInfo writes the file that makes cosmovisor switch to the program that the chain
+// needs: upgrades/v2 for app version 2. It does nothing if the upgrade height is unknown.
 func WriteUpgradeInfo(home string, e *app.UpgradeError) error {
 	if e.Height <= 0 {
 		return nil
@@ -28,8 +29,8 @@ func WriteUpgradeInfo(home string, e *app.UpgradeError) error {
 	if err != nil {
 		return err
 	}
-	if err := replaceFile(UpgradeInfoFile(home), append(raw, '\n'), 0o644); err != nil {
-		return fmt.Errorf("the file for cosmovisor: %w", err)
+	if err := durable.Write(UpgradeInfoFile(home), append(raw, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write the file for cosmovisor: %w", err)
 	}
 	return nil
 }

@@ -28,28 +28,29 @@ const maxNameBytes = 70
 // genesisValidatorVersion is the version of the file's format.
 const genesisValidatorVersion = 1
 
-// genesisValidatorDomain separates these signatures from all others of a validator's key. The key
-// signs votes and proposals otherwise: messages of protobuf behind their length, of which none can
-// begin like this (the second letter would be a field with a wire type that proto3 does not have).
+// genesisValidatorDomain separates these signatures from all other signatures by a validator's key,
+// which are over votes and proposals. Those are length-prefixed protobuf messages, none of which
+// can begin with these bytes (the second letter would be a field with a wire type that proto3 does
+// not have).
 const genesisValidatorDomain = "starling/genesis-validator/v1\n"
 
-// GenesisValidator is what one operator contributes to the genesis file of a network with several
-// validators: a file that the validator's own key has signed, so that nobody adds a key that no
-// node has, or a misprinted one.
+// GenesisValidator is one operator's contribution to the genesis file of a network with several
+// validators. The validator's key signs it, so that nobody can add a key that no node has, or a
+// mistyped one.
 type GenesisValidator struct {
-	Version   int      `json:"starling_genesis_validator"` // of the format: 1
+	Version   int      `json:"starling_genesis_validator"` // format version: 1
 	ChainID   string   `json:"chain_id"`
 	Name      string   `json:"name"`
 	PublicKey hexBytes `json:"public_key"` // ed25519
 	Power     int64    `json:"power"`
 	NodeID    string   `json:"node_id"`
-	Address   string   `json:"address,omitempty"` // host:port for other nodes; "": not told
-	// Signature of PublicKey: ed25519 of genesisValidatorDomain and the JSON, without white space,
-	// of the fields above in their order.
+	Address   string   `json:"address,omitempty"` // host:port for other nodes; "": not included
+	// Signature is by PublicKey: ed25519 of genesisValidatorDomain and the JSON, without white
+	// space, of the fields above in their order.
 	Signature hexBytes `json:"signature,omitempty"`
 }
 
-// hexBytes is written in lower-case hex.
+// hexBytes is encoded as lower-case hex.
 type hexBytes []byte
 
 func (b hexBytes) MarshalJSON() ([]byte, error) { return json.Marshal(hex.EncodeToString(b)) }
@@ -67,7 +68,7 @@ func (b *hexBytes) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// Peer is the validator's node in the form of p2p.persistent_peers; "": its address is not told.
+// Peer returns the validator's node in the form of p2p.persistent_peers; "": it has no address.
 func (v *GenesisValidator) Peer() string {
 	if v.Address == "" {
 		return ""
@@ -75,7 +76,7 @@ func (v *GenesisValidator) Peer() string {
 	return transport.Address{ID: transport.ID(v.NodeID), HostPort: v.Address}.String()
 }
 
-// signBytes are what the key signs.
+// signBytes returns the signed bytes.
 func (v *GenesisValidator) signBytes() ([]byte, error) {
 	unsigned := *v
 	unsigned.Signature = nil
@@ -83,8 +84,8 @@ func (v *GenesisValidator) signBytes() ([]byte, error) {
 	return append([]byte(genesisValidatorDomain), raw...), err
 }
 
-// Sign completes a validator's file: Version, PublicKey and Signature. The error is that of a field
-// that cannot be so.
+// Sign sets Version, PublicKey and Signature, and returns the file. It returns an error if a field
+// is invalid.
 func (v *GenesisValidator) Sign(key ed25519.PrivateKey) ([]byte, error) {
 	v.Version, v.PublicKey = genesisValidatorVersion, hexBytes(key.Public().(ed25519.PublicKey))
 	if err := v.checkFields(); err != nil {
@@ -102,16 +103,16 @@ func (v *GenesisValidator) Sign(key ed25519.PrivateKey) ([]byte, error) {
 // ParseGenesisValidator reads and verifies a validator's file.
 func ParseGenesisValidator(raw []byte) (*GenesisValidator, error) {
 	if len(raw) > MaxGenesisValidatorBytes {
-		return nil, fmt.Errorf("it has more than %d bytes: it is no file of `starlingd genesis add-validator`", MaxGenesisValidatorBytes)
+		return nil, fmt.Errorf("more than %d bytes: not a file of `starlingd genesis add-validator`", MaxGenesisValidatorBytes)
 	}
 	v := new(GenesisValidator)
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(v); err != nil {
-		return nil, fmt.Errorf("it is no file of `starlingd genesis add-validator`, or is damaged: %w", err)
+		return nil, fmt.Errorf("not a file of `starlingd genesis add-validator`, or damaged: %w", err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("it is damaged: there is more in it than one validator")
+		return nil, errors.New("the file is damaged: it has more than one validator")
 	}
 	if v.Version != genesisValidatorVersion {
 		return nil, fmt.Errorf("starling_genesis_validator is %d, this program reads %d", v.Version, genesisValidatorVersion)
@@ -124,7 +125,7 @@ func ParseGenesisValidator(raw []byte) (*GenesisValidator, error) {
 		return nil, err
 	}
 	if !ed25519.Verify(ed25519.PublicKey(v.PublicKey), message, v.Signature) {
-		return nil, errors.New("the signature is wrong: the file was damaged or changed; its operator has to make it again")
+		return nil, errors.New("invalid signature: the file was damaged or changed; its operator must create it again")
 	}
 	return v, nil
 }

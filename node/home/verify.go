@@ -13,51 +13,51 @@ import (
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/storage"
-	"github.com/starling-kv/starling/treestore"
+	"github.com/starling-kv/starling/storage/treestore"
 )
 
-// VerifiedState is a state on disk whose recomputed root equals the one that was stored.
+// VerifiedState is a state on disk whose recomputed root equals the stored one.
 type VerifiedState struct {
 	Folder  string `json:"folder"`
 	Height  int64  `json:"height"`
 	AppHash string `json:"app_hash"`
 	ChainID string `json:"chain_id"`
 	Keys    uint64 `json:"keys"`
-	Bytes   uint64 `json:"bytes"` // of keys and values
-	// Header is the height of the header that names the app hash; 0: neither the blocks nor
-	// CometBFT's state have it.
+	Bytes   uint64 `json:"bytes"` // total of keys and values
+	// Header is the height of the header with the app hash; 0: neither the blocks nor CometBFT's
+	// state have it.
 	Header int64 `json:"header"`
 }
 
 // Verification is the result of Verify.
 type Verification struct {
 	Sharded   bool            `json:"sharded,omitempty"` // storage nodes keep the state
-	State     *VerifiedState  `json:"state"`             // nil: there is none
+	State     *VerifiedState  `json:"state"`             // nil: none
 	Snapshots []VerifiedState `json:"snapshots,omitempty"`
-	Blocks    *VerifiedBlocks `json:"blocks,omitempty"` // nil: there is no block zone
+	Blocks    *VerifiedBlocks `json:"blocks,omitempty"` // nil: no block zone
 }
 
-// VerifiedBlocks are the tables of the block zone in which every checksum is right.
+// VerifiedBlocks describes the tables of the block zone, all of whose checksums are right.
 type VerifiedBlocks struct {
 	Folder string `json:"folder"`
 	Tables int    `json:"tables"`
 	Bytes  uint64 `json:"bytes"`
 }
 
-// VerifyOptions say what to verify.
+// VerifyOptions configures a verification.
 type VerifyOptions struct {
-	Snapshots bool // the stored ones, too
+	Snapshots bool // also verify the stored snapshots
 	// Progress is called with the number of keys read in a folder. total is an estimate.
 	Progress func(folder string, done, total uint64)
-	// BlocksProgress is called with the number of bytes read of the block zone.
+	// BlocksProgress is called with the number of bytes read from the block zone.
 	BlocksProgress func(folder string, done, total uint64)
 }
 
-// Verify reads every key of the state on disk, recomputes the root, and compares it with the one
-// that was stored and with the one that the block after it names. Of the block zone it compares all
-// checksums. Of a home whose state storage nodes keep, it is the block zone alone. An error that
-// wraps ErrDamaged names the folder, the file if it is known, and the remedy, for each thing that
-// is damaged. The result then still contains what was good.
+// Verify reads every key of the state on disk, recomputes the root, and compares it with the stored
+// one and with the one in the next block's header. In the block zone it checks all checksums. In
+// the home of a sharded node it checks only the block zone. For each damaged part, the error wraps
+// ErrDamaged and names the folder, the file if it is known, and the fix. The result then still
+// contains the intact parts.
 func Verify(ctx context.Context, conf *config.Config, o VerifyOptions) (result Verification, err error) {
 	d, err := openOffline(conf, true)
 	if err != nil {
@@ -69,7 +69,7 @@ func Verify(ctx context.Context, conf *config.Config, o VerifyOptions) (result V
 		return result, d.verifyBlocks(ctx, o, &result)
 	}
 	if d.state == nil {
-		return result, fmt.Errorf("%w: there is no %q", ErrNoData, config.StateDir(d.dataDir()))
+		return result, fmt.Errorf("%w: %q does not exist", ErrNoData, config.StateDir(d.dataDir()))
 	}
 	var errs []error
 	for _, part := range []func(context.Context, VerifyOptions, *Verification) error{d.verifyState, d.verifyPins, d.verifyBlocks} {
@@ -77,7 +77,7 @@ func Verify(ctx context.Context, conf *config.Config, o VerifyOptions) (result V
 		if ctx.Err() != nil {
 			return result, ctx.Err()
 		}
-		errs = append(errs, err) // the other parts may be good
+		errs = append(errs, err) // the other parts may be intact
 	}
 	return result, errors.Join(errs...)
 }
@@ -108,7 +108,7 @@ func (d *offline) verifyPins(ctx context.Context, o VerifyOptions, result *Verif
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err != nil: // the other snapshots may be good
+		case err != nil: // the other snapshots may be intact
 			errs = append(errs, err)
 		default:
 			result.Snapshots = append(result.Snapshots, state)
@@ -145,7 +145,7 @@ func (d *offline) verifyPin(ctx context.Context, height int64, o VerifyOptions) 
 	}
 	state, err := d.verify(ctx, pin.Scan(), folder, meta, o)
 	if errors.Is(err, treestore.ErrNotTheState) {
-		err = fmt.Errorf("the snapshot is %w: %w: remove that folder; the state itself lies elsewhere", ErrDamaged, err)
+		err = fmt.Errorf("the snapshot is %w: %w: remove that folder; the state itself is in another folder", ErrDamaged, err)
 	}
 	return state, err
 }
@@ -179,14 +179,14 @@ func (d *offline) verify(
 		return VerifiedState{}, err
 	}
 	if named != nil && !bytes.Equal(named, hash[:]) {
-		return VerifiedState{}, fmt.Errorf("%w: the state of height %d in %q has app hash %s, and the network's is %X (header %d)", treestore.ErrNotTheState, meta.Height, folder, hash, named, at)
+		return VerifiedState{}, fmt.Errorf("%w: the state at height %d in %q has app hash %s, but the network's is %X (header %d)", treestore.ErrNotTheState, meta.Height, folder, hash, named, at)
 	}
 	state.Header = at
 	return state, nil
 }
 
-// appHashAfter returns the app hash that the block after height names, or that CometBFT's state
-// names if height is the last one, with the height of that header. nil: there is neither.
+// appHashAfter returns the app hash in the header after height, or in CometBFT's state if height is
+// the last one, and the height of that header. nil: neither exists.
 func (d *offline) appHashAfter(height int64) (hash []byte, header int64, err error) {
 	defer func() {
 		if cause := recover(); cause != nil { // CometBFT panics when it cannot read
@@ -207,7 +207,7 @@ func (d *offline) appHashAfter(height int64) (hash []byte, header int64, err err
 		return state.AppHash, height + 1, nil
 	}
 	if last := d.blocks.Height(); last > 0 && height > last {
-		return nil, 0, fmt.Errorf("%w: the state is at height %d, and the blocks end at %d: put the right blocks back", ErrDamaged, height, last)
+		return nil, 0, fmt.Errorf("%w: the state is at height %d, but the blocks end at %d: restore the right blocks", ErrDamaged, height, last)
 	}
 	return nil, 0, nil
 }

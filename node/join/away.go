@@ -8,9 +8,10 @@ import (
 	"github.com/starling-kv/starling/node/config"
 )
 
-// Command returns the command that makes a new home beside that of c and joins the network with it,
-// for a node whose state storage nodes keep, and who no longer have a state that its blocks lead on
-// from. height and hash name the last header of this home, which is trusted then; 0: there is none.
+// Command returns the command that creates a new home next to that of c and joins the network with
+// it. It is for a sharded node whose storage nodes no longer have a state that its blocks can
+// continue from. height and hash identify the last header of this home, which the new home trusts;
+// 0: there is none.
 func Command(c *config.Config, height int64, hash []byte) string {
 	address := "ADDRESS"
 	if known, err := config.JoinAddresses(c); err == nil && len(known) > 0 {
@@ -27,7 +28,7 @@ func Command(c *config.Config, height int64, hash []byte) string {
 	return strings.Join(words, " ")
 }
 
-// quote returns a word of a shell's command line.
+// quote quotes a word for a shell's command line.
 func quote(s string) string {
 	plain := func(r rune) bool {
 		return strings.ContainsRune("/._-+:@,=%", r) || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'

@@ -8,18 +8,19 @@ import (
 	"sync"
 	"time"
 
-	"github.com/starling-kv/starling/catchup"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/statesync"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/catchup"
+	"github.com/starling-kv/starling/statesync/peers"
+	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
 )
 
-// decideBlocks is Decide for a node that fetches no state in any case.
+// decideBlocks is Decide for a node that never fetches a state.
 func decideBlocks(o Options) (Way, error) {
 	c := o.Config
-	if !c.App.Join.Blocks || o.OnlyValidator || o.Executor == nil || o.Have.Unbased {
+	if !c.App.CatchUp.Enabled || o.OnlyValidator || o.Executor == nil || o.Have.Unbased {
 		return None, nil
 	}
 	if o.Have.None() && c.CometBFT.StateSync.Enable { // CometBFT's own state sync
@@ -47,10 +48,10 @@ func decideBlocks(o Options) (Way, error) {
 	return Blocks, nil
 }
 
-// blocks fetches blocks and executes them until the others are less than two ahead. What prevents
-// it is no error as long as CometBFT's block sync can continue.
-func (j *joining) blocks(ctx context.Context, peers *fastsync.Peers, addresses int) (err error) {
-	if !j.Config.App.Join.Blocks || j.Executor == nil || j.Sharded != nil {
+// blocks fetches blocks and executes them until the peers are less than two ahead. A failure is not
+// an error as long as CometBFT's block sync can continue.
+func (j *joining) blocks(ctx context.Context, peers *peers.Peers, addresses int) (err error) {
+	if !j.Config.App.CatchUp.Enabled || j.Executor == nil || j.Sharded != nil {
 		return nil
 	}
 	executor, err := j.Executor(ctx)
@@ -80,7 +81,7 @@ func (j *joining) blocks(ctx context.Context, peers *fastsync.Peers, addresses i
 	return nil
 }
 
-// orCause returns why ctx has ended if it has, err otherwise.
+// orCause returns the cause if ctx has ended, otherwise err.
 func orCause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -88,7 +89,7 @@ func orCause(ctx context.Context, err error) error {
 	return err
 }
 
-// distinct returns how many nodes there may be at addresses.
+// distinct returns the possible number of nodes at addresses.
 func distinct(addresses []transport.Address) (n int) {
 	ids := map[transport.ID]bool{}
 	for _, a := range addresses {
@@ -100,27 +101,27 @@ func distinct(addresses []transport.Address) (n int) {
 	return n
 }
 
-// claims are the peers that are connected, with what each has said last that it has.
+// claims are the connected peers, with the blocks that each last reported.
 type claims struct {
-	addresses int // how many peers were named
+	addresses int // number of configured peers
 	began     time.Time
-	newest    time.Duration // how long those are waited for that do not answer
+	newest    time.Duration // maximum wait for peers that do not answer
 
 	mu struct {
 		sync.Mutex
 		conns   map[transport.ID]transport.Conn
-		status  map[transport.ID]fastsync.Status
+		status  map[transport.ID]protocol.Status
 		changed chan struct{}
 	}
 }
 
 func newClaims(addresses int, newest time.Duration) *claims {
 	c := &claims{addresses: addresses, began: time.Now(), newest: newest}
-	c.mu.conns, c.mu.status, c.mu.changed = map[transport.ID]transport.Conn{}, map[transport.ID]fastsync.Status{}, make(chan struct{})
+	c.mu.conns, c.mu.status, c.mu.changed = map[transport.ID]transport.Conn{}, map[transport.ID]protocol.Status{}, make(chan struct{})
 	return c
 }
 
-// change calls f under the lock, and then wakes who waits for a change.
+// change calls f under the lock, then wakes the waiters.
 func (c *claims) change(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,19 +130,19 @@ func (c *claims) change(f func()) {
 	c.mu.changed = make(chan struct{})
 }
 
-func (c *claims) watcher() fastsync.Watcher {
-	return fastsync.Watcher{
+func (c *claims) watcher() peers.Watcher {
+	return peers.Watcher{
 		Up: func(conn transport.Conn) {
 			c.change(func() { c.mu.conns[conn.Remote().ID] = conn })
 		},
-		Status: func(id transport.ID, s fastsync.Status) { c.change(func() { c.mu.status[id] = s }) },
+		Status: func(id transport.ID, s protocol.Status) { c.change(func() { c.mu.status[id] = s }) },
 		Down: func(id transport.ID) {
 			c.change(func() { delete(c.mu.conns, id); delete(c.mu.status, id) })
 		},
 	}
 }
 
-// list is catchup.Options.Peers.
+// list implements catchup.Options.Peers.
 func (c *claims) list() (list []catchup.Peer, changed <-chan struct{}, settled bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

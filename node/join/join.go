@@ -13,108 +13,110 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/catchup"
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/statesync"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/catchup"
+	"github.com/starling-kv/starling/statesync/lightblocks"
+	"github.com/starling-kv/starling/statesync/restore"
+	"github.com/starling-kv/starling/statesync/snapshot"
+	"github.com/starling-kv/starling/statesync/view"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// Progress is how far a join is.
-type Progress = fastsync.Progress
+// Progress is the progress of a join.
+type Progress = view.Progress
 
 // The phases of a Progress.
 const (
-	PhaseLooking   = fastsync.PhaseLooking
-	PhaseVerifying = fastsync.PhaseVerifying
-	PhaseFetching  = fastsync.PhaseFetching
-	PhaseWriting   = fastsync.PhaseWriting
-	PhaseDone      = fastsync.PhaseDone
+	PhaseLooking   = view.PhaseLooking
+	PhaseVerifying = view.PhaseVerifying
+	PhaseFetching  = view.PhaseFetching
+	PhaseWriting   = view.PhaseWriting
+	PhaseDone      = view.PhaseDone
 )
 
-// BootstrapTimeout is for the few headers that belong to a height.
+// BootstrapTimeout limits fetching the few headers of a height that CometBFT's state needs.
 const BootstrapTimeout = time.Minute
 
 const (
-	// oldSnapshots is how many snapshot intervals below the trusted header a new node still joins:
-	// snapshots lie somewhat below it.
+	// oldSnapshots is the maximum distance, in snapshot intervals, of a new node's snapshot below
+	// the trusted header.
 	oldSnapshots = 4
-	// bootstrapTries limits the requests for the headers that belong to a state, and bootstrapPause
-	// is the time between two.
+	// bootstrapTries limits the attempts to fetch the headers of a state, and bootstrapPause is the
+	// time between two attempts.
 	bootstrapTries = 10
 	bootstrapPause = 2 * time.Second
-	// newestPoll is the time between two checks of the newest height that is proved.
+	// newestPoll is the interval of checks for the newest proved height.
 	newestPoll = 100 * time.Millisecond
 )
 
-// Way is what a start has to do over the transport.
+// Way is the task of a start over the transport.
 type Way int
 
 // The ways.
 const (
-	// nothing: CometBFT continues from its blocks, or joins by its own state sync
+	// Nothing: CometBFT continues from its blocks, or joins by its own state sync.
 	None Way = iota
-	New      // the home is empty, or has a state that an interrupted join has left
-	// the last block is old: fetch what differs of the state, if the others are far ahead
+	New      // the home is empty, or has the state of an interrupted join
+	// The last block is old: fetch the parts of the state that differ, if the peers are far ahead.
 	CatchUp
-	Finish // a catch-up was interrupted: the state that the blocks belong to is gone
-	// the last block is old, and the state is not fetched in any case: fetch blocks, if the others
-	// have more
+	Finish // a catch-up was interrupted: the state of the blocks no longer exists
+	// The last block is old, and the state is never fetched: fetch blocks, if the peers have more.
 	Blocks
 )
 
 // State is the state of a node's application, which a join replaces.
 type State interface {
-	// Height is that of the last block; 0: there is no state.
+	// Height is the height of the last block; 0: no state.
 	Height() int64
-	// Latest returns the last version with a reference that the caller releases; nil: there is
-	// none.
+	// Latest returns the last version with a reference that the caller must release; nil: none.
 	Latest() (int64, *avlstar.Version)
 	// Stored describes the state on disk.
 	Stored() (meta storage.Meta, ok bool)
-	// Paged reports whether parts of it are read from disk when they are needed.
+	// Paged reports whether parts of the state are read from disk on demand.
 	Paged() bool
-	// Target is where a new state is written.
-	Target() fastsync.Target
-	// Replace allows the next restore to replace a state that blocks led to.
+	// Target receives a new state.
+	Target() restore.Target
+	// Replace allows the next restore to replace a state that has blocks.
 	Replace()
-	// SnapshotInterval is the one of the genesis file, in blocks; 0: not known.
+	// SnapshotInterval is that of the genesis file, in blocks; 0: unknown.
 	SnapshotInterval() int64
 }
 
-// Chain is CometBFT's databases, while there is no CometBFT.
+// Chain is CometBFT's databases before CometBFT is made.
 type Chain interface {
 	Own
-	// PutAside empties them and opens them again. any is false if there are none: then only the
-	// remains of a PutAside that was killed are removed.
+	// PutAside empties them and opens them again. With any false, there are none, and only the
+	// remains of a killed PutAside are removed.
 	PutAside(any bool) error
-	// Bootstrap tells CometBFT that a height was reached without its blocks.
+	// Bootstrap records for CometBFT that a height was reached without its blocks.
 	Bootstrap(state sm.State, commit *cmttypes.Commit, before []lightblocks.Ancestor, gap comet.Gap) error
 }
 
-// Executor is the node's own chain, while there is no CometBFT.
+// Executor is the node's own chain before CometBFT is made.
 type Executor interface {
 	catchup.Chain
 	Close() error
 }
 
-// Times are limits for finding out whether catching up, or joining over the transport at all, is
-// worth it. 0: the default.
+// Times limits the time to find out whether catching up, or joining over the transport, is
+// worthwhile. 0: the default.
 type Times struct {
-	// Age of the last block above which a node asks how far the others are; default 5 minutes.
+	// Age is the age of the last block above which a node asks peers for their height; default 5
+	// minutes.
 	Age    time.Duration
-	Ask    time.Duration // to wait for a peer; default 10 seconds
-	Newest time.Duration // for the peers to prove how far the chain is; default 3 seconds
-	// Choose limits the search for a snapshot of a new node that has RPC servers, so that there is
-	// another way; default 5 minutes.
+	Ask    time.Duration // wait for a peer; default 10 seconds
+	Newest time.Duration // wait for peers to prove the chain's height; default 3 seconds
+	// Choose limits the search for a snapshot by a new node that has RPC servers, and so an
+	// alternative; default 5 minutes.
 	Choose time.Duration
 }
 
-// orDefault returns t with the defaults in place of 0.
+// orDefault returns t with 0 replaced by the defaults.
 func (t Times) orDefault() Times {
 	for _, d := range []struct {
 		value  *time.Duration
@@ -127,13 +129,13 @@ func (t Times) orDefault() Times {
 	return t
 }
 
-// Options are what a join needs.
+// Options configures a join.
 type Options struct {
 	Config  *config.Config
 	Logger  log.Logger
 	Genesis *cmttypes.GenesisDoc
 	NodeKey *p2p.NodeKey
-	// OnlyValidator: this node is all of the genesis validators, so that there is nobody to join.
+	// OnlyValidator: this node is the only genesis validator, so there is no peer to join.
 	OnlyValidator bool
 
 	State State
@@ -141,16 +143,16 @@ type Options struct {
 	// Replace of State are not called. nil: the state is in the home.
 	Sharded Sharded
 	Chain   Chain
-	// Executor opens the chain, to execute blocks; nil: that is left to CometBFT.
+	// Executor opens the chain to execute blocks; nil: CometBFT executes them.
 	Executor func(ctx context.Context) (Executor, error)
-	Skip     func(transport.ID) bool // that of NetworkOptions
-	Have     comet.Heights           // of CometBFT, when the home was opened
-	Sides    tcp.Sides               // of NetworkOptions
+	Skip     func(transport.ID) bool // as in NetworkOptions
+	Have     comet.Heights           // CometBFT's heights when the home was opened
+	Sides    tcp.Sides               // as in NetworkOptions
 
 	Metrics  *statesync.Metrics // nil: none
-	View     *fastsync.View     // what others see of it
-	Progress func(Progress)     // called one call at a time; nil: nobody
-	// BlocksView and BlocksProgress are the same for the blocks that follow.
+	View     *view.Join         // exposes the progress
+	Progress func(Progress)     // never called concurrently; may be nil
+	// BlocksView and BlocksProgress are the same for the blocks after the state.
 	BlocksView     *catchup.View
 	BlocksProgress func(catchup.Progress)
 	Times          Times
@@ -158,15 +160,15 @@ type Options struct {
 
 // Allowed reports whether a node joins over the transport at all.
 func Allowed(c *config.Config, onlyValidator bool) bool {
-	return c.CometBFT.StateSync.Enable && c.App.Join.Fast && !onlyValidator
+	return c.CometBFT.StateSync.Enable && c.App.Join.Fast() && !onlyValidator
 }
 
-// InBand reports whether a new node can join by CometBFT's own state sync, too.
+// InBand reports whether a new node can also join by CometBFT's own state sync.
 func (o Options) InBand() bool {
 	return o.Sharded == nil && len(o.Config.CometBFT.StateSync.RPCServers) >= 2
 }
 
-// Decide returns what a start has to do. It changes nothing.
+// Decide returns the task of a start. It changes nothing.
 func Decide(o Options) (Way, error) {
 	way, err := decideState(o)
 	if err != nil || way != None || o.Sharded != nil {
@@ -175,7 +177,7 @@ func Decide(o Options) (Way, error) {
 	return decideBlocks(o)
 }
 
-// decideState is Decide, as far as the state goes.
+// decideState is Decide without fetching blocks.
 func decideState(o Options) (Way, error) {
 	switch c := o.Config; {
 	case o.Sharded != nil:
@@ -184,8 +186,8 @@ func decideState(o Options) (Way, error) {
 		return None, nil
 	case o.Have.None():
 		return New, nil
-	case c.App.Join.CatchUpBlocks == 0 || c.App.HaltHeight > 0:
-		// with halt_height it could fetch a state beyond its last block
+	case c.App.CatchUp.StateThresholdBlocks == 0 || c.App.HaltHeight > 0:
+		// With halt_height, it could fetch a state beyond its last block.
 		return None, nil
 	case interrupted(o):
 		return Finish, nil
@@ -201,23 +203,23 @@ func decideState(o Options) (Way, error) {
 	return CatchUp, nil
 }
 
-// interrupted reports whether a catch-up ended after the old state was given up, and before
-// CometBFT was told of the new one.
+// interrupted reports whether a catch-up ended after the old state was removed, and before the new
+// one was recorded for CometBFT.
 func interrupted(o Options) bool {
 	if _, _, unfinished := o.State.Target().Unfinished(); unfinished {
 		return true
 	}
 	meta, ok := o.State.Stored()
 	if !ok {
-		return o.Have.Base > 1 // without the first blocks, the state cannot be computed
+		return o.Have.Base > 1 // without the first blocks, the state cannot be recomputed
 	}
 	return meta.Restored && meta.Height > o.Have.Block && meta.Height != o.Have.State
 }
 
 // Run does what Decide returned, until CometBFT can be made. Errors: ErrNoTransport and ErrTrust,
-// and nothing was changed; lightblocks.ErrConflict, with the folder of the evidence;
-// fastsync.ErrHopeless, if trying again does not help. After a kill at any point the next Run
-// continues where this one was. One Run at a time.
+// without any change; lightblocks.ErrConflict, with the folder of the evidence;
+// snapshot.ErrHopeless, if retrying does not help. After a kill at any point the next Run continues
+// where this one was. Run must not be called concurrently.
 func Run(ctx context.Context, way Way, o Options) error {
 	if way == None {
 		return nil
@@ -229,7 +231,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 	case len(addresses) == 0 && way == CatchUp, len(addresses) == 0 && way == Blocks:
 		return nil
 	case len(addresses) == 0:
-		return config.Invalid(fmt.Errorf("%w: none is known: name some in p2p.persistent_peers, p2p.seeds or join.peers", ErrNoTransport))
+		return config.Invalid(fmt.Errorf("%w: none is configured: set p2p.persistent_peers, p2p.seeds or join.peers", ErrNoTransport))
 	}
 	o.Times = o.Times.orDefault()
 	j := &joining{Options: o, way: way, log: o.Logger.With("module", "join")}
@@ -253,8 +255,8 @@ func Run(ctx context.Context, way Way, o Options) error {
 		return err
 	}
 	defer j.network.Close()
-	if o.Progress != nil && way != CatchUp { // that may fetch blocks instead
-		o.Progress(Progress{Phase: fastsync.PhaseLooking})
+	if o.Progress != nil && way != CatchUp { // CatchUp may fetch blocks instead
+		o.Progress(Progress{Phase: view.PhaseLooking})
 	}
 	if way == CatchUp {
 		err = j.catchUp(ctx)
@@ -262,11 +264,11 @@ func Run(ctx context.Context, way Way, o Options) error {
 		o.BlocksView.Far()
 		err = j.join(ctx)
 	}
-	if p, _ := o.View.Progress(); p.Phase != fastsync.PhaseDone {
+	if p, _ := o.View.Progress(); p.Phase != view.PhaseDone {
 		o.View.Over() // the node continues by blocks, or not at all
 	}
 	if errors.Is(err, lightblocks.ErrConflict) {
-		err = errors.Join(err, fmt.Errorf("evidence is in %q: find out from the validators which chain is theirs before you join", evidenceDir(o.Config)))
+		err = errors.Join(err, fmt.Errorf("evidence is in %q: ask the validators which chain is theirs before you join", evidenceDir(o.Config)))
 	}
 	if err != nil {
 		return err
@@ -274,7 +276,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 	return j.blocks(ctx, j.network.peers, distinct(addresses))
 }
 
-// joining is a join that runs. It is used by one goroutine.
+// joining is a join in progress. It is used by one goroutine.
 type joining struct {
 	Options
 	way     Way
@@ -282,7 +284,7 @@ type joining struct {
 	network *Network
 }
 
-// join is for a node without blocks, or without the state that they belong to.
+// join is for a node without blocks, or without the state of its blocks.
 func (j *joining) join(ctx context.Context) error {
 	if err := j.network.Reach(ctx, j.Config.App.Join.ReachTimeout); err != nil {
 		return err
@@ -293,19 +295,19 @@ func (j *joining) join(ctx context.Context) error {
 	if j.Sharded != nil {
 		return j.takeUp(ctx)
 	}
-	if height := j.State.Height(); height > 0 { // complete, but CometBFT was not told of it
+	if height := j.State.Height(); height > 0 { // complete, but not recorded for CometBFT
 		err := j.bootstrap(ctx, height)
 		if err == nil || ctx.Err() != nil || errors.Is(err, lightblocks.ErrConflict) {
 			return err
 		}
-		j.log.Info("The state that an interrupted join has left cannot be resumed: fetching what differs from a newer one", "height", height, "err", err)
+		j.log.Info("The state of an interrupted join cannot be resumed: fetching the difference to a newer one", "height", height, "err", err)
 	}
 	return j.fetch(ctx)
 }
 
-// catchUp fetches what differs of the state if the others are far ahead. It does not take long to
-// find that out, because blocks are an alternative. nil: CometBFT can be made, with the new state
-// or with the old blocks.
+// catchUp fetches the parts of the state that differ if the peers are far ahead. It finds that out
+// quickly, because blocks are an alternative. nil: CometBFT can be made, with the new state or with
+// the old blocks.
 func (j *joining) catchUp(ctx context.Context) error {
 	asked, cancel := context.WithTimeout(ctx, j.Times.Ask)
 	defer cancel()
@@ -313,8 +315,8 @@ func (j *joining) catchUp(ctx context.Context) error {
 		return ctx.Err()
 	}
 	height, newest := j.State.Height(), int64(0)
-	far := func() bool { // of snapshots, the peers are asked if so
-		f := catchup.Facts{Height: height, Claims: []catchup.Claim{{First: 1, Last: newest, Snapshot: newest}}, Far: j.Config.App.Join.CatchUpBlocks}
+	far := func() bool { // if so, peers are asked for snapshots
+		f := catchup.Facts{Height: height, Claims: []catchup.Claim{{First: 1, Last: newest, Snapshot: newest}}, Far: j.Config.App.CatchUp.StateThresholdBlocks}
 		return catchup.Decide(f) == catchup.LastIrrCatchUp
 	}
 	for deadline := time.Now().Add(j.Times.Newest); !far(); {
@@ -322,29 +324,28 @@ func (j *joining) catchUp(ctx context.Context) error {
 		if newest, err = j.network.verifier.Newest(asked); errors.Is(err, lightblocks.ErrConflict) {
 			return err
 		} else if err != nil || time.Now().After(deadline) {
-			j.log.Info("The chain is not far ahead, as far as is known: fetching blocks", "height", height, "newest", newest, "err", err)
+			j.log.Info("The chain does not appear to be far ahead: fetching blocks", "height", height, "newest", newest, "err", err)
 			return ctx.Err()
 		}
-		select { // the first header that is proved is our own
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(newestPoll):
+		// The first proved header is our own.
+		if err := sleep.For(ctx, newestPoll); err != nil {
+			return err
 		}
 	}
-	j.log.Info("The chain is far ahead: fetching what differs of the state", "height", height, "newest", newest)
+	j.log.Info("The chain is far ahead: fetching the parts of the state that differ", "height", height, "newest", newest)
 	j.State.Replace()
 	j.BlocksView.Far()
 	err := j.fetch(ctx)
-	if errors.Is(err, fastsync.ErrNothing) {
-		j.log.Info("No snapshot is of use: fetching blocks", "err", err)
+	if errors.Is(err, snapshot.ErrNothing) {
+		j.log.Info("No usable snapshot: fetching blocks", "err", err)
 		return nil
 	}
 	return err
 }
 
-// fetch fetches a state, or what differs from the present one, and tells CometBFT.
+// fetch fetches a state, or the difference to the present one, and records it for CometBFT.
 func (j *joining) fetch(ctx context.Context) error {
-	o := fastsync.Options{
+	o := restore.Options{
 		Logger: j.log, Peers: j.network.peers, Headers: headers{j.network.verifier}, Target: j.State.Target(), Interval: j.State.SnapshotInterval(),
 		MemoryBytes: j.Config.App.Join.MemoryBytes, Metrics: j.Metrics, Progress: j.Progress, View: j.View,
 	}
@@ -355,7 +356,7 @@ func (j *joining) fetch(ctx context.Context) error {
 			o.ChooseTimeout = j.Times.Choose
 		}
 	case Finish:
-		// not a snapshot below the blocks that the node had: there was a newer one when it began
+		// Not a snapshot below the node's former blocks: a newer one existed when the join began.
 		o.MinHeight = j.Have.Block + 1
 	case CatchUp: // blocks are an alternative
 		o.ChooseTimeout = j.Config.App.Join.ReachTimeout
@@ -367,7 +368,7 @@ func (j *joining) fetch(ctx context.Context) error {
 			o.Local = nil
 		}
 	}
-	result, err := fastsync.Join(ctx, o)
+	result, err := restore.Run(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -375,24 +376,22 @@ func (j *joining) fetch(ctx context.Context) error {
 	return j.settle(ctx, result.Height)
 }
 
-// settle tells CometBFT of the state, as often as it takes for the headers that belong to it.
+// settle records the state for CometBFT, and retries until the headers of the state are available.
 func (j *joining) settle(ctx context.Context, height int64) error {
 	for try := 1; ; try++ {
 		err := j.bootstrap(ctx, height)
-		if err == nil || ctx.Err() != nil || try == bootstrapTries || errors.Is(hopeless(err), fastsync.ErrHopeless) {
+		if err == nil || ctx.Err() != nil || try == bootstrapTries || errors.Is(hopeless(err), snapshot.ErrHopeless) {
 			return err
 		}
-		j.log.Error("The headers that belong to the state are missing, trying again", "height", height, "err", err)
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(bootstrapPause):
+		j.log.Error("The headers of the state are missing, trying again", "height", height, "err", err)
+		if err := sleep.For(ctx, bootstrapPause); err != nil {
+			return err
 		}
 	}
 }
 
-// bootstrap tells CometBFT of the state that was restored. Its old blocks are put aside once
-// everything that replaces them is at hand.
+// bootstrap records the restored state for CometBFT. CometBFT's old blocks are removed once
+// everything that replaces them has been fetched.
 func (j *joining) bootstrap(ctx context.Context, height int64) error {
 	limited, cancel := context.WithTimeout(ctx, BootstrapTimeout)
 	defer cancel()
@@ -419,15 +418,15 @@ func (j *joining) bootstrap(ctx context.Context, height int64) error {
 	return j.Chain.Bootstrap(state, commit, before, gap)
 }
 
-// sameAppHash compares the present state with what the headers say.
+// sameAppHash compares the present state with the headers.
 func (j *joining) sameAppHash(height int64, state sm.State) error {
 	at, v := j.State.Latest()
 	if v == nil {
-		return fmt.Errorf("there is no state, it should be of height %d", height)
+		return fmt.Errorf("there is no state, it should have height %d", height)
 	}
 	defer v.Release()
 	if hash := v.AppHash(); at != height || !bytes.Equal(hash[:], state.AppHash) {
-		return fmt.Errorf("the state is of height %d with app hash %s, the headers say %X at height %d", at, hash, state.AppHash, height)
+		return fmt.Errorf("the state at height %d has app hash %s, but the headers have %X at height %d", at, hash, state.AppHash, height)
 	}
 	return nil
 }

@@ -17,11 +17,13 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/app"
-	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/statesync"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/lightblocks"
+	"github.com/starling-kv/starling/statesync/peers"
+	"github.com/starling-kv/starling/statesync/snapshot"
+	"github.com/starling-kv/starling/statesync/view"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
@@ -32,47 +34,48 @@ var ErrNoTransport = errors.New("no transport of a peer can be reached")
 // rpcTimeout limits a call to one of statesync.rpc_servers.
 const rpcTimeout = 10 * time.Second
 
-// Own are the blocks that this node has itself.
+// Own are the node's own blocks.
 type Own interface {
 	Blocks() (*store.BlockStore, error)
 	States() (sm.Store, error)
 }
 
-// NetworkOptions say whom to ask, and which header to trust.
+// NetworkOptions configures the peers to query and the trusted header.
 type NetworkOptions struct {
 	Config  *config.Config
 	Logger  log.Logger
 	Genesis *cmttypes.GenesisDoc
 	NodeKey *p2p.NodeKey
-	// Addresses are the transports to begin with. Those that they name are dialled, too.
+	// Addresses are the transports to begin with. Transports that they advertise are dialled as
+	// well.
 	Addresses []transport.Address
-	// Skip is that of fastsync.PeersOptions.
+	// Skip is peers.Options.Skip.
 	Skip func(transport.ID) bool
-	// Sides makes paths past TLS; nil: there are none.
+	// Sides makes RDMA channels, which bypass TLS; nil: none.
 	Sides tcp.Sides
-	// Trust is the header to begin with; nil: as Own says.
+	// Trust is the header to begin with; nil: see Own.
 	Trust *lightblocks.Options
 	// Own blocks provide headers as if the node were a peer of itself, and the last header is
-	// trusted if it is not too old. nil: there are none, and the header that the [statesync]
-	// section names is trusted.
+	// trusted if it is not too old. nil: no own blocks; the header of the [statesync] section is
+	// trusted.
 	Own  Own
-	View *fastsync.View // is told of the peers; nil: nobody
-	// Banned is called for each peer that is banned; nil: nobody.
+	View *view.Join // receives the state of the peers; may be nil
+	// Banned is called for each banned peer; may be nil.
 	Banned func(id transport.ID, why statesync.BanReason)
 }
 
-// Network is the other nodes: their transports and RPC servers, and a verifier of the headers that
-// they send. Close releases it.
+// Network connects to the other nodes, over their transports and RPC servers, and verifies the
+// headers that they send. Close releases it.
 type Network struct {
 	o        NetworkOptions
-	peers    *fastsync.Peers
+	peers    *peers.Peers
 	verifier *lightblocks.Verifier
-	own      *lightblocks.Server // of the node's own headers; nil: there are none
+	own      *lightblocks.Server // serves the node's own headers; nil: none
 	rpc      []transport.ID      // of statesync.rpc_servers, in the verifier
 }
 
-// Connect begins to dial peers, and to fetch headers from all of them. It waits for none: see
-// Reach.
+// Connect begins to dial peers and to fetch headers from all of them. It does not wait for them:
+// see Reach.
 func Connect(o NetworkOptions) (_ *Network, err error) {
 	n := &Network{o: o}
 	trust, err := n.trust()
@@ -81,7 +84,7 @@ func Connect(o NetworkOptions) (_ *Network, err error) {
 	}
 	trust.ChainID, trust.Logger, trust.EvidenceDir = o.Genesis.ChainID, o.Logger, evidenceDir(o.Config)
 	trust.Lied = func(id transport.ID, err error) {
-		if n.peers != nil && id.Validate() == nil { // an RPC server is no peer
+		if n.peers != nil && id.Validate() == nil { // RPC servers are not peers
 			n.peers.Ban(id, statesync.BanHeader, err.Error())
 		}
 	}
@@ -96,20 +99,20 @@ func Connect(o NetworkOptions) (_ *Network, err error) {
 		n.Close()
 		return nil, err
 	}
-	n.peers.Watch(fastsync.Watcher{
+	n.peers.Watch(peers.Watcher{
 		Up:   func(c transport.Conn) { n.verifier.Add(lightblocks.NewProvider(o.Genesis.ChainID, c)) },
 		Down: n.verifier.Remove,
 	})
 	return n, nil
 }
 
-// connectPeers begins to dial peers, who are asked for no headers.
-func connectPeers(o NetworkOptions) (*fastsync.Peers, error) {
+// connectPeers begins to dial peers, without fetching headers from them.
+func connectPeers(o NetworkOptions) (*peers.Peers, error) {
 	key, err := config.TransportKey(o.NodeKey)
 	if err != nil {
 		return nil, err
 	}
-	peers := fastsync.NewPeers(fastsync.PeersOptions{
+	peers := peers.New(peers.Options{
 		Logger: o.Logger, Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: o.Genesis.ChainID, Sides: o.Sides}), Addresses: o.Addresses,
 		Self: transport.ID(o.NodeKey.ID()), Banned: o.Banned, Skip: o.Skip, Strict: o.Config.CometBFT.P2P.AddrBookStrict,
 	})
@@ -119,7 +122,7 @@ func connectPeers(o NetworkOptions) (*fastsync.Peers, error) {
 	return peers, nil
 }
 
-// addProviders adds the sources of headers other than the peers that connect.
+// addProviders adds the sources of headers other than connected peers.
 func (n *Network) addProviders() error {
 	chainID := n.o.Genesis.ChainID
 	for _, address := range n.o.Config.CometBFT.StateSync.RPCServers {
@@ -133,7 +136,7 @@ func (n *Network) addProviders() error {
 	if n.o.Own == nil {
 		return nil
 	}
-	// The others may have pruned the header that is trusted.
+	// The peers may have pruned the trusted header.
 	states, err := n.o.Own.States()
 	if err != nil {
 		return err
@@ -152,7 +155,7 @@ func (n *Network) addProviders() error {
 // id is the node's own id.
 func (n *Network) id() transport.ID { return transport.ID(n.o.NodeKey.ID()) }
 
-// named returns whom the operator named: transports and RPC servers.
+// named returns the transports and RPC servers that the operator named.
 func (n *Network) named() []transport.Address {
 	named := slices.Clone(n.o.Addresses)
 	for _, id := range n.rpc {
@@ -166,8 +169,8 @@ func evidenceDir(conf *config.Config) string {
 	return filepath.Join(conf.CometBFT.DBDir(), "conflicts")
 }
 
-// trust returns the header to begin from: the last one of the node's own blocks if that is not too
-// old, else the configured one.
+// trust returns the header to begin with: the last one of the node's own blocks if it is not too
+// old, otherwise the configured one.
 func (n *Network) trust() (lightblocks.Options, error) {
 	c := n.o.Config.CometBFT.StateSync
 	if n.o.Trust != nil {
@@ -192,14 +195,14 @@ func (n *Network) trust() (lightblocks.Options, error) {
 // Verifier proves headers that peers and RPC servers send.
 func (n *Network) Verifier() *lightblocks.Verifier { return n.verifier }
 
-// Peers are those that are connected, or dialled.
-func (n *Network) Peers() *fastsync.Peers { return n.peers }
+// Peers are the connected or dialled peers.
+func (n *Network) Peers() *peers.Peers { return n.peers }
 
-// Reach waits for the first peer. After timeout the error is ErrNoTransport, and lists what was
-// tried.
+// Reach waits for the first peer. After timeout it returns ErrNoTransport with a list of the
+// attempts.
 func (n *Network) Reach(ctx context.Context, timeout time.Duration) error {
 	up := make(chan struct{}, 1)
-	stop := n.peers.Watch(fastsync.Watcher{
+	stop := n.peers.Watch(peers.Watcher{
 		Up: func(transport.Conn) {
 			select {
 			case up <- struct{}{}:
@@ -218,7 +221,7 @@ func (n *Network) Reach(ctx context.Context, timeout time.Duration) error {
 	}
 }
 
-// releaseOwn ends the reading of the node's own blocks, before they are put aside.
+// releaseOwn stops reading the node's own blocks, before they are removed.
 func (n *Network) releaseOwn() {
 	if n.own != nil {
 		n.verifier.Remove(n.id())
@@ -250,15 +253,15 @@ func (c *selfConn) Call(ctx context.Context, call transport.Call) ([]byte, error
 	return c.handler.Serve(ctx, transport.Request{Peer: c.id, Host: "self", Method: call.Method, Body: call.Body})
 }
 
-// headers is the verifier. Errors that waiting cannot resolve end the join.
+// headers is the verifier. It turns errors that waiting cannot resolve into the end of the join.
 type headers struct{ *lightblocks.Verifier }
 
-var _ fastsync.Headers = headers{}
+var _ snapshot.Headers = headers{}
 
 // hopeless marks an error that waiting cannot resolve.
 func hopeless(err error) error {
 	if errors.Is(err, lightblocks.ErrConflict) || errors.Is(err, lightblocks.ErrTrustExpired) {
-		return fmt.Errorf("%w: %w", fastsync.ErrHopeless, err)
+		return fmt.Errorf("%w: %w", snapshot.ErrHopeless, err)
 	}
 	return err
 }
@@ -277,7 +280,7 @@ func (h headers) AppHash(ctx context.Context, height int64) ([]byte, error) {
 }
 
 // mayExecute refuses a state, before any of it is fetched, if the block after it needs a newer
-// program than this one.
+// program.
 func (h headers) mayExecute(ctx context.Context, height int64) error {
 	newest, err := buildinfo.NewestAppVersion()
 	if err != nil {
@@ -288,7 +291,7 @@ func (h headers) mayExecute(ctx context.Context, height int64) error {
 		return err
 	}
 	if version := block.Version.App; version > newest {
-		return fmt.Errorf("%w: block %d: %w", fastsync.ErrHopeless, height, &app.UpgradeError{Version: version, Newest: newest})
+		return fmt.Errorf("%w: block %d: %w", snapshot.ErrHopeless, height, &app.UpgradeError{Version: version, Newest: newest})
 	}
 	return nil
 }

@@ -11,16 +11,16 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/lightblocks"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/lightblocks"
+	"github.com/starling-kv/starling/statesync/snapshot"
 )
 
 // fakeHeaders are the headers of a chain.
 type fakeHeaders struct {
 	newest   int64
-	wrong    error // of each AppHash
+	wrong    error // error of every AppHash
 	conflict error
 }
 
@@ -31,12 +31,12 @@ func (h *fakeHeaders) AppHash(_ context.Context, height int64) ([]byte, error) {
 	return fmt.Append(nil, "state ", height), h.wrong
 }
 
-// fakeSharded are storage nodes that have some heights, and an application.
+// fakeSharded plays storage nodes that have some heights, and an application.
 type fakeSharded struct {
 	t              *testing.T
 	oldest, newest int64
-	silent         int            // calls of Newest that fail
-	broken         map[int64]bool // heights that cannot be taken up
+	silent         int            // number of failing calls of Newest
+	broken         map[int64]bool // heights that cannot be fetched
 	tried          []int64
 }
 
@@ -91,8 +91,8 @@ func TestTakeUp(t *testing.T) {
 	}
 }
 
-// A join waits for a chain or storage nodes that are not there yet, and tries newer heights again
-// when it has tried all.
+// A join waits for a chain or storage nodes that are not up yet, and retries newer heights after it
+// has tried all.
 func TestTakeUpWaits(t *testing.T) {
 	for name, c := range map[string]struct {
 		headers fakeHeaders
@@ -123,11 +123,11 @@ func TestTakeUpWaits(t *testing.T) {
 
 func TestTakeUpEnds(t *testing.T) {
 	for _, h := range []fakeHeaders{
-		{newest: 20, wrong: fmt.Errorf("%w: too new", fastsync.ErrHopeless)},
+		{newest: 20, wrong: fmt.Errorf("%w: too new", snapshot.ErrHopeless)},
 		{newest: 20, conflict: fmt.Errorf("%w: two headers", lightblocks.ErrConflict)},
 	} {
 		_, err := takeUp(t.Context(), &h, &fakeSharded{t: t, oldest: 1, newest: 18}, log.NewNopLogger())
-		require.ErrorIs(t, err, fastsync.ErrHopeless)
+		require.ErrorIs(t, err, snapshot.ErrHopeless)
 	}
 }
 
@@ -148,7 +148,7 @@ func TestDecideSharded(t *testing.T) {
 	o.OnlyValidator, o.Have = false, comet.Heights{Block: 5, State: 5, Base: 1}
 	require.Equal(t, None, decide(), "it continues by its blocks")
 	o.Have = comet.Heights{}
-	o.Config.App.Join.Fast = false
+	o.Config.App.Join.Mode = config.JoinCometBFT
 	_, err := Decide(o)
 	require.ErrorIs(t, err, config.ErrInvalid)
 }

@@ -9,36 +9,37 @@ import (
 	"sync"
 	"time"
 
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/node/config"
-	"github.com/starling-kv/starling/statesync/fastsync"
+	"github.com/starling-kv/starling/statesync/lightblocks"
+	"github.com/starling-kv/starling/statesync/peers"
 	"github.com/starling-kv/starling/transport"
 )
 
-// ErrTrust: the trusted header is of no use: it is too old, or none of the peers that the operator
-// named has it. Nothing was fetched. It comes with config.ErrInvalid: a person must name another
-// header, or other peers.
-var ErrTrust = errors.New("the trusted header is of no use")
+// ErrTrust: the trusted header is unusable: it is too old, or none of the peers that the operator
+// named has it. Nothing was fetched. It also matches config.ErrInvalid: the operator must name
+// another header or other peers.
+var ErrTrust = errors.New("the trusted header is unusable")
 
 const (
-	// trustWarning is the time without the trusted header after which the log says so;
-	// trustReminder, the time until it says so again.
+	// trustWarning is the time without the trusted header after which it is logged, trustReminder
+	// the time until it is logged again.
 	trustWarning  = 3 * time.Second
 	trustReminder = 30 * time.Second
-	// trustGrace is how long a join asks in any case: peers that nobody named can have the header
-	// when those that were named have removed it.
+	// trustGrace is the minimum time of the search: discovered peers may have the header after the
+	// named ones have pruned it.
 	trustGrace = 6 * time.Second
-	// trustPause is the time between two questions to all peers.
+	// trustPause is the time between two rounds of requests to all peers.
 	trustPause = time.Second
 )
 
-// trusted waits until a peer has given the trusted header. Before that nothing can be proved, so
-// nothing is fetched. Peers that nobody named cannot end it. The error is ErrTrust, or that of ctx.
+// trusted waits until a peer has sent the trusted header. Before that nothing can be proved, so
+// nothing is fetched. Discovered peers cannot end the wait. The error is ErrTrust, or that of ctx.
 func (j *joining) trusted(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	heard := &denials{named: j.network.named(), hosts: map[transport.ID]string{}, why: map[transport.ID]error{}}
-	defer j.network.peers.Watch(fastsync.Watcher{Up: func(c transport.Conn) { heard.met(c.Remote()) }})()
+	defer j.network.peers.Watch(peers.Watcher{Up: func(c transport.Conn) { heard.met(c.Remote()) }})()
 	result := make(chan error, 1)
 	go func() { result <- j.askTrusted(ctx, heard) }()
 	tick := time.NewTicker(trustPause)
@@ -58,18 +59,18 @@ func (j *joining) trusted(ctx context.Context) error {
 		if final && time.Since(began) >= trustGrace {
 			cancel()
 			<-result
-			return config.Invalid(fmt.Errorf("%w: all peers that were named have answered, and none has block %d with hash %s: %s: compare height and hash with a source that you trust",
+			return config.Invalid(fmt.Errorf("%w: all named peers have answered, and none has block %d with hash %s: %s: compare height and hash with a trusted source",
 				ErrTrust, height, j.Config.CometBFT.StateSync.TrustHash, text))
 		}
 		if time.Since(warned) >= trustReminder {
 			warned = time.Now()
-			j.log.Error("No peer has given the trusted header yet: compare its height and hash with a source that you trust",
+			j.log.Error("No peer has sent the trusted header yet: compare its height and hash with a trusted source",
 				"height", height, "hash", j.Config.CometBFT.StateSync.TrustHash, "answers", text)
 		}
 	}
 }
 
-// askTrusted asks again and again.
+// askTrusted requests the header repeatedly.
 func (j *joining) askTrusted(ctx context.Context, heard *denials) error {
 	for {
 		_, err := j.network.verifier.Trusted(ctx, heard.denied)
@@ -77,20 +78,18 @@ func (j *joining) askTrusted(ctx context.Context, heard *denials) error {
 			errors.Is(err, lightblocks.ErrConflict) || errors.Is(err, lightblocks.ErrClosed) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(trustPause):
+		if err := sleep.For(ctx, trustPause); err != nil {
+			return err
 		}
 	}
 }
 
-// denials are the answers of peers that do not have the trusted header.
+// denials are the responses of peers that do not have the trusted header.
 type denials struct {
-	named []transport.Address // whom the operator named: with an id, or an address, or both
+	named []transport.Address // named by the operator: with an id, an address, or both
 
 	mu    sync.Mutex
-	hosts map[transport.ID]string // of peers that were connected; guarded by mu
+	hosts map[transport.ID]string // of peers that have been connected; guarded by mu
 	why   map[transport.ID]error  // guarded by mu
 }
 
@@ -106,7 +105,7 @@ func (d *denials) denied(id transport.ID, why error) {
 	d.why[id] = why
 }
 
-// called is the name of a peer; of an RPC server, its address.
+// called returns the name of a peer or the address of an RPC server.
 func called(a transport.Address) string {
 	if a.HostPort == "" {
 		return string(a.ID)
@@ -114,10 +113,11 @@ func called(a transport.Address) string {
 	return a.String()
 }
 
-// denialsShown limits the answers that summary quotes.
+// denialsShown limits the responses that summary quotes.
 const denialsShown = 10
 
-// summary reports whether all peers that the operator named have answered, and what all peers did.
+// summary reports whether all peers named by the operator have answered, and describes all
+// responses.
 func (d *denials) summary() (final bool, text string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -140,7 +140,7 @@ func (d *denials) summary() (final bool, text string) {
 		lines = append(lines[:denialsShown], fmt.Sprintf("and %d more", more))
 	}
 	if len(silent) > 0 {
-		lines = append(lines, "no answer from "+strings.Join(silent, ", "))
+		lines = append(lines, "no response from "+strings.Join(silent, ", "))
 	}
 	return final, strings.Join(lines, "; ")
 }

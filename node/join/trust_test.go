@@ -10,8 +10,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// A join ends only when everybody whom the operator named has answered without the header. Others
-// that answer, however many, change nothing.
+// A join ends only when all peers named by the operator have answered without the header. Any
+// number of other answers changes nothing.
 func TestDenials(t *testing.T) {
 	no := errors.New("it has another one")
 	rpc := transport.ID("http://127.0.0.1:26657")
@@ -21,7 +21,7 @@ func TestDenials(t *testing.T) {
 	}
 	final, text := d.summary()
 	require.False(t, final)
-	require.Equal(t, "no answer from aa@one:1, two:2, "+string(rpc), text)
+	require.Equal(t, "no response from aa@one:1, two:2, "+string(rpc), text)
 	for i := range 100 {
 		id := transport.ID(fmt.Sprintf("stranger %02d", i))
 		d.met(transport.Address{ID: id, HostPort: fmt.Sprintf("stranger:%d", i)})
@@ -29,7 +29,7 @@ func TestDenials(t *testing.T) {
 	}
 	final, text = d.summary()
 	require.False(t, final)
-	require.Contains(t, text, "and 90 more; no answer from aa@one:1, two:2")
+	require.Contains(t, text, "and 90 more; no response from aa@one:1, two:2")
 
 	d.met(transport.Address{ID: "aa", HostPort: "one:1"})
 	d.denied("aa", no)

@@ -22,12 +22,12 @@ import (
 
 const testChain = "test-chain"
 
-// fakePeer is a p2p peer whose messages land in sent.
+// fakePeer is a p2p peer that stores its messages in sent.
 type fakePeer struct {
 	*p2pmock.Peer
 	mu   sync.Mutex
 	sent []p2p.Envelope
-	full bool // it takes nothing
+	full bool // it accepts no messages
 }
 
 func newFakePeer() *fakePeer { return &fakePeer{Peer: p2pmock.NewPeer(net.IPv4(127, 0, 0, 9))} }
@@ -58,7 +58,7 @@ func (p *fakePeer) got() []p2p.Envelope {
 
 func (p *fakePeer) id() transport.ID { return transport.ID(p.ID()) }
 
-// block is a proposed block of some parts.
+// block is a proposed block with some parts.
 type block struct {
 	proposal *types.Proposal
 	parts    *types.PartSet
@@ -87,7 +87,7 @@ func (b block) partMessage(tb testing.TB, index int) *cmtcons.BlockPart {
 	tb.Helper()
 	p, err := b.parts.GetPart(index).ToProto()
 	require.NoError(tb, err)
-	// a copy, which tests damage
+	// a copy that tests may damage
 	p.Bytes = append([]byte(nil), p.Bytes...)
 	return &cmtcons.BlockPart{Height: b.proposal.Height, Round: b.proposal.Round, Part: *p}
 }
@@ -96,7 +96,7 @@ func envelope(m proto.Message) p2p.Envelope {
 	return p2p.Envelope{ChannelID: consensus.DataChannel, Message: m}
 }
 
-// receiver is an inbox over a consensus that a test plays.
+// receiver is an inbox over a simulated consensus.
 type receiver struct {
 	*inbox
 	key   ed25519.PrivKey // of the proposer
@@ -107,8 +107,8 @@ type receiver struct {
 		rs       cstypes.RoundState
 		received []p2p.Envelope
 	}
-	stuck chan struct{} // Receive waits until it is closed
-	slow  chan struct{} // with a proposal, until this one is; nil: it does not
+	stuck chan struct{} // Receive blocks until it is closed
+	slow  chan struct{} // Receive of a proposal blocks until this is closed; nil: it does not
 }
 
 // newReceiver is at height 5, round 0.
@@ -166,14 +166,14 @@ func (r *receiver) setReady(ready bool) {
 	r.mu.ready = ready
 }
 
-// received returns what consensus was handed.
+// received returns the messages passed to consensus.
 func (r *receiver) received() []p2p.Envelope {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return append([]p2p.Envelope(nil), r.mu.received...)
 }
 
-// relay has a peer relay a message.
+// relay makes a peer relay a message.
 func (r *receiver) relay(tb testing.TB, from transport.ID, m proto.Message) (outcome string, err error) {
 	tb.Helper()
 	body := encode(m)

@@ -17,15 +17,15 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// maxHanding limits the messages that wait for consensus. Whoever comes when they are all used
-// waits, and is told that this node is busy.
+// maxHanding limits the messages that wait for consensus. A sender that finds no free slot waits,
+// and is then told that this node is busy.
 const maxHanding = 8
 
-// inboxOptions are what an inbox needs of CometBFT.
+// inboxOptions connects an inbox to CometBFT.
 type inboxOptions struct {
 	Logger  log.Logger
 	ChainID string
-	// Peer returns a peer that is connected by p2p; nil: there is none with this id.
+	// Peer returns a peer connected over p2p; nil: none has this id.
 	Peer func(transport.ID) p2p.Peer
 	// Ready reports whether consensus runs; while a node catches up, it drops what it receives.
 	Ready func() bool
@@ -35,26 +35,26 @@ type inboxOptions struct {
 	Receive func(p2p.Envelope)
 }
 
-// inbox judges what peers relay, and hands on what consensus has a use for.
+// inbox checks relayed messages, and passes those that consensus can use to it.
 type inbox struct {
 	o       inboxOptions
 	handing chan struct{} // one element for each call of Round or Receive
 	mu      struct {
 		sync.Mutex
-		// last is the newest block of which parts are wanted; nil: none was proposed yet.
+		// last is the newest block whose parts are wanted; nil: none was proposed yet.
 		last *wanted
 	}
 }
 
-// wanted is a block that consensus has the proposal of, or was handed it.
+// wanted is a block whose proposal consensus has, or was passed.
 type wanted struct {
 	at
 	header types.PartSetHeader
-	// parts has those that were handed to consensus through here, and proves each. They are the
-	// ones that consensus keeps, too, so they take no memory of their own for long.
+	// parts holds the parts passed to consensus by the inbox, and verifies each part. Consensus
+	// keeps the same parts, so they take no extra memory for long.
 	parts *types.PartSet
-	// proposed is closed once consensus was handed the proposal: it drops parts that come before.
-	// It stays open if consensus failed to receive it: parts then go by p2p.
+	// proposed is closed once consensus was passed the proposal: it drops parts that arrive
+	// earlier. It stays open if consensus failed to receive the proposal: parts then go over p2p.
 	proposed chan struct{}
 }
 
@@ -66,14 +66,13 @@ func newInbox(o inboxOptions) *inbox {
 	return &inbox{o: o, handing: make(chan struct{}, maxHanding)}
 }
 
-// verdict is what becomes of a message, for the metrics, and the block that it is of; nil: not
-// known.
+// verdict is the outcome of a message, for the metrics, and its block; nil: unknown.
 type verdict struct {
 	kind, outcome string
 	block         *wanted
 }
 
-// take judges a message and hands it on. answer and err are for the peer.
+// take checks a message and passes it on. answer and err are the response to the peer.
 func (in *inbox) take(ctx context.Context, q transport.Request) (answer []byte, v verdict, err error) {
 	message, content, err := decode(q.Body)
 	if err != nil {
@@ -99,21 +98,21 @@ func (in *inbox) take(ctx context.Context, q transport.Request) (answer []byte, 
 	case v.outcome == Refused:
 		err = in.refuse(q, err)
 	case err == nil && v.block != nil:
-		// Other peers send parts of the block meanwhile, which this one need not send any more.
+		// Meanwhile other peers send parts of the block, which this peer need not send any more.
 		answer = v.block.parts.BitArray().Bytes()
 	}
 	return answer, v, err
 }
 
-var errStranger = errors.New("it is not connected by p2p")
+var errStranger = errors.New("the peer is not connected over p2p")
 
-// refuse says in the log why a message is refused, and returns what the peer is told.
+// refuse logs why a message is refused, and returns the error for the peer.
 func (in *inbox) refuse(q transport.Request, why error) error {
 	in.o.Logger.Debug("Refused a relayed message", "peer", q.Peer, "err", why)
 	return transport.ErrRefused
 }
 
-// proposal takes a proposal of the round that consensus is in, if the proposer has signed it.
+// proposal accepts a proposal for the current round of consensus if the proposer signed it.
 func (in *inbox) proposal(ctx context.Context, peer p2p.Peer, message proto.Message, p *types.Proposal) (string, *wanted, error) {
 	if w := in.wanted(at{p.Height, p.Round}); w != nil && w.header.Equals(p.BlockID.PartSetHeader) {
 		noteProposal(peer, p)
@@ -127,9 +126,9 @@ func (in *inbox) proposal(ctx context.Context, peer p2p.Peer, message proto.Mess
 		return Unwanted, nil, transport.ErrGone
 	}
 	if !rs.Validators.Proposer.PubKey.VerifySignature(types.ProposalSignBytes(in.o.ChainID, p.ToProto()), p.Signature) {
-		return Refused, nil, fmt.Errorf("%w: a proposal that the proposer has not signed", errMessage)
+		return Refused, nil, fmt.Errorf("%w: a proposal without the proposer's signature", errMessage)
 	}
-	if rs.Proposal != nil { // it came by p2p, or another one did: consensus keeps the first
+	if rs.Proposal != nil { // one arrived over p2p: consensus keeps the first
 		noteProposal(peer, p)
 		return Again, nil, nil
 	}
@@ -146,7 +145,7 @@ func (in *inbox) proposal(ctx context.Context, peer p2p.Peer, message proto.Mess
 	return outcome, w, err
 }
 
-// part takes a part of the block whose proposal consensus has, or was handed.
+// part accepts a part of the block whose proposal consensus has, or was passed.
 func (in *inbox) part(ctx context.Context, peer p2p.Peer, message proto.Message, m *consensus.BlockPartMessage) (string, *wanted, error) {
 	a := at{m.Height, m.Round}
 	w := in.wanted(a)
@@ -165,14 +164,14 @@ func (in *inbox) part(ctx context.Context, peer p2p.Peer, message proto.Message,
 		if err := in.enter(ctx); err != nil {
 			return Busy, nil, err
 		}
-		added, wrong := w.parts.AddPart(m.Part) // which proves it
+		added, wrong := w.parts.AddPart(m.Part) // verifies it
 		if added {
 			outcome, err := in.hand(ctx, p2p.Envelope{Src: peer, ChannelID: consensus.DataChannel, Message: message}, nil)
 			return outcome, w, err
 		}
 		<-in.handing
-		// Where that part is there, AddPart has not looked at this one: it may be of another block,
-		// which consensus still lacks.
+		// If the part already exists, AddPart has not verified this one: it may be of another
+		// block, which consensus does not have yet.
 		if wrong == nil && !isOf(m.Part, w.header) {
 			wrong = types.ErrPartSetInvalidProof
 		}
@@ -180,7 +179,7 @@ func (in *inbox) part(ctx context.Context, peer p2p.Peer, message proto.Message,
 			notePart(peer, m)
 			return Again, w, nil
 		}
-		// A proposer that signs two blocks may have had consensus take the other one.
+		// If a proposer signs two blocks, consensus may have accepted the other one.
 		other, err := in.ask(ctx, a, w)
 		switch {
 		case err != nil:
@@ -197,8 +196,8 @@ func isOf(p *types.Part, header types.PartSetHeader) bool {
 	return p.Proof.Total == int64(header.Total) && p.Proof.Verify(header.Hash, p.Bytes) == nil
 }
 
-// ask returns the block that consensus takes the parts of, if it is in that round; nil: it takes
-// none. If it is the one that is wanted already, it stays.
+// ask returns the block whose parts consensus is accepting, if it is in that round; nil: none. If
+// that block is already the wanted one, it stays.
 func (in *inbox) ask(ctx context.Context, a at, now *wanted) (*wanted, error) {
 	rs, err := in.round(ctx)
 	if err != nil {
@@ -217,7 +216,7 @@ func (in *inbox) ask(ctx context.Context, a at, now *wanted) (*wanted, error) {
 	return in.mu.last, nil
 }
 
-// wanted returns the block of a height and round; nil: none is wanted.
+// wanted returns the wanted block of a height and round; nil: none.
 func (in *inbox) wanted(a at) *wanted {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -227,8 +226,8 @@ func (in *inbox) wanted(a at) *wanted {
 	return in.mu.last
 }
 
-// want begins to take the parts of a block, unless it has begun already, or with one of a later
-// round: then it returns nil. Of a round it takes the first block, as consensus does.
+// want makes a block the wanted one. It returns nil if the wanted block has a later round. Like
+// consensus, it accepts the first block of a round.
 func (in *inbox) want(a at, header types.PartSetHeader) *wanted {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -239,7 +238,7 @@ func (in *inbox) want(a at, header types.PartSetHeader) *wanted {
 	return in.mu.last
 }
 
-// round returns the state of consensus, unless ctx ends before.
+// round returns the state of consensus, unless ctx ends first.
 func (in *inbox) round(ctx context.Context) (rs *cstypes.RoundState, err error) {
 	if err := in.enter(ctx); err != nil {
 		return nil, err
@@ -257,7 +256,7 @@ func (in *inbox) round(ctx context.Context) (rs *cstypes.RoundState, err error) 
 	}
 }
 
-// enter takes a place of handing, which the caller, or hand, gives back.
+// enter takes a slot of handing, which the caller, or hand, releases.
 func (in *inbox) enter(ctx context.Context) error {
 	select {
 	case in.handing <- struct{}{}:
@@ -267,15 +266,16 @@ func (in *inbox) enter(ctx context.Context) error {
 	}
 }
 
-// hand gives a message to consensus, and then closes handed, if that is not nil. It does so even if
-// ctx ends before consensus takes it: the peer then sends it by p2p, too. Consensus that has failed
-// takes nothing any more, and keeps at most maxHanding goroutines, as it keeps those of p2p.
+// hand passes a message to consensus, and then closes handed if it is not nil. It does so even if
+// ctx ends before consensus accepts the message: the peer then sends it over p2p as well. After
+// consensus has failed it accepts nothing, which blocks at most maxHanding goroutines, as it blocks
+// those of p2p.
 func (in *inbox) hand(ctx context.Context, e p2p.Envelope, handed chan<- struct{}) (string, error) {
 	done := make(chan error, 1)
 	go func() {
 		defer func() { <-in.handing }()
 		defer func() {
-			if cause := recover(); cause != nil { // as p2p survives a panic about a message
+			if cause := recover(); cause != nil { // p2p also survives a panic about a message
 				in.o.Logger.Error("Consensus failed to receive a relayed message", "peer", e.Src.ID(), "err", cause)
 				done <- transport.ErrFailed
 			}
@@ -297,7 +297,7 @@ func (in *inbox) hand(ctx context.Context, e p2p.Envelope, handed chan<- struct{
 	}
 }
 
-// noteProposal has consensus know that a peer has a proposal, so that it is not sent to it.
+// noteProposal records in consensus that a peer has a proposal, so that it is not sent to the peer.
 func noteProposal(peer p2p.Peer, p *types.Proposal) {
 	if s, is := peer.Get(types.PeerStateKey).(*consensus.PeerState); is {
 		s.SetHasProposal(p)
@@ -307,7 +307,7 @@ func noteProposal(peer p2p.Peer, p *types.Proposal) {
 	}
 }
 
-// notePart has consensus know that a peer has a part.
+// notePart records in consensus that a peer has a part.
 func notePart(peer p2p.Peer, m *consensus.BlockPartMessage) {
 	if s, is := peer.Get(types.PeerStateKey).(*consensus.PeerState); is {
 		s.SetHasProposalBlockPart(m.Height, m.Round, int(m.Part.Index))

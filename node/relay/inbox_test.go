@@ -53,7 +53,7 @@ func messages(tb testing.TB, b block) func(yield func(proto.Message) bool) {
 	}
 }
 
-// A node with a key of its own, but without a connection of p2p.
+// A node with its own key but no p2p connection.
 func TestStrangersAreRefused(t *testing.T) {
 	r := newReceiver()
 	b := newBlock(t, r.key, 5, 0, 100_000)
@@ -75,7 +75,7 @@ func TestPartsBeforeTheirProposal(t *testing.T) {
 	require.Equal(t, Unwanted, outcome)
 	require.Empty(t, r.received())
 
-	// Now consensus is handed the proposal, and has not come to it yet.
+	// Consensus was passed the proposal, but has not processed it yet.
 	_, err = r.relay(t, peer.id(), b.proposalMessage())
 	require.NoError(t, err)
 	_, err = r.relay(t, peer.id(), b.partMessage(t, 0))
@@ -83,8 +83,8 @@ func TestPartsBeforeTheirProposal(t *testing.T) {
 	require.Len(t, r.received(), 2)
 }
 
-// Consensus drops parts that overtake their proposal, and both sides then count them as there. So
-// the parts of a faster peer wait.
+// Consensus drops parts that overtake their proposal, but both sides then count them as received.
+// The parts of a faster peer therefore wait.
 func TestPartsWaitForTheirProposal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second := newFakePeer(), newFakePeer()
@@ -114,13 +114,13 @@ func TestPartsWaitForTheirProposal(t *testing.T) {
 		require.Len(t, received, 2)
 		require.IsType(t, &cmtcons.Proposal{}, received[0].Message)
 		require.IsType(t, &cmtcons.BlockPart{}, received[1].Message)
-		outcome, err := r.relay(t, second.id(), b.partMessage(t, 1)) // it was not taken before
+		outcome, err := r.relay(t, second.id(), b.partMessage(t, 1)) // it was not accepted before
 		require.NoError(t, err)
 		require.Equal(t, Taken, outcome)
 	})
 }
 
-// The proposal came by p2p.
+// The proposal arrived over p2p.
 func TestPartsOfWhatConsensusHas(t *testing.T) {
 	peer := newFakePeer()
 	r := newReceiver(peer)
@@ -161,7 +161,7 @@ func TestOtherHeightsAndRounds(t *testing.T) {
 	}
 	require.Len(t, r.received(), 4)
 	outcome, err := r.relay(t, peer.id(), newBlock(t, r.key, 5, 0, 100_000).partMessage(t, 0))
-	require.ErrorIs(t, err, transport.ErrGone) // by p2p it can still be of use
+	require.ErrorIs(t, err, transport.ErrGone) // over p2p it may still be useful
 	require.Equal(t, Unwanted, outcome)
 }
 
@@ -211,12 +211,12 @@ func TestFalseProposalsAreRefused(t *testing.T) {
 		require.Equal(t, Refused, outcome, name)
 	}
 	require.Empty(t, r.received())
-	_, err := r.relay(t, peer.id(), b.proposalMessage()) // the true one comes to its right
+	_, err := r.relay(t, peer.id(), b.proposalMessage()) // the valid proposal is accepted
 	require.NoError(t, err)
 }
 
-// A proposer that signs two blocks of a round: consensus keeps the first that it gets, which may
-// have come by p2p while the other was relayed.
+// A proposer signs two blocks in a round: consensus keeps the first that it receives, which may
+// have come over p2p while the other was relayed.
 func TestAProposerThatSignsTwoBlocks(t *testing.T) {
 	peer := newFakePeer()
 	r := newReceiver(peer)
@@ -232,7 +232,7 @@ func TestAProposerThatSignsTwoBlocks(t *testing.T) {
 	r.change(func(rs *cstypes.RoundState) {
 		rs.Proposal, rs.ProposalBlockParts = taken.proposal, types.NewPartSetFromHeader(taken.parts.Header())
 	})
-	for _, i := range []int{1, 2} { // the other block has a part 1 here, and none 2
+	for _, i := range []int{1, 2} { // the other block has a part 1, but no part 2
 		outcome, err = r.relay(t, peer.id(), taken.partMessage(t, i))
 		require.NoError(t, err)
 		require.Equal(t, Taken, outcome, "part %d", i)
@@ -252,7 +252,7 @@ func TestOnlyWhileConsensusRuns(t *testing.T) {
 	require.Empty(t, r.received())
 }
 
-// Whatever peers send, and however often, consensus is handed a proposal and each part once.
+// Whatever peers send, consensus receives a proposal and each part at most once.
 func TestFloodsAreHandedOnce(t *testing.T) {
 	first, second := newFakePeer(), newFakePeer()
 	r := newReceiver(first, second)
@@ -264,7 +264,7 @@ func TestFloodsAreHandedOnce(t *testing.T) {
 			for _, peer := range []*fakePeer{first, second} {
 				_, err := r.relay(t, peer.id(), m)
 				require.NoError(t, err)
-				// Once the true one is there, it is not looked at.
+				// once the valid part exists, this one is not checked
 				outcome, _ := r.relay(t, peer.id(), bad)
 				require.Contains(t, []string{Refused, Again}, outcome)
 			}
@@ -276,7 +276,7 @@ func TestFloodsAreHandedOnce(t *testing.T) {
 	}
 }
 
-// What a peer relays again is known to be there. Its state must be at the height for that.
+// The parts that a peer relays are known to exist there. Its state must be at the height.
 func TestDuplicatesAreKnown(t *testing.T) {
 	first, second := newFakePeer(), newFakePeer()
 	r := newReceiver(first, second)
@@ -297,7 +297,7 @@ func TestDuplicatesAreKnown(t *testing.T) {
 	require.True(t, s.GetRoundState().ProposalBlockParts.IsFull())
 }
 
-// The answer to whoever has a block is which of its parts are here.
+// The response to a peer that has a block lists the parts that this node has.
 func TestAnswersNameParts(t *testing.T) {
 	first, second := newFakePeer(), newFakePeer()
 	r := newReceiver(first, second)
@@ -325,7 +325,7 @@ func TestAnswersNameParts(t *testing.T) {
 	require.Nil(t, answer)
 }
 
-// Consensus that takes nothing any more keeps a bounded number of goroutines, and no peer waiting.
+// A consensus that accepts nothing any more blocks a bounded number of goroutines, and no peer.
 func TestConsensusThatIsStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		peer := newFakePeer()
@@ -371,7 +371,7 @@ func TestOnlyProposalsAndPartsAreRelayed(t *testing.T) {
 	require.Nil(t, encode(&cmtcons.ProposalPOL{Height: 5}))
 }
 
-// FuzzTake relays any bytes: consensus is handed nothing but what is proposed.
+// FuzzTake relays arbitrary bytes: consensus receives only what is proposed.
 func FuzzTake(f *testing.F) {
 	key := ed25519.GenPrivKeyFromSecret([]byte("proposer"))
 	b := newBlock(f, key, 5, 0, 70_000)

@@ -13,23 +13,24 @@ import (
 	"github.com/cometbft/cometbft/types"
 	"github.com/cosmos/gogoproto/proto"
 
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/transport"
 )
 
 // dialTimeout limits a dial.
 const dialTimeout = 5 * time.Second
 
-// retryAfter is the time after which a message that p2p did not take either is tried again.
+// retryAfter is the time after which a message that p2p did not accept either is retried.
 const retryAfter = 100 * time.Millisecond
 
-// sender is a p2p peer as consensus sees it: some of what is sent to it takes the link.
+// sender is a p2p peer as consensus sees it: some of the messages to it take the link.
 type sender struct {
 	p2p.Peer
 	link *link
 }
 
-// Send implements p2p.Peer. It returns true once the peer has the message or will have it, as far
-// as it stays connected: consensus does not send it again.
+// Send implements p2p.Peer. It returns true if the peer has the message, or will have it while it
+// stays connected: consensus does not send it again.
 func (s *sender) Send(e p2p.Envelope) bool { return s.link.send(e, true) || s.Peer.Send(e) }
 
 // TrySend implements p2p.Peer.
@@ -41,22 +42,22 @@ type at struct {
 	round  int32
 }
 
-// link is the way to one peer for as long as it is connected by p2p.
+// link relays to one peer while it is connected over p2p.
 type link struct {
 	r    *Relay
-	peer p2p.Peer // as p2p made it
+	peer p2p.Peer // the original p2p peer
 	ctx  context.Context
 	end  context.CancelFunc // ends ctx, all calls and the connection
 	mu   struct {
 		sync.Mutex
 		pace pace
-		// freed is closed, and made anew, when a place is free.
+		// freed is closed, and replaced, when a slot becomes free.
 		freed   chan struct{}
-		conn    transport.Conn // nil: there is none
+		conn    transport.Conn // nil: none
 		dialing bool
-		again   time.Time // when it may be dialled again
-		// has is the last proposal that the peer has: parts of others go by p2p, which the peer
-		// would refuse here.
+		again   time.Time // time of the next dial
+		// has is the last proposal that the peer has: parts of other proposals go over p2p, because
+		// the peer's inbox would refuse them.
 		has at
 	}
 }
@@ -69,16 +70,16 @@ func (r *Relay) newLink(peer p2p.Peer) *link {
 	return l
 }
 
-// noteProposal notes that the peer has the proposal of a height and round.
+// noteProposal records that the peer has the proposal of a height and round.
 func (l *link) noteProposal(p *cmtcons.Proposal) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mu.has = at{p.Proposal.Height, p.Proposal.Round}
 }
 
-// send relays a message, and returns whether it did; otherwise the caller sends it by p2p. It
-// returns before a part is delivered: from then on it is this side that has to. If wait is false,
-// it does not wait for a place.
+// send relays a message, and returns whether it did; otherwise the caller sends it over p2p. It
+// returns before a part is delivered: from then on the link must deliver it. If wait is false, it
+// does not wait for a slot.
 func (l *link) send(e p2p.Envelope, wait bool) bool {
 	if e.ChannelID != consensus.DataChannel {
 		return false
@@ -90,7 +91,7 @@ func (l *link) send(e p2p.Envelope, wait bool) bool {
 			return false
 		}
 		defer l.release()
-		// The parts must not overtake it, so it is delivered when this returns.
+		// Parts must not overtake the proposal, so it is delivered before this returns.
 		if !l.call(conn, e) {
 			return false
 		}
@@ -120,18 +121,15 @@ func (l *link) send(e p2p.Envelope, wait bool) bool {
 	return false
 }
 
-// insist sends a message by p2p, again and again if need be: consensus believes that the peer has
-// it, and forgets that only when the peer disconnects or goes to another round.
+// insist sends a message over p2p, with retries: consensus assumes that the peer has it, until the
+// peer disconnects or enters another round.
 func (l *link) insist(e p2p.Envelope) {
 	for !l.peer.Send(e) && l.ctx.Err() == nil && l.peer.IsRunning() {
-		select {
-		case <-l.ctx.Done():
-		case <-time.After(retryAfter):
-		}
+		_ = sleep.For(l.ctx, retryAfter)
 	}
 }
 
-// acquire takes a place for a message, and returns the connection; nil: there is none, or it must
+// acquire takes a slot for a message, and returns the connection; nil: there is none, or it must
 // not be used now.
 func (l *link) acquire(wait bool) transport.Conn {
 	for {
@@ -174,8 +172,7 @@ func (l *link) release() {
 	l.mu.freed = make(chan struct{})
 }
 
-// connection returns the connection, or begins to dial; nil: there is none yet. The caller holds
-// l.mu.
+// connection returns the connection, or begins to dial; nil: none yet. The caller holds l.mu.
 func (l *link) connection(now time.Time) transport.Conn {
 	if l.mu.conn != nil {
 		return l.mu.conn
@@ -195,7 +192,7 @@ func (l *link) connection(now time.Time) transport.Conn {
 	return nil
 }
 
-// keep connects, and stays until the connection or the link ends.
+// keep connects, and returns when the connection or the link ends.
 func (l *link) keep(a transport.Address) {
 	ctx, cancel := context.WithTimeout(l.ctx, dialTimeout)
 	began := time.Now()
@@ -232,10 +229,10 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// noteParts has consensus know which parts a peer has of the block of a message, by its answer. A
-// peer that lies about it gets these parts from others, or late.
-// header is that of the block, by what was known of the peer when the message was sent: if it has
-// turned to another block since, the answer says nothing of that one.
+// noteParts records in consensus the parts of a message's block that a peer has, according to its
+// answer. A peer that reports parts that it does not have gets them from others, or late. header is
+// that of the block for which the message was sent: if the peer has switched to another block
+// since, the answer does not apply to that one.
 func noteParts(peer p2p.Peer, message proto.Message, header types.PartSetHeader, answer []byte) {
 	state, is := peer.Get(types.PeerStateKey).(*consensus.PeerState)
 	if !is || len(answer) == 0 {
@@ -245,7 +242,8 @@ func noteParts(peer p2p.Peer, message proto.Message, header types.PartSetHeader,
 	switch m := message.(type) {
 	case *cmtcons.Proposal:
 		a = at{m.Proposal.Height, m.Proposal.Round}
-		// It makes the set that the parts are noted in. Consensus would do so a moment later.
+		// This creates the set in which the parts are recorded. Consensus would do so a moment
+		// later.
 		if p, err := types.ProposalFromProto(&m.Proposal); err == nil {
 			state.SetHasProposal(p)
 		}
@@ -270,7 +268,7 @@ func noteParts(peer p2p.Peer, message proto.Message, header types.PartSetHeader,
 	}
 }
 
-// headerOf returns that of the block that a message is of.
+// headerOf returns the part set header of a message's block.
 func headerOf(peer p2p.Peer, message proto.Message) types.PartSetHeader {
 	if m, is := message.(*cmtcons.Proposal); is {
 		h := m.Proposal.BlockID.PartSetHeader
@@ -282,7 +280,7 @@ func headerOf(peer p2p.Peer, message proto.Message) types.PartSetHeader {
 	return types.PartSetHeader{}
 }
 
-// call sends a message over a connection, and reports whether the peer has taken it.
+// call sends a message over a connection, and reports whether the peer accepted it.
 func (l *link) call(conn transport.Conn, e p2p.Envelope) bool {
 	body := encode(e.Message)
 	if body == nil {
@@ -302,7 +300,7 @@ func (l *link) call(conn transport.Conn, e p2p.Envelope) bool {
 	switch {
 	case err == nil:
 		l.mu.pace.delivered()
-	case errors.Is(err, transport.ErrGone): // it has no use for it now
+	case errors.Is(err, transport.ErrGone): // the peer cannot use it now
 		outcome = Unwanted
 	case errors.Is(err, context.DeadlineExceeded):
 		outcome = Late

@@ -24,7 +24,7 @@ import (
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
-// pair is a link to a node that answers as a test wants it to.
+// pair is a link to a node whose responses the test determines.
 type pair struct {
 	relay  *Relay
 	peer   *fakePeer
@@ -34,14 +34,14 @@ type pair struct {
 	server *transporttest.Listener
 	mu     struct {
 		sync.Mutex
-		answer func(ctx context.Context, m proto.Message) error // nil: taken
+		answer func(ctx context.Context, m proto.Message) error // nil: accepted
 		calls  []proto.Message
-		open   int // calls under way
+		open   int // calls in flight
 		most   int
 	}
 }
 
-// newPair is called inside of a bubble.
+// newPair must be called inside a bubble.
 func newPair(t *testing.T, faults *transporttest.Faults, path func(transport.Conn) bool) *pair {
 	t.Helper()
 	p := &pair{peer: newFakePeer(), block: newBlock(t, ed25519.GenPrivKeyFromSecret([]byte("proposer")), 5, 0, 2_000_000)}
@@ -71,7 +71,7 @@ func (p *pair) close() {
 	p.server.Close()
 }
 
-// connect has the link dial, by a message that is no proposal of any block.
+// connect makes the link dial, by a message that belongs to no block.
 func (p *pair) connect() {
 	p.link.mu.Lock()
 	p.link.connection(time.Now())
@@ -113,7 +113,7 @@ func (p *pair) calls() []proto.Message {
 	return append([]proto.Message(nil), p.mu.calls...)
 }
 
-// sendBlock sends a proposal and its parts as consensus does.
+// sendBlock sends a proposal and its parts like consensus.
 func (p *pair) sendBlock(t *testing.T) {
 	t.Helper()
 	for m := range messages(t, p.block) {
@@ -127,7 +127,7 @@ func swallow(ctx context.Context, _ proto.Message) error {
 	return ctx.Err()
 }
 
-// count returns how often each message of the block is among some.
+// count returns the number of copies of each message of the block.
 func (p *pair) count(t *testing.T, some []proto.Message) (proposals int, parts []int) {
 	t.Helper()
 	parts = make([]int, p.block.parts.Total())
@@ -177,8 +177,8 @@ func TestABlockTakesTheLink(t *testing.T) {
 	})
 }
 
-// What a peer answers that it has is not sent to it; what it says of other heights, rounds and of
-// parts that there are not is ignored.
+// Parts that a peer reports to have are not sent to it; reports about other heights, rounds and
+// nonexistent parts are ignored.
 func TestPartsThatAPeerNames(t *testing.T) {
 	peer := newFakePeer()
 	state := consensus.NewPeerState(peer)
@@ -189,7 +189,7 @@ func TestPartsThatAPeerNames(t *testing.T) {
 	has := func() string { return state.GetRoundState().ProposalBlockParts.String() }
 
 	note := func(peer *fakePeer, m proto.Message, answer ...byte) { noteParts(peer, m, headerOf(peer, m), answer) }
-	note(peer, b.partMessage(t, 0), 1, 0) // its proposal is not there yet
+	note(peer, b.partMessage(t, 0), 1, 0) // its proposal is missing so far
 	require.Equal(t, "nil-BitArray", has())
 	note(peer, b.proposalMessage())
 	require.False(t, state.GetRoundState().Proposal)
@@ -201,14 +201,14 @@ func TestPartsThatAPeerNames(t *testing.T) {
 	note(peer, newBlock(t, key, 5, 1, 9*int(types.BlockPartSizeBytes)).partMessage(t, 0), 0xff, 1)
 	note(peer, newBlock(t, key, 6, 0, 9*int(types.BlockPartSizeBytes)).proposalMessage(), 0xff, 1)
 	require.Equal(t, "BA{9:xx_x____x}", has())
-	stale := newBlock(t, key, 5, 0, 9).parts.Header() // of before it turned to b
+	stale := newBlock(t, key, 5, 0, 9).parts.Header() // from before it switched to b
 	noteParts(peer, b.partMessage(t, 0), stale, []byte{0xff, 1})
 	require.Equal(t, "BA{9:xx_x____x}", has())
-	note(newFakePeer(), b.partMessage(t, 0), 1, 0) // consensus has not begun with it
+	note(newFakePeer(), b.partMessage(t, 0), 1, 0) // consensus has not started for it
 }
 
-// Votes and all else go by p2p, and so do parts of a block whose proposal the peer does not have
-// for sure.
+// Votes and all other messages go over p2p, and so do parts of a block whose proposal the peer may
+// not have.
 func TestWhatIsNotRelayed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -240,8 +240,8 @@ func TestOnlyOverAPath(t *testing.T) {
 	})
 }
 
-// Nothing is lost, and each message goes by p2p once; soon nothing is relayed any more, and later
-// it is tried again.
+// Nothing is lost, and each message goes over p2p once; soon nothing is relayed any more, and later
+// the relay is retried.
 func TestALinkThatSwallows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -264,7 +264,7 @@ func TestALinkThatSwallows(t *testing.T) {
 		}
 		require.Len(t, p.calls(), 1+8+4+2+1)
 
-		// It swallows proposals, too: a proposal is delivered when Send returns.
+		// It drops proposals, too: a proposal is delivered when Send returns.
 		p.answering(swallow)
 		for pause := leastPause; pause < 4*mostPause; pause *= 2 {
 			bubble.Sleep(min(pause, mostPause) + time.Millisecond)
@@ -307,7 +307,7 @@ func TestAPeerThatRefuses(t *testing.T) {
 	}
 }
 
-// Consensus believes that the peer has what was sent: it is tried until p2p takes it.
+// Consensus assumes that the peer has the message: p2p is retried until it accepts it.
 func TestP2PThatIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -322,13 +322,13 @@ func TestP2PThatIsFull(t *testing.T) {
 		bubble.Sleep(retryAfter)
 		synctest.Wait()
 		require.Len(t, p.peer.got(), 1)
-		// A proposal is not believed before it was taken.
+		// Delivery of a proposal is not assumed before it was accepted.
 		p.peer.setFull(true)
 		require.False(t, p.to.Send(envelope(p.block.proposalMessage())))
 	})
 }
 
-// A disconnect ends what is under way, also while p2p takes nothing and Send waits.
+// A disconnect ends calls in flight, also while p2p accepts nothing and Send waits.
 func TestAPeerThatLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)
@@ -360,8 +360,8 @@ func TestAPeerThatLeaves(t *testing.T) {
 	})
 }
 
-// Connections that break, and answers that come late or never: each message arrives by one way at
-// least, and by p2p at most once.
+// Connections break, and responses come late or never: each message arrives at least once, and over
+// p2p at most once.
 func TestLinksThatBreak(t *testing.T) {
 	for _, faults := range []transporttest.Faults{
 		{Loss: 0.1, Delay: 5 * time.Millisecond, Jitter: 50 * time.Millisecond}, {Disconnect: 7}, {Refuse: 0.5, Disconnect: 20, Jitter: 120 * time.Millisecond},
@@ -377,7 +377,7 @@ func TestLinksThatBreak(t *testing.T) {
 				bubble.Sleep(3 * time.Second)
 				proposals, byP2P := p.count(t, messagesOf(p.peer.got()[before:]))
 				more, byRelay := p.count(t, p.calls()[relayed:])
-				// A Faulty call that is lost never reaches the server.
+				// A lost call of Faulty never reaches the server.
 				require.GreaterOrEqual(t, proposals+more, 1)
 				for i := range byP2P {
 					require.GreaterOrEqual(t, byP2P[i]+byRelay[i], 1)
@@ -397,13 +397,13 @@ func TestAnUnknownAddress(t *testing.T) {
 		require.True(t, p.to.Send(envelope(p.block.proposalMessage())))
 		require.Len(t, p.peer.got(), 1)
 		p.relay.o.Address = known
-		require.True(t, p.to.Send(envelope(p.block.proposalMessage()))) // which begins to dial
+		require.True(t, p.to.Send(envelope(p.block.proposalMessage()))) // begins to dial
 		synctest.Wait()
 		require.True(t, p.to.Send(envelope(p.block.proposalMessage())))
 		require.Len(t, p.peer.got(), 2)
 		require.Len(t, p.calls(), 1)
 
-		// After a break it is dialled again, not at once.
+		// After a break it is dialled again, but not at once.
 		p.server.Disconnect()
 		synctest.Wait()
 		require.True(t, p.to.Send(envelope(p.block.proposalMessage())))
@@ -416,7 +416,7 @@ func TestAnUnknownAddress(t *testing.T) {
 	})
 }
 
-// A closed relay sends nothing, and holds nothing up.
+// A closed relay sends nothing and blocks nothing.
 func TestAClosedRelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPair(t, nil, nil)

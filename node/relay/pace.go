@@ -3,30 +3,30 @@ package relay
 import "time"
 
 const (
-	// maxUnderWay limits the messages to a peer that are not answered yet.
+	// maxUnderWay limits the unanswered messages to a peer.
 	maxUnderWay = 8
-	// lateAfter is the time after which a message goes by p2p, too.
+	// lateAfter is the time after which a message is also sent over p2p.
 	lateAfter = 100 * time.Millisecond
-	// A relay that does not deliver pauses, at first leastPause, then twice as long, up to
-	// mostPause.
+	// A relay that fails to deliver pauses, first for leastPause, then twice as long each time, up
+	// to mostPause.
 	leastPause = time.Second
 	mostPause  = time.Minute
 )
 
-// pace decides how many messages to a peer are under way. A line that delivers late gets fewer,
-// and one that delivers nothing gets none for some time: each late message is sent twice. It does
-// its own counting and has no clock.
+// pace limits the messages in flight to a peer. A slow connection gets fewer, and one that delivers
+// nothing gets none for some time, because each late message is sent twice. It does its own
+// counting and has no clock.
 type pace struct {
-	window   int // of messages under way, from 1 to maxUnderWay; 0 stands for maxUnderWay
+	window   int // limit of messages in flight, from 1 to maxUnderWay; 0 means maxUnderWay
 	underWay int
-	taken    int           // messages in a row, since the window has changed
-	pause    time.Duration // the last one; 0: none since a message was taken
-	until    time.Time     // of the pause
+	taken    int           // consecutive messages accepted since the window changed
+	pause    time.Duration // the last pause; 0: none since a message was accepted
+	until    time.Time     // end of the pause
 	shrunk   time.Time     // when the window was last reduced, or a pause began
 }
 
-// may returns whether a message may be sent by the relay, and, if not, whether it may once another
-// one has ended.
+// may returns whether a message may be relayed now, and, if not, whether it may once another one
+// has ended.
 func (p *pace) may(now time.Time) (send, later bool) {
 	if p.window == 0 {
 		p.window = maxUnderWay
@@ -41,10 +41,10 @@ func (p *pace) may(now time.Time) (send, later bool) {
 	return true, true
 }
 
-// ended takes the place of a message back that may had given.
+// ended releases the slot that may granted.
 func (p *pace) ended() { p.underWay-- }
 
-// delivered: a message was taken.
+// delivered records that a message was accepted.
 func (p *pace) delivered() {
 	p.pause = 0
 	if p.taken++; p.taken >= p.window && p.window < maxUnderWay {
@@ -53,8 +53,8 @@ func (p *pace) delivered() {
 	}
 }
 
-// late: a message that was sent at began was not answered in time. Those that were under way
-// together count once.
+// late records that a message sent at began was not answered in time. Messages in flight together
+// count once.
 func (p *pace) late(began, now time.Time) {
 	if began.Before(p.shrunk) {
 		return
@@ -66,7 +66,8 @@ func (p *pace) late(began, now time.Time) {
 	p.window, p.taken, p.shrunk = p.window/2, 0, now
 }
 
-// failed: a message that was sent at began was refused, or could not be delivered. A pause begins.
+// failed records that a message sent at began was refused or could not be delivered. A pause
+// begins.
 func (p *pace) failed(began, now time.Time) {
 	if began.Before(p.shrunk) {
 		return

@@ -27,7 +27,7 @@ func TestPace(t *testing.T) {
 	}
 	began := now
 	late := func() { p.late(began, now) }
-	for _, want := range []int{8, 4, 2, 1} { // all that were under way together count once
+	for _, want := range []int{8, 4, 2, 1} { // messages in flight together count once
 		n := fill()
 		require.Equal(t, want, n)
 		began, now = now, now.Add(lateAfter)

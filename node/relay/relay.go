@@ -16,38 +16,38 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// What is relayed, for Hooks.
+// Kinds of relayed messages, for Hooks.
 const (
 	Proposal = "proposal"
 	Part     = "part"
 )
 
-// Kinds are what is relayed.
+// Kinds lists the kinds of relayed messages.
 var Kinds = []string{Proposal, Part}
 
-// What becomes of a relayed message, for Hooks. At the sender all but Taken go by p2p.
+// Outcomes of a relayed message, for Hooks. At the sender, all except Taken go over p2p.
 const (
 	Taken    = "taken"
-	Unwanted = "unwanted" // of no use now: another height or round, no proposal, no consensus
+	Unwanted = "unwanted" // not usable now: another height or round, no proposal, or no consensus
 	Late     = "late"     // not answered within 100 ms
 	Busy     = "busy"
-	Refused  = "refused" // the peer does not relay, the sender is a stranger, or it is false
-	Failed   = "failed"  // such as by the network
-	Again    = "again"   // at the receiver: it was there already
+	Refused  = "refused" // no relay there, an unknown sender, or an invalid message
+	Failed   = "failed"  // for example because of the network
+	Again    = "again"   // at the receiver: it had the message already
 )
 
-// Outcomes are what becomes of a relayed message.
+// Outcomes lists the outcomes of a relayed message.
 var Outcomes = []string{Taken, Unwanted, Late, Busy, Refused, Failed, Again}
 
 // Options configure a Relay.
 type Options struct {
 	Logger  log.Logger
 	ChainID string
-	// Dialer connects to the transports of peers, and Address returns where that of a p2p peer
-	// listens, if that is known.
+	// Dialer connects to the transports of peers, and Address returns the transport of a p2p peer,
+	// if it is known.
 	Dialer  transport.Dialer
 	Address func(transport.ID) (transport.Address, bool)
-	// Path reports whether a connection may be used now; nil: each may.
+	// Path reports whether a connection may be used now; nil: always.
 	Path  func(transport.Conn) bool
 	Hooks Hooks
 }
@@ -55,7 +55,7 @@ type Options struct {
 // Hooks are called for metrics. Any may be nil. They are called concurrently and must not block.
 type Hooks struct {
 	Sent, Received func(kind, outcome string)
-	// Connections changes the number of connections to peers.
+	// Connections is called with the change of the number of connections to peers.
 	Connections func(by int)
 }
 
@@ -71,11 +71,10 @@ func (h Hooks) received(kind, outcome string) {
 	}
 }
 
-// Relay relays for the CometBFT that Wrap was last called with. Its methods may be called
-// concurrently.
+// Relay relays for the CometBFT of the last call of Wrap. It is safe for concurrent use.
 type Relay struct {
 	o      Options
-	inbox  atomic.Pointer[inbox] // nil: there is no CometBFT yet
+	inbox  atomic.Pointer[inbox] // nil: no CometBFT yet
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // calls and dials; see enter
@@ -85,14 +84,14 @@ type Relay struct {
 	}
 }
 
-// New makes a relay. Close ends it.
+// New creates a relay. Close ends it.
 func New(o Options) *Relay {
 	r := &Relay{o: o}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	return r
 }
 
-// enter counts a goroutine in, unless the relay is closed.
+// enter counts a goroutine, unless the relay is closed.
 func (r *Relay) enter() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,8 +102,8 @@ func (r *Relay) enter() bool {
 	return true
 }
 
-// Close ends all calls and connections, and waits for them. Messages that were under way go by p2p
-// if that still runs.
+// Close ends all calls and connections, and waits for them. Messages in flight go over p2p if that
+// still runs.
 func (r *Relay) Close() {
 	r.mu.Lock()
 	r.mu.closed = true
@@ -119,12 +118,13 @@ func (r *Relay) connected(by int) {
 	}
 }
 
-// Register has mux answer the messages of peers.
+// Register registers the handler of relayed messages.
 func (r *Relay) Register(mux *transport.Mux) {
 	mux.Handle(Method, transport.Weighed(transport.HandlerFunc(r.serve), func(q transport.Request) int64 { return int64(len(q.Body)) }))
 }
 
-// serve answers a message, if it was taken, with the parts of the block that are here.
+// serve handles a message. If it was accepted, the answer lists the parts of the block that this
+// node has.
 func (r *Relay) serve(ctx context.Context, q transport.Request) ([]byte, error) {
 	in := r.inbox.Load()
 	if in == nil {
@@ -135,8 +135,8 @@ func (r *Relay) serve(ctx context.Context, q transport.Request) ([]byte, error) 
 	return answer, err
 }
 
-// Wrap returns the reactor that takes the place of a node's consensus reactor. The node must not
-// have been started.
+// Wrap returns the reactor that replaces a node's consensus reactor. The node must not have been
+// started.
 func (r *Relay) Wrap(n *cometnode.Node) (p2p.Reactor, error) {
 	env, err := n.ConfigureRPC()
 	if err != nil {
@@ -146,7 +146,7 @@ func (r *Relay) Wrap(n *cometnode.Node) (p2p.Reactor, error) {
 		GetRoundState() *cstypes.RoundState
 	})
 	if !is {
-		return nil, fmt.Errorf("relay: %T tells no state of its round", env.ConsensusState)
+		return nil, fmt.Errorf("relay: %T does not expose its round state", env.ConsensusState)
 	}
 	w := &reactor{Reactor: n.ConsensusReactor(), relay: r}
 	r.inbox.Store(newInbox(inboxOptions{
@@ -157,14 +157,14 @@ func (r *Relay) Wrap(n *cometnode.Node) (p2p.Reactor, error) {
 	return w, nil
 }
 
-// reactor is CometBFT's consensus reactor, which sends by links. All its other methods are
+// reactor is CometBFT's consensus reactor with links for sending. All its other methods are
 // promoted: block sync finds those that it looks for.
 type reactor struct {
 	*consensus.Reactor
 	relay *Relay
 }
 
-// linkKey is where a peer keeps its link.
+// linkKey is the key under which a peer stores its link.
 const linkKey = "starling_relay"
 
 func linkOf(peer p2p.Peer) *link {
@@ -172,8 +172,8 @@ func linkOf(peer p2p.Peer) *link {
 	return l
 }
 
-// InitPeer implements p2p.Reactor. Consensus is given a peer that sends by a link; everybody else
-// keeps the one that p2p made.
+// InitPeer implements p2p.Reactor. It returns a peer that sends through a link to consensus; all
+// other reactors keep the original peer.
 func (w *reactor) InitPeer(peer p2p.Peer) p2p.Peer {
 	l := w.relay.newLink(peer)
 	peer.Set(linkKey, l)

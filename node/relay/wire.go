@@ -15,23 +15,23 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Method is that of a relayed message. Its body is CometBFT's consensus Message. Its answer is a
-// bit for each part of the block, set if the peer has it: that of part i is 1<<(i%8) of byte i/8.
-// It is empty where the peer does not know the block.
+// Method is the method of a relayed message. The body is CometBFT's consensus Message. The answer
+// has one bit for each part of the block, set if the peer has the part: part i is bit 1<<(i%8) of
+// byte i/8. It is empty if the peer does not know the block.
 const Method transport.Method = 18
 
 // maxAnswer limits an answer, in bytes.
 const maxAnswer = (int(types.MaxBlockPartsCount) + 7) / 8
 
-// maxMessage limits a message, in bytes: a part, its proof, and what is around them. The proof of
-// the largest block has 11 hashes.
+// maxMessage limits a message, in bytes: a part, its proof, and the envelope. The proof in the
+// largest block has 11 hashes.
 const maxMessage = int(types.BlockPartSizeBytes) + 8<<10
 
-// errMessage: no honest node sends these bytes.
-var errMessage = errors.New("it is neither a proposal nor a part of a block")
+// errMessage: no correct node sends these bytes.
+var errMessage = errors.New("neither a proposal nor a block part")
 
-// The tables are those of CometBFT's messages (proto/tendermint/consensus), as far as they hold
-// anything that can be repeated.
+// The tables describe CometBFT's messages (proto/tendermint/consensus), as far as they have
+// repeated fields.
 var (
 	proofTable = protowalk.Message{Name: "proof", Fields: []protowalk.Field{
 		protowalk.Opaque(3, "leaf hash"), protowalk.Repeated(4, "aunts", nil, merkle.MaxAunts, 32),
@@ -48,7 +48,7 @@ var (
 	}}
 )
 
-// encode returns the body of a message; nil: it is not one that is relayed.
+// encode returns the body of a message; nil: this kind is not relayed.
 func encode(message proto.Message) []byte {
 	switch message.(type) {
 	case *cmtcons.Proposal, *cmtcons.BlockPart:
@@ -62,8 +62,8 @@ func encode(message proto.Message) []byte {
 	return body
 }
 
-// decode reads a body. It returns the message as p2p would give it to the reactor, and what is in
-// it: a *consensus.ProposalMessage or a *consensus.BlockPartMessage that is valid by itself.
+// decode parses a body. It returns the message as p2p would pass it to the reactor, and its
+// content: a *consensus.ProposalMessage or a *consensus.BlockPartMessage that is valid by itself.
 // Errors match errMessage.
 func decode(body []byte) (message proto.Message, content consensus.Message, err error) {
 	if len(body) > maxMessage {
@@ -90,14 +90,14 @@ func decode(body []byte) (message proto.Message, content consensus.Message, err 
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", errMessage, err)
 	}
-	// A set of parts is allocated by this number.
+	// A part set of this size will be allocated.
 	if p, is := content.(*consensus.ProposalMessage); is && p.Proposal.BlockID.PartSetHeader.Total > types.MaxBlockPartsCount {
 		return nil, nil, fmt.Errorf("%w: a block of %d parts", errMessage, p.Proposal.BlockID.PartSetHeader.Total)
 	}
 	return message, content, nil
 }
 
-// kind names a message in metrics.
+// kind returns the label of a message in metrics.
 func kind(message proto.Message) string {
 	if _, is := message.(*cmtcons.Proposal); is {
 		return Proposal

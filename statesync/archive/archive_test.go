@@ -43,7 +43,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	}
 }
 
-// The format by hand, of two chunks: one that compresses, one that does not.
+// Compares the encoding with one made by hand, for a compressible and an incompressible chunk.
 func TestFormat(t *testing.T) {
 	v, err := avlstar.Empty(1)
 	require.NoError(t, err)
@@ -112,7 +112,7 @@ func TestProgressOfWriting(t *testing.T) {
 	require.Equal(t, src.v.NumChunks(), stats.Chunks)
 }
 
-// Wherever one bit is wrong, it is found, and said to be where it is.
+// Every flipped bit is detected and located.
 func TestEveryBitCounts(t *testing.T) {
 	src := state(t, seeded(t, 4), 60, 900)
 	file, hash := written(t, src, 1), src.v.AppHash()
@@ -142,7 +142,7 @@ func TestEveryBitCounts(t *testing.T) {
 			case at < int64(len(magic)):
 				require.ErrorIs(t, err, ErrNotArchive)
 				continue
-			// the length of the header is wrong, and the file short
+			// the header's length is wrong, and the file too short for it
 			case at < int64(preludeBytes) && errors.Is(err, ErrTruncated):
 				continue
 			}
@@ -170,14 +170,14 @@ func TestTrailingBytes(t *testing.T) {
 	file := written(t, src, 1)
 	for _, more := range [][]byte{{0}, make([]byte, 100), file} {
 		_, _, err := readAll(append(bytes.Clone(file), more...), src.v.AppHash())
-		if bytes.Equal(more, file) { // ends with a trailer, which is not of this file
+		if bytes.Equal(more, file) { // ends with a trailer of another file
 			require.ErrorIs(t, err, ErrTrailing)
 			continue
 		}
 		require.ErrorIs(t, err, ErrTrailing)
 		require.ErrorContains(t, err, fmt.Sprintf("%d bytes after its end at byte offset %d", len(more), len(file)))
 	}
-	// Before the trailer, which knows of them.
+	// Bytes inserted before a trailer that accounts for them.
 	end := len(file) - int(trailerBytes)
 	longer := append(bytes.Clone(file[:end]), 1, 2, 3)
 	longer = append(longer, trailer{src.v.NumChunks(), src.v.Root().Bytes, uint64(len(file) + 3)}.encode()...)
@@ -193,28 +193,28 @@ func TestOtherFiles(t *testing.T) {
 	_, _, err = readAll(nil, hash)
 	require.ErrorIs(t, err, ErrTruncated)
 
-	// Carried as text.
+	// Transferred in text mode.
 	_, _, err = readAll(bytes.ReplaceAll(file, []byte("\r\n"), []byte("\n")), hash)
 	require.ErrorIs(t, err, ErrNotArchive)
 
-	// Another state: nothing but the header is looked at.
+	// Another state: only the header is read.
 	other := state(t, seeded(t, 8), 61, 900)
 	_, _, err = readAll(file, other.v.AppHash())
 	require.ErrorIs(t, err, ErrOtherState)
 	require.ErrorContains(t, err, hash.String())
 
-	// Another version, whose header is longer.
+	// Another version with a longer header.
 	for _, v := range []uint16{0, 2, 999} {
 		b := binary.BigEndian.AppendUint16([]byte(magic), v)
 		b = binary.BigEndian.AppendUint16(b, 500)
 		b = append(appendCRC(append(b, make([]byte, 500)...)), file...)
 		_, _, err = readAll(b, hash)
 		require.ErrorIs(t, err, ErrVersion)
-		require.ErrorContains(t, err, fmt.Sprintf("%d, it knows 1", v))
+		require.ErrorContains(t, err, fmt.Sprintf("%d, want 1", v))
 	}
 }
 
-// All checksums are right; a liar made the file.
+// An attacker wrote the file: all checksums are right.
 func TestHostileFrames(t *testing.T) {
 	random := seeded(t, 9)
 	src := state(t, random, 400, 4000)
@@ -255,7 +255,7 @@ func TestHostileFrames(t *testing.T) {
 			return compressed, p
 		},
 	}
-	var packs []uint32 // chunks that can be compressed
+	var packs []uint32 // compressible chunks
 	for k := range src.v.NumChunks() {
 		chunk, err := src.v.Chunk(k)
 		require.NoError(t, err)
@@ -281,7 +281,7 @@ func TestHostileFrames(t *testing.T) {
 	}
 }
 
-// streamed packs without saying the size.
+// streamed compresses without a content size.
 func streamed(data []byte) []byte {
 	var out bytes.Buffer
 	e, err := zstd.NewWriter(&out)
@@ -303,7 +303,7 @@ func allocates(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// A header that claims much, in a file that is large because it has holes.
+// A header with huge lengths in a sparse file.
 func TestAHeaderThatClaimsMuch(t *testing.T) {
 	h := Header{testChain, 1, avlstar.Commitment{ChunkBytes: 1, Chunks: 1 << 31, Root: avlstar.Stub{Stat: avlstar.Stat{Height: 40, Bytes: 1 << 40}}}, 70 << 31}
 	head := h.encode()
@@ -311,7 +311,7 @@ func TestAHeaderThatClaimsMuch(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, head, 0o600))
 	size := int64(len(head)) + 70<<31 + crcBytes + 5*1<<20 + trailerBytes
 	if err := os.Truncate(path, size); err != nil {
-		t.Skipf("NOT RUN: no files with holes here: %v", err)
+		t.Skipf("NOT RUN: no sparse files on this file system: %v", err)
 	}
 	allocated := allocates(func() {
 		_, err := OpenFile(path)
@@ -377,7 +377,7 @@ func TestWriteFile(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, written(t, other, 1), second)
 
-	// A folder is not replaced, and no folder is made.
+	// A folder is neither replaced nor created.
 	_, err = WriteFile(t.Context(), dir, true, src, Options{ChainID: testChain})
 	require.ErrorIs(t, err, ErrExists)
 	_, err = WriteFile(t.Context(), filepath.Join(dir, "none", "file"), false, src, Options{ChainID: testChain})
@@ -387,7 +387,7 @@ func TestWriteFile(t *testing.T) {
 	requireFiles(t, dir, "snapshot")
 }
 
-// Ctrl-C: the old file stays, the new one leaves nothing.
+// Interrupted by ctx: the old file stays, and nothing of the new one remains.
 func TestInterruptedWriting(t *testing.T) {
 	src := state(t, seeded(t, 13), 400, 900)
 	dir := t.TempDir()
@@ -410,7 +410,7 @@ func TestInterruptedWriting(t *testing.T) {
 	}
 }
 
-// Nobody uses the source once Write has returned.
+// The source is not used after Write has returned.
 func TestWriteWaitsForItsWorkers(t *testing.T) {
 	src := state(t, seeded(t, 14), 400, 900)
 	var mu sync.Mutex
@@ -431,7 +431,7 @@ func TestWriteWaitsForItsWorkers(t *testing.T) {
 	}
 }
 
-// failing takes left bytes, then fails.
+// failing is a writer that fails after left bytes.
 type failing struct{ left int }
 
 func (f *failing) Write(b []byte) (int, error) {
@@ -533,7 +533,7 @@ func requireTyped(t *testing.T, err error) {
 	t.Fatalf("not one of our errors: %v", err)
 }
 
-// FuzzFrame has right checksums around any payload of chunk 0.
+// FuzzFrame writes any payload of chunk 0 with right checksums.
 func FuzzFrame(f *testing.F) {
 	src := fuzzSource()
 	chunk, err := src.v.Chunk(0)

@@ -13,7 +13,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// benchSource has keys of 20 bytes and values of 100, random ones or text.
+// benchSource has keys of 20 bytes and values of 100 bytes, either random or text.
 func benchSource(b *testing.B, text bool) source {
 	b.Helper()
 	random := rand.New(rand.NewPCG(1, 0))

@@ -1,19 +1,19 @@
-// Package archive is a snapshot as one file: what a node would send to a joining one, chunk by
-// chunk, for whoever carries it by hand.
+// Package archive stores a snapshot in one file: the chunks that a node would send to a joining
+// node, for transfer by hand.
 //
 //	writing                                     reading
 //
-//	Source ── manifest, chunk k                 Open ── header and trailer: is it all there?     nothing is believed
+//	Source ── manifest, chunk k                 Open ── header and trailer: is the file complete?   not trusted
 //	   │   compressed in parallel                 │
-//	   ▼   written in order                     Verify(app hash) ── the manifest                 proved
+//	   ▼   written in order                     Verify(app hash) ── the manifest                    proved
 //	FILE.partial ──sync, rename──► FILE           │
-//	                                            Chunks ── one after the other, checksums         not yet proved
+//	                                            Chunks ── one after the other, checksums            not yet proved
 //	header ‖ manifest ‖ frame × m ‖ trailer       │
-//	                                            Chunk.Data ── unpacked to the manifest's length  the caller's VerifyChunk proves it
+//	                                            Chunk.Data ── unpacked to the manifest's length     the caller's VerifyChunk proves it
 //
-// The file proves nothing: who reads it must know the app hash from elsewhere. Checksums are there
-// to tell where a file was damaged, the trailer to tell a file that was cut short from one that was
-// damaged. The same state gives the same bytes.
+// The file proves nothing: the reader must know the app hash from elsewhere. Checksums locate
+// damage; the trailer distinguishes a truncated file from a damaged one. The same state always
+// gives the same bytes.
 //
-// The format is in docs/spec/archive.md.
+// docs/spec/archive.md specifies the format.
 package archive

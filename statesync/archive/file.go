@@ -7,18 +7,20 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/starling-kv/starling/internal/durable"
 )
 
-// partial is added to the name of a file while it is written.
+// partial is the suffix of a file while it is written.
 const partial = ".partial"
 
-// WriteFile writes a snapshot to a file that gets its name when it is whole and durable:
+// WriteFile writes a snapshot to a file, which gets its name once it is complete and durable:
 //
 //	FILE.partial ──write, sync──► rename ──► FILE, sync the folder
 //
-// An existing FILE is refused with ErrExists, unless overwrite says so; it stays until the new one
-// is whole. FILE.partial goes when it fails. One that a kill left is written over, one that another
-// process writes is refused.
+// If FILE exists, WriteFile fails with ErrExists unless overwrite is set; the existing file stays
+// until the new one is complete. On failure WriteFile removes FILE.partial. It overwrites a
+// FILE.partial left by a killed process, and fails if another process is writing it.
 func WriteFile(ctx context.Context, path string, overwrite bool, src Source, o Options) (Stats, error) {
 	if err := checkTarget(path, overwrite); err != nil {
 		return Stats{}, err
@@ -32,33 +34,33 @@ func WriteFile(ctx context.Context, path string, overwrite bool, src Source, o O
 		err = file.Sync()
 	}
 	if err == nil {
-		err = checkTarget(path, overwrite) // again: it took a while
+		err = checkTarget(path, overwrite) // again: writing may have taken long
 	}
 	if err == nil {
 		err = os.Rename(file.Name(), path)
 	}
 	if err != nil {
-		// removed first: the lock goes with the file
+		// remove first: the lock is released with the file
 		return Stats{}, errors.Join(err, os.Remove(file.Name()), file.Close())
 	}
-	return stats, errors.Join(file.Close(), syncDir(filepath.Dir(path)))
+	return stats, errors.Join(file.Close(), durable.SyncDir(filepath.Dir(path)))
 }
 
-// openPartial makes the file empty, once nobody else writes it.
+// openPartial opens and empties the file. It fails while another process writes it.
 func openPartial(path string) (*os.File, error) {
-	// all nodes serve what is in it to everybody
+	// world-readable: nodes serve the same content to any peer
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec
 	if err != nil {
 		return nil, err
 	}
 	err = lock(file)
-	if err == nil { // whoever wrote it may have given it its name between the two calls
+	if err == nil { // another process may have renamed it between the two calls
 		var now, opened os.FileInfo
 		if now, err = os.Lstat(path); err == nil {
 			opened, err = file.Stat()
 		}
 		if err == nil && !os.SameFile(now, opened) {
-			err = errors.New("it was renamed")
+			err = errors.New("the file was renamed")
 		}
 	}
 	if err != nil {
@@ -78,29 +80,20 @@ func checkTarget(path string, overwrite bool) error {
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular():
-		return fmt.Errorf("%w: %s, which is no file", ErrExists, path)
+		return fmt.Errorf("%w: %s, which is not a regular file", ErrExists, path)
 	case !overwrite:
 		return fmt.Errorf("%w: %s", ErrExists, path)
 	}
 	return nil
 }
 
-// syncDir makes a name durable.
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
-}
-
-// File is a snapshot file that is open.
+// File is an open snapshot file.
 type File struct {
 	*Reader
 	file *os.File
 }
 
-// OpenFile opens a snapshot file as Open does; the errors name it.
+// OpenFile opens a snapshot file like Open; its errors contain the path.
 func OpenFile(path string) (*File, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -108,7 +101,7 @@ func OpenFile(path string) (*File, error) {
 	}
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("not a file")
+		err = errors.New("not a regular file")
 	}
 	var r *Reader
 	if err == nil {
@@ -120,5 +113,5 @@ func OpenFile(path string) (*File, error) {
 	return &File{r, file}, nil
 }
 
-// Close closes the file; none of its chunks may be in use.
+// Close closes the file. None of its chunks may be in use.
 func (f *File) Close() error { return f.file.Close() }

@@ -5,10 +5,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"math"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/crc32c"
 )
 
 // A file (docs/spec/archive.md), integers big-endian:
@@ -21,8 +21,8 @@ import (
 //	crc      = CRC-32C:u32 of the part before it: header, manifest, frame or trailer
 const (
 	version = 1
-	// magic is no text, so that nobody takes the file for one, and shows whether somebody did (as
-	// in PNG, RFC 2083 section 12.11).
+	// magic is not text, and a transfer in text mode damages it (as in PNG, RFC 2083 section
+	// 12.11).
 	magic        = "\x89STAR\r\n\x1a"
 	trailerMagic = "END\x1a"
 
@@ -33,33 +33,31 @@ const (
 	frameHead    = 1 + 4
 
 	maxChainID = 50 // CometBFT's limit
-	// maxFields bounds the fields of a header of any version, so that a damaged length is seldom
-	// taken for a file that is cut short.
+	// maxFields limits the length of the header's fields in any version. Without it, a damaged
+	// length would look like a truncated file more often.
 	maxFields = 1024
-	// maxChunk is the length of the longest chunk. (A leaf may exceed a small chunk limit, but not
+	// maxChunk is the maximum length of a chunk. (A leaf may exceed a small chunk limit, but not
 	// this one.)
 	maxChunk = avlstar.MaxChunkBytes
 )
 
 // Methods of a frame.
 const (
-	stored     = 0 // as it is
+	stored     = 0 // not compressed
 	compressed = 1 // one zstd frame (RFC 8878) that is shorter than the chunk
 )
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 func appendCRC(b []byte) []byte {
-	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+	return binary.BigEndian.AppendUint32(b, crc32c.Sum(b))
 }
 
-// cutCRC splits the checksum off and compares it.
+// cutCRC splits off the checksum and compares it.
 func cutCRC(b []byte) (body []byte, ok bool) {
 	body = b[:len(b)-crcBytes]
-	return body, crc32.Checksum(body, castagnoli) == binary.BigEndian.Uint32(b[len(body):])
+	return body, crc32c.Sum(body) == binary.BigEndian.Uint32(b[len(body):])
 }
 
-// Header says what a file holds. Nothing of it is proved.
+// Header describes the contents of a file. It is unverified.
 type Header struct {
 	ChainID    string
 	Height     int64 // the state is the one after this block
@@ -67,21 +65,21 @@ type Header struct {
 	manifest   uint64 // length
 }
 
-// AppHash is the state's, if the header is true.
+// AppHash returns the app hash of the header's commitment. It is as unverified as the header.
 func (h Header) AppHash() avlstar.Hash { return h.Commitment.AppHash() }
 
-// maxManifest bounds a manifest of m chunks (docs/spec/chunks.md#manifest): the longest entry has
-// 70 bytes.
+// maxManifest returns the maximum length of a manifest of m chunks (docs/spec/chunks.md#manifest):
+// an entry has at most 70 bytes.
 func maxManifest(m uint32) uint64 { return 16 + 70*uint64(m) }
 
 func (h Header) check() error {
 	switch {
 	case h.Height <= 0:
-		return fmt.Errorf("height %d cannot be", h.Height)
+		return fmt.Errorf("invalid height %d", h.Height)
 	case h.ChainID == "" || len(h.ChainID) > maxChainID:
-		return fmt.Errorf("a chain id of %d bytes, it has 1 to %d", len(h.ChainID), maxChainID)
+		return fmt.Errorf("chain id of %d bytes, want 1 to %d", len(h.ChainID), maxChainID)
 	case h.manifest > maxManifest(h.Commitment.Chunks):
-		return fmt.Errorf("a manifest of %d bytes for %d chunks, it has at most %d", h.manifest, h.Commitment.Chunks, maxManifest(h.Commitment.Chunks))
+		return fmt.Errorf("manifest of %d bytes for %d chunks, the limit is %d", h.manifest, h.Commitment.Chunks, maxManifest(h.Commitment.Chunks))
 	}
 	return nil
 }
@@ -96,33 +94,33 @@ func (h Header) encode() []byte {
 	return appendCRC(append(b, h.ChainID...))
 }
 
-// headerBytes is how long the header is that begins with prelude. Every version has its length and
-// its checksum in the same place.
+// headerBytes returns the length of the header that begins with prelude. Every version has the
+// length and the checksum in the same places.
 func headerBytes(prelude []byte) (int, error) {
 	fields := int(binary.BigEndian.Uint16(prelude[len(magic)+2:]))
 	if fields > maxFields {
-		return 0, fmt.Errorf("fields of %d bytes, they have at most %d", fields, maxFields)
+		return 0, fmt.Errorf("header fields of %d bytes, the limit is %d", fields, maxFields)
 	}
 	return preludeBytes + fields + crcBytes, nil
 }
 
-// decodeHeader is the inverse of encode, b as long as headerBytes says.
+// decodeHeader is the inverse of encode. b has the length returned by headerBytes.
 func decodeHeader(b []byte) (h Header, err error) {
 	body, ok := cutCRC(b)
 	if !ok {
 		return h, errChecksum
 	}
-	// after the checksum, so that a flipped bit is no version
+	// Check the version after the checksum: a flipped bit must not look like another version.
 	if v := binary.BigEndian.Uint16(body[len(magic):]); v != version {
-		return h, fmt.Errorf("%w: %d, it knows %d", ErrVersion, v, version)
+		return h, fmt.Errorf("%w: %d, want %d", ErrVersion, v, version)
 	}
 	fields := body[preludeBytes:]
 	if len(fields) < fixedFields {
-		return h, errors.New("it is too short")
+		return h, errors.New("the header fields are too short")
 	}
 	height := binary.BigEndian.Uint64(fields)
 	if height > math.MaxInt64 {
-		return h, fmt.Errorf("height %d cannot be", height)
+		return h, fmt.Errorf("invalid height %d", height)
 	}
 	h.Height = int64(height)
 	fields = fields[8:]
@@ -135,10 +133,10 @@ func decodeHeader(b []byte) (h Header, err error) {
 	return h, h.check()
 }
 
-// trailer is what the end of a file says about all of it.
+// trailer summarizes the whole file at its end.
 type trailer struct {
 	chunks    uint32
-	bytes     uint64 // of all chunks, unpacked
+	bytes     uint64 // total length of all chunks, uncompressed
 	fileBytes uint64
 }
 
@@ -149,7 +147,7 @@ func (t trailer) encode() []byte {
 	return appendCRC(binary.BigEndian.AppendUint64(b, t.fileBytes))
 }
 
-// decodeTrailer takes trailerBytes bytes.
+// decodeTrailer decodes a trailer of trailerBytes bytes.
 func decodeTrailer(b []byte) (t trailer, ok bool) {
 	body, ok := cutCRC(b)
 	if !ok || !bytes.HasPrefix(body, []byte(trailerMagic)) {
@@ -159,18 +157,18 @@ func decodeTrailer(b []byte) (t trailer, ok bool) {
 	return trailer{binary.BigEndian.Uint32(body), binary.BigEndian.Uint64(body[4:]), binary.BigEndian.Uint64(body[12:])}, true
 }
 
-// checkFrame checks what a frame's head says, for a chunk of at most `chunk` bytes; exact: of
-// exactly that length.
+// checkFrame checks the head of a frame for a chunk of at most `chunk` bytes, or of exactly that
+// length if exact is set.
 func checkFrame(method byte, length, chunk uint64, exact bool) error {
 	switch {
 	case method > compressed:
-		return fmt.Errorf("method %d is not known", method)
+		return fmt.Errorf("unknown method %d", method)
 	case length == 0 || length > chunk:
-		return fmt.Errorf("%d bytes for a chunk of at most %d", length, chunk)
+		return fmt.Errorf("frame of %d bytes for a chunk of at most %d", length, chunk)
 	case exact && method == stored && length != chunk:
-		return fmt.Errorf("%d bytes, the chunk has %d", length, chunk)
+		return fmt.Errorf("stored frame of %d bytes for a chunk of %d", length, chunk)
 	case exact && method == compressed && length == chunk:
-		return fmt.Errorf("%d bytes compressed, the chunk has no more", length)
+		return fmt.Errorf("compressed frame of %d bytes, not shorter than its chunk", length)
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ const (
 	testHeight = 1200
 )
 
-// seeded returns a generator whose seed a failure prints.
+// seeded returns a random generator; a failing test prints its seed.
 func seeded(t *testing.T, seed uint64) *rand.Rand {
 	t.Helper()
 	if given := os.Getenv("STARLING_TEST_SEED"); given != "" {
@@ -35,7 +35,7 @@ func seeded(t *testing.T, seed uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// source is a version as a snapshot; bad changes what it answers.
+// source is a snapshot of a version; bad alters its chunks.
 type source struct {
 	v   *avlstar.Version
 	bad func(k uint32, data []byte) ([]byte, error)
@@ -53,7 +53,7 @@ func (s source) Chunk(k uint32) ([]byte, error) {
 	return data, err
 }
 
-// state makes a tree of so many random keys. Some values can be compressed, some cannot.
+// state builds a tree of random keys. Some values are compressible, some are not.
 func state(t *testing.T, random *rand.Rand, keys int, chunkBytes uint64) source {
 	t.Helper()
 	v, err := avlstar.Empty(chunkBytes)
@@ -81,7 +81,7 @@ func state(t *testing.T, random *rand.Rand, keys int, chunkBytes uint64) source 
 	return source{v: next}
 }
 
-// written returns the file of a snapshot.
+// written returns the encoded file of a snapshot.
 func written(t testing.TB, src Source, workers int) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -91,7 +91,7 @@ func written(t testing.TB, src Source, workers int) []byte {
 	return out.Bytes()
 }
 
-// readAll reads a file wholly, and returns its chunks, each verified.
+// readAll reads a whole file and returns its verified chunks.
 func readAll(file []byte, appHash avlstar.Hash) (h Header, chunks [][]byte, err error) {
 	r, err := Open(bytes.NewReader(file), int64(len(file)))
 	if err != nil {
@@ -117,7 +117,7 @@ func readAll(file []byte, appHash avlstar.Hash) (h Header, chunks [][]byte, err 
 	return r.Header(), chunks, nil
 }
 
-// forge makes a file of a state with frames of one's own, all checksums right.
+// forge encodes a file with the frames that frame returns; all checksums are right.
 func forge(src source, frame func(k uint32, chunk []byte) (method byte, payload []byte)) []byte {
 	manifest := src.Manifest()
 	file := Header{testChain, testHeight, src.Commitment(), uint64(len(manifest))}.encode()
@@ -141,4 +141,4 @@ func pack(data []byte, options ...zstd.EOption) []byte {
 	return e.EncodeAll(data, nil)
 }
 
-var errTest = errors.New("a test's")
+var errTest = errors.New("injected by the test")

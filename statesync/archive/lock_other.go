@@ -4,5 +4,5 @@ package archive
 
 import "os"
 
-// lock does nothing here: that no two processes write one file is up to whoever starts them.
+// lock does nothing on this platform: the user must not run two processes that write one file.
 func lock(*os.File) error { return nil }

@@ -19,11 +19,11 @@ type Reader struct {
 	in      io.ReaderAt
 	size    int64
 	header  Header
-	body    int64 // where the manifest begins
+	body    int64 // offset of the manifest
 	trailer trailer
 }
 
-// Open reads header and trailer, and says what is wrong with the file as a whole: ErrNotArchive,
+// Open reads header and trailer, and detects a file that is not complete: ErrNotArchive,
 // ErrVersion, ErrTruncated, ErrTrailing, ErrDamaged. in must not change while it is used; its
 // ReadAt may be called concurrently.
 func Open(in io.ReaderAt, size int64) (*Reader, error) {
@@ -37,13 +37,13 @@ func Open(in io.ReaderAt, size int64) (*Reader, error) {
 	return r, nil
 }
 
-// Header says what the file is about.
+// Header returns the file's header.
 func (r *Reader) Header() Header { return r.header }
 
-// Size is the length of the file, in bytes.
+// Size returns the length of the file in bytes.
 func (r *Reader) Size() uint64 { return uint64(r.size) }
 
-// read reads the bytes [at, at+n), of which all are in the file.
+// read reads the bytes [at, at+n), all of which are in the file.
 func (r *Reader) read(at int64, n int) ([]byte, error) {
 	b := make([]byte, n)
 	if got, err := r.in.ReadAt(b, at); got < n {
@@ -83,12 +83,12 @@ func (r *Reader) readHeader() error {
 	return err
 }
 
-// frames is where the first frame begins.
+// frames returns the offset of the first frame.
 func (r *Reader) frames() uint64 { return uint64(r.body) + r.header.manifest + crcBytes }
 
 func (r *Reader) readTrailer() error {
 	if end := r.frames() + uint64(trailerBytes); end > uint64(r.size) {
-		return fmt.Errorf("%w: it ends at byte offset %d, and has %d bytes at least", ErrTruncated, r.size, end)
+		return fmt.Errorf("%w: it ends at byte offset %d, and needs at least %d bytes", ErrTruncated, r.size, end)
 	}
 	at := r.size - trailerBytes
 	b, err := r.read(at, int(trailerBytes))
@@ -106,8 +106,8 @@ func (r *Reader) readTrailer() error {
 	return nil
 }
 
-// diagnose says what is wrong with a file that does not end with its trailer, from the heads of its
-// frames.
+// diagnose finds out what is wrong with a file that does not end with its trailer, from the heads
+// of its frames.
 func (r *Reader) diagnose() error {
 	at, size := r.frames(), uint64(r.size)
 	m := r.header.Commitment.Chunks
@@ -138,7 +138,7 @@ func (r *Reader) diagnose() error {
 	}
 	t, ok := decodeTrailer(b)
 	if !ok || t.fileBytes != at+uint64(trailerBytes) {
-		return &DamageError{"trailer", int64(at), errors.New("it is none")}
+		return &DamageError{"trailer", int64(at), errors.New("not a trailer")}
 	}
 	return fmt.Errorf("%w: %d bytes after its end at byte offset %d", ErrTrailing, size-t.fileBytes, t.fileBytes)
 }
@@ -152,13 +152,13 @@ type Contents struct {
 	unpack   *zstd.Decoder
 }
 
-// Verify proves the manifest against an app hash that is trusted. What is read into memory for that
-// is bounded by what the header proves.
+// Verify proves the manifest against a trusted app hash. The proved header bounds the memory for
+// reading it.
 func (r *Reader) Verify(appHash avlstar.Hash) (*Contents, error) {
 	if got := r.header.AppHash(); got != appHash {
 		return nil, fmt.Errorf("%w: its app hash is %s, the trusted one of height %d is %s", ErrOtherState, got, r.header.Height, appHash)
 	}
-	// the true number of chunks bounds it, and it is in the file
+	// the proved number of chunks bounds the length, and the file contains it
 	b, err := r.read(r.body, int(r.header.manifest)+crcBytes)
 	if err != nil {
 		return nil, err
@@ -172,10 +172,10 @@ func (r *Reader) Verify(appHash avlstar.Hash) (*Contents, error) {
 		return nil, &DamageError{"manifest", r.body, err}
 	}
 	if total := totalBytes(m); total != r.trailer.bytes {
-		return nil, &DamageError{"trailer", r.size - trailerBytes, fmt.Errorf("chunks of %d bytes, the manifest says %d", r.trailer.bytes, total)}
+		return nil, &DamageError{"trailer", r.size - trailerBytes, fmt.Errorf("chunks of %d bytes, the manifest has %d", r.trailer.bytes, total)}
 	}
-	// A decoder for each caller of Data at a time; no more output than there is room for, so that a
-	// bomb costs nothing.
+	// Decoders for concurrent callers of Data. Their output is capped at the expected length, so a
+	// decompression bomb costs nothing.
 	unpack, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(0), zstd.WithDecodeAllCapLimit(true), zstd.WithDecoderLowmem(true),
 		zstd.WithDecoderMaxMemory(maxChunk), zstd.WithDecoderMaxWindow(maxWindow))
 	if err != nil {
@@ -184,10 +184,10 @@ func (r *Reader) Verify(appHash avlstar.Hash) (*Contents, error) {
 	return &Contents{m, r, unpack}, nil
 }
 
-// maxWindow is the power of two above maxChunk.
+// maxWindow is the next power of two above maxChunk.
 const maxWindow = 1 << 24
 
-// Chunk is a chunk as it lies in the file, its checksum compared.
+// Chunk is a chunk of the file whose checksum was verified.
 type Chunk struct {
 	Index   uint32
 	Offset  int64 // of its frame
@@ -196,8 +196,7 @@ type Chunk struct {
 	payload []byte
 }
 
-// Chunks yields all chunks in order. An error is the last thing that it yields. It may be broken
-// off.
+// Chunks yields all chunks in order. An error is yielded last. The caller may stop early.
 func (c *Contents) Chunks() iter.Seq2[*Chunk, error] {
 	return func(yield func(*Chunk, error) bool) {
 		at := int64(c.r.frames())
@@ -220,13 +219,13 @@ func (c *Contents) Chunks() iter.Seq2[*Chunk, error] {
 	}
 }
 
-// next reads the frame of chunk k at offset at; end is where the trailer begins.
+// next reads the frame of chunk k at offset at; end is the offset of the trailer.
 func (c *Contents) next(in io.Reader, k uint32, at, end int64) (*Chunk, error) {
 	damaged := func(err error) error { return &DamageError{chunkName(k, uint32(len(c.Manifest.Entries))), at, err} }
 	failed := func(err error) error {
-		// in a file that is as long as its trailer says
+		// an early end in a file of the length that its trailer has
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return damaged(errors.New("it reaches into the trailer"))
+			return damaged(errors.New("the frame reaches into the trailer"))
 		}
 		return fmt.Errorf("byte offset %d: %w", at, err)
 	}
@@ -239,7 +238,7 @@ func (c *Contents) next(in io.Reader, k uint32, at, end int64) (*Chunk, error) {
 		return nil, damaged(err)
 	}
 	if uint64(end-at) < frameHead+length+crcBytes {
-		return nil, damaged(errors.New("it reaches into the trailer"))
+		return nil, damaged(errors.New("the frame reaches into the trailer"))
 	}
 	b := make([]byte, frameHead+int(length)+crcBytes)
 	copy(b, head[:])
@@ -253,9 +252,9 @@ func (c *Contents) next(in io.Reader, k uint32, at, end int64) (*Chunk, error) {
 	return &Chunk{k, at, c, head[0], body[frameHead:]}, nil
 }
 
-// Data unpacks the chunk, to exactly the bytes that the manifest says. That they are the right ones
-// is for VerifyChunk to find out, see Damaged. It may be called concurrently; the result is the
-// caller's.
+// Data returns the uncompressed chunk, which has exactly the length in the manifest. The caller
+// verifies the contents with VerifyChunk, see Damaged. Data may be called concurrently; the caller
+// owns the result.
 func (k *Chunk) Data() ([]byte, error) {
 	if k.method == stored {
 		return k.payload, nil
@@ -266,22 +265,22 @@ func (k *Chunk) Data() ([]byte, error) {
 		return nil, k.Damaged(err)
 	}
 	if head.Skippable || !head.HasFCS || head.FrameContentSize != want || !bytes.HasPrefix(k.payload, zstdMagic) {
-		return nil, k.Damaged(fmt.Errorf("it does not say that it unpacks to %d bytes", want))
+		return nil, k.Damaged(fmt.Errorf("its content size is not %d bytes", want))
 	}
 	data, err := k.c.unpack.DecodeAll(k.payload, make([]byte, 0, want))
 	if err != nil {
 		return nil, k.Damaged(err)
 	}
 	if uint64(len(data)) != want {
-		return nil, k.Damaged(fmt.Errorf("it unpacks to %d bytes, the manifest says %d", len(data), want))
+		return nil, k.Damaged(fmt.Errorf("it unpacks to %d bytes, the manifest has %d", len(data), want))
 	}
 	return data, nil
 }
 
-// zstdMagic begins a zstd frame (RFC 8878, section 3.1.1).
+// zstdMagic starts a zstd frame (RFC 8878, section 3.1.1).
 var zstdMagic = []byte{0x28, 0xB5, 0x2F, 0xFD}
 
-// Damaged is the error of a chunk that cannot be used because of err.
+// Damaged returns a DamageError for a chunk that is unusable because of err.
 func (k *Chunk) Damaged(err error) error {
 	return &DamageError{chunkName(k.Index, uint32(len(k.c.Manifest.Entries))), k.Offset, err}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 )
 
-// Source is a snapshot that stays as it is while it is written. Chunk may be called concurrently,
-// for the indices below the commitment's number of chunks; its result is the caller's. Manifest is
-// encoded and is not modified.
+// Source is an immutable snapshot. Chunk may be called concurrently, for indices below the
+// commitment's number of chunks; the caller owns the result. Manifest returns the encoded manifest,
+// which the caller does not modify.
 type Source interface {
 	Height() int64
 	Commitment() avlstar.Commitment
@@ -22,26 +22,25 @@ type Source interface {
 	Chunk(k uint32) ([]byte, error)
 }
 
-// Options of Write.
+// Options configure Write.
 type Options struct {
 	ChainID string // 1 to 50 bytes
-	// Progress is called in one goroutine with the number of bytes of chunks that are written; nil:
-	// not called.
+	// Progress, if not nil, is called from one goroutine with the number of chunk bytes written.
 	Progress func(done, total uint64)
 
-	workers int // chunks that are read and compressed at a time; default: one per CPU
+	workers int // chunks read and compressed in parallel; default: one per CPU
 }
 
-// Stats describe a file.
+// Stats describe a written file.
 type Stats struct {
 	Chunks    uint32
-	Bytes     uint64 // of all chunks, unpacked
+	Bytes     uint64 // total length of all chunks, uncompressed
 	FileBytes uint64
 }
 
-// Write writes a snapshot until ctx ends. The same state gives the same bytes, whatever the number
-// of workers. At most Workers + 2 chunks are in memory at a time, beside the manifest. What was
-// written before an error is no snapshot file. Nobody uses src after it returned.
+// Write writes a snapshot; it stops when ctx ends. The same state gives the same bytes for any
+// number of workers. At most workers + 2 chunks are in memory, in addition to the manifest. After
+// an error the output is not a snapshot file. src is not used after Write has returned.
 func Write(ctx context.Context, w io.Writer, src Source, o Options) (Stats, error) {
 	manifest := src.Manifest()
 	header := Header{ChainID: o.ChainID, Height: src.Height(), Commitment: src.Commitment(), manifest: uint64(len(manifest))}
@@ -79,7 +78,7 @@ func totalBytes(m *avlstar.Manifest) (total uint64) {
 
 func newEncoder(workers int) (*zstd.Encoder, error) {
 	return zstd.NewWriter(nil, zstd.WithEncoderConcurrency(workers), zstd.WithEncoderLevel(zstd.SpeedFastest),
-		zstd.WithEncoderCRC(false), // the frame has a checksum of its own
+		zstd.WithEncoderCRC(false), // the frame has its own checksum
 		zstd.WithSingleSegment(true))
 }
 
@@ -91,7 +90,7 @@ type writer struct {
 	progress func(done, total uint64)
 	total    uint64
 	written  uint64
-	failed   error // the first, of out
+	failed   error // first error of out
 }
 
 func (a *writer) write(b []byte) {
@@ -103,14 +102,14 @@ func (a *writer) write(b []byte) {
 	a.failed = err
 }
 
-// frame is a chunk that is ready to be written.
+// frame is an encoded chunk.
 type frame struct {
 	bytes []byte
 	chunk uint64 // length of the chunk
 	err   error
 }
 
-// chunks writes the frames: some are made at a time, and they are written in order.
+// chunks encodes frames in parallel and writes them in order.
 func (a *writer) chunks(ctx context.Context, workers int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	queue := make(chan chan frame, workers)
@@ -130,7 +129,7 @@ func (a *writer) chunks(ctx context.Context, workers int) error {
 		done uint64
 		err  error
 	)
-	for made := range queue { // to its end, so that nobody uses the source afterwards
+	for made := range queue { // drain it, so that the source is not used afterwards
 		f := <-made
 		switch {
 		case err != nil:
@@ -158,14 +157,14 @@ func (a *writer) chunks(ctx context.Context, workers int) error {
 	return err
 }
 
-// frame reads chunk k and packs it.
+// frame reads and compresses chunk k.
 func (a *writer) frame(k uint32) frame {
 	data, err := a.src.Chunk(k)
 	if err != nil {
 		return frame{err: fmt.Errorf("chunk %d of %d: %w", k, len(a.manifest.Entries), err)}
 	}
 	if want := a.manifest.Entries[k].Root.Bytes; uint64(len(data)) != want {
-		return frame{err: fmt.Errorf("chunk %d of %d: %d bytes, the manifest says %d", k, len(a.manifest.Entries), len(data), want)}
+		return frame{err: fmt.Errorf("chunk %d of %d: %d bytes, the manifest has %d", k, len(a.manifest.Entries), len(data), want)}
 	}
 	b := make([]byte, frameHead, frameHead+len(data)+crcBytes)
 	b = a.zstd.EncodeAll(data, b)

@@ -2,53 +2,53 @@ package scheduler
 
 import "time"
 
-// PeerID names a peer. Its order is the last tie-break, so it should not be one that peers can
-// choose freely.
+// PeerID identifies a peer. Its order is the last tie-breaker, so peers should not be able to
+// choose it freely.
 type PeerID string
 
-// ItemID names an item. The caller chooses it, and never uses it twice.
+// ItemID identifies an item. The caller chooses it and never reuses it.
 type ItemID uint64
 
-// Group joins the items of one snapshot. A peer that answers "gone" for one of them no longer has
-// any of the group, nor the part of it that it had.
+// Group identifies the items of one snapshot. A peer that answers "gone" for one of them no longer
+// has any item of the group.
 type Group uint32
 
-// RequestID names a request; it is never used twice.
+// RequestID identifies a request. It is never reused.
 type RequestID uint64
 
 // Item is what one request asks for.
 type Item struct {
 	ID    ItemID
 	Group Group
-	At    uint32 // its place in the group, by which Part counts; several items may have the same
-	Bytes uint64 // of an honest answer, at most: the size of the buffer
+	At    uint32 // place in the group, which Part refers to; several items may share it
+	Bytes uint64 // maximum length of an honest answer: the size of the buffer
 	Exact bool   // an honest answer has exactly Bytes
 }
 
 const (
-	// DefaultMemory is the limit, in bytes, of a Scheduler that is made without one.
+	// DefaultMemory is the memory limit, in bytes, if New is called without one.
 	DefaultMemory = 256 << 20
 
-	// patience is how often a request is compared with what other peers achieve.
+	// patience is the interval of comparing a request with what other peers achieve.
 	patience = 3 * time.Second
-	// giveUp is how long a late request without any progress is kept although no other needs its
-	// memory. It doubles for a peer whenever one of its requests is given up.
+	// giveUp is how long a late request without any progress is kept if its memory is not needed.
+	// It doubles for a peer whenever one of its requests is given up.
 	giveUp = 30 * time.Second
-	// backOff is how long a peer is left alone after its first failure. It doubles up to
-	// maxBackOff.
+	// backOff is how long a peer is not asked after its first failure. It doubles up to maxBackOff.
 	backOff    = 500 * time.Millisecond
 	maxBackOff = time.Minute
-	// horizon is how far ahead a proven peer is given work at least, however short its round trip.
+	// horizon is the minimum time ahead for which a proven peer is given work, however short its
+	// round trip.
 	horizon = 50 * time.Millisecond
-	// atHandBytes of answers that are here and not verified are enough, if they are more answers
-	// than limits.atHand: while there are more, nobody is asked for anything.
+	// While more than atHandBytes, in more than limits.atHand answers, have arrived and are not
+	// verified yet, no peer is asked for anything.
 	atHandBytes = 8 << 20
 )
 
-// limits of a Scheduler. Zero means the default. Only tests change any but those of New.
+// limits of a Scheduler; zero means the default. Only tests change fields that New does not set.
 type limits struct {
-	memory  int64 // see New
-	perPeer int   // requests in flight at one proven peer, at most
+	memory  int64 // maximum requests in flight per proven peer
+	perPeer int   // maximum requests in flight per item
 	copies  int   // requests in flight for one item, at most
 	atHand  int   // see New
 }
@@ -67,19 +67,18 @@ func (l limits) withDefaults() limits {
 	return l
 }
 
-// Event is something that has happened: one of the types below, by value. An event about an
-// unknown, lost or banned peer, or about a request that has ended, is ignored, so the caller's
-// goroutines need not be ordered.
+// Event is one of the types below, by value. Events about unknown, lost or banned peers, and about
+// requests that have ended, are ignored, so the caller's goroutines need no ordering.
 type Event interface{ event() }
 
 type (
-	// PeerUp: a peer is connected.
+	// PeerUp: a peer has connected.
 	PeerUp struct{ Peer PeerID }
-	// PeerDown: the connection is lost, which is no lie. Its requests in flight are cancelled; its
-	// answers that are being verified remain. What it has must be told again after the next PeerUp;
-	// that it is proven, and its failures, are remembered.
+	// PeerDown: a peer has disconnected, which is not a fault. Its requests in flight are
+	// cancelled; its answers that are being verified remain. Its claims must be reported again
+	// after the next PeerUp. Whether it is proven, and its failures, are remembered.
 	PeerDown struct{ Peer PeerID }
-	// PeerHas: a connected peer claims all of these groups, and these parts of others, and nothing
+	// PeerHas: a connected peer claims all of these groups and these parts of others, and nothing
 	// else.
 	PeerHas struct {
 		Peer   PeerID
@@ -87,49 +86,50 @@ type (
 		Parts  []Part
 	}
 
-	// Doubt: the last wrong answer of a connected peer proves nothing about it, since somebody else
-	// may have sent it. With Over, it has given a right one since that proves who sent it.
-	// Meanwhile it has one request at a time, whatever else it answers. PeerDown ends it, too.
+	// Doubt: the last wrong answer of a connected peer proves nothing about it, since another
+	// sender may have forged it. With Over, the peer has since given a right answer that proved its
+	// sender. Until then it has one request at a time, whatever else it answers. PeerDown ends the
+	// doubt, too.
 	Doubt struct {
 		Peer PeerID
 		Over bool
 	}
 
-	// Add brings work, in the order of preference, after everything that was added before.
+	// Add adds work, in order of preference, after everything added before.
 	Add struct{ Items []Item }
-	// Drop takes items back: their requests in flight are cancelled. A Verify that was already
-	// ordered is still to be answered, since its memory is in use until then.
+	// Drop removes items and cancels their requests in flight. A Verify that was already returned
+	// must still be answered, since its memory is in use until then.
 	Drop struct{ Items []ItemID }
 
-	// Progress: Bytes of the answer have arrived in total. It may be rare, if only a slow peer
-	// causes one every 3 s; else its requests count as stalled although they arrive.
+	// Progress: Bytes of the answer have arrived in total. Even a slow peer should cause one at
+	// least every 3 s; otherwise its requests count as stalled although they make progress.
 	Progress struct {
 		Request RequestID
 		Bytes   uint64
 	}
-	// Received: the whole answer is here. Verify follows, unless its length is impossible for the
-	// item: that proves a lie, and the request has ended.
+	// Received: the answer is complete. Verify follows, unless the length is impossible for the
+	// item: that proves a fault, and the request has ended.
 	Received struct {
 		Request RequestID
 		Bytes   uint64
 	}
-	// Verified answers Verify: the bytes are right, and the caller has put them where they belong.
-	// The item is done and the memory of the request free.
+	// Verified answers Verify: the bytes are right, and the caller has stored them. The item is
+	// done and the memory of the request free.
 	Verified struct{ Request RequestID }
-	// Rejected answers Verify: the bytes prove a lie.
+	// Rejected answers Verify: the bytes prove a fault.
 	Rejected struct {
 		Request RequestID
 		Reason  string
 	}
-	// Failed: a request in flight will have no answer; or, with Broken, the one that is being
-	// verified is wrong and proves nothing.
+	// Failed: a request in flight will have no answer. With Broken, it can also answer Verify: the
+	// answer is wrong but proves nothing.
 	Failed struct {
 		Request RequestID
 		Reason  Reason
-		Detail  string // of Lied, for Ban
+		Detail  string // for Lied: the reason in Ban
 	}
 
-	// Tick: time has passed, as with every other event.
+	// Tick: time has passed. Time passes with every other event, too.
 	Tick struct{}
 )
 
@@ -146,20 +146,22 @@ func (Rejected) event() {}
 func (Failed) event()   {}
 func (Tick) event()     {}
 
-// Reason is why a request has failed.
+// Reason is why a request failed.
 type Reason int
 
 const (
-	// Gone: the peer no longer has the group. That is no lie, but it is not asked for that group
-	// until the next PeerHas.
+	// Gone: the peer no longer has the group. That is not a fault, but the peer is not asked for
+	// the group until its next PeerHas.
 	Gone Reason = iota + 1
-	// Busy: the peer wants to be asked later.
+	// Busy: the peer asks to be asked later.
 	Busy
 	// Refused: the peer will not answer.
 	Refused
-	// Broken: the stream broke off, or our own side failed. That proves nothing about the peer.
+	// Broken: the stream broke off, or the request failed locally. That proves nothing about the
+	// peer.
 	Broken
-	// Lied: the transport has proof: an answer that is too long, or shorter than an exact item.
+	// Lied: the transport has proof of a fault: an answer that is too long, or shorter than an
+	// exact item.
 	Lied
 )
 
@@ -179,16 +181,14 @@ func (r Reason) String() string {
 	return "unknown"
 }
 
-// Action is an order to the caller: one of the types below, by value, to be carried out in the
-// order given.
+// Action is one of the types below, by value. The caller performs actions in the given order.
 //
-// A request that was asked ends in exactly one of these ways: the caller reports Failed, Rejected,
-// Verified, or Received with an impossible length; or it gets Cancel. Its buffer is free then and
-// only then.
+// A request ends in exactly one of these ways: the caller reports Failed, Rejected, Verified, or
+// Received with an impossible length; or the caller gets Cancel. Its buffer is in use until then.
 type Action interface{ action() }
 
 type (
-	// Ask is to be answered by Progress, Received or Failed.
+	// Ask: send a request. The caller reports Progress, Received or Failed.
 	Ask struct {
 		Request RequestID
 		Peer    PeerID
@@ -196,18 +196,17 @@ type (
 	}
 	// Cancel: a request in flight is no longer needed.
 	Cancel struct{ Request RequestID }
-	// Verify has the answer of a request checked and, if it is right, put where it belongs. It is
-	// to be answered by Verified, Rejected or Failed. There may be several at a time for one item;
-	// the caller keeps one of the right answers and reports all as Verified.
+	// Verify: verify the answer to a request and, if it is right, store it. The caller reports
+	// Verified, Rejected or Failed. Several answers for one item may be verified at a time; the
+	// caller keeps one of the right ones and reports all of them as Verified.
 	Verify struct{ Request RequestID }
-	// Ban: a peer has lied, and there is proof. Its requests in flight get Cancel.
+	// Ban: a peer is provably faulty. Its requests in flight get Cancel.
 	Ban struct {
 		Peer   PeerID
 		Reason string
 	}
-	// Done: every item that was added is done or dropped. If the last ones were dropped, it comes
-	// with the next Step, unless that adds items, so that dropping and adding may come in either
-	// order.
+	// Done: every added item is done or dropped. If the last items were dropped, Done comes with
+	// the next Step unless that adds items, so that the caller may drop and add in either order.
 	Done struct{}
 )
 
@@ -217,42 +216,42 @@ func (Verify) action() {}
 func (Ban) action()    {}
 func (Done) action()   {}
 
-// PeerState is the standing of a peer.
+// PeerState is the state of a peer.
 type PeerState int
 
 const (
 	StateNew     PeerState = iota // nothing verified yet: one request at a time
-	StateProven                   // has given something true
-	StateLate                     // one of its requests stalls: it gets no other
-	StateWaiting                  // left alone for a while after a failure
+	StateProven                   // an answer was verified
+	StateLate                     // one of its requests stalls: it gets no other one
+	StateWaiting                  // not asked for a while after a failure
 	StateDown                     // not connected
-	StateBanned                   // has lied
+	StateBanned                   // proved faulty
 )
 
 func (s PeerState) String() string {
 	return [...]string{"new", "proven", "late", "waiting", "down", "banned"}[s]
 }
 
-// Stats is for a progress display. Counters cover the life of the Scheduler.
+// Stats are for a progress display. Counters cover the life of the Scheduler.
 type Stats struct {
-	Items, ItemsDone int         // added and not dropped; of these done
-	Bytes, BytesDone uint64      // of these items, by Item.Bytes
+	Items, ItemsDone int         // items added and not dropped; those that are done
+	Bytes, BytesDone uint64      // bytes of the same, by Item.Bytes
 	InFlight         int         // requests without an answer
-	Verifying        int         // answers; also of dropped items
+	Verifying        int         // answers being verified, including those for dropped items
 	MemoryBytes      int64       // in use
-	Asked, Refetched int         // requests; of these not the first for their item
-	Rejected         int         // answers that were proof of a lie
-	WastedBytes      uint64      // that were of no use: lies, broken off, second copies, dropped
+	Asked, Refetched int         // requests; those that were not the first for their item
+	Rejected         int         // answers that proved a fault
+	WastedBytes      uint64      // received in vain: invalid, broken off, duplicate or dropped
 	Rate             uint64      // bytes per second: sum over the connected proven peers
-	Peers            []PeerStats // in order of ID; lost ones too, while they are remembered
+	Peers            []PeerStats // sorted by ID; includes lost peers that are remembered
 }
 
-// PeerStats is a peer in Stats.
+// PeerStats describes a peer in Stats.
 type PeerStats struct {
 	ID            PeerID
 	State         PeerState
-	Rate          uint64        // bytes per second, as measured; 0: not yet
-	RoundTrip     time.Duration // least time from asking to the first byte; 0: not yet
+	Rate          uint64        // measured bytes per second; 0: unknown
+	RoundTrip     time.Duration // shortest time from request to first byte; 0: unknown
 	InFlight      int
 	Verified      int // items
 	VerifiedBytes uint64

@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// assign hands out what can be handed out: first to trusted peers, the fastest first, in the order
-// of Add; then one item to each of the others; then, to peers that nothing is left for, what others
-// were asked for.
+// assign hands out items: first to trusted peers, the fastest first, in the order of Add; then one
+// item to each of the other peers; then, to idle peers, items that others were asked for.
 func (s *Scheduler) assign() {
 	s.wake = 0
 	if len(s.wanted) == 0 {
@@ -28,7 +27,7 @@ func (s *Scheduler) assign() {
 	slices.SortFunc(trusted, func(a, b *peer) int {
 		return cmp.Or(cmp.Compare(b.speed.rate, a.speed.rate), strings.Compare(string(a.id), string(b.id)))
 	})
-	slices.SortFunc(probes, func(a, b *peer) int { // the one that has waited longest
+	slices.SortFunc(probes, func(a, b *peer) int { // the one that has waited longest first
 		return cmp.Or(cmp.Compare(a.failures, b.failures), cmp.Compare(a.asked, b.asked), strings.Compare(string(a.id), string(b.id)))
 	})
 	s.idle = s.idle[:0]
@@ -37,17 +36,17 @@ func (s *Scheduler) assign() {
 	}
 }
 
-// serve gives trusted peers one item each, in turns, until they have enough. It returns false where
-// the memory does not allow that. The other peers get nothing then either: they would take what the
-// next trusted one waits for.
+// serve gives trusted peers one item each, in rounds, until they have enough. It returns false if
+// memory runs out. Then the other peers get nothing either, since they would take the memory that
+// the next trusted peer waits for.
 func (s *Scheduler) serve(peers []*peer) bool {
 	for len(peers) > 0 {
 		more := peers[:0]
 		for _, p := range peers {
-			if !s.room(p) { // another peer's need of memory has taken it
+			if !s.room(p) { // another peer's makeRoom has cancelled its request
 				continue
 			}
-			it := s.next(p)
+			it := s.next(p, false)
 			if it == nil {
 				s.idle = append(s.idle, p)
 				continue
@@ -63,54 +62,60 @@ func (s *Scheduler) serve(peers []*peer) bool {
 	return true
 }
 
-// next returns the most urgent item that a peer has and is not asked for already; nil if there is
-// none.
-func (s *Scheduler) next(p *peer) *item {
-	var best *item
+// next returns the most urgent item that a peer has and is not asked for yet, or the smallest fresh
+// item if fresh is set. It returns nil if there is none.
+func (s *Scheduler) next(p *peer, fresh bool) (best *item) {
 	for _, g := range s.wanted {
-		if len(g.order.v) == 0 {
+		queue := &g.order
+		if fresh {
+			queue = &g.fresh
+		}
+		if _, some := queue.First(); !some {
 			continue
 		}
 		h := p.holding(g)
 		if h == nil {
 			continue
 		}
-		if it := h.first(p, false); it != nil && (best == nil || g.order.less(it, best)) {
+		if it := h.first(p, fresh); it != nil && (best == nil || queue.Before(it, best)) {
 			best = it
 		}
 	}
 	return best
 }
 
-// urgent returns the first item in order that the peer is not asked for. It puts aside those that
-// it is asked for, which are few.
+// urgent returns the first item in order that the peer is not asked for. It temporarily removes the
+// few items that the peer is asked for.
 func (g *group) urgent(p *peer) *item {
 	var held []*item
 	defer func() {
 		for _, it := range held {
-			g.order.push(it)
+			g.order.Push(it)
 		}
 	}()
 	for {
-		it, ok := g.order.first()
+		it, ok := g.order.First()
 		if !ok || !p.holds(it) {
 			return it
 		}
-		g.order.remove(it)
+		g.order.Remove(it)
 		held = append(held, it)
 	}
 }
 
-// probe gives one item to each of the other peers. New ones get the smallest that no peer was asked
-// for yet: an item that has failed once waits for proven peers, while there is other work.
+// probe gives one item to each untrusted peer. New peers get the smallest item that was never
+// requested: an item that has failed once waits for proven peers as long as there is other work.
 func (s *Scheduler) probe(peers []*peer) bool {
 	for _, p := range peers {
 		if !s.room(p) {
 			continue
 		}
-		it := s.smallest(p)
+		var it *item
+		if !p.proven {
+			it = s.next(p, true)
+		}
 		if it == nil {
-			it = s.next(p)
+			it = s.next(p, false)
 		}
 		if it == nil {
 			s.idle = append(s.idle, p)
@@ -122,25 +127,4 @@ func (s *Scheduler) probe(peers []*peer) bool {
 		s.ask(p, it)
 	}
 	return true
-}
-
-// smallest returns the item that a new peer is tried with; nil if no item is fresh, or the peer is
-// not new.
-func (s *Scheduler) smallest(p *peer) (it *item) {
-	if p.proven {
-		return nil
-	}
-	for _, g := range s.wanted {
-		if len(g.fresh.v) == 0 {
-			continue
-		}
-		h := p.holding(g)
-		if h == nil {
-			continue
-		}
-		if first := h.first(p, true); first != nil && (it == nil || g.fresh.less(first, it)) {
-			it = first
-		}
-	}
-	return it
 }

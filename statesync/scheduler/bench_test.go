@@ -6,15 +6,16 @@ import (
 	"time"
 )
 
-// BenchmarkItem is a whole item's way with 100 proven peers: Ask, two Progress, Received, Verified.
-// It must not grow with the number of items that wait; tight is with the memory full all the time.
+// BenchmarkItem measures the whole life of an item with 100 proven peers: Ask, two Progress,
+// Received, Verified. It must not grow with the number of waiting items; in tight, the memory is
+// always full.
 func BenchmarkItem(b *testing.B) {
 	const size = 600_000
 	for _, bc := range []struct {
 		name   string
 		items  int
 		memory int64
-		shards uint32 // peers have one each; 0: everything
+		shards uint32 // number of shards, one per peer; 0: each peer has everything
 	}{
 		{"items=1000", 1_000, 1 << 40, 0},
 		{"items=60000", 60_000, 1 << 40, 0},
@@ -56,7 +57,7 @@ func BenchmarkItem(b *testing.B) {
 			step10 := 0
 			b.ReportAllocs()
 			for b.Loop() {
-				if step10++; step10%10 == 0 { // so that as many wait all the time
+				if step10++; step10%10 == 0 { // so that the number of waiting items is constant
 					add(10)
 				}
 				var a Ask

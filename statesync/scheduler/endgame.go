@@ -4,28 +4,30 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/starling-kv/starling/internal/backoff"
 )
 
-// outstanding is an item of which all copies are in flight.
+// outstanding is an item whose copies are all in flight.
 type outstanding struct {
 	item *item
-	eta  time.Duration // of the copy that will come first
+	eta  time.Duration // of the copy that will arrive first
 	age  time.Duration // of the youngest copy
 }
 
-// old reports whether a request of that age is to make way for a peer that has nothing else to do,
-// or at least to be doubled, although no peer is known to be faster. A peer that has failed waits
-// longer, so that peers that only pretend come to an end.
+// old reports whether a request of the given age may be replaced, or at least duplicated, by an
+// idle peer that is not known to be faster. A peer that has failed must wait longer, so that
+// replacements by useless peers come to an end.
 func (s *Scheduler) old(age, eta time.Duration, failures int) bool {
-	return eta > age && age >= doubled(4*patience, failures, forever/16)
+	return eta > age && age >= backoff.Doubled(4*patience, failures, forever/16)
 }
 
-// endGameEvery is the least time between two end games: each looks at everything in flight, and in
+// endGameEvery is the minimum time between two end games: each scans everything in flight, and near
 // the end every answer leaves a peer idle.
 const endGameEvery = 2 * time.Millisecond
 
-// endGame asks idle peers for what others were asked for: trusted ones if they promise to be twice
-// as fast, and all of them for what stalls.
+// endGame asks idle peers for items that others were asked for: trusted peers if they are expected
+// to be twice as fast, and all peers for items that stall.
 func (s *Scheduler) endGame(idle []*peer) {
 	if s.now < s.endGameAt {
 		s.wake = s.endGameAt
@@ -60,7 +62,8 @@ func (s *Scheduler) endGame(idle []*peer) {
 		}
 	}
 	if youngest < forever {
-		// What stalls shows only as time passes. The older they are, the rarer it is worth a look.
+		// A stall only shows as time passes. The older the requests are, the less often it is worth
+		// checking.
 		s.wake = s.now + max(horizon, youngest/2)
 	}
 }
@@ -86,7 +89,7 @@ func (s *Scheduler) outstanding() []outstanding {
 		}
 		o := outstanding{r.item, forever, forever}
 		for _, c := range r.item.copies {
-			if c.phase != flying { // an answer is here
+			if c.phase != flying { // an answer has arrived
 				o.item = nil
 				break
 			}
@@ -99,10 +102,11 @@ func (s *Scheduler) outstanding() []outstanding {
 	return s.list
 }
 
-// worthCopy reports whether a peer is to be asked for what others were asked for. A trusted one is
-// if it promises to be twice as fast, unless another trusted one was asked a second time already
-// and makes progress; any peer is if the others stall. A third copy is for old requests. Where the
-// limit of copies is reached, the new one takes the place of the one that has brought least.
+// worthCopy reports whether a peer should be asked for an item that others were asked for. A
+// trusted peer should be if it is expected to be twice as fast, unless a trusted peer was already
+// asked for a second copy and makes progress. Any peer should be if the others stall. A third copy
+// is for old requests. If the limit of copies is reached, the new copy replaces the one that has
+// received the least.
 func (s *Scheduler) worthCopy(p *peer, o *outstanding) bool {
 	n := len(o.item.copies)
 	if p.trusted() && p.took(o.item.Bytes) < o.eta/2 {
@@ -116,7 +120,7 @@ func (s *Scheduler) worthCopy(p *peer, o *outstanding) bool {
 		return s.cancellable(victim, p) || s.old(o.age, o.eta, min(victim.peer.timeouts, p.failures))
 	}
 	if n == 1 && o.eta == forever && !p.trusted() {
-		// A trusted peer would be better, and will soon have nothing else to do, if there is one.
+		// A trusted peer would be better. If there is one, it will soon be idle.
 		if _, _, known := s.reference(); !known || o.age >= patience {
 			return true
 		}

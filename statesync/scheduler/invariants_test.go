@@ -5,15 +5,17 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/starling-kv/starling/internal/heap"
 )
 
-// checkInvariants returns what is wrong with the books, recounted from scratch; nil: nothing.
+// checkInvariants recounts all counters from scratch and returns the first error.
 func (s *Scheduler) checkInvariants() error {
 	c := recount{late: map[*peer]int{}, verifying: map[*peer]int{}, remaining: map[*peer]uint64{}, holders: map[*group]int{}, parts: map[*group]int{}}
-	return cmp.Or(s.checkRequests(&c), s.checkInFlight(), s.checkPeers(&c), s.checkItems(&c), s.timers.check())
+	return cmp.Or(s.checkRequests(&c), s.checkInFlight(), s.checkPeers(&c), s.checkItems(&c), s.timers.Check())
 }
 
-// recount is what the requests and the peers add up to.
+// recount holds the totals over requests and peers.
 type recount struct {
 	late, verifying map[*peer]int
 	remaining       map[*peer]uint64
@@ -38,7 +40,7 @@ func (s *Scheduler) checkRequests(c *recount) error {
 		if has := slices.Contains(it.copies, r); has != (r.phase == flying || r.phase == verifying) {
 			return fmt.Errorf("request %d in phase %d: among the copies of item %d: %v", id, r.phase, it.ID, has)
 		}
-		if running := s.timers.has(&r.timer); running != (r.phase == flying) {
+		if running := s.timers.Has(&r.timer); running != (r.phase == flying) {
 			return fmt.Errorf("request %d in phase %d: timer %v", id, r.phase, running)
 		}
 		switch r.phase {
@@ -142,8 +144,8 @@ func (s *Scheduler) checkItems(c *recount) error {
 		if s.groups[it.Group] != g && !it.closed {
 			return fmt.Errorf("item %d: group %d is forgotten", id, it.Group)
 		}
-		if s.open(it) != g.order.has(it) || g.fresh.has(it) != (s.open(it) && it.asked == 0) {
-			return fmt.Errorf("item %d: open %v, asked %d, queued %v, fresh %v", id, s.open(it), it.asked, g.order.has(it), g.fresh.has(it))
+		if s.open(it) != g.order.Has(it) || g.fresh.Has(it) != (s.open(it) && it.asked == 0) {
+			return fmt.Errorf("item %d: open %v, asked %d, queued %v, fresh %v", id, s.open(it), it.asked, g.order.Has(it), g.fresh.Has(it))
 		}
 		for _, r := range it.copies {
 			if s.requests[r.id] != r || r.item != it {
@@ -166,8 +168,8 @@ func (s *Scheduler) checkItems(c *recount) error {
 		if err := g.checkIndex(); err != nil {
 			return fmt.Errorf("group %d: %w", id, err)
 		}
-		for _, h := range []*heap[*item]{&g.order, &g.fresh} {
-			if err := h.check(); err != nil {
+		for _, h := range []*heap.Heap[*item]{&g.order, &g.fresh} {
+			if err := h.Check(); err != nil {
 				return fmt.Errorf("group %d: %w", id, err)
 			}
 		}
@@ -187,7 +189,7 @@ func (g *group) checkIndex() error {
 	for b, bucket := range g.index.buckets {
 		n += len(bucket)
 		for _, it := range bucket {
-			if it.At/bucketPlaces != uint32(b) || !g.order.has(it) {
+			if it.At/bucketPlaces != uint32(b) || !g.order.Has(it) {
 				return fmt.Errorf("item %d at %d is in bucket %d", it.ID, it.At, b)
 			}
 		}
@@ -196,8 +198,8 @@ func (g *group) checkIndex() error {
 			return fmt.Errorf("bucket %d has another first item", b)
 		}
 	}
-	if n != len(g.order.v) {
-		return fmt.Errorf("the index has %d items, the heap %d", n, len(g.order.v))
+	if n != len(g.order.All()) {
+		return fmt.Errorf("the index has %d items, the heap %d", n, len(g.order.All()))
 	}
 	for _, t := range []*tournament{&g.index.order, &g.index.fresh} {
 		for i := 1; i < len(t.v)/2; i++ {
@@ -209,23 +211,14 @@ func (g *group) checkIndex() error {
 	return nil
 }
 
-// checkNone checks that a peer that counts as having nothing to be requested has nothing.
+// checkNone checks that a peer recorded as having nothing to request has nothing.
 func (h *holding) checkNone() error {
 	if h.spans == nil || h.none != h.opened {
 		return nil
 	}
-	for _, it := range h.order.v {
+	for _, it := range h.order.All() {
 		if h.covers(it) {
 			return fmt.Errorf("item %d at %d is overlooked", it.ID, it.At)
-		}
-	}
-	return nil
-}
-
-func (h *heap[T]) check() error {
-	for i, t := range h.v {
-		if *h.at(t) != i+1 || i > 0 && h.less(t, h.v[(i-1)/2]) {
-			return fmt.Errorf("the heap is broken at %d of %d", i, len(h.v))
 		}
 	}
 	return nil

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/starling-kv/starling/internal/heap"
 )
 
 // item is an Item that is not done, or that has answers being verified.
@@ -11,23 +13,23 @@ type item struct {
 	Item
 	seq     uint64 // order of Add
 	group   *group
-	asked   int        // times
-	copies  []*request // in flight or being verified, in the order asked
-	closed  bool       // done or dropped: it is not requested any more
-	ordered int        // place in group.order
-	sized   int        // place in group.fresh
+	asked   int        // number of requests
+	copies  []*request // in flight or being verified, in order of sending
+	closed  bool       // done or dropped: no longer requested
+	ordered int        // position in group.order
+	sized   int        // position in group.fresh
 }
 
-// group is a group that has items, or that a connected peer claims.
+// group is a group with items, or one that a connected peer claims.
 type group struct {
 	id      Group
-	live    int         // items neither done nor dropped
-	holders int         // connected peers
-	order   heap[*item] // open items: refetches first, then by seq
-	fresh   heap[*item] // of these the ones never requested, smallest first
-	parts   int         // of holders, those that have a part only
-	index   *index      // of order and fresh; nil while parts is 0
-	opened  uint64      // counts the items that became open; begins with 1
+	live    int              // items neither done nor dropped
+	holders int              // connected peers
+	order   heap.Heap[*item] // open items: refetches first, then by seq
+	fresh   heap.Heap[*item] // the open items that were never requested, smallest first
+	parts   int              // holders that have only a part
+	index   *index           // of order and fresh; nil while parts is 0
+	opened  uint64           // number of items that became open, plus 1
 }
 
 // phase of a request.
@@ -39,53 +41,53 @@ const (
 	ended
 )
 
-// request is a request, from Ask until its memory is free.
+// request is a request, from Ask until its memory is freed.
 type request struct {
 	id    RequestID
 	peer  *peer
 	item  *item
 	phase phase
-	probe bool // asked when the peer was not trusted
+	probe bool // sent when the peer was not trusted
 
 	asked     time.Duration
-	queue     uint64        // bytes that the peer owed when it was asked, including these
-	delivered uint64        // by the peer when it was asked
-	got       uint64        // bytes here
-	heard     time.Duration // when the last of them came; asked, if none
-	sample    uint64        // rate, once received
+	queue     uint64        // bytes that the peer owed when the request was sent, including its own
+	delivered uint64        // bytes that the peer had delivered when the request was sent
+	got       uint64        // bytes received
+	heard     time.Duration // when the last byte arrived; asked, if none
+	sample    uint64        // delivery rate, set when received
 
-	timer   timer         // runs until the next check
+	timer   timer         // of the next check
 	checked time.Duration // last check
-	work    uint64        // bytes still ahead of it then, including its own
-	moved   time.Duration // when work was last seen to shrink
-	late    bool          // its item may be requested a second time
+	work    uint64        // bytes ahead of it at the last check, including its own
+	moved   time.Duration // when work last shrank
+	late    bool          // its item may be requested again
 	stuck   bool          // may be cancelled if its memory is needed
-	well    time.Duration // when it was last seen not to be stuck; asked, if never
+	well    time.Duration // when it was last not stuck; asked, if never
 
 	eta        time.Duration // scratch of the end game
-	prev, next *request      // in flight, in the order asked
+	prev, next *request      // list of requests in flight, in order of sending
 }
 
 func (r *request) left() uint64 { return r.item.Bytes - r.got }
 
-// group returns the group with that id. It makes it if there is none.
+// group returns the group with the given ID, and creates it if necessary.
 func (s *Scheduler) group(id Group) *group {
 	g := s.groups[id]
 	if g == nil {
 		g = &group{
 			id: id, opened: 1,
-			order: heap[*item]{
-				less: func(a, b *item) bool {
+			order: heap.Heap[*item]{
+				Before: func(a, b *item) bool {
 					if (a.asked > 0) != (b.asked > 0) {
 						return a.asked > 0
 					}
 					return a.seq < b.seq
 				},
-				at: func(it *item) *int { return &it.ordered },
+				Place: func(it *item) *int { return &it.ordered },
 			},
-			fresh: heap[*item]{
-				less: func(a, b *item) bool { return cmp.Or(cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.seq, b.seq)) < 0 },
-				at:   func(it *item) *int { return &it.sized },
+			fresh: heap.Heap[*item]{
+				Before: func(a, b *item) bool { return cmp.Or(cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.seq, b.seq)) < 0 },
+				Place:  func(it *item) *int { return &it.sized },
 			},
 		}
 		s.groups[id] = g
@@ -93,7 +95,7 @@ func (s *Scheduler) group(id Group) *group {
 	return g
 }
 
-// release forgets a group that no peer has and that is not wanted.
+// release removes a group without holders and live items.
 func (s *Scheduler) release(g *group) {
 	if g.live == 0 && g.holders == 0 {
 		delete(s.groups, g.id)
@@ -122,7 +124,7 @@ func (s *Scheduler) add(items []Item) {
 	}
 }
 
-// unlive takes an item out of the count of items to be done.
+// unlive removes an item from the counts of live items.
 func (s *Scheduler) unlive(it *item) {
 	s.live--
 	if it.group.live--; it.group.live == 0 {
@@ -144,8 +146,8 @@ func (s *Scheduler) drop(ids []ItemID) {
 	}
 }
 
-// close ends the requests for an item that is done or dropped. Answers that are being verified
-// remain: they may prove a lie.
+// close cancels the requests for an item that is done or dropped. Answers that are being verified
+// remain: they may prove a fault.
 func (s *Scheduler) close(it *item) {
 	it.closed = true
 	for i := len(it.copies) - 1; i >= 0; i-- {
@@ -158,25 +160,25 @@ func (s *Scheduler) close(it *item) {
 	s.forget(it)
 }
 
-// forget deletes a closed item once its last answer is dealt with.
+// forget deletes a closed item once its last answer has been handled.
 func (s *Scheduler) forget(it *item) {
 	if it.closed && len(it.copies) == 0 {
 		delete(s.items, it.ID)
 	}
 }
 
-// open reports whether the item is to be requested: no answer is here, all peers that are asked are
-// late, and they are fewer than the limit.
+// open reports whether an item may be requested: no answer has arrived, all its requests are late,
+// and there are fewer than the limit.
 func (s *Scheduler) open(it *item) bool {
 	return !it.closed && len(it.copies) < s.limits.copies &&
 		!slices.ContainsFunc(it.copies, func(r *request) bool { return r.phase != flying || !r.late })
 }
 
-// place puts an item into the queues of its group, or takes it out. It must be called after every
-// change of what open depends on.
+// place adds an item to the queues of its group or removes it from them. It must be called after
+// every change that affects open.
 func (s *Scheduler) place(it *item) {
 	g := it.group
-	if open := s.open(it); open == g.order.has(it) {
+	if open := s.open(it); open == g.order.Has(it) {
 		return
 	} else if open {
 		g.enqueue(it)
@@ -187,9 +189,9 @@ func (s *Scheduler) place(it *item) {
 
 func (g *group) enqueue(it *item) {
 	g.opened++
-	g.order.push(it)
+	g.order.Push(it)
 	if it.asked == 0 {
-		g.fresh.push(it)
+		g.fresh.Push(it)
 	}
 	if g.index != nil {
 		g.index.add(it)
@@ -197,9 +199,9 @@ func (g *group) enqueue(it *item) {
 }
 
 func (g *group) dequeue(it *item) {
-	g.order.remove(it)
-	if g.fresh.has(it) {
-		g.fresh.remove(it)
+	g.order.Remove(it)
+	if g.fresh.Has(it) {
+		g.fresh.Remove(it)
 	}
 	if g.index != nil {
 		g.index.remove(it)

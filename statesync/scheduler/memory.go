@@ -2,16 +2,16 @@ package scheduler
 
 import "slices"
 
-// charge is how much of the memory a request takes, in bytes.
+// charge returns how much memory a request takes, in bytes.
 func charge(it *item) uint64 { return max(it.Bytes, 1) }
 
-// allowed reports whether the memory allows one more request.
+// allowed reports whether memory allows one more request.
 func (s *Scheduler) allowed(p *peer, it *item) bool {
 	return s.affords(p, it, s.used, s.probing, len(s.requests))
 }
 
-// affords is allowed with so much memory in use by so many requests alive. Peers that are not
-// trusted get half of the memory together, or one item.
+// affords implements allowed for given memory use and number of requests. Untrusted peers together
+// get half of the memory, or one item.
 func (s *Scheduler) affords(p *peer, it *item, used, probing uint64, alive int) bool {
 	budget, n := uint64(s.limits.memory), charge(it)
 	if alive > 0 && (used > budget || n > budget-used) {
@@ -20,13 +20,13 @@ func (s *Scheduler) affords(p *peer, it *item, used, probing uint64, alive int) 
 	return p.trusted() || probing == 0 || probing <= budget/2 && n <= budget/2-probing
 }
 
-// makeRoom cancels as much of what stalls as is needed for a request that is to be made. It returns
-// false if that is not enough; then nothing was cancelled.
+// makeRoom cancels stalled requests to free memory for a new request. It returns false, without
+// cancelling anything, if that is not enough.
 //
-// A trusted peer may also take the place of a request that needs eight times as long. And every
-// peer may take the place of a request that is old and will take longer still, even if it never was
-// faster: else a few peers that are slow on purpose could fill a small memory for ever. What counts
-// as old doubles with the failures of either side, so that this comes to an end.
+// A trusted peer may also replace a request that needs eight times as long. And any peer may
+// replace a request that is old and will take longer still, even if that peer was never faster:
+// otherwise a few deliberately slow peers could occupy a small memory forever. The age that counts
+// as old doubles with the failures of both sides, so that this comes to an end.
 func (s *Scheduler) makeRoom(p *peer, it *item) bool {
 	const muchSlower = 8
 	if s.now < s.noRoomUntil {

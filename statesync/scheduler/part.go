@@ -5,27 +5,27 @@ import (
 	"slices"
 )
 
-// Span is the places [From, To) of a group.
+// Span is the set of items of a group whose At is in [From, To).
 type Span struct{ From, To uint32 }
 
-// Part is what a peer has of a group that it does not have all of.
+// Part lists what a peer has of a group if it does not have all of it.
 type Part struct {
 	Group Group
-	Spans []Span // ascend, and do not overlap
+	Spans []Span // ascending and disjoint
 }
 
 // holding is what a peer has of a group.
 type holding struct {
 	*group
-	spans []Span // nil: all of it
-	// none is the group's opened when the peer was found to have nothing that is to be requested:
-	// it need not be looked for before another item opens. 0: there may be something.
+	spans []Span // nil: everything
+	// none is the value of group.opened when the peer was found to have no item to request:
+	// searching again is useless until another item opens. 0: unknown.
 	none uint64
 }
 
 func byHeldID(h *holding, id Group) int { return cmp.Compare(h.id, id) }
 
-// holding returns what a peer has of a group; nil: nothing.
+// holding returns what a peer has of a group, or nil.
 func (p *peer) holding(g *group) *holding {
 	if i, ok := slices.BinarySearchFunc(p.groups, g.id, byHeldID); ok {
 		return p.groups[i]
@@ -33,7 +33,7 @@ func (p *peer) holding(g *group) *holding {
 	return nil
 }
 
-// has reports whether a peer says that it has an item.
+// has reports whether a peer claims an item.
 func (p *peer) has(it *item) bool {
 	h := p.holding(it.group)
 	return h != nil && h.covers(it)
@@ -45,19 +45,19 @@ func (h *holding) covers(it *item) bool {
 	}
 	i, found := slices.BinarySearchFunc(h.spans, it.At, func(s Span, at uint32) int { return cmp.Compare(s.From, at) })
 	if !found {
-		i-- // the last one that begins before
+		i-- // the last span that begins before
 	}
 	return i >= 0 && it.At < h.spans[i].To
 }
 
-// first returns the first item in order, or the first fresh one, among those of the group that are
-// to be requested, that the peer has and that it is not asked for; nil if there is none.
+// first returns the first open item, or the first fresh one, that the peer has and is not asked
+// for, or nil if there is none.
 func (h *holding) first(p *peer, fresh bool) *item {
 	if h.spans == nil {
 		if !fresh {
 			return h.urgent(p)
 		}
-		it, _ := h.fresh.first()
+		it, _ := h.fresh.First()
 		return it
 	}
 	if h.none == h.opened {
@@ -86,27 +86,27 @@ func (h *holding) first(p *peer, fresh bool) *item {
 	}
 }
 
-// index finds the first of the items that are to be requested within a span of places. A group has
-// one while a connected peer has a part of it: those that have everything need only the heaps.
+// index finds the first open item within a span of places. A group has one while a connected peer
+// has only a part of it; peers that have everything need only the heaps.
 type index struct {
 	buckets [][]*item // by place / bucketPlaces
 	order   tournament
-	fresh   tournament // of those that were never requested
+	fresh   tournament // of items that were never requested
 }
 
 const bucketPlaces = 8
 
-// tournament has the first item of each bucket, and of each pair of these, and so on: v[1] is the
-// first of all, v[i] that of v[2i] and v[2i+1], and the second half of v those of the buckets.
+// tournament is a tree of first items: v[1] is the first item of all, v[i] that of v[2i] and
+// v[2i+1], and the second half of v has the first item of each bucket.
 type tournament struct {
 	less func(a, b *item) bool
-	is   func(*item) bool // which items take part; nil: all
+	is   func(*item) bool // items that take part; nil: all
 	v    []*item
 }
 
 func newIndex(g *group) *index {
-	x := &index{order: tournament{less: g.order.less}, fresh: tournament{less: g.fresh.less, is: func(it *item) bool { return it.asked == 0 }}}
-	for _, it := range g.order.v {
+	x := &index{order: tournament{less: g.order.Before}, fresh: tournament{less: g.fresh.Before, is: func(it *item) bool { return it.asked == 0 }}}
+	for _, it := range g.order.All() {
 		x.reserve(it)
 		b := it.At / bucketPlaces
 		x.buckets[b] = append(x.buckets[b], it)
@@ -117,7 +117,7 @@ func newIndex(g *group) *index {
 	return x
 }
 
-// reserve makes the buckets up to that of an item.
+// reserve creates the buckets up to that of an item.
 func (x *index) reserve(it *item) {
 	b, n := int(it.At/bucketPlaces), max(len(x.buckets), 1)
 	if b < len(x.buckets) {
@@ -158,7 +158,7 @@ func (x *index) refresh(b int) {
 // first returns the first item of a tournament whose place is in one of the spans.
 func (x *index) first(t *tournament, spans []Span) (best *item) {
 	for _, s := range spans {
-		// The bucket of To is not whole.
+		// The last bucket is only partly covered.
 		from, to := int(s.From/bucketPlaces), int(s.To/bucketPlaces)
 		if to >= len(x.buckets) {
 			to = len(x.buckets)
@@ -191,7 +191,7 @@ func (t *tournament) better(a, b *item) *item {
 	return a
 }
 
-// set makes an item the first of a bucket; nil: it has none.
+// set sets the first item of a bucket; nil: none.
 func (t *tournament) set(bucket int, it *item) {
 	i := len(t.v)/2 + bucket
 	t.v[i] = it

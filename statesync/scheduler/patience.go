@@ -3,10 +3,13 @@ package scheduler
 import (
 	"cmp"
 	"time"
+
+	"github.com/starling-kv/starling/internal/backoff"
 )
 
-// How long a request may take is not a constant but a comparison: with what its peer did before,
-// and with what other peers do. After every patience, the bytes ahead of it have shrunk by
+// How long a request may take is not a constant. It is compared with what its peer did before, and
+// with what other peers do. The bytes ahead of it are compared after every patience. They have
+// shrunk by
 //
 //	                           new peer      proven peer
 //	nothing                    late, stuck   late, stuck
@@ -15,11 +18,11 @@ import (
 //	something, no ref yet      late
 //	enough                     well          well
 //
-// late: its item is requested elsewhere, and its peer gets no other request. stuck: it is cancelled
-// if its memory is needed. own is the rate of the peer, ref the median of the proven peers. The
-// bytes ahead of a request are its own and those of what the same peer was asked before: so a peer
-// that answers in order is not late because of its queue, and one that withholds an item but sends
-// all others is.
+// late: its item is requested from another peer, and its peer gets no other request. stuck: it is
+// cancelled if its memory is needed. own is the rate of the peer, ref the median rate of the proven
+// peers. The bytes ahead of a request are its own and those of the peer's earlier requests. So a
+// peer that answers in order is not late because of its queue, but a peer that withholds an item
+// and sends all others is.
 
 const (
 	newTolerance    = 16
@@ -27,7 +30,7 @@ const (
 	maxDoublings    = 16
 )
 
-// check compares a request with what it should have done since the last check.
+// check compares a request with its expected progress since the last check.
 func (s *Scheduler) check(r *request) {
 	p, elapsed := r.peer, s.now-r.checked
 	var work uint64
@@ -50,9 +53,9 @@ func (s *Scheduler) check(r *request) {
 	s.startTimer(&r.timer, s.now+patience)
 }
 
-// lastChance returns how long a request may make no progress while no other needs its memory.
+// lastChance returns how long a request may make no progress while its memory is not needed.
 func (s *Scheduler) lastChance(r *request) time.Duration {
-	d := doubled(giveUp, min(r.peer.timeouts, maxDoublings), forever/16)
+	d := backoff.Doubled(giveUp, min(r.peer.timeouts, maxDoublings), forever/16)
 	if r.peer.proven { // progress may be reported rarely
 		d = max(d, provenTolerance*timeFor(r.item.Bytes, r.peer.speed.rate))
 	}
@@ -94,20 +97,21 @@ func (s *Scheduler) judge(r *request, late, stuck bool) {
 	s.place(r.item)
 }
 
-// cancellable reports whether a request has been stuck for long enough that its memory may be given
-// to another peer. Between two that both failed it takes longer each time, so that one of them gets
-// through, however slow; but a peer that always fails cannot long keep out one that seldom does.
+// cancellable reports whether a request has been stuck for so long that its memory may be given to
+// another peer. The time doubles with the failures of both peers, so that one of them eventually
+// gets through, however slow; but a peer that always fails cannot keep out a peer that seldom fails
+// for long.
 func (s *Scheduler) cancellable(r *request, p *peer) bool {
-	return r.stuck && s.now-r.well >= doubled(patience, min(r.peer.timeouts, p.failures), forever/16)
+	return r.stuck && s.now-r.well >= backoff.Doubled(patience, min(r.peer.timeouts, p.failures), forever/16)
 }
 
-// worse orders requests by which is to be cancelled first: the one that has brought least.
+// worse orders requests by which to cancel first: the one that has received the least.
 func worse(a, b *request) int {
 	return cmp.Or(cmp.Compare(a.got, b.got), cmp.Compare(a.id, b.id))
 }
 
-// eta returns how long a request in flight will still take; forever if it stalls, as far as can be
-// told. ahead is how many bytes its peer owes before it and with it.
+// eta returns how long a request in flight is expected to take, or forever if it seems to stall.
+// ahead is the number of bytes that its peer owes before it, including its own.
 func (s *Scheduler) eta(r *request, ahead uint64) time.Duration {
 	p := r.peer
 	rate, rtt := p.speed.rate, p.speed.rtt
@@ -137,8 +141,8 @@ func (s *Scheduler) eta(r *request, ahead uint64) time.Duration {
 	return max(0, rtt-age) + timeFor(ahead, rate)
 }
 
-// quiet returns for how long there has been no sign that a request is being answered: a byte of its
-// answer or, from a proven peer, of any.
+// quiet returns how long there has been no sign of an answer: no byte of it or, from a proven peer,
+// of any answer.
 func (s *Scheduler) quiet(r *request) time.Duration {
 	if r.peer.proven {
 		return s.now - max(r.heard, r.peer.heard)
@@ -146,7 +150,7 @@ func (s *Scheduler) quiet(r *request) time.Duration {
 	return s.now - r.heard
 }
 
-// measureQueues must be called before ahead is called for the requests in flight, the oldest first.
+// measureQueues must be called before calling ahead for the requests in flight, the oldest first.
 func (s *Scheduler) measureQueues() {
 	for _, p := range s.connected {
 		p.ahead = 0

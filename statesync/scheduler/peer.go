@@ -5,48 +5,50 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/starling-kv/starling/internal/backoff"
 )
 
-// peer is what is known of a peer, connected or not.
+// peer is the state of a peer, connected or not.
 type peer struct {
 	id        PeerID
 	connected bool
 	banned    bool
 	proven    bool
-	doubted   bool       // see Doubt; false while it is not connected
-	groups    []*holding // by id of the group
-	flying    []*request // in the order asked
-	remaining uint64     // bytes of these that have not come yet
-	late      int        // of flying, those that are late
+	doubted   bool       // see Doubt; false while disconnected
+	groups    []*holding // sorted by group ID
+	flying    []*request // in order of sending
+	remaining uint64     // bytes of flying that have not arrived yet
+	late      int        // number of late requests in flying
 	verifying int
 	speed     speed
-	heard     time.Duration // when its last byte came
+	heard     time.Duration // when its last byte arrived
 	asked     RequestID     // its last request
 
 	failures int           // since the last verified item
-	timeouts int           // requests given up, of these failures
+	timeouts int           // failures that were requests given up
 	struck   time.Duration // when the last failure was counted
-	until    time.Duration // when it is no longer left alone
+	until    time.Duration // not asked before this time
 	timer    timer         // runs until then
 
 	verified      int
 	verifiedBytes uint64
 	wasted        uint64
 	ahead         uint64 // scratch of the end game
-	stalls        bool   // likewise
+	stalls        bool   // scratch of the end game
 }
 
-// maxLost is the limit of peers that are remembered although they are not connected: a liar can
-// make as many keys as it likes.
+// maxLost limits the remembered disconnected peers: a Byzantine peer can create any number of
+// identities.
 const maxLost = 1024
 
 func (p *peer) holds(it *item) bool {
 	return slices.ContainsFunc(it.copies, func(r *request) bool { return r.peer == p })
 }
 
-// trusted reports whether the last that was heard of the peer was true. One that is not trusted has
-// one request at a time and comes after those that are; else a few peers that once told the truth,
-// and take turns in being slow, could keep the others out.
+// trusted reports whether the peer's last outcome was good. An untrusted peer has one request at a
+// time and comes after the trusted ones. Otherwise a few peers that once answered correctly and
+// take turns in being slow could keep the others out.
 func (p *peer) trusted() bool { return p.proven && p.failures == 0 && !p.doubted }
 
 // active returns a peer, and whether it is connected.
@@ -89,7 +91,7 @@ func (s *Scheduler) peerDown(id PeerID) {
 	s.disconnect(p)
 }
 
-// disconnect forgets what a peer has and cancels its requests in flight.
+// disconnect removes a peer's claims and cancels its requests in flight.
 func (s *Scheduler) disconnect(p *peer) {
 	p.connected, p.doubted = false, false
 	i, _ := slices.BinarySearchFunc(s.connected, p.id, byPeerID)
@@ -107,7 +109,8 @@ func (s *Scheduler) disconnect(p *peer) {
 	}
 }
 
-// peerHas replaces what a peer has. A group that it says to have all of and a part, it has all of.
+// peerHas replaces a peer's claims. If it claims a group and a part of the same group, it has the
+// whole group.
 func (s *Scheduler) peerHas(p *peer, groups []Group, parts []Part) {
 	before := p.groups
 	p.groups = make([]*holding, 0, len(groups)+len(parts))
@@ -124,7 +127,7 @@ func (s *Scheduler) peerHas(p *peer, groups []Group, parts []Part) {
 	for _, h := range p.groups {
 		s.hold(h)
 	}
-	for _, h := range before { // last, so that no index is made anew
+	for _, h := range before { // last, so that indexes that remain in use are not rebuilt
 		s.let(h)
 	}
 }
@@ -149,7 +152,7 @@ func (s *Scheduler) let(h *holding) {
 	s.release(h.group)
 }
 
-// gone notes that a peer no longer has a group.
+// gone records that a peer no longer has a group.
 func (s *Scheduler) gone(p *peer, g *group) {
 	if i, ok := slices.BinarySearchFunc(p.groups, g.id, byHeldID); ok {
 		s.let(p.groups[i])
@@ -157,8 +160,8 @@ func (s *Scheduler) gone(p *peer, g *group) {
 	}
 }
 
-// strike counts a failure of a request that was asked at that time, and leaves the peer alone for a
-// while. What was asked before the last failure counts with that: sixteen requests that are lost at
+// strike counts the failure of a request that was sent at the given time, and the peer is not asked
+// for a while. Requests sent before the last failure do not count again: sixteen requests lost at
 // once are one failure.
 func (s *Scheduler) strike(p *peer, asked time.Duration) (counted bool) {
 	if p.failures > 0 && asked < p.struck {
@@ -166,12 +169,12 @@ func (s *Scheduler) strike(p *peer, asked time.Duration) (counted bool) {
 	}
 	p.failures++
 	p.struck = s.now
-	p.until = s.now + doubled(backOff, p.failures-1, maxBackOff)
+	p.until = s.now + backoff.Doubled(backOff, p.failures-1, maxBackOff)
 	s.startTimer(&p.timer, p.until)
 	return true
 }
 
-// ban excludes a peer for good.
+// ban excludes a peer permanently.
 func (s *Scheduler) ban(p *peer, reason string) {
 	s.rejected++
 	if p.banned {
@@ -184,7 +187,7 @@ func (s *Scheduler) ban(p *peer, reason string) {
 	}
 }
 
-// room reports whether a peer is to be asked for more.
+// room reports whether a peer may be asked for more.
 func (s *Scheduler) room(p *peer) bool {
 	switch {
 	case !p.connected || p.late > 0 || s.now < p.until || s.behind():
@@ -195,12 +198,12 @@ func (s *Scheduler) room(p *peer) bool {
 	return p.trusted() && len(p.flying) < s.limits.perPeer && p.remaining < p.speed.window() && !s.overdue(p.flying[0])
 }
 
-// behind reports whether answers come faster than they are verified and written: what is asked for
-// then would only take memory until its turn.
+// behind reports whether answers arrive faster than they are verified and written: more requests
+// would only occupy memory.
 func (s *Scheduler) behind() bool { return s.verifying > s.limits.atHand && s.unverified > atHandBytes }
 
-// overdue reports that a request of a proven peer takes much longer than what the peer did before:
-// its line has become worse, or it withholds the answer.
+// overdue reports that a request of a proven peer takes much longer than its earlier ones: its line
+// has become slower, or it withholds the answer.
 func (s *Scheduler) overdue(r *request) bool {
 	return s.now-r.asked > 4*(r.peer.speed.rtt+timeFor(r.queue, r.peer.speed.rate))+horizon
 }
@@ -210,9 +213,9 @@ func (p *peer) took(n uint64) time.Duration {
 	return p.speed.rtt + timeFor(p.remaining+n, p.speed.rate)
 }
 
-// reference returns rate and round trip of the median of the connected proven peers, which a peer
-// of unknown speed is compared with. A liar cannot move it without giving true items, and a few
-// cannot move it far.
+// reference returns the median rate and round trip of the connected proven peers, which a peer of
+// unknown speed is compared with. A Byzantine peer cannot influence it without sending valid items,
+// and a few cannot shift it far.
 func (s *Scheduler) reference() (rate uint64, rtt time.Duration, ok bool) {
 	if !s.refKnown {
 		s.refKnown, s.refRate, s.refRTT = true, 0, 0

@@ -5,32 +5,32 @@ import (
 	"time"
 )
 
-// behaviour is what a peer does when it is asked.
+// behaviour is a peer's reaction to requests.
 type behaviour int
 
 const (
 	honest   behaviour = iota
-	flapping           // honest, but the connection is lost at times
-	moody              // honest, but busy or breaking off at times
-	pruning            // honest, but drops the old group mid-way and has the new one then
+	flapping           // honest, but loses the connection at times
+	moody              // honest, but busy or broken off at times
+	pruning            // honest, but drops the old group midway and then has the new one
 
 	damaged   // the right length, wrong bytes
 	truncated // too short
 	oversize  // too long
 	swapped   // another item's bytes
-	stale     // of an older version: wrong bytes, any length
-	loris     // some bytes every few seconds
+	stale     // of an older version: wrong bytes of any length
+	loris     // sends some bytes every few seconds
 	silent    // never answers
-	stopper   // true until the last but one item, then silent
-	turncoat  // true for a while, then damaged
-	sleeper   // true for a while, then silent
-	lagger    // true for a while, then some bytes every few seconds
-	refuser   // never wants to
-	breaker   // breaks off in the middle
-	claimer   // says that it has all, and "gone" when asked
-	hopper    // silent, and connects anew all the time
-	flooder   // answers that nobody asked for
-	chameleon // any of these, each time anew
+	stopper   // honest until the last item but one, then silent
+	turncoat  // honest for a while, then damaged
+	sleeper   // honest for a while, then silent
+	lagger    // honest for a while, then some bytes every few seconds
+	refuser   // always refuses
+	breaker   // breaks off midway
+	claimer   // claims everything, and answers "gone"
+	hopper    // silent, and reconnects all the time
+	flooder   // sends unrequested answers
+	chameleon // a random one of these each time
 	behaviours
 )
 
@@ -45,13 +45,13 @@ type simPeer struct {
 	rate      uint64 // bytes per second
 	latency   time.Duration
 	groups    []Group
-	spans     []Span  // of each of them; nil: all
-	told      []Group // what it says that it has, all or parts of it
+	spans     []Span  // of each of the groups; nil: everything
+	told      []Group // groups that it claims, entirely or the spans of them
 	loyal     int     // items before it turns
 	connected bool
 	epoch     int // of the connection
 	banned    bool
-	open      int // requests asked and not freed
+	open      int // requests sent and not freed
 	verified  int
 	rejected  int
 	busy      bool
@@ -60,7 +60,7 @@ type simPeer struct {
 
 func (p *simPeer) honest() bool { return p.is <= pruning }
 
-// has is what the peer says that it has.
+// has returns the peer's claims.
 func (p *simPeer) has() PeerHas {
 	if p.spans == nil {
 		return PeerHas{Peer: p.id, Groups: p.groups}
@@ -72,7 +72,7 @@ func (p *simPeer) has() PeerHas {
 	return e
 }
 
-// covers reports whether the peer says that it has a place.
+// covers reports whether the peer claims a place.
 func (p *simPeer) covers(at uint32) bool {
 	return p.spans == nil || slices.ContainsFunc(p.spans, func(s Span) bool { return s.From <= at && at < s.To })
 }
@@ -99,8 +99,8 @@ func (p *simPeer) life(w *world) {
 			if p.banned {
 				return nil
 			}
-			// The shell knows whose request it is: an answer by somebody else never gets this far,
-			// but an old one may.
+			// The caller knows the sender of each request: another peer's answer never gets this
+			// far, but an old answer may.
 			id := RequestID(1 + w.rng.IntN(w.asks+1))
 			if w.reqs[id] != nil || id > w.s.lastRequest {
 				id = RequestID(w.rng.Uint64() | 1<<63)
@@ -118,7 +118,7 @@ func (p *simPeer) life(w *world) {
 	case pruning:
 		w.after(time.Duration(w.rng.Int64N(int64(10*time.Second))), func() error {
 			p.groups = []Group{2}
-			// It tells later.
+			// The claims come later.
 			w.after(time.Duration(w.rng.Int64N(int64(2*time.Second))), func() error { return w.step(p.has()) })
 			return nil
 		})
@@ -155,7 +155,7 @@ func (p *simPeer) take(w *world, r *simRequest) error {
 	return nil
 }
 
-// pump begins with the next request, if none is being answered.
+// pump starts to answer the next request, if none is being answered.
 func (p *simPeer) pump(w *world) {
 	for !p.busy && len(p.jobs) > 0 {
 		r := p.jobs[0]
@@ -166,7 +166,7 @@ func (p *simPeer) pump(w *world) {
 	}
 }
 
-// answer decides what comes, and sends the first segment.
+// answer determines the answer and sends its first segment.
 func (p *simPeer) answer(w *world, r *simRequest) {
 	bytes, good, segments, pause := r.item.Bytes, true, w.segments, time.Duration(0)
 	if !r.item.Exact {
@@ -192,7 +192,7 @@ func (p *simPeer) answer(w *world, r *simRequest) {
 		p.say(w, r, Busy)
 		return
 	case is == silent, is == hopper, is == stopper && left <= 2, is == flooder && p.verified > 3, is == sleeper && p.verified >= p.loyal:
-		return // it continues with the next
+		return // it continues with the next request
 	}
 	switch is {
 	case damaged, stale:
@@ -236,7 +236,7 @@ func (p *simPeer) say(w *world, r *simRequest, why Reason) {
 	})
 }
 
-// send puts segment i of n on the wire, and then the next.
+// send sends segment i of n, and then the next.
 func (p *simPeer) send(w *world, r *simRequest, bytes uint64, good bool, i, n, breaks int, pause time.Duration) {
 	p.busy = true
 	part := bytes*uint64(i)/uint64(n) - bytes*uint64(i-1)/uint64(n)
@@ -261,7 +261,7 @@ func (p *simPeer) send(w *world, r *simRequest, bytes uint64, good bool, i, n, b
 	})
 }
 
-// downlink carries a segment through what all peers share.
+// downlink delivers a segment through the link that all peers share.
 func (w *world) downlink(r *simRequest, epoch int, part, total uint64, last, good bool) error {
 	arrive := func() error {
 		if epoch != r.peer.epoch {

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPipesStayFull: how near honest peers of all kinds come to the sum of their rates. Time is
-// virtual.
+// TestPipesStayFull: honest peers of all kinds come close to the sum of their rates, in virtual
+// time.
 func TestPipesStayFull(t *testing.T) {
 	const ms = time.Millisecond
 	type pipes struct {

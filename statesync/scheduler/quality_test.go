@@ -8,11 +8,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// crowd is a world of 80 equal peers of which some lie, the way the paper's Fig. 7 has it (AVL*,
-// Fynn et al. 2022): the joiner's own line is what bounds it.
+// crowd returns a world of 80 equal peers, some of them faulty, as in Fig. 7 of the paper (AVL*,
+// Fynn et al. 2022): the joiner's own line is the bottleneck.
 func crowd(t *testing.T, items int, lying int, is behaviour) *world {
 	w := newWorld(uint64(1000*lying+int(is)), limits{})
-	w.check = false // it costs more than the rest; TestWorlds does it
+	w.check = false // more expensive than the rest; TestWorlds checks
 	w.segments, w.downRate, w.verify, w.write = 4, 125_000_000, 2*time.Millisecond, time.Millisecond
 	add := w.addItems(items, func(i int) (uint64, bool) {
 		if i%20 == 7 {
@@ -33,9 +33,9 @@ func crowd(t *testing.T, items int, lying int, is behaviour) *world {
 	return w
 }
 
-// TestQuality holds the figures that the joiner promises: with 26 of 80 lying 1.25 times the honest
-// time at most; with 79 it ends; and a liar wastes one item at most. Time is virtual: the figures
-// are the same everywhere.
+// TestQuality checks the joiner's guarantees: with 26 of 80 faulty peers, at most 1.25 times the
+// honest time; with 79, the join ends; and a faulty peer wastes at most one item. Time is virtual,
+// so the figures are the same on every machine.
 func TestQuality(t *testing.T) {
 	for _, items := range []int{200, 2000} { // about one million keys, and ten
 		honestWorld := crowd(t, items, 0, honest)
@@ -69,7 +69,7 @@ func TestQuality(t *testing.T) {
 				switch {
 				case lying > 26:
 				case is == turncoat || is == sleeper || is == lagger:
-					// They were proven: it takes a moment to see that they stopped.
+					// They were proven: detecting that they stopped takes a moment.
 					require.LessOrEqual(t, w.now, honestWorld.now*5/4+2*time.Second, "%d of 80 %s", lying, names[is])
 				default:
 					require.LessOrEqual(t, ratio, 1.25, "%d of 80 %s", lying, names[is])

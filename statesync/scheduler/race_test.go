@@ -2,5 +2,5 @@
 
 package scheduler
 
-// The detector finds nothing in a package without goroutines, and takes ten times as long.
+// The race detector finds nothing in a package without goroutines, and takes ten times as long.
 const worlds = 400

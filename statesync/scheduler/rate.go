@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// Rates are whole bytes per second: floating point may differ between machines, and with it the
-// actions.
+// Rates are whole bytes per second. Floating point might differ between machines and make the
+// actions differ.
 
 const forever = time.Duration(math.MaxInt64)
 
-// rateOf returns n bytes in d as a rate, at least 1.
+// rateOf returns the rate of n bytes in d, at least 1.
 func rateOf(n uint64, d time.Duration) uint64 {
 	hi, lo := bits.Mul64(n, uint64(time.Second))
 	return max(1, div(hi, lo, uint64(max(d, time.Microsecond))))
@@ -23,7 +23,7 @@ func timeFor(n, rate uint64) time.Duration {
 	return time.Duration(min(div(hi, lo, max(rate, 1)), uint64(forever)/16))
 }
 
-// bytesIn returns how many bytes come in d.
+// bytesIn returns how many bytes arrive in d.
 func bytesIn(d time.Duration, rate uint64) uint64 {
 	hi, lo := bits.Mul64(rate, uint64(max(d, 0)))
 	return div(hi, lo, uint64(time.Second))
@@ -37,28 +37,20 @@ func div(hi, lo, by uint64) uint64 {
 	return q
 }
 
-// doubled returns d·2ⁿ, or limit if that is less.
-func doubled(d time.Duration, n int, limit time.Duration) time.Duration {
-	for ; n > 0 && d < limit; n-- {
-		d *= 2
-	}
-	return min(d, limit)
-}
-
-// rateWindow is how many samples the rate of a peer is the best of: few enough that it follows a
-// peer that becomes slow.
+// rateWindow is the number of samples whose maximum is a peer's rate: few enough to follow a peer
+// that becomes slow.
 const rateWindow = 8
 
-// speed is what is known of the line to a peer. Rate and round trip are estimated as by BBR
-// (Cardwell et al., ACM Queue 14:5, 2016): the best delivery rate and the least round trip, because
-// anything worse may be due to us.
+// speed describes the line to a peer. Rate and round trip are estimated as in BBR (Cardwell et al.,
+// ACM Queue 14:5, 2016): the maximum delivery rate and the minimum round trip, because worse values
+// may be caused by this node.
 type speed struct {
-	delivered uint64 // bytes that have arrived
+	delivered uint64 // bytes delivered
 	samples   [rateWindow]uint64
 	n         int
 	rate      uint64        // best sample; 0: none
 	rtt       time.Duration // least time to a first byte; 0: none
-	gap       time.Duration // recent longest time between arrivals while more was due; 0: none
+	gap       time.Duration // recent longest time between arrivals while more was owed; 0: none
 }
 
 func (v *speed) sample(rate uint64) {
@@ -80,7 +72,7 @@ func (v *speed) firstByte(after time.Duration) {
 func (v *speed) between(d time.Duration) { v.gap = max(d, v.gap-v.gap/8) }
 
 // window returns how many bytes in flight keep the pipe full: twice the bandwidth-delay product,
-// because a rate that is measured with too small a window is too small by as much.
+// because a rate measured with a small window is too low.
 func (v *speed) window() uint64 {
 	return bytesIn(max(2*v.rtt, horizon), v.rate)
 }

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// ask makes a request. The caller has made sure that there is room for it.
+// ask creates a request. The caller has checked that there is room for it.
 func (s *Scheduler) ask(p *peer, it *item) {
 	if len(it.copies) >= s.limits.copies {
 		s.giveUp(slices.MinFunc(it.copies, worse))
 	}
-	if g := it.group; g.order.has(it) { // before asked changes, by which it is ordered
+	if g := it.group; g.order.Has(it) { // before asked changes, which determines its order
 		g.dequeue(it)
 	}
 	s.lastRequest++
@@ -41,7 +41,7 @@ func (s *Scheduler) ask(p *peer, it *item) {
 	s.do(Ask{r.id, p.id, it.ID})
 }
 
-// land takes a request out of those in flight: its answer is here, or there will be none.
+// land removes a request from those in flight: its answer has arrived or will not arrive.
 func (s *Scheduler) land(r *request) {
 	p := r.peer
 	p.flying = slices.Delete(p.flying, slices.Index(p.flying, r), slices.Index(p.flying, r)+1)
@@ -56,7 +56,7 @@ func (s *Scheduler) land(r *request) {
 	s.stopTimer(&r.timer)
 }
 
-// end frees the memory of a request. wasted reports whether its bytes were of no use.
+// end frees the memory of a request. wasted reports whether its bytes were useless.
 func (s *Scheduler) end(r *request, wasted bool) {
 	switch r.phase {
 	case flying:
@@ -87,8 +87,8 @@ func (s *Scheduler) cancel(r *request) {
 	s.end(r, true)
 }
 
-// giveUp cancels a request that stalls: its peer is left alone for a while, and gets more time for
-// the next.
+// giveUp cancels a stalled request. Its peer is not asked for a while, and gets more time for the
+// next request.
 func (s *Scheduler) giveUp(r *request) {
 	if s.strike(r.peer, r.asked) {
 		r.peer.timeouts++
@@ -96,7 +96,7 @@ func (s *Scheduler) giveUp(r *request) {
 	s.cancel(r)
 }
 
-// arrived notes how many bytes of an answer are here in total.
+// arrived records the total number of bytes received of an answer.
 func (s *Scheduler) arrived(r *request, total uint64) {
 	total = min(total, r.item.Bytes)
 	if total <= r.got {
@@ -106,7 +106,7 @@ func (s *Scheduler) arrived(r *request, total uint64) {
 	if r.got == 0 {
 		p.speed.firstByte(s.now - r.asked)
 	}
-	if p.heard > r.asked { // else it had to begin
+	if p.heard > r.asked { // otherwise the peer was idle
 		p.speed.between(s.now - p.heard)
 	}
 	p.speed.delivered += total - r.got
@@ -118,7 +118,7 @@ func (s *Scheduler) arrived(r *request, total uint64) {
 func (s *Scheduler) received(r *request, n uint64) {
 	s.arrived(r, n)
 	if it := r.item; n > it.Bytes || it.Exact && n < it.Bytes {
-		s.lied(r, fmt.Sprintf("an answer of %d bytes where %d were due", n, it.Bytes))
+		s.lied(r, fmt.Sprintf("answer of %d bytes, want %d", n, it.Bytes))
 		return
 	}
 	r.sample = rateOf(r.peer.speed.delivered-r.delivered, s.now-r.asked)
@@ -139,7 +139,7 @@ func (s *Scheduler) verified(r *request) {
 	p.verified++
 	p.verifiedBytes += r.got
 	p.failures, p.timeouts = 0, 0
-	if r.asked > p.struck { // else it may still be busy
+	if r.asked > p.struck { // otherwise it may still be busy
 		p.until = s.now
 	}
 	p.proven = !p.banned
@@ -155,7 +155,7 @@ func (s *Scheduler) verified(r *request) {
 	s.end(r, false)
 }
 
-// lied ends a request whose answer proves a lie.
+// lied ends a request whose answer proves a fault.
 func (s *Scheduler) lied(r *request, reason string) {
 	s.end(r, true)
 	s.ban(r.peer, reason)
@@ -177,7 +177,7 @@ func (s *Scheduler) failed(r *request, why Reason, detail string) {
 	s.end(r, true)
 }
 
-// link appends a request to those in flight; unlink takes it out.
+// link appends a request to the list of those in flight; unlink removes it.
 func (s *Scheduler) link(r *request) {
 	r.prev = s.newest
 	if r.prev != nil {
@@ -204,11 +204,11 @@ func (s *Scheduler) unlink(r *request) {
 	s.inFlight--
 }
 
-// timer is a time at which a request, or a peer, is to be looked at.
+// timer is the time of the next check of a request or a peer.
 type timer struct {
 	at      time.Duration
-	n       uint64 // orders equal times
-	place   int    // in Scheduler.timers
+	n       uint64 // breaks ties
+	place   int    // position in Scheduler.timers
 	request *request
 	peer    *peer
 }
@@ -217,11 +217,11 @@ func (s *Scheduler) startTimer(t *timer, at time.Duration) {
 	s.stopTimer(t)
 	s.lastTimer++
 	t.at, t.n = at, s.lastTimer
-	s.timers.push(t)
+	s.timers.Push(t)
 }
 
 func (s *Scheduler) stopTimer(t *timer) {
-	if s.timers.has(t) {
-		s.timers.remove(t)
+	if s.timers.Has(t) {
+		s.timers.Remove(t)
 	}
 }

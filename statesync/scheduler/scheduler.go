@@ -1,39 +1,43 @@
 package scheduler
 
-import "time"
+import (
+	"time"
 
-// Scheduler is the state machine: give every event to Step, carry out the actions that it returns,
-// and give it a Tick when Next is due. It is not safe for concurrent use.
+	"github.com/starling-kv/starling/internal/heap"
+)
+
+// Scheduler is the state machine. The caller passes every event to Step, performs the returned
+// actions, and passes a Tick when Next is due. It is not safe for concurrent use.
 type Scheduler struct {
 	limits limits
 	now    time.Duration
-	out    []Action // of the step under way
+	out    []Action // actions of the current step
 
 	peers     map[PeerID]*peer
-	connected []*peer // by id
-	lost      []*peer // not connected, in the order lost
+	connected []*peer // sorted by ID
+	lost      []*peer // disconnected, in order of disconnection
 	groups    map[Group]*group
-	wanted    []*group // those of them that have live items, by id
+	wanted    []*group // groups with live items, sorted by ID
 	items     map[ItemID]*item
 	requests  map[RequestID]*request
-	timers    heap[*timer]
+	timers    heap.Heap[*timer]
 
-	oldest, newest *request // ends of the list of those in flight, in the order asked
-	used, probing  uint64   // bytes of memory; of these, in flight from untrusted peers
+	oldest, newest *request // ends of the list of requests in flight, in order of sending
+	used, probing  uint64   // bytes of memory in use; the share in flight from untrusted peers
 	seq            uint64
 	lastRequest    RequestID
 	lastTimer      uint64
 	live           int           // items neither done nor dropped
-	owing          bool          // Done is due when nothing is left
-	dropped        bool          // Done waits for the next step
-	wake           time.Duration // when the end game is to look again; 0: never
+	owing          bool          // Done must be returned when nothing is left
+	dropped        bool          // Done is deferred to the next step
+	wake           time.Duration // time of the next end game; 0: none
 	endGameAt      time.Duration // earliest time of the next end game
-	noRoomUntil    time.Duration // makeRoom has found nothing to cancel, and waits until then
+	noRoomUntil    time.Duration // makeRoom found nothing to cancel and is not tried before
 
 	added, done                int
 	addedBytes, doneBytes      uint64
 	inFlight, verifying        int
-	unverified                 uint64 // bytes of what is being verified
+	unverified                 uint64 // bytes of answers being verified
 	asked, refetched, rejected int
 	wasted                     uint64
 
@@ -41,7 +45,7 @@ type Scheduler struct {
 	refRate  uint64
 	refRTT   time.Duration
 
-	// Kept between steps only for their memory.
+	// Kept between steps to reuse their memory.
 	trusted, probes, idle []*peer
 	list                  []outstanding
 	rates                 []uint64
@@ -50,8 +54,8 @@ type Scheduler struct {
 
 // New returns a Scheduler without peers and items. memoryBytes limits the bytes of requests in
 // flight and of answers being verified; 0 means DefaultMemory. One item is always allowed, however
-// large. verifiers is how many answers are verified at a time: of somewhat more, nobody is asked
-// for further ones, unless these are short.
+// large. verifiers is the number of answers verified at a time. Once slightly more answers are
+// waiting, no further requests are sent, unless the answers are short.
 func New(memoryBytes int64, verifiers int) *Scheduler {
 	return newScheduler(limits{memory: memoryBytes, atHand: verifiers + 2})
 }
@@ -60,14 +64,14 @@ func newScheduler(l limits) *Scheduler {
 	return &Scheduler{
 		limits: l.withDefaults(),
 		peers:  map[PeerID]*peer{}, groups: map[Group]*group{}, items: map[ItemID]*item{}, requests: map[RequestID]*request{},
-		timers: heap[*timer]{
-			less: func(a, b *timer) bool { return a.at < b.at || a.at == b.at && a.n < b.n },
-			at:   func(t *timer) *int { return &t.place },
+		timers: heap.Heap[*timer]{
+			Before: func(a, b *timer) bool { return a.at < b.at || a.at == b.at && a.n < b.n },
+			Place:  func(t *timer) *int { return &t.place },
 		},
 	}
 }
 
-// Step takes an event and returns what the caller is to do. A now before that of an earlier Step
+// Step takes an event and returns the actions for the caller. A now before that of an earlier Step
 // counts as the latest.
 func (s *Scheduler) Step(now time.Duration, e Event) []Action {
 	s.now = max(s.now, now)
@@ -82,8 +86,8 @@ func (s *Scheduler) Step(now time.Duration, e Event) []Action {
 
 func (s *Scheduler) do(a Action) { s.out = append(s.out, a) }
 
-// take changes the state as an event demands. It reports whether there may be something to hand out
-// now.
+// take changes the state according to an event. It reports whether there may now be something to
+// hand out.
 func (s *Scheduler) take(e Event) bool {
 	switch e := e.(type) {
 	case PeerUp:
@@ -130,10 +134,10 @@ func (s *Scheduler) take(e Event) bool {
 	return true
 }
 
-// expire checks what is due by now.
+// expire performs the checks that are due.
 func (s *Scheduler) expire() (due bool) {
 	for {
-		t, ok := s.timers.first()
+		t, ok := s.timers.First()
 		if !ok || t.at > s.now {
 			return due || s.wake > 0 && s.wake <= s.now
 		}
@@ -145,7 +149,7 @@ func (s *Scheduler) expire() (due bool) {
 	}
 }
 
-// settle orders Done when nothing is left.
+// settle returns Done when nothing is left.
 func (s *Scheduler) settle(e Event) {
 	if !s.owing || s.live > 0 {
 		s.dropped = false
@@ -159,13 +163,13 @@ func (s *Scheduler) settle(e Event) {
 	s.do(Done{})
 }
 
-// Next returns when a Tick is due, if no other event comes before; false: never.
+// Next returns when a Tick is due if no other event comes before; false: never.
 func (s *Scheduler) Next() (time.Duration, bool) {
 	if s.dropped {
 		return s.now, true
 	}
 	at, ok := s.wake, s.wake > 0
-	if t, some := s.timers.first(); some && (!ok || t.at < at) {
+	if t, some := s.timers.First(); some && (!ok || t.at < at) {
 		at, ok = t.at, true
 	}
 	return at, ok

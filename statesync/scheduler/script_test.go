@@ -13,17 +13,17 @@ import (
 
 // script runs the files in testdata/scripts against one Scheduler:
 //
-//	new [memory=N] [per-peer=N] [copies=N]   a new one, at time 0
-//	step                                     an event per line; prints each that has actions, and these
-//	    +DURATION                            time passes; what is due on the way happens at its time
+//	new [memory=N] [per-peer=N] [copies=N]   a new Scheduler at time 0
+//	step                                     an event per line; prints each event that has actions, with its actions
+//	    +DURATION                            time passes; everything due meanwhile happens at its time
 //	    up P...  down P  has P G...  connect P G...      G is a group, or G:A-B,C-D the items of a part
 //	    add I... [group=G] [bytes=N] [at-most]     I is a number or a range A-B
 //	    drop I...
 //	    progress R N  received R [N]  verified R  rejected R  failed R REASON
-//	    give R                               received (in full) and verified
-//	stats                                    where things stand
+//	    give R                               received (complete) and verified
+//	stats                                    prints the statistics
 //
-// The invariants are checked after every event.
+// The invariants are checked after each event.
 type script struct {
 	t   *testing.T
 	s   *Scheduler
@@ -157,7 +157,7 @@ func (sc *script) number(s string) uint64 {
 	return n
 }
 
-// has is what a peer says that it has: groups, and parts of groups.
+// has parses a peer's claims: groups, and parts of groups.
 func (sc *script) has(peer string, args []string) PeerHas {
 	e := PeerHas{Peer: PeerID(peer)}
 	for _, a := range args {

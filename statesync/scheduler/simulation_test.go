@@ -12,15 +12,15 @@ import (
 )
 
 var (
-	worldSeed  = flag.Uint64("world.seed", 0, "run this world of TestWorlds only, and tell what happens")
-	worldCount = flag.Int("world.count", worlds, "how many worlds TestWorlds runs")
+	worldSeed  = flag.Uint64("world.seed", 0, "run only this world of TestWorlds, and log its events")
+	worldCount = flag.Int("world.count", worlds, "number of worlds that TestWorlds runs")
 	worldFirst = flag.Uint64("world.first", 1, "seed of the first one; the others follow")
 )
 
-// TestWorlds runs random worlds with peers of every behaviour, and checks after every step that the
-// books are right, that nothing is written but what was verified, that no honest peer is banned,
-// that a new peer has one request, that memory is within its budget; and that every world ends
-// while one honest peer is there. -world.count=100000 looks longer.
+// TestWorlds runs random worlds with peers of every behaviour. After each step it checks that the
+// counters are right, that only verified data is written, that no honest peer is banned, that a new
+// peer has one request, and that memory stays within its budget. Every world with an honest peer
+// must end. Use -world.count=100000 to run more worlds.
 func TestWorlds(t *testing.T) {
 	if *worldSeed != 0 {
 		w, limit := randomWorld(*worldSeed)
@@ -44,13 +44,13 @@ func TestWorlds(t *testing.T) {
 	t.Logf("%d worlds, %d steps; seed %d came nearest its limit: %.0f %%", *worldCount, steps, worstSeed, 100*worst)
 }
 
-// between returns a number whose logarithm is evenly distributed.
+// between returns a random number whose logarithm is uniformly distributed.
 func between(rng *rand.Rand, lo, hi float64) uint64 {
 	return uint64(lo * math.Exp(rng.Float64()*math.Log(hi/lo)))
 }
 
-// randomWorld makes a world in which each item has at least one honest peer that stays, and says
-// within what time it must end.
+// randomWorld returns a world in which each item has at least one honest peer that stays, and a
+// limit for the time that it takes.
 func randomWorld(seed uint64) (w *world, limit time.Duration) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	maxItem := float64(between(rng, 100, 1_000_000))
@@ -73,14 +73,14 @@ func randomWorld(seed uint64) (w *world, limit time.Duration) {
 	if prunes {
 		second := w.addItems(len(items), size)
 		for _, it := range second {
-			w.items[it.ID].dropped = true // not yet there
+			w.items[it.ID].dropped = true // not added yet
 		}
 		w.retargetAfter(15*time.Second, func() { retarget(rng, w, second) })
 	}
 
-	// At worst peers take turns at the only memory there is, each time twice as long, until the
-	// slowest honest one gets through; and those that trickle have four times the turns of one that
-	// does not tell about progress.
+	// In the worst case, peers take turns at the only memory there is, each time for twice as long,
+	// until the slowest honest peer gets through. Peers that trickle get four times as many turns
+	// as one that does not report progress.
 	work, longest := time.Duration(0), time.Duration(0)
 	for _, it := range w.items {
 		took := timeFor(it.Bytes, slowest) + farthest + w.verify + w.write
@@ -92,9 +92,9 @@ func randomWorld(seed uint64) (w *world, limit time.Duration) {
 	return w, 10*time.Minute + time.Duration(len(w.peers))*(2*time.Minute+16*longest) + 30*work
 }
 
-// randomPeers adds peers, one of which at least is honest and stays, or in a sharded world one for
-// each shard, and returns the least rate and the greatest latency of the honest ones. prunes: these
-// drop the first group mid-way.
+// randomPeers adds peers. At least one of them, or in a sharded world one per shard, is honest and
+// stays. It returns the minimum rate and the maximum latency of the honest peers. prunes: they drop
+// the first group midway.
 func randomPeers(rng *rand.Rand, w *world, prunes bool) (slowest uint64, farthest time.Duration) {
 	n := int(between(rng, 1, 101))
 	honestOnes := 1 + rng.IntN(n)
@@ -107,7 +107,7 @@ func randomPeers(rng *rand.Rand, w *world, prunes bool) (slowest uint64, farthes
 		n += shards - 1
 		honestOnes += shards - 1
 	}
-	only := behaviour(1 + rng.IntN(int(behaviours)-1)) // of the others
+	only := behaviour(1 + rng.IntN(int(behaviours)-1)) // for the others
 	mixed := rng.IntN(2) == 0
 	slowest = math.MaxUint64
 	for i := range n {
@@ -151,8 +151,8 @@ func randomPeers(rng *rand.Rand, w *world, prunes bool) (slowest uint64, farthes
 	return slowest, farthest
 }
 
-// randomParts returns what peer number i of a sharded world has: the first ones a shard each, the
-// others all, or any spans. Of what it does not have, an honest peer must not be asked.
+// randomParts returns what peer number i of a sharded world has: the first peers have one shard
+// each, the others everything or random spans. An honest peer must not be asked for anything else.
 func randomParts(rng *rand.Rand, items, shards, i int) (spans []Span) {
 	edge := func(shard int) uint32 { return uint32(items * shard / shards) }
 	switch {
@@ -170,7 +170,7 @@ func randomParts(rng *rand.Rand, items, shards, i int) (spans []Span) {
 	return spans
 }
 
-// retarget gives up the first group for the items of the second, in either order.
+// retarget replaces the first group by the items of the second, in either order.
 func retarget(rng *rand.Rand, w *world, second []Item) {
 	for _, it := range second {
 		w.items[it.ID].dropped = false

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Stats returns where things stand.
+// Stats returns the current statistics.
 func (s *Scheduler) Stats() Stats {
 	st := Stats{
 		Items: s.added, ItemsDone: s.done, Bytes: s.addedBytes, BytesDone: s.doneBytes,

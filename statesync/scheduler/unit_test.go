@@ -4,47 +4,11 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 )
-
-type placed struct{ key, place int }
-
-func TestHeapIsASortedSlice(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
-	h := heap[*placed]{
-		less: func(a, b *placed) bool { return a.key < b.key },
-		at:   func(p *placed) *int { return &p.place },
-	}
-	var naive []*placed
-	for _, key := range rng.Perm(2000) {
-		p := &placed{key: key}
-		h.push(p)
-		at, _ := slices.BinarySearchFunc(naive, key, func(p *placed, k int) int { return p.key - k })
-		naive = slices.Insert(naive, at, p)
-		if rng.IntN(3) == 0 {
-			at := rng.IntN(len(naive))
-			h.remove(naive[at])
-			require.False(t, h.has(naive[at]))
-			naive = slices.Delete(naive, at, at+1)
-		}
-		require.NoError(t, h.check())
-	}
-	for _, want := range naive {
-		got, ok := h.first()
-		require.True(t, ok)
-		require.Same(t, want, got)
-		h.remove(got)
-	}
-	_, ok := h.first()
-	require.False(t, ok)
-}
 
 func TestRatesNeitherOverflowNorDivideByZero(t *testing.T) {
 	require.EqualValues(t, 1000, rateOf(100, 100*time.Millisecond))
@@ -56,8 +20,6 @@ func TestRatesNeitherOverflowNorDivideByZero(t *testing.T) {
 	require.EqualValues(t, 100, bytesIn(100*time.Millisecond, 1000))
 	require.EqualValues(t, uint64(math.MaxUint64), bytesIn(math.MaxInt64, math.MaxUint64))
 	require.EqualValues(t, 0, bytesIn(-1, 5))
-	require.Equal(t, 8*time.Second, doubled(time.Second, 3, time.Minute))
-	require.Equal(t, time.Minute, doubled(time.Second, math.MaxInt, time.Minute))
 }
 
 func TestRateForgetsWhatWasLongAgo(t *testing.T) {
@@ -78,7 +40,7 @@ func TestRateForgetsWhatWasLongAgo(t *testing.T) {
 	require.EqualValues(t, 50, v.window(), "the horizon, where that is longer")
 }
 
-// Peers that come and go are remembered up to a bound, whoever they say they are.
+// A limited number of disconnected peers is remembered, whatever their IDs.
 func TestLostPeersAreForgottenAtLast(t *testing.T) {
 	s := New(0, 0)
 	s.Step(0, Add{[]Item{{ID: 1, Group: 1, Bytes: 100}}})
@@ -93,10 +55,10 @@ func TestLostPeersAreForgottenAtLast(t *testing.T) {
 	}
 	require.NoError(t, s.checkInvariants())
 	require.Len(t, s.peers, maxLost)
-	require.Len(t, s.timers.v, maxLost)
+	require.Len(t, s.timers.All(), maxLost)
 }
 
-// The same events give the same actions: nothing depends on the order of a map.
+// The same events give the same actions: nothing depends on map order.
 func TestSameEventsSameActions(t *testing.T) {
 	for seed := uint64(1); seed <= 30; seed++ {
 		var logs [2][]string
@@ -109,7 +71,8 @@ func TestSameEventsSameActions(t *testing.T) {
 	}
 }
 
-// FuzzStep feeds events that no sane caller would: never a panic, and the books stay right.
+// FuzzStep sends events that no correct caller would send: there is no panic, and the counters stay
+// right.
 func FuzzStep(f *testing.F) {
 	f.Add([]byte{3, 1, 100, 0, 1, 0, 2, 1, 1, 6, 1, 100, 7, 1, 0})
 	f.Add([]byte{3, 9, 50, 0, 1, 0, 2, 1, 3, 6, 1, 50, 8, 1, 0, 1, 1, 0, 4, 2, 0, 10, 0, 200})
@@ -168,8 +131,8 @@ func FuzzStep(f *testing.F) {
 	})
 }
 
-// A peer whose wrong answer proves nothing has one request at a time until the doubt is over: what
-// it was asked for before may still come, and be right, which ends no doubt.
+// A peer whose wrong answer proves nothing has one request at a time until the doubt is over.
+// Answers to earlier requests may still arrive and be right; they do not end the doubt.
 func TestDoubtedPeersHaveOneRequest(t *testing.T) {
 	s := newScheduler(limits{perPeer: 4})
 	now := time.Duration(0)
@@ -202,9 +165,9 @@ func TestDoubtedPeersHaveOneRequest(t *testing.T) {
 
 	require.Empty(t, step(Doubt{Peer: "p"}))
 	require.Empty(t, step(Failed{Request: flying[0], Reason: Broken}))
-	require.Empty(t, give(flying[1]), "two are under way")
-	now += time.Minute // it is left alone no longer
-	require.Empty(t, give(flying[2]), "one is under way")
+	require.Empty(t, give(flying[1]), "two are in flight")
+	now += time.Minute // its pause has ended
+	require.Empty(t, give(flying[2]), "one is in flight")
 	next := give(flying[3])
 	require.Len(t, next, 1)
 	next = give(next[0])
@@ -216,5 +179,5 @@ func TestDoubtedPeersHaveOneRequest(t *testing.T) {
 	now += time.Hour
 	step(PeerUp{"p"})
 	next = step(PeerHas{Peer: "p", Groups: []Group{1}})
-	require.Len(t, step(Received{next[0], 100}), 1, "who is connected anew is not doubted")
+	require.Len(t, step(Received{next[0], 100}), 1, "a reconnected peer is not doubted")
 }

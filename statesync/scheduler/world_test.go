@@ -6,10 +6,12 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/starling-kv/starling/internal/heap"
 )
 
-// world is a joiner with its peers in virtual time: what the I/O shell, the network and the peers
-// do, reduced to what the scheduler sees of it.
+// world is a joiner with its peers in virtual time: the I/O shell, the network and the peers,
+// reduced to what the scheduler sees.
 //
 //	scheduler ──Ask──► peer: queue ──segments at its rate──► latency ──► downlink, shared ──► Progress, Received, Failed
 //	    ▲                                                                                          │
@@ -19,13 +21,13 @@ type world struct {
 	s      *Scheduler
 	limits limits
 	now    time.Duration
-	queue  heap[*happening]
+	queue  heap.Heap[*happening]
 	n      uint64
-	tick   *happening // the one that Next asked for
+	tick   *happening // for the time returned by Next
 
-	downRate uint64 // bytes per second; 0: without limit
+	downRate uint64 // bytes per second; 0: unlimited
 	downFree time.Duration
-	verify   time.Duration // for one answer
+	verify   time.Duration // per answer
 	write    time.Duration
 	segments int
 
@@ -34,13 +36,13 @@ type world struct {
 	lastItem ItemID
 	reqs     map[RequestID]*simRequest
 	held     int64 // bytes lent
-	group    Group // the newest
+	group    Group // the newest one
 	done     bool
 
-	check    bool // invariants after every step
+	check    bool // check the invariants after every step
 	steps    int
 	asks     int
-	liedOnly uint64 // bytes that liars sent
+	liedOnly uint64 // bytes sent by faulty peers
 	trace    func(format string, args ...any)
 }
 
@@ -54,8 +56,8 @@ type happening struct {
 type simItem struct {
 	Item
 	verifying int           // answers
-	writing   bool          // a right answer is being written, or is written
-	waiting   []*simRequest // other right ones, until that is written
+	writing   bool          // a right answer is being written or has been written
+	waiting   []*simRequest // other right answers, until then
 	written   bool
 	dropped   bool
 }
@@ -67,7 +69,7 @@ type simRequest struct {
 	epoch     int
 	got       uint64
 	received  bool
-	good      bool // the answer is what it should be
+	good      bool // the answer is right
 	verifying bool
 	ended     bool // its buffer is free
 }
@@ -76,9 +78,9 @@ func newWorld(seed uint64, l limits) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 0)), s: newScheduler(l), limits: l.withDefaults(), segments: 3, check: true,
 		items: map[ItemID]*simItem{}, reqs: map[RequestID]*simRequest{},
-		queue: heap[*happening]{
-			less: func(a, b *happening) bool { return a.at < b.at || a.at == b.at && a.n < b.n },
-			at:   func(h *happening) *int { return &h.place },
+		queue: heap.Heap[*happening]{
+			Before: func(a, b *happening) bool { return a.at < b.at || a.at == b.at && a.n < b.n },
+			Place:  func(h *happening) *int { return &h.place },
 		},
 	}
 	return w
@@ -87,13 +89,13 @@ func newWorld(seed uint64, l limits) *world {
 func (w *world) at(t time.Duration, do func() error) *happening {
 	w.n++
 	h := &happening{at: max(t, w.now), n: w.n, do: do}
-	w.queue.push(h)
+	w.queue.Push(h)
 	return h
 }
 
 func (w *world) after(d time.Duration, do func() error) { w.at(w.now+d, do) }
 
-// addItems makes n items of a new group.
+// addItems creates n items of a new group.
 func (w *world) addItems(n int, size func(i int) (bytes uint64, exact bool)) []Item {
 	w.group++
 	var items []Item
@@ -107,11 +109,11 @@ func (w *world) addItems(n int, size func(i int) (bytes uint64, exact bool)) []I
 	return items
 }
 
-// run lets things happen until the scheduler is done.
+// run executes events until the scheduler is done.
 func (w *world) run(limit time.Duration) error {
 	for !w.done {
 		if w.tick != nil {
-			w.queue.remove(w.tick)
+			w.queue.Remove(w.tick)
 			w.tick = nil
 		}
 		if at, ok := w.s.Next(); ok {
@@ -120,11 +122,11 @@ func (w *world) run(limit time.Duration) error {
 				return w.step(Tick{})
 			})
 		}
-		h, ok := w.queue.first()
+		h, ok := w.queue.First()
 		if !ok {
 			return fmt.Errorf("at %v nothing will ever happen again; %s", w.now, w.left())
 		}
-		w.queue.remove(h)
+		w.queue.Remove(h)
 		w.now = h.at
 		if w.now > limit {
 			return fmt.Errorf("not done after %v; %s", limit, w.left())
@@ -146,7 +148,7 @@ func (w *world) left() string {
 	return fmt.Sprintf("%d of %d items, %d in flight, peers %+v", st.ItemsDone, st.Items, st.InFlight, st.Peers)
 }
 
-// step gives the scheduler an event and does what it says, checking both sides' books.
+// step passes an event to the scheduler, performs its actions, and checks both sides.
 func (w *world) step(e Event) error {
 	w.steps++
 	if e, is := e.(PeerHas); is {
@@ -220,8 +222,8 @@ func (w *world) act(a Action) error {
 	return nil
 }
 
-// retargetAfter calls f once, as the shell does: when for a while no connected peer has said that
-// it has group 1, or after d, since liars may claim what nobody gives.
+// retargetAfter calls f once, as the shell does: when no connected peer has claimed group 1 for a
+// while, or after d, since Byzantine peers may claim items that they never send.
 func (w *world) retargetAfter(d time.Duration, f func()) {
 	deadline, had := w.now+d, w.now
 	var look func() error
@@ -268,7 +270,7 @@ func (w *world) ask(a Ask) error {
 	return nil
 }
 
-// free ends a request: its buffer is the shell's again.
+// free ends a request: its buffer belongs to the shell again.
 func (w *world) free(r *simRequest) {
 	if !r.ended {
 		r.ended = true
@@ -281,21 +283,21 @@ func (w *world) free(r *simRequest) {
 	}
 }
 
-// arrive is called when bytes come out of the downlink; total in all. The shell cuts off what is
-// too long.
+// arrive is called when bytes come out of the downlink; total is their sum. The shell cuts off what
+// is too long.
 func (w *world) arrive(r *simRequest, total uint64, last, good bool) error {
 	if !r.peer.honest() {
 		w.liedOnly += total - r.got
 	}
 	r.got = total
 	if r.ended && w.rng.IntN(2) == 0 {
-		return nil // the shell knows; else it does not yet
+		return nil // the shell knows; otherwise it does not know yet
 	}
 	switch {
 	case r.received:
 		return nil
 	case total > r.item.Bytes:
-		if !r.ended && w.rng.IntN(2) == 0 { // the scheduler finds out by itself
+		if !r.ended && w.rng.IntN(2) == 0 { // the scheduler detects it
 			w.free(r)
 			return w.step(Received{r.id, total})
 		}
@@ -324,14 +326,14 @@ func (w *world) verdict(r *simRequest) error {
 		r.peer.rejected++
 		w.free(r)
 		if r.peer.honest() {
-			return fmt.Errorf("the world is wrong: %s lied", r.peer.id)
+			return fmt.Errorf("the world is wrong: %s sent wrong bytes", r.peer.id)
 		}
 		return w.step(Rejected{r.id, "bad bytes"})
 	}
 	switch it := r.item; {
 	case it.written || it.dropped:
 		return w.verified(r)
-	case it.writing: // what is Verified is written
+	case it.writing: // answers that are Verified have been written
 		it.waiting = append(it.waiting, r)
 	default:
 		it.writing = true
@@ -354,7 +356,7 @@ func (w *world) verified(r *simRequest) error {
 	return w.step(Verified{r.id})
 }
 
-// drop takes back what is not written of all groups but the newest.
+// drop removes the unwritten items of all groups except the newest.
 func (w *world) drop(g Group) error {
 	var ids []ItemID
 	for id := ItemID(1); id <= w.lastItem; id++ {

@@ -4,17 +4,17 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	dbm "github.com/cometbft/cometbft-db"
 
-	"github.com/starling-kv/starling/storage/internal/segments"
+	"github.com/starling-kv/starling/storage/seglog"
 )
 
-// batch is written as a whole or, after a crash, not at all. It is for one goroutine.
+// batch is written atomically. It must be used by one goroutine.
 type batch struct {
 	d     *database
 	batch *pebble.Batch // nil: written or closed
 
-	group   segments.Group // what goes to a segment
-	outside []int          // which of the operations set that; their values in batch are empty
-	deletes bool           // parts, which may have been the last of their segment
+	group   seglog.Group // values to be stored in a segment
+	outside []int        // the operations that set them; their values in batch are empty
+	deletes bool         // the batch deletes parts, perhaps the last ones of a segment
 }
 
 var _ dbm.Batch = (*batch)(nil)
@@ -23,7 +23,7 @@ var _ dbm.Batch = (*batch)(nil)
 func (d *database) NewBatch() dbm.Batch { return d.newBatch() }
 
 func (d *database) newBatch() *batch {
-	return &batch{d: d, batch: d.z.db.NewBatch()} // this alone may be done on a closed database
+	return &batch{d: d, batch: d.z.db.NewBatch()} // allowed even on a closed database
 }
 
 func (b *batch) Set(key, value []byte) error {

@@ -15,8 +15,8 @@ import (
 
 const benchPart = 64 << 10
 
-// benchBlock writes a block of four parts, and of small values as CometBFT's index has them. Parts
-// whose keys begin otherwise than CometBFT's stay in Pebble.
+// benchBlock writes a block of four parts, and of small values as in CometBFT's index. Parts whose
+// keys do not begin like CometBFT's stay in Pebble.
 func benchBlock(tb testing.TB, z *Zone, prefix string, height int, noise *rand.ChaCha8) {
 	value := make([]byte, benchPart)
 	b := z.DB(partsID).NewBatch()
@@ -28,15 +28,15 @@ func benchBlock(tb testing.TB, z *Zone, prefix string, height int, noise *rand.C
 	require.NoError(tb, b.WriteSync())
 }
 
-// cpu is the time that the process took so far, in seconds.
+// cpu returns the CPU time of the process in seconds.
 func cpu(tb testing.TB) float64 {
 	var u syscall.Rusage
 	require.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// BenchmarkParts compares parts in Pebble with parts in segments: writing 300 blocks of four, with
-// the compactions they cause, and reading them.
+// BenchmarkParts compares parts in Pebble with parts in segments: writing 300 blocks of four parts,
+// including the resulting compactions, and reading them.
 func BenchmarkParts(b *testing.B) {
 	const heights = 300
 	for _, where := range []struct{ name, prefix string }{{"pebble", "Q"}, {"segments", "P"}} {

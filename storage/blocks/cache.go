@@ -12,41 +12,40 @@ import (
 
 const (
 	stripes = 256
-	// largeValue: a value this large, as the parts of blocks are, is kept only when it is read
-	// again soon: a peer that catches up reads each part once.
+	// largeValue is the size from which a value, such as a part of a block, is cached only on its
+	// second read within a short time, because a peer that catches up reads each part once.
 	largeValue = 16 << 10
-	// lately is how many large values are remembered as read.
+	// lately is the number of large values whose reads are remembered.
 	lately = 4096
 )
 
-// coherentCache keeps what the cache holds equal to what the database holds, with readers and
-// writers side by side:
+// coherentCache keeps the cache consistent with the database while readers and writers run
+// concurrently:
 //
 //	write:  begin (generation+1, writers+1) ─ drop ─ commit ─ end (generation+1, writers-1)
-//	read:   get ─miss─ note generation ─ read database ─ fill, only if the generation is still that one and nobody writes
+//	read:   get ─miss─ note generation ─ read database ─ fill, unless the generation has changed or there is a writer
 //
-// So whatever a reader read while a write of the same key (or of one in the same stripe) was under
-// way is not kept. A hit between begin and drop returns the old value, as a read just before the
-// commit would.
+// So a value that was read during a write of the same key (or stripe) is not cached. A hit between
+// begin and drop returns the old value, like a read just before the commit.
 type coherentCache struct {
 	cache   *sgc.Cache
 	seed    maphash.Seed
 	stripes [stripes]stripe
-	large   [lately]atomic.Uint64 // hashes of the keys of large values that were read
+	large   [lately]atomic.Uint64 // hashes of the keys of large values read lately
 }
 
 type stripe struct {
-	mu         sync.Mutex // held to change the fields, and while a reader fills
+	mu         sync.Mutex // held while the fields change, and while a reader fills
 	generation atomic.Uint64
 	writers    int
-	_          [64]byte // a cache line of its own
+	_          [64]byte // separates cache lines
 }
 
-// ticket is what a reader has to show to fill.
+// ticket permits a reader to fill the cache.
 type ticket struct{ hash, generation uint64 }
 
 func newCoherentCache(cache *sgc.Cache) *coherentCache {
-	cache.Clear(sgc.Blocks) // it may hold what was in a folder that was removed since
+	cache.Clear(sgc.Blocks) // it may contain values of a folder that was removed since
 	return &coherentCache{cache: cache, seed: maphash.MakeSeed()}
 }
 
@@ -64,7 +63,7 @@ func (c *coherentCache) beginRead(key []byte) ticket {
 	return ticket{hash, c.stripes[hash%stripes].generation.Load()}
 }
 
-// fill keeps a copy of the value that was read after beginRead, unless it may be old by now.
+// fill caches a copy of the value read after beginRead, unless it may be outdated.
 func (c *coherentCache) fill(t ticket, key, value []byte) {
 	if len(value) >= largeValue && c.large[t.hash/stripes%lately].Swap(t.hash) != t.hash {
 		return
@@ -77,7 +76,7 @@ func (c *coherentCache) fill(t ticket, key, value []byte) {
 	}
 }
 
-// beginWrite drops the keys of the batch, and keeps them from being filled until end is called.
+// beginWrite drops the keys of the batch, and prevents them from being filled until end is called.
 func (c *coherentCache) beginWrite(batch *pebble.Batch) (end func(), err error) {
 	var touched [stripes]bool
 	err = eachKey(batch, func(key []byte) {

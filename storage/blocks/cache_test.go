@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// What was read before or during a write is not kept, wherever the reader is when the write
-// continues.
+// TestFillBesideWrite: a value read before or during a write is not cached, in any interleaving of
+// reader and writer.
 func TestFillBesideWrite(t *testing.T) {
 	z := openZone(t, vfs.NewMem(), Options{})
 	key, old := []byte("key"), []byte("old")
@@ -79,7 +79,7 @@ func TestFillBesideWrite(t *testing.T) {
 	}
 }
 
-// A large value is kept when it is read for the second time.
+// TestLargeValues: a large value is cached on its second read.
 func TestLargeValues(t *testing.T) {
 	cache := sgc.New(16 << 20)
 	db := openZone(t, vfs.NewMem(), Options{Cache: cache}).DB("blockstore")
@@ -101,8 +101,8 @@ func TestLargeValues(t *testing.T) {
 	}
 }
 
-// Every read returns a value at least as new as any that a read or write before it has seen: no old
-// value comes back.
+// TestReadsNeverGoBack: every read returns a value at least as new as those of all previous reads
+// and writes: no old value reappears.
 func TestReadsNeverGoBack(t *testing.T) {
 	const keys, versions = 8, 300
 	for name, o := range map[string]Options{
@@ -111,7 +111,7 @@ func TestReadsNeverGoBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o.MemTableBytes = smallMemTable
 			db := openZone(t, vfs.NewMem(), o).DB("test")
-			var seen [keys]atomic.Uint64 // the newest version that some call returned with
+			var seen [keys]atomic.Uint64 // the newest version with which some call has returned
 			raise := func(k int, version uint64) {
 				for old := seen[k].Load(); version > old && !seen[k].CompareAndSwap(old, version); old = seen[k].Load() {
 				}
@@ -185,7 +185,8 @@ func BenchmarkGet(b *testing.B) {
 	}
 }
 
-// A cache outlives the folder that it was of, where a node that catches up puts its blocks aside.
+// TestOpenForgetsAnotherFolder: a cache may outlive its folder if a node that catches up moves its
+// blocks aside.
 func TestOpenForgetsAnotherFolder(t *testing.T) {
 	cache, dir := sgc.New(1<<20), t.TempDir()
 	for _, folder := range []string{"one", "two"} {

@@ -44,7 +44,7 @@ func chainCommit(height int64, id types.BlockID, val *types.Validator) *types.Co
 	}}}
 }
 
-// grow appends blocks up to height to, of which every fifth is large.
+// grow appends blocks up to height to. Every fifth block is large.
 func (c chain) grow(t *testing.T, state sm.State, to int64) sm.State {
 	t.Helper()
 	commit := &types.Commit{}
@@ -82,7 +82,7 @@ func (c chain) grow(t *testing.T, state sm.State, to int64) sm.State {
 	return state
 }
 
-// requireSameBlock compares the blocks without the hashes that they remember.
+// requireSameBlock compares the blocks without their cached hashes.
 func requireSameBlock(t *testing.T, want, got *types.Block) {
 	t.Helper()
 	require.Equal(t, want == nil, got == nil)
@@ -96,7 +96,7 @@ func requireSameBlock(t *testing.T, want, got *types.Block) {
 	require.Equal(t, wantProto, gotProto)
 }
 
-// search returns what it finds in the order of blocks: the index does not sort.
+// search returns the results in block order, because the index does not sort.
 func (c chain) search(t *testing.T, q string) []*abci.TxResult {
 	t.Helper()
 	found, err := c.txs.Search(context.Background(), query.MustCompile(q))
@@ -107,7 +107,7 @@ func (c chain) search(t *testing.T, q string) []*abci.TxResult {
 	return found
 }
 
-// requireLike compares what is loaded, twice, so that the second time may come from a cache.
+// requireLike compares loaded data twice; the second time it may come from a cache.
 func (c chain) requireLike(t *testing.T, want chain, height int64) {
 	t.Helper()
 	require.Equal(t, want.blocks.Base(), c.blocks.Base())
@@ -147,8 +147,9 @@ func (c chain) requireLike(t *testing.T, want chain, height int64) {
 	}
 }
 
-// CometBFT's stores over a zone do what they do over cometbft-db's own memory database: save, load,
-// search, prune, roll back, also after the zone was closed, compacted, opened again.
+// TestCometStores: CometBFT's stores over a zone behave as over cometbft-db's own memory database:
+// save, load, search, prune and roll back, including after the zone was closed, compacted and
+// reopened.
 func TestCometStores(t *testing.T) {
 	key := ed25519.GenPrivKeyFromSecret([]byte("validator")).PubKey()
 	genesis := &types.GenesisDoc{
@@ -187,7 +188,7 @@ func TestCometStores(t *testing.T) {
 	require.NotZero(t, cache.Stats().Zones[sgc.Blocks].Hits)
 
 	require.NoError(t, z.Close())
-	cache = sgc.New(8 << 20) // a cache goes with a zone
+	cache = sgc.New(8 << 20) // a cache belongs to one zone
 	want = newChain(memoryDB)
 	z, got = open()
 	both(func(c chain) {
@@ -199,7 +200,7 @@ func TestCometStores(t *testing.T) {
 		require.Equal(t, uint64(29), pruned)
 		require.NoError(t, c.states.PruneStates(1, 30, 25))
 	})
-	// the block store keeps commits that were pruned in a cache of its own
+	// The block store keeps pruned commits in a cache of its own.
 	want, got = newChain(memoryDB), newChain(z.DB)
 	got.requireLike(t, want, last)
 	require.NoError(t, z.Compact(context.Background(), nil))

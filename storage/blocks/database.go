@@ -8,21 +8,21 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	dbm "github.com/cometbft/cometbft-db"
 
-	"github.com/starling-kv/starling/storage/internal/segments"
+	"github.com/starling-kv/starling/storage/seglog"
 )
 
 var (
-	// ErrKeyEmpty, ErrValueNil and ErrBatchClosed: the caller broke the contract of cometbft-db.
+	// ErrKeyEmpty, ErrValueNil and ErrBatchClosed: the caller violated the contract of cometbft-db.
 	ErrKeyEmpty    = errors.New("key cannot be empty")
 	ErrValueNil    = errors.New("value cannot be nil")
 	ErrBatchClosed = errors.New("batch has been written or closed")
 )
 
-// database is the keys of one ID.
+// database contains the keys of one ID.
 type database struct {
 	z           *Zone
 	prefix, end []byte // its keys are in [prefix, end)
-	parts       bool   // parts of blocks are in it
+	parts       bool   // it contains parts of blocks
 }
 
 var _ dbm.DB = (*database)(nil)
@@ -31,7 +31,7 @@ func (d *database) key(key []byte) []byte {
 	return append(append(make([]byte, 0, len(d.prefix)+len(key)), d.prefix...), key...)
 }
 
-// Get returns a copy of the value, nil if there is none.
+// Get returns a copy of the value; nil if there is none.
 func (d *database) Get(key []byte) ([]byte, error) {
 	if len(key) == 0 {
 		return nil, ErrKeyEmpty
@@ -48,14 +48,14 @@ func (d *database) Get(key []byte) ([]byte, error) {
 	stored, err := d.stored(full)
 	for err == nil {
 		value, err := d.z.resolve(full, stored)
-		if !errors.Is(err, segments.ErrGone) {
+		if !errors.Is(err, seglog.ErrGone) {
 			return value, err
 		}
-		// Its segment was removed after the reference was read: then the key was deleted or set
-		// before that, and what it has now is in the database.
+		// The segment was removed after the reference was read. So the key was deleted or set
+		// before the removal, and the database is read again.
 		before := stored
 		if stored, _, err = d.z.read(full); err == nil && bytes.Equal(stored, before) {
-			return nil, d.z.lost(segments.ErrGone)
+			return nil, d.z.lost(seglog.ErrGone)
 		}
 		if err != nil {
 			return nil, err
@@ -64,8 +64,7 @@ func (d *database) Get(key []byte) ([]byte, error) {
 	return nil, err
 }
 
-// stored returns what is in the cache or in the database: a value, or a reference to one; nil if
-// there is nothing.
+// stored returns the value or reference from the cache or the database; nil if there is none.
 func (d *database) stored(full []byte) ([]byte, error) {
 	if d.z.cache == nil {
 		value, _, err := d.z.read(full)
@@ -121,7 +120,10 @@ func (d *database) set(key, value []byte, sync bool) error {
 	if err == nil {
 		err = b.write(sync)
 	}
-	return errors.Join(err, b.Close())
+	if closed := b.Close(); err == nil {
+		err = closed
+	}
+	return err
 }
 
 func (d *database) remove(key []byte, sync bool) error {
@@ -130,14 +132,17 @@ func (d *database) remove(key []byte, sync bool) error {
 	if err == nil {
 		err = b.write(sync)
 	}
-	return errors.Join(err, b.Close())
+	if closed := b.Close(); err == nil {
+		err = closed
+	}
+	return err
 }
 
-// Close does nothing: the zone is closed as a whole.
+// Close has no effect: the zone is closed as a whole.
 func (d *database) Close() error { return nil }
 
-// bounds returns the keys in the database of [start, end), nil being open. empty: there are none in
-// between.
+// bounds returns the bounds of [start, end) in the zone's database; nil is unbounded. empty reports
+// whether the range is empty.
 func (d *database) bounds(start, end []byte) (lower, upper []byte, empty bool) {
 	lower, upper = d.prefix, d.end
 	if start != nil {
@@ -149,8 +154,8 @@ func (d *database) bounds(start, end []byte) (lower, upper []byte, empty bool) {
 	return lower, upper, bytes.Compare(lower, upper) >= 0
 }
 
-// Compact rewrites the files in [start, end), nil being open, so that what was deleted or replaced
-// there takes no space.
+// Compact rewrites the files in [start, end) to free the space of deleted and replaced values; nil
+// is unbounded.
 func (d *database) Compact(start, end []byte) error {
 	release, err := d.z.use()
 	if err != nil {
@@ -164,7 +169,7 @@ func (d *database) Compact(start, end []byte) error {
 	return d.z.compact(d.z.closing, lower, upper)
 }
 
-// Print writes every key and value to the standard output.
+// Print writes all keys and values to the standard output.
 func (d *database) Print() error {
 	it, err := d.Iterator(nil, nil)
 	if err != nil {
@@ -176,7 +181,7 @@ func (d *database) Print() error {
 	return errors.Join(it.Error(), it.Close())
 }
 
-// Stats describes the zone, and estimates the bytes of this database on disk.
+// Stats describes the zone, and estimates the size of this database on disk.
 func (d *database) Stats() map[string]string {
 	release, err := d.z.use()
 	if err != nil {

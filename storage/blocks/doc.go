@@ -12,9 +12,9 @@
 //	     length of ID:u8 ‖ ID ‖ key    → value                 000002.seg
 //	                                     or reference ───────► …
 //
-// Large parts of blocks are not in Pebble but in files of their own: see parts, and
+// Large parts of blocks are stored in segment files instead of Pebble: see parts, and
 // docs/spec/segments.md.
 //
-// The stores share one log, so a synced write of one makes the earlier writes of all durable, and
-// after a crash all of them are as they were in one moment.
+// The stores share one log: a synced write of one makes the earlier writes of all durable. After a
+// crash all stores have the state of the same moment.
 package blocks

@@ -7,11 +7,10 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/sstable"
 
-	"github.com/starling-kv/starling/storage/internal/segments"
+	"github.com/starling-kv/starling/storage/seglog"
 )
 
-// Bytes is about how much room a database's keys and values take in files. What is in the
-// write-ahead log only is not counted.
+// Bytes estimates the size of a database's keys and values on disk, without the write-ahead log.
 func (z *Zone) Bytes(id string) (uint64, error) {
 	release, err := z.use()
 	if err != nil {
@@ -26,17 +25,16 @@ func (z *Zone) Bytes(id string) (uint64, error) {
 	return bytes, z.readErr(err)
 }
 
-// Tables are the files of a zone, tables and segments.
+// Tables lists the tables and segments of a zone.
 type Tables struct {
 	Count int
 	Bytes uint64
 }
 
-// Verify reads every table and every segment of the zone, compares all checksums in it, and returns
-// those that are good. Each reference to a segment must be to one of its records. progress, if not
-// nil, hears of bytes done and in total. Errors: ErrCorrupt for each damaged file, joined; the
-// first one of reading; the end of ctx. The log was read, and its checksums compared, when the zone
-// was opened.
+// Verify reads all tables and segments of the zone, compares all checksums, and returns the
+// undamaged files. Each reference must refer to a record. progress, if not nil, is called with the
+// bytes done and in total. Errors: ErrCorrupt for each damaged file, joined; the first read error;
+// that of ctx. The write-ahead log was verified by Open.
 func (z *Zone) Verify(ctx context.Context, progress func(done, total uint64)) (good Tables, err error) {
 	release, err := z.use()
 	if err != nil {
@@ -76,7 +74,7 @@ func (z *Zone) Verify(ctx context.Context, progress func(done, total uint64)) (g
 		}
 		done += f.Size
 	}
-	if len(damaged) > 0 { // nobody knows what refers to the segments
+	if len(damaged) > 0 { // references to the segments are incomplete
 		progress(total, total)
 		return good, errors.Join(damaged...)
 	}
@@ -92,7 +90,7 @@ func (z *Zone) Verify(ctx context.Context, progress func(done, total uint64)) (g
 		end := z.parts.store.End(number)
 		found, err := z.verifySegment(at, number)
 		if err == nil && found != references[number] {
-			err = fmt.Errorf("%w: file %s: of %d parts %d are there", segments.ErrDamaged, z.parts.store.Path(number), references[number], found)
+			err = fmt.Errorf("%w: file %s: want %d parts, found %d", seglog.ErrDamaged, z.parts.store.Path(number), references[number], found)
 		}
 		delete(references, number)
 		switch err := z.partErr("verify", err); {
@@ -121,7 +119,7 @@ func (z *Zone) verifyTable(ctx context.Context, path string) (err error) {
 	if err != nil {
 		return errors.Join(err, file.Close())
 	}
-	// It owns readable, also after an error.
+	// It closes readable, even after an error.
 	table, err := sstable.NewReader(ctx, readable, sstable.ReaderOptions{})
 	if err != nil {
 		return fmt.Errorf("file %s: %w", path, err)

@@ -15,7 +15,7 @@ import (
 func TestBytes(t *testing.T) {
 	z := openZone(t, vfs.NewMem(), Options{})
 	random := rand.NewChaCha8([32]byte{})
-	value := make([]byte, 20_000) // of which nothing can be compressed away
+	value := make([]byte, 20_000) // incompressible
 	for i := range 50 {
 		_, _ = random.Read(value)
 		require.NoError(t, z.DB("large").Set(fmt.Appendf(nil, "%02d", i), value))
@@ -27,14 +27,14 @@ func TestBytes(t *testing.T) {
 	require.InEpsilon(t, 50*len(value), large, 0.1)
 	small, err := z.Bytes("small")
 	require.NoError(t, err)
-	require.Less(t, small, uint64(2*len(value)), "a block of the file, at most with its neighbours")
+	require.Less(t, small, uint64(2*len(value)), "one block of the file, at most with its neighbors")
 	require.NoError(t, z.Close())
 	_, err = z.Bytes("large")
 	require.ErrorIs(t, err, ErrClosed)
 }
 
-// Any byte of any table that is changed is found, unless it is in no block and no footer: the file
-// is named, and the others are good.
+// TestVerify: a change of any byte of any table is found, unless the byte is in no block and no
+// footer. The file is named, and the others are reported as undamaged.
 func TestVerify(t *testing.T) {
 	mem := vfs.NewMem()
 	z, err := Open("zone", Options{FS: mem, MemTableBytes: smallMemTable})
@@ -76,7 +76,7 @@ func TestVerify(t *testing.T) {
 			require.ErrorIs(t, err, ErrCorrupt, "%s, byte %d", name, at)
 			require.ErrorContains(t, err, name)
 			require.ErrorContains(t, err, "put back a copy")
-			if good.Count > 0 { // else it did not open
+			if good.Count > 0 { // otherwise it did not open
 				require.Equal(t, all.Count-1, good.Count)
 				found++
 			}
@@ -91,7 +91,7 @@ func TestVerify(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// flipBit changes a bit of a file, and returns where.
+// flipBit changes a bit of a file, and returns its position.
 func flipBit(t *testing.T, fs vfs.FS, path string, rng *rand.Rand) (at int64) {
 	t.Helper()
 	file, err := fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)

@@ -9,23 +9,23 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	dbm "github.com/cometbft/cometbft-db"
 
-	"github.com/starling-kv/starling/storage/internal/segments"
+	"github.com/starling-kv/starling/storage/seglog"
 )
 
-// iterator sees the database as it was when the iterator was made. It is for one goroutine, except
-// that the zone may be closed meanwhile: then the position that it is at stays readable, and the
-// next one is the end, with ErrClosed.
+// iterator iterates over the database as of its creation. It must be used by one goroutine, but the
+// zone may be closed meanwhile: then the current position stays readable, and Next ends the
+// iteration with ErrClosed.
 type iterator struct {
 	d          *database
 	start, end []byte
 	reverse    bool
-	unhold     func() error // lets go of the segments; nil: none are held
+	unhold     func() error // releases the segments; nil: not held
 
 	mu struct {
 		sync.Mutex
-		source *pebble.Iterator // nil: closed, or nothing to iterate over
-		key    []byte           // of the position, without prefix; nil: the end
-		value  []byte           // of the position, once it was asked for
+		source *pebble.Iterator // nil: closed, or an empty range
+		key    []byte           // of the position, without prefix; nil: at the end
+		value  []byte           // of the position, once read
 		err    error
 	}
 }
@@ -60,7 +60,7 @@ func (d *database) iterate(start, end []byte, reverse bool) (dbm.Iterator, error
 		if err := d.z.releaseHeld(false); err != nil {
 			return nil, err
 		}
-		it.unhold = d.z.parts.store.Hold() // before its view begins
+		it.unhold = d.z.parts.store.Hold() // before the snapshot of the database
 	}
 	source, err := d.z.db.NewIter(&pebble.IterOptions{LowerBound: lower, UpperBound: upper})
 	if err != nil {
@@ -78,7 +78,7 @@ func (d *database) iterate(start, end []byte, reverse bool) (dbm.Iterator, error
 	return it, nil
 }
 
-// settle takes over the position of source. The caller holds mu, or is alone.
+// settle takes over the position of source. The caller holds mu, or is the only user.
 func (it *iterator) settle(valid bool) {
 	it.mu.key, it.mu.value = nil, nil
 	if valid {
@@ -111,7 +111,7 @@ func (it *iterator) Next() {
 	}
 }
 
-// Key returns the key, which the caller may keep: CometBFT's indexer does.
+// Key returns the key. The caller may keep it, as CometBFT's indexer does.
 func (it *iterator) Key() []byte {
 	it.mu.Lock()
 	defer it.mu.Unlock()
@@ -119,8 +119,8 @@ func (it *iterator) Key() []byte {
 	return it.mu.key
 }
 
-// Value returns the value, which the caller may keep. If it cannot be read it is nil, and Error
-// says why.
+// Value returns the value. The caller may keep it. If it cannot be read, it is nil, and Error
+// returns the reason.
 func (it *iterator) Value() []byte {
 	it.mu.Lock()
 	defer it.mu.Unlock()
@@ -129,7 +129,7 @@ func (it *iterator) Value() []byte {
 	return it.mu.value
 }
 
-// load reads the value of the position unless it is there.
+// load reads the value of the position once.
 func (it *iterator) load() {
 	if it.mu.value != nil || it.mu.source == nil {
 		return
@@ -140,7 +140,7 @@ func (it *iterator) load() {
 		return
 	}
 	if _, is := it.d.z.reference(value); is {
-		if value, err = it.d.z.resolve(it.d.key(it.mu.key), value); errors.Is(err, segments.ErrGone) {
+		if value, err = it.d.z.resolve(it.d.key(it.mu.key), value); errors.Is(err, seglog.ErrGone) {
 			err = it.d.z.lost(err)
 		}
 		if err != nil {
@@ -153,7 +153,7 @@ func (it *iterator) load() {
 	it.mu.value = append(make([]byte, 0, len(value)), value...)
 }
 
-// letGo ends the hold on segments.
+// letGo releases the segments.
 func (it *iterator) letGo() error {
 	if it.unhold == nil {
 		return nil
@@ -180,14 +180,14 @@ func (it *iterator) Close() error {
 	it.mu.key, it.mu.value = nil, nil
 	err := it.closeSource()
 	it.mu.Unlock()
-	// Only now, so that the zone does not close under a source that is open.
+	// Last, so that the zone is not closed while source is open.
 	it.d.z.iterators.Lock()
 	defer it.d.z.iterators.Unlock()
 	delete(it.d.z.iterators.open, it)
 	return err
 }
 
-// detach closes the source as the zone is closed, and keeps the position.
+// detach closes the source when the zone is closed, and keeps the position.
 func (it *iterator) detach() error {
 	it.mu.Lock()
 	defer it.mu.Unlock()
@@ -203,6 +203,6 @@ func (it *iterator) closeSource() error {
 	}
 	source := it.mu.source
 	it.mu.source = nil
-	err := it.d.z.folder.Err("read", source.Close()) // an error that settle or load has met
+	err := it.d.z.folder.Err("read", source.Close()) // an error that settle or load has recorded
 	return errors.Join(err, it.letGo())
 }

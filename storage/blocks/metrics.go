@@ -14,17 +14,17 @@ type Level struct {
 	Bytes int64
 }
 
-// Metrics of a block zone; what counts up counts since it was opened.
+// Metrics describes a block zone. Counters start when it is opened.
 type Metrics struct {
-	DiskBytes      uint64 // files, logs and what is not deleted yet
+	DiskBytes      uint64 // tables, logs and obsolete files
 	Levels         []Level
 	MemTableBytes  uint64
-	BytesWritten   uint64 // keys and values that were given to write
+	BytesWritten   uint64 // keys and values of writes
 	LogBytes       uint64 // written to the write-ahead log
 	FlushedBytes   uint64
 	CompactedBytes uint64
 	Compactions    int64
-	CompactionDebt uint64 // bytes that are to be compacted yet, estimated
+	CompactionDebt uint64 // estimated bytes that remain to be compacted
 	SegmentBytes   uint64 // written to segments
 	Segments       int    // files
 	// (LogBytes + FlushedBytes + CompactedBytes + SegmentBytes) / BytesWritten; 0 before the first
@@ -35,7 +35,7 @@ type Metrics struct {
 	BlockCacheHits    int64
 	BlockCacheMisses  int64
 	OpenIterators     int
-	ReadAmplification int // files that a read may have to look into
+	ReadAmplification int // files that a read may have to search
 }
 
 // Metrics returns the zero value once the zone is closed.
@@ -71,12 +71,12 @@ func (z *Zone) Metrics() Metrics {
 	return m
 }
 
-// compactionStep is about how many bytes Compact rewrites between two reports.
+// compactionStep is about the number of bytes that Compact rewrites between two calls of progress.
 const compactionStep = 64 << 20
 
-// Compact rewrites all tables, so that what was deleted or replaced takes no space, and removes
-// segments that nothing refers to. progress, if not
-// nil, hears of bytes done and in total, the total of the beginning.
+// Compact rewrites all tables to free the space of deleted and replaced values, and removes
+// segments without references. progress, if not nil, is called with the bytes done and in total, as
+// estimated at the beginning.
 func (z *Zone) Compact(ctx context.Context, progress func(done, total uint64)) error {
 	release, err := z.use()
 	if err != nil {

@@ -3,7 +3,6 @@ package blocks
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -14,119 +13,117 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
-	"github.com/starling-kv/starling/storage/internal/segments"
+	"github.com/starling-kv/starling/storage/seglog"
 )
 
 const (
-	// partsID and partsPrefix: the parts of blocks have keys P:HEIGHT:INDEX in the database of this
-	// ID (CometBFT v0.40.0, store/store.go, calcBlockPartKey).
+	// partsID and partsPrefix identify the parts of blocks: their keys are P:HEIGHT:INDEX in the
+	// database of this ID (CometBFT v0.40.0, store/store.go, calcBlockPartKey).
 	partsID     = "blockstore"
 	partsPrefix = "P:"
-	// heldRecords and heldBytes are the most that is held.
+	// heldRecords and heldBytes limit the held values.
 	heldRecords, heldBytes = 256, 8 << 20
 )
 
-// parts is what the zone has outside of its LSM: the parts of blocks. Pebble has a reference in the
-// place of such a value, its tag followed by a segments.Ref.
+// parts stores large values, the parts of blocks, outside of Pebble. In place of such a value,
+// Pebble stores a reference: a tag followed by a seglog.Ref.
 //
-//	Set ─────────────► held ──────┐  (its reference is not written before its record is durable)
+//	Set ─────────────► held ──────┐  (its reference is written only after its record is durable)
 //	                              ▼
 //	batch, SetSync ──► Append ─► Sync ─► one batch of Pebble: references, the segment's end, the rest
 //
-// A value that is set without sync is held in memory until anything else is written or synced: the
-// parts of a large block come one by one, and the batch that follows them is synced. So writes
+// A value that is set without sync is held in memory until anything else is written or synced. The
+// parts of a large block are set one by one, and the batch that follows them is synced. So writes
 // reach the disk in their order, and a block costs one sync of a segment.
 type parts struct {
-	store *segments.Store
-	// tag begins every reference. It is drawn when the first one is written, so that no value from
-	// before begins with it. nil: there are no references.
-	tag atomic.Pointer[[tagBytes]byte]
+	store *seglog.Store
+	tag   [tagBytes]byte // random prefix of every reference; zero in an empty read-only zone
 
 	mu struct {
-		sync.Mutex // held by who appends, until the references are written
+		sync.Mutex // held while records are appended and their references written
 		cursors    map[uint32]uint64
-		turn       uint32 // segment that was looked at last, besides the oldest
+		turn       uint32 // last segment swept in turn, apart from the oldest
 		stuck      map[uint32]bool
 	}
 	held struct {
 		sync.RWMutex // taken after mu
-		groups       []*segments.Group
-		values       map[string][]byte // the newest
+		groups       []*seglog.Group
+		values       map[string][]byte // newest values by key
 		bytes        int
 		any          atomic.Bool
 	}
 	appended atomic.Uint64 // bytes, since the zone was opened
-	sweeping atomic.Bool   // a sweep has not looked at all that it could
+	sweeping atomic.Bool   // the last sweep stopped at its limit
 }
 
 const (
 	tagBytes  = 16
-	partBytes = tagBytes + segments.RefBytes // in Pebble
+	partBytes = tagBytes + seglog.RefBytes // size of a reference in Pebble
 )
 
-// Keys of the zone itself, below those of all databases.
+// Keys of the zone itself. They sort before those of all databases.
 var (
 	tagKey     = []byte{0, 1}
 	endsPrefix = []byte{0, 2}
 )
 
-// endKey is the key of the end of a segment's records, which is a uint64.
+// endKey returns the key of the end of a segment's records. Its value is a uint64.
 func endKey(number uint32) []byte {
 	return binary.BigEndian.AppendUint32(bytes.Clone(endsPrefix), number)
 }
 
-// isPart reports whether a key of the database is that of a part.
+// isPart reports whether a key of the database belongs to a part.
 func (d *database) isPart(key []byte) bool {
 	return d.parts && bytes.HasPrefix(key, []byte(partsPrefix))
 }
 
-// outside reports whether a value is to be in a segment: a large part, and what would be taken for
-// a reference.
+// outside reports whether a value belongs in a segment: a large part, or a value that looks like a
+// reference.
 func (d *database) outside(key, value []byte) bool {
 	if _, is := d.z.reference(value); is {
 		return true
 	}
-	return d.isPart(key) && len(value) >= largeValue && len(value) <= segments.MaxValue
+	return d.isPart(key) && len(value) >= largeValue && len(value) <= seglog.MaxValue
 }
 
-// reference returns what a value in Pebble refers to, if it is a reference.
-func (z *Zone) reference(value []byte) (segments.Ref, bool) {
-	tag := z.parts.tag.Load()
-	if tag == nil || len(value) != partBytes || !bytes.HasPrefix(value, tag[:]) {
-		return segments.Ref{}, false
+// reference decodes a value in Pebble as a reference; false if it is not one.
+func (z *Zone) reference(value []byte) (seglog.Ref, bool) {
+	if len(value) != partBytes || !bytes.HasPrefix(value, z.parts.tag[:]) {
+		return seglog.Ref{}, false
 	}
-	return segments.DecodeRef(value[tagBytes:]), true
+	return seglog.DecodeRef(value[tagBytes:]), true
 }
 
-// openParts opens the segments. layout is that of the database.
-func (z *Zone) openParts(layout byte, limit uint64) error {
+func (z *Zone) readTag() error {
+	tag, found, err := z.read(tagKey)
+	switch {
+	case err != nil:
+		return err
+	case !found || len(tag) != tagBytes:
+		return z.folder.Corrupt(errors.New("the tag of references to segments is missing"))
+	}
+	copy(z.parts.tag[:], tag)
+	return nil
+}
+
+// openParts opens the segments.
+func (z *Zone) openParts(limit uint64) error {
 	ends := map[uint32]uint64{}
-	if layout >= layoutSegments {
-		tag, found, err := z.read(tagKey)
-		switch {
-		case err != nil:
-			return err
-		case !found || len(tag) != tagBytes:
-			return z.folder.Corrupt(errors.New("the tag of references to segments is missing"))
-		}
-		z.parts.tag.Store((*[tagBytes]byte)(tag))
-		it, err := z.db.NewIter(&pebble.IterOptions{LowerBound: endsPrefix, UpperBound: []byte{0, 3}})
-		if err != nil {
-			return z.readErr(err)
-		}
-		for it.First(); it.Valid(); it.Next() {
-			key, value := it.Key(), it.Value()
-			if len(key) != len(endsPrefix)+4 || len(value) != 8 {
-				return errors.Join(z.folder.Corrupt(fmt.Errorf("end of a segment %x: %x", key, value)), it.Close())
-			}
-			ends[binary.BigEndian.Uint32(key[len(endsPrefix):])] = binary.BigEndian.Uint64(value)
-		}
-		if err := errors.Join(it.Error(), it.Close()); err != nil {
-			return z.readErr(err)
-		}
+	it, err := z.db.NewIter(&pebble.IterOptions{LowerBound: endsPrefix, UpperBound: []byte{0, 3}})
+	if err != nil {
+		return z.readErr(err)
 	}
-	var err error
-	z.parts.store, err = segments.Open(segments.Options{
+	for it.First(); it.Valid(); it.Next() {
+		key, value := it.Key(), it.Value()
+		if len(key) != len(endsPrefix)+4 || len(value) != 8 {
+			return errors.Join(z.folder.Corrupt(fmt.Errorf("end of a segment %x: %x", key, value)), it.Close())
+		}
+		ends[binary.BigEndian.Uint32(key[len(endsPrefix):])] = binary.BigEndian.Uint64(value)
+	}
+	if err := errors.Join(it.Error(), it.Close()); err != nil {
+		return z.readErr(err)
+	}
+	z.parts.store, err = seglog.Open(seglog.Options{
 		FS: z.folder.FS, Dir: z.folder.Dir, Ends: ends, Limit: limit, ReadOnly: z.readOnly,
 	})
 	z.parts.mu.cursors, z.parts.mu.stuck = map[uint32]uint64{}, map[uint32]bool{}
@@ -134,23 +131,23 @@ func (z *Zone) openParts(layout byte, limit uint64) error {
 	return z.partErr("open", err)
 }
 
-// partErr is the error of a segment, as one of the zone.
+// partErr converts an error of a segment to an error of the zone.
 func (z *Zone) partErr(doing string, err error) error {
-	if errors.Is(err, segments.ErrDamaged) {
+	if errors.Is(err, seglog.ErrDamaged) {
 		return z.folder.Corrupt(err)
 	}
 	return z.folder.Err(doing, err)
 }
 
-// resolve returns the value that is stored: value itself, or, if it is a reference, what it refers
-// to. Error: segments.ErrGone, if the record was removed meanwhile.
+// resolve returns the value for a stored value: the value itself or, if it is a reference, the
+// referenced record. It fails with seglog.ErrGone if the record was removed meanwhile.
 func (z *Zone) resolve(key, value []byte) ([]byte, error) {
 	ref, is := z.reference(value)
 	if !is {
 		return value, nil
 	}
 	value, err := z.parts.store.Read(key, ref)
-	if errors.Is(err, segments.ErrGone) {
+	if errors.Is(err, seglog.ErrGone) {
 		return nil, err
 	}
 	if err != nil {
@@ -160,9 +157,9 @@ func (z *Zone) resolve(key, value []byte) ([]byte, error) {
 	return value, err
 }
 
-// lost is the error for a reference into a segment that is not there.
+// lost returns the error for a reference to a missing segment.
 func (z *Zone) lost(err error) error {
-	err = z.folder.Corrupt(fmt.Errorf("a part refers to what is not there: %w", err))
+	err = z.folder.Corrupt(fmt.Errorf("a part refers to a missing record: %w", err))
 	z.failed(err)
 	return err
 }
@@ -178,8 +175,8 @@ func (p *parts) heldValue(key []byte) ([]byte, bool) {
 	return value, is
 }
 
-// hold takes over a group of one record. The caller holds mu.
-func (p *parts) hold(g *segments.Group) {
+// hold adds a group of one record to the held values. The caller holds mu.
+func (p *parts) hold(g *seglog.Group) {
 	p.held.Lock()
 	defer p.held.Unlock()
 	p.held.groups = append(p.held.groups, g)
@@ -190,7 +187,7 @@ func (p *parts) hold(g *segments.Group) {
 
 func (p *parts) full() bool { return len(p.held.groups) >= heldRecords || p.held.bytes >= heldBytes }
 
-// forget ends holding, after the references were written. The caller holds mu.
+// forget drops the held values after their references were written. The caller holds mu.
 func (p *parts) forget() {
 	p.held.Lock()
 	defer p.held.Unlock()
@@ -199,7 +196,8 @@ func (p *parts) forget() {
 	p.held.any.Store(false)
 }
 
-// commitParts writes a batch, after what is held. b may be nil.
+// commitParts writes the held values and then a batch, which may be nil. A batch of a single part
+// may be held instead.
 func (z *Zone) commitParts(b *batch, sync bool) error {
 	p := &z.parts
 	p.mu.Lock()
@@ -216,8 +214,7 @@ func (z *Zone) commitParts(b *batch, sync bool) error {
 	}
 	out := z.db.NewBatch()
 	defer out.Close()
-	var own []segments.Ref
-	first := p.tag.Load() == nil
+	var own []seglog.Ref
 	if len(groups) > 0 {
 		refs, end, err := p.store.Append(groups...)
 		if err == nil {
@@ -229,21 +226,14 @@ func (z *Zone) commitParts(b *batch, sync bool) error {
 		for _, g := range groups {
 			p.appended.Add(uint64(g.Bytes()))
 		}
-		tag := p.tag.Load()
-		if tag == nil {
-			tag = new([tagBytes]byte)
-			_, _ = rand.Read(tag[:]) // it never fails (Go 1.24)
-			err = errors.Join(out.Set(formatKey, []byte{layoutSegments}, nil), out.Set(tagKey, tag[:], nil))
-		}
 		err = errors.Join(err, out.Set(endKey(p.store.Active()), binary.BigEndian.AppendUint64(nil, end), nil))
 		for i, g := range p.held.groups {
-			err = errors.Join(err, out.Set(g.Key(0), refs[i].AppendTo(tag[:len(tag):len(tag)]), nil))
+			err = errors.Join(err, out.Set(g.Key(0), refs[i].AppendTo(p.tag[:tagBytes:tagBytes]), nil))
 		}
 		if err != nil {
 			return z.folder.Err("write", err)
 		}
 		own = refs[len(p.held.groups):]
-		p.tag.Store(tag) // before anybody can read a reference
 	}
 	if b != nil {
 		if err := z.refer(out, b, own); err != nil {
@@ -255,21 +245,17 @@ func (z *Zone) commitParts(b *batch, sync bool) error {
 		options = pebble.Sync
 	}
 	if err := z.cached(out, func() error { return z.folder.Err("write", out.Commit(options)) }); err != nil {
-		if first {
-			p.tag.Store(nil) // it is not in the database
-		}
 		return err
 	}
 	p.forget()
 	return nil
 }
 
-// refer appends the operations of b to out, with references in the place of what is outside.
-func (z *Zone) refer(out *pebble.Batch, b *batch, refs []segments.Ref) error {
+// refer appends the operations of b to out. Values outside are replaced by references.
+func (z *Zone) refer(out *pebble.Batch, b *batch, refs []seglog.Ref) error {
 	if len(refs) == 0 {
 		return out.Apply(b.batch, nil)
 	}
-	tag := z.parts.tag.Load()
 	next := 0
 	for i, reader := 0, b.batch.Reader(); ; i++ {
 		kind, key, value, ok, err := reader.Next()
@@ -278,7 +264,7 @@ func (z *Zone) refer(out *pebble.Batch, b *batch, refs []segments.Ref) error {
 		}
 		switch {
 		case next < len(b.outside) && b.outside[next] == i:
-			err = out.Set(key, refs[next].AppendTo(tag[:len(tag):len(tag)]), nil)
+			err = out.Set(key, refs[next].AppendTo(z.parts.tag[:tagBytes:tagBytes]), nil)
 			next++
 		case kind == pebble.InternalKeyKindDelete:
 			err = out.Delete(key, nil)
@@ -291,7 +277,7 @@ func (z *Zone) refer(out *pebble.Batch, b *batch, refs []segments.Ref) error {
 	}
 }
 
-// releaseHeld writes what is held, so that an iterator sees it.
+// releaseHeld writes the held values, so that an iterator sees them.
 func (z *Zone) releaseHeld(sync bool) error {
 	if !z.parts.held.any.Load() {
 		return nil
@@ -299,14 +285,15 @@ func (z *Zone) releaseHeld(sync bool) error {
 	return z.commitParts(nil, sync)
 }
 
-// sweepSteps is how many records a write looks at, so that none waits long for a removal. A prune
-// of many blocks leaves more: the writes after it continue.
+// sweepSteps is the number of records that a write checks, so that no write waits long for
+// removals. If a prune of many blocks leaves more, later writes continue.
 const sweepSteps = 128
 
-// sweep removes segments that nothing refers to any more, and looks at some records at most: of the
-// oldest ones, then of others in turn, so that a segment with a part that is never deleted keeps
-// only itself. Records that were found dead are not looked at again: no reference to one is ever
-// written anew. What it cannot read or remove is logged, and stays: nothing depends on it.
+// sweep removes segments without references, and checks a limited number of records: first in the
+// oldest segments, then in others in turn, so that a segment with a part that is never deleted does
+// not block others. Dead records are not checked again, because references to them are never
+// written again. A segment that cannot be read or removed is logged and kept: nothing depends on
+// its removal.
 func (z *Zone) sweep(steps int) {
 	p := &z.parts
 	p.mu.Lock()
@@ -327,8 +314,7 @@ func (z *Zone) sweep(steps int) {
 	p.sweeping.Store(steps <= 0)
 }
 
-// sweepAll looks at all segments, each of which is removed or has a record that is needed, until
-// ctx ends.
+// sweepAll sweeps all segments until ctx ends.
 func (z *Zone) sweepAll(ctx context.Context) error {
 	z.parts.mu.Lock()
 	defer z.parts.mu.Unlock()
@@ -343,7 +329,7 @@ func (z *Zone) sweepAll(ctx context.Context) error {
 	return nil
 }
 
-// sweepOne removes a segment if nothing refers to it; steps counts down. The caller holds mu.
+// sweepOne removes a segment if nothing refers to it. steps counts down. The caller holds mu.
 func (z *Zone) sweepOne(number uint32, steps *int) (removed bool) {
 	p := &z.parts
 	if p.mu.stuck[number] {
@@ -351,15 +337,15 @@ func (z *Zone) sweepOne(number uint32, steps *int) (removed bool) {
 	}
 	removed, err := z.sweepRecords(number, steps)
 	if err != nil {
-		// It may hide parts that are needed: it stays, and `starlingd verify` names it.
+		// It may have parts that are needed: it is kept, and `starlingd verify` reports it.
 		p.mu.stuck[number] = true
-		z.folder.Logger.Error("a file of blocks is not removed", "zone", z.folder.Zone, "err", z.partErr("prune", err))
+		z.folder.Logger.Error("cannot remove a file of blocks", "zone", z.folder.Zone, "err", z.partErr("prune", err))
 	}
 	return removed
 }
 
-// sweepRecords is sweepOne without what follows from an error; a segment may be removed in spite of
-// one.
+// sweepRecords is sweepOne without error handling. A segment may be removed even if an error is
+// returned.
 func (z *Zone) sweepRecords(number uint32, steps *int) (removed bool, err error) {
 	p := &z.parts
 	for ; ; *steps-- {
@@ -383,7 +369,7 @@ func (z *Zone) sweepRecords(number uint32, steps *int) (removed bool, err error)
 		}
 		p.mu.cursors[number] = ref.Offset + uint64(ref.Length)
 	}
-	// What deleted the records is durable with this.
+	// This also makes the deletions of the records durable.
 	if err := z.db.Delete(endKey(number), pebble.Sync); err != nil {
 		return false, err
 	}
@@ -391,15 +377,16 @@ func (z *Zone) sweepRecords(number uint32, steps *int) (removed bool, err error)
 	return true, p.store.Remove(number)
 }
 
-// partsNow returns the segments and a view of the database of one moment; until unhold is called,
-// no segment goes away.
+// partsNow returns the segments and a database snapshot of the same moment. No segment is removed
+// until unhold is called.
 func (z *Zone) partsNow() (all []uint32, at *pebble.Snapshot, unhold func() error) {
 	z.parts.mu.Lock()
 	defer z.parts.mu.Unlock()
 	return z.parts.store.All(), z.db.NewSnapshot(), z.parts.store.Hold()
 }
 
-// verifySegment reads all records of a segment, and returns how many are referred to in at.
+// verifySegment reads all records of a segment, and returns the number of records with a reference
+// in at.
 func (z *Zone) verifySegment(at *pebble.Snapshot, number uint32) (referred int, err error) {
 	for offset := uint64(0); ; {
 		key, ref, ok, err := z.parts.store.Next(number, offset)
@@ -443,14 +430,14 @@ func (z *Zone) references(at *pebble.Snapshot) (map[uint32]int, error) {
 	return counts, errors.Join(it.Error(), it.Close())
 }
 
-// noSegments refuses segments whose database is gone.
+// noSegments returns an error if there are segments, for a folder without a database.
 func (z *Zone) noSegments() error {
-	numbers, err := segments.Numbers(z.folder.FS, z.folder.Dir)
+	numbers, err := seglog.Numbers(z.folder.FS, z.folder.Dir)
 	if err != nil {
 		return z.folder.Err("open", err)
 	}
 	if len(numbers) > 0 {
-		return z.folder.Corrupt(fmt.Errorf("there are %d segments with parts of blocks, and no database", len(numbers)))
+		return z.folder.Corrupt(fmt.Errorf("there are %d segments with parts of blocks, but no database", len(numbers)))
 	}
 	return nil
 }

@@ -20,18 +20,18 @@ import (
 
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/storage/internal/engine"
-	"github.com/starling-kv/starling/storage/internal/segments"
+	"github.com/starling-kv/starling/storage/seglog"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
 func partKey(height, index int) []byte { return fmt.Appendf(nil, "P:%d:%d", height, index) }
 
-// partOf is a value that goes to a segment, another one for each height and index.
+// partOf returns a value that is stored in a segment, different for each height and index.
 func partOf(height, index int) []byte {
 	return bytes.Repeat(fmt.Appendf(nil, "part %d of %d;", index, height), largeValue/10)
 }
 
-// stored is what Pebble has under a key of the block store.
+// stored returns Pebble's value of a key of the block store.
 func stored(t testing.TB, z *Zone, key []byte) []byte {
 	t.Helper()
 	value, _, err := z.read(z.DB(partsID).(*database).key(key))
@@ -39,16 +39,16 @@ func stored(t testing.TB, z *Zone, key []byte) []byte {
 	return value
 }
 
-// segmentsIn are the numbers of the files.
+// segmentsIn returns the numbers of the segment files.
 func segmentsIn(t testing.TB, fs vfs.FS) []uint32 {
 	t.Helper()
-	numbers, err := segments.Numbers(fs, "zone")
+	numbers, err := seglog.Numbers(fs, "zone")
 	require.NoError(t, err)
 	return numbers
 }
 
-// Large parts of the block store, and nothing else, are outside of Pebble, whichever way they were
-// written.
+// TestWhatIsOutside: exactly the large parts of the block store are outside of Pebble, however they
+// were written.
 func TestWhatIsOutside(t *testing.T) {
 	z := openZone(t, vfs.NewMem(), Options{})
 	large, small := bytes.Repeat([]byte("x"), largeValue), bytes.Repeat([]byte("x"), largeValue-1)
@@ -79,7 +79,7 @@ func TestWhatIsOutside(t *testing.T) {
 					require.NoError(t, db.SetSync([]byte(c.key), c.value))
 				default:
 					require.NoError(t, db.Set([]byte(c.key), c.value))
-					require.NoError(t, db.Set([]byte("y"), []byte("z"))) // releases what is held
+					require.NoError(t, db.Set([]byte("y"), []byte("z"))) // writes the held values
 				}
 				raw, _, err := z.read(db.(*database).key([]byte(c.key)))
 				require.NoError(t, err)
@@ -100,7 +100,7 @@ func TestWhatIsOutside(t *testing.T) {
 	require.GreaterOrEqual(t, size, uint64(4*largeValue))
 }
 
-// A value that could be taken for a reference comes back as it was written.
+// TestValueLikeAReference: a value that looks like a reference is returned as it was written.
 func TestValueLikeAReference(t *testing.T) {
 	z := openZone(t, vfs.NewMem(), Options{})
 	require.NoError(t, z.DB(partsID).SetSync(partKey(1, 0), partOf(1, 0)))
@@ -115,54 +115,7 @@ func TestValueLikeAReference(t *testing.T) {
 	require.Equal(t, map[string]string{"like": string(like)}, content(t, z.DB("state")))
 }
 
-// A folder of layout 1, with parts in Pebble, is read as it is. It stays one that an older program
-// opens until the first large part is written, and then has the layout that such a program refuses.
-func TestOldFolder(t *testing.T) {
-	fs := vfs.NewMem()
-	raw, err := pebble.Open("zone", &pebble.Options{FS: fs, Logger: silent{}, FormatMajorVersion: pebble.FormatValueSeparation})
-	require.NoError(t, err)
-	require.NoError(t, raw.Set(formatKey, []byte{1}, pebble.Sync))
-	want := map[string]string{}
-	for height := 1; height <= 5; height++ {
-		want[string(partKey(height, 0))] = string(partOf(height, 0))
-		require.NoError(t, raw.Set(append([]byte("\x0ablockstore"), partKey(height, 0)...), partOf(height, 0), pebble.Sync))
-	}
-	require.NoError(t, raw.Close())
-	layout := func(z *Zone) []byte {
-		value, _, err := z.read(formatKey)
-		require.NoError(t, err)
-		return value
-	}
-	for _, readOnly := range []bool{true, false} {
-		z, err := Open("zone", Options{FS: fs, ReadOnly: readOnly})
-		require.NoError(t, err)
-		require.Equal(t, want, content(t, z.DB(partsID)))
-		if !readOnly {
-			require.NoError(t, z.DB(partsID).SetSync([]byte("H:6"), bytes.Repeat([]byte("x"), 2*largeValue)))
-			require.NoError(t, z.DB(partsID).SetSync(partKey(6, 0), []byte("small")))
-			want["H:6"], want[string(partKey(6, 0))] = strings.Repeat("x", 2*largeValue), "small"
-		}
-		require.Equal(t, []byte{1}, layout(z))
-		require.NoError(t, z.Close())
-		require.Empty(t, segmentsIn(t, fs))
-	}
-	z, err := Open("zone", Options{FS: fs})
-	require.NoError(t, err)
-	for height := 5; height <= 7; height++ { // of which one was there
-		want[string(partKey(height, 0))] = string(partOf(height, 1))
-		require.NoError(t, z.DB(partsID).SetSync(partKey(height, 0), partOf(height, 1)))
-	}
-	require.Equal(t, []byte{2}, layout(z), "one byte: an older program takes it for a newer layout, not for damage")
-	require.Equal(t, want, content(t, z.DB(partsID)))
-	require.NoError(t, z.Compact(t.Context(), nil))
-	require.NoError(t, z.Close())
-	z = openZone(t, fs, Options{ReadOnly: true})
-	require.Equal(t, want, content(t, z.DB(partsID)))
-	_, err = z.Verify(t.Context(), nil)
-	require.NoError(t, err)
-}
-
-// Parts that are set one by one, without sync, are held in memory, for whoever looks for them,
+// TestHeld: parts that are set one by one without sync are held in memory, where they can be read,
 // until something else is written.
 func TestHeld(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -190,7 +143,7 @@ func TestHeld(t *testing.T) {
 			require.NoError(t, err)
 			db := z.DB(partsID)
 			require.NoError(t, db.SetSync(partKey(1, 0), []byte("old")))
-			value, err := db.Get(partKey(1, 0)) // which the cache keeps
+			value, err := db.Get(partKey(1, 0)) // the cache keeps it
 			require.NoError(t, err)
 			require.Equal(t, "old", string(value))
 			for i := range 3 {
@@ -207,7 +160,7 @@ func TestHeld(t *testing.T) {
 				require.Equal(t, i < 3, has)
 				if i < 3 {
 					require.Equal(t, partOf(1, i), value)
-					value[0]++ // it is the caller's own
+					value[0]++ // the caller owns it
 				} else {
 					require.Nil(t, value)
 				}
@@ -235,8 +188,9 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// Segments go away when CometBFT has deleted all their parts, and not before; one part that is
-// never deleted keeps its own segment only. What an iterator began with it yields to its end.
+// TestPruning: a segment is removed when CometBFT has deleted all its parts, and not before. A part
+// that is never deleted keeps only its own segment. An iterator yields everything that existed when
+// it was created.
 func TestPruning(t *testing.T) {
 	fs := vfs.NewMem()
 	o := Options{FS: fs, segmentLimit: 10 * largeValue, Cache: sgc.New(1 << 20)}
@@ -264,7 +218,7 @@ func TestPruning(t *testing.T) {
 		for height := from; height < to; height++ {
 			for i := range 3 {
 				if height == 55 && i == 1 {
-					continue // nobody deletes it
+					continue // it is never deleted
 				}
 				require.NoError(t, b.Delete(partKey(height, i)))
 				delete(want, string(partKey(height, i)))
@@ -275,7 +229,7 @@ func TestPruning(t *testing.T) {
 	it, err := z.DB(partsID).Iterator([]byte("P:0:"), []byte("P:0;"))
 	require.NoError(t, err)
 	prune(0, 50)
-	require.Equal(t, all, segmentsIn(t, fs), "an iterator is older")
+	require.Equal(t, all, segmentsIn(t, fs), "an older iterator holds them")
 	require.Less(t, z.Metrics().Segments, len(all)*9/10)
 	value, err := z.DB(partsID).Get(partKey(0, 0))
 	require.NoError(t, err)
@@ -299,14 +253,15 @@ func TestPruning(t *testing.T) {
 	}
 	require.Equal(t, want, content(t, z.DB(partsID)))
 	require.Len(t, want, 1)
-	require.LessOrEqual(t, len(segmentsIn(t, fs)), 2+1, "that of the part, the last, and the one that was not full")
+	require.LessOrEqual(t, len(segmentsIn(t, fs)), 2+1, "the part's segment, the last one, and one that was not full")
 	require.NoError(t, z.Compact(t.Context(), nil))
 	require.Len(t, segmentsIn(t, fs), 2)
 	require.NoError(t, z.Close())
 	requireVerified(t, fs)
 }
 
-// A prune of many blocks looks at some records only; the writes after it continue.
+// TestPruneOfManyBlocks: a prune of many blocks checks only some records; the following writes
+// continue.
 func TestPruneOfManyBlocks(t *testing.T) {
 	z := openZone(t, vfs.NewMem(), Options{segmentLimit: 10 * largeValue})
 	db := z.DB(partsID)
@@ -318,7 +273,7 @@ func TestPruneOfManyBlocks(t *testing.T) {
 	}
 	require.NoError(t, deleted.WriteSync())
 	before := z.Metrics().Segments
-	require.Greater(t, before, records/12, "one write has looked at few of them")
+	require.Greater(t, before, records/12, "one write checks only few of them")
 	writes := 0
 	for ; z.parts.sweeping.Load(); writes++ {
 		left := z.Metrics().Segments
@@ -329,8 +284,8 @@ func TestPruneOfManyBlocks(t *testing.T) {
 	require.Equal(t, 1, z.Metrics().Segments, "it is appended to")
 }
 
-// requireVerified opens the zone to be read only: the tables of another may be compacted while they
-// are read.
+// requireVerified opens the zone read-only, because the tables of a writable one may be compacted
+// while they are read.
 func requireVerified(t testing.TB, fs vfs.FS) {
 	t.Helper()
 	z, err := Open("zone", Options{FS: fs, ReadOnly: true})
@@ -340,21 +295,21 @@ func requireVerified(t testing.TB, fs vfs.FS) {
 	require.NoError(t, z.Close())
 }
 
-// What deleted the parts of a segment is durable before its file is gone: after a crash at any
-// moment of pruning and writing, each part is there or is not.
+// TestCrashWhilePruning: the deletions of a segment's parts are durable before its file is removed.
+// After a crash at any moment of pruning and writing, each part either exists or does not.
 func TestCrashWhilePruning(t *testing.T) {
 	crashes := 60
 	if testing.Short() {
 		crashes = 30
 	}
-	// Four parts are in a segment: the last that is deleted of one is followed by the first of the
-	// next, whose name becomes durable before anything of Pebble is.
+	// There are four parts in a segment. The deletion of its last part is followed by the first
+	// part of the next segment, whose name becomes durable before any of Pebble's data.
 	const old, pruned = 41, 30
 	all := seeds.Rand(t)
 	for range crashes {
 		rng := rand.New(rand.NewPCG(all.Uint64(), 0))
 		mem := vfs.NewCrashableMem()
-		var mu sync.Mutex // guards what follows
+		var mu sync.Mutex // guards the variables below
 		var left *vfs.MemFS
 		begun, changes, crashAt := false, 0, 1+rng.IntN(200)
 		fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -398,8 +353,8 @@ func TestCrashWhilePruning(t *testing.T) {
 	}
 }
 
-// A reader that comes with a reference from before its segment was removed finds what the database
-// has now. If it has nothing else, that is damage.
+// TestReferenceFromBeforePruning: a reader with a reference from before the removal of its segment
+// gets the current value from the database. If the database still has that reference, it is damage.
 func TestReferenceFromBeforePruning(t *testing.T) {
 	z := openZone(t, vfs.NewMem(), Options{segmentLimit: 1, Cache: sgc.New(1 << 20)})
 	db := z.DB(partsID).(*database)
@@ -428,7 +383,8 @@ func TestReferenceFromBeforePruning(t *testing.T) {
 	requireDamage(t, err, "000001.seg")
 }
 
-// Readers beside a writer and pruning get the whole value or none, whatever they read it from.
+// TestPruningUnderReaders: concurrently with a writer and pruning, readers get the complete value
+// or none, from wherever they read it.
 func TestPruningUnderReaders(t *testing.T) {
 	for name, cache := range map[string]*sgc.Cache{"no cache": nil, "cache": sgc.New(1 << 20)} {
 		t.Run(name, func(t *testing.T) {
@@ -501,7 +457,7 @@ func TestPruningUnderReaders(t *testing.T) {
 	}
 }
 
-// closedZone returns a zone's file system, and the segments in it.
+// closedZone returns the file system of a closed zone, and its segments.
 func closedZone(t *testing.T) (*vfs.MemFS, []uint32) {
 	t.Helper()
 	mem := vfs.NewMem()
@@ -514,8 +470,8 @@ func closedZone(t *testing.T) (*vfs.MemFS, []uint32) {
 	return mem, segmentsIn(t, mem)
 }
 
-// Damage to a segment is an error with the file and the way out, wherever it is met, and never
-// another value.
+// TestDamagedSegments: damage to a segment is an error with the file and a remedy, wherever it is
+// found, and never another value.
 func TestDamagedSegments(t *testing.T) {
 	mem, all := closedZone(t)
 	require.GreaterOrEqual(t, len(all), 5)
@@ -560,7 +516,7 @@ func TestDamagedSegments(t *testing.T) {
 		require.NoError(t, z.Close())
 		z, err = Open("zone", Options{FS: fs})
 		require.NoError(t, err)
-		for height := range 20 { // CometBFT does not need them any more
+		for height := range 20 { // CometBFT no longer needs them
 			require.NoError(t, z.DB(partsID).Delete(partKey(height, 0)))
 		}
 		require.NoError(t, z.Compact(t.Context(), nil))
@@ -577,8 +533,8 @@ func requireDamage(t *testing.T, err error, name string) {
 	require.ErrorContains(t, err, "put back a copy")
 }
 
-// A segment that is missing or too short is damage when the zone is opened, as is a folder that has
-// segments alone.
+// TestMissingSegments: a segment that is missing or too short is damage when the zone is opened,
+// and so is a folder with only segments.
 func TestMissingSegments(t *testing.T) {
 	mem, all := closedZone(t)
 	for _, number := range all {
@@ -618,16 +574,17 @@ func TestMissingSegments(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, left, len(all), "something was written")
 
-	// A database that another program has begun there since has nothing of them.
+	// A new database, created there by another program, has no references to them.
 	db, err := pebble.Open("zone", &pebble.Options{FS: fs, FormatMajorVersion: engine.Format})
 	require.NoError(t, err)
 	require.NoError(t, db.Close())
 	_, err = Open("zone", Options{FS: fs})
-	requireDamage(t, err, "and no database")
+	requireDamage(t, err, "but no database")
 	require.Equal(t, all, segmentsIn(t, fs))
 }
 
-// A segment that cannot be read is an error that ReadFailed hears of, and no missing part.
+// TestSegmentThatCannotBeRead: a segment that cannot be read is an error that is reported to
+// ReadFailed, and not a missing part.
 func TestSegmentThatCannotBeRead(t *testing.T) {
 	var broken atomic.Bool
 	fs := errorfs.Wrap(vfs.NewMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -653,9 +610,9 @@ func TestSegmentThatCannotBeRead(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, partOf(1, 0), value)
 
-	// A write has done what it was to do, whether or not old segments can be removed.
+	// A write succeeds, whether or not old segments can be removed.
 	for i := range 2 {
-		require.NoError(t, db.SetSync(partKey(2, i), make([]byte, segments.Limit)))
+		require.NoError(t, db.SetSync(partKey(2, i), make([]byte, seglog.Limit)))
 	}
 	broken.Store(true)
 	require.NoError(t, db.DeleteSync(partKey(1, 0)))
@@ -664,7 +621,8 @@ func TestSegmentThatCannotBeRead(t *testing.T) {
 	require.Len(t, segmentsIn(t, fs), 2)
 }
 
-// A batch with parts is there as a whole or not at all, after a crash at any change.
+// TestBatchWithPartsIsAtomic: after a crash at any change, a batch with parts exists completely or
+// not at all.
 func TestBatchWithPartsIsAtomic(t *testing.T) {
 	rng := seeds.Rand(t)
 	mem := vfs.NewCrashableMem()
@@ -706,8 +664,8 @@ func TestBatchWithPartsIsAtomic(t *testing.T) {
 	}
 }
 
-// Parts are not kept in the shared cache, whose memory is for what cannot be read in one go; their
-// references are.
+// TestPartsAreNotCached: parts are not stored in the shared cache, whose memory is for data that
+// needs several reads; their references are.
 func TestPartsAreNotCached(t *testing.T) {
 	cache := sgc.New(1 << 20)
 	z := openZone(t, vfs.NewMem(), Options{Cache: cache})

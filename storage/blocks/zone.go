@@ -3,6 +3,7 @@ package blocks
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync"
@@ -16,13 +17,14 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// Logger takes what the zone and the database under it have to say. It is called concurrently.
+// Logger receives the messages of the zone and of its database. It is called concurrently.
 type Logger = engine.Logger
 
 var (
-	// ErrReadOnly: the zone was opened to be read only.
+	// ErrReadOnly: the zone was opened read-only.
 	ErrReadOnly = errors.New("opened read-only")
-	// ErrLocked, ErrCorrupt, ErrNewerFormat, ErrClosed and ErrDiskFull are those of the state zone.
+	// ErrLocked, ErrCorrupt, ErrNewerFormat, ErrClosed and ErrDiskFull are the same as in the state
+	// zone.
 	ErrLocked      = engine.ErrLocked
 	ErrCorrupt     = engine.ErrCorrupt
 	ErrNewerFormat = engine.ErrNewerFormat
@@ -30,46 +32,41 @@ var (
 	ErrDiskFull    = engine.ErrDiskFull
 )
 
-// FormatVersion is the latest layout of the data that this package writes. Data of a later version
-// is refused. A folder has layout 1, everything in Pebble, until the first value is written to a
-// segment, so that until then an older program can open it.
-const FormatVersion = layoutSegments
+// FormatVersion is the layout of the data that this package writes. Data with a newer layout are
+// refused.
+const FormatVersion = 1
 
-const (
-	layoutPlain    = 1
-	layoutSegments = 2
-)
-
-// formatKey is below every key of a database, as no ID has length 0.
+// formatKey sorts before every key of a database, because no ID has length 0.
 var formatKey = []byte{0}
 
-// maxID bounds the length of a database's ID. Below 255, so that there is always a key after a
-// database's last.
+// maxID is the maximum length of a database's ID. It is below 255, so that a key above all keys of
+// a database exists.
 const maxID = 200
 
-// Options of a block zone; the zero value is usable.
+// Options configure a block zone. The zero value is usable.
 type Options struct {
 	FS     vfs.FS // default: the operating system's
 	Logger Logger // default: silent
 	// Fatal is called, after the error was logged, when the database cannot continue: its log, its
-	// list of files or a table cannot be written, or what is to be written anew cannot be read. It
-	// must not return, and not call the zone. Default: end the process with exit status 1.
+	// list of files or a table cannot be written, or a compaction cannot read a table. It must
+	// neither return nor call the zone. Default: exit with status 1.
 	Fatal func(error)
 	// ReadFailed is called before a read returns an error, which names the file if it is damaged.
-	// What CometBFT makes of such an error depends on the goroutine: some end the process, some
-	// lose a peer, some only log. Default: nothing is called.
+	// The effect of such an error in CometBFT depends on the goroutine: some end the process, some
+	// disconnect a peer, some only log. Default: no call.
 	ReadFailed func(error)
-	// Get reads through its zone Blocks, which nobody else uses; Open clears it. nil: no cache
+	// Reads with Get use the zone Blocks of this cache. No other zone may use it; Open clears it.
+	// nil: no cache.
 	Cache      *sgc.Cache
-	CacheBytes int64 // of Pebble's cache of file blocks; default 8 MiB
-	// for offline commands: nothing on disk changes; writes return ErrReadOnly
+	CacheBytes int64 // size of Pebble's block cache; default 8 MiB
+	// ReadOnly is for offline commands: nothing on disk changes, and writes return ErrReadOnly.
 	ReadOnly bool
 
-	// MemTableBytes is how much the database collects in memory before it writes a table, four
-	// times at most; default 32 MiB.
+	// MemTableBytes is the size of a memtable of the database, of which there are at most four;
+	// default 32 MiB.
 	MemTableBytes uint64
 
-	segmentLimit uint64 // for tests; default segments.Limit
+	segmentLimit uint64 // for tests; default seglog.Limit
 }
 
 // Zone is the block zone. All methods may be called concurrently.
@@ -77,14 +74,13 @@ type Zone struct {
 	folder   engine.Folder
 	db       *pebble.DB
 	parts    parts
-	cache    *coherentCache // nil: none
+	cache    *coherentCache // nil: no cache
 	readOnly bool
 	failed   func(error)     // Options.ReadFailed
-	closing  context.Context // done when Close begins
+	closing  context.Context // canceled when Close begins
 	close    context.CancelFunc
 
-	// mu is held for reading by everything that uses db: Pebble panics when it is used after its
-	// end.
+	// mu is held for reading while db is used, because Pebble panics when it is used after Close.
 	mu struct {
 		sync.RWMutex
 		closed bool
@@ -95,7 +91,7 @@ type Zone struct {
 	}
 }
 
-// Open opens the block zone in dir, and creates it if need be.
+// Open opens the block zone in dir, which it creates if necessary.
 func Open(dir string, o Options) (*Zone, error) {
 	if o.CacheBytes <= 0 {
 		o.CacheBytes = 8 << 20
@@ -110,8 +106,8 @@ func Open(dir string, o Options) (*Zone, error) {
 		Zone: "blocks", Dir: dir, FS: o.FS, Logger: o.Logger, Fatal: o.Fatal,
 		WayOut: "put back a copy of the folder, or remove the home's data and join again",
 	}.WithDefaults()}
-	// Pebble repeats what failed until it succeeds, and meanwhile holds up those that write, and
-	// its own opening, for ever. What was synced is in the log, so nothing is lost by an end here.
+	// Pebble repeats failed work until it succeeds. Meanwhile writers, and Open, would hang
+	// forever. Synced data are in the log, so ending the process loses nothing.
 	fatal := z.folder.Fatal
 	z.folder.Background = func(err error) {
 		if !errors.Is(err, pebble.ErrClosed) {
@@ -127,7 +123,7 @@ func Open(dir string, o Options) (*Zone, error) {
 		CacheSize: o.CacheBytes, MemTableSize: o.MemTableBytes, MemTableStopWritesThreshold: 4, ReadOnly: o.ReadOnly,
 		LBaseMaxBytes: engine.BaseLevelBytes(o.MemTableBytes),
 	}
-	// most lookups of transactions and hashes are for what is not there
+	// Most lookups of transactions and hashes find nothing.
 	for i := range options.Levels {
 		options.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 	}
@@ -135,9 +131,8 @@ func Open(dir string, o Options) (*Zone, error) {
 	if z.db, err = z.folder.Open(options); err != nil {
 		return nil, err
 	}
-	layout, err := z.checkFormat()
-	if err == nil {
-		err = z.openParts(layout, o.segmentLimit)
+	if err = z.checkFormat(); err == nil {
+		err = z.openParts(o.segmentLimit)
 	}
 	if err != nil {
 		return nil, errors.Join(err, z.db.Close())
@@ -145,41 +140,48 @@ func Open(dir string, o Options) (*Zone, error) {
 	return z, nil
 }
 
-// checkFormat reads the layout version, or writes it into an empty database.
-func (z *Zone) checkFormat() (layout byte, err error) {
+// checkFormat reads the layout version and the tag of references, or writes them to an empty
+// database.
+func (z *Zone) checkFormat() error {
 	value, found, err := z.read(formatKey)
 	switch {
 	case err != nil:
-		return 0, err
-	case found && len(value) == 1 && value[0] > 0 && value[0] <= FormatVersion:
-		return value[0], nil
+		return err
+	case found && len(value) == 1 && value[0] == FormatVersion:
+		return z.readTag()
 	case found && len(value) == 1 && value[0] > FormatVersion:
-		return 0, z.folder.Newer("layout", uint64(value[0]), FormatVersion)
+		return z.folder.Newer("layout", uint64(value[0]), FormatVersion)
 	case found:
-		return 0, z.folder.Corrupt(fmt.Errorf("layout record %x", value))
+		return z.folder.Corrupt(fmt.Errorf("layout record %x", value))
 	}
 	it, err := z.db.NewIter(nil)
 	if err != nil {
-		return 0, z.folder.Err("open", err)
+		return z.folder.Err("open", err)
 	}
 	empty := !it.First()
 	if err := errors.Join(it.Error(), it.Close()); err != nil {
-		return 0, z.folder.Err("open", err)
+		return z.folder.Err("open", err)
 	}
 	if err := z.noSegments(); err != nil {
-		return 0, err
+		return err
 	}
 	switch {
 	case !empty:
-		return 0, z.folder.Corrupt(errors.New("the layout record is missing"))
+		return z.folder.Corrupt(errors.New("the layout record is missing"))
 	case z.readOnly:
-		return layoutPlain, nil
+		return nil
 	}
-	return layoutPlain, z.folder.Err("open", z.db.Set(formatKey, []byte{layoutPlain}, pebble.Sync))
+	_, _ = rand.Read(z.parts.tag[:]) // it never fails (Go 1.24)
+	batch := z.db.NewBatch()
+	defer batch.Close()
+	err = errors.Join(batch.Set(formatKey, []byte{FormatVersion}, nil), batch.Set(tagKey, z.parts.tag[:], nil))
+	if err == nil {
+		err = batch.Commit(pebble.Sync)
+	}
+	return z.folder.Err("open", err)
 }
 
-// Close closes the zone. What was written is durable then. Iterators that are still open end with
-// ErrClosed.
+// Close makes everything durable and closes the zone. Open iterators end with ErrClosed.
 func (z *Zone) Close() error {
 	z.close() // ends compactions, so that the lock is free soon
 	z.mu.Lock()
@@ -209,7 +211,7 @@ func (z *Zone) use() (release func(), err error) {
 	return z.mu.RUnlock, nil
 }
 
-// read returns a copy of the value under key, which carries its prefix, from the database.
+// read returns a copy of the value of key, which includes its prefix, from the database.
 func (z *Zone) read(key []byte) (value []byte, found bool, err error) {
 	v, closer, err := z.db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
@@ -222,7 +224,7 @@ func (z *Zone) read(key []byte) (value []byte, found bool, err error) {
 	return value, true, z.readErr(closer.Close())
 }
 
-// readErr is the error of a read, which it reports to Options.ReadFailed; nil if err is.
+// readErr wraps a read error and reports it to Options.ReadFailed; nil if err is nil.
 func (z *Zone) readErr(err error) error {
 	if err != nil {
 		err = z.folder.Err("read", err)
@@ -256,7 +258,8 @@ func (z *Zone) commit(b *batch, sync bool) error {
 	return err
 }
 
-// cached changes what is stored, by write, while the cache forgets the keys of batch.
+// cached calls write, which changes the stored values of the batch's keys, and keeps the cache
+// consistent.
 func (z *Zone) cached(batch *pebble.Batch, write func() error) error {
 	if z.cache != nil {
 		end, err := z.cache.beginWrite(batch)
@@ -268,7 +271,7 @@ func (z *Zone) cached(batch *pebble.Batch, write func() error) error {
 	return write()
 }
 
-// DB returns the database of that ID (1 to 200 bytes). Its Close does nothing: close the zone.
+// DB returns the database with that ID (1 to 200 bytes). Its Close has no effect: close the zone.
 func (z *Zone) DB(id string) dbm.DB {
 	if len(id) == 0 || len(id) > maxID {
 		panic(fmt.Sprintf("blocks: database ID of %d bytes, want 1 to %d", len(id), maxID))
@@ -280,7 +283,7 @@ func (z *Zone) DB(id string) dbm.DB {
 // after returns the first key that does not begin with prefix.
 func after(prefix []byte) []byte {
 	end := bytes.Clone(prefix)
-	// ends at the first byte at the latest, the length, which is below
+	// ends at the latest at the first byte, the length, which is less
 	for end[len(end)-1] == 0xff {
 		end = end[:len(end)-1]
 	}
@@ -288,7 +291,7 @@ func after(prefix []byte) []byte {
 	return end
 }
 
-// IDs returns the IDs of the databases that have keys, in the order of their lengths, then bytes.
+// IDs returns the IDs of the databases that have keys, ordered by length and then by bytes.
 func (z *Zone) IDs() ([]string, error) {
 	release, err := z.use()
 	if err != nil {

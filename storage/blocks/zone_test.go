@@ -66,7 +66,7 @@ func (m model) requireIn(t testing.TB, z *Zone) {
 	}
 }
 
-// randomKey returns one of few keys of the database. Those of the block store are parts.
+// randomKey returns one of a few keys of the database. Those of the block store are parts.
 func randomKey(rng *rand.Rand, id string) string {
 	key := fmt.Sprintf("%0*d", 1+rng.IntN(3), rng.IntN(60))
 	if id == partsID && rng.IntN(20) > 0 {
@@ -80,7 +80,7 @@ type write struct {
 	id         string
 	keys, vals []string
 	deleted    []bool
-	single     bool // not by a batch
+	single     bool // without a batch
 	sync       bool
 }
 
@@ -148,8 +148,8 @@ func (w write) do(z *Zone) error {
 	return b.Write()
 }
 
-// Random operations give what maps give, with a cache of any size and without one, also after the
-// zone was opened again.
+// TestModel: random operations give the same results as maps, with a cache of any size and without
+// one, including after the zone was reopened.
 func TestModel(t *testing.T) {
 	for name, cacheBytes := range map[string]int64{"no cache": -1, "tiny cache": 40 << 10, "cache": 4 << 20} {
 		t.Run(name, func(t *testing.T) {
@@ -194,7 +194,7 @@ func TestModel(t *testing.T) {
 					require.Equal(t, there, value != nil)
 					require.Equal(t, want, string(value))
 					if len(value) > 0 {
-						value[0]++ // it is the caller's own
+						value[0]++ // the caller owns it
 					}
 					has, err := z.DB(id).Has([]byte(key))
 					require.NoError(t, err)
@@ -249,7 +249,8 @@ func checkRange(t *testing.T, rng *rand.Rand, z *Zone, m model) {
 	require.Equal(t, want, got, "[%q, %q)", start, end)
 }
 
-// An iterator goes on over what was there when it was made, and what it returned stays as it was.
+// TestIteratorIsAView: an iterator sees the data from its creation, and the returned slices stay
+// unchanged.
 func TestIteratorIsAView(t *testing.T) {
 	z := openZone(t, vfs.NewMem(), Options{MemTableBytes: smallMemTable})
 	db := z.DB("test")
@@ -274,8 +275,8 @@ func TestIteratorIsAView(t *testing.T) {
 	}
 }
 
-// Reads and iterators that are under way when the zone is closed, as queries are when a node stops,
-// end with an error.
+// TestCloseUnderUsers: if the zone is closed, current reads and iterators, such as those of queries
+// when a node stops, end with an error.
 func TestCloseUnderUsers(t *testing.T) {
 	z, err := Open("zone", Options{FS: vfs.NewMem(), Cache: sgc.New(1 << 20)})
 	require.NoError(t, err)
@@ -350,7 +351,7 @@ func TestCloseUnderUsers(t *testing.T) {
 func TestReadOnly(t *testing.T) {
 	fs := vfs.NewMem()
 	_, err := Open("zone", Options{FS: fs, ReadOnly: true})
-	require.Error(t, err) // there is nothing to read
+	require.Error(t, err) // there is no database
 	z, err := Open("zone", Options{FS: fs})
 	require.NoError(t, err)
 	_, err = Open("zone", Options{FS: fs, ReadOnly: true})
@@ -403,11 +404,10 @@ func TestFormat(t *testing.T) {
 		}
 		return err
 	}
-	require.NoError(t, alter([]byte{layoutPlain}))
-	require.ErrorIs(t, alter([]byte{layoutSegments}), ErrCorrupt, "there is no tag")
+	require.ErrorIs(t, alter([]byte{FormatVersion}), ErrCorrupt, "the tag is missing")
 	newer := alter([]byte{FormatVersion + 1})
 	require.ErrorIs(t, newer, ErrNewerFormat)
-	require.ErrorContains(t, newer, "blocks folder other was written by a newer version: layout 3, this program knows up to 2: use the starlingd that wrote it")
+	require.ErrorContains(t, newer, "blocks folder other was written by a newer version: layout 2, this program knows up to 1: use the starlingd that wrote it")
 	require.ErrorIs(t, alter([]byte{}), ErrCorrupt)
 	require.ErrorIs(t, alter([]byte{0}), ErrCorrupt)
 	require.ErrorIs(t, alter(nil), ErrCorrupt)
@@ -432,7 +432,7 @@ func TestIDBounds(t *testing.T) {
 
 func TestCompactAndMetrics(t *testing.T) {
 	z := openZone(t, vfs.NewMem(), Options{})
-	noise := rand.NewChaCha8([32]byte{5}) // nothing to compress
+	noise := rand.NewChaCha8([32]byte{5}) // incompressible
 	db := z.DB("blockstore")
 	value := make([]byte, 1<<20)
 	for i := range 160 {
@@ -461,13 +461,13 @@ func TestCompactAndMetrics(t *testing.T) {
 	require.ErrorIs(t, z.Compact(canceled, nil), context.Canceled)
 }
 
-// crashFS copies a crashable file system as a crash would leave it just before its n-th change:
-// some of what was not synced survives, some does not.
+// crashFS copies a crashable file system as a crash would leave it, just before its n-th change. A
+// random part of the unsynced data survives.
 type crashFS struct {
 	vfs.FS
 	changes atomic.Int64
 	begun   atomic.Int64 // writes begun
-	synced  atomic.Int64 // writes that a synced write confirmed
+	synced  atomic.Int64 // writes confirmed by a synced write
 	crash   struct {
 		sync.Once
 		left          *vfs.MemFS
@@ -492,8 +492,8 @@ func newCrashFS(rng *rand.Rand, n int64) *crashFS {
 	return c
 }
 
-// After a crash at any point, the databases are as they were after one of the writes, all of them
-// after the same, and not before the last write that was synced.
+// TestCrash: after a crash at any point, the databases have the state after one of the writes, the
+// same for all of them, and not older than the last synced write.
 func TestCrash(t *testing.T) {
 	const crashes, writes = 80, 120
 	rng := newRNG(t, 1)
@@ -523,7 +523,7 @@ func TestCrash(t *testing.T) {
 		c := newCrashFS(rng, 1+rng.Int64N(count.changes.Load()))
 		run(c)
 		if c.crash.left == nil {
-			continue // fewer changes this time: background work is not the same each time
+			continue // fewer changes this time: background work varies
 		}
 		z, err := Open("zone", Options{FS: c.crash.left})
 		require.NoError(t, err)
@@ -546,8 +546,8 @@ func TestCrash(t *testing.T) {
 	t.Logf("%d of %d crashes lost writes that were not synced", lost, crashes)
 }
 
-// When the log cannot be written, the process is told to end, and what was synced is there
-// afterwards.
+// TestDiskFailureIsFatal: if the log cannot be written, the process is ended, and synced data is
+// available afterwards.
 func TestDiskFailureIsFatal(t *testing.T) {
 	syncs := []errorfs.OpKind{errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo}
 	for name, c := range map[string]struct {
@@ -590,8 +590,9 @@ func TestDiskFailureIsFatal(t *testing.T) {
 	}
 }
 
-// Tables that cannot be written, while the log can: Pebble repeats the flush until it succeeds, so
-// that neither a write nor Open would ever return. The first failure is told.
+// TestTablesThatCannotBeWritten: tables cannot be written, but the log can. Pebble repeats the
+// flush until it succeeds, so that neither a write nor Open would ever return. The first failure is
+// reported.
 func TestTablesThatCannotBeWritten(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
@@ -633,12 +634,12 @@ func TestTablesThatCannotBeWritten(t *testing.T) {
 				if when == "running" {
 					broken.Store(true)
 					go func() {
-						for i := range 1000 { // far beyond what memory takes
+						for i := range 1000 { // far beyond the memtables
 							_ = set(before + i)
 						}
 					}()
 				} else {
-					at = at.CrashClone(vfs.CrashCloneCfg{}) // killed: what it has is in the log
+					at = at.CrashClone(vfs.CrashCloneCfg{}) // killed: its data is in the log
 					broken.Store(true)
 					o.FS = over(at)
 					go func() { _, _ = Open("zone", o) }()
@@ -646,7 +647,7 @@ func TestTablesThatCannotBeWritten(t *testing.T) {
 				select {
 				case err = <-fatal:
 				case <-repeated:
-					t.Fatal("the flush is repeated, and nobody is told")
+					t.Fatal("the flush is repeated without a report")
 				}
 				require.ErrorIs(t, err, c.is)
 				require.ErrorContains(t, err, "blocks folder zone")
@@ -660,13 +661,13 @@ func TestTablesThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// When a file cannot be read, that is an error, and no missing key, and ReadFailed hears of it
-// first.
+// TestReadFailure: a file that cannot be read is an error, not a missing key, and is first reported
+// to ReadFailed.
 func TestReadFailure(t *testing.T) {
 	mem := vfs.NewMem()
 	z, err := Open("zone", Options{FS: mem})
 	require.NoError(t, err)
-	noise, value := rand.NewChaCha8([32]byte{6}), make([]byte, 1000) // nothing to compress
+	noise, value := rand.NewChaCha8([32]byte{6}), make([]byte, 1000) // incompressible
 	for i := range 1000 {
 		_, _ = noise.Read(value)
 		require.NoError(t, z.DB("state").Set(fmt.Appendf(nil, "%04d", i), value))
@@ -676,7 +677,7 @@ func TestReadFailure(t *testing.T) {
 
 	var broken atomic.Bool
 	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
-		// What Pebble reads for itself lies at the end, the layout record at the beginning.
+		// Pebble's own data is at the end, the layout record at the beginning.
 		if broken.Load() && op.Kind == errorfs.OpFileReadAt && op.Offset > 0 && op.Offset < 500_000 && strings.HasSuffix(op.Path, ".sst") {
 			return errors.New("input/output error")
 		}

@@ -7,20 +7,20 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
-// scanBytes is how much of the log is read for one answer at most, in bytes of events, whether or
-// not they are of keys that were asked for.
+// scanBytes is the maximum number of bytes of events read for one answer, including events of keys
+// that were not requested.
 const scanBytes = 32 << 20
 
-// eventOverhead is what an event counts toward the limit of an answer besides its bytes.
+// eventOverhead is added to the size of an event when the limit of an answer is checked.
 const eventOverhead = 64
 
-// Answer answers a request for events. If there is none yet, it waits for one for as long as wait
-// and the request say, and then answers how far the log is. Errors: ErrBusy, ErrClosed, that of
-// ctx, or that of a disk that cannot be read.
+// Answer answers a request for events. If there is no event yet, it waits for one, at most as long
+// as wait and the request allow. After that, the answer only reports the height of the log. Errors:
+// ErrBusy, ErrClosed, that of ctx, and read errors.
 func (l *Log) Answer(ctx context.Context, r event.Request, wait time.Duration) (event.Answer, error) {
 	timer := time.NewTimer(min(wait, time.Duration(r.WaitMS)*time.Millisecond))
 	defer timer.Stop()
@@ -29,8 +29,8 @@ func (l *Log) Answer(ctx context.Context, r event.Request, wait time.Duration) (
 		number := l.number()
 		a, full, err := l.read(&r)
 		if errors.Is(err, engine.ErrCorrupt) {
-			if err = l.beginAnew(damage{number, err}); err == nil {
-				continue // what was there is compacted now
+			if err = l.replaceDamaged(damage{number, err}); err == nil {
+				continue // the old events were compacted meanwhile
 			}
 		}
 		if err != nil || full || len(a.Events) > 0 || a.Compacted(r.From) || wait <= 0 || r.WaitMS == 0 {
@@ -43,13 +43,13 @@ func (l *Log) Answer(ctx context.Context, r event.Request, wait time.Duration) (
 			return l.count(a, err, false)
 		}
 		if w == nil {
-			continue // there is another block already
+			continue // there is already another block
 		}
 		select {
 		case <-w.woken:
 			continue
 		case <-timer.C:
-			wait = 0 // it reads once more: blocks without these keys have come
+			wait = 0 // read once more: there are new blocks without these keys
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-l.life.Done():
@@ -62,8 +62,8 @@ func (l *Log) Answer(ctx context.Context, r event.Request, wait time.Duration) (
 	}
 }
 
-// answerTo makes of what was read last an answer to the request as it was asked: meanwhile the log
-// may have been looked through further on, and trimmed.
+// answerTo makes the last answer an answer to the original request. Meanwhile From may have
+// advanced, and the log may have been trimmed.
 func answerTo(asked event.Token, a event.Answer, compacted bool) event.Answer {
 	switch {
 	case asked.Height == 0:
@@ -75,7 +75,7 @@ func answerTo(asked event.Token, a event.Answer, compacted bool) event.Answer {
 	return a
 }
 
-// count counts an answer.
+// count updates the counters for an answer.
 func (l *Log) count(a event.Answer, err error, compacted bool) (event.Answer, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,7 +99,7 @@ type reader struct {
 	full    bool
 }
 
-// take adds an event, or reports false: it is of the next answer.
+// take adds an event. It returns false if the event does not fit into this answer.
 func (r *reader) take(e *event.Event, lent bool) bool {
 	size := len(e.Key) + len(e.Value) + len(e.Kind) + len(e.Tx) + eventOverhead
 	if r.request.Previous {
@@ -122,7 +122,7 @@ func (r *reader) take(e *event.Event, lent bool) bool {
 	return true
 }
 
-// read answers from what is there. full is set if the answer ends before the head.
+// read answers from the events in the log. full: the answer ends before the head.
 func (l *Log) read(r *event.Request) (a event.Answer, full bool, err error) {
 	limit := event.MaxAnswerBytes
 	if r.MaxBytes > 0 {
@@ -134,13 +134,13 @@ func (l *Log) read(r *event.Request) (a event.Answer, full bool, err error) {
 		s := l.mu.state
 		l.mu.Unlock()
 		c.answer.Head, c.answer.Least = s.published, s.base+1
-		if c.answer.Next.Height == 0 { // the request says: from the next block on
+		if c.answer.Next.Height == 0 { // the request asks for events from the next block on
 			c.answer.Next = event.Token{Height: s.published + 1}
 		}
 		at := c.answer.Next
 		switch {
 		case at.Height <= s.base && len(c.answer.Events) == 0:
-			c.answer.Next = r.From // which is compacted
+			c.answer.Next = r.From // compacted
 			return c.answer, false, nil
 		case at.Height <= s.base || c.full || c.scanned > scanBytes:
 			return c.answer, true, nil
@@ -183,7 +183,7 @@ func (r *reader) memory(n *block, at event.Token) {
 	r.answer.Next = event.Token{Height: n.height + 1}
 }
 
-// disk adds the events from a token on up to a height.
+// disk adds the events on disk from a token up to a height.
 func (l *Log) disk(c *reader, at event.Token, height int64) (there bool, err error) {
 	select {
 	case l.reads <- struct{}{}:

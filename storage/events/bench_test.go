@@ -9,10 +9,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
 )
 
-// fill makes a log on the real disk with blocks of 100 changes each.
+// fill creates a log on the real disk with blocks of 100 changes each.
 func fill(b *testing.B, heights int64, o Options) *Log {
 	b.Helper()
 	l, err := Open(b.TempDir(), o)
@@ -29,8 +29,8 @@ func fill(b *testing.B, heights int64, o Options) *Log {
 	return l
 }
 
-// BenchmarkCatchUp reads 10,000 heights of 100 events each, as messages: all of them, and the
-// hundredth part that is one key.
+// BenchmarkCatchUp reads 10,000 heights of 100 events each, as messages: all events, and the
+// hundredth of them with one key.
 func BenchmarkCatchUp(b *testing.B) {
 	l := fill(b, 10_000, Options{})
 	for name, keys := range map[string]event.Keys{
@@ -55,8 +55,8 @@ func BenchmarkCatchUp(b *testing.B) {
 	require.NoError(b, l.Close())
 }
 
-// BenchmarkHandOver is what watchers add to a block of 1,000 changes: the time of Commit and
-// Committed while 1,000 watch a key each, and ten everything.
+// BenchmarkHandOver measures what watchers add to a block of 1,000 changes: the time of Commit and
+// Committed while 1,000 requests watch a key each, and ten watch everything.
 func BenchmarkHandOver(b *testing.B) {
 	for _, watchers := range []int{0, 1000} {
 		b.Run(fmt.Sprint(watchers), func(b *testing.B) {

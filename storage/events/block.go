@@ -8,24 +8,24 @@ import (
 	"sort"
 	"sync"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
 )
 
 // block is a block whose events are in memory.
 type block struct {
 	height int64
-	bytes  int64 // about, of its events
+	bytes  int64 // approximate size of its events
 
 	once sync.Once    // of encode
-	from *event.Block // until encode
-	// What encode makes. The fields of events lie in list.
+	from *event.Block // set until encode
+	// Results of encode. The fields of events alias list.
 	events []event.Event
-	list   []byte // of event.AppendEvent, with previous values
-	ends   []int  // of the events in list
-	byKey  []int  // the events in the order of their keys, and of their numbers
+	list   []byte // written by event.AppendEvent, with previous values
+	ends   []int  // ends of the events in list
+	byKey  []int  // indexes of the events, ordered by key and then number
 }
 
-// bytesOf is about what the events of a block take.
+// bytesOf estimates the memory of a block's events.
 func bytesOf(b *event.Block) int64 {
 	n := int64(128)
 	for i := range b.Changes {
@@ -35,8 +35,8 @@ func bytesOf(b *event.Block) int64 {
 	return n
 }
 
-// encode numbers the events and makes records of them. Whoever needs them first does that, and
-// never a block's execution.
+// encode numbers the events and encodes them. The first reader or the writer calls it, so it does
+// not delay the block.
 func (n *block) encode() {
 	n.once.Do(func() {
 		b := n.from
@@ -73,7 +73,7 @@ func (n *block) encode() {
 	})
 }
 
-// find returns the numbers, ascending, of the events of keys from a number on.
+// find returns the numbers, in ascending order, of the events of keys from a number on.
 func (n *block) find(keys event.Keys, from uint32) []int {
 	n.encode()
 	lo := sort.Search(len(n.byKey), func(i int) bool { return bytes.Compare(n.events[n.byKey[i]].Key, keys.Start) >= 0 })

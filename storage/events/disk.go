@@ -7,17 +7,17 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
-// The records of the database:
+// Records of the database:
 //
-//	'b' ‖ u64be height               → u64be: bytes of all events up to this block, since the log began
-//	'e' ‖ u64be height ‖ u32be index → events of the block from this number on, as event.AppendEvent writes them
+//	'b' ‖ u64be height               → u64be: total bytes of events up to this block, since the log began
+//	'e' ‖ u64be height ‖ u32be index → events of the block from this number on, written by event.AppendEvent
 //	'v'                              → layout
 //
-// The first of the records 'b' is that of the height after which the log has all events.
+// The first record 'b' is that of the height after which the log has all events.
 const (
 	tagBlock   byte = 'b'
 	tagSegment byte = 'e'
@@ -25,7 +25,7 @@ const (
 
 var formatKey = []byte{'v'}
 
-// segmentBytes is about the size of a segment; an event that is larger has one of its own.
+// segmentBytes is the approximate size of a segment. A larger event has a segment of its own.
 const segmentBytes = 32 << 10
 
 func blockKey(height int64) []byte {
@@ -50,9 +50,9 @@ func get(db pebble.Reader, key []byte) ([]byte, error) {
 	return value, closer.Close()
 }
 
-var errRecord = errors.New("a record of the wrong length")
+var errRecord = errors.New("a record has the wrong length")
 
-// readErr is the error of reading records.
+// readErr wraps an error of reading records.
 func (l *Log) readErr(err error) error {
 	if errors.Is(err, errRecord) {
 		return l.folder.Corrupt(err)
@@ -60,7 +60,7 @@ func (l *Log) readErr(err error) error {
 	return l.folder.Err("read", err)
 }
 
-// edge returns the first block of the log, or the last.
+// edge returns the first or the last block of the log.
 func edge(db pebble.Reader, last bool) (height int64, sum uint64, ok bool, err error) {
 	it, err := db.NewIter(&pebble.IterOptions{LowerBound: []byte{tagBlock}, UpperBound: endOf(tagBlock)})
 	if err != nil {
@@ -91,7 +91,7 @@ func blockRecord(it *pebble.Iterator) (height int64, sum uint64, err error) {
 	return int64(binary.BigEndian.Uint64(key[1:])), binary.BigEndian.Uint64(value), nil
 }
 
-// sum returns the bytes of all events up to a block of the log.
+// sum returns the total bytes of events up to a block of the log.
 func (l *Log) sum(height int64) (uint64, error) {
 	value, err := get(l.db, blockKey(height))
 	switch {
@@ -103,19 +103,19 @@ func (l *Log) sum(height int64) (uint64, error) {
 	return binary.BigEndian.Uint64(value), nil
 }
 
-// write brings blocks to disk until the log is closed.
+// write writes blocks to disk until the log is closed.
 func (l *Log) write() {
 	for closing := false; ; {
 		var err error
 		select {
 		case <-l.wake:
 		case d := <-l.damages:
-			err = l.beginAnew(d)
+			err = l.replaceDamaged(d)
 		case <-l.closing:
 			closing = true
 		}
 		if err == nil {
-			err = l.failure() // of one who has read, and could not begin anew
+			err = l.failure() // a reader could not replace the database
 		}
 		if err == nil {
 			err = l.writeWaiting()
@@ -140,7 +140,7 @@ func (l *Log) write() {
 	}
 }
 
-// writeWaiting writes all blocks that wait, and trims.
+// writeWaiting writes the backlog and trims the log.
 func (l *Log) writeWaiting() error {
 	for {
 		number := l.number()
@@ -148,7 +148,7 @@ func (l *Log) writeWaiting() error {
 		more, err := l.writeSome()
 		l.writing.Unlock()
 		if errors.Is(err, engine.ErrCorrupt) {
-			more, err = true, l.beginAnew(damage{number, err})
+			more, err = true, l.replaceDamaged(damage{number, err})
 		}
 		if err != nil || !more {
 			return err
@@ -156,10 +156,10 @@ func (l *Log) writeWaiting() error {
 	}
 }
 
-// writeSome writes the next blocks, as many as fit a batch. The caller holds writing.
+// writeSome writes the next blocks, as many as fit into a batch. The caller holds writing.
 func (l *Log) writeSome() (more bool, err error) {
 	l.mu.Lock()
-	if err := l.mu.failure; err != nil { // a reader could not begin anew: there is no database
+	if err := l.mu.failure; err != nil { // a reader could not replace the database
 		l.mu.Unlock()
 		return false, err
 	}
@@ -217,7 +217,7 @@ func (n *block) put(batch *pebble.Batch) error {
 	return nil
 }
 
-// dropTail drops from memory what is on disk and no longer among the last blocks.
+// dropTail drops blocks from memory that are on disk and no longer among the last blocks.
 func (s *state) dropTail() {
 	drop := 0
 	for drop < len(s.tail) && s.tail[drop].height <= s.written && s.tail[drop].height <= s.woken &&
@@ -230,8 +230,8 @@ func (s *state) dropTail() {
 	}
 }
 
-// trim removes the oldest blocks that are more than the log keeps, at least a hundredth of that at
-// a time. The caller holds writing.
+// trim removes the oldest blocks beyond the limits, at least a hundredth of the limit at a time.
+// The caller holds writing.
 func (l *Log) trim() error {
 	l.mu.Lock()
 	s := l.mu.state
@@ -253,7 +253,7 @@ func (l *Log) trim() error {
 	if err != nil {
 		return err
 	}
-	// First the answers: whoever reads from disk looks at the first record there.
+	// Readers look for the first record on disk, so they must stop using these blocks first.
 	l.mu.Lock()
 	l.mu.base, l.mu.trimmed = base, sum
 	for len(l.mu.tail) > 0 && l.mu.tail[0].height <= base && l.mu.tail[0].height <= l.mu.written {
@@ -271,8 +271,8 @@ func (l *Log) trim() error {
 	return l.folder.Err("trim", err)
 }
 
-// withinBytes returns the lowest height from base on after which no more than KeepBytes are left;
-// the newest block stays.
+// withinBytes returns the lowest height, at or above base, after which at most KeepBytes remain.
+// The newest block is always kept.
 func (l *Log) withinBytes(base int64, total uint64) (_ int64, err error) {
 	it, err := l.db.NewIter(&pebble.IterOptions{LowerBound: blockKey(base), UpperBound: endOf(tagBlock)})
 	if err != nil {
@@ -291,15 +291,15 @@ func (l *Log) withinBytes(base int64, total uint64) (_ int64, err error) {
 	return base, it.Error()
 }
 
-// lastBase is the base with which only the newest block is kept.
+// lastBase returns the base that keeps only the newest block.
 func (l *Log) lastBase() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.mu.written - 1
 }
 
-// readDisk visits the events from a token on, up to the block at height, while visit returns true;
-// the visitor may keep none of them. It returns false if the log begins later.
+// readDisk calls visit for the events from a token up to the block at height, until it returns
+// false. visit must not keep an event. there is false if the log starts later.
 func (l *Log) readDisk(from event.Token, height int64, visit func(*event.Event) bool) (there bool, err error) {
 	l.using.RLock()
 	defer l.using.RUnlock()
@@ -322,7 +322,7 @@ func (l *Log) readDisk(from event.Token, height int64, visit func(*event.Event) 
 		return false, l.folder.Err("read", err)
 	}
 	defer func() { err = errors.Join(err, it.Close()) }()
-	// The segment that has the event, or the first one after it.
+	// The segment that contains the event, or the first one after it.
 	ok = it.SeekLT(segmentKey(from.Height, from.Index+1))
 	if !ok || from.Index+1 == 0 {
 		ok = it.First()

@@ -10,12 +10,12 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
-// FormatVersion is the latest layout of the data that this package writes. What is of another
-// layout, or damaged, is begun anew: see anew.go.
+// FormatVersion is the layout of the data that this package writes. A log with another layout, or a
+// damaged log, is replaced by an empty one: see damage.go.
 const FormatVersion = 1
 
 // Defaults of Options.
@@ -26,44 +26,45 @@ const (
 )
 
 const (
-	// maxBacklog is how many bytes of events may wait for the disk: beyond that, Commit waits.
+	// maxBacklog is the maximum number of bytes of events that wait to be written. Above it, Commit
+	// waits.
 	maxBacklog = 64 << 20
-	// Blocks stay in memory, once they are on disk, while they are among the last tailBlocks and
-	// take no more than tailBytes.
+	// Blocks on disk stay in memory while they are among the last tailBlocks and take at most
+	// tailBytes.
 	tailBlocks, tailBytes = 1000, 16 << 20
-	// batchBytes is the size at which the writer hands what it has to the database.
+	// batchBytes is the size of a batch that the writer commits to the database.
 	batchBytes = 4 << 20
-	// maxDiskReads is how many answers are read from disk at a time.
+	// maxDiskReads is the maximum number of answers read from disk concurrently.
 	maxDiskReads = 4
 )
 
 var (
-	// ErrBusy: as many requests wait as Options.MaxWaiting allows.
+	// ErrBusy: Options.MaxWaiting requests are waiting.
 	ErrBusy = event.ErrBusy
 	// ErrClosed: the log is closed.
 	ErrClosed = engine.ErrClosed
 )
 
-// Logger takes what the log and the database under it have to say. It is called concurrently.
+// Logger receives the messages of the log and of its database. It is called concurrently.
 type Logger = engine.Logger
 
-// Options of a Log; the zero value is usable.
+// Options configure a Log. The zero value is usable.
 type Options struct {
 	FS     vfs.FS // default: the operating system's
 	Logger Logger // default: silent
 	// Fatal is called, after the error was logged, when the database cannot continue. It must not
-	// return. Default: end the process with exit status 1.
+	// return. Default: exit with status 1.
 	Fatal func(error)
 	// Failed is called once, by a goroutine of the log, when events could not be written. Every
-	// later Commit and Sync returns that error. Default: nothing is called.
+	// later Commit and Sync returns that error. Default: no call.
 	Failed func(error)
-	// The events of the last KeepBlocks blocks are kept, as far as they take no more than about
-	// KeepBytes. Default: DefaultKeepBlocks, DefaultKeepBytes.
+	// The events of the last KeepBlocks blocks are kept, up to about KeepBytes. Default:
+	// DefaultKeepBlocks, DefaultKeepBytes.
 	KeepBlocks, KeepBytes int64
-	// SyncEach makes each block durable before Commit returns, for a state that is not on this disk
-	// and so never waits for Sync.
+	// SyncEach makes each block durable before Commit returns. It is for a state that is not stored
+	// locally, which never calls Sync.
 	SyncEach bool
-	// MaxWaiting limits the requests that wait for an event. Default: DefaultMaxWaiting.
+	// MaxWaiting limits the number of requests that wait for an event. Default: DefaultMaxWaiting.
 	MaxWaiting int
 }
 
@@ -86,58 +87,59 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Log is a log of events. Begin, Commit and Committed follow one another; all other methods may be
-// called at any time.
+// Log is a log of events. Calls of Begin, Commit and Committed must not overlap. All other methods
+// may be called at any time.
 type Log struct {
 	o      Options
 	folder engine.Folder
-	// db is used by who holds writing, or using for reading; who replaces it holds both.
+	// db may be used while writing is held, or using is held for reading. Replacing it requires
+	// both.
 	db    *pebble.DB
 	using sync.RWMutex
 
-	damages chan damage // what the database found by itself, for the writer
-	// wake has an element when the writer, or the publisher, has something to do.
+	damages chan damage // found by compactions; for the writer
+	// wake has an element when the writer has work, published when the publisher has.
 	wake, published chan struct{}
-	reads           chan struct{}   // has an element for each answer that is read from disk
+	reads           chan struct{}   // has an element for each answer being read from disk
 	life            context.Context //nolint:containedctx // ends with Stop
 	end             context.CancelFunc
 	closing         chan struct{} // closed by Close
 	wg              sync.WaitGroup
-	// writing is held while the database is changed; it is taken before using.
+	// writing is held while the database is changed. It is taken before using.
 	writing sync.Mutex
-	waiting *waiters // has a lock of its own, which is taken before mu
+	waiting *waiters // its lock is taken before mu
 
 	mu struct {
 		sync.Mutex
 		state
-		moved   chan struct{} // closed, and replaced, whenever state changes
+		moved   chan struct{} // closed and replaced when state changes
 		failure error
 		closed  bool
-		number  int // of databases that were opened: see damage
+		number  int // counter of opened databases: see damage
 
-		anew                                uint64 // see Stats
-		answers, refused, compacted, events uint64 // counted since the start
+		replaced                            uint64 // see Stats
+		answers, refused, compacted, events uint64 // counters since the start
 	}
 }
 
-// state is how far the log is. base ≤ written ≤ last, and published ≤ last.
+// state describes the blocks in the log. base ≤ synced ≤ written ≤ last, woken ≤ published ≤ last.
 type state struct {
 	begun     bool
-	base      int64    // events of blocks above it are there
-	written   int64    // up to here they are in the database
-	synced    int64    // and up to here they are durable
-	last      int64    // up to here they were handed over
-	published int64    // up to here they are answered
-	woken     int64    // and up to here those who waited were woken: see publish
-	tail      []*block // the last blocks, of which all above written are there
+	base      int64    // the log has the events of all blocks above this height
+	written   int64    // events up to this height are in the database
+	synced    int64    // events up to this height are durable
+	last      int64    // events up to this height were committed
+	published int64    // events up to this height are answered
+	woken     int64    // requests up to this height were woken: see publish
+	tail      []*block // the last blocks, including all above written
 	tailBytes int64
 	backlog   int64  // bytes of the blocks above written
 	total     uint64 // bytes of all blocks up to written, since the log began
 	trimmed   uint64 // bytes of all blocks up to base
 }
 
-// Open opens the log in a folder, or makes one. What cannot be read is removed, with a line in the
-// log: watchers must begin again, but nothing that is proved was in it.
+// Open opens or creates the log in a folder. An unreadable log is logged and removed: watchers must
+// read again, but the log proved nothing.
 func Open(dir string, o Options) (*Log, error) {
 	o = o.withDefaults()
 	l := &Log{
@@ -146,11 +148,11 @@ func Open(dir string, o Options) (*Log, error) {
 	}
 	l.folder = engine.Folder{
 		Zone: "events", Dir: dir, FS: o.FS, Logger: o.Logger, Fatal: o.Fatal,
-		WayOut: "remove the folder: the log begins anew",
+		WayOut: "remove the folder: an empty log replaces it",
 	}.WithDefaults()
 	err := l.open()
 	if errors.Is(err, engine.ErrCorrupt) || errors.Is(err, engine.ErrNewerFormat) {
-		l.sayAnew(err)
+		l.logReplaced(err)
 		if err = l.folder.FS.RemoveAll(dir); err == nil {
 			err = l.open()
 		}
@@ -185,7 +187,7 @@ func databaseOptions() *pebble.Options {
 	return &pebble.Options{CacheSize: 8 << 20, MemTableSize: 8 << 20, MemTableStopWritesThreshold: 4, LBaseMaxBytes: engine.BaseLevelBytes(8 << 20)}
 }
 
-// load reads how far the log is.
+// load reads the state of the log.
 func (l *Log) load() error {
 	format, err := get(l.db, formatKey)
 	switch {
@@ -211,9 +213,9 @@ func (l *Log) load() error {
 	return nil
 }
 
-// Begin continues after the state of a height: later events are dropped, since their blocks will be
-// executed again. Unless the log reaches up to height, and its record of that can be read, it
-// begins there.
+// Begin continues the log after the state of a height. Later events are dropped, because their
+// blocks will be executed again. A log that does not reach height, or whose record of it cannot be
+// read, is replaced by an empty one that starts there.
 func (l *Log) Begin(height int64) error {
 	if err := l.settle(); err != nil {
 		return err
@@ -234,8 +236,8 @@ func (l *Log) Begin(height int64) error {
 		var err error
 		sum, err = l.sum(height)
 		switch {
-		case errors.Is(err, engine.ErrCorrupt): // or every start would end here
-			l.folder.Logger.Error("A record of the log of events is damaged", "err", err)
+		case errors.Is(err, engine.ErrCorrupt): // otherwise every start would fail here
+			l.folder.Logger.Error("A record of the event log is damaged", "err", err)
 			continues = false
 		case err != nil:
 			return err
@@ -252,9 +254,9 @@ func (l *Log) Begin(height int64) error {
 		}
 	} else {
 		if s.begun {
-			l.folder.Logger.Info("The log of events begins anew", "after", height, "had_from", s.base+1, "to", s.last)
+			l.folder.Logger.Info("The event log does not reach the state and is replaced by an empty one", "after", height, "had_from", s.base+1, "to", s.last)
 			l.mu.Lock()
-			l.mu.anew++
+			l.mu.replaced++
 			l.mu.Unlock()
 		}
 		next = state{base: height}
@@ -279,12 +281,12 @@ func (l *Log) Begin(height int64) error {
 	return nil
 }
 
-// settle waits until the writer has nothing to do.
+// settle waits until all blocks are in the database.
 func (l *Log) settle() error {
 	return l.until(func(s *state) bool { return s.written == s.last })
 }
 
-// until waits for a condition on the state.
+// until waits until the state meets a condition.
 func (l *Log) until(met func(*state) bool) error {
 	for {
 		l.mu.Lock()
@@ -303,21 +305,21 @@ func (l *Log) until(met func(*state) bool) error {
 	}
 }
 
-// failure returns the error after which the log takes nothing more; nil: there was none.
+// failure returns the error that stopped the log; nil: none.
 func (l *Log) failure() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.mu.failure
 }
 
-// changed wakes whoever waits in until. The caller holds mu.
+// changed wakes the waiting calls of until. The caller holds mu.
 func (l *Log) changed() {
 	close(l.mu.moved)
 	l.mu.moved = make(chan struct{})
 }
 
-// Commit hands over what a block has changed, before the block's state becomes durable or is
-// published. Nobody modifies b any more. Commit waits while too much waits for the disk.
+// Commit adds the changes of a block, before the block's state becomes durable or is published. The
+// log owns b from then on. Commit waits while the backlog is at its limit.
 func (l *Log) Commit(b event.Block) error {
 	n := &block{height: b.Height, from: &b, bytes: bytesOf(&b)}
 	err := l.until(func(s *state) bool { return s.backlog == 0 || s.backlog+n.bytes <= maxBacklog })
@@ -337,7 +339,7 @@ func (l *Log) append(n *block) error {
 	l.mu.Lock()
 	last, begun := l.mu.last, l.mu.begun
 	l.mu.Unlock()
-	if !begun || n.height != last+1 { // the first block, or one that nobody has announced
+	if !begun || n.height != last+1 { // the first block, or Begin was not called for its state
 		if err := l.Begin(n.height - 1); err != nil {
 			return err
 		}
@@ -355,11 +357,11 @@ func (l *Log) append(n *block) error {
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
-	default: // it is going to look anyway
+	default: // a signal is already pending
 	}
 }
 
-// Committed reports that queries see the state after height: from now on its events are answered.
+// Committed publishes the events up to height. The state of height must be available to queries.
 func (l *Log) Committed(height int64) {
 	l.mu.Lock()
 	if height <= l.mu.last {
@@ -369,7 +371,7 @@ func (l *Log) Committed(height int64) {
 	signal(l.published)
 }
 
-// Sync returns once the events up to a height that was handed over are durable.
+// Sync waits until the events up to a committed height are durable.
 func (l *Log) Sync(height int64) error {
 	err := l.until(func(s *state) bool { return s.written >= min(height, s.last) })
 	if err != nil {
@@ -390,7 +392,7 @@ func (l *Log) Sync(height int64) error {
 		return l.folder.Err("sync", err)
 	}
 	l.mu.Lock()
-	again := l.mu.written < written // of a database that has replaced the one that was synced
+	again := l.mu.written < written // the synced database was replaced meanwhile
 	l.mu.synced = max(l.mu.synced, min(written, l.mu.written))
 	l.mu.Unlock()
 	if again {
@@ -399,27 +401,27 @@ func (l *Log) Sync(height int64) error {
 	return nil
 }
 
-// Close writes what waits and closes the log. Whoever waits in Answer gets ErrClosed. No other call
-// may be in progress, and Commit must not come any more.
+// Close writes the backlog and closes the log. Waiting calls of Answer return ErrClosed. No other
+// call may be in progress or follow.
 func (l *Log) Close() error {
 	l.Stop()
 	close(l.closing)
 	l.wg.Wait()
 	failure := l.failure()
-	for range maxDiskReads { // those who read from disk
+	for range maxDiskReads { // waits for reads from disk
 		l.reads <- struct{}{}
 	}
-	l.writing.Lock() // who met damage as the log was closed may be about to begin anew
+	l.writing.Lock() // a reader that found damage may be replacing the database
 	defer l.writing.Unlock()
 	l.using.Lock()
 	defer l.using.Unlock()
 	db := l.db
-	if db == nil { // it could not be replaced, which is the failure
+	if db == nil { // replacing it has failed
 		return failure
 	}
 	l.db = nil
 	return errors.Join(failure, l.folder.Err("close", db.Close()))
 }
 
-// Stop ends all waiting in Answer. Blocks may still come.
+// Stop ends all waiting in Answer. Commit may still be called.
 func (l *Log) Stop() { l.end() }

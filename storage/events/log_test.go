@@ -19,14 +19,14 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
-// blockOf is the block of a height, the same whenever it is executed.
+// blockOf returns the block of a height, which is always the same.
 func blockOf(chain uint64, height int64) event.Block {
-	rng := rand.New(rand.NewPCG(chain, uint64(height))) //nolint:gosec // it is to be repeatable
+	rng := rand.New(rand.NewPCG(chain, uint64(height))) //nolint:gosec // must be reproducible
 	b := event.Block{Height: height}
 	for t := range rng.IntN(4) {
 		b.Txs = append(b.Txs, fmt.Appendf(nil, "tx %d of %d", t, height))
@@ -49,7 +49,7 @@ func blockOf(chain uint64, height int64) event.Block {
 	return b
 }
 
-// eventsOf is the reference: what a watcher is to hear of a block.
+// eventsOf is the reference: the events of a block for a watcher.
 func eventsOf(b event.Block, keys event.Keys, from event.Token, previous bool) []event.Event {
 	var all []event.Event
 	for i, c := range b.Changes {
@@ -101,8 +101,8 @@ func ranges() []event.Keys {
 	}
 }
 
-// Whatever is read, from any token and for any keys, is what the blocks have changed; through
-// restarts, crashes of the machine, replays from an earlier state, and trimming.
+// TestAgainstReference: reads from any token and for any keys return the changes of the blocks,
+// across restarts, crashes of the machine, replays from an earlier state, and trimming.
 func TestAgainstReference(t *testing.T) {
 	t.Parallel()
 	rng := seeds.Rand(t)
@@ -114,7 +114,7 @@ func TestAgainstReference(t *testing.T) {
 	check := func() {
 		t.Helper()
 		require.NoError(t, l.settle())
-		l.writing.Lock() // now it has trimmed, too
+		l.writing.Lock() // now trimming is finished, too
 		s := l.Stats()
 		l.writing.Unlock()
 		require.Equal(t, head, s.Head)
@@ -152,7 +152,7 @@ func TestAgainstReference(t *testing.T) {
 		case 0: // the state becomes durable
 			require.NoError(t, l.Sync(head))
 			safe = head
-		case 1: // the machine crashes: what was synced is there, and maybe more
+		case 1: // the machine crashes: synced data survives, and maybe more
 			clone := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
 			require.NoError(t, l.Close())
 			fs = clone
@@ -160,7 +160,7 @@ func TestAgainstReference(t *testing.T) {
 			if safe > 0 {
 				before := l.Stats()
 				require.NoError(t, l.Begin(safe))
-				require.Equal(t, before.Least, l.Stats().Least, "it begins anew, though it was synced")
+				require.Equal(t, before.Least, l.Stats().Least, "it was replaced although it was synced")
 			}
 			head = safe
 		case 2: // a clean restart: everything is durable
@@ -185,8 +185,9 @@ func TestAgainstReference(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-// After a state that the log does not reach, or that is older than it, it begins anew there.
-func TestBeginsAnew(t *testing.T) {
+// TestLogIsReplaced: if the log does not reach the state, or is older, it is replaced by one that
+// starts there.
+func TestLogIsReplaced(t *testing.T) {
 	t.Parallel()
 	fs := vfs.NewMem()
 	l := open(t, fs, Options{})
@@ -201,12 +202,12 @@ func TestBeginsAnew(t *testing.T) {
 		got, _ := all(t, l, event.Request{From: event.Token{Height: height + 1}})
 		require.Equal(t, eventsOf(blockOf(1, height+1), event.Keys{}, event.Token{}, false), got)
 	}
-	give(t, l, blockOf(1, 30)) // a block that nobody has announced
+	give(t, l, blockOf(1, 30)) // a block without a Begin for its state
 	require.EqualValues(t, 30, l.Stats().Least)
 	require.NoError(t, l.Close())
 }
 
-// A log that cannot be read is replaced by an empty one.
+// TestUnreadableLog: an unreadable log is replaced by an empty one.
 func TestUnreadableLog(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*Log) error{
@@ -227,7 +228,7 @@ func TestUnreadableLog(t *testing.T) {
 	}
 }
 
-// So is one that a start finds damaged where it is to continue.
+// TestDamagedWhereItContinues: a log that is damaged where it must continue is replaced, too.
 func TestDamagedWhereItContinues(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(*Log) error{
@@ -252,7 +253,7 @@ func TestDamagedWhereItContinues(t *testing.T) {
 	}
 }
 
-// spoilTables damages every table of a log that is open: all but the footers.
+// spoilTables damages every table of an open log, except the footers.
 func spoilTables(t *testing.T, fs vfs.FS) (tables int) {
 	t.Helper()
 	names, err := fs.List("events")
@@ -274,9 +275,9 @@ func spoilTables(t *testing.T, fs vfs.FS) (tables int) {
 	return tables
 }
 
-// Damage that a log meets while it runs, whoever meets it, makes it begin anew, with what is in
-// memory: watchers of older heights hear that these are compacted, nobody misses an event, and the
-// node does not stop.
+// TestDamagedWhileRunning: damage found at run time, by any goroutine, replaces the log by one with
+// the blocks in memory. Watchers of older heights get a compaction error, no event is missed, and
+// the node does not stop.
 func TestDamagedWhileRunning(t *testing.T) {
 	t.Parallel()
 	const head = tailBlocks + 500
@@ -293,12 +294,12 @@ func TestDamagedWhileRunning(t *testing.T) {
 			db, ended := l.db, make(chan error)
 			go func() { ended <- db.Compact(ctx, []byte{0}, []byte{0xff}, false) }()
 			require.NoError(t, l.until(func(*state) bool { return l.mu.number > 1 }))
-			cancel() // it may not hear that the database was closed
+			cancel() // it may not notice that the database was closed
 			require.Error(t, <-ended)
 		},
 		"trimming": func(t *testing.T, l *Log) {
 			l.writing.Lock()
-			l.o.KeepBlocks = head / 2 // what is looked up there was not read yet
+			l.o.KeepBlocks = head / 2 // the record that is looked up there was not read yet
 			l.writing.Unlock()
 			give(t, l, blockOf(1, head+1))
 			require.NoError(t, l.until(func(*state) bool { return l.mu.number > 1 }))
@@ -318,11 +319,11 @@ func TestDamagedWhileRunning(t *testing.T) {
 			require.NoError(t, l.settle())
 			require.NoError(t, l.db.Flush())
 			require.NoError(t, l.Close())
-			l = open(t, fs, o) // no table is open, and nothing in memory
+			l = open(t, fs, o) // no table is open, and no block is in memory
 			require.NoError(t, l.Begin(head))
 			require.NotZero(t, spoilTables(t, fs))
 			meet(t, l)
-			require.EqualValues(t, 1, l.Stats().Anew)
+			require.EqualValues(t, 1, l.Stats().Replaced)
 			last := l.Stats().Head
 			require.Equal(t, head+1, int(l.Stats().Least))
 			for h := last + 1; h <= head+20; h++ {
@@ -347,13 +348,14 @@ func TestDamagedWhileRunning(t *testing.T) {
 	}
 }
 
-// What is still in memory when damage is found is there afterwards, on disk, too.
-func TestBeginsAnewWithMemory(t *testing.T) {
+// TestReplacedLogKeepsMemory: blocks in memory when damage is found are available afterwards, also
+// on disk.
+func TestReplacedLogKeepsMemory(t *testing.T) {
 	t.Parallel()
 	fs := vfs.NewMem()
 	l := open(t, fs, Options{})
 	head, first := int64(0), int64(1)
-	for first == 1 { // until some have left memory, which they do once those who waited were woken
+	for first == 1 { // until some have left memory, which happens after waiting requests were woken
 		for range tailBlocks / 2 {
 			head++
 			give(t, l, put(head, "k"))
@@ -363,7 +365,7 @@ func TestBeginsAnewWithMemory(t *testing.T) {
 		first = l.mu.tail[0].height
 		l.mu.Unlock()
 	}
-	require.NoError(t, l.beginAnew(damage{l.number(), errors.New("damaged")}))
+	require.NoError(t, l.replaceDamaged(damage{l.number(), errors.New("damaged")}))
 	require.Equal(t, first, l.Stats().Least)
 	require.NoError(t, l.Sync(head))
 	require.NoError(t, l.Close())
@@ -375,7 +377,7 @@ func TestBeginsAnewWithMemory(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-// What is not published yet is not answered, although the log has it.
+// TestUnpublished: unpublished blocks are not answered, although they are in the log.
 func TestUnpublished(t *testing.T) {
 	t.Parallel()
 	l := open(t, vfs.NewMem(), Options{})
@@ -400,8 +402,8 @@ func put(height int64, keys ...string) event.Block {
 	return b
 }
 
-// Those who wait are woken by their keys and by no others, and hear how far the log is after their
-// time.
+// TestWaiting: waiting requests are woken by events of their keys and by no others. After their
+// time, the answer has the height of the log.
 func TestWaiting(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -462,8 +464,8 @@ func TestWaiting(t *testing.T) {
 	})
 }
 
-// What is trimmed after it was looked through for a request makes no answer that contradicts
-// itself.
+// TestTrimmedWhileWaiting: if blocks are trimmed after they were searched for a request, the answer
+// does not contradict itself.
 func TestTrimmedWhileWaiting(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -486,7 +488,7 @@ func TestTrimmedWhileWaiting(t *testing.T) {
 		require.EqualValues(t, 2, l.Stats().Least)
 		require.Equal(t, event.Token{Height: 3}, a.Next)
 
-		// And it is compacted from the token of the request on, if it has missed something.
+		// If it has missed something, it is compacted from the token of the request on.
 		r.From = event.Token{Height: 2}
 		go ask()
 		synctest.Wait()
@@ -501,8 +503,8 @@ func TestTrimmedWhileWaiting(t *testing.T) {
 	})
 }
 
-// A thousand watchers of a key each, and ten of everything, hear of each change once and in order,
-// however the blocks and they take turns.
+// TestManyWatchers: a thousand watchers of a key each, and ten of everything, receive each change
+// once and in order, in any interleaving with the blocks.
 func TestManyWatchers(t *testing.T) {
 	t.Parallel()
 	const blocks, each = 50, 200
@@ -569,7 +571,8 @@ func TestManyWatchers(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-// A disk that fails ends the log: Commit and Sync say why, and Failed hears of it once.
+// TestDiskFails: a failing disk ends the log. Commit and Sync return the reason, and Failed is
+// called once.
 func TestDiskFails(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")
@@ -599,8 +602,9 @@ func TestDiskFails(t *testing.T) {
 	require.ErrorIs(t, <-fatal, broken)
 }
 
-// A log file that cannot be written, or begun, ends the process with the reason, also for writes
-// that are not synced: Pebble panics there, in the goroutine that writes.
+// TestLogFileCannotBeWritten: a write-ahead log that cannot be written, or created, ends the
+// process with the reason, even for writes that are not synced: Pebble would panic in the writing
+// goroutine.
 func TestLogFileCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []errorfs.OpKind{errorfs.OpFileWrite, errorfs.OpCreate, errorfs.OpReuseForWrite} {
@@ -634,92 +638,4 @@ func TestLogFileCannotBeWritten(t *testing.T) {
 		require.ErrorContains(t, err, "events folder events")
 		require.ErrorContains(t, err, "make room on the disk")
 	}
-}
-
-// Events of blocks that were lost are added before the log's first one: it is then as if it had
-// never lost them, through a restart and trimming, too.
-func TestRefill(t *testing.T) {
-	t.Parallel()
-	fs := vfs.NewMem()
-	l := open(t, fs, Options{KeepBytes: 1 << 20})
-	const after, upTo, head = 100, 160, 200
-	require.NoError(t, l.Begin(upTo))
-	first, missing, is := l.Missing()
-	require.True(t, is)
-	require.EqualValues(t, 1, first)
-	require.EqualValues(t, upTo, missing)
-	for h := int64(upTo + 1); h <= head; h++ {
-		give(t, l, blockOf(1, h))
-	}
-	interrupted, err := l.Refill(after, upTo)
-	require.NoError(t, err)
-	require.NoError(t, interrupted.Add(put(after+1, "another", "program's")))
-	require.ErrorIs(t, interrupted.Commit(), ErrRefill)
-	require.ErrorIs(t, interrupted.Add(blockOf(1, after+3)), ErrRefill)
-
-	r, err := l.Refill(after, upTo)
-	require.NoError(t, err)
-	for h := int64(after + 1); h <= upTo; h++ {
-		require.NoError(t, r.Add(blockOf(1, h)))
-		require.EqualValues(t, upTo+1, l.Stats().Least)
-	}
-	require.ErrorIs(t, r.Add(blockOf(1, upTo+1)), ErrRefill)
-	require.NoError(t, r.Commit())
-	check := func() {
-		t.Helper()
-		least := l.Stats().Least
-		got, _ := all(t, l, event.Request{From: event.Token{Height: least}, MaxBytes: 2000})
-		var want []event.Event
-		for h := least; h <= l.Stats().Head; h++ {
-			want = append(want, eventsOf(blockOf(1, h), event.Keys{}, event.Token{}, false)...)
-		}
-		require.Equal(t, want, got)
-		a, err := l.Answer(t.Context(), event.Request{From: event.Token{Height: least - 1}}, 0)
-		require.NoError(t, err)
-		require.True(t, a.Compacted(event.Token{Height: least - 1}))
-	}
-	require.EqualValues(t, after+1, l.Stats().Least)
-	check()
-	_, _, is = l.Missing()
-	require.False(t, is, "it was made again already")
-	require.ErrorIs(t, r.Commit(), ErrRefill)
-
-	require.NoError(t, l.Close())
-	l = open(t, fs, Options{KeepBytes: 1 << 16})
-	require.NoError(t, l.Begin(head))
-	require.EqualValues(t, after+1, l.Stats().Least)
-	check()
-	for h := int64(head + 1); h <= head+50; h++ {
-		give(t, l, blockOf(1, h))
-	}
-	require.NoError(t, l.settle())
-	l.writing.Lock() // it has trimmed
-	require.Greater(t, l.Stats().Least, int64(after+1))
-	require.LessOrEqual(t, l.Stats().Bytes, uint64(1<<16+1<<13))
-	l.writing.Unlock()
-	check()
-	require.NoError(t, l.Close())
-}
-
-// No more is added than the log keeps.
-func TestRefillWithinBytes(t *testing.T) {
-	t.Parallel()
-	l := open(t, vfs.NewMem(), Options{KeepBytes: 1 << 16})
-	require.NoError(t, l.Begin(400))
-	r, err := l.Refill(0, 400)
-	require.NoError(t, err)
-	for h := int64(1); h <= 400; h++ {
-		require.NoError(t, r.Add(blockOf(1, h)))
-	}
-	require.NoError(t, r.Commit())
-	s := l.Stats()
-	require.Greater(t, s.Least, int64(1))
-	require.LessOrEqual(t, s.Bytes, uint64(1<<16))
-	got, _ := all(t, l, event.Request{From: event.Token{Height: s.Least}})
-	var want []event.Event
-	for h := s.Least; h <= 400; h++ {
-		want = append(want, eventsOf(blockOf(1, h), event.Keys{}, event.Token{}, false)...)
-	}
-	require.Equal(t, want, got)
-	require.NoError(t, l.Close())
 }

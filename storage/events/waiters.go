@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"sync"
 
-	"github.com/starling-kv/starling/event"
+	"github.com/starling-kv/starling/app/event"
 )
 
 // waiter is a request that waits for an event of its keys. It is woken once.
@@ -13,15 +13,15 @@ type waiter struct {
 	woken chan struct{}
 }
 
-// waiters finds those whose keys an event is of: by the key itself, and by each of its prefixes
-// whose length somebody waits for. So an event costs as many look-ups as there are such lengths,
-// however many wait. Other ranges are searched in the block, one by one.
+// waiters finds the requests that wait for an event: by the event's key, and by each prefix of the
+// key with a length in use. So an event costs one lookup for each length, regardless of the number
+// of requests. Other ranges are matched against the block one by one.
 type waiters struct {
 	sync.Mutex
 	number   int
 	exact    map[string]map[*waiter]struct{}
 	prefixes map[string]map[*waiter]struct{}
-	lengths  map[int]int // of prefixes: how many wait
+	lengths  map[int]int // number of waiting requests by prefix length
 	ranges   map[*waiter]struct{}
 }
 
@@ -32,7 +32,7 @@ func newWaiters() *waiters {
 	}
 }
 
-// shape returns the one key of a range, or the prefix that all its keys have.
+// shape returns the only key of a range (exact), or the common prefix of its keys (prefix).
 func shape(k event.Keys) (text []byte, exact, prefix bool) {
 	n := len(k.Start)
 	switch {
@@ -44,7 +44,7 @@ func shape(k event.Keys) (text []byte, exact, prefix bool) {
 	return nil, false, false
 }
 
-// prefixEnd returns the least key above all keys that start with prefix, nil if there is none.
+// prefixEnd returns the least key above all keys with a prefix, nil if there is none.
 func prefixEnd(prefix []byte) []byte {
 	for i := len(prefix) - 1; i >= 0; i-- {
 		if prefix[i] != 0xff {
@@ -103,7 +103,7 @@ func removeFrom(sets map[string]map[*waiter]struct{}, text []byte, w *waiter) {
 	}
 }
 
-// matching returns those who wait for a key that n has changed.
+// matching returns the requests that wait for a key that n changed.
 func (s *waiters) matching(n *block) []*waiter {
 	found := map[*waiter]struct{}{}
 	add := func(set map[*waiter]struct{}) {
@@ -137,8 +137,8 @@ func (s *waiters) matching(n *block) []*waiter {
 	return list
 }
 
-// register makes a request wait, which has read all that was published before its token; nil:
-// there is more already. What is published afterwards finds it.
+// register adds a waiter for a request that has read everything published before its token. nil:
+// more was published meanwhile. Later blocks wake the request.
 func (l *Log) register(r event.Request) (*waiter, error) {
 	l.waiting.Lock()
 	defer l.waiting.Unlock()
@@ -156,7 +156,7 @@ func (l *Log) register(r event.Request) (*waiter, error) {
 	return w, nil
 }
 
-// forget removes a waiter, unless it was woken.
+// forget removes a waiter that was not woken.
 func (l *Log) forget(w *waiter) {
 	l.waiting.Lock()
 	defer l.waiting.Unlock()
@@ -167,7 +167,7 @@ func (l *Log) forget(w *waiter) {
 	}
 }
 
-// publish wakes those who wait for what was published, until the log is closed.
+// publish wakes the requests that wait for published blocks, until the log is closed.
 func (l *Log) publish() {
 	for {
 		select {
@@ -187,7 +187,7 @@ func (l *Log) publish() {
 	}
 }
 
-// toWake returns the blocks that were published since the last call. All of them are in memory.
+// toWake returns the blocks published since the last call. All of them are in memory.
 func (l *Log) toWake() []*block {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -203,18 +203,18 @@ func (l *Log) toWake() []*block {
 
 // Stats describes a log.
 type Stats struct {
-	Least, Head int64 // heights whose events are there
+	Least, Head int64 // first and last height whose events are answered
 	Bytes       uint64
-	Backlog     int64 // bytes that wait for the disk
-	Waiting     int   // requests that wait for an event
-	// Anew is how often it began anew, since the start: what it had was damaged, of a newer layout,
-	// or did not lead up to the state.
-	Anew uint64
+	Backlog     int64 // bytes that wait to be written
+	Waiting     int   // number of requests that wait for an event
+	// Replaced counts how often the log was replaced by an empty one since the start, because it
+	// was damaged, had a newer layout, or did not reach the state.
+	Replaced uint64
 
 	Answers, Refused, Compacted, Events uint64 // since the start
 }
 
-// Stats returns how the log is.
+// Stats returns statistics of the log.
 func (l *Log) Stats() Stats {
 	l.waiting.Lock()
 	waiting := l.waiting.number
@@ -222,7 +222,7 @@ func (l *Log) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return Stats{
-		Least: l.mu.base + 1, Head: l.mu.published, Bytes: l.mu.total - l.mu.trimmed, Backlog: l.mu.backlog, Waiting: waiting, Anew: l.mu.anew,
+		Least: l.mu.base + 1, Head: l.mu.published, Bytes: l.mu.total - l.mu.trimmed, Backlog: l.mu.backlog, Waiting: waiting, Replaced: l.mu.replaced,
 		Answers: l.mu.answers, Refused: l.mu.refused, Compacted: l.mu.compacted, Events: l.mu.events,
 	}
 }

@@ -1,34 +1,34 @@
 package sgc
 
-// ghosts remembers the last evictions of a zone, a window over the stream of evicted bytes:
+// ghosts remembers the last evictions of a zone, as a window over the stream of evicted bytes:
 //
 //	     dropped │ ◄──────────── limit ────────────► │
 //	─────────────┼───────┬──────────────┬────────────┤ evicted: bytes evicted so far
 //	             │       │              │            │
 //	             first   ghost at ──────┴─── depth ──┤
 //
-// The depth of a ghost is how many bytes were evicted since, so how much longer the list would have
-// to be to hold the entry still.
+// The depth of a ghost is the number of bytes evicted since: the additional list length that would
+// still hold the entry.
 type ghosts struct {
 	limit   int64
 	evicted int64
-	index   index // of the live ones, by the low halves of their numbers
-	// Those in the window have the numbers [first, next). chunks[0] begins with number base.
+	index   index // of the live ghosts, by the low halves of their numbers
+	// The ghosts in the window have the numbers [first, next). chunks[0] begins with number base.
 	base, first, next uint64
 	chunks            []*[chunk]ghost
 }
 
-// ghost is an eviction. Two keys may have the same hash: then one of them is taken for the other,
-// which moves a step of budget at most.
+// ghost is an eviction. If two keys have the same hash, one is mistaken for the other, which moves
+// the budget by at most one step.
 type ghost struct {
 	hash  uint32
 	chain uint32
-	at    int64 // evicted before it, times four, with the flags
+	at    int64 // bytes evicted before it, times four, plus the flags
 }
 
 const (
-	ghostHit  = 1 << iota // a miss has counted
-	ghostDead             // not in the index any more
+	ghostHit  = 1 << iota // a miss has been counted
+	ghostDead             // no longer in the index
 	flagBits  = iota
 )
 
@@ -39,7 +39,7 @@ func (g *ghosts) init(limit int64) {
 	g.index.init()
 }
 
-// number is that of a live ghost by its low half: the window is shorter than 1<<32.
+// number returns the number of a live ghost from its low half. The window is shorter than 1<<32.
 func (g *ghosts) number(i uint32) uint64 { return g.first + uint64(i-uint32(g.first)) }
 
 func (g *ghosts) at(number uint64) *ghost {
@@ -72,7 +72,7 @@ func (g *ghosts) push(gh ghost) {
 
 func (g *ghosts) add(hash uint32, size int64) {
 	g.remove(hash)
-	if uint32(g.next) == none { // that number is left out
+	if uint32(g.next) == none { // skip the number that means none
 		g.push(ghost{at: g.evicted<<flagBits | ghostDead})
 	}
 	i := uint32(g.next)
@@ -90,7 +90,7 @@ func (g *ghosts) add(hash uint32, size int64) {
 	}
 }
 
-// hit returns the depth of a ghost, the first time that it is asked for.
+// hit returns the depth of a ghost on its first hit.
 func (g *ghosts) hit(hash uint32) (depth int64, ok bool) {
 	gh, _ := g.find(hash)
 	if gh == nil || gh.at&ghostHit != 0 {

@@ -2,10 +2,10 @@ package sgc
 
 import "math/bits"
 
-// chunk is how many elements a table allocates at once.
+// chunk is the number of elements that a table allocates at once.
 const chunk = 512
 
-// table is an array that grows and shrinks at its end without being copied.
+// table is an array that grows and shrinks at its end without copying.
 type table[T any] struct {
 	chunks []*[chunk]T
 	n      uint32
@@ -30,21 +30,21 @@ func (t *table[T]) pop() {
 	}
 }
 
-// none is no element: their numbers begin with 1.
+// none is not an element: element numbers begin with 1.
 const none = 0
 
-// chained are the elements of an index, by their numbers: their hashes, and a place in each for the
-// next one of its bucket.
+// chained is the set of elements of an index, by number: each has a hash, and a link to the next
+// element of its bucket.
 type chained interface {
 	hashOf(i uint32) uint32
 	linkOf(i uint32) *uint32
 }
 
 // index is a hash table of numbers, with about one bucket for each. It grows and shrinks by one
-// bucket at a time (W. Litwin, Linear hashing, VLDB 1980), so no call has to move all.
+// bucket at a time (W. Litwin, Linear hashing, VLDB 1980), so no call moves all elements.
 type index struct {
 	buckets table[uint32]
-	n       uint32 // numbers in it
+	n       uint32 // count of numbers
 }
 
 func (x *index) init() {
@@ -52,10 +52,10 @@ func (x *index) init() {
 	x.buckets.push(none)
 }
 
-// bucket is where the chain of a hash begins.
+// bucket returns the head of the chain of a hash.
 func (x *index) bucket(hash uint32) *uint32 {
 	n := x.buckets.n
-	top := uint64(1) << bits.Len32(n-1) // the first power of two from n on
+	top := uint64(1) << bits.Len32(n-1) // smallest power of two that is at least n
 	at := hash & uint32(top-1)
 	if at >= n {
 		at &= uint32(top/2 - 1)
@@ -73,7 +73,7 @@ func (x *index) add(c chained, i uint32) {
 	}
 }
 
-// place is where the number of an element that is in the index stands.
+// place returns the link that contains the number of an element, which must be in the index.
 func (x *index) place(c chained, i, hash uint32) *uint32 {
 	p := x.bucket(hash)
 	for *p != i {
@@ -88,7 +88,7 @@ func (x *index) place(c chained, i, hash uint32) *uint32 {
 func (x *index) remove(c chained, i uint32) {
 	*x.place(c, i, c.hashOf(i)) = *c.linkOf(i)
 	x.n--
-	// two, so that they keep up with the fall of what is wanted
+	// Merging two buckets per removal keeps up with shrinking.
 	for range 2 {
 		if x.buckets.n > 1 && uint64(x.buckets.n) > uint64(x.n)+uint64(x.n/4)+chunk {
 			x.merge(c)
@@ -96,7 +96,7 @@ func (x *index) remove(c chained, i uint32) {
 	}
 }
 
-// partner is the bucket that the last one was split from.
+// partner returns the bucket from which the last one was split.
 func (x *index) partner() *uint32 {
 	last := x.buckets.n - 1
 	return x.buckets.at(last - 1<<(bits.Len32(last)-1))

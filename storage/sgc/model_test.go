@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model is the reference: the same cache as plain slices, each list from the most to the least
-// recently used, each search linear.
+// model is the reference: the same cache as plain slices with linear search. Each list is ordered
+// by use, most recent first.
 type model struct {
 	budget, minTarget int64
 	fixed             bool
@@ -25,7 +25,7 @@ type model struct {
 
 type modelZone struct {
 	probation, protected []modelEntry
-	evictions            []modelEviction // the last ones, oldest first
+	evictions            []modelEviction // latest ones, oldest first
 	other                int64
 	hits, misses, ghosts uint64
 }
@@ -191,7 +191,7 @@ func (m *model) requireLike(t require.TestingT, c *Cache) {
 	}
 }
 
-// requireInvariants checks what holds at any time, whatever was called.
+// requireInvariants checks conditions that always hold.
 func requireInvariants(t require.TestingT, c *Cache) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,7 +205,7 @@ func requireInvariants(t require.TestingT, c *Cache) {
 		}
 		total += zo.bytes()
 		zo.requireInvariants(t)
-		// The ghosts stand for half of the budget at most, and so does the memory behind them.
+		// The ghosts represent at most half of the budget, and so does their memory.
 		window := zo.ghosts.next - zo.ghosts.first
 		require.LessOrEqual(t, int64(window)*entryOverhead, c.budget/ghostPart+entryOverhead)
 		require.LessOrEqual(t, uint64(zo.ghosts.index.n), window)
@@ -245,12 +245,12 @@ func (s *store) requireInvariants(t require.TestingT) {
 	require.Equal(t, entries, filled)
 }
 
-// numbered is a value of about size bytes that has a number.
+// numbered returns a value of about size bytes that contains a number.
 func numbered(n, size int) []byte {
 	return append(binary.BigEndian.AppendUint64(nil, uint64(n)), make([]byte, size)...)
 }
 
-// requireNumbered checks the number of a value that was kept as an object or as bytes.
+// requireNumbered checks the number in a value that was stored as an object or as bytes.
 func requireNumbered(t require.TestingT, want int, got any) {
 	if value, is := got.([]byte); is {
 		require.GreaterOrEqual(t, len(value), 8)
@@ -260,8 +260,8 @@ func requireNumbered(t require.TestingT, want int, got any) {
 	require.Equal(t, want, got)
 }
 
-// The cache does what the model does, operation by operation, although its hashes are others each
-// time.
+// TestModel: the cache behaves like the model, operation by operation, although its hash seed
+// differs in each run.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		budget := rapid.SampledFrom([]int64{0, 1, 100, 4000, 20_000, 1 << 17}).Draw(t, "budget")
@@ -347,8 +347,8 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// The same over many operations, which rapid's short runs do not fill a cache with: the load drifts
-// from zone to zone.
+// TestModelLong runs many operations, because the short runs of rapid do not fill a cache. The load
+// drifts from zone to zone.
 func TestModelLong(t *testing.T) {
 	const operations = 20_000
 	for seed := range uint64(3) {

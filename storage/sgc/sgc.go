@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// Zone is a part of the cache that has lists, ghosts and a target of its own.
+// Zone is a part of the cache with its own lists, ghosts and target.
 type Zone int
 
 const (
@@ -22,48 +22,50 @@ func (z Zone) String() string {
 	return "blocks"
 }
 
-// What a cache is tuned with. TestSimulation prints how it then does.
+// Parameters of a cache. TestSimulation prints their effect.
 const (
-	// an entry of more than the budget / largestPart is not kept: it would cost too many others
-	largestPart   = 8
-	largestOfZone = 4 // nor is one of more than what the zone's lists may hold / largestOfZone
-	// the ghosts of a zone stand for the budget / ghostPart: more admits less, less forgets what
-	// comes back
+	// Entries larger than the budget / largestPart are not kept, because they would displace too
+	// many others.
+	largestPart = 8
+	// Entries larger than the capacity of the zone's lists / largestOfZone are not kept either.
+	largestOfZone = 4
+	// The ghosts of a zone represent the budget / ghostPart. More ghosts admit less selectively,
+	// fewer forget entries that return.
 	ghostPart = 2
-	// ghosts within the budget / windowPart behind their list count for the game
+	// Ghosts within the budget / windowPart behind their list can move the budget.
 	windowPart = 8
-	stepPart   = 1024 // one of them moves the budget / stepPart ...
-	// ... times how many in a row were of the same zone, at most this: noise cancels out, a shift
-	// is followed fast
+	stepPart   = 1024 // a ghost hit moves the budget / stepPart ...
+	// ... times the number of successive hits in the same zone, at most this: noise cancels out,
+	// while a shift of the load is followed quickly.
 	longestRun    = 16
-	probationPart = 4 // the capacity / probationPart at least is for entries that were used once
+	probationPart = 4 // at least the capacity / probationPart is for entries used once
 )
 
-// Cache keeps values of two zones within one budget of bytes. All methods may be called
+// Cache stores values of two zones within one budget of bytes. All methods may be called
 // concurrently.
 type Cache struct {
 	budget    int64
-	minTarget int64 // a zone's target never falls below
-	tooLarge  int64 // entries above are not kept
-	window    int64 // ghosts this near to their list count for the budget
-	step      int64 // bytes that one of them moves
+	minTarget int64 // minimum of a zone's target
+	tooLarge  int64 // larger entries are not kept
+	window    int64 // ghosts this near to their list can move the budget
+	step      int64 // bytes that a ghost hit moves
 	fixed     bool
 	seed      maphash.Seed
 
 	mu struct {
 		sync.Mutex
 		zones  [numZones]zone
-		target int64 // of State; what is left of the budget is that of Blocks
+		target int64 // of State; the rest of the budget is that of Blocks
 		run    struct {
 			zone   Zone
-			length int64 // how many of the last ghost hits in a row were of zone
+			length int64 // number of successive ghost hits in zone
 		}
 		moves uint64
 		moved int64
 	}
 }
 
-// zone is what a zone keeps, and its ghosts.
+// zone contains the entries and the ghosts of a zone.
 type zone struct {
 	store
 	ghosts       ghosts
@@ -72,7 +74,7 @@ type zone struct {
 	ghostHits    uint64
 }
 
-// Option changes how a cache works.
+// Option changes the behavior of a cache.
 type Option func(*config)
 
 type config struct {
@@ -81,13 +83,13 @@ type config struct {
 	fixed    bool
 }
 
-// WithFixedSplit gives the state zone this share of the budget (between 0 and 1) for good: what the
-// game is compared with.
+// WithFixedSplit gives the state zone a fixed share of the budget (between 0 and 1), for
+// comparisons.
 func WithFixedSplit(stateShare float64) Option {
 	return func(c *config) { c.split, c.fixed = stateShare, true }
 }
 
-// New returns an empty cache that holds at most budget bytes. Both zones begin with a half.
+// New returns an empty cache of at most budget bytes. Both zones begin with one half.
 func New(budget int64, opts ...Option) *Cache {
 	cfg := config{minShare: 1. / 16, split: 0.5}
 	for _, o := range opts {
@@ -110,8 +112,8 @@ func New(budget int64, opts ...Option) *Cache {
 	return c
 }
 
-// Clear forgets everything that a zone keeps or has evicted: what is behind it is another one from
-// now on. Counters and targets stay.
+// Clear removes the entries and ghosts of a zone whose data on disk were replaced. Counters and
+// targets are kept.
 func (c *Cache) Clear(z Zone) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,11 +125,11 @@ func (zo *zone) clear(budget int64) {
 	zo.ghosts.init(budget / ghostPart)
 }
 
-// hash has half of maphash's bits: keys are compared.
+// hash returns half of the bits of maphash. Collisions are harmless, because keys are compared.
 func (c *Cache) hash(key []byte) uint32 { return uint32(maphash.Bytes(c.seed, key)) }
 
-// Get returns the value that the zone keeps under key, which nobody may change. A miss whose key
-// was evicted lately moves budget to the zone.
+// Get returns the value of a key in a zone. The value must not be modified. A miss of a recently
+// evicted key moves budget to the zone.
 func (c *Cache) Get(z Zone, key []byte) (any, bool) {
 	hash := c.hash(key)
 	c.mu.Lock()
@@ -138,7 +140,7 @@ func (c *Cache) Get(z Zone, key []byte) (any, bool) {
 	return nil, false
 }
 
-// Peek is Get for a key that is only one of several ways to an answer: a miss is not counted.
+// Peek is Get for a lookup that has alternatives: a miss is not counted.
 func (c *Cache) Peek(z Zone, key []byte) (any, bool) {
 	hash := c.hash(key)
 	c.mu.Lock()
@@ -157,8 +159,8 @@ func (c *Cache) Has(z Zone, key []byte) bool {
 	return c.lookUp(z, hash, key, true) != none
 }
 
-// GetBytes is Get for values of PutBytes. It appends a copy of the value to buf, which may be nil;
-// what it returns is nil only if there is no value.
+// GetBytes is Get for values of PutBytes. It appends a copy of the value to buf, which may be nil.
+// The result is nil only if there is no value.
 func (c *Cache) GetBytes(z Zone, key, buf []byte) ([]byte, bool) {
 	hash := c.hash(key)
 	c.mu.Lock()
@@ -169,7 +171,7 @@ func (c *Cache) GetBytes(z Zone, key, buf []byte) ([]byte, bool) {
 	}
 	value, lasting, ok := c.mu.zones[z].bytesOf(e)
 	if lasting {
-		c.mu.Unlock() // a large value is copied beside others' calls
+		c.mu.Unlock() // large values are copied without the lock
 	} else {
 		defer c.mu.Unlock()
 	}
@@ -182,8 +184,8 @@ func (c *Cache) GetBytes(z Zone, key, buf []byte) ([]byte, bool) {
 	return append(buf, value...), true
 }
 
-// lookUp returns the entry of a key, as used now, or none; a miss is counted if count is set. The
-// caller holds c.mu.
+// lookUp returns the entry of a key and marks it as used, or returns none. A miss is counted if
+// count is set. The caller holds c.mu.
 func (c *Cache) lookUp(z Zone, hash uint32, key []byte, count bool) uint32 {
 	zo := &c.mu.zones[z]
 	if e := zo.find(hash, key); e != none {
@@ -201,9 +203,9 @@ func (c *Cache) lookUp(z Zone, hash uint32, key []byte, count bool) uint32 {
 	return none
 }
 
-// Put keeps value under key. size is the memory that value holds; the key and the cache's own
-// memory are added. A value larger than an eighth of the budget, or a quarter of what the zone's
-// lists may hold, is not kept; what was kept under the key is dropped.
+// Put stores value under key. size is the memory of the value; the key and the overhead are added.
+// A value larger than an eighth of the budget, or a quarter of the capacity of the zone's lists, is
+// not stored. An existing value of the key is dropped in any case.
 func (c *Cache) Put(z Zone, key []byte, value any, size int) {
 	hash := c.hash(key)
 	c.mu.Lock()
@@ -215,7 +217,7 @@ func (c *Cache) Put(z Zone, key []byte, value any, size int) {
 	}
 }
 
-// PutBytes is Put with a copy of bytes. It lies with its key in a slot, unless it is large.
+// PutBytes is Put with a copy of bytes, which is stored in a slot with its key, unless it is large.
 func (c *Cache) PutBytes(z Zone, key, value []byte) {
 	hash := c.hash(key)
 	c.mu.Lock()
@@ -227,8 +229,8 @@ func (c *Cache) PutBytes(z Zone, key, value []byte) {
 	}
 }
 
-// admit makes way for an entry: what is kept under its key goes. keep: it is to be added; again: it
-// is known to be used repeatedly. The caller holds c.mu.
+// admit removes the existing entry of a key. keep: the new entry may be added; again: it is known
+// to be used repeatedly. The caller holds c.mu.
 func (c *Cache) admit(z Zone, hash uint32, key []byte, charge int64) (again, keep bool) {
 	zo := &c.mu.zones[z]
 	again = zo.ghosts.remove(hash)
@@ -246,22 +248,22 @@ func (c *Cache) admit(z Zone, hash uint32, key []byte, charge int64) (again, kee
 	return again, true
 }
 
-// Drop removes what the zone keeps under key.
+// Drop removes the value of a key.
 func (c *Cache) Drop(z Zone, key []byte) {
 	hash := c.hash(key)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	zo := &c.mu.zones[z]
-	// Its ghost goes as well: a larger cache would have dropped it too, so the next miss is none
-	// that space would have avoided.
+	// Its ghost is removed as well. A larger cache would have dropped the entry, too, so more space
+	// would not avoid the next miss.
 	zo.ghosts.remove(hash)
 	if e := zo.find(hash, key); e != none {
 		zo.remove(e)
 	}
 }
 
-// Evicted tells that the zone gave up an entry that it kept outside of the cache (see SetOther). If
-// Get asks for it soon, that counts like an entry evicted from the cache.
+// Evicted reports that the zone evicted an entry that it kept outside of the cache (see SetOther).
+// A Get of its key soon after counts like that of an entry evicted from the cache.
 func (c *Cache) Evicted(z Zone, key []byte, size int) {
 	hash := c.hash(key)
 	c.mu.Lock()
@@ -271,15 +273,16 @@ func (c *Cache) Evicted(z Zone, key []byte, size int) {
 	}
 }
 
-// Target returns the bytes that the zone may use now, here and elsewhere. The targets sum up to the
-// budget.
+// Target returns the number of bytes that the zone may use now, here and elsewhere. The targets sum
+// up to the budget.
 func (c *Cache) Target(z Zone) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.targetLocked(z)
 }
 
-// SetOther says how many bytes the zone uses outside of the cache. They count against its target.
+// SetOther sets the number of bytes that the zone uses outside of the cache. They count toward its
+// target.
 func (c *Cache) SetOther(z Zone, bytes int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -294,7 +297,7 @@ func (c *Cache) targetLocked(z Zone) int64 {
 	return c.budget - c.mu.target
 }
 
-// capacity is what the zone's lists may hold.
+// capacity returns the number of bytes that the zone's lists may use.
 func (c *Cache) capacity(z Zone) int64 {
 	return max(c.targetLocked(z)-c.mu.zones[z].other, 0)
 }
@@ -303,7 +306,7 @@ func (c *Cache) capacity(z Zone) int64 {
 // kept.
 func (c *Cache) move(z Zone, depth int64) {
 	zo := &c.mu.zones[z]
-	free := max(c.capacity(z)-zo.bytes(), 0) // it has grown already, and is not full yet
+	free := max(c.capacity(z)-zo.bytes(), 0) // the zone has already grown and is not full yet
 	if c.fixed || depth <= free || depth-free > c.window {
 		return
 	}
@@ -326,7 +329,7 @@ func (c *Cache) move(z Zone, depth int64) {
 	c.fit(donor)
 }
 
-// fit evicts what the zone has above its capacity.
+// fit evicts entries while the zone is above its capacity.
 func (c *Cache) fit(z Zone) {
 	zo, capacity := &c.mu.zones[z], c.capacity(z)
 	for zo.bytes() > capacity {
@@ -341,13 +344,13 @@ func (c *Cache) fit(z Zone) {
 	}
 }
 
-// use notes a hit.
+// use records a hit.
 func (zo *zone) use(e uint32, capacity int64) {
 	zo.store.move(e, true)
 	zo.balance(capacity)
 }
 
-// balance keeps the protected segment within its share.
+// balance limits the protected segment to its share.
 func (zo *zone) balance(capacity int64) {
 	for limit := capacity - capacity/probationPart; zo.protected.bytes > limit; {
 		zo.store.move(zo.protected.back, false)

@@ -14,13 +14,13 @@ import (
 
 func key64(i int) []byte { return binary.BigEndian.AppendUint64(nil, uint64(i)) }
 
-// withMinShare sets the share of the budget that a zone keeps in any case: 1/16 otherwise.
+// withMinShare sets the minimum share of the budget of a zone; 1/16 otherwise.
 func withMinShare(share float64) Option { return func(c *config) { c.minShare = share } }
 
-// Entries that were used twice outlive a scan over ten times as much as fits.
+// TestScan: entries used twice outlive a scan over ten times the capacity.
 func TestScan(t *testing.T) {
 	c := New(1<<20, WithFixedSplit(1))
-	const hot = 600 // of 1,000 bytes, with the overhead about 70% of the budget
+	const hot = 600 // of 1,000 bytes, with overhead about 70% of the budget
 	for range 2 {
 		for i := range hot {
 			if _, ok := c.Get(State, key64(i)); !ok {
@@ -42,7 +42,8 @@ func TestScan(t *testing.T) {
 	require.Equal(t, hot, kept)
 }
 
-// What was dropped is gone, and missing it moves nothing: more memory would not have kept it.
+// TestDrop: a dropped entry is gone, and a miss of it moves no budget, because more memory would
+// not have kept it.
 func TestDrop(t *testing.T) {
 	c := New(100_000)
 	c.Put(State, []byte("a"), 1, 10)
@@ -74,8 +75,8 @@ func TestTooLarge(t *testing.T) {
 	require.Equal(t, 3, value)
 }
 
-// The zone whose entries were evicted lately gets budget from the other, down to its least share;
-// each entry counts once.
+// TestGame: a zone whose entries were evicted recently gets budget from the other, down to the
+// other's minimum; each entry counts once.
 func TestGame(t *testing.T) {
 	c := New(1<<20, withMinShare(0.25))
 	require.Equal(t, int64(1<<19), c.Target(State))
@@ -94,8 +95,8 @@ func TestGame(t *testing.T) {
 	}
 	require.Equal(t, int64(1<<18), c.Target(State))
 
-	// Memory that the zone uses elsewhere takes part: State has grown, but nothing of it is left
-	// for its lists.
+	// Memory that the zone uses elsewhere counts: State has grown, but nothing is left for its
+	// lists.
 	c.SetOther(State, 1<<18)
 	c.Put(State, []byte("a"), 1, 100)
 	require.Zero(t, c.Stats().Zones[State].Bytes)
@@ -104,8 +105,8 @@ func TestGame(t *testing.T) {
 	require.Greater(t, c.Target(State), int64(1<<18))
 }
 
-// A ghost that is farther behind than the window moves nothing: so little memory would not have
-// kept the entry.
+// TestWindow: a ghost that is farther behind than the window moves no budget, because a step would
+// not have kept the entry.
 func TestWindow(t *testing.T) {
 	c := New(1 << 20)
 	c.SetOther(State, 1<<19) // no room is free
@@ -121,8 +122,8 @@ func TestWindow(t *testing.T) {
 	require.Greater(t, c.Target(State), before)
 }
 
-// The memory of a cache full of small entries, with as many ghosts as there can be, is about its
-// budget.
+// TestMemory: the memory of a cache full of small entries, with the maximum number of ghosts, is
+// about its budget.
 func TestMemory(t *testing.T) {
 	const budget = 16 << 20
 	heap := func() int64 {
@@ -145,7 +146,7 @@ func TestMemory(t *testing.T) {
 		s.Zones[0].Entries+s.Zones[1].Entries, s.Zones[0].Ghosts+s.Zones[1].Ghosts)
 	require.Less(t, used, int64(budget*21/20))
 	entries := s.Zones[0].Entries + s.Zones[1].Entries
-	require.LessOrEqual(t, used/int64(entries)-120, int64(80), "bytes an entry, with a ghost, beside key and value")
+	require.LessOrEqual(t, used/int64(entries)-120, int64(80), "bytes per entry, with a ghost, without key and value")
 	require.GreaterOrEqual(t, 2*(s.Zones[0].Ghosts+s.Zones[1].Ghosts), entries, "too few ghosts for the measurement")
 	runtime.KeepAlive(c)
 }
@@ -216,7 +217,7 @@ func BenchmarkHit(b *testing.B) {
 	})
 }
 
-// Records of 100 bytes, which are copied.
+// BenchmarkHitBytes reads records of 100 bytes, which are copied.
 func BenchmarkHitBytes(b *testing.B) {
 	c := New(64 << 20)
 	var keys [1024][]byte
@@ -249,8 +250,8 @@ func BenchmarkPutEvict(b *testing.B) {
 	})
 }
 
-// Keys of one hash, of which chance makes some: the one is never answered with the value of the
-// other, and both are kept.
+// TestKeysOfOneHash: for keys with equal hashes, which occur by chance, one is never answered with
+// the value of the other, and both are kept.
 func TestKeysOfOneHash(t *testing.T) {
 	s := newStore(1 << 20)
 	for i := range 10 {
@@ -271,7 +272,7 @@ func TestKeysOfOneHash(t *testing.T) {
 	}
 }
 
-// A miss of Peek neither counts nor moves budget; a hit is one of Get.
+// TestPeek: a miss of Peek neither counts nor moves budget; a hit counts like one of Get.
 func TestPeek(t *testing.T) {
 	c := New(100_000)
 	key := []byte("key")
@@ -289,8 +290,8 @@ func TestPeek(t *testing.T) {
 	require.EqualValues(t, 1, c.Stats().Zones[State].Hits)
 }
 
-// What GetBytes returns is the caller's: in a slot, outside of one, and if it is empty. What
-// PutBytes was given may change afterwards.
+// TestBytesAreCopies: the caller owns the result of GetBytes: from a slot, from outside, or empty.
+// The argument of PutBytes may be modified afterwards.
 func TestBytesAreCopies(t *testing.T) {
 	c := New(1 << 20)
 	for _, size := range []int{0, 1, 100, 4 << 10, 20 << 10} {

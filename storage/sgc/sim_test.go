@@ -15,14 +15,14 @@ import (
 )
 
 // The workloads follow ChainKV (paper section 8.2): transaction queries (Tx, the block zone) and
-// account queries (Acc, the state zone) in the ratios 10:0 to 0:10, whose keys are drawn from two
-// Zipf distributions, a normal one, and one that moves as a chain does.
+// account queries (Acc, the state zone) in the ratios 10:0 to 0:10. The keys are drawn from two
+// Zipf distributions, a normal one, and one that moves like a growing chain.
 
 const (
 	simBudget   = 4 << 20
 	simPages    = 2000 // of 4 to 16 KiB: about 20 MiB
 	simTxs      = 6000
-	simRequests = 60_000 // the first third only warms the cache up
+	simRequests = 60_000 // the first third is the warm-up
 )
 
 type request struct {
@@ -30,7 +30,7 @@ type request struct {
 	key  uint32
 }
 
-// world knows the sizes of what can be asked for.
+// world contains the sizes of the values.
 type world struct{ sizes [numZones][]int }
 
 func newWorld(rng *rand.Rand) *world {
@@ -45,7 +45,7 @@ func newWorld(rng *rand.Rand) *world {
 	return w
 }
 
-// A chooser draws the index of a key out of n.
+// A chooser draws the index of one of n keys.
 type chooser func(rng *rand.Rand, n int) func() int
 
 func zipf(exponent float64) chooser {
@@ -73,7 +73,7 @@ func normal(rng *rand.Rand, n int) func() int {
 	}
 }
 
-// moving is normal around a middle that passes over all keys once.
+// moving is a normal distribution around a center that passes over all keys once.
 func moving(rng *rand.Rand, n int) func() int {
 	draw, asked := normal(rng, n), 0
 	return func() int {
@@ -112,7 +112,7 @@ type simCache interface {
 	Put(Zone, []byte, any, int)
 }
 
-// replay returns the share of hits after the warm-up, in percent.
+// replay returns the hit rate after the warm-up, in percent.
 func replay(w *world, all []request, c simCache) float64 {
 	hits := 0
 	var key [4]byte
@@ -129,9 +129,9 @@ func replay(w *world, all []request, c simCache) float64 {
 	return 100 * float64(hits) / float64(len(all)-len(all)/3)
 }
 
-// plainLRU is one list for both zones, as a shared block cache is.
+// plainLRU is one list for both zones, like a shared block cache.
 type plainLRU struct {
-	order   *golist.List // of *plainEntry, from the most recently used one on
+	order   *golist.List // of *plainEntry, most recently used first
 	entries map[string]*golist.Element
 	bytes   int64
 }
@@ -163,9 +163,9 @@ func (p *plainLRU) Put(z Zone, key []byte, _ any, size int) {
 	}
 }
 
-// What the game must reach, in percentage points of hits against the best of the fixed borders. A
-// static load has no better border than a fixed one, so there it must only not lose (the noise of
-// one run is about a half); when the load changes midway it must win.
+// The required hit rate of the game, in percentage points relative to the best fixed border. For a
+// static load, no border is better than the best fixed one, so the game must only not lose (the
+// noise of a run is about half a point). If the load changes midway, the game must win.
 const (
 	simStaticLoss = 1.0
 	simShiftGain  = 0.5
@@ -173,7 +173,7 @@ const (
 
 func TestSimulation(t *testing.T) {
 	if raceDetector {
-		t.Skip("each cache is used by one goroutine here, and this takes minutes under the race detector; TestConcurrent is for it")
+		t.Skip("single-threaded, and takes minutes under the race detector; see TestConcurrent")
 	}
 	const seed = 1
 	type row struct {

@@ -5,30 +5,30 @@ import (
 	"math/bits"
 )
 
-// A slot holds the key and the value of an entry:
+// A slot contains the key and the value of an entry:
 //
 //	entry:u32 ‖ length of key:u16 ‖ length of value:u16 ‖ key ‖ value        (little-endian)
 //
-// Slots of one size are a class. They lie densely in slabs: where one is freed, the last one of the
-// class moves. So a class has at most one slab that is not full, whatever is evicted, and a change
-// of the sizes that are asked for leaves nothing behind.
+// Slots of one size form a class. They are stored densely in slabs: when a slot is freed, the last
+// slot of the class moves there. So a class has at most one slab that is not full, whatever is
+// evicted, and a change of the requested sizes wastes no memory.
 const (
 	slotHeader = 8
 	leastSlot  = 32
-	fineSlots  = 256     // up to here sizes are multiples of fineStep ...
+	fineSlots  = 256     // up to here, sizes are multiples of fineStep ...
 	fineStep   = 16      //
-	coarse     = 8       // ... then there are this many for each doubling
-	largestAny = 4 << 10 // of all slots
+	coarse     = 8       // ... above, there are this many sizes for each doubling
+	largestAny = 4 << 10 // limit of slot sizes
 
 	numClasses = (fineSlots-leastSlot)/fineStep + 1 + 4*coarse
 
 	leastSlab, largestSlab = 16 << 10, 64 << 10
-	slabPart               = 2048 // a slab is about the budget / slabPart
-	slotsInSlab            = 8    // at least, so that little of a slab is left over
+	slabPart               = 2048 // a slab has about the budget / slabPart
+	slotsInSlab            = 8    // at least, to limit the unused rest of a slab
 )
 
-// rounded is the size of the slot for n bytes. Above the largest slot it is about what the
-// allocator of Go rounds n to.
+// rounded returns the size of the slot for n bytes. Above the largest slot it approximates the
+// rounding of Go's allocator.
 func rounded(n int) int {
 	switch {
 	case n <= leastSlot:
@@ -42,7 +42,7 @@ func rounded(n int) int {
 	return (n + step - 1) / step * step
 }
 
-// classOf is the class whose slots have size bytes, which is rounded.
+// classOf returns the class of slots with size bytes. size must be rounded.
 func classOf(size int) int {
 	if size <= fineSlots {
 		return (size - leastSlot) / fineStep
@@ -52,7 +52,7 @@ func classOf(size int) int {
 	return (fineSlots-leastSlot)/fineStep + 1 + double*coarse + (size-base)/(base/coarse) - 1
 }
 
-// slots are those of one class.
+// slots contains the slots of one class.
 type slots struct {
 	size, perSlab uint32
 	slabs         [][]byte
@@ -64,12 +64,12 @@ func (s *slots) at(i uint32) []byte {
 	return s.slabs[i/s.perSlab][from : from+s.size : from+s.size]
 }
 
-// arena is all slots of a store.
+// arena contains all slots of a store.
 type arena struct {
-	slab    int // bytes of a slab
-	largest int // of the slots
+	slab    int // size of a slab in bytes
+	largest int // size of the largest slots
 	classes [numClasses]slots
-	spare   []byte // a slab that is not used, or nil
+	spare   []byte // an unused slab, or nil
 }
 
 func newArena(budget int64) (a arena) {
@@ -84,7 +84,7 @@ func newArena(budget int64) (a arena) {
 	return a
 }
 
-// add writes a slot; size is rounded, and no larger than the largest.
+// add writes a slot. size must be rounded, and not above the largest.
 func (a *arena) add(size int, owner uint32, key, value []byte) (class uint8, i uint32) {
 	class = uint8(classOf(size))
 	s := &a.classes[class]
@@ -105,7 +105,7 @@ func (a *arena) add(size int, owner uint32, key, value []byte) (class uint8, i u
 	return class, i
 }
 
-// remove frees a slot. The last one of the class takes its place; it returns that one's owner.
+// remove frees a slot. The last slot of the class moves there; its owner is returned.
 func (a *arena) remove(class uint8, i uint32) (moved uint32) {
 	s := &a.classes[class]
 	s.n--
@@ -121,12 +121,12 @@ func (a *arena) remove(class uint8, i uint32) (moved uint32) {
 	return moved
 }
 
-// setOwner says that the entry of a slot has another number.
+// setOwner changes the number of the entry that owns a slot.
 func (a *arena) setOwner(class uint8, i, owner uint32) {
 	binary.LittleEndian.PutUint32(a.classes[class].at(i), owner)
 }
 
-// get returns what is in a slot, until the next add or remove.
+// get returns the contents of a slot, valid until the next add or remove.
 func (a *arena) get(class uint8, i uint32) (key, value []byte) {
 	b := a.classes[class].at(i)
 	end := slotHeader + int(binary.LittleEndian.Uint16(b[4:]))

@@ -1,21 +1,21 @@
 package sgc
 
-// ZoneStats counts since the cache was made; sizes are of now.
+// ZoneStats counts since the cache was created; sizes are current.
 type ZoneStats struct {
 	Hits, Misses uint64
-	GhostHits    uint64 // misses of entries that were evicted lately
+	GhostHits    uint64 // misses of recently evicted entries
 	Entries      int
-	Bytes        int64 // of the entries, with what the cache needs for them
+	Bytes        int64 // of the entries, including overhead
 	Ghosts       int
 	Target       int64
 	Other        int64
 }
 
-// Stats of a cache, taken in one moment.
+// Stats describes a cache at one moment.
 type Stats struct {
 	Zones      [2]ZoneStats // indexed by Zone
 	Budget     int64
-	Moves      uint64 // how often budget moved from one zone to the other
+	Moves      uint64 // number of times that budget moved between zones
 	MovedBytes int64
 }
 

@@ -2,21 +2,21 @@ package sgc
 
 import "bytes"
 
-// entry is what is known of a key. Entries have no pointers, so the garbage collector does not look
-// at them; they are numbered from 1 on, without gaps: where one is removed, the last one moves.
+// entry is the record of a key. Entries have no pointers, so the garbage collector does not scan
+// them. They are numbered from 1 without gaps: when one is removed, the last one moves there.
 type entry struct {
 	hash       uint32
-	next, prev uint32 // in its list, from the most recently used one on
-	chain      uint32 // the next one of its bucket
-	slot       uint32 // in its class, or in outside
+	next, prev uint32 // in its list, most recently used first
+	chain      uint32 // next entry of the bucket
+	slot       uint32 // index in its class, or in outside
 	class      uint8
 	protected  bool
 }
 
-// outsideClass is the class of what does not lie in a slot.
+// outsideClass is the class of entries without a slot.
 const outsideClass = numClasses
 
-// outside is an entry's key and value, if that is an object or larger than any slot.
+// outside is the key and value of an entry whose value is an object or does not fit into any slot.
 type outside struct {
 	key    string
 	value  any
@@ -24,17 +24,17 @@ type outside struct {
 	entry  uint32
 }
 
-// Overheads, as TestMemory measures them.
+// Overheads, as measured by TestMemory.
 const (
-	// entryOverhead is what an entry costs besides its slot: the entry, its bucket, and a ghost
-	// with its own, as there may be as many of them.
+	// entryOverhead is the cost of an entry in addition to its slot: the entry, its bucket, and a
+	// ghost with its bucket, because there may be as many ghosts as entries.
 	entryOverhead = 24 + 5 + 16 + 5
-	// outsideOverhead is what one outside costs besides that, its key and its value.
+	// outsideOverhead is the additional cost of an outside, without its key and its value.
 	outsideOverhead = 48
-	boxOverhead     = 24 // of bytes as an object
+	boxOverhead     = 24 // of bytes stored as an object
 )
 
-// store holds the entries of a zone: a segmented LRU list, a hash table, and slots.
+// store contains the entries of a zone: a segmented LRU list, a hash table, and slots.
 //
 //	buckets ─► entry ─chain─► entry        slots of 160 bytes  [slot ‖ slot ‖ …]  [slot ‖ …]
 //	             │ slot ────────────────────────────────────────► ▲
@@ -47,7 +47,7 @@ type store struct {
 	outside              []outside
 }
 
-// list is a list of entries, doubly linked, with the sum of their charges.
+// list is a doubly linked list of entries, with the sum of their charges.
 type list struct {
 	front, back uint32
 	bytes       int64
@@ -63,19 +63,19 @@ func newStore(budget int64) (s store) {
 func (s *store) hashOf(e uint32) uint32  { return s.entries.at(e).hash }
 func (s *store) linkOf(e uint32) *uint32 { return &s.entries.at(e).chain }
 
-// count is the number of entries.
+// count returns the number of entries.
 func (s *store) count() int { return int(s.entries.n) - 1 }
 
-// bytes is what all entries are charged.
+// bytes returns the sum of all charges.
 func (s *store) bytes() int64 { return s.probation.bytes + s.protected.bytes }
 
-// slotSize is the size of the slot for a key and a value; false: there is none so large.
+// slotSize returns the size of the slot for a key and a value; false: no slot is large enough.
 func (s *store) slotSize(key, value int) (int, bool) {
 	size := rounded(slotHeader + key + value)
 	return size, size <= s.arena.largest
 }
 
-// chargeOfBytes is what an entry of bytes costs.
+// chargeOfBytes returns the charge for an entry of bytes.
 func (s *store) chargeOfBytes(key, value int) int64 {
 	if size, fits := s.slotSize(key, value); fits {
 		return int64(size) + entryOverhead
@@ -83,7 +83,7 @@ func (s *store) chargeOfBytes(key, value int) int64 {
 	return chargeOf(key, rounded(value)+boxOverhead)
 }
 
-// chargeOf is what an entry of an object costs.
+// chargeOf returns the charge for an entry of an object.
 func chargeOf(key, size int) int64 {
 	return int64(max(size, 0)+rounded(key)) + outsideOverhead + entryOverhead
 }
@@ -126,8 +126,8 @@ func (s *store) valueOf(e uint32) any {
 	return bytes.Clone(value)
 }
 
-// bytesOf returns the value of an entry of bytes. lasting: it stays as it is whatever is done to
-// the store, otherwise until the next change.
+// bytesOf returns the value of an entry of bytes. lasting: it stays valid whatever happens to the
+// store; otherwise it is valid until the next change.
 func (s *store) bytesOf(e uint32) (value []byte, lasting, ok bool) {
 	at := s.entries.at(e)
 	if at.class == outsideClass {
@@ -151,7 +151,7 @@ func (s *store) addBytes(hash uint32, key, value []byte, protected bool) {
 	s.add(entry{hash: hash, slot: slot, class: class, protected: protected})
 }
 
-// addObject adds an entry outside of the slots.
+// addObject adds an entry without a slot.
 func (s *store) addObject(hash uint32, key []byte, value any, charge int64, protected bool) {
 	slot := uint32(len(s.outside))
 	s.outside = append(s.outside, outside{string(key), value, charge, s.entries.n})
@@ -165,7 +165,7 @@ func (s *store) add(at entry) {
 	s.pushFront(e)
 }
 
-// remove removes an entry. The number of the last one is e then.
+// remove removes an entry. The last entry gets the number e.
 func (s *store) remove(e uint32) {
 	s.unlink(e)
 	s.index.remove(s, e)
@@ -185,7 +185,7 @@ func (s *store) remove(e uint32) {
 	s.entries.pop()
 }
 
-// renumber moves an entry to another number, which is free.
+// renumber moves an entry to another number, which must be free.
 func (s *store) renumber(from, to uint32) {
 	at := s.entries.at(from)
 	*s.index.place(s, from, at.hash) = to
@@ -228,7 +228,7 @@ func (s *store) pushFront(e uint32) {
 	l.bytes += s.chargeAt(e)
 }
 
-// unlink takes an entry out of its list.
+// unlink removes an entry from its list.
 func (s *store) unlink(e uint32) {
 	l, at := s.listOf(e), s.entries.at(e)
 	if at.prev == none {
@@ -244,7 +244,7 @@ func (s *store) unlink(e uint32) {
 	l.bytes -= s.chargeAt(e)
 }
 
-// move takes an entry to the front of the list of those that are protected, or are not.
+// move moves an entry to the front of the protected list, or of the other one.
 func (s *store) move(e uint32, protected bool) {
 	s.unlink(e)
 	s.entries.at(e).protected = protected

@@ -10,8 +10,8 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// Sizes of slots are in their classes, in order, each a sixth larger than the one before at most
-// from 96 bytes on.
+// TestClasses: the slot sizes are in their classes, in ascending order. From 96 bytes on, each is
+// at most a sixth larger than the previous one.
 func TestClasses(t *testing.T) {
 	a := newArena(1 << 40)
 	require.Equal(t, largestAny, a.largest)
@@ -38,8 +38,8 @@ func TestClasses(t *testing.T) {
 	require.Zero(t, small.classes[numClasses-1].size)
 }
 
-// A store of any sizes has what a map has, and no more memory than its slots and a slab for each
-// class that is used.
+// TestStoreEqualsAMap: a store of any sizes has the contents of a map, and uses no more memory than
+// its slots and one slab for each used class.
 func TestStoreEqualsAMap(t *testing.T) {
 	rng := seeds.Rand(t)
 	s, want := newStore(1<<20), map[string][]byte{}
@@ -82,7 +82,7 @@ func TestStoreEqualsAMap(t *testing.T) {
 	require.LessOrEqual(t, s.index.buckets.n, uint32(chunk+1))
 }
 
-// Ghosts are the same where their numbers pass 1<<32.
+// TestGhostsWrapAround: ghosts still work when their numbers pass 1<<32.
 func TestGhostsWrapAround(t *testing.T) {
 	var from0, near ghosts
 	from0.init(10_000)

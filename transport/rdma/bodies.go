@@ -10,7 +10,8 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// Bodies of requests are written into places that the server lends, one for each call under way.
+// Request bodies are written into buffers that the server lends, called places: one for each call
+// under way.
 //
 //	dialer  Carry: place taken ──► written ═══► arrived ─┬─► place free
 //	                   └─ frame 11, by TLS ──► ending ───┘
@@ -18,9 +19,10 @@ import (
 //	        immediate ═══════════┘        in either order
 const (
 	bodyUnit = tcp.MostCarried
-	bodies   = 16 // places; as many as calls are under way
-	// bodyReceives is how many immediates can come before the first one is handled. A place is
-	// used again when the device has what was written to it before, which is not handled then.
+	bodies   = 16 // places; one for each call that can be under way
+	// bodyReceives is the number of immediates that can arrive before the first one is handled. The
+	// dialer reuses a place as soon as the device has acknowledged the previous write, which the
+	// server may not have handled yet.
 	bodyReceives = 4 * bodies
 )
 
@@ -35,13 +37,13 @@ func (*lending) unit() int { return unit }
 // unit implements side.
 func (*writer) unit() int { return bodyUnit }
 
-// outbox is a dialer's part of the bodies.
+// outbox is the dialer's side of request bodies.
 type outbox struct {
 	path *path
 
 	mu struct {
 		sync.Mutex
-		places [bodies]*place // that are taken
+		places [bodies]*place // in use; nil: free
 		round  int
 	}
 }
@@ -80,7 +82,7 @@ func (l *lender) Carry(b []byte) tcp.Place {
 	return p
 }
 
-// take takes a place for n bytes; nil: there is none.
+// take reserves a place for a body of n bytes; nil: none is free.
 func (s *lending) take(n int) *place {
 	o := &s.outbox
 	most := min(bodies, s.path.peers().units)
@@ -113,14 +115,14 @@ func (s *lending) arrived(tag uint32) {
 	}
 }
 
-// free frees a place that neither side uses any more. The caller holds o.mu.
+// free releases a place that neither side uses any more. The caller holds o.mu.
 func (o *outbox) free(p *place) {
 	if p.arrived && p.delivered {
 		o.mu.places[firstUnit(p.number)] = nil
 	}
 }
 
-// end stops what runs.
+// end stops all timers.
 func (o *outbox) end() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -146,7 +148,7 @@ func (p *place) Delivered() {
 	o.free(p)
 }
 
-// inbox is a server's part of the bodies.
+// inbox is the server's side of request bodies.
 type inbox struct {
 	path   *path
 	memory []byte
@@ -154,7 +156,7 @@ type inbox struct {
 	bodies struct {
 		sync.Mutex
 		at [bodies]*body
-		// late are the immediates that can still come for requests that have ended.
+		// late holds the immediates that can still arrive for requests that have ended.
 		late map[uint32]struct{}
 	}
 }
@@ -162,15 +164,15 @@ type inbox struct {
 // body implements tcp.Body. Unless its comment says otherwise, a field is guarded by inbox.bodies.
 type body struct {
 	inbox    *inbox
-	number   uint32 // does not change
+	number   uint32 // immutable
 	length   int
-	come     chan struct{} // closed when it has come
+	come     chan struct{} // closed when the body has arrived
 	landed   bool
-	expected bool // its frame has come
+	expected bool // the request's frame has arrived
 	stall    *time.Timer
 }
 
-// landed implements side. It is a body that has come.
+// landed implements side: a body has arrived.
 func (i *inbox) landed(number uint32, length int) error {
 	unit := firstUnit(number)
 	if number >= immediateLast || unit >= bodies || length > bodyUnit {
@@ -184,7 +186,7 @@ func (i *inbox) landed(number uint32, length int) error {
 	case late:
 		delete(i.bodies.late, number)
 		return nil
-	case b == nil: // before its frame
+	case b == nil: // it arrived before its frame
 		b = i.newBody(number, length)
 	case b.number != number || b.landed || b.length != length:
 		return fmt.Errorf("%w: more bodies than open requests", ErrBreach)
@@ -199,7 +201,7 @@ func (i *inbox) landed(number uint32, length int) error {
 	return nil
 }
 
-// newBody takes a place. The caller holds i.bodies.
+// newBody occupies a place. The caller holds i.bodies.
 func (i *inbox) newBody(number uint32, length int) *body {
 	b := &body{inbox: i, number: number, length: length, come: make(chan struct{})}
 	i.bodies.at[firstUnit(number)] = b
@@ -215,7 +217,8 @@ func (i *inbox) Expect(number uint32, n int) tcp.Body {
 	return b
 }
 
-// expect returns the body of a frame. After an error it never comes: the path ends.
+// expect returns the body that a frame announces. After an error the body never arrives, because
+// the path ends.
 func (i *inbox) expect(number uint32, n int) (*body, error) {
 	unit := firstUnit(number)
 	wrong := &body{inbox: i, number: number, come: make(chan struct{}), landed: true, expected: true}
@@ -261,7 +264,9 @@ func (b *body) Read(into []byte) error {
 }
 
 // Wrong implements tcp.Body.
-func (b *body) Wrong() { b.inbox.path.end(fmt.Errorf("%w: a body of another hash", ErrBreach)) }
+func (b *body) Wrong() {
+	b.inbox.path.end(fmt.Errorf("%w: the hash of a body does not match", ErrBreach))
+}
 
 // Release implements tcp.Body.
 func (b *body) Release() {
@@ -279,6 +284,6 @@ func (b *body) Release() {
 	flood := len(i.bodies.late) > bodyReceives+bodies
 	i.bodies.Unlock()
 	if flood {
-		i.path.end(fmt.Errorf("%w: frames of bodies that never come", ErrBreach))
+		i.path.end(fmt.Errorf("%w: too many bodies were announced and never arrived", ErrBreach))
 	}
 }

@@ -19,14 +19,14 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// hashed answers a request by the hash of its body.
+// hashed answers a request with the hash of its body.
 func hashed(_ context.Context, r transport.Request) ([]byte, error) {
 	h := sha256.Sum256(r.Body)
 	return h[:], nil
 }
 
-// TestBodies: bodies of 4 to 128 KiB are written past TLS, also those whose answers have slots, and
-// more at once than there are places.
+// TestBodies: bodies of 4 to 128 KiB bypass TLS, including those of calls with slots, and more at
+// once than there are places.
 func TestBodies(t *testing.T) {
 	var received, sent atomic.Int64
 	server := loopback{memory: new(verbstest.Fabric), retry: time.Millisecond, options: func(o *Options) {
@@ -52,7 +52,7 @@ func TestBodies(t *testing.T) {
 		}
 	}
 	require.Equal(t, want, received.Load())
-	require.Eventually(t, func() bool { return sent.Load() == want }, patience, time.Millisecond, "the device's word may come after the answer")
+	require.Eventually(t, func() bool { return sent.Load() == want }, patience, time.Millisecond, "the completion may arrive after the answer")
 	var callers sync.WaitGroup
 	for i := range 4 * bodies {
 		callers.Go(func() {
@@ -67,11 +67,11 @@ func TestBodies(t *testing.T) {
 		})
 	}
 	callers.Wait()
-	require.False(t, transport.Unproved(conn), "a body is proved by its hash")
+	require.False(t, transport.Unproved(conn), "its hash proves a body")
 }
 
-// TestBodiesAreGivenUp cancels calls whose bodies are under way, at any moment: their places are
-// used again, and what is late damages nothing.
+// TestBodiesAreGivenUp cancels calls at any moment while their bodies are under way. Their places
+// are reused, and late writes do no damage.
 func TestBodiesAreGivenUp(t *testing.T) {
 	var down atomic.Int64
 	memory := new(verbstest.Fabric)
@@ -103,8 +103,7 @@ func TestBodiesAreGivenUp(t *testing.T) {
 	require.NoError(t, conn.Err())
 }
 
-// TestBodyIsLost: the cable is cut, or somebody damages what is under way. The call is made again
-// over TLS.
+// TestBodyIsLost: the cable is cut, or a body is damaged on the way. The call is repeated over TLS.
 func TestBodyIsLost(t *testing.T) {
 	for name, fail := range map[string]func(*verbstest.Fabric){
 		"cut":     func(f *verbstest.Fabric) { f.Cut(true) },
@@ -130,7 +129,7 @@ func TestBodyIsLost(t *testing.T) {
 	}
 }
 
-// TestBodyLies: bodies that no frame is about, and frames of bodies that are others, end the path.
+// TestBodyLies: bodies without a frame, and frames that do not match their bodies, end the path.
 func TestBodyLies(t *testing.T) {
 	number := slotNumber(1, 3)
 	for name, lie := range map[string]func(*testing.T, *couple, *writer){
@@ -139,7 +138,7 @@ func TestBodyLies(t *testing.T) {
 			c.write(t, 0, 5000, slotNumber(2, 3))
 		},
 		"a body twice": func(t *testing.T, c *couple, w *writer) {
-			require.NoError(t, w.Expect(number, 5000).Wait(t.Context()), "it has not been released")
+			require.NoError(t, w.Expect(number, 5000).Wait(t.Context()), "it was not released")
 			c.write(t, 0, 5000, number)
 		},
 		"a flood of immediates":     func(t *testing.T, c *couple, _ *writer) { floodBodies(t, c) },
@@ -179,7 +178,7 @@ func TestBodyLies(t *testing.T) {
 	}
 }
 
-// floodBodies writes until the path is gone.
+// floodBodies writes until the path has ended.
 func floodBodies(t *testing.T, c *couple) {
 	t.Helper()
 	_, address, key := c.path.queue.Lent()
@@ -190,7 +189,7 @@ func floodBodies(t *testing.T, c *couple) {
 	}
 }
 
-// TestBodyNeverComes: a frame says that a body comes, and it does not.
+// TestBodyNeverComes: a frame announces a body that never arrives.
 func TestBodyNeverComes(t *testing.T) {
 	w, c, _ := newTestWriter(t)
 	c.greet(t)

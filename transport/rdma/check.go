@@ -15,30 +15,30 @@ import (
 // Supported reports whether this program was built with RDMA.
 const Supported = verbs.Supported
 
-// Verdict is what a finding means for paths.
+// Verdict says what a finding means for RDMA paths.
 type Verdict string
 
 // Verdicts.
 const (
 	Good    Verdict = "ok"
-	Slower  Verdict = "slower"  // paths work; they would be faster otherwise
-	Lacking Verdict = "lacking" // no path is made
+	Slower  Verdict = "slower"  // paths work, but slower than they could
+	Missing Verdict = "missing" // no path is possible
 )
 
-// Finding is one thing that paths need.
+// Finding is the result of checking one prerequisite of RDMA paths.
 type Finding struct {
 	What    string  `json:"what"`
 	Verdict Verdict `json:"verdict"`
 	Text    string  `json:"text"`
-	// Mend is what to do; "" if the verdict is Good.
-	Mend string `json:"mend,omitempty"`
+	// Fix is the remedy; "" if the verdict is Good.
+	Fix string `json:"fix,omitempty"`
 }
 
-// CheckOptions say what is looked at.
+// CheckOptions configure a Check.
 type CheckOptions struct {
-	// Addrs are the possible addresses of this host's connections, the preferred ones first.
+	// Addrs are the possible local addresses of connections, the preferred ones first.
 	Addrs []netip.Addr
-	// Memory is the limit of registered memory that is configured, in bytes.
+	// Memory is the configured limit of registered memory, in bytes.
 	Memory int64
 
 	list func() ([]verbs.Info, error)
@@ -46,9 +46,9 @@ type CheckOptions struct {
 	read func(name string) ([]byte, error)
 }
 
-// Check looks at what paths need on this host, in the order in which they need it: the program, the
-// library and the kernel, devices, one that has an address of this host, memory. What comes after
-// something that lacks is left out. It opens a device and registers memory for one path, and
+// Check examines the prerequisites of RDMA paths on this host in order of dependency: the program,
+// the library and the kernel, devices, a device with an address of this host, memory. It stops at
+// the first missing prerequisite. It opens a device and registers the memory of one path, and
 // releases both.
 func Check(o CheckOptions) []Finding {
 	if o.list == nil {
@@ -62,43 +62,43 @@ func Check(o CheckOptions) []Finding {
 	return c.found
 }
 
-// Able returns nil if a path can be made, else FirstLacking.
+// Able returns nil if a path is possible, otherwise FirstMissing.
 func Able(found []Finding) error {
-	if e := FirstLacking(found); e != nil {
+	if e := FirstMissing(found); e != nil {
 		return e
 	}
 	return nil
 }
 
-// FirstLacking returns why no path can be made; nil: it can.
-func FirstLacking(found []Finding) *LackingError {
+// FirstMissing returns the first finding that rules out a path; nil if a path is possible.
+func FirstMissing(found []Finding) *MissingError {
 	for _, f := range found {
-		if f.Verdict == Lacking {
-			return &LackingError{f}
+		if f.Verdict == Missing {
+			return &MissingError{f}
 		}
 	}
 	return nil
 }
 
-// LackingError is the first thing that lacks, because of which no path can be made.
-type LackingError struct{ Finding Finding }
+// MissingError reports the first missing prerequisite.
+type MissingError struct{ Finding Finding }
 
-func (e *LackingError) Error() string {
-	return fmt.Sprintf("%s: %s: %s", e.Finding.What, e.Finding.Text, e.Finding.Mend)
+func (e *MissingError) Error() string {
+	return fmt.Sprintf("%s: %s: %s", e.Finding.What, e.Finding.Text, e.Finding.Fix)
 }
 
-// Public is the error without what to do, and without addresses of this host.
-func (e *LackingError) Public() string {
+// Public returns the error without the remedy and without addresses of this host.
+func (e *MissingError) Public() string {
 	switch e.Finding.What {
 	case whatAddress:
-		return "address: no device has one of this host, or that device cannot be opened"
+		return "address: no device has an address of this host, or the device cannot be opened"
 	case whatMemory:
-		return "memory: what a path needs cannot be registered"
+		return "memory: the memory of a path cannot be registered"
 	}
 	return e.Finding.What + ": " + e.Finding.Text
 }
 
-// The Finding.What of texts that can name addresses.
+// Values of Finding.What whose texts can contain addresses of this host.
 const (
 	whatAddress = "address"
 	whatMemory  = "memory"
@@ -108,61 +108,61 @@ type checker struct {
 	CheckOptions
 	found []Finding
 	ports []verbs.Info
-	addr  netip.Addr // that a port has
+	addr  netip.Addr // an address of this host that a port has
 }
 
-func (c *checker) add(what string, v Verdict, mend, format string, args ...any) {
-	c.found = append(c.found, Finding{what, v, fmt.Sprintf(format, args...), mend})
+func (c *checker) add(what string, v Verdict, fix, format string, args ...any) {
+	c.found = append(c.found, Finding{what, v, fmt.Sprintf(format, args...), fix})
 }
 
-// What to do, by what lacks.
+// Remedies for missing prerequisites.
 const (
-	mendBuild   = "run starlingd-rdma, which `make build-rdma` makes on Linux with a C compiler and libibverbs-dev"
-	mendLibrary = "install libibverbs1 and ibverbs-providers, and load the kernel's modules: modprobe ib_uverbs, and that of the device (mlx5_ib, irdma, bnxt_re, …)"
-	mendDevice  = "load the device's module (rdma link show lists devices); to try without hardware: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0"
-	mendOpen    = "let the user of the node open /dev/infiniband/uverbs* (mode 0666 by a udev rule, or its group; in a container --device /dev/infiniband)"
-	mendPort    = "connect the port and set its interface up (ip link set DEV up)"
-	mendAddress = "give the interface of the device an address, and let peers reach the transport there (p2p.external_address, join.peers); RoCE v1 and iWARP do not do"
-	mendMemlock = "raise the limit of locked memory to transport.rdma_memory or more: LimitMEMLOCK=infinity in the systemd unit, docker run --ulimit memlock=-1, ulimit -l unlimited"
-	mendMTU     = "set an MTU of 4200 or more (9000 is usual) on the interface and all switches between, on both sides"
-	mendPages   = "reserve them: sysctl vm.nr_hugepages=%d"
+	fixBuild   = "run starlingd-rdma; build it on Linux with `make build-rdma`, a C compiler and libibverbs-dev"
+	fixLibrary = "install libibverbs1 and ibverbs-providers, and load the kernel modules: modprobe ib_uverbs, and the device's module (mlx5_ib, irdma, bnxt_re, …)"
+	fixDevice  = "load the device's module (rdma link show lists devices); to try without hardware: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0"
+	fixOpen    = "give the node's user access to /dev/infiniband/uverbs* (mode 0666 by a udev rule, or the file's group; in a container, --device /dev/infiniband)"
+	fixPort    = "connect the port and bring its interface up (ip link set DEV up)"
+	fixAddress = "give the device's interface an address at which peers reach the transport (p2p.external_address, join.peers); RoCE v1 and iWARP are not supported"
+	fixMemlock = "raise the limit of locked memory to transport.rdma_memory or more: LimitMEMLOCK=infinity in the systemd unit, docker run --ulimit memlock=-1, ulimit -l unlimited"
+	fixMTU     = "set an MTU of 4200 or more (9000 is usual) on the interface and all switches in between, on both sides"
+	fixPages   = "reserve huge pages: sysctl vm.nr_hugepages=%d"
 )
 
-// devices looks for devices that can be opened.
+// devices reports whether any device is usable.
 func (c *checker) devices() bool {
 	var err error
 	c.ports, err = c.list()
 	if errors.Is(err, verbs.ErrNotBuilt) {
-		c.add("program", Lacking, mendBuild, "this build has no RDMA")
+		c.add("program", Missing, fixBuild, "this build has no RDMA")
 		return false
 	}
 	c.add("program", Good, "", "built with RDMA")
 	if err != nil {
-		c.add("library", Lacking, mendLibrary, "%v", err)
+		c.add("library", Missing, fixLibrary, "%v", err)
 		return false
 	}
-	c.add("library", Good, "", "libibverbs and the kernel's modules are there")
+	c.add("library", Good, "", "libibverbs and the kernel modules are present")
 	if len(c.ports) == 0 {
-		c.add("device", Lacking, mendDevice, "there is none")
+		c.add("device", Missing, fixDevice, "none found")
 		return false
 	}
 	for _, p := range c.ports {
 		what := fmt.Sprintf("device %s, port %d", p.Device, p.Port)
 		switch {
 		case p.Err != nil && p.State == "":
-			c.add(what, Lacking, mendOpen, "%v", p.Err)
+			c.add(what, Missing, fixOpen, "%v", p.Err)
 		case p.Err != nil:
-			c.add(what, Lacking, mendPort, "%v", p.Err)
+			c.add(what, Missing, fixPort, "%v", p.Err)
 		case p.MTU < 4096:
-			c.add(what, Slower, mendMTU, "%s, packets of %d bytes: each costs as much as one of 4096", p.State, p.MTU)
+			c.add(what, Slower, fixMTU, "%s, MTU of %d bytes: a packet costs as much as one of 4096 bytes", p.State, p.MTU)
 		default:
-			c.add(what, Good, "", "%s, packets of %d bytes", p.State, p.MTU)
+			c.add(what, Good, "", "%s, MTU of %d bytes", p.State, p.MTU)
 		}
 	}
-	// One that can be used is enough.
+	// One usable device is enough.
 	if slices.ContainsFunc(c.ports, usable) {
 		for i := range c.found {
-			if c.found[i].Verdict == Lacking {
+			if c.found[i].Verdict == Missing {
 				c.found[i].Verdict = Slower
 			}
 		}
@@ -173,7 +173,7 @@ func (c *checker) devices() bool {
 
 func usable(p verbs.Info) bool { return p.Err == nil }
 
-// address looks for a port that has an address of this host.
+// address looks for a port that has one of the addresses.
 func (c *checker) address() bool {
 	var why error
 	for _, a := range c.Addrs {
@@ -184,7 +184,7 @@ func (c *checker) address() bool {
 		}
 		port := d.Port()
 		if err := d.Close(); err != nil {
-			c.add(whatAddress, Lacking, mendOpen, "%s: %v", port.Device, err)
+			c.add(whatAddress, Missing, fixOpen, "%s: %v", port.Device, err)
 			return false
 		}
 		c.addr = a
@@ -198,14 +198,14 @@ func (c *checker) address() bool {
 		}
 	}
 	if why == nil || errors.Is(why, verbs.ErrNoDevice) {
-		c.add(whatAddress, Lacking, mendAddress, "no device has an address of the transport: that can be %v, the devices have %v", c.Addrs, gids)
+		c.add(whatAddress, Missing, fixAddress, "no device has an address of the transport: the transport can use %v, the devices have %v", c.Addrs, gids)
 	} else {
-		c.add(whatAddress, Lacking, mendOpen, "%v", why)
+		c.add(whatAddress, Missing, fixOpen, "%v", why)
 	}
 	return false
 }
 
-// memory registers what a path needs.
+// memory registers as much memory as a path needs.
 func (c *checker) memory() {
 	const lent, own = 128 * unit, bodies * bodyUnit
 	err := func() error {
@@ -221,17 +221,17 @@ func (c *checker) memory() {
 	}()
 	limit := c.field("/proc/self/limits", "Max locked memory")
 	if err != nil {
-		c.add(whatMemory, Lacking, mendMemlock, "%d MiB for a path cannot be registered (limit of locked memory: %s): %v", (lent+own)>>20, limit, err)
+		c.add(whatMemory, Missing, fixMemlock, "cannot register %d MiB for a path (limit of locked memory: %s): %v", (lent+own)>>20, limit, err)
 		return
 	}
 	if n, e := strconv.ParseInt(limit, 10, 64); e == nil && n < c.Memory && os.Geteuid() != 0 {
-		c.add(whatMemory, Slower, mendMemlock, "a path can be registered; the limit of locked memory is %d bytes, below the %d of transport.rdma_memory: further peers come over TLS", n, c.Memory)
+		c.add(whatMemory, Slower, fixMemlock, "one path fits, but the limit of locked memory, %d bytes, is below transport.rdma_memory, %d bytes: further peers use TLS", n, c.Memory)
 		return
 	}
-	c.add(whatMemory, Good, "", "%d MiB for a path were registered; limit of locked memory: %s", (lent+own)>>20, limit)
+	c.add(whatMemory, Good, "", "registered %d MiB for a path; limit of locked memory: %s", (lent+own)>>20, limit)
 }
 
-// pages looks for huge pages of 2 MiB.
+// pages checks the number of free 2 MiB huge pages.
 func (c *checker) pages() {
 	const page = 2 << 20
 	need := (c.Memory + page - 1) / page
@@ -240,13 +240,14 @@ func (c *checker) pages() {
 		free = 0
 	}
 	if free < need {
-		c.add("huge pages", Slower, fmt.Sprintf(mendPages, need), "%d of 2 MiB are free, all paths together can use %d", free, need)
+		c.add("huge pages", Slower, fmt.Sprintf(fixPages, need), "%d huge pages of 2 MiB are free, all paths together can use %d", free, need)
 		return
 	}
-	c.add("huge pages", Good, "", "%d of 2 MiB are free", free)
+	c.add("huge pages", Good, "", "%d huge pages of 2 MiB are free", free)
 }
 
-// field returns the word after a name with which a line of a file begins; "?" if there is none.
+// field returns the first word after name in the line of a file that begins with name; "?" if there
+// is none.
 func (c *checker) field(file, name string) string {
 	text, err := c.read(file)
 	if err != nil {

@@ -13,14 +13,14 @@ import (
 	"github.com/starling-kv/starling/transport/rdma/internal/verbs/verbstest"
 )
 
-// full is a device in memory on which nothing can be registered.
+// full is an in-memory device on which nothing can be registered.
 type full struct{ verbs.Device }
 
 func (full) NewQueue(verbs.Sizes) (verbs.Queue, error) {
 	return nil, fmt.Errorf("ibv_reg_mr: %w", syscall.ENOMEM)
 }
 
-// What lacks is named, with what to do, and what comes after it is not looked at.
+// TestCheck: the first missing prerequisite is reported with a remedy, and the checks stop there.
 func TestCheck(t *testing.T) {
 	memory := new(verbstest.Fabric)
 	active := verbs.Info{Device: "rxe0", Port: 1, State: "active", MTU: 4096, GIDs: []verbs.GID{addrs[0].As16()}}
@@ -44,37 +44,37 @@ func TestCheck(t *testing.T) {
 		list func() ([]verbs.Info, error)
 		open func(netip.Addr, int) (verbs.Device, error)
 		read func(string) ([]byte, error)
-		last Finding // of what is found: its text and mend contain these
+		last Finding // of the findings: its text and remedy contain these
 		able bool
 	}{
-		"everything": {last: Finding{"huge pages", Good, "200 of 2 MiB are free", ""}, able: true},
+		"everything": {last: Finding{"huge pages", Good, "200 huge pages of 2 MiB are free", ""}, able: true},
 		"not built": {
 			list: func() ([]verbs.Info, error) { return nil, verbs.ErrNotBuilt },
-			last: Finding{"program", Lacking, "this build has no RDMA", "starlingd-rdma"},
+			last: Finding{"program", Missing, "this build has no RDMA", "starlingd-rdma"},
 		},
 		"no library": {
 			list: func() ([]verbs.Info, error) { return nil, fmt.Errorf("libibverbs: %w", errors.ErrUnsupported) },
-			last: Finding{"library", Lacking, "libibverbs", "libibverbs1"},
+			last: Finding{"library", Missing, "libibverbs", "libibverbs1"},
 		},
 		"no device": {
 			list: func() ([]verbs.Info, error) { return nil, nil },
-			last: Finding{"device", Lacking, "none", "rdma_rxe"},
+			last: Finding{"device", Missing, "none", "rdma_rxe"},
 		},
 		"no permission": {
 			list: port(func(i *verbs.Info) { i.Err, i.State = syscall.EACCES, "" }),
-			last: Finding{"device rxe0, port 1", Lacking, "permission denied", "uverbs"},
+			last: Finding{"device rxe0, port 1", Missing, "permission denied", "uverbs"},
 		},
 		"port down": {
 			list: port(func(i *verbs.Info) { i.Err, i.State = errors.New("port 1 of rxe0 is down"), "down" }),
-			last: Finding{"device rxe0, port 1", Lacking, "is down", "ip link set"},
+			last: Finding{"device rxe0, port 1", Missing, "is down", "ip link set"},
 		},
 		"no GID": {
 			open: noDevice,
-			last: Finding{"address", Lacking, "that can be [10.7.0.1], the devices have [10.7.0.1]", "external_address"},
+			last: Finding{"address", Missing, "the transport can use [10.7.0.1], the devices have [10.7.0.1]", "external_address"},
 		},
 		"device that cannot be opened": {
 			open: func(netip.Addr, int) (verbs.Device, error) { return nil, syscall.EACCES },
-			last: Finding{"address", Lacking, "permission denied", "uverbs"},
+			last: Finding{"address", Missing, "permission denied", "uverbs"},
 		},
 		"little locked memory": {
 			open: func(a netip.Addr, n int) (verbs.Device, error) {
@@ -86,7 +86,7 @@ func TestCheck(t *testing.T) {
 		},
 		"no huge pages": {
 			read: files("unlimited", 0),
-			last: Finding{"huge pages", Slower, "0 of 2 MiB are free, all paths together can use 128", "vm.nr_hugepages=128"},
+			last: Finding{"huge pages", Slower, "0 huge pages of 2 MiB are free, all paths together can use 128", "vm.nr_hugepages=128"},
 			able: true,
 		},
 	} {
@@ -106,14 +106,14 @@ func TestCheck(t *testing.T) {
 			require.Equal(t, c.last.What, last.What)
 			require.Equal(t, c.last.Verdict, last.Verdict, last.Text)
 			require.Contains(t, last.Text, c.last.Text)
-			require.Contains(t, last.Mend, c.last.Mend)
+			require.Contains(t, last.Fix, c.last.Fix)
 			require.Equal(t, c.able, Able(found) == nil, "%+v", found)
-			if e := FirstLacking(found); e != nil {
-				require.NotContains(t, e.Public(), addrs[0].String(), "a page may be public")
+			if e := FirstMissing(found); e != nil {
+				require.NotContains(t, e.Public(), addrs[0].String(), "the status page may be public")
 				require.Contains(t, e.Public(), e.Finding.What)
 			}
 			for _, f := range found {
-				require.Equal(t, f.Verdict == Good, f.Mend == "", "%+v", f)
+				require.Equal(t, f.Verdict == Good, f.Fix == "", "%+v", f)
 			}
 			require.Zero(t, memory.Queues(), "nothing stays open")
 		})
@@ -123,13 +123,13 @@ func TestCheck(t *testing.T) {
 		return full{d}, err
 	}, read: files("65536", 0)})
 	require.Equal(t, Slower, found[2].Verdict)
-	require.Contains(t, found[2].Mend, "MTU of 4200")
-	require.Equal(t, Lacking, found[4].Verdict)
+	require.Contains(t, found[2].Fix, "MTU of 4200")
+	require.Equal(t, Missing, found[4].Verdict)
 	require.Contains(t, found[4].Text, "limit of locked memory: 65536")
 	require.ErrorContains(t, Able(found), "LimitMEMLOCK=infinity")
 }
 
-// Every reason has a short name, that is among Reasons.
+// TestReasons: every error has a short name, and that is one of Reasons.
 func TestReasons(t *testing.T) {
 	for want, why := range map[string]error{
 		"not_supported": verbs.ErrNotBuilt, "no_device": fmt.Errorf("x: %w", verbs.ErrNoDevice), "memory": ErrMemory,

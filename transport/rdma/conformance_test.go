@@ -24,7 +24,7 @@ func TestConformance(t *testing.T) {
 	require.Zero(t, memory.Queues(), "nothing leaks")
 }
 
-// TestConformanceOfBrokenPaths has paths break at random. No call fails of it.
+// TestConformanceOfBrokenPaths lets paths break at random. No call fails because of that.
 func TestConformanceOfBrokenPaths(t *testing.T) {
 	memory := &verbstest.Fabric{Retry: time.Millisecond}
 	const seed = 7

@@ -12,7 +12,7 @@ import (
 // version of the exchange and of the greeting.
 const version = 1
 
-// nonce is that of a path's side. It is told over TLS, and comes back by RDMA.
+// nonce identifies one side of a path. It is sent over TLS and returned over RDMA.
 type nonce [16]byte
 
 func newNonce() (n nonce) {
@@ -44,9 +44,9 @@ func (p proposal) encode() []byte {
 func decodeProposal(b []byte) (p proposal, err error) {
 	switch {
 	case len(b) == 0 || b[0] != version:
-		return p, errors.New("an exchange of another version")
+		return p, errors.New("the exchange has another version")
 	case len(b) != proposalLength:
-		return p, fmt.Errorf("an exchange of %d bytes", len(b))
+		return p, fmt.Errorf("the exchange has %d bytes", len(b))
 	}
 	e := &p.endpoint
 	e.GID = verbs.GID(b[1:17])
@@ -58,7 +58,7 @@ func decodeProposal(b []byte) (p proposal, err error) {
 	return p, e.Validate()
 }
 
-// greeting is the one message that each side sends by RDMA.
+// greeting is the one message that each side sends over RDMA.
 //
 //	greeting = version:u8 ‖ nonce:16 ‖ address:u64be ‖ key:u32be ‖ units:u32be
 type greeting struct {
@@ -66,7 +66,7 @@ type greeting struct {
 	region region
 }
 
-// region is what a side has lent, in units of 256 KiB.
+// region is the memory that a side lends, in units of 256 KiB.
 type region struct {
 	address uint64
 	key     uint32
@@ -75,7 +75,7 @@ type region struct {
 
 const greetingLength = 1 + 16 + 8 + 4 + 4
 
-// maxUnits is the limit of units: a slot is numbered by 16 bits.
+// maxUnits is the limit of units, because 16 bits number the first unit of a slot.
 const maxUnits = 1 << 16
 
 func (g greeting) encode() []byte {
@@ -88,7 +88,7 @@ func (g greeting) encode() []byte {
 
 func decodeGreeting(b []byte) (g greeting, err error) {
 	if len(b) != greetingLength || b[0] != version {
-		return g, fmt.Errorf("%w: a greeting of %d bytes", ErrBreach, len(b))
+		return g, fmt.Errorf("%w: the greeting has %d bytes", ErrBreach, len(b))
 	}
 	g.nonce = nonce(b[1:17])
 	g.region.address = binary.BigEndian.Uint64(b[17:])
@@ -101,11 +101,11 @@ func decodeGreeting(b []byte) (g greeting, err error) {
 	return g, nil
 }
 
-// An immediate, and the number of a slot, which is an immediate without its first bit.
+// The formats of an immediate and of a slot number, which is an immediate without its first bit.
 //
 //	immediate = last:1 ‖ round:15 ‖ first unit:16
 //
-// The round tells the lendings of a place apart.
+// The round distinguishes successive uses of a slot.
 const (
 	immediateLast = 1 << 31
 	rounds        = 1 << 15

@@ -29,7 +29,7 @@ func FuzzGreeting(f *testing.F) {
 	})
 }
 
-// FuzzImmediates has a peer write whatever it likes into what was lent.
+// FuzzImmediates lets a peer write arbitrary immediates to the lent memory.
 func FuzzImmediates(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 1, 0, 0, 9})
 	f.Fuzz(func(t *testing.T, script []byte) {
@@ -85,6 +85,6 @@ func FuzzImmediates(f *testing.F) {
 				taken--
 			}
 		}
-		require.Zero(t, taken, "no unit is lost")
+		require.Zero(t, taken, "no unit leaks")
 	})
 }

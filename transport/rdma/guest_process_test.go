@@ -21,8 +21,8 @@ import (
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
-// childVariable makes the test binary one side of a connection: a server, or a dialer of the
-// address that it has.
+// childVariable turns the test binary into one side of a connection: a server, or a dialer of the
+// address in the variable.
 const childVariable = "STARLING_RDMA_CHILD"
 
 const childAnswer = 16 * unit
@@ -63,7 +63,7 @@ func child(t *testing.T, role, until string) (*exec.Cmd, string) {
 	cmd.Stderr = os.Stderr
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may be over
+		_ = cmd.Process.Kill() // it may have ended
 		_ = cmd.Wait()
 	})
 	for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -75,8 +75,8 @@ func child(t *testing.T, role, until string) (*exec.Cmd, string) {
 	return nil, ""
 }
 
-// TestGuestSIGKILL kills either process of a connection while answers are written. The other side's
-// calls fail or end, its path is released, and another process finds the devices as they were.
+// TestGuestSIGKILL kills either process of a connection while answers are written. On the other
+// side, calls fail or end and the path is released. Afterwards the devices are unchanged.
 func TestGuestSIGKILL(t *testing.T) {
 	softRoCE(t)
 	before := resources(t)
@@ -99,7 +99,7 @@ func TestGuestSIGKILL(t *testing.T) {
 				}
 			}
 		}()
-		// in the middle of the second answer, or later
+		// In the middle of the second answer, or later.
 		require.Eventually(t, func() bool { return received.Load() > childAnswer+unit }, patience, time.Millisecond)
 		require.NoError(t, cmd.Process.Kill())
 		require.ErrorIs(t, <-failed, transport.ErrClosed)
@@ -119,7 +119,8 @@ func TestGuestSIGKILL(t *testing.T) {
 	require.Eventually(t, func() bool { return resources(t) == before }, patience, time.Millisecond, "nothing leaks")
 }
 
-// TestGuestMTU has an end with an MTU of 1500 bytes, and one of 9000: both take the smaller one.
+// TestGuestMTU connects an end with an MTU of 1500 bytes to one with 9000: both use the smaller
+// one.
 func TestGuestMTU(t *testing.T) {
 	l := softRoCE(t)
 	device := func(i int) int {
@@ -135,7 +136,7 @@ func TestGuestMTU(t *testing.T) {
 	mtu("1500")
 	t.Cleanup(func() { mtu("9000") })
 	require.Equal(t, [2]int{4096, 1024}, [2]int{device(0), device(1)})
-	for range 2 { // either end is the server
+	for range 2 { // either end serves once
 		var received atomic.Int64
 		l.options = func(o *Options) {
 			o.Hooks.Received = func(_ transport.ID, n int) { received.Add(int64(n)) }
@@ -151,7 +152,7 @@ func TestGuestMTU(t *testing.T) {
 	}
 }
 
-// TestGuestCheck finds the devices, and what this machine lacks.
+// TestGuestCheck finds the devices of this VM, and what is missing.
 func TestGuestCheck(t *testing.T) {
 	l := softRoCE(t)
 	o := CheckOptions{Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr(l.ends[0])}, Memory: 64 << 20}

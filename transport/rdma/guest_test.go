@@ -19,11 +19,11 @@ import (
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
-// softRoCE is the two devices of the guest, over the cable.
+// softRoCE is the two devices of the VM, connected by the cable.
 func softRoCE(t *testing.T) loopback {
 	t.Helper()
 	if os.Getenv("RDMA_GUEST") == "" {
-		t.Skip("it needs the guest of make test-rdma")
+		t.Skip("requires the VM of make test-rdma")
 	}
 	return loopback{ends: [2]string{os.Getenv("RDMA_ADDR0"), os.Getenv("RDMA_ADDR1")}, retry: time.Minute}
 }
@@ -35,7 +35,7 @@ func resources(t *testing.T) string {
 	return string(out)
 }
 
-// TestMain holds what the tests leave in the devices to what was there before.
+// TestMain requires that the tests leave no resources in the devices.
 func TestMain(m *testing.M) {
 	guest := os.Getenv("RDMA_GUEST") != "" && os.Getenv(childVariable) == ""
 	before := held(guest)
@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// held is what processes hold of the devices of the guest; "" elsewhere.
+// held returns the resources that processes hold in the devices of the VM; "" elsewhere.
 func held(guest bool) string {
 	if !guest {
 		return ""
@@ -100,7 +100,7 @@ func TestGuestBreaks(t *testing.T) {
 			defer callers.Wait()
 			var stop atomic.Bool
 			defer stop.Store(true)
-			for range 4 { // so that pieces are under way
+			for range 4 { // enough for pieces to be under way
 				callers.Go(func() {
 					into := make([]byte, len(body))
 					for !stop.Load() {
@@ -127,10 +127,10 @@ func TestGuestBreaks(t *testing.T) {
 				}
 				cancel()
 				wire(t, "up")
-				wire(t, "mend")
+				wire(t, "repair")
 				if !broken {
-					// TCP ends when it hears nothing for too long: it must recover
-					// before the next cut.
+					// TCP gives up when it receives nothing for too long, so it must recover before
+					// the next cut.
 					next := answered.Load() + 8
 					recovered := func() bool { return conn.Err() != nil || answered.Load() >= next }
 					require.Eventually(t, recovered, patience, time.Millisecond)
@@ -145,7 +145,7 @@ func TestGuestBreaks(t *testing.T) {
 	require.Equal(t, before, resources(t), "nothing leaks")
 }
 
-// breakAll breaks the queue pairs of a fabric, which is not told.
+// breakAll breaks all queue pairs of a fabric without notifying it.
 func breakAll(t *testing.T, f *Fabric) {
 	t.Helper()
 	f.mu.Lock()

@@ -19,7 +19,7 @@ import (
 
 const (
 	chain = "chain"
-	// patience ends a test that hangs. No test is decided by it.
+	// patience ends a test that hangs. It does not decide the outcome of any test.
 	patience = 5 * time.Minute
 
 	someMethod transport.Method = 4
@@ -27,17 +27,17 @@ const (
 
 var everybody = func(transport.ID, netip.Addr) bool { return true }
 
-// loopback is package tcp with paths over a fabric in memory.
+// loopback is package tcp with paths over an in-memory fabric.
 type loopback struct {
 	memory   *verbstest.Fabric
 	ends     [2]string     // addresses of dialer and server; 127.0.0.1
-	retry    time.Duration // until another path is proposed
-	proposed bool          // dials return at once; else when the path is up
+	retry    time.Duration // delay until another path is proposed
+	proposed bool          // dials return at once; otherwise when the path is up
 	options  func(*Options)
 	made     func(*Fabric)
 }
 
-// fabric makes one for a node until the test is over.
+// fabric returns a fabric for a node, which is closed at the end of the test.
 func (l loopback) fabric(tb testing.TB) (*Fabric, chan transport.ID) {
 	tb.Helper()
 	up := make(chan transport.ID, 1000)
@@ -81,7 +81,7 @@ func (l loopback) Dialer(tb testing.TB, o transporttest.Options) transport.Diale
 			return from.DialContext(ctx, "tcp", hostPort)
 		},
 	}, 0))
-	if l.proposed || o.ChainID == "" { // a stranger's path is refused
+	if l.proposed || o.ChainID == "" { // a path without a chain id is refused
 		return d
 	}
 	return waiting{d, up}
@@ -107,14 +107,14 @@ func (w waiting) Dial(ctx context.Context, a transport.Address) (transport.Conn,
 	return c, nil
 }
 
-// couple is a device in memory that a test has in its hands, and a path at its other end.
+// couple is an in-memory device under control of the test, and a path at its other end.
 type couple struct {
 	memory *verbstest.Fabric
 	fabric *Fabric
 	path   *path
 	peer   verbs.Queue
 	device verbs.Device
-	nonce  nonce // the peer's, as it was told over TLS
+	nonce  nonce // the peer's, as exchanged over TLS
 }
 
 var addrs = [2]netip.Addr{netip.MustParseAddr("10.7.0.1"), netip.MustParseAddr("10.7.0.2")}
@@ -132,7 +132,7 @@ func memoryAddr(a net.Addr) (netip.Addr, error) {
 	return of.Addr(), err
 }
 
-// newLending returns a lending whose server is the test.
+// newLending returns a lending. The test acts as its server.
 func newLending(t *testing.T) (*lending, *couple) {
 	t.Helper()
 	c := newCouple(t)
@@ -165,7 +165,7 @@ func newCouple(t *testing.T) *couple {
 	return c
 }
 
-// join connects the path with the test's queue pair. The greetings are not exchanged yet.
+// join connects the path to the test's queue pair. The greetings are not exchanged yet.
 func (c *couple) join(t *testing.T, s side, sizes verbs.Sizes, dialler bool) {
 	t.Helper()
 	d, err := c.fabric.device(addr(addrs[0]))
@@ -183,14 +183,14 @@ func (c *couple) greet(t *testing.T) {
 	require.NoError(t, c.peer.Send(greeting{c.nonce, region{address, key, len(memory) / unit}}.encode(), 0))
 }
 
-// write has the test write to what the path has lent.
+// write writes to the memory that the path has lent.
 func (c *couple) write(t *testing.T, at, n int, immediate uint32) {
 	t.Helper()
 	_, address, key := c.path.queue.Lent()
 	require.NoError(t, c.peer.Write([]verbs.Write{{Length: n, To: address + uint64(at), Key: key, Immediate: immediate}}))
 }
 
-// endsWith waits for the path's end.
+// endsWith requires that the path ends with why.
 func (c *couple) endsWith(t *testing.T, why error) {
 	t.Helper()
 	<-c.path.told

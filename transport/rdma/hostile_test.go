@@ -49,14 +49,15 @@ func TestBadGreetings(t *testing.T) {
 	}
 }
 
-// TestSendTooLong: a greeting for which a receive has no room ends the path, by the device's word.
+// TestSendTooLong: a greeting longer than a receive buffer ends the path with a device error.
 func TestSendTooLong(t *testing.T) {
 	_, c := newLending(t)
 	require.NoError(t, c.memory.SendLong(c.path.queue.Local()))
 	c.endsWith(t, verbstest.ErrLength)
 }
 
-// TestGreetingAfterTheEnd: a greeting reads where the memory lies, which is released by then.
+// TestGreetingAfterTheEnd: a greeting needs the location of the memory, which may have been
+// released.
 func TestGreetingAfterTheEnd(t *testing.T) {
 	_, c := newLending(t)
 	c.path.end(ErrStalled)
@@ -70,7 +71,7 @@ func TestWriteBeforeTheGreeting(t *testing.T) {
 	c.endsWith(t, ErrBreach)
 }
 
-// call is a slot, and what has landed in it.
+// call is a slot, and the bytes that have landed in it.
 type call struct {
 	tcp.Slot
 	got  []byte
@@ -83,8 +84,8 @@ func lend(t *testing.T, s *lending, n int) *call {
 	return lendTo(t, s, n, func(c *call, piece []byte) { c.got = append(c.got, piece...) })
 }
 
-// lendUnread lends a slot to a peer that writes where it has written, at any time: in the fabric
-// in memory, reading it would be a data race.
+// lendUnread lends a slot and does not read its memory. The peer may write to it again at any time,
+// so in the in-memory fabric a read would be a data race.
 func lendUnread(t *testing.T, s *lending, n int) *call {
 	t.Helper()
 	return lendTo(t, s, n, func(*call, []byte) {})
@@ -116,7 +117,7 @@ func (c *couple) fill(b string) { copy(c.peer.Own(), b) }
 
 func TestLend(t *testing.T) {
 	s, c := lendingThatIsUp(t)
-	for range 20 { // more than there are units: they are used again
+	for range 20 { // more than there are units, so they are reused
 		one := lend(t, s, 3*unit-1)
 		c.fill("answer")
 		c.write(t, firstUnit(one.Number())*unit, unit, one.Number())
@@ -139,7 +140,7 @@ func TestNoMemoryLeft(t *testing.T) {
 	require.Nil(t, s.lend(0, nil, nil))
 }
 
-// TestQuarantine: a slot whose call was given up is not lent again until the server has ended it.
+// TestQuarantine: a slot whose call was canceled is not lent again until the server has ended it.
 func TestQuarantine(t *testing.T) {
 	s, c := lendingThatIsUp(t)
 	abandoned := lend(t, s, 8*unit)
@@ -147,7 +148,7 @@ func TestQuarantine(t *testing.T) {
 	abandoned.Ended(-1)
 	next := lend(t, s, 8*unit)
 	require.NotEqual(t, abandoned.Number(), next.Number())
-	// What had landed before the ending, and is seen after it.
+	// It landed before the ending and is handled after it.
 	c.write(t, 0, unit, abandoned.Number())
 	c.write(t, 0, 1, next.Number()|immediateLast)
 	<-next.done
@@ -156,7 +157,7 @@ func TestQuarantine(t *testing.T) {
 	require.NoError(t, c.path.why())
 }
 
-// TestLies: whatever comes that no honest server sends ends the path, and its calls with it.
+// TestLies: bytes that no honest server sends end the path and its calls.
 func TestLies(t *testing.T) {
 	for name, lie := range map[string]func(*testing.T, *couple, *call){
 		"a slot that is not lent":  func(t *testing.T, c *couple, one *call) { c.write(t, 0, 1, slotNumber(1, 7)) },
@@ -189,7 +190,7 @@ func TestLies(t *testing.T) {
 			one.Ended(2)
 		},
 		"a flood of immediates": func(t *testing.T, c *couple, one *call) {
-			one.Ended(-1) // two can be late
+			one.Ended(-1) // two may be late
 			for range 8 {
 				c.write(t, 0, 0, one.Number())
 			}
@@ -206,7 +207,8 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// TestWrongKeyAndRegion: the device refuses what was not lent, and both sides' queue pairs break.
+// TestWrongKeyAndRegion: the device refuses writes outside of the lent memory, and both sides'
+// queue pairs break.
 func TestWrongKeyAndRegion(t *testing.T) {
 	_, c := lendingThatIsUp(t)
 	_, address, key := c.path.queue.Lent()
@@ -217,10 +219,10 @@ func TestWrongKeyAndRegion(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.ErrorIs(t, c.path.queue.Send(nil, 0), nil)
-	<-c.path.told // by the failure of its own message
+	<-c.path.told // ended by the failure of its own message
 }
 
-// TestEndingWithoutPieces: the server claims to have written, and nothing lands.
+// TestEndingWithoutPieces: the server reports a written answer, but nothing lands.
 func TestEndingWithoutPieces(t *testing.T) {
 	s, c := lendingThatIsUp(t)
 	c.fabric.o.stall = time.Millisecond
@@ -230,8 +232,8 @@ func TestEndingWithoutPieces(t *testing.T) {
 	c.endsWith(t, ErrStalled)
 }
 
-// TestStranger has somebody in the fabric write who knows all numbers. The transport hands the
-// bytes on: whoever asked verifies them.
+// TestStranger lets an attacker in the fabric who knows all numbers write to the memory. The
+// transport delivers the bytes; the caller must verify them.
 func TestStranger(t *testing.T) {
 	s, c := lendingThatIsUp(t)
 	one := lend(t, s, unit)
@@ -244,8 +246,9 @@ func TestStranger(t *testing.T) {
 	c.endsWith(t, ErrBreach)
 }
 
-// TestCallsHearFirst: while a call does not know of the end, PeerLost finds the path and waits.
-// Else the server's error 5 for that call, which follows its frame 9, would look like a lie.
+// TestCallsHearFirst: PeerLost waits until all calls know that the path has ended. Otherwise the
+// server's error 5 for such a call, which follows its frame 9, would look like a protocol
+// violation.
 func TestCallsHearFirst(t *testing.T) {
 	s, c := lendingThatIsUp(t)
 	var found *lending
@@ -255,13 +258,13 @@ func TestCallsHearFirst(t *testing.T) {
 	require.Nil(t, s.lender.lent(false))
 }
 
-// failingDevice fails while a queue pair of it is being made.
+// failingDevice fails while one of its queue pairs is being created.
 type failingDevice struct {
 	verbs.Device
-	awaited func() bool // its failing waits for what is being made
+	awaited func() bool // its failure waits for the creation
 	failed  chan struct{}
 	closed  atomic.Bool
-	early   bool // it was closed before the queue pair was made
+	early   bool // it was closed before the queue pair was created
 }
 
 var errDevice = errors.New("the device is gone")
@@ -285,7 +288,7 @@ func (d *failingDevice) Close() error {
 	return d.Device.Close()
 }
 
-// TestDeviceFailsWhileAPathIsMade: libibverbs crashes where a device is closed under a call.
+// TestDeviceFailsWhileAPathIsMade: libibverbs crashes if a device is closed during a call.
 func TestDeviceFailsWhileAPathIsMade(t *testing.T) {
 	memory, v := new(verbstest.Fabric), &failingDevice{failed: make(chan struct{})}
 	o := Options{Hooks: Hooks{Leaked: func(err error) { t.Error(err) }}}
@@ -318,7 +321,7 @@ func TestDeviceFailsWhileAPathIsMade(t *testing.T) {
 	require.Zero(t, f.mu.memory)
 }
 
-// newTestWriter returns a writer whose dialer is the test.
+// newTestWriter returns a writer. The test acts as its dialer.
 func newTestWriter(t *testing.T) (*writer, *couple, chan error) {
 	t.Helper()
 	c := newCouple(t)
@@ -337,7 +340,7 @@ func (c *couple) newWriter(t *testing.T, lost func(error)) *writer {
 
 func TestWriter(t *testing.T) {
 	w, c, _ := newTestWriter(t)
-	require.False(t, w.Takes(0, 1), "no greeting has come")
+	require.False(t, w.Takes(0, 1), "no greeting has arrived")
 	c.greet(t)
 	<-c.path.up
 	lent, _, _ := c.peer.Lent()
@@ -349,7 +352,7 @@ func TestWriter(t *testing.T) {
 	}
 	require.False(t, w.Takes(slotNumber(3, units-1), unit+1))
 	arrived := make(chan int, 100)
-	for i := range 20 { // more than the window; posted by four, and what is left
+	for i := range 20 { // more than the window; posted in fours, plus the rest
 		p := tcp.Piece{Slot: slotNumber(1, 2), At: i * 10, Bytes: []byte("0123456789"), Last: i == 19, Arrived: func() { arrived <- i }}
 		require.NoError(t, w.Write(context.Background(), p, i < 18))
 	}
@@ -359,7 +362,7 @@ func TestWriter(t *testing.T) {
 	require.Equal(t, bytes.Repeat([]byte("0123456789"), 20), lent[2*unit:2*unit+200])
 }
 
-// deafDevice never learns that greetings have arrived.
+// deafDevice never reports that greetings have arrived.
 type deafDevice struct{ verbs.Device }
 
 func (d deafDevice) Wait(batch []verbs.Completion) (int, error) {
@@ -373,7 +376,7 @@ func (d deafDevice) Wait(batch []verbs.Completion) (int, error) {
 }
 
 // TestEarlyRequest: a dialer that has the server's greeting may send a request before the server
-// learns that its greeting has arrived. The answer goes past TLS all the same.
+// learns that its greeting has arrived. The answer bypasses TLS nevertheless.
 func TestEarlyRequest(t *testing.T) {
 	c := newCouple(t)
 	open := c.fabric.o.open
@@ -385,7 +388,7 @@ func TestEarlyRequest(t *testing.T) {
 	c.greet(t)
 	var batch [1]verbs.Completion
 	next := func(kind verbs.Kind) {
-		for batch[0].Kind = verbs.Sent; batch[0].Kind == verbs.Sent; { // our own greeting's is one
+		for batch[0].Kind = verbs.Sent; batch[0].Kind == verbs.Sent; { // skip that of our greeting
 			_, err := c.device.Wait(batch[:])
 			require.NoError(t, err)
 		}
@@ -398,8 +401,8 @@ func TestEarlyRequest(t *testing.T) {
 	require.False(t, w.path.isUp())
 }
 
-// TestGather: pieces that are followed by others are posted together, half of the window at most,
-// and before anything is waited for. What comes late of a posting does not stall.
+// TestGather: pieces followed by others are posted together, up to half of the window, and before
+// any wait. The late completion of a batch is not a stall.
 func TestGather(t *testing.T) {
 	w, c, _ := newTestWriter(t)
 	c.greet(t)
@@ -417,7 +420,7 @@ func TestGather(t *testing.T) {
 		require.NoError(t, w.Write(ctx, tcp.Piece{Bytes: []byte("x"), Arrived: func() {}}, i != 5))
 		require.Equal(t, posted, under(), "piece %d", i)
 	}
-	cancel() // the window is full: the next piece has to wait
+	cancel() // the window is full, so the next piece must wait
 	require.ErrorIs(t, w.Write(ctx, tcp.Piece{Bytes: []byte("x")}, true), context.Canceled)
 	require.Equal(t, c.fabric.o.window, under())
 }
@@ -426,7 +429,8 @@ func TestWritesToAServer(t *testing.T) {
 	_, c, lost := newTestWriter(t)
 	c.greet(t)
 	<-c.path.up
-	// What was not lent breaks the queue pair; its owner is not told of that.
+	// A write outside of the lent memory breaks the queue pair, without a notification to the
+	// owner.
 	require.NoError(t, c.peer.Write([]verbs.Write{{To: 1, Key: 1}}))
 	c.path.end(ErrConnEnded)
 	require.ErrorIs(t, <-lost, ErrConnEnded)
@@ -441,8 +445,7 @@ func TestNoGreeting(t *testing.T) {
 	require.ErrorIs(t, <-lost, ErrStalled)
 }
 
-// TestWriterBreaks has the queue pair fail on either side, and the cable cut, with pieces under
-// way.
+// TestWriterBreaks breaks the queue pair on either side, or cuts the cable, with pieces under way.
 func TestWriterBreaks(t *testing.T) {
 	for name, fail := range map[string]func(*couple){
 		"here":  func(c *couple) { c.memory.Break(c.path.queue.Local().GID) },
@@ -464,7 +467,8 @@ func TestWriterBreaks(t *testing.T) {
 	}
 }
 
-// TestNoPath: whatever is missing, calls are answered over TLS, and the reason is told once.
+// TestNoPath: if a prerequisite is missing, calls are answered over TLS, and the reason is reported
+// once.
 func TestNoPath(t *testing.T) {
 	refused := errors.New("permission denied")
 	for name, test := range map[string]struct {
@@ -525,7 +529,7 @@ func requireAnswers(t *testing.T, conn transport.Conn, n int) {
 	require.True(t, bytes.Equal(body, got))
 }
 
-// TestOldServer knows nothing of the exchange: it refuses the method.
+// TestOldServer: a server that does not know the exchange refuses the method.
 func TestOldServer(t *testing.T) {
 	s, err := tcp.Listen("127.0.0.1:0", tcp.ForTests(tcp.Options{
 		Key: transporttest.Key(1), ChainID: chain, Handler: new(transport.Mux),
@@ -542,10 +546,10 @@ func TestOldServer(t *testing.T) {
 	require.ErrorIs(t, <-down, transport.ErrRefused)
 	_, err = conn.Call(context.Background(), transport.Call{Method: someMethod})
 	require.ErrorIs(t, err, transport.ErrRefused)
-	require.NoError(t, conn.Err(), "it stays")
+	require.NoError(t, conn.Err(), "the connection stays open")
 }
 
-// TestBreakDuringACall breaks the path at the first bytes of an answer. The call is made again over
+// TestBreakDuringACall breaks the path at the first bytes of an answer. The call is repeated over
 // TLS, and bytes count once.
 func TestBreakDuringACall(t *testing.T) {
 	l := loopback{memory: &verbstest.Fabric{Retry: time.Millisecond}, retry: time.Minute}
@@ -570,8 +574,8 @@ func TestBreakDuringACall(t *testing.T) {
 	require.True(t, transport.Unproved(conn))
 }
 
-// TestProved: an answer that somebody in the fabric has altered is re-requested, proved. Two
-// such end the path.
+// TestProved: an answer that was altered in the fabric is requested again, proved. Two such answers
+// end the path.
 func TestProved(t *testing.T) {
 	down := make(chan error, 10)
 	l := loopback{memory: new(verbstest.Fabric), retry: time.Minute, options: func(o *Options) {
@@ -596,7 +600,7 @@ func TestProved(t *testing.T) {
 	requireAnswers(t, conn, 100_000)
 }
 
-// TestRate: a cap on the bytes of answers holds for what is written past TLS, too.
+// TestRate: a cap on the bytes of answers also applies to those that bypass TLS.
 func TestRate(t *testing.T) {
 	l := loopback{memory: new(verbstest.Fabric), retry: time.Minute}
 	f, _ := l.fabric(t)

@@ -12,10 +12,10 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// maxDoubts is how many answers that came by a path can be wrong until it is ended.
+// maxDoubts is the number of wrong answers received over a path after which the path is ended.
 const maxDoubts = 2
 
-// lender implements tcp.Lender: paths of a connection that was dialled, one after another.
+// lender implements tcp.Lender: the successive paths of an outbound connection.
 type lender struct {
 	fabric *Fabric
 	conn   *tcp.Conn
@@ -23,10 +23,10 @@ type lender struct {
 
 	mu struct {
 		sync.Mutex
-		lent   *lending // of the path that is up, or is being made; nil: none
-		up     bool     // it is up
+		lent   *lending // of the path that is up, or is being set up; nil: none
+		up     bool     // the path is up
 		closed bool
-		told   string // the reason that was told last
+		told   string // the reason that was reported last
 	}
 }
 
@@ -53,9 +53,10 @@ func (l *lender) run() {
 		if err == nil {
 			<-s.path.told
 			if err = s.path.why(); !errors.Is(err, ErrPeerEnded) {
-				l.conn.SideLost() // before another path is proposed
+				l.conn.SideLost() // before the next path is proposed
 			}
-			// One that worked for longer than its delay begins anew, unless it was of no use.
+			// The delay is reset if the path lasted longer than the delay, unless its answers were
+			// wrong.
 			if time.Since(began) > wait && !errors.Is(err, ErrDoubted) {
 				wait = o.retryLeast
 			}
@@ -75,7 +76,7 @@ func (l *lender) run() {
 	}
 }
 
-// tell calls the hook for a reason, unless it is the last one again.
+// tell reports a reason to the hook, unless it equals the last one.
 func (l *lender) tell(why error) {
 	if errors.Is(why, ErrConnEnded) {
 		return
@@ -89,7 +90,7 @@ func (l *lender) tell(why error) {
 	}
 }
 
-// propose makes a path, and returns it when it is up.
+// propose sets up a path and returns it when it is up.
 func (l *lender) propose() (*lending, error) {
 	f := l.fabric
 	ctx, cancel := context.WithTimeout(f.ctx, f.o.stall)
@@ -100,7 +101,7 @@ func (l *lender) propose() (*lending, error) {
 	}
 	s := &lending{lender: l}
 	s.mu.places, s.mu.slots = newPlaces(f.o.units), make(map[int]*slot)
-	// Each unit that is lent may be written with one immediate; and there is the greeting.
+	// Each lent unit may be written with one immediate, and the greeting needs one receive more.
 	sizes := verbs.Sizes{Lent: f.o.units * unit, Own: bodies * bodyUnit, Writes: bodies + 1, Receives: f.o.units + 1}
 	p, err := f.newPath(d, l.peer, s, sizes)
 	if err != nil {
@@ -144,7 +145,7 @@ func (l *lender) propose() (*lending, error) {
 	return s, nil
 }
 
-// adopt lends from a path from now on.
+// adopt starts lending memory of a path.
 func (l *lender) adopt(s *lending, peerMTU int) error {
 	l.mu.Lock()
 	lost := l.mu.lent != s
@@ -161,7 +162,7 @@ func (l *lender) adopt(s *lending, peerMTU int) error {
 	return nil
 }
 
-// lent returns the path that there is. up: one that can be lent from.
+// lent returns the current path, nil if there is none. With up, only a path that is up counts.
 func (l *lender) lent(up bool) *lending {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -182,8 +183,8 @@ func (l *lender) Lend(n int, landed func([]byte, bool) error, lost func()) tcp.S
 // Up implements tcp.Lender.
 func (l *lender) Up() bool { return l.lent(true) != nil }
 
-// PeerLost implements tcp.Lender. It can be an earlier path that the peer means: then the next one
-// that is proposed is up.
+// PeerLost implements tcp.Lender. The peer may mean an earlier path. Then this path ends
+// needlessly, and a later one is set up.
 func (l *lender) PeerLost() {
 	if s := l.lent(false); s != nil {
 		s.path.end(ErrPeerEnded)
@@ -208,7 +209,7 @@ func (l *lender) Close() {
 	}
 }
 
-// lending is the memory of a path that is lent to the server, by slots.
+// lending is the memory of a path that is lent to the server in slots.
 type lending struct {
 	lender *lender
 	path   *path
@@ -219,14 +220,14 @@ type lending struct {
 		sync.Mutex
 		places *places
 		slots  map[int]*slot // by their first units
-		// late is how many immediates can still come for slots that were returned.
+		// late is the number of immediates that can still arrive for returned slots.
 		late   int
 		doubts int
 		ended  bool
 	}
 }
 
-// slot implements tcp.Slot: it is lent for one call.
+// slot implements tcp.Slot. It is lent for one call.
 //
 //	lent ──► landed completely ─┬─► returned
 //	  └────► ended by the server┘        both, or the ending without an answer
@@ -240,12 +241,12 @@ type slot struct {
 	// Guarded by lending.mu.
 	pieces    int
 	got       int         // bytes that have landed
-	whole     bool        // with the last piece
+	whole     bool        // the last piece has landed
 	busy      bool        // landed is being called
 	ended     bool        // by the server
-	abandoned bool        // by the call, before its answer had come
-	total     int         // as it says; negative: there is no answer in the slot
-	stall     *time.Timer // it has ended, and its last piece has not landed
+	abandoned bool        // by the call, before its answer arrived
+	total     int         // as reported by the server; negative: the slot holds no answer
+	stall     *time.Timer // runs if the call has ended and its last piece has not landed
 }
 
 // join implements side.
@@ -299,14 +300,14 @@ func (s *lending) landed(immediate uint32, length int) error {
 	return s.finish(t, length, last)
 }
 
-// begin finds the slot of a piece; nil if it is late.
+// begin returns the slot of a piece; nil if the slot was returned already.
 func (s *lending) begin(number uint32, length int) (*slot, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.mu.slots[firstUnit(number)]
 	if t == nil || t.number != number {
 		if s.mu.late == 0 {
-			return nil, fmt.Errorf("%w: an immediate of a slot that is not lent", ErrBreach)
+			return nil, fmt.Errorf("%w: an immediate for a slot that is not lent", ErrBreach)
 		}
 		s.mu.late--
 		return nil, nil //nolint:nilnil // it is late
@@ -322,7 +323,7 @@ func (s *lending) begin(number uint32, length int) (*slot, error) {
 	return t, nil
 }
 
-// finish notes that a piece was copied.
+// finish records that a piece was copied.
 func (s *lending) finish(t *slot, length int, last bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -332,13 +333,13 @@ func (s *lending) finish(t *slot, length int, last bool) error {
 	return s.settle(t)
 }
 
-// settle returns a slot whose call is over on both sides. The caller holds s.mu.
+// settle returns a slot whose call has ended on both sides. The caller holds s.mu.
 func (s *lending) settle(t *slot) error {
 	first := firstUnit(t.number)
 	switch {
 	case !t.ended || t.busy || s.mu.slots[first] != t:
 		return nil
-	case t.total < 0: // pieces that have landed already may not have been seen yet
+	case t.total < 0: // pieces may have landed and not been handled yet
 		s.mu.late = min(s.mu.late+unitsOf(t.length)-t.pieces, s.path.fabric.o.units)
 	case !t.whole:
 		if t.stall == nil {
@@ -346,7 +347,7 @@ func (s *lending) settle(t *slot) error {
 		}
 		return nil
 	case t.total != t.got:
-		return fmt.Errorf("%w: %d bytes have come of an answer of %d", ErrBreach, t.got, t.total)
+		return fmt.Errorf("%w: %d bytes arrived of an answer of %d", ErrBreach, t.got, t.total)
 	}
 	if t.stall != nil {
 		t.stall.Stop()
@@ -391,10 +392,10 @@ func (s *lending) lost(error) {
 		}
 	}
 	s.mu.Unlock()
-	// Calls hear first: the server's errors 5 for them follow its frame 9, and PeerLost waits only
-	// as long as it finds the path.
+	// Calls are notified first. The server sends frame 9 and then error 5 for each call, and
+	// PeerLost blocks only while this path is still set.
 	for _, t := range slots {
-		t.lost() // a call that is over is not disturbed
+		t.lost() // no effect on a call that has ended
 	}
 	l := s.lender
 	l.mu.Lock()

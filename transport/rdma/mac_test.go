@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkMAC measures what a MAC for each piece would cost one side, in processor seconds for
-// each GiB, beside what TLS's encryption and a copy cost it (decision 0051). The pieces are more
-// than the caches hold, as they are at a node.
+// BenchmarkMAC measures the cost of a MAC for each piece at one side, in CPU seconds per GiB,
+// compared with TLS encryption and a copy (decision 0051). As at a node, the pieces exceed the
+// caches.
 func BenchmarkMAC(b *testing.B) {
 	const pieces = 256
 	memory, other := make([]byte, pieces*unit), make([]byte, unit+16)
@@ -56,7 +56,7 @@ func BenchmarkMAC(b *testing.B) {
 	}
 }
 
-// used returns the processor time of this process.
+// used returns the CPU time of this process.
 func used(b *testing.B) time.Duration {
 	b.Helper()
 	var u syscall.Rusage

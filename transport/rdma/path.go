@@ -8,7 +8,7 @@ import (
 	"github.com/starling-kv/starling/transport/rdma/internal/verbs"
 )
 
-// path is a side's part of a path: a queue pair.
+// path is one side of an RDMA path: a queue pair.
 //
 //	made ──► connected ──(both greetings)──► up ──(anything goes wrong)──► ended ──► released
 type path struct {
@@ -17,45 +17,46 @@ type path struct {
 	peer   transport.ID
 	queue  verbs.Queue
 	size   int   // registered, in bytes
-	ours   nonce // told over TLS
+	ours   nonce // sent over TLS
 	side   side
-	up     chan struct{} // closed when both have greeted
+	up     chan struct{} // closed when both sides have sent their greetings
 	// ended is closed when the queue pair is broken: from then on nothing lands. told is closed
-	// when the side knows, released when the queue pair and its memory are gone.
+	// when side.lost has returned, released when the queue pair and its memory are released.
 	ended, told, released chan struct{}
-	// use is held for reading by who uses the queue's memory, for writing while it is released.
+	// use is held for reading while the memory of the queue is used, for writing while it is
+	// released.
 	use sync.RWMutex
-	// order is held while a greeting is answered. Taken before use and mu.
+	// order is held while a greeting is answered. It is taken before use and mu.
 	order sync.Mutex
 
 	mu struct {
 		sync.Mutex
 		theirs      nonce
-		dialler     bool   // the side that greets first
-		heard, sent bool   // the greetings: theirs has come, ours has arrived
+		dialler     bool   // this side greets first
+		heard, sent bool   // the peer's greeting has arrived; ours was acknowledged
 		region      region // the peer's
-		why         error  // it has ended
+		why         error  // reason of the end; nil: it has not ended
 	}
 }
 
-// side is what a path serves. Its methods are called by one goroutine, except lost.
+// side is the user of a path. All methods except lost are called by one goroutine.
 type side interface {
-	// join is called first, once, before anything of the path can happen.
+	// join is called once, before all other methods.
 	join(p *path)
-	// landed handles a write of the peer; arrived that one of ours has, and with it the quiet
-	// ones that were posted before it.
+	// landed handles a write of the peer. arrived reports that a local write was acknowledged, and
+	// with it the quiet ones that were posted before.
 	landed(immediate uint32, length int) error
 	arrived(tag uint32)
-	// lost is called once, when the path has ended.
+	// lost is called once, when the path ends.
 	lost(why error)
-	// unit is that of what it lends, in bytes.
+	// unit is the size of a unit of the lent memory, in bytes.
 	unit() int
 }
 
-// greetingTag is that of the greeting; writes have smaller ones.
+// greetingTag is the tag of the greeting. Writes have smaller tags.
 const greetingTag = 1<<verbs.MaxTagBits - 1
 
-// newPath makes a queue pair of a device. Its receives are posted.
+// newPath creates a queue pair on a device and posts its receives.
 func (f *Fabric) newPath(d *device, peer transport.ID, s side, sizes verbs.Sizes) (*path, error) {
 	size := sizes.Lent + sizes.Own
 	if err := f.take(size); err != nil {
@@ -93,8 +94,8 @@ func (f *Fabric) newPath(d *device, peer transport.ID, s side, sizes verbs.Sizes
 
 func (p *path) proposal() proposal { return proposal{p.queue.Local(), p.ours} }
 
-// connect readies the queue pair for the peer's. The side that has dialled greets at once, the
-// other one in answer: before, the first one's queue pair may not be ready.
+// connect connects the queue pair to the peer's. The dialer greets at once. The server greets only
+// in answer, because the dialer's queue pair may not be ready earlier.
 func (p *path) connect(theirs proposal, dialler bool) error {
 	p.mu.Lock()
 	p.mu.theirs, p.mu.dialler = theirs.nonce, dialler
@@ -135,7 +136,7 @@ func (p *path) handle(c *verbs.Completion) error {
 	case c.Kind == verbs.Received:
 		return p.greeted(c.Message[:min(c.Length, verbs.MaxMessage)])
 	case c.Kind == verbs.Landed:
-		if !p.hasHeard() { // it may have come before the word that our greeting has arrived
+		if !p.hasHeard() { // the greeting may precede the completion of ours
 			return fmt.Errorf("%w: a write before the greetings", ErrBreach)
 		}
 		p.use.RLock()
@@ -178,14 +179,14 @@ func (p *path) greeted(message []byte) error {
 	return nil
 }
 
-// peers returns the peer's region. It is known once the peer has greeted.
+// peers returns the peer's region, which is known once the peer has greeted.
 func (p *path) peers() region {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.mu.region
 }
 
-// note notes a greeting. The path is up with the second one.
+// note records a greeting. After both greetings the path is up.
 func (p *path) note(change func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -201,9 +202,9 @@ func (p *path) hasHeard() bool {
 	return p.mu.heard
 }
 
-// mayWrite reports whether both have greeted. Unlike isUp it does not wait for the word that our
-// greeting has arrived, since writes cannot overtake it, but the peer's first request can overtake
-// that word.
+// mayWrite reports whether both sides have greeted. Unlike isUp, it does not wait for the
+// completion of our greeting: writes cannot overtake the greeting, but the peer's first request can
+// overtake that completion.
 func (p *path) mayWrite() bool {
 	p.order.Lock()
 	defer p.order.Unlock()
@@ -219,7 +220,7 @@ func (p *path) isUp() bool {
 	}
 }
 
-// why returns why the path has ended; nil: it has not.
+// why returns why the path has ended; nil if it has not.
 func (p *path) why() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -237,8 +238,8 @@ func (p *path) fill(at int, b []byte) error {
 	return nil
 }
 
-// end ends the path: when it has returned, what was lent is written to no more, and the side knows.
-// The caller does not hold p.use.
+// end ends the path. After it returns, nothing writes to the lent memory, and side.lost has been
+// called. The caller does not hold p.use.
 func (p *path) end(why error) {
 	p.mu.Lock()
 	first := p.mu.why == nil
@@ -251,7 +252,7 @@ func (p *path) end(why error) {
 		return
 	}
 	err := p.queue.Break()
-	if err != nil { // to destroy the queue pair breaks it too
+	if err != nil { // destroying the queue pair breaks it too
 		err = p.release()
 	}
 	close(p.ended)
@@ -270,7 +271,7 @@ func (p *path) end(why error) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		delete(f.mu.paths, p)
-		if err == nil { // else it stays registered
+		if err == nil { // otherwise the memory stays registered
 			f.mu.memory -= int64(p.size)
 		}
 	}()

@@ -6,15 +6,15 @@ import (
 	"github.com/starling-kv/starling/transport/rdma/internal/verbs"
 )
 
-// Port is one of a device.
+// Port is a port of a device.
 type Port struct {
 	Device string
-	Addrs  []netip.Addr // of connections that can have a path; on InfiniBand they are not known
+	Addrs  []netip.Addr // of connections that can have a path; unknown on InfiniBand
 	Err    error        // why the port cannot be used; nil: it can
 }
 
-// Ports returns those of all devices. It fails with an error that is errors.ErrUnsupported where
-// the program, the library or the kernel has no RDMA.
+// Ports returns the ports of all devices. The error is an errors.ErrUnsupported if the program, the
+// library or the kernel does not support RDMA.
 func Ports() ([]Port, error) {
 	infos, err := verbs.List()
 	if err != nil {
@@ -27,7 +27,7 @@ func Ports() ([]Port, error) {
 	return ports, nil
 }
 
-// portOf leaves out link-local addresses, which more than one interface can have.
+// portOf omits link-local addresses, since several interfaces can have the same one.
 func portOf(i verbs.Info) Port {
 	p := Port{Device: i.Device, Err: i.Err}
 	for _, g := range i.GIDs {

@@ -1,14 +1,14 @@
-// Package rdma carries answers of package tcp past TLS, by RDMA: the server writes them into memory
-// that the caller's side has lent.
+// Package rdma carries answers of package tcp over RDMA, bypassing TLS: the server writes them into
+// memory that the caller's side lends.
 //
 //	tcp.Conn ── exchange (method 16): contexts ──► session           on TLS
 //	 lender ═══ greetings: nonce, region ════════ writer             each with a queue pair of its own
 //	   slots ◄══ pieces ≤ 256 KiB, immediate = slot, last ═══         copied out as they come
 //
-// RDMA neither authenticates nor encrypts: what comes by it proves nothing about its sender, and
-// whoever asked verifies it. Memory and queue pairs are only for peers that the operator declares.
-// A path that fails in any way is ended, and everything continues over TLS; another path is
-// proposed a minute later, then after two, and so on. The frames and messages are specified in
+// RDMA neither authenticates nor encrypts. Bytes received over RDMA prove nothing about their
+// sender, so the caller verifies them. Only peers that the operator declares get memory and queue
+// pairs. A path that fails in any way is ended, and everything continues over TLS. A new path is
+// proposed after a minute, then after two, and so on. The frames and messages are specified in
 // docs/spec/rdma.md.
 package rdma
 
@@ -26,29 +26,29 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// Method is that of the exchange of contexts.
+// Method is the method of the exchange of contexts.
 const Method transport.Method = 16
 
-// Reasons for which there is no path, beside those of devices.
+// Errors that explain why there is no path, in addition to those of devices.
 var (
-	ErrNotAllowed = errors.New("the peer is not one for RDMA")
-	ErrMemory     = errors.New("the memory for RDMA is used up")
-	ErrPeerEnded  = errors.New("the peer has ended the path")
+	ErrNotAllowed = errors.New("the peer is not allowed to use RDMA")
+	ErrMemory     = errors.New("the limit of RDMA memory is reached")
+	ErrPeerEnded  = errors.New("the peer ended the RDMA path")
 	ErrConnEnded  = errors.New("the connection has ended")
 	ErrStalled    = errors.New("a piece was not acknowledged in time")
-	ErrDoubted    = errors.New("answers that came by RDMA were wrong")
-	// ErrBreach: what has come by RDMA is nothing that an honest peer sends. It proves nothing
-	// against the peer.
-	ErrBreach = errors.New("bytes came by RDMA that were not due")
+	ErrDoubted    = errors.New("answers received over RDMA were wrong")
+	// ErrBreach: bytes arrived over RDMA that no honest peer sends. This does not incriminate the
+	// peer, because RDMA does not authenticate the sender.
+	ErrBreach = errors.New("unexpected bytes arrived over RDMA")
 )
 
 // Options configure paths. Zero means the default, unless the comment says otherwise.
 type Options struct {
-	// Allowed reports whether a peer, at an address, may have memory and a queue pair; nil: none
+	// Allowed reports whether a peer at an address may have memory and a queue pair; nil: no peer
 	// may.
 	Allowed func(transport.ID, netip.Addr) bool
-	// Memory is the limit of registered memory, in bytes; 256 MiB. A path has 34 MiB at the side
-	// that dials, 4 MiB at the side that serves.
+	// Memory is the limit of registered memory, in bytes; default 256 MiB. A path takes 34 MiB at
+	// the dialer and 4 MiB at the server.
 	Memory int64
 	Hooks  Hooks
 
@@ -58,31 +58,32 @@ type Options struct {
 // Hooks are called for metrics and logs. Any may be nil. They are called concurrently and must not
 // block.
 type Hooks struct {
-	// Up: a path to a peer that was dialled is up.
+	// Up is called when a path to a dialled peer is up.
 	Up func(peer transport.ID, w Way)
-	// Down: a path has ended, or was not made: of the same reasons in a row the first only.
+	// Down is called when a path has ended or could not be set up. Successive calls with the same
+	// reason are reported once.
 	Down func(peer transport.ID, why error)
-	// Received and Sent count bytes of answers, and of bodies of requests.
+	// Received and Sent count the bytes of answers and of request bodies.
 	Received, Sent func(peer transport.ID, bytes int)
-	// Called: a call's answer has come by a path, all of it.
+	// Called is called when an answer has arrived completely over a path.
 	Called func(peer transport.ID)
-	// Leaked: a queue pair could not be released.
+	// Leaked is called when a queue pair could not be released.
 	Leaked func(why error)
 }
 
 // Way describes a path: the local address and the MTUs of both ports.
 type Way struct {
-	From string // the end of the connection here, host:port
-	// MTU and PeerMTU are the largest packets of the ports here and at the peer, in bytes: the
-	// smaller one counts.
+	From string // local end of the connection, host:port
+	// MTU and PeerMTU are the largest packets of the local and the peer's port, in bytes. The
+	// smaller one applies.
 	MTU, PeerMTU int
 }
 
-// bounds are what only tests change.
+// bounds are settings that only tests change.
 type bounds struct {
 	open        func(netip.Addr, int) (verbs.Device, error)
-	addr        func(net.Addr) (netip.Addr, error) // of a connection's end
-	units       int                                // of MaxSidePiece bytes that a path lends; 128
+	addr        func(net.Addr) (netip.Addr, error) // address of an end of a connection
+	units       int                                // lent per path, of MaxSidePiece bytes; 128
 	window      int                                // pieces under way to a peer; 8
 	completions int                                // room in a device's completion queue; 8192
 	stall       time.Duration                      // for a piece, and for greetings; 15 s
@@ -90,7 +91,7 @@ type bounds struct {
 	retryMost   time.Duration                      // 1 hour
 }
 
-// ForTests returns options with devices of another kind: see package rdmatest.
+// ForTests returns options that open devices with open: see package rdmatest.
 func ForTests(o Options, open func(netip.Addr, int) (verbs.Device, error)) Options {
 	o.open = open
 	return o
@@ -98,11 +99,11 @@ func ForTests(o Options, open func(netip.Addr, int) (verbs.Device, error)) Optio
 
 const unit = tcp.MaxSidePiece
 
-// Fabric makes paths for a process. It implements tcp.Sides.
+// Fabric sets up paths for a process. It implements tcp.Sides.
 type Fabric struct {
 	o  Options
-	wg sync.WaitGroup // what takes completions, and closes devices that failed
-	// making counts paths that are being made: newPath has taken their memory.
+	wg sync.WaitGroup // goroutines that take completions, or close failed devices
+	// making counts paths that are being set up: their memory is already reserved.
 	making sync.WaitGroup
 	ctx    context.Context
 	stop   context.CancelFunc
@@ -116,7 +117,7 @@ type Fabric struct {
 	}
 }
 
-// New returns a fabric, which opens devices when they are needed.
+// New returns a fabric, which opens devices on demand.
 func New(o Options) *Fabric {
 	set(&o.Memory, 256<<20)
 	set(&o.units, 128)
@@ -146,7 +147,7 @@ func set[N int | int64 | time.Duration](v *N, def N) {
 func addrOf(a net.Addr) (netip.Addr, error) {
 	t, is := a.(*net.TCPAddr)
 	if !is {
-		return netip.Addr{}, fmt.Errorf("%v is no address of TCP", a)
+		return netip.Addr{}, fmt.Errorf("%v is not a TCP address", a)
 	}
 	return t.AddrPort().Addr().Unmap(), nil
 }
@@ -162,7 +163,7 @@ func (f *Fabric) allowed(peer transport.ID, remote net.Addr) bool {
 	return err == nil && f.o.Allowed(peer, addr)
 }
 
-// Close ends all paths and releases everything. Connections stay.
+// Close ends all paths and releases everything. Connections stay open.
 func (f *Fabric) Close() error {
 	f.stop()
 	f.mu.Lock()
@@ -189,7 +190,7 @@ func (f *Fabric) Close() error {
 	return errors.Join(errs...)
 }
 
-// device returns the device of an address, opened.
+// device returns the device with an address, and opens it if necessary.
 func (f *Fabric) device(local net.Addr) (*device, error) {
 	addr, err := f.o.addr(local)
 	if err != nil {
@@ -214,7 +215,7 @@ func (f *Fabric) device(local net.Addr) (*device, error) {
 	return d, nil
 }
 
-// take reserves memory for a path that is being made: making counts it.
+// take reserves memory for a new path, and counts the path in making.
 func (f *Fabric) take(bytes int) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -235,13 +236,13 @@ func (f *Fabric) giveBack(bytes int) {
 	f.mu.memory -= int64(bytes)
 }
 
-// device is one that is open. One goroutine takes its completions.
+// device is an open device. One goroutine takes its completions.
 type device struct {
 	fabric *Fabric
 	addr   netip.Addr
 	verbs  verbs.Device
-	// making is held for reading while a path is made, until it is among paths; for writing while
-	// failed is set, from when on none is made.
+	// making is held for reading until a new path is among paths, for writing while failed is set.
+	// No path is set up once failed is set.
 	making sync.RWMutex
 	failed bool
 
@@ -254,7 +255,7 @@ type device struct {
 // run hands completions to paths, until the device is closed or fails.
 func (d *device) run() {
 	batch := make([]verbs.Completion, verbs.MaxBatch)
-	used := make(map[*path]int) // receives
+	used := make(map[*path]int) // receives to post again
 	for {
 		n, err := d.verbs.Wait(batch)
 		if err != nil {
@@ -283,9 +284,9 @@ func (d *device) run() {
 	}
 }
 
-// fail ends all paths of a device that is of no more use.
+// fail ends all paths of a broken device.
 func (d *device) fail(why error) {
-	d.making.Lock() // closed while a queue pair is made, the device would crash in C
+	d.making.Lock() // closing the device while a queue pair is created would crash in C
 	d.failed = true
 	d.making.Unlock()
 	d.mu.Lock()
@@ -303,7 +304,7 @@ func (d *device) fail(why error) {
 	if f.mu.devices[d.addr] != d {
 		return // the fabric is being closed
 	}
-	delete(f.mu.devices, d.addr) // the next path opens it anew
+	delete(f.mu.devices, d.addr) // the next path reopens it
 	f.wg.Go(func() {
 		for _, p := range paths {
 			<-p.released

@@ -19,7 +19,7 @@ import (
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
-// pipes is a listener without sockets, which testing/synctest needs.
+// pipes is a listener without sockets, as required by testing/synctest.
 type pipes struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -41,7 +41,7 @@ func (p *pipes) Close() error {
 
 func (p *pipes) Addr() net.Addr { return addr(addrs[1]) }
 
-// pipeConn is an end of a pipe that has an address.
+// pipeConn is an end of a pipe, with addresses.
 type pipeConn struct {
 	net.Conn
 	addrs [2]netip.Addr // local, remote
@@ -89,7 +89,8 @@ func virtual(t *testing.T, options func(*Options), test func(*testing.T, transpo
 	})
 }
 
-// TestRetries: a path is proposed again after a minute, then after two, and an hour at most.
+// TestRetries: a path is proposed again after one minute, then after two, and later at least every
+// hour.
 func TestRetries(t *testing.T) {
 	var tries atomic.Int64
 	virtual(t, func(o *Options) {
@@ -113,13 +114,14 @@ func TestRetries(t *testing.T) {
 	})
 }
 
-// TestMends: after a cut calls continue over TLS, and a minute later past it again.
-func TestMends(t *testing.T) {
+// TestPathReturns: after a cut, calls continue over TLS; after a minute they bypass it again.
+func TestPathReturns(t *testing.T) {
 	var received atomic.Int64
 	virtual(t, func(o *Options) {
 		o.Hooks.Received = func(_ transport.ID, n int) { received.Add(int64(n)) }
 	}, func(t *testing.T, conn transport.Conn, memory *verbstest.Fabric) {
 		requireAnswers(t, conn, 100_000)
+		synctest.Wait() // a hook may run after the answer has arrived
 		require.Equal(t, int64(200_000), received.Load(), "body and answer")
 		memory.Cut(true)
 		began := time.Now()
@@ -127,10 +129,12 @@ func TestMends(t *testing.T) {
 		require.Less(t, time.Since(began), 2*time.Second, "the device gives up after half a second")
 		memory.Cut(false)
 		requireAnswers(t, conn, 100_000)
+		synctest.Wait()
 		require.Equal(t, int64(200_000), received.Load(), "body and answer")
 		bubble.Sleep(61 * time.Second)
 		synctest.Wait()
 		requireAnswers(t, conn, 100_000)
+		synctest.Wait()
 		require.Equal(t, int64(400_000), received.Load())
 	})
 }

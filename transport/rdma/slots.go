@@ -1,14 +1,14 @@
 package rdma
 
-// places are the units of lent memory. A slot takes neighbouring ones, the first that are free.
+// places allocates the units of lent memory. A slot takes the first free run of adjacent units.
 type places struct {
 	taken []bool
-	last  int // round
+	last  int // last round
 }
 
 func newPlaces(units int) *places { return &places{taken: make([]bool, units)} }
 
-// take returns the first of n neighbouring units; false: there are not so many.
+// take reserves n adjacent units and returns the first; false: there is no such run.
 func (p *places) take(n int) (first, round int, ok bool) {
 	run := 0
 	for i, taken := range p.taken {

@@ -7,22 +7,23 @@ import (
 	"github.com/starling-kv/starling/transport/rdma/internal/verbs"
 )
 
-// Stats is what a fabric holds at the moment.
+// Stats describes the resources that a fabric holds.
 type Stats struct {
-	Devices    int // that are open
-	QueuePairs int // those of paths that are being made or released, too
-	Up         int // of them: both sides have greeted, and the path has not ended
-	// UpTo counts these by peer.
+	Devices    int // open devices
+	QueuePairs int // including those of paths that are being set up or released
+	Up         int // paths on which both sides have greeted and that have not ended
+	// UpTo counts Up by peer.
 	UpTo   map[transport.ID]int
-	Memory int64 // registered, in bytes, in one region or two for each queue pair
-	// Quarantined is how many slots were lent for calls that are over at this side only: the server
-	// may still write to them.
+	Memory int64 // registered, in bytes, in one or two regions for each queue pair
+	// Quarantined is the number of slots whose calls have ended at this side only. The server may
+	// still write to them.
 	Quarantined int
-	// Events is how often the goroutines of open devices have slept and were woken by completions.
+	// Events counts how often the goroutines of open devices have slept and were woken by
+	// completions.
 	Events uint64
 }
 
-// Stats returns what the fabric holds.
+// Stats returns the resources that the fabric holds.
 func (f *Fabric) Stats() Stats {
 	f.mu.Lock()
 	paths := make([]*path, 0, len(f.mu.paths))
@@ -57,7 +58,7 @@ func (s *lending) quarantined() (n int) {
 	return n
 }
 
-// reasons are short names of what ends paths, the more special ones first.
+// reasons are short names of the errors that end paths, the more specific ones first.
 var reasons = []struct {
 	is    error
 	label string
@@ -68,10 +69,10 @@ var reasons = []struct {
 	{transport.ErrRefused, "refused"},
 }
 
-// otherReason is that of whatever a device reports.
+// otherReason stands for all errors of devices.
 const otherReason = "device"
 
-// Reason returns a short name of why a path has ended or was not made: one of Reasons.
+// Reason returns a short name, one of Reasons, of the error that ended or prevented a path.
 func Reason(why error) string {
 	for _, r := range reasons {
 		if errors.Is(why, r.is) {
@@ -81,7 +82,7 @@ func Reason(why error) string {
 	return otherReason
 }
 
-// Reasons returns all that Reason can return.
+// Reasons returns all results of Reason.
 func Reasons() (all []string) {
 	seen := map[string]bool{}
 	for _, r := range reasons {

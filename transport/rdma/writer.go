@@ -13,22 +13,22 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// writer implements tcp.Writer: it copies pieces into memory of the device, and writes them from
-// there. As many are under way as that memory has places.
+// writer implements tcp.Writer. It copies pieces into the device's memory and writes them from
+// there. The number of places in that memory limits the pieces under way.
 type writer struct {
 	path *path
 	link tcp.Link
-	free chan uint32 // places of own memory
+	free chan uint32 // free places of own memory
 	inbox
-	// gathered are writes that have not been posted; used by the caller of Write.
+	// gathered holds writes that are not posted yet; used by the caller of Write.
 	gathered []verbs.Write
 
 	mu struct {
 		sync.Mutex
 		arrived []func() // by place
 		bytes   []int
-		under   []uint32    // places of what was posted, in that order
-		stall   *time.Timer // runs while something is under way
+		under   []uint32    // places of posted writes, in the order of posting
+		stall   *time.Timer // runs while writes are under way
 	}
 }
 
@@ -74,7 +74,7 @@ func (f *Fabric) newWriter(l tcp.Link, theirs proposal) (*writer, error) {
 	return w, nil
 }
 
-// join implements side. The timer runs for the greetings at first.
+// join implements side. The timer first limits the wait for the greetings.
 func (w *writer) join(p *path) {
 	w.path, w.inbox.path, w.memory = p, p, lentBy(p)
 	w.mu.Lock()
@@ -82,7 +82,7 @@ func (w *writer) join(p *path) {
 	w.mu.stall = time.AfterFunc(p.fabric.o.stall, w.stalled)
 }
 
-// stalled is called when nothing has arrived for too long.
+// stalled is called if nothing was acknowledged in time.
 func (w *writer) stalled() {
 	w.mu.Lock()
 	due := len(w.mu.under) > 0 || !w.path.isUp()
@@ -121,14 +121,14 @@ func (w *writer) Write(ctx context.Context, p tcp.Piece, more bool) error {
 	w.gathered = append(w.gathered, verbs.Write{
 		From: from, Length: len(p.Bytes), To: region.address + uint64(firstUnit(p.Slot))*unit + uint64(p.At), Key: region.key, Immediate: immediate, Tag: place,
 	})
-	// With half of the window one half is on its way while the other one is filled.
+	// Posting at half of the window lets one half be filled while the other one is transferred.
 	if more && len(w.gathered) < w.path.fabric.o.window/2 {
 		return nil
 	}
 	return w.post()
 }
 
-// place waits for one that is free. What was gathered does not wait.
+// place waits for a free place. Gathered writes are posted first.
 func (w *writer) place(ctx context.Context) (uint32, error) {
 	select {
 	case place := <-w.free:
@@ -148,7 +148,7 @@ func (w *writer) place(ctx context.Context) (uint32, error) {
 	}
 }
 
-// post posts what was gathered: only the last one wakes this side when it has arrived.
+// post posts the gathered writes. Only the last one wakes this side on completion.
 func (w *writer) post() error {
 	all := w.gathered
 	if len(all) == 0 {
@@ -171,7 +171,7 @@ func (w *writer) post() error {
 	return err
 }
 
-// arrived implements side. What was posted before has arrived, too.
+// arrived implements side. Everything that was posted before has arrived, too.
 func (w *writer) arrived(place uint32) {
 	var then []func()
 	n := 0
@@ -181,7 +181,7 @@ func (w *writer) arrived(place uint32) {
 		then = append(then, w.mu.arrived[at])
 		n += w.mu.bytes[at]
 		w.mu.arrived[at] = nil
-		w.free <- at // it has room for all of them
+		w.free <- at // never blocks: its capacity is the number of places
 	}
 	w.mu.under = slices.Delete(w.mu.under, 0, len(arrived))
 	if len(w.mu.under) > 0 {

@@ -14,30 +14,30 @@ import (
 
 const (
 	burstSeconds = 4    // of acceptRate
-	maxNets      = 4096 // networks that are remembered; if there are more, new ones are refused
-	// unused is how long a connection that asks nothing keeps its place from a newcomer.
+	maxNets      = 4096 // number of networks remembered; beyond it, new ones are refused
+	// unused is how long a connection without requests keeps its slot when a newcomer needs one.
 	unused = 10 * time.Second
 )
 
-// admission counts connections and decides which are let in:
+// admission counts connections and decides which ones to admit:
 //
 //	knock ──► pending ──pass──► guest ──leave──►
 //	             └──────settled, whether it has passed or not
 //
-// Where all places are taken, a connection of the network that has most makes room, or one that is
-// of no use: see crowd.
+// If all slots are taken, a connection of the network with the most connections is closed to make
+// room, or an unused one: see crowd.
 type admission struct {
 	o  *Options
 	mu struct {
 		sync.Mutex
 		pending, guests crowd
-		nets            map[string]*network // by their names in origin.nets
-		swept           time.Time           // when sweep was called last
+		nets            map[string]*network // by name, as in origin.nets
+		swept           time.Time           // time of the last sweep
 	}
 }
 
-// network is what is remembered of a network, of any width. It is kept while it has connections, or
-// has used up its rates.
+// network is the state kept for a network of any width. It is kept while the network has
+// connections or has not recovered its rates.
 type network struct {
 	accepts *rate.Limiter // of knock; guarded by admission.mu
 	sent    *rate.Limiter // bytes of answers to a host, over all its connections; nil: no cap
@@ -47,9 +47,9 @@ type network struct {
 type knocker struct {
 	member
 	since  time.Time
-	first  time.Duration // how long it may be silent
-	heard  atomic.Int64  // when its ClientHello had come, in nanoseconds after since; 0: it has not
-	ousted atomic.Bool   // it had to make room
+	first  time.Duration // how long it may stay silent
+	heard  atomic.Int64  // arrival of the ClientHello, in nanoseconds after since; 0: not arrived
+	ousted atomic.Bool   // it was closed to make room
 }
 
 // guest is an authenticated connection.
@@ -59,11 +59,11 @@ type guest struct {
 	use  use
 }
 
-// use is what a connection does. The zero value has never asked anything.
+// use records the activity of a connection. The zero value has made no request.
 type use struct {
 	sync.Mutex
 	open int       // requests under way
-	last time.Time // when one began or ended; before any, when the connection was let in
+	last time.Time // begin or end of the latest one; initially, the time of admission
 }
 
 func (u *use) count(requests int) {
@@ -73,7 +73,7 @@ func (u *use) count(requests int) {
 	u.last = time.Now()
 }
 
-// unused returns the time since it was last of use; 0: it is.
+// unused returns how long the connection has had no requests; 0: it has some.
 func (u *use) unused(now time.Time) time.Duration {
 	u.Lock()
 	defer u.Unlock()
@@ -91,12 +91,12 @@ func newAdmission(o *Options) *admission {
 	return a
 }
 
-// knock lets a connection try to authenticate, until settled. drop is called, under the lock, if it
-// has to make room. Its errors are ErrAcceptRate and ErrTooManyPending.
+// knock lets a connection try to authenticate, until settled. drop is called, under the lock, if
+// the connection must make room. The errors are ErrAcceptRate and ErrTooManyPending.
 func (a *admission) knock(from origin, now time.Time, drop func()) (*knocker, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, net := range from.nets { // before a new host of a network above its rate is remembered
+	for _, net := range from.nets { // a network above its rate takes no new entry
 		if n := a.mu.nets[net]; n != nil && n.accepts.TokensAt(now) < 1 {
 			return nil, ErrAcceptRate
 		}
@@ -118,11 +118,11 @@ func (a *admission) knock(from origin, now time.Time, drop func()) (*knocker, er
 	return k, nil
 }
 
-// hear notes that the ClientHello has come.
+// hear records the arrival of the ClientHello.
 func (k *knocker) hear(now time.Time) { k.heard.Store(max(1, int64(now.Sub(k.since)))) }
 
-// silent is member.spare: who has said nothing can always be missed. An honest dialer's ClientHello
-// comes with its last packet of the TCP handshake, or right after it.
+// silent is member.spare: a connection without a ClientHello can be spared. An honest dialer's
+// ClientHello comes with the last packet of its TCP handshake, or right after it.
 func (k *knocker) silent(now time.Time) time.Duration {
 	age := now.Sub(k.since)
 	if heard := time.Duration(k.heard.Load()); heard != 0 {
@@ -131,8 +131,8 @@ func (k *knocker) silent(now time.Time) time.Duration {
 	return age + k.first
 }
 
-// remember makes room in nets for the networks of an origin, and puts them there. A wider network
-// may open more connections than a host, though not as many as its hosts could.
+// remember adds the networks of an origin to nets; it returns false if there is no room. A wider
+// network may open more connections than a host, but fewer than its hosts together.
 func (a *admission) remember(from origin, now time.Time) bool {
 	for i, net := range from.nets {
 		if a.mu.nets[net] != nil {
@@ -155,7 +155,8 @@ func (a *admission) remember(from origin, now time.Time) bool {
 	return true
 }
 
-// sweep forgets networks of which nothing is left to remember. The caller holds a.mu.
+// sweep forgets networks that have no connections and have recovered their rates. The caller holds
+// a.mu.
 func (a *admission) sweep(now time.Time) {
 	a.mu.swept = now
 	full := func(l *rate.Limiter) bool { return l == nil || l.TokensAt(now) >= float64(l.Burst()) }
@@ -166,8 +167,9 @@ func (a *admission) sweep(now time.Time) {
 	}
 }
 
-// pass makes a pending connection a guest. drop is called, under the lock, if the guest has to make
-// room. It fails with ErrTooManyConns, or with ErrTooManyPending if it has just had to.
+// pass makes a pending connection a guest. drop is called, under the lock, if the guest must make
+// room. It fails with ErrTooManyConns, or with ErrTooManyPending if the pending connection was
+// closed to make room.
 func (a *admission) pass(k *knocker, id transport.ID, now time.Time, drop func()) (*guest, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -186,7 +188,7 @@ func (a *admission) pass(k *knocker, id transport.ID, now time.Time, drop func()
 	return g, nil
 }
 
-// settled ends what knock began.
+// settled ends the pending state that knock began.
 func (a *admission) settled(k *knocker) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -200,7 +202,7 @@ func (a *admission) leave(g *guest) {
 	a.mu.guests.leave(&g.member)
 }
 
-// newRate caps bytes a second; nil: no cap. Its burst is long enough for every piece.
+// newRate returns a limiter of bytes per second; nil: no cap. Its burst exceeds the largest piece.
 func newRate(bytes int64) *rate.Limiter {
 	if bytes <= 0 {
 		return nil

@@ -8,11 +8,11 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// maxSkip is how many bytes of an answer that is too long are skipped. An honest peer ends it as
-// soon as it is told to.
+// maxSkip is the number of bytes of an oversized answer that are skipped. An honest peer stops as
+// soon as the request is cancelled.
 const maxSkip = 16 << 20
 
-// answer is where the answer to a call lands. The goroutine that reads fills it; the caller may
+// answer is the destination of the answer to a call. The reading goroutine fills it; the caller may
 // leave at any time.
 //
 //	waiting ──► started ──► ended      the id is settled with its last byte, or an error
@@ -20,21 +20,21 @@ const maxSkip = 16 << 20
 type answer struct {
 	done chan struct{} // closed when the caller has something to return
 	slot Slot          // nil: none; set before the request is sent
-	body *carried      // nil: the body is in the request's frame
+	body *carried      // nil: the body is in the frame of the request
 
-	// Used by the goroutine that reads.
+	// Used by the reading goroutine.
 	started bool
 	total   int // known once started
 	got     int
 	long    bool // longer than the caller allows
-	skip    int  // if so, the bytes that may still be skipped
+	skip    int  // if long, the number of bytes that may still be skipped
 
 	mu struct {
 		sync.Mutex      // held while into is written to, never while waiting for the network
 		left       bool // the caller has its buffer back: it has returned, or is about to
 		into       []byte
-		n          int  // bytes of the answer that are in into
-		counted    int  // by received
+		n          int  // bytes of the answer in into
+		counted    int  // bytes counted by received
 		tls        bool // the answer comes over TLS: nothing may land in the slot
 		limit      int  // of the answer, in bytes
 		own        bool // into was allocated here, and grows
@@ -52,12 +52,12 @@ func newAnswer(c transport.Call) *answer {
 	return a
 }
 
-// start notes the total. tooLong reports that the caller has just been given ErrTooLong.
+// start records the total. tooLong reports that the call has just ended with ErrTooLong.
 func (a *answer) start(total int) (tooLong bool) {
 	a.started, a.total, a.skip = true, total, maxSkip
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.mu.tls = true; !a.mu.left { // else the caller is reading n
+	if a.mu.tls = true; !a.mu.left { // otherwise the caller may be reading n
 		a.mu.n = 0
 	}
 	if a.long = total > a.mu.limit; !a.long {
@@ -66,7 +66,7 @@ func (a *answer) start(total int) (tooLong bool) {
 	return a.finish(fmt.Errorf("%w: %d bytes, the limit is %d", transport.ErrTooLong, total, a.mu.limit))
 }
 
-// take adds bytes of the answer. The caller makes sure that they are no more than the total.
+// take adds bytes of the answer. The caller ensures that they do not exceed the total.
 func (a *answer) take(b []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -79,8 +79,8 @@ func (a *answer) take(b []byte) {
 	a.got += len(b)
 }
 
-// put adds bytes of the answer. The caller holds a.mu. Where an answer is asked for once more, its
-// bytes are not counted twice.
+// put copies bytes of the answer. If an answer is requested again, its bytes are not counted twice.
+// The caller holds a.mu.
 func (a *answer) put(at int, b []byte) {
 	copy(a.mu.into[at:], b)
 	a.mu.n = at + len(b)
@@ -90,8 +90,8 @@ func (a *answer) put(at int, b []byte) {
 	}
 }
 
-// grow makes room for n bytes: at most twice what has arrived, since the peer has proved no more.
-// The caller holds a.mu.
+// grow makes room for n bytes. It allocates at most twice the bytes that have arrived, because the
+// total is only the peer's claim. The caller holds a.mu.
 func (a *answer) grow(n int) {
 	if n > cap(a.mu.into) {
 		bigger := make([]byte, n, min(a.total, max(2*n, 16<<10)))
@@ -101,7 +101,7 @@ func (a *answer) grow(n int) {
 	a.mu.into = a.mu.into[:n]
 }
 
-// end gives the caller its answer, or err.
+// end ends the call with its answer, or with err.
 func (a *answer) end(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -120,8 +120,8 @@ func (a *answer) finish(err error) bool {
 	return true
 }
 
-// leave takes the caller's buffer back, so that a peer that never settles the id keeps no memory of
-// it. It returns false if the answer is already there.
+// leave takes the caller's buffer back, so that a peer that never settles the id does not keep
+// memory in use. It returns false if the call has already ended.
 func (a *answer) leave() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -139,7 +139,7 @@ func (a *answer) hasLeft() bool {
 	return a.mu.left
 }
 
-// result is what Call returns once done is closed.
+// result returns the result of Call once done is closed.
 func (a *answer) result() ([]byte, error) {
 	if a.mu.err != nil {
 		return nil, a.mu.err

@@ -13,8 +13,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// BenchmarkCall fetches answers of 1 MiB over loopback, several at a time. cpu-ms/MB is that of
-// both sides together.
+// BenchmarkCall fetches answers of 1 MiB over loopback, several concurrently. cpu-ms/MB is the sum
+// of both sides.
 func BenchmarkCall(b *testing.B) {
 	for _, flight := range []int{1, 8} {
 		b.Run(fmt.Sprintf("flight=%d", flight), func(b *testing.B) {
@@ -63,7 +63,7 @@ func BenchmarkSmall(b *testing.B) {
 	}
 }
 
-// cpu is the processor time that this process has used.
+// cpu returns the CPU time of this process.
 func cpu() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

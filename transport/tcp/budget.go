@@ -2,22 +2,22 @@ package tcp
 
 import "sync"
 
-// budget shares memory between hosts: a host may hold a quarter of what is then still free, and so
-// may each network that it belongs to. So one greedy host gets a fifth, and whatever several take,
-// something is free for who comes next: after ten of them a tenth (dynamic thresholds: Choudhury
-// and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998, with
-// α = 1/4).
+// budget shares memory between hosts. A host may hold a quarter of the memory that is free at the
+// time, and so may each network that it belongs to. So one greedy host gets a fifth of the limit,
+// and some memory always remains for the next host: a tenth after ten greedy ones (dynamic
+// thresholds with α = 1/4: Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+// packet switches", 1998).
 type budget struct {
 	limit int64 // in bytes
 	mu    struct {
 		sync.Mutex
 		held int64
-		by   map[string]int64 // by networks that hold anything
+		by   map[string]int64 // by network; networks that hold nothing are omitted
 	}
 }
 
-// take reserves bytes for a host. It returns false if that is more than the host's share; one that
-// holds nothing gets them in any case, so that nobody is kept from taking one thing at a time.
+// take reserves bytes for a host. It returns false if they exceed the host's share. A host that
+// holds nothing always gets them, so that every host makes progress.
 func (b *budget) take(from origin, bytes int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -32,14 +32,14 @@ func (b *budget) take(from origin, bytes int64) bool {
 	return true
 }
 
-// count adds bytes that a host holds whether it may or not; or it gives them back, if negative.
+// count adds bytes that a host holds, regardless of its share; negative bytes return some.
 func (b *budget) count(from origin, bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.add(from, bytes)
 }
 
-// add does. The caller holds b.mu.
+// add changes the count of a host. The caller holds b.mu.
 func (b *budget) add(from origin, bytes int64) {
 	if b.mu.by == nil {
 		b.mu.by = make(map[string]int64)

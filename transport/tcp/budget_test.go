@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// TestBudget has greedy hosts take what they can get: something is left for the next one, and the
-// limit holds.
+// TestBudget lets greedy hosts take as much as they can: some memory remains for the next one, and
+// the limit holds.
 func TestBudget(t *testing.T) {
 	for greedy := 1; greedy < 10; greedy++ {
 		b := budget{limit: 1000}
@@ -33,11 +33,11 @@ func TestBudget(t *testing.T) {
 		require.LessOrEqual(t, b.held(), b.limit)
 	}
 	b := budget{limit: 1000}
-	for n := range 1000 { // a network has one share, however many hosts are in it
+	for n := range 1000 { // a network has one share, regardless of the number of its hosts
 		b.take(originOf(pipeAddr(fmt.Sprintf("[2001:db8:0:%x::1]:1", n%4))), 1)
 	}
 	require.Equal(t, int64(200), b.held())
-	require.True(t, b.take(originOf(pipeAddr("[2001:db8:0:4::1]:1")), 5), "a host that holds nothing gets one thing")
+	require.True(t, b.take(originOf(pipeAddr("[2001:db8:0:4::1]:1")), 5), "a host that holds nothing is always served")
 	for n := range 4 {
 		b.count(originOf(pipeAddr(fmt.Sprintf("[2001:db8:0:%x::1]:1", n))), -50)
 	}
@@ -46,8 +46,8 @@ func TestBudget(t *testing.T) {
 	require.Empty(t, b.mu.by)
 }
 
-// TestUnreadAnswers has connections of two hosts ask for as much as they may, read nothing, and
-// come again when they are given up: nobody else is refused anything for it.
+// TestUnreadAnswers lets connections of two hosts request as much as they may, read nothing, and
+// reconnect when they are dropped. No other host is refused.
 func TestUnreadAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, size = 8 << 20, 256 << 10
@@ -59,7 +59,7 @@ func TestUnreadAnswers(t *testing.T) {
 		o := Options{Workers: 4, Handler: mux, bounds: bounds{maxUnsent: most}}
 		s := serve(t, p, 1, o)
 		honest := p.dial(t, 2, "10.1.0.1")
-		for range 3 { // rounds of stallTimeout
+		for range 3 { // each takes stallTimeout
 			for n := range 32 {
 				c := rawDial(t, p.raw(t, fmt.Sprintf("10.0.0.%d", n/16)), helloHere)
 				for id := range uint64(16) {
@@ -88,7 +88,7 @@ func TestUnreadAnswers(t *testing.T) {
 	})
 }
 
-// TestMakingCounts has a handler that says what it needs: that counts before it begins.
+// TestMakingCounts: the estimated size of an answer counts before its handler begins.
 func TestMakingCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
@@ -131,8 +131,8 @@ func TestMakingCounts(t *testing.T) {
 	})
 }
 
-// TestAnnouncedBodies has connections of two hosts announce the longest bodies, and send none of
-// them, or all but the last byte: others' are still taken.
+// TestAnnouncedBodies lets connections of two hosts announce the longest bodies, and send nothing
+// of them, or all except the last byte. Bodies of other hosts are still accepted.
 func TestAnnouncedBodies(t *testing.T) {
 	for _, sent := range []int{0, transport.MaxBody - 1} {
 		t.Run(fmt.Sprint(sent), func(t *testing.T) {

@@ -11,30 +11,31 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Bodies of requests of these lengths, in bytes, are carried past TLS: shorter ones are not worth
-// it, and longer ones are rare.
+// Request bodies of these lengths, in bytes, bypass TLS. Shorter ones gain nothing, and longer ones
+// are rare.
 const (
 	leastCarried = 4 << 10
-	// MostCarried is the limit of a body that is carried past TLS, in bytes.
+	// MostCarried is the maximum length of a body that bypasses TLS, in bytes.
 	MostCarried = 128 << 10
 )
 
-// errBodyLost refuses a request whose body did not come past TLS, or not as it was sent: the dialer
-// makes the call again over TLS. Nothing has seen the request.
-var errBodyLost = errors.New("the body that was carried past TLS has not come")
+// errBodyLost refuses a request whose body did not arrive over the path that bypasses TLS, or
+// differs from what was sent. The dialer repeats the call over TLS. No handler has seen the
+// request.
+var errBodyLost = errors.New("the body sent bypassing TLS did not arrive")
 
-// carried is a body that a dialer has written past TLS. Its frame has its hash, so that the body is
-// proved whoever has written it.
+// carried is a body that a dialer writes bypassing TLS. Its frame, sent over TLS, contains the hash
+// that authenticates the body.
 //
 //	frameCarried = place:u32be ‖ length:u32be ‖ SHA-256:32 ‖ slot:u32be ‖ lent:u32be ‖ method:u8
 type carried struct {
-	at     Place // of a dialer's
+	at     Place // at the dialer only
 	place  uint32
 	length int
 	hash   [sha256.Size]byte
 }
 
-// carriedHeader is the length of a frameCarried before what a frameLent has, in bytes.
+// carriedHeader is the number of bytes in a frameCarried before the fields of a frameLent.
 const carriedHeader = 8 + sha256.Size
 
 func (b *carried) append(to []byte) []byte {
@@ -43,8 +44,8 @@ func (b *carried) append(to []byte) []byte {
 	return append(to, b.hash[:]...)
 }
 
-// carry writes the body of a call past TLS, if it is one for that and there is a path with room;
-// else it returns nil.
+// carry writes the body of a call bypassing TLS. It returns nil if the body is unsuitable, or if
+// there is no path with room.
 func (c *Conn) carry(call transport.Call) *carried {
 	n := len(call.Body)
 	if c.side == nil || call.Proved || n < leastCarried || n > MostCarried {
@@ -57,7 +58,7 @@ func (c *Conn) carry(call transport.Call) *carried {
 	return &carried{at, at.Number(), n, sha256.Sum256(call.Body)}
 }
 
-// appendLent appends what of a frame says which slot the answer may be written to; 0, 0: none.
+// appendLent appends the frame fields for the slot that the answer may be written to; zeros: none.
 func (a *answer) appendLent(b []byte, length int) []byte {
 	if a.slot == nil {
 		return append(b, make([]byte, lentHeader)...)
@@ -66,7 +67,7 @@ func (a *answer) appendLent(b []byte, length int) []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(length))
 }
 
-// carried reads a frameCarried up to the slot.
+// carried reads the fields of a frameCarried before the slot.
 func (n *session) carried(br *bufio.Reader) (*carried, error) {
 	p, err := br.Peek(carriedHeader)
 	if err != nil {
@@ -74,13 +75,14 @@ func (n *session) carried(br *bufio.Reader) (*carried, error) {
 	}
 	b := &carried{place: binary.BigEndian.Uint32(p), length: int(binary.BigEndian.Uint32(p[4:])), hash: [sha256.Size]byte(p[8:])}
 	if b.length < leastCarried || b.length > MostCarried {
-		return nil, fmt.Errorf("%w: a body of %d bytes past TLS", transport.ErrProtocol, b.length)
+		return nil, fmt.Errorf("%w: a body of %d bytes that bypasses TLS", transport.ErrProtocol, b.length)
 	}
 	_, err = br.Discard(carriedHeader)
 	return b, err
 }
 
-// expect tells the path that a body comes, or has come. It is called in the order of the frames.
+// expect announces a body to the path; the body may already have arrived. It is called in the order
+// of the frames.
 func (n *session) expect(b *carried) Body {
 	n.side.mu.Lock()
 	defer n.side.mu.Unlock()
@@ -90,7 +92,7 @@ func (n *session) expect(b *carried) Body {
 	return n.side.writer.Expect(b.place, b.length)
 }
 
-// fetch waits for a body that is carried, and puts it into the request's.
+// fetch waits for a carried body and copies it into the body of the request.
 func (b *carried) fetch(ctx context.Context, from Body, into *body) error {
 	if from == nil {
 		return errBodyLost

@@ -15,28 +15,28 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Conn is a connection that was dialled. One goroutine reads and one writes; both end with it.
+// Conn is an outbound connection. One goroutine reads and one writes; both end with the connection.
 type Conn struct {
 	remote  transport.Address
 	chainID string
 	tls     *tls.Conn
 	wire    *wire
 	idle    time.Duration
-	slots   chan struct{} // one element for each id that is not settled; its capacity is the window
-	wake    chan struct{} // an element: there are frames to write
+	slots   chan struct{} // one element for each unsettled id; the capacity is the window
+	wake    chan struct{} // has an element if there are frames to write
 	done    chan struct{}
-	side    Lender        // of paths past TLS; nil: none
-	lost    *rate.Limiter // of the server's words that a path is lost
-	// unproved: an answer has come past TLS.
+	side    Lender        // paths that bypass TLS; nil: none
+	lost    *rate.Limiter // limits the server's reports that a path is lost
+	// unproved is set if an answer has arrived over a path that bypasses TLS.
 	unproved atomic.Bool
 
 	mu struct {
 		sync.Mutex
 		lastID  uint64
-		answers map[uint64]*answer // by ids that are not settled; nil once it has ended
-		pings   int                // sent, and not answered yet
-		frames  []byte             // to be written: requests and cancels, a window of each at most
-		err     error              // why it has ended
+		answers map[uint64]*answer // by unsettled id; nil once the connection has ended
+		pings   int                // sent and not answered yet
+		frames  []byte             // to be written: requests and cancels, at most a window of each
+		err     error              // why the connection has ended
 	}
 }
 
@@ -56,7 +56,7 @@ func newConn(t *tls.Conn, w *wire, remote transport.Address, h hello, idle time.
 	return c
 }
 
-// readBuffer holds one TLS record, the most that crypto/tls returns at once.
+// readBuffer is the size of one TLS record, the most that crypto/tls returns at once.
 const readBuffer = 16 << 10
 
 // Remote implements transport.Conn.
@@ -68,7 +68,7 @@ func (c *Conn) ChainID() string { return c.chainID }
 // Done implements transport.Conn.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err implements transport.Conn. It is ErrClosed, and also ErrProtocol if that is the cause.
+// Err implements transport.Conn. It matches ErrClosed, and also ErrProtocol if that is the cause.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -81,7 +81,7 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// fail ends the connection and every call.
+// fail ends the connection and all calls.
 func (c *Conn) fail(cause error) {
 	err := transport.ErrClosed
 	if cause != nil {
@@ -104,7 +104,7 @@ func (c *Conn) fail(cause error) {
 	}
 }
 
-// Call implements transport.Conn. A call whose path past TLS is lost is made again without one.
+// Call implements transport.Conn. It repeats a call over TLS if the path that bypasses TLS is lost.
 func (c *Conn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
 	counted := 0
 	for {
@@ -116,10 +116,11 @@ func (c *Conn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
 	}
 }
 
-// call makes a call once. counted is what Call.Received counts of it.
+// call makes one attempt. counted is the number of bytes that earlier attempts added to
+// Call.Received.
 func (c *Conn) call(ctx context.Context, call transport.Call, counted *int) ([]byte, error) {
 	if len(call.Body) > transport.MaxBody {
-		return nil, fmt.Errorf("a request of %d bytes, of at most %d", len(call.Body), transport.MaxBody)
+		return nil, fmt.Errorf("request of %d bytes exceeds the limit of %d", len(call.Body), transport.MaxBody)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -152,8 +153,8 @@ func (c *Conn) call(ctx context.Context, call transport.Call, counted *int) ([]b
 	return a.result()
 }
 
-// ask gives the call an id and queues its request. The body is copied: the caller may return before
-// it is sent.
+// ask gives the call an id and queues its request. The body is copied, because the caller may
+// return before it is sent.
 func (c *Conn) ask(call transport.Call, a *answer) (uint64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,7 +165,7 @@ func (c *Conn) ask(call transport.Call, a *answer) (uint64, error) {
 	id := c.mu.lastID
 	c.mu.answers[id] = a
 	if a.body != nil && !a.body.at.Valid() {
-		a.body = nil // of a path that the server will have been told is lost
+		a.body = nil // the server learns first that its path is lost
 	}
 	c.lend(call, a)
 	body := call.Body
@@ -184,7 +185,7 @@ func (c *Conn) ask(call transport.Call, a *answer) (uint64, error) {
 	return id, nil
 }
 
-// cancel tells the peer that the answer is no longer needed. The slot is free when the peer has
+// cancel tells the peer that the answer is no longer needed. The slot is free once the peer has
 // settled the id.
 func (c *Conn) cancel(id uint64) {
 	c.mu.Lock()
@@ -202,11 +203,11 @@ func (c *Conn) poke() {
 	}
 }
 
-// pingEvery is the least frequency of a dialer's pings. A server waits several times as long for a
-// frame.
+// pingEvery is the maximum interval between a dialer's pings. A server waits several times as long
+// for a frame.
 const pingEvery = 15 * time.Second
 
-// write sends the frames as they come, and pings: an answer may take long, a pong does not.
+// write sends queued frames, and pings: an answer may take long, a pong does not.
 func (c *Conn) write() {
 	ping := time.NewTicker(min(c.idle/4, pingEvery))
 	defer ping.Stop()
@@ -239,7 +240,7 @@ func (c *Conn) write() {
 	}
 }
 
-// read handles frames until the connection ends, and returns why it does.
+// read handles frames until the connection ends, and returns the reason.
 func (c *Conn) read(br *bufio.Reader) error {
 	for {
 		if err := c.tls.SetReadDeadline(time.Now().Add(c.idle)); err != nil {
@@ -263,7 +264,7 @@ func (c *Conn) readFrame(br *bufio.Reader) error {
 		return c.peerLost()
 	case frameAnswer, frameMore, frameError, frameWritten:
 	default:
-		return fmt.Errorf("%w: frame of type %d from a server", transport.ErrProtocol, h.kind)
+		return fmt.Errorf("%w: a server sent a frame of type %d", transport.ErrProtocol, h.kind)
 	}
 	a := c.open(h.id)
 	if a == nil {
@@ -278,7 +279,7 @@ func (c *Conn) readFrame(br *bufio.Reader) error {
 	return c.piece(br, h, a)
 }
 
-// pong notes a pong, which may answer several pings.
+// pong records a pong, which may answer several pings.
 func (c *Conn) pong() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -312,11 +313,11 @@ func (c *Conn) piece(br *bufio.Reader, h header, a *answer) error {
 		}
 	}
 	if n > a.total-a.got {
-		return fmt.Errorf("%w: more bytes than the answer has", transport.ErrProtocol)
+		return fmt.Errorf("%w: an answer has more bytes than announced", transport.ErrProtocol)
 	}
 	if a.long {
 		if a.skip -= n; a.skip < 0 {
-			return fmt.Errorf("%w: it does not end an answer that is too long", transport.ErrProtocol)
+			return fmt.Errorf("%w: an oversized answer does not end", transport.ErrProtocol)
 		}
 	}
 	if err := pass(br, n, a.take); err != nil {
@@ -355,7 +356,7 @@ func (c *Conn) refused(br *bufio.Reader, id uint64, a *answer) error {
 	return nil
 }
 
-// settle forgets an id: no further frame may carry it.
+// settle forgets an id. No further frame may carry it.
 func (c *Conn) settle(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

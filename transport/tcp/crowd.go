@@ -5,27 +5,28 @@ import (
 	"time"
 )
 
-// crowd is who has the places of a kind, and decides who makes room where all are taken. No number
-// of connections of one host, or of one network, keeps others out; nor do connections that ask
-// nothing.
+// crowd is a set of connections that hold slots of one kind. When all slots are taken, it decides
+// which connection to close. Neither many connections of one host or network, nor connections
+// without requests, can lock out others.
 type crowd struct {
 	places  int
 	perHost int
-	in      []*member      // the oldest first
-	of      map[string]int // how many of them a network has
+	in      []*member      // oldest first
+	of      map[string]int // number of members by network
 }
 
-// member has a place. Nothing of it changes while it does.
+// member is a connection that holds a slot. It is immutable meanwhile.
 type member struct {
 	from  origin
-	named bool // the operator named it: it never makes room
-	// spare is how long it could have been missed, 0 or less: it is needed.
+	named bool // named by the operator: never closed to make room
+	// spare returns how long the connection could have been closed without loss; 0 or less: it is
+	// needed.
 	spare func(now time.Time) time.Duration
 	drop  func() // closes it, without waiting
 }
 
-// enter gives a newcomer a place; a member may have to make room. It returns false if there is
-// none.
+// enter gives a newcomer a slot, and closes a member if necessary. It returns false if there is no
+// slot.
 func (c *crowd) enter(m *member, now time.Time) bool {
 	switch {
 	case c.of[m.from.host()] >= c.perHost && !m.named:
@@ -52,10 +53,10 @@ func (c *crowd) enter(m *member, now time.Time) bool {
 	return true
 }
 
-// never is less than any member's spare.
+// never is less than the spare of any member.
 const never = time.Duration(-1 << 63)
 
-// expel ends a member, if there is one and it has more to spare than that.
+// expel closes a member if it is not nil and its spare is greater than than.
 func (c *crowd) expel(m *member, now time.Time, than time.Duration) bool {
 	if m == nil || m.spare(now) <= than {
 		return false
@@ -67,8 +68,8 @@ func (c *crowd) expel(m *member, now time.Time, than time.Duration) bool {
 
 func everybody(*member) bool { return true }
 
-// most returns a member of the network that has most members, if those are at least two more than
-// the newcomer's network of the same width has. The widest networks are compared first.
+// most returns a member of the network with the most members, if that network has at least two more
+// than the newcomer's network of the same width. Wider networks are compared first.
 func (c *crowd) most(newcomer origin, now time.Time) *member {
 	for width := range widths {
 		net := c.fullest(width, everybody)
@@ -84,8 +85,8 @@ func (c *crowd) most(newcomer origin, now time.Time) *member {
 	return nil
 }
 
-// fullest returns the network of a width that has most members, of those with a member to which a
-// condition applies and that can make room.
+// fullest returns the network of a width with the most members. Only networks with a member that
+// satisfies of and that can be closed count.
 func (c *crowd) fullest(width int, of func(*member) bool) (fullest string) {
 	for _, m := range c.in {
 		if net := m.from.at(width); !m.named && of(m) && c.of[net] > c.of[fullest] {
@@ -95,8 +96,8 @@ func (c *crowd) fullest(width int, of func(*member) bool) (fullest string) {
 	return fullest
 }
 
-// sparest returns the member, of those to which a condition applies, that has most to spare; of
-// equals the newest. nil: there is none that can make room.
+// sparest returns the member with the greatest spare, of those that satisfy of; the newest if
+// several are equal. nil: none can be closed.
 func (c *crowd) sparest(now time.Time, of func(*member) bool) (sparest *member) {
 	for _, m := range slices.Backward(c.in) {
 		if !m.named && of(m) && (sparest == nil || m.spare(now) > sparest.spare(now)) {
@@ -106,7 +107,7 @@ func (c *crowd) sparest(now time.Time, of func(*member) bool) (sparest *member) 
 	return sparest
 }
 
-// leave gives a place back, once.
+// leave frees the slot of a member. Further calls have no effect.
 func (c *crowd) leave(m *member) {
 	at := slices.Index(c.in, m)
 	if at < 0 {

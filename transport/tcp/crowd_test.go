@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
-// TestSilentHosts has few hosts, or as many as there are places, hold every place of those who are
-// not authenticated yet, and say nothing: newcomers get in all the same.
+// TestSilentHosts lets a few hosts, or as many as there are slots, hold all slots for
+// unauthenticated connections and send nothing. Newcomers still get in.
 func TestSilentHosts(t *testing.T) {
 	for _, test := range []struct{ hosts, each int }{{2, 32}, {70, 1}} {
 		t.Run(fmt.Sprint(test.hosts), func(t *testing.T) {
@@ -41,8 +41,8 @@ func TestSilentHosts(t *testing.T) {
 	}
 }
 
-// TestSilentNetwork has a network open connections from ever new hosts: what is remembered of them
-// keeps nobody else out.
+// TestSilentNetwork lets a network open connections from ever new hosts. The state kept for them
+// does not lock out others.
 func TestSilentNetwork(t *testing.T) {
 	o, err := Options{Key: keyOf(1)}.withDefaults()
 	require.NoError(t, err)
@@ -62,8 +62,8 @@ func TestSilentNetwork(t *testing.T) {
 	require.LessOrEqual(t, len(a.mu.nets), maxNets)
 }
 
-// TestHeardStays has silent connections come while one is about to authenticate: they go for each
-// other.
+// TestHeardStays opens silent connections while one is about to authenticate: they replace each
+// other, not that one.
 func TestHeardStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
@@ -81,7 +81,7 @@ func TestHeardStays(t *testing.T) {
 	})
 }
 
-// TestOusted has a connection make room in the moment in which it has authenticated.
+// TestOusted closes a connection to make room just after it has authenticated.
 func TestOusted(t *testing.T) {
 	o, err := Options{Key: keyOf(1), bounds: bounds{maxPending: 1}}.withDefaults()
 	require.NoError(t, err)
@@ -92,20 +92,21 @@ func TestOusted(t *testing.T) {
 	second, err := a.knock(originOf(pipeAddr("10.0.0.2:1")), now, func() {})
 	require.NoError(t, err)
 	require.True(t, dropped)
-	delete(a.mu.nets, "10.0.0.1") // as sweep does some time later
+	delete(a.mu.nets, "10.0.0.1") // sweep does this some time later
 	_, err = a.pass(first, transporttest.ID(2), now, func() {})
 	require.ErrorIs(t, err, ErrTooManyPending)
 	a.settled(first)
 	second.hear(now)
 	_, err = a.knock(originOf(pipeAddr("10.0.0.3:1")), now.Add(o.firstTimeout), func() {})
-	require.ErrorIs(t, err, ErrTooManyPending, "who is heard may take a while")
+	require.ErrorIs(t, err, ErrTooManyPending, "a connection with a ClientHello is kept for a while")
 	_, err = a.pass(second, transporttest.ID(3), now, func() {})
 	require.NoError(t, err)
 	a.settled(second)
 	require.Empty(t, a.mu.pending.in)
 }
 
-// TestIdleNetwork has one /48 of IPv6 take all connections, each from another /64, and ask nothing.
+// TestIdleNetwork lets one IPv6 /48 take all connections, each from another /64, and request
+// nothing.
 func TestIdleNetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
@@ -128,8 +129,9 @@ func TestIdleNetwork(t *testing.T) {
 	})
 }
 
-// TestIdleHosts has as many hosts as there are places hold one each. Who has asked nothing for
-// longest makes room; who asks stays, and who was named by the operator.
+// TestIdleHosts lets as many hosts as there are slots hold one connection each. The connection that
+// has been idle for longest is closed to make room; active ones, and those named by the operator,
+// stay.
 func TestIdleHosts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
@@ -140,8 +142,8 @@ func TestIdleHosts(t *testing.T) {
 		}
 		<-time.After(unused)
 		_, err := p.tryDial(30, "10.0.1.0")
-		require.ErrorIs(t, err, transport.ErrBusy, "they may rest for a while")
-		for _, n := range []int{3, 1} { // 2 has asked nothing yet, and 0 is named
+		require.ErrorIs(t, err, transport.ErrBusy, "they may be idle for a while")
+		for _, n := range []int{3, 1} { // 2 has not requested anything yet, and 0 is named
 			_, err := ask(conns[n], "x")
 			require.NoError(t, err)
 			<-time.After(time.Second)
@@ -154,7 +156,7 @@ func TestIdleHosts(t *testing.T) {
 		}
 		_, err = p.tryDial(32, "10.0.1.2")
 		require.ErrorIs(t, err, transport.ErrBusy)
-		p.dial(t, 9, "10.0.1.3") // named: somebody goes for it at once
+		p.dial(t, 9, "10.0.1.3") // named: another connection makes room at once
 		synctest.Wait()
 		require.ErrorIs(t, conns[3].Err(), transport.ErrClosed)
 		require.NoError(t, conns[0].Err())
@@ -162,8 +164,8 @@ func TestIdleHosts(t *testing.T) {
 	})
 }
 
-// TestBusyStays has a connection wait for an answer for long: it is of use until that is sent, and
-// for a while after.
+// TestBusyStays lets a connection wait long for an answer: it counts as used until the answer is
+// sent, and for a while afterwards.
 func TestBusyStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
@@ -171,7 +173,7 @@ func TestBusyStays(t *testing.T) {
 		c := p.dial(t, 2, "10.0.0.1")
 		go ask(c, "30s")
 		synctest.Wait()
-		for _, at := range []time.Duration{29 * time.Second, 10 * time.Second} { // since the last
+		for _, at := range []time.Duration{29 * time.Second, 10 * time.Second} { // since then
 			<-time.After(at)
 			_, err := p.tryDial(3, "10.0.0.2")
 			require.ErrorIs(t, err, transport.ErrBusy)
@@ -184,8 +186,8 @@ func TestBusyStays(t *testing.T) {
 	})
 }
 
-// TestIdleNeighbour has the other connections of a host, such as one behind the same address, ask
-// nothing.
+// TestIdleNeighbour lets the other connections of a host, such as one behind the same address, be
+// idle.
 func TestIdleNeighbour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
@@ -204,10 +206,10 @@ func TestIdleNeighbour(t *testing.T) {
 	})
 }
 
-// TestCrowdAtRandom has members of a few networks come and go, and checks who made room.
+// TestCrowdAtRandom adds and removes members of a few networks, and checks which ones are closed.
 func TestCrowdAtRandom(t *testing.T) {
 	seed := seeds.New(t)
-	rnd := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // it is to be repeatable
+	rnd := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // must be reproducible
 	c := crowd{places: 12, perHost: 4}
 	now := time.Now()
 	var in []*member

@@ -16,7 +16,7 @@ type dialer struct {
 	err error // of the options
 }
 
-// NewDialer returns a dialer. If the options are wrong, every Dial returns the error.
+// NewDialer returns a dialer. If the options are invalid, every Dial returns the error.
 func NewDialer(o Options) transport.Dialer {
 	o, err := o.withDefaults()
 	if o.Connect == nil {
@@ -51,7 +51,7 @@ func (d *dialer) dial(ctx context.Context, a transport.Address) (*Conn, error) {
 	if err != nil {
 		raw.Close()
 		if ctx.Err() != nil && (errors.Is(err, net.ErrClosed) || errors.Is(err, io.ErrClosedPipe)) {
-			// ctx has closed it.
+			// ctx has closed raw.
 			err = ctx.Err()
 		}
 		return nil, err
@@ -92,7 +92,7 @@ func (d *dialer) greet(ctx context.Context, raw net.Conn, a transport.Address) (
 	case h.status == helloWrongChain || h.status == helloOK && d.o.ChainID != "" && h.chainID != d.o.ChainID:
 		return nil, fmt.Errorf("%w: %q instead of %q", transport.ErrWrongChain, h.chainID, d.o.ChainID)
 	case h.status == helloBusy:
-		return nil, fmt.Errorf("%w: it has no room for a connection", transport.ErrBusy)
+		return nil, fmt.Errorf("%w: the peer has no room for a connection", transport.ErrBusy)
 	case h.status != helloOK || h.window == 0 || h.window > maxWindow:
 		return nil, fmt.Errorf("%w: a hello with status %d and window %d", transport.ErrProtocol, h.status, h.window)
 	}

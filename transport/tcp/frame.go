@@ -11,20 +11,22 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// version of the protocol.
+// version is the protocol version.
 const version = 1
 
-// The hello, the first bytes of both sides after TLS. The dialer's comes first.
+// The hello is the first message of both sides after the TLS handshake. The dialer sends its hello
+// first.
 //
 //	hello = "starling" ‖ version:u16be ‖ len:u16be ‖ body
-//	body  = status:u8 ‖ window:u16be ‖ len:u8 ‖ chain id        (of version 1)
+//	body  = status:u8 ‖ window:u16be ‖ len:u8 ‖ chain id        (in version 1)
 const (
 	magic        = "starling"
 	helloHeader  = len(magic) + 4
 	maxHelloBody = 256
 )
 
-// Statuses of a hello. A dialer's is helloOK. After any other a server closes.
+// Statuses of a hello. A dialer sends helloOK. After any other status the server closes the
+// connection.
 const (
 	helloOK           = 0
 	helloWrongVersion = 1
@@ -35,7 +37,7 @@ const (
 type hello struct {
 	version uint16
 	status  byte
-	window  uint16 // calls under way that the sender accepts
+	window  uint16 // maximum number of calls under way that the sender accepts
 	chainID string
 }
 
@@ -48,7 +50,8 @@ func (h hello) encode() []byte {
 	return append(append(b, byte(len(h.chainID))), h.chainID...)
 }
 
-// readHello reads a hello. Of one of another version it returns only that version, and no error.
+// readHello reads a hello. If it has another version, only that version is returned, without an
+// error.
 func readHello(r io.Reader) (hello, error) {
 	var head [helloHeader]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -73,13 +76,13 @@ func readHello(r io.Reader) (hello, error) {
 	return h, nil
 }
 
-// A frame. All bytes after the hellos are frames.
+// The header of a frame. All bytes after the hellos are frames.
 //
 //	frame = type:u8 ‖ id:u64be ‖ len:u32be ‖ payload
 const frameHeader = 13
 
-// Types of frames. Every request gets exactly one ending: the last byte of its answer, or an error.
-// A cancelled one gets it too: its id is settled then.
+// Types of frames. Every request has exactly one ending: the last byte of its answer, or an error.
+// This includes cancelled requests. The ending settles the id.
 const (
 	frameRequest = 1 // method:u8 ‖ body; ids of a connection ascend
 	frameCancel  = 2 // the answer is no longer needed
@@ -88,18 +91,18 @@ const (
 	frameError   = 5 // code:u8
 	framePing    = 6 // asks for a pong
 	framePong    = 7
-	// Where there is a path past TLS; see Sides.
+	// With a path that bypasses TLS; see Sides.
 	frameLent    = 8  // slot:u32be ‖ length:u32be ‖ method:u8 ‖ body; a request
 	frameLost    = 9  // from either side: the path is lost, and with it all requests with slots
 	frameWritten = 10 // total:u64be; the answer is in the slot
-	frameCarried = 11 // see carried; a request whose body is carried past TLS
+	frameCarried = 11 // see carried; a request whose body bypasses TLS
 )
 
-// lentHeader is the length, in bytes, of what frameLent has before the method.
+// lentHeader is the number of bytes in a frameLent before the method.
 const lentHeader = 8
 
-// maxPiece is the limit of the bytes of an answer in one frame: the next frame may be of another
-// answer.
+// maxPiece is the maximum number of bytes of an answer in one frame. The next frame may belong to
+// another answer.
 const maxPiece = 64 << 10
 
 // Codes of frameError.
@@ -108,8 +111,8 @@ const (
 	codeBusy      = 2
 	codeRefused   = 3
 	codeFailed    = 4
-	codeCancelled = 5 // only where the request was cancelled
-	codeBodyLost  = 6 // only where the body was carried past TLS
+	codeCancelled = 5 // only if the request was cancelled
+	codeBodyLost  = 6 // only if the body was sent bypassing TLS
 )
 
 type header struct {
@@ -123,13 +126,12 @@ func appendHeader(b []byte, kind byte, id uint64, n int) []byte {
 	return binary.BigEndian.AppendUint32(b, uint32(n))
 }
 
-// appendStart appends the beginning of a frameAnswer; n bytes of the answer follow it.
+// appendStart appends the beginning of a frameAnswer; n bytes of the answer must follow.
 func appendStart(b []byte, id uint64, total, n int) []byte {
 	return binary.BigEndian.AppendUint64(appendHeader(b, frameAnswer, id, 8+n), uint64(total))
 }
 
-// readHeader reads the header of a frame. It checks that the payload has a length that is possible
-// for its type.
+// readHeader reads the header of a frame and checks that the type allows the length of the payload.
 func readHeader(br *bufio.Reader) (header, error) {
 	b, err := br.Peek(frameHeader)
 	if err != nil {
@@ -157,10 +159,10 @@ func readHeader(br *bufio.Reader) (header, error) {
 		least, most = carriedHeader+lentHeader+1, carriedHeader+lentHeader+1
 	case frameCancel, framePing, framePong, frameLost:
 	default:
-		return h, fmt.Errorf("%w: frame of type %d", transport.ErrProtocol, h.kind)
+		return h, fmt.Errorf("%w: unknown frame type %d", transport.ErrProtocol, h.kind)
 	}
 	if h.n < least || h.n > most {
-		return h, fmt.Errorf("%w: frame of type %d with %d bytes", transport.ErrProtocol, h.kind, h.n)
+		return h, fmt.Errorf("%w: frame of type %d has %d bytes", transport.ErrProtocol, h.kind, h.n)
 	}
 	_, err = br.Discard(frameHeader)
 	return h, err
@@ -180,8 +182,8 @@ func readTotal(br *bufio.Reader) (int, error) {
 	return int(total), err
 }
 
-// pass reads n bytes and calls use with them as they arrive, at most a buffer at a time. nil: they
-// are discarded.
+// pass reads n bytes and calls use with them as they arrive, at most a buffer at a time. If use is
+// nil, they are discarded.
 func pass(br *bufio.Reader, n int, use func([]byte)) error {
 	for n > 0 {
 		if _, err := br.Peek(1); err != nil {
@@ -199,7 +201,8 @@ func pass(br *bufio.Reader, n int, use func([]byte)) error {
 	return nil
 }
 
-// unexpected returns err, but io.ErrUnexpectedEOF at an end where more bytes were due.
+// unexpected returns err, but io.ErrUnexpectedEOF instead of io.EOF, because more bytes were
+// expected.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -207,7 +210,7 @@ func unexpected(err error) error {
 	return err
 }
 
-// codeOf returns the code of an error.
+// codeOf returns the code for an error.
 func codeOf(err error) byte {
 	switch {
 	case errors.Is(err, errBodyLost):
@@ -222,7 +225,7 @@ func codeOf(err error) byte {
 	return codeFailed
 }
 
-// errorOf returns the error of a code; nil if it has none.
+// errorOf returns the error for a code; nil if the code is unknown.
 func errorOf(code byte) error {
 	switch code {
 	case codeGone:

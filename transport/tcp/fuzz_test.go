@@ -39,7 +39,7 @@ func FuzzHello(f *testing.F) {
 	})
 }
 
-// FuzzServer has a server read any frames, and answers whatever it takes for a request.
+// FuzzServer lets a server read arbitrary frames, and answers every request in them.
 func FuzzServer(f *testing.F) {
 	f.Add(requestFrame(1, "body"))
 	f.Add(append(requestFrame(1, "body"), appendHeader(nil, frameCancel, 1, 0)...))
@@ -64,15 +64,15 @@ func FuzzServer(f *testing.F) {
 			require.NoError(t, err)
 			require.Equal(t, len(out)-frameHeader, h.n)
 		}
-		require.LessOrEqual(t, len(n.queue.mu.open), 1, "all but one that was cut short are settled")
+		require.LessOrEqual(t, len(n.queue.mu.open), 1, "all are settled except one that was cut short")
 		n.queue.close()
 		require.Zero(t, s.unsent.held())
 		require.Zero(t, s.bodies.held())
 	})
 }
 
-// FuzzClient has a client with five calls under way, one of which was cancelled and one of which
-// has a slot, read any frames.
+// FuzzClient lets a client with five calls under way, one of them canceled and one with a slot,
+// read arbitrary frames.
 func FuzzClient(f *testing.F) {
 	f.Add(start(1, 10, 10))
 	f.Add(append(start(1, 10, 5), more(1, 5)...))

@@ -14,7 +14,7 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// replay is a connection whose other side has said all that it has to say.
+// replay is a connection whose peer has already sent everything.
 type replay struct {
 	in      *bytes.Reader
 	written int
@@ -29,7 +29,7 @@ func (r *replay) SetDeadline(time.Time) error        { return nil }
 func (r *replay) SetReadDeadline(t time.Time) error  { return r.SetDeadline(t) }
 func (r *replay) SetWriteDeadline(t time.Time) error { return r.SetDeadline(t) }
 
-// tap keeps what is written.
+// tap keeps the bytes written.
 type tap struct {
 	net.Conn
 	sent bytes.Buffer
@@ -40,7 +40,7 @@ func (t *tap) Write(b []byte) (int, error) {
 	return t.Conn.Write(b)
 }
 
-// newKnocker is a connection that has just been accepted, of no host that is remembered.
+// newKnocker returns a connection that was just accepted, from a host without recorded state.
 func newKnocker(tb testing.TB, s *Server) *knocker {
 	tb.Helper()
 	clear(s.admission.mu.nets)
@@ -50,7 +50,7 @@ func newKnocker(tb testing.TB, s *Server) *knocker {
 	return k
 }
 
-// recorded is what an honest dialer says until it is greeted.
+// recorded returns the bytes that an honest dialer sends until it is greeted.
 func recorded(f *testing.F, s *Server) []byte {
 	f.Helper()
 	here, there := net.Pipe()
@@ -74,8 +74,8 @@ func recorded(f *testing.F, s *Server) []byte {
 	return dialer.sent.Bytes()
 }
 
-// FuzzHandshake has a server read anything before the peer is authenticated, what an honest dialer
-// once said among it: nobody gets in with it, and neither side's bytes exceed the bound.
+// FuzzHandshake lets a server read arbitrary bytes before the peer is authenticated, including
+// replays of an honest dialer. No peer is admitted, and neither side exceeds the limit of bytes.
 func FuzzHandshake(f *testing.F) {
 	o, err := Options{Key: keyOf(1), ChainID: chain, Handler: echo}.withDefaults()
 	require.NoError(f, err)
@@ -92,14 +92,15 @@ func FuzzHandshake(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		c := &replay{in: bytes.NewReader(b)}
 		_, err := s.greet(c, newKnocker(t, s))
-		require.Error(t, err, "the key exchange is a new one each time")
+		require.Error(t, err, "each key exchange is different")
 		require.LessOrEqual(t, len(b)-c.in.Len(), maxHandshake)
 		require.LessOrEqual(t, c.written, maxHandshake)
 		require.Empty(t, s.admission.mu.guests.in)
 	})
 }
 
-// FuzzCertificate has any certificate shown: who is named has a small one of an Ed25519 key.
+// FuzzCertificate presents arbitrary certificates: an accepted peer has a small certificate of an
+// Ed25519 key.
 func FuzzCertificate(f *testing.F) {
 	cfg, err := config(keyOf(1), func(transport.ID) error { return nil })
 	require.NoError(f, err)

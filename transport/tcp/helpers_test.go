@@ -18,18 +18,18 @@ import (
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
-// someMethod is what the tests ask for; its number means nothing here.
+// someMethod is the method that the tests call. Its number has no meaning here.
 const someMethod transport.Method = 4
 
 const chain = "chain"
 
-// patience is the time-outs over sockets: no test there is decided by one. Those that are run in
-// virtual time.
+// patience replaces the timeouts over sockets, so that they decide no test. Tests of timeouts run
+// in virtual time.
 const patience = 5 * time.Minute
 
 func keyOf(n int) ed25519.PrivateKey { return transporttest.Key(n) }
 
-// newServer serves on loopback as node n until the test is over.
+// newServer serves on loopback as node n until the test ends.
 func newServer(tb testing.TB, n int, o Options) *Server {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -53,7 +53,7 @@ func serve(tb testing.TB, l net.Listener, n int, o Options) *Server {
 	return s
 }
 
-// newDialer dials as node n. Options.ChainID is as given: see chain.
+// newDialer dials as node n. Options.ChainID is used as given: see chain.
 func newDialer(n int, o Options) transport.Dialer {
 	o.Key = keyOf(n)
 	if o.Connect == nil {
@@ -62,7 +62,7 @@ func newDialer(n int, o Options) transport.Dialer {
 	return NewDialer(o)
 }
 
-// dial connects to a server until the test is over.
+// dial connects to a server until the test ends.
 func dial(tb testing.TB, d transport.Dialer, s *Server) *Conn {
 	tb.Helper()
 	c, err := d.Dial(context.Background(), transport.Address{HostPort: s.Addr().String()})
@@ -71,7 +71,7 @@ func dial(tb testing.TB, d transport.Dialer, s *Server) *Conn {
 	return c.(*Conn)
 }
 
-// echo answers with the request's body.
+// echo answers with the body of the request.
 var echo = transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) { return r.Body, nil })
 
 func ask(c transport.Conn, body string) (string, error) {
@@ -79,7 +79,7 @@ func ask(c transport.Conn, body string) (string, error) {
 	return string(got), err
 }
 
-// requireServes says that an honest node is served.
+// requireServes requires that an honest node is served.
 func requireServes(t *testing.T, s *Server) {
 	t.Helper()
 	got, err := ask(dial(t, newDialer(99, Options{ChainID: chain}), s), "hello")
@@ -87,7 +87,7 @@ func requireServes(t *testing.T, s *Server) {
 	require.Equal(t, "hello", got)
 }
 
-// events collects what hooks tell.
+// events collects the calls of hooks.
 type events struct{ refused, closed chan error }
 
 func watch(o *Options) events {
@@ -97,12 +97,12 @@ func watch(o *Options) events {
 	return e
 }
 
-// newGuest is a connection that was let in from a host.
+// newGuest returns an admitted connection from a host.
 func newGuest(host string) *guest {
 	return &guest{member: member{from: originOf(pipeAddr(host))}}
 }
 
-// tlsOf is a TLS configuration of node n that takes everybody.
+// tlsOf returns a TLS configuration of node n that accepts every peer.
 func tlsOf(tb testing.TB, n int) *tls.Config {
 	tb.Helper()
 	c, err := config(keyOf(n), func(transport.ID) error { return nil })
@@ -110,7 +110,7 @@ func tlsOf(tb testing.TB, n int) *tls.Config {
 	return c
 }
 
-// rawDial connects to a server without being a Conn; greeted with a hello unless that is nil.
+// rawDial connects to a server without a Conn, and sends the hello h unless it is nil.
 func rawDial(tb testing.TB, raw net.Conn, h []byte) *tls.Conn {
 	tb.Helper()
 	c := tls.Client(raw, tlsOf(tb, 50))
@@ -137,13 +137,13 @@ func connect(tb testing.TB, s *Server) net.Conn {
 
 var helloHere = hello{chainID: chain}.encode()
 
-// requestFrame asks for the echo of body.
+// requestFrame returns a request for the echo of body.
 func requestFrame(id uint64, body string) []byte {
 	b := appendHeader(nil, frameRequest, id, 1+len(body))
 	return append(append(b, byte(someMethod)), body...)
 }
 
-// pipes is a network without sockets, which testing/synctest needs. Nothing is buffered in it.
+// pipes is a network without sockets, as required by testing/synctest. It does not buffer.
 type pipes struct {
 	conns  chan net.Conn
 	once   sync.Once
@@ -180,7 +180,7 @@ func (p *pipes) Close() error {
 
 func (p *pipes) Addr() net.Addr { return pipeAddr("pipe:1") }
 
-// from returns a connect function for who calls from a host.
+// from returns a connect function for dialers on a host.
 func (p *pipes) from(host string) func(context.Context, string) (net.Conn, error) {
 	return func(ctx context.Context, _ string) (net.Conn, error) {
 		here, there := net.Pipe()
@@ -211,7 +211,7 @@ func (p *pipes) raw(tb testing.TB, host string) net.Conn {
 	return c
 }
 
-// hangsUp reads until the other side is gone.
+// hangsUp reads until the other side closes.
 func hangsUp(c io.Reader) error {
 	n, err := io.Copy(io.Discard, c)
 	return fmt.Errorf("after %d bytes: %w", n, err)

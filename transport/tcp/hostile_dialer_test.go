@@ -37,7 +37,7 @@ func TestGarbageBeforeTheHandshake(t *testing.T) {
 		bytes.Repeat([]byte{0}, 10_000),
 		bytes.Repeat([]byte{0xff}, 100_000),
 		{22, 3, 1, 0xff, 0xff},                                    // a record that is too long
-		append([]byte{22, 3, 1, 0x40, 0}, make([]byte, 1<<14)...), // one full of nothing
+		append([]byte{22, 3, 1, 0x40, 0}, make([]byte, 1<<14)...), // a full one without contents
 		helloHere,
 		{},
 	} {
@@ -61,7 +61,7 @@ func certificateOf(t *testing.T, key any, public any, extra int) tls.Certificate
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// wrongCertificates are those that neither side takes.
+// wrongCertificates are certificates that neither side accepts.
 func wrongCertificates(t *testing.T) map[string]tls.Certificate {
 	t.Helper()
 	ec, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -90,11 +90,11 @@ func TestWrongCertificates(t *testing.T) {
 			raw := connect(t, s)
 			c := tls.Client(raw, &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{cert}})
 			err := c.Handshake()
-			if err == nil { // a client of TLS 1.3 is done before the server has judged
+			if err == nil { // a TLS 1.3 client finishes before the server has decided
 				c.Write(helloHere)
 				_, err = readHello(c)
 			}
-			require.Error(t, err, "it was let in")
+			require.Error(t, err, "it was admitted")
 			require.Error(t, <-e.refused)
 		})
 	}
@@ -148,7 +148,7 @@ func TestHostileHellos(t *testing.T) {
 	requireServes(t, s)
 }
 
-// TestVersionAndChain has a refusal arrive: the hello that says it.
+// TestVersionAndChain: the refusal arrives, in the hello.
 func TestVersionAndChain(t *testing.T) {
 	s := newServer(t, 1, Options{})
 	for at, test := range map[int]struct {
@@ -224,7 +224,7 @@ func TestHostileFrames(t *testing.T) {
 	}
 }
 
-// TestThousandConnects has connections that never say anything.
+// TestThousandConnects opens connections that never send anything.
 func TestThousandConnects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const connects, pending = 1000, 10
@@ -252,8 +252,8 @@ func TestThousandConnects(t *testing.T) {
 	})
 }
 
-// TestHalfOpen has a host keep its connections half open: it goes at its own expense, and for a
-// time.
+// TestHalfOpen lets a host keep its connections half open: this affects only that host, and only
+// for a time.
 func TestHalfOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := Options{bounds: bounds{maxPending: 4}}
@@ -279,7 +279,7 @@ func TestHalfOpen(t *testing.T) {
 	})
 }
 
-// TestSlowHello has a peer that authenticates and then says nothing, or says it byte by byte.
+// TestSlowHello: a peer authenticates and then sends nothing, or sends byte by byte.
 func TestSlowHello(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o Options
@@ -303,7 +303,7 @@ func TestSlowHello(t *testing.T) {
 	})
 }
 
-// TestSilence has peers that send nothing any more, or stop in the middle of a frame.
+// TestSilence: peers stop sending, or stop in the middle of a frame.
 func TestSilence(t *testing.T) {
 	for _, sent := range [][]byte{nil, {frameRequest}, requestFrame(1, "hello")[:15]} {
 		synctest.Test(t, func(t *testing.T) {
@@ -321,7 +321,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestWithoutReading has a peer that asks for as much as it may and reads none of it.
+// TestWithoutReading: a peer requests as much as it may and reads nothing.
 func TestWithoutReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const window = 4
@@ -349,7 +349,8 @@ func TestWithoutReading(t *testing.T) {
 	})
 }
 
-// Who requests long answers and reads none has two of them made, not as many as it may request.
+// TestUnreadIsNotMade: for a peer that requests long answers and reads none, two answers are made,
+// not as many as it may request.
 func TestUnreadIsNotMade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const window, length = 16, 1 << 20
@@ -382,7 +383,7 @@ func TestUnreadIsNotMade(t *testing.T) {
 	})
 }
 
-// TestTooMuchUnsent has one peer fill the memory for answers: others are still served, one answer
+// TestTooMuchUnsent lets one peer fill the memory for answers: others are still served, one answer
 // at a time.
 func TestTooMuchUnsent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -393,7 +394,7 @@ func TestTooMuchUnsent(t *testing.T) {
 		})})
 		c := rawDial(t, p.raw(t, "10.0.0.1"), helloHere)
 		c.Write(requestFrame(1, ""))
-		synctest.Wait() // its answer is ready
+		synctest.Wait() // the answer is ready
 		c.Write(requestFrame(2, ""))
 		got, err := ask(p.dial(t, 3, "10.0.0.2"), "")
 		require.NoError(t, err)
@@ -416,7 +417,7 @@ func TestTooMuchUnsent(t *testing.T) {
 	})
 }
 
-// TestTooManyBodies has a host send bodies above its share, which is a fifth while it is alone.
+// TestTooManyBodies lets a host send bodies above its share, which is a fifth while it is alone.
 func TestTooManyBodies(t *testing.T) {
 	s := newServer(t, 1, Options{bounds: bounds{maxBodies: 500_000}})
 	c := dial(t, newDialer(2, Options{ChainID: chain}), s)
@@ -446,18 +447,18 @@ func TestTooManyConns(t *testing.T) {
 		first := p.dial(t, 2, "10.0.0.1")
 		p.dial(t, 3, "10.0.0.1")
 		refused("10.0.0.1")
-		synctest.Wait() // else the server may still be about to let it in
+		synctest.Wait() // otherwise the server may still be about to admit it
 		first.Close()
 		synctest.Wait()
 		p.dial(t, 4, "10.0.0.1")
 		p.dial(t, 2, "10.0.0.2")
-		refused("10.0.0.2") // 10.0.0.1 has one more, and not two
+		refused("10.0.0.2") // 10.0.0.1 has only one more, not two
 		s.Close()
 	})
 }
 
-// TestCrowding has one host take all the room: it gives way to others, one by one, until everybody
-// has as much.
+// TestCrowding lets one host take all slots: its connections are closed one by one to make room for
+// others, until all hosts have equally many.
 func TestCrowding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
@@ -470,7 +471,7 @@ func TestCrowding(t *testing.T) {
 		for n := range 3 {
 			honest = append(honest, p.dial(t, 20+n, fmt.Sprintf("10.0.1.%d", n)))
 			synctest.Wait()
-			require.ErrorIs(t, greedy[3-n].Err(), transport.ErrClosed, "the newest goes")
+			require.ErrorIs(t, greedy[3-n].Err(), transport.ErrClosed, "the newest is closed")
 			require.NoError(t, greedy[2-n].Err())
 			require.Len(t, s.admission.mu.guests.in, 4)
 		}

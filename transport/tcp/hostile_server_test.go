@@ -19,7 +19,7 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// play serves one connection on loopback by a script, and gives its address.
+// play serves one connection on loopback with a script, and returns the address.
 func play(t *testing.T, cert *tls.Certificate, script func(c *tls.Conn)) transport.Address {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -97,7 +97,7 @@ func TestWrongServers(t *testing.T) {
 	}
 }
 
-// answering dials a server that greets, waits for one request and then plays.
+// answering dials a server that greets, waits for one request and then calls play_.
 func answering(t *testing.T, play_ func(c *tls.Conn)) *Conn {
 	t.Helper()
 	a := play(t, nil, func(c *tls.Conn) {
@@ -159,7 +159,7 @@ func TestHostileAnswers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := answering(t, func(c *tls.Conn) {
 				c.Write(answer)
-				c.CloseWrite() // a client that takes it for a beginning has nothing to wait for
+				c.CloseWrite() // so that a client does not wait for the rest of a frame
 			})
 			into := make([]byte, 10)
 			got, err := c.Call(context.Background(), transport.Call{Method: someMethod, Into: into})
@@ -175,7 +175,7 @@ func TestHostileAnswers(t *testing.T) {
 	}
 }
 
-// TestCutOff has the network fail in the middle: nobody broke the protocol.
+// TestCutOff lets the network fail in the middle: this is not a protocol violation.
 func TestCutOff(t *testing.T) {
 	whole := append(start(1, 10, 5), more(1, 5)...)
 	for n := range len(whole) {
@@ -189,8 +189,7 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// TestEndlessAnswer has a server that does not end an answer that is too long, although it is told
-// to.
+// TestEndlessAnswer: a server does not end an oversized answer although the call is canceled.
 func TestEndlessAnswer(t *testing.T) {
 	sent := make(chan int, 1)
 	c := answering(t, func(c *tls.Conn) {
@@ -209,8 +208,7 @@ func TestEndlessAnswer(t *testing.T) {
 	require.GreaterOrEqual(t, <-sent, maxSkip/maxPiece-1)
 }
 
-// TestLateAnswers has the answers to cancelled calls come nevertheless: they are skipped, and
-// settle their ids.
+// TestLateAnswers: answers to canceled calls still arrive. They are skipped, and settle their ids.
 func TestLateAnswers(t *testing.T) {
 	requested, cancelled := make(chan struct{}), make(chan struct{})
 	c := answering(t, func(c *tls.Conn) {
@@ -245,7 +243,7 @@ func TestLateAnswers(t *testing.T) {
 	require.Empty(t, c.slots)
 }
 
-// TestGrowth has the transport allocate as bytes come, whatever is promised.
+// TestGrowth: the transport allocates memory as bytes arrive, regardless of the announced length.
 func TestGrowth(t *testing.T) {
 	a := newAnswer(transport.Call{Max: 1 << 40})
 	require.False(t, a.start(1<<40))
@@ -256,8 +254,8 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
-// TestAbandonedBuffers has a server that settles no call, even those that were cancelled: it keeps
-// no memory of the callers'.
+// TestAbandonedBuffers: a server settles no call, not even canceled ones. No memory of the callers
+// stays in use.
 func TestAbandonedBuffers(t *testing.T) {
 	c := answering(t, func(c *tls.Conn) { c.Write(start(1, 100, 50)) })
 	for id := range uint64(4) {
@@ -285,7 +283,7 @@ func TestAbandonedBuffers(t *testing.T) {
 	}
 }
 
-// TestPongs has a server answer a ping twice.
+// TestPongs: a server answers a ping twice.
 func TestPongs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for pongs := range 3 {
@@ -312,7 +310,7 @@ func TestPongs(t *testing.T) {
 	})
 }
 
-// TestSilentServer has a server that never says anything again. Pings find out.
+// TestSilentServer: a server stops sending. Pings detect it.
 func TestSilentServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
@@ -336,7 +334,7 @@ func TestSilentServer(t *testing.T) {
 	})
 }
 
-// TestSlowServer has a server that takes its time to authenticate.
+// TestSlowServer: a server is slow to authenticate.
 func TestSlowServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()

@@ -15,20 +15,20 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// maxCertificate is the limit of a peer's certificate, in bytes. Ours have about 250.
+// maxCertificate is the size limit of a peer's certificate, in bytes. Ours have about 250.
 const maxCertificate = 1024
 
-var errCertificate = errors.New("not one small certificate of an ed25519 key")
+var errCertificate = errors.New("the peer must send one small certificate of an ed25519 key")
 
-// IDOf returns the ID of a node key, as CometBFT's p2p.PubKeyToID (p2p/key.go).
+// IDOf returns the ID of a node key, like CometBFT's p2p.PubKeyToID (p2p/key.go).
 func IDOf(key ed25519.PublicKey) transport.ID {
 	sum := sha256.Sum256(key)
 	return transport.ID(hex.EncodeToString(sum[:20]))
 }
 
-// config returns TLS 1.3 with the node key. Certificates are self-signed, and names and dates mean
-// nothing: a peer that proves possession of a key has the ID of that key. check judges that ID
-// before this side sends its own certificate.
+// config returns a TLS 1.3 configuration for the node key. Certificates are self-signed, and their
+// names and dates are ignored: a peer that proves possession of a key has the ID of that key. check
+// accepts or rejects that ID before this side sends its own certificate.
 func config(key ed25519.PrivateKey, check func(transport.ID) error) (*tls.Config, error) {
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1),
@@ -43,11 +43,11 @@ func config(key ed25519.PrivateKey, check func(transport.ID) error) (*tls.Config
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
 		ClientAuth:   tls.RequireAnyClientCert,
-		// Authenticity is needed, secrecy is not: the cheapest key exchange is enough.
+		// Authenticity is required, secrecy is not, so the cheapest key exchange is enough.
 		CurvePreferences:            []tls.CurveID{tls.X25519},
 		SessionTicketsDisabled:      true,
 		DynamicRecordSizingDisabled: true, // chunks, not pages of text
-		InsecureSkipVerify:          true, //nolint:gosec // VerifyConnection does it: the key is the name
+		InsecureSkipVerify:          true, //nolint:gosec // VerifyConnection checks the key
 		VerifyConnection: func(state tls.ConnectionState) error {
 			id, err := peerID(state)
 			if err != nil {
@@ -58,8 +58,8 @@ func config(key ed25519.PrivateKey, check func(transport.ID) error) (*tls.Config
 	}, nil
 }
 
-// peerID returns the ID of the peer. crypto/tls has checked that it possesses the key (RFC 8446,
-// section 4.4.3) before a handshake succeeds.
+// peerID returns the ID of the peer. Before a handshake succeeds, crypto/tls has checked that the
+// peer possesses the key (RFC 8446, section 4.4.3).
 func peerID(state tls.ConnectionState) (transport.ID, error) {
 	certs := state.PeerCertificates
 	if len(certs) != 1 || len(certs[0].Raw) > maxCertificate {

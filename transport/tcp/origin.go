@@ -5,16 +5,17 @@ import (
 	"net/netip"
 )
 
-// origin is where a connection comes from.
+// origin is the source of a connection.
 type origin struct {
-	name string // the address, without the port
-	// nets are the networks that it belongs to, the widest first. The last is the host, by which
-	// most limits go.
+	name string // address without the port
+	// nets are the networks of the address, the widest first. The last one is the host, to which
+	// most limits apply.
 	nets []string
 }
 
-// widths are the networks of IPv6 that count, in bits: what providers give to one customer is
-// between a /48 and a /64 (RFC 6177, section 2). An address of IPv4 is a network of its own.
+// widths are the prefix lengths of the IPv6 networks that are counted. Providers assign a customer
+// something between a /48 and a /64 (RFC 6177, section 2). Each IPv4 address is a network of its
+// own.
 var widths = [...]int{48, 56, 64}
 
 func originOf(a net.Addr) origin {
@@ -39,5 +40,5 @@ func originOf(a net.Addr) origin {
 
 func (o origin) host() string { return o.nets[len(o.nets)-1] }
 
-// at returns the network of a width, an index of widths.
+// at returns the network at an index of widths.
 func (o origin) at(width int) string { return o.nets[min(width, len(o.nets)-1)] }

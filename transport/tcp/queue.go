@@ -10,34 +10,35 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// queue holds the requests under way of a connection, and decides which bytes are sent next: those
-// of the answer of which least is left, so that a header overtakes chunks, and every fourth time
-// those of the answer that has waited longest, so that none waits for ever.
+// queue holds the requests under way of a connection and decides which bytes to send next. It picks
+// the answer with the fewest bytes left, so that a header overtakes chunks. Every fourth time it
+// picks the oldest answer, so that no answer starves.
 //
 //	open ──► room ──► (handler) ──► answer, refuse ──► next … next ──► settled
 //
-// A long answer is made only once there is room for it: the peer has read most of those before. So
-// one that requests much and reads nothing costs nobody's turn.
+// A long answer is made only when there is room for it, which means that the peer has read most of
+// the previous answers. So a peer that requests much and reads nothing does not use up the turns of
+// others.
 type queue struct {
 	server *Server
 	guest  *guest
-	wake   chan struct{} // an element: there is something to send
+	wake   chan struct{} // has an element if there is something to send
 
 	mu struct {
 		sync.Mutex
 		lastID uint64
 		open   map[uint64]*request
-		ready  []*request // answered but not sent completely; in the order of their answers
-		pong   bool       // one is due
-		side   *sideQueue // answers past TLS; nil: there is no path
-		// tellLost: the peer is due to be told that the path is lost.
+		ready  []*request // answered but not sent completely; in the order of answers
+		pong   bool       // a pong is due
+		side   *sideQueue // answers over the path that bypasses TLS; nil: no path
+		// tellLost is set if the peer must be told that the path is lost.
 		tellLost bool
-		turn     int // of pick
-		// backlog is what the answers that wait to be sent have left, and what those that are being
-		// made are taken to need; in bytes.
+		turn     int // counter of pick
+		// backlog is the number of unsent bytes of the answers that are ready, and the estimated
+		// size of the answers that are being made.
 		backlog int64
-		waiting []*waiter // for room; in the order of their requests
-		head    []byte    // of the piece that is being sent
+		waiting []*waiter // requests that wait for room, in order
+		head    []byte    // header of the piece being sent
 	}
 }
 
@@ -48,10 +49,10 @@ type request struct {
 	cancelled bool
 	ready     bool   // answered
 	code      byte   // not 0: the answer is this error
-	answer    []byte // else its bytes,
-	sent      int    // and how many of them were sent
-	started   bool   // its first frame was sent
-	weight    int64  // of backlog, until it is answered
+	answer    []byte // the bytes of the answer, if code is 0
+	sent      int    // number of bytes sent
+	started   bool   // the first frame was sent
+	weight    int64  // share of backlog, until answered
 	side      onSide
 }
 
@@ -62,11 +63,11 @@ type waiter struct {
 	granted chan struct{} // closed when there is room
 }
 
-// maxBacklog is the backlog of a connection above which no answer is made that is longer than a
-// piece, in bytes: about two chunks, so that one is made while another is sent.
+// maxBacklog is the backlog of a connection, in bytes, above which no answer longer than a piece is
+// made: about two chunks, so that one is made while another is sent.
 const maxBacklog = 2 << 20
 
-// piece is a frame to be sent. head is valid until next is called again.
+// piece is a frame to be sent. head is valid until the next call of next.
 type piece struct {
 	head  []byte
 	bytes []byte
@@ -85,7 +86,7 @@ func (q *queue) poke() {
 	}
 }
 
-// open notes a request. cancel is called when it is settled or no longer needed.
+// open registers a request. cancel is called when it is settled or no longer needed.
 func (q *queue) open(id uint64, cancel context.CancelFunc) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -101,8 +102,8 @@ func (q *queue) open(id uint64, cancel context.CancelFunc) error {
 	return nil
 }
 
-// room returns when the answer to a request, of about weight bytes, may be made. It fails with
-// ctx's error. The request is answered, or refused, afterwards.
+// room waits until the answer to a request, of about weight bytes, may be made. It fails with ctx's
+// error. The caller then answers or refuses the request.
 func (q *queue) room(ctx context.Context, id uint64, weight int64) error {
 	w := q.wait(id, weight)
 	select {
@@ -122,7 +123,7 @@ func (q *queue) wait(id uint64, weight int64) *waiter {
 	defer q.mu.Unlock()
 	w := &waiter{q.mu.open[id], weight, make(chan struct{})}
 	if weight <= maxPiece {
-		close(w.granted) // a short one overtakes
+		close(w.granted) // short answers do not wait
 		return w
 	}
 	q.mu.waiting = append(q.mu.waiting, w)
@@ -130,8 +131,8 @@ func (q *queue) wait(id uint64, weight int64) *waiter {
 	return w
 }
 
-// admit grants room while there is some. A connection without any backlog has room for whatever it
-// is. The caller holds q.mu.
+// admit grants room as long as there is some. A connection without backlog has room for an answer
+// of any size. The caller holds q.mu.
 func (q *queue) admit() {
 	for len(q.mu.waiting) > 0 {
 		w := q.mu.waiting[0]
@@ -145,7 +146,7 @@ func (q *queue) admit() {
 	}
 }
 
-// cancel ends a request that is no longer needed. known is false if it was settled already.
+// cancel cancels a request. known is false if the request is already settled or cancelled.
 func (q *queue) cancel(id uint64) (known bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -170,13 +171,13 @@ func (q *queue) cancel(id uint64) (known bool, err error) {
 	return true, nil
 }
 
-// drop releases the bytes of an answer. The caller holds q.mu.
+// drop releases the unsent bytes of an answer. The caller holds q.mu.
 func (q *queue) drop(r *request) {
 	q.sent(left(r))
 	r.answer, r.sent = nil, 0
 }
 
-// sent counts bytes that wait no more. The caller holds q.mu.
+// sent subtracts bytes that no longer wait. The caller holds q.mu.
 func (q *queue) sent(bytes int) {
 	q.count(-int64(bytes))
 	q.mu.backlog -= int64(bytes)
@@ -185,10 +186,10 @@ func (q *queue) sent(bytes int) {
 
 func (q *queue) count(bytes int64) { q.server.unsent.count(q.guest.from, bytes) }
 
-// answer queues an answer, which counts for what was reserved for it.
+// answer queues an answer. Its bytes replace those reserved for it.
 func (q *queue) answer(id uint64, bytes []byte, reserved int64) { q.ready(id, bytes, 0, reserved) }
 
-// refuse queues an error, and gives back what was reserved for an answer.
+// refuse queues an error and releases the bytes reserved for an answer.
 func (q *queue) refuse(id uint64, err error, reserved int64) {
 	q.ready(id, nil, codeOf(err), reserved)
 }
@@ -212,7 +213,7 @@ func (q *queue) ready(id uint64, bytes []byte, code byte, reserved int64) {
 	q.poke()
 }
 
-// pong queues a pong: one for all pings that were not answered yet.
+// pong queues one pong for all unanswered pings.
 func (q *queue) pong() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -220,7 +221,7 @@ func (q *queue) pong() {
 	q.poke()
 }
 
-// next returns the frame to be sent next; false if there is none.
+// next returns the next frame to send; false if there is none.
 func (q *queue) next() (piece, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -262,7 +263,7 @@ func (q *queue) next() (piece, bool) {
 	return piece{q.mu.head, bytes}, true
 }
 
-// pick returns the index of the answer that is next. The caller holds q.mu.
+// pick returns the index of the answer to send next. The caller holds q.mu.
 func (q *queue) pick() int {
 	q.mu.turn++
 	if q.mu.turn%4 == 0 {
@@ -279,7 +280,7 @@ func (q *queue) pick() int {
 
 func left(r *request) int { return len(r.answer) - r.sent }
 
-// close releases everything. No handler may be running any more.
+// close releases everything. It must be called after all handlers have returned.
 func (q *queue) close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -2,31 +2,32 @@ package tcp
 
 import "slices"
 
-// sideQueue holds the answers of a connection that are written past TLS, over one path.
+// sideQueue holds the answers of a connection that are written over one path that bypasses TLS.
 //
 //	ready ──► open ──► nextSide … nextSide ──► arrived ──► written (frame 10) ──► settled
 //	            └─ cancelled, or the path is lost ──► error 5 (code cancelled) ──► settled
 type sideQueue struct {
 	writer Writer
-	wake   chan struct{} // an element: there is something to write
+	wake   chan struct{} // has an element if there is something to write
 	lost   chan struct{} // closed when the path is lost
 
 	// Guarded by queue.mu.
-	open  []*request // in the order of their answers
-	turn  int        // of pick
-	under int        // pieces that nextSide has returned and that have not arrived
-	// held are endings that wait for others, and heldBytes are their slots'; see tellWritten.
+	open  []*request // in the order of answers
+	turn  int        // counter of nextSide
+	under int        // pieces returned by nextSide that have not arrived
+	// held is the number of delayed endings, and heldBytes the size of their slots; see
+	// tellWritten.
 	held, heldBytes int
 }
 
-// onSide is a request's part in a sideQueue. Guarded by queue.mu.
+// onSide is the state of a request in a sideQueue. Guarded by queue.mu.
 type onSide struct {
-	lent    int // bytes of the slot that the peer has lent; 0: none
+	lent    int // size of the slot that the peer has lent; 0: none
 	slot    uint32
 	listed  bool // in sideQueue.open
 	under   int  // pieces that have been posted and have not arrived
 	arrived int  // bytes
-	written int  // length of the answer that has arrived, if it was written past TLS
+	written int  // length of the answer, if it was written bypassing TLS and has arrived
 }
 
 // sidePiece is a piece of an answer that has a slot.
@@ -38,7 +39,7 @@ type sidePiece struct {
 	last    bool
 }
 
-// follow gives the queue a new path. There is no other.
+// follow gives the queue a new path. The previous one must have been lost.
 func (q *queue) follow(w Writer) *sideQueue {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -49,7 +50,7 @@ func (q *queue) follow(w Writer) *sideQueue {
 	return q.mu.side
 }
 
-// lent notes the slot of a request.
+// lent records the slot of a request.
 func (q *queue) lent(id uint64, slot uint32, length int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -58,7 +59,7 @@ func (q *queue) lent(id uint64, slot uint32, length int) {
 	}
 }
 
-// takeSide queues an answer for the path, if it is one for it. The caller holds q.mu.
+// takeSide queues an answer for the path, if the path can take it. The caller holds q.mu.
 func (q *queue) takeSide(r *request) bool {
 	f, n := q.mu.side, len(r.answer)
 	if f == nil || r.code != 0 || n < leastLent || n > r.side.lent || !f.writer.Takes(r.side.slot, n) {
@@ -77,7 +78,7 @@ func (f *sideQueue) poke() {
 	}
 }
 
-// nextSide returns the piece that is written next; false if there is none.
+// nextSide returns the next piece to write; false if there is none.
 func (q *queue) nextSide(f *sideQueue) (sidePiece, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -103,12 +104,12 @@ func (q *queue) nextSide(f *sideQueue) (sidePiece, bool) {
 	return p, true
 }
 
-// arrived notes that the peer's device has a piece.
+// arrived records that a piece has arrived at the peer's device.
 func (q *queue) arrived(f *sideQueue, p sidePiece) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.mu.side != f {
-		return // lost has settled it
+		return // settled by lost
 	}
 	r := p.request
 	r.side.under--
@@ -126,17 +127,18 @@ func (q *queue) arrived(f *sideQueue, p sidePiece) {
 	}
 }
 
-// Limits of endings that wait at once: a share of the connection's calls, of which the dialer can
-// have so many fewer under way meanwhile, and the bytes of their slots, which it cannot lend again.
+// Limits of delayed endings: their number, a share of the connection's calls, because the dialer
+// can have that many fewer calls under way, and the bytes of their slots, which the dialer cannot
+// lend again.
 const (
 	heldEndings  = 4
 	maxHeldBytes = 2 << 20
 )
 
-// tellWritten has the endings of answers that were written past TLS sent, several in one record:
-// they wait for the arrival of another piece, as long as one is under way. Nothing depends on them,
-// as the caller has its answer when the last piece lands, but each record costs both sides more CPU
-// time than the writing of a short answer. The caller holds q.mu.
+// tellWritten schedules the ending of an answer that was written bypassing TLS. While more pieces
+// are under way, endings are delayed and several are sent in one record. Nothing depends on them,
+// since the caller has its answer when the last piece lands. But each record costs both sides more
+// CPU time than writing a short answer. The caller holds q.mu.
 func (q *queue) tellWritten(f *sideQueue, r *request) {
 	if f.under > 0 && f.held < q.server.o.maxCalls/heldEndings && f.heldBytes+r.side.lent <= maxHeldBytes {
 		f.held++
@@ -147,15 +149,14 @@ func (q *queue) tellWritten(f *sideQueue, r *request) {
 	q.poke()
 }
 
-// leaveSide queues the ending of a request of which nothing more will be written, and has it sent.
-// The caller holds q.mu.
+// leaveSide queues and sends the ending of a request whose writing has stopped. The caller holds
+// q.mu.
 func (q *queue) leaveSide(r *request) {
 	q.endSide(r)
 	q.poke()
 }
 
-// endSide queues the ending of a request of which nothing more will be written. The caller holds
-// q.mu.
+// endSide queues the ending of a request whose writing has stopped. The caller holds q.mu.
 func (q *queue) endSide(r *request) {
 	q.sent(len(r.answer) - r.side.arrived)
 	if r.answer, r.sent = nil, 0; r.cancelled {
@@ -166,7 +167,8 @@ func (q *queue) endSide(r *request) {
 	q.mu.ready = append(q.mu.ready, r)
 }
 
-// lost cancels all requests with slots: the peer asks for them again. tell: it does not know yet.
+// lost cancels all requests with slots; the peer repeats them. With tell, the peer must be
+// informed.
 func (q *queue) lost(tell bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -176,7 +178,7 @@ func (q *queue) lost(tell bool) {
 	}
 	for _, r := range q.mu.open {
 		if r.side.lent == 0 || r.ready && !r.side.listed {
-			continue // what waits to be sent over TLS is an ending already, or a short answer
+			continue // its answer goes over TLS: an ending or a short answer
 		}
 		r.side.lent, r.cancelled = 0, true
 		r.cancel()

@@ -15,12 +15,12 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// TestQueue plays testdata/queue: requests open, are answered and cancelled; next says which frames
-// go out.
+// TestQueue runs testdata/queue: requests are opened, answered and canceled; next shows the frames
+// that are sent.
 func TestQueue(t *testing.T) {
 	var s *Server
 	var q *queue
-	var rooms map[uint64]*waiter // of requests that asked for room
+	var rooms map[uint64]*waiter // of requests that wait for room
 	frames := map[byte]string{frameAnswer: "answer", frameMore: "more", frameError: "error", framePong: "pong"}
 	next := func() string {
 		p, ok := q.next()
@@ -95,7 +95,7 @@ func TestQueue(t *testing.T) {
 			case "close":
 				q.close()
 			default:
-				d.Fatalf(t, "what is %q?", line)
+				d.Fatalf(t, "unknown command %q", line)
 			}
 			out.WriteString(result)
 			if err != nil {

@@ -11,21 +11,22 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/transport"
 )
 
-// Server answers requests on a listening socket.
+// Server answers requests that arrive on a listening socket.
 type Server struct {
 	o         Options
 	listener  net.Listener
 	tls       *tls.Config
 	admission *admission
-	workers   *turns                      // of handlers,
-	lanes     map[transport.Method]*turns // except those of some methods
-	sending   *turns                      // where rate is a cap: of pieces
+	workers   *turns                      // of handlers ...
+	lanes     map[transport.Method]*turns // ... except those of some methods
+	sending   *turns                      // turns of pieces under the cap of rate
 	rate      *rate.Limiter               // nil: no cap
-	unsent    budget                      // of answers that are being made, or wait to be sent
-	bodies    budget                      // of long request bodies
+	unsent    budget                      // bytes of answers being made or waiting
+	bodies    budget                      // bytes of long request bodies
 
 	ctx  context.Context
 	stop context.CancelFunc
@@ -46,7 +47,7 @@ func Listen(addr string, o Options) (*Server, error) {
 	return s, err
 }
 
-// Serve serves on a listener, which it owns from then on, until Close.
+// Serve serves on a listener, which it takes over, until Close.
 func Serve(l net.Listener, o Options) (*Server, error) {
 	o, err := o.withDefaults()
 	switch {
@@ -60,7 +61,7 @@ func Serve(l net.Listener, o Options) (*Server, error) {
 		return nil, err
 	}
 	cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		hello.Conn.(*wire).heard() //nolint:errcheck // it is what greet gives to crypto/tls
+		hello.Conn.(*wire).heard() //nolint:errcheck // greet passes a wire to crypto/tls
 		return nil, nil
 	}
 	s := prepare(o)
@@ -70,7 +71,7 @@ func Serve(l net.Listener, o Options) (*Server, error) {
 	return s, nil
 }
 
-// prepare returns a server without a listener. The options have their defaults.
+// prepare returns a server without a listener. The options must have their defaults.
 func prepare(o Options) *Server {
 	s := &Server{
 		o: o, workers: newTurns(o.Workers, leastWork), lanes: make(map[transport.Method]*turns), sending: newTurns(1, 0),
@@ -86,10 +87,10 @@ func prepare(o Options) *Server {
 	return s
 }
 
-// Addr returns the address that it listens on.
+// Addr returns the listening address.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 
-// Close ends all connections. When it has returned, no handler is running.
+// Close ends all connections. After it returns, no handler is running.
 func (s *Server) Close() error {
 	s.stop()
 	err := s.listener.Close()
@@ -108,12 +109,9 @@ func (s *Server) accept() {
 			return
 		case errors.Is(err, net.ErrClosed):
 			return
-		case err != nil: // such as too many open files: others will be closed
+		case err != nil: // such as too many open files; other connections will close
 			s.refused("", err)
-			select {
-			case <-time.After(50 * time.Millisecond):
-			case <-s.ctx.Done():
-			}
+			_ = sleep.For(s.ctx, 50*time.Millisecond)
 			continue
 		}
 		from := originOf(c.RemoteAddr())
@@ -127,10 +125,10 @@ func (s *Server) accept() {
 	}
 }
 
-// abort closes a connection so that nothing of it remains in this host, not even in the kernel.
+// abort closes a connection so that this host keeps no state of it, not even in the kernel.
 func abort(c net.Conn) {
 	if t, ok := c.(*net.TCPConn); ok {
-		t.SetLinger(0) //nolint:errcheck // Close does it in any case
+		t.SetLinger(0) //nolint:errcheck // Close closes it in any case
 	}
 	c.Close()
 }
@@ -167,7 +165,7 @@ func (s *Server) serve(raw net.Conn, k *knocker) {
 	}
 }
 
-// greet authenticates the peer and exchanges the hellos, within limits of time and bytes.
+// greet authenticates the peer and exchanges the hellos, within the limits of time and bytes.
 func (s *Server) greet(raw net.Conn, k *knocker) (*session, error) {
 	began := time.Now()
 	if err := raw.SetDeadline(began.Add(min(s.o.firstTimeout, s.o.handshakeTimeout))); err != nil {
@@ -196,7 +194,7 @@ func (s *Server) greet(raw net.Conn, k *knocker) (*session, error) {
 	case theirs.version != version:
 		ours.status, err = helloWrongVersion, fmt.Errorf("%w: %d", transport.ErrWrongVersion, theirs.version)
 	case theirs.status != helloOK:
-		return nil, fmt.Errorf("%w: a dialer's hello with status %d", transport.ErrProtocol, theirs.status)
+		return nil, fmt.Errorf("%w: a dialer's hello has status %d", transport.ErrProtocol, theirs.status)
 	case theirs.chainID != "" && theirs.chainID != s.o.ChainID:
 		ours.status, err = helloWrongChain, fmt.Errorf("%w: %q", transport.ErrWrongChain, theirs.chainID)
 	default:
@@ -205,7 +203,7 @@ func (s *Server) greet(raw net.Conn, k *knocker) (*session, error) {
 		}
 	}
 	if _, werr := t.Write(ours.encode()); werr == nil && err != nil {
-		drain(t) // else the refusal might not arrive
+		drain(t) // otherwise the refusal might not arrive
 	} else if err == nil && werr != nil {
 		s.admission.leave(g)
 		err = werr
@@ -221,8 +219,8 @@ func (s *Server) greet(raw net.Conn, k *knocker) (*session, error) {
 	return newSession(s, t, w, g, theirs, transport.Request{Peer: id, Host: k.from.name}), nil
 }
 
-// drain waits for the peer to close: closing a socket with unread bytes would destroy what was sent
-// last (RFC 1122, section 4.2.2.13). The handshake's limits of time and bytes apply.
+// drain waits for the peer to close. Closing a socket with unread bytes would discard the bytes
+// sent last (RFC 1122, section 4.2.2.13). The handshake's limits of time and bytes apply.
 func drain(t *tls.Conn) {
 	if t.CloseWrite() != nil {
 		return

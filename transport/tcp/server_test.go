@@ -36,7 +36,7 @@ func TestOptions(t *testing.T) {
 	require.ErrorContains(t, err, "key")
 }
 
-// TestIdle has a connection that nobody uses, for hours.
+// TestIdle keeps a connection open for hours without calls.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
@@ -51,14 +51,14 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// TestRates measures the caps: a burst goes at once, the rest at the rate.
+// TestRates measures the caps: a burst is sent at once, the rest at the rate.
 func TestRates(t *testing.T) {
 	const rate, size = 1 << 20, 4 << 20
 	for _, test := range []struct {
 		name    string
 		o       Options
-		second  string // the host of node 3, which fetches beside node 2 on 10.0.0.2
-		seconds int    // that 8 MiB take
+		second  string // host of node 3, which fetches concurrently with node 2 on 10.0.0.2
+		seconds int    // time for 8 MiB
 	}{
 		{"of all", Options{Rate: rate}, "10.0.0.3", 8},
 		{"per host", Options{RatePerPeer: rate}, "10.0.0.3", 4},
@@ -89,7 +89,8 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// TestWorkers has many connections ask at once: no more handlers run than there are workers.
+// TestWorkers lets many connections send requests at once: no more handlers run than there are
+// workers.
 func TestWorkers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const workers = 3
@@ -124,7 +125,7 @@ func TestWorkers(t *testing.T) {
 	})
 }
 
-// TestHooks counts what happens.
+// TestHooks counts the calls of hooks.
 func TestHooks(t *testing.T) {
 	var sent, received, served atomic.Int64
 	o := Options{Hooks: Hooks{
@@ -170,17 +171,17 @@ func TestGate(t *testing.T) {
 	require.NoError(t, knock("a"))
 	require.ErrorIs(t, knock("a"), ErrAcceptRate)
 
-	for i := range 2 * maxNets { // as many hosts as an attacker likes
+	for i := range 2 * maxNets { // an attacker may use any number of hosts
 		err := knock(fmt.Sprint(i))
 		require.True(t, err == nil || i >= maxNets-2, i)
 	}
 	require.LessOrEqual(t, len(a.mu.nets), maxNets)
 	now = now.Add(time.Hour)
 	require.NoError(t, knock("new"))
-	require.Less(t, len(a.mu.nets), 3, "hosts that owe nothing are forgotten")
+	require.Less(t, len(a.mu.nets), 3, "hosts within their rates are forgotten")
 }
 
-// TestRateIsRemembered has a host leave when it has used up its rate, and come again.
+// TestRateIsRemembered lets a host disconnect when it has used up its rate, and reconnect.
 func TestRateIsRemembered(t *testing.T) {
 	o, err := Options{Key: keyOf(1), RatePerPeer: 1 << 20}.withDefaults()
 	require.NoError(t, err)
@@ -220,8 +221,8 @@ func TestOrigin(t *testing.T) {
 	}
 }
 
-// TestOvertake has a small answer come while a large one is on its way: it waits for what was
-// gathered to be sent, not for the rest.
+// TestOvertake sends a small answer while a large one is being sent: it waits only for the pieces
+// already buffered.
 func TestOvertake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
@@ -233,7 +234,7 @@ func TestOvertake(t *testing.T) {
 		})})
 		c := rawDial(t, p.raw(t, "10.0.0.1"), helloHere)
 		c.Write(requestFrame(1, ""))
-		synctest.Wait() // nobody reads: the server is stuck with the first pieces
+		synctest.Wait() // nobody reads, so the server is blocked by the first pieces
 		c.Write(requestFrame(2, "small"))
 		synctest.Wait()
 		br := bufio.NewReader(c)

@@ -12,31 +12,32 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/transport"
 )
 
 const (
-	shortBody = 4 << 10 // bodies up to this length do not count for maxBodies
-	// leastWork is charged to who sends a request, in bytes, whatever it is; and workRate is what a
-	// handler's second is worth: see turns. A chunk's bytes come to about as much as its making.
+	shortBody = 4 << 10 // bodies up to this length do not count toward maxBodies
+	// leastWork is the minimum charge for a request, in bytes; workRate is the charge for each
+	// second of a handler: see turns. Encoding a chunk is charged about as much as its bytes.
 	leastWork = maxPiece
 	workRate  = 100 << 20
 	// idleFrames is the limit per second of frames that cause no work: pings, cancels of settled
-	// requests, and words that a path is lost.
+	// requests, and reports that a path is lost.
 	idleFrames = 100
 )
 
-// session is an authenticated connection at the server. One goroutine reads, one writes, and each
-// request under way has one.
+// session is an authenticated connection at the server. It has one reading and one writing
+// goroutine, and one for each request under way.
 type session struct {
 	server     *Server
 	tls        *tls.Conn
 	wire       *wire
 	guest      *guest
-	proto      transport.Request // the fields that all its requests have in common
+	proto      transport.Request // the fields that all its requests share
 	restricted bool              // the peer does not know the chain id
-	idle       *rate.Limiter     // of pings, of cancels of settled requests, and of lost paths
-	// turns is this connection in turns, which remember it for longer than it lasts.
+	idle       *rate.Limiter     // limits pings, cancels of settled requests, and lost paths
+	// turns identifies this connection in turns, which remember it after it has ended.
 	turns *byte
 
 	ctx   context.Context
@@ -55,7 +56,7 @@ func newSession(s *Server, t *tls.Conn, w *wire, g *guest, h hello, proto transp
 	return n
 }
 
-// run serves until the connection ends, and returns why it does.
+// run serves until the connection ends, and returns the reason.
 func (n *session) run() error {
 	n.wg.Go(func() { n.stop(n.write()) })
 	n.stop(n.read(bufio.NewReaderSize(n.tls, readBuffer)))
@@ -106,7 +107,7 @@ func (n *session) readFrame(br *bufio.Reader) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("%w: frame of type %d from a dialer", transport.ErrProtocol, h.kind)
+	return fmt.Errorf("%w: a dialer sent a frame of type %d", transport.ErrProtocol, h.kind)
 }
 
 func (n *session) cancel(id uint64) error {
@@ -120,7 +121,7 @@ func (n *session) cancel(id uint64) error {
 // request reads a request and starts serving it.
 func (n *session) request(br *bufio.Reader, h header) error {
 	var slot, lent uint32
-	var past *carried // the body, if it is not in the frame
+	var past *carried // the body, if it bypasses TLS
 	if h.kind == frameCarried {
 		var err error
 		if past, err = n.carried(br); err != nil {
@@ -176,7 +177,8 @@ func (n *session) request(br *bufio.Reader, h header) error {
 		}
 		r.Body = body.bytes
 		answer, reserved, err := n.serve(ctx, h.id, r)
-		// Before the answer is sent: the peer may then send as long a body again.
+		// This precedes the sending of the answer, because the peer may then send another body of
+		// that size.
 		body.release()
 		if err != nil {
 			n.queue.refuse(h.id, err, reserved)
@@ -187,14 +189,14 @@ func (n *session) request(br *bufio.Reader, h header) error {
 	return nil
 }
 
-// body is that of a request, as it arrives. Memory is taken for what has arrived and at most as
-// much again, and counts for maxBodies.
+// body is the body of a request as it arrives. It takes memory for at most twice the bytes that
+// have arrived, which counts toward maxBodies.
 type body struct {
 	length  int // as announced
 	bytes   []byte
 	guest   *guest
 	budget  *budget
-	held    int64 // of the budget
+	held    int64 // bytes taken from the budget
 	refused bool  // there is no room: the rest is skipped
 }
 
@@ -224,8 +226,8 @@ func (b *body) release() {
 	b.bytes, b.held = nil, 0
 }
 
-// serve lets the handler answer a request, once there is room, in its turn. reserved is what of
-// maxUnsent was taken for the answer.
+// serve calls the handler once there is room for the answer and it is the request's turn. reserved
+// is the part of maxUnsent that was taken for the answer.
 func (n *session) serve(ctx context.Context, id uint64, r transport.Request) (answer []byte, reserved int64, err error) {
 	weight := transport.Weigh(n.server.o.Handler, r)
 	if err := n.queue.room(ctx, id, weight); err != nil {
@@ -242,7 +244,7 @@ func (n *session) serve(ctx context.Context, id uint64, r transport.Request) (an
 	began := time.Now()
 	switch {
 	case n.restricted && !slices.Contains(n.server.o.OpenMethods, r.Method):
-		err = fmt.Errorf("method %d is not open to strangers: %w", r.Method, transport.ErrRefused)
+		err = fmt.Errorf("method %d requires a chain id: %w", r.Method, transport.ErrRefused)
 	case !n.server.unsent.take(n.guest.from, weight):
 		err = fmt.Errorf("too many answers wait to be sent: %w", transport.ErrBusy)
 	case n.server.o.Sides != nil && r.Method == n.server.o.Sides.Method():
@@ -260,15 +262,15 @@ func (n *session) serve(ctx context.Context, id uint64, r transport.Request) (an
 	return answer, reserved, err
 }
 
-// coalesce is the length, in bytes, up to which a piece is copied into one TLS record with others.
+// coalesce is the length, in bytes, up to which pieces are copied into a TLS record with others.
 const coalesce = 4 << 10
 
-// write sends what the queue gives it.
+// write sends the pieces of the queue.
 func (n *session) write() error {
 	batch := make([]byte, 0, 16<<10)
 	for {
 		p, ok := n.queue.next()
-		if !ok { // nothing more to send: what was gathered is flushed
+		if !ok { // nothing more to send: flush
 			if err := n.send(&batch, nil, true); err != nil {
 				return err
 			}
@@ -295,7 +297,7 @@ func (n *session) write() error {
 	}
 }
 
-// send writes the batch and a piece. flush: all that was written leaves this host.
+// send writes the batch and a piece. With flush, everything written is sent to the peer.
 func (n *session) send(batch *[]byte, piece []byte, flush bool) error {
 	for _, b := range [][]byte{*batch, piece} {
 		if len(b) > 0 {
@@ -311,8 +313,8 @@ func (n *session) send(batch *[]byte, piece []byte, flush bool) error {
 	return nil
 }
 
-// pace waits until the caps allow a piece of that length. The batch is flushed before. The
-// connections of a host share its cap; hosts have the cap of all by turns.
+// pace waits until the caps allow a piece of that length. It flushes the batch before it waits. The
+// connections of a host share one cap, and hosts take turns in the cap of all.
 func (n *session) pace(batch *[]byte, bytes int) error {
 	if bytes == 0 || n.guest.sent == nil && n.server.rate == nil {
 		return nil
@@ -331,7 +333,7 @@ func (n *session) pace(batch *[]byte, bytes int) error {
 	return n.delay(batch, n.server.rate, bytes)
 }
 
-// delay waits until a cap, if there is one, allows a piece.
+// delay waits until a cap, if it is not nil, allows a piece.
 func (n *session) delay(batch *[]byte, l *rate.Limiter, bytes int) error {
 	if l == nil {
 		return nil
@@ -344,12 +346,5 @@ func (n *session) delay(batch *[]byte, l *rate.Limiter, bytes int) error {
 	if err := n.send(batch, nil, true); err != nil {
 		return err
 	}
-	t := time.NewTimer(wait)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-n.ctx.Done():
-		return n.ctx.Err()
-	}
+	return sleep.For(n.ctx, wait)
 }

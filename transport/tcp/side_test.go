@@ -19,7 +19,7 @@ import (
 
 const sideMethod transport.Method = 16
 
-// testSides are paths whose other end is the test.
+// testSides sets up paths whose other end is the test.
 type testSides struct {
 	refuse  bool
 	mu      sync.Mutex
@@ -124,7 +124,7 @@ func (l *testLender) Lend(_ int, landed func([]byte, bool) error, lost func()) S
 	return s
 }
 
-// slot waits for the first one that is lent.
+// slot waits for the first slot that is lent.
 func (l *testLender) slot(t *testing.T) (s *testSlot) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -139,7 +139,7 @@ func (l *testLender) slot(t *testing.T) (s *testSlot) {
 	return s
 }
 
-// lentFrame asks for a slot's answer.
+// lentFrame returns a request with a slot.
 func lentFrame(id uint64, slot uint32, length int, body string) []byte {
 	b := appendHeader(nil, frameLent, id, lentHeader+1+len(body))
 	b = binary.BigEndian.AppendUint32(b, slot)
@@ -195,8 +195,8 @@ func (c *rawConn) next() (kind byte, id uint64, payload []byte) {
 
 func long(n int) string { return string(bytes.Repeat([]byte("b"), n)) }
 
-// TestSideOfAServer writes answers past TLS: in pieces, the ending when all have arrived, and short
-// ones on TLS.
+// TestSideOfAServer writes answers that bypass TLS in pieces, sends the ending when all have
+// arrived, and sends short answers over TLS.
 func TestSideOfAServer(t *testing.T) {
 	sides := new(testSides)
 	c, w := proposed(t, newServer(t, 1, Options{Sides: sides}), sides)
@@ -214,8 +214,8 @@ func TestSideOfAServer(t *testing.T) {
 	for i, f := range [][]byte{
 		lentFrame(3, 7, 300_000, long(leastLent-1)), // short
 		lentFrame(4, 7, 40_000, long(40_001)),       // longer than the slot
-		lentFrame(5, 100, 40_000, long(40_000)),     // no slot of the path's
-		lentFrame(6, 7, 0, long(40_000)),            // of no length
+		lentFrame(5, 100, 40_000, long(40_000)),     // not a slot of the path
+		lentFrame(6, 7, 0, long(40_000)),            // zero length
 	} {
 		c.write(f)
 		kind, id, _ := c.next()
@@ -224,8 +224,8 @@ func TestSideOfAServer(t *testing.T) {
 	}
 }
 
-// TestEndingsTogether: an ending waits for those of answers that are under way, but a few at most,
-// and not if the path is lost.
+// TestEndingsTogether: an ending waits for those of other answers under way, but only a few wait,
+// and none if the path is lost.
 func TestEndingsTogether(t *testing.T) {
 	newPath := func(maxCalls int) (q *queue, f *sideQueue, told func() []uint64) {
 		q = newQueue(prepare(Options{bounds: bounds{maxCalls: maxCalls}}), newGuest("host"))
@@ -288,7 +288,7 @@ func TestEndingsTogether(t *testing.T) {
 	require.Equal(t, []uint64{2}, told(), "a dialer with a small window needs it")
 }
 
-// TestSideIsLost: requests with slots get error 5, and the dialer is told unless it knows.
+// TestSideIsLost: requests with slots get error 5, and the dialer is informed unless it knows.
 func TestSideIsLost(t *testing.T) {
 	for name, test := range map[string]struct {
 		lose func(*rawConn, *testWriter)
@@ -324,8 +324,8 @@ func TestSideIsLost(t *testing.T) {
 	}
 }
 
-// TestSideIsLostAtOnce: the path of a proposal is the queue's when its answer is given, so that
-// whatever ends it finds it.
+// TestSideIsLostAtOnce: the queue already has the path when its proposal is answered, so the end of
+// the path is handled from then on.
 func TestSideIsLostAtOnce(t *testing.T) {
 	sides := new(testSides)
 	o, err := Options{Key: keyOf(1), Handler: echo, Sides: sides}.withDefaults()
@@ -345,7 +345,7 @@ func TestSideIsLostAtOnce(t *testing.T) {
 	n.wg.Wait()
 }
 
-// TestCancelWithASlot: the ending comes when nothing is under way any more.
+// TestCancelWithASlot: the ending is sent when no piece is under way any more.
 func TestCancelWithASlot(t *testing.T) {
 	sides := new(testSides)
 	s := newServer(t, 1, Options{Sides: sides})
@@ -354,11 +354,11 @@ func TestCancelWithASlot(t *testing.T) {
 	first := <-w.pieces
 	c.write(appendHeader(nil, frameCancel, 2, 0))
 	c.write(requestFrame(3, "x"))
-	for id := uint64(0); id != 3; { // pieces continue until the cancel is seen
+	for id := uint64(0); id != 3; { // pieces are written until the cancel is processed
 		_, id, _ = c.next()
 	}
 	go func() {
-		for { // the one that was being written
+		for { // the piece that was being written
 			select {
 			case p := <-w.pieces:
 				p.arrived()
@@ -374,7 +374,7 @@ func TestCancelWithASlot(t *testing.T) {
 	require.Zero(t, s.unsent.held())
 }
 
-// TestHostileSideFrames: what a server or dialer without the right to it sends is a breach.
+// TestHostileSideFrames: frames that a side must not send are protocol violations.
 func TestHostileSideFrames(t *testing.T) {
 	for name, frames := range map[string][]byte{
 		"a slot, and no sides":   lentFrame(1, 0, 1, ""),
@@ -407,7 +407,7 @@ func TestHostileSideFrames(t *testing.T) {
 	})
 }
 
-// TestRefusedExchange: there is no path, and the connection stays.
+// TestRefusedExchange: there is no path, and the connection stays open.
 func TestRefusedExchange(t *testing.T) {
 	s := newServer(t, 1, Options{Sides: &testSides{refuse: true}})
 	c := dial(t, newDialer(2, Options{ChainID: chain}), s)
@@ -416,7 +416,7 @@ func TestRefusedExchange(t *testing.T) {
 	requireServes(t, s)
 }
 
-// lentTo makes a call with a slot, of a server that plays.
+// lentTo makes a call with a slot to a server that runs play_.
 func lentTo(t *testing.T, play_ func(c *tls.Conn)) (*Conn, *testSides, <-chan error) {
 	t.Helper()
 	a := play(t, nil, func(c *tls.Conn) {
@@ -442,7 +442,7 @@ func lentTo(t *testing.T, play_ func(c *tls.Conn)) (*Conn, *testSides, <-chan er
 	return c, sides, result
 }
 
-// TestWrittenAnswer lands in the slot, before or after its ending.
+// TestWrittenAnswer: an answer lands in the slot, before or after its ending.
 func TestWrittenAnswer(t *testing.T) {
 	for _, early := range []bool{false, true} {
 		ready := make(chan struct{})
@@ -464,11 +464,11 @@ func TestWrittenAnswer(t *testing.T) {
 			close(ready)
 			require.Equal(t, 5, <-slot.ended)
 		}
-		require.NoError(t, slot.landed([]byte("late"), true), "it has returned: nothing is written")
+		require.NoError(t, slot.landed([]byte("late"), true), "the call has returned, so nothing is written")
 	}
 }
 
-// TestLandedTooLong: the slot's path breaches, and the call is made again.
+// TestLandedTooLong: the path of the slot violates the protocol, and the call is repeated.
 func TestLandedTooLong(t *testing.T) {
 	_, sides, result := lentTo(t, func(c *tls.Conn) {
 		c.Write(appendHeader(nil, frameLost, 0, 0)) // cancels request 1
@@ -488,7 +488,7 @@ func TestLandedTooLong(t *testing.T) {
 	require.ErrorIs(t, a.land([]byte("x"), false), transport.ErrProtocol, "the answer comes over TLS")
 }
 
-// TestAnswerTwice: the answer that the caller has is whole, though another one comes over TLS.
+// TestAnswerTwice: the caller's answer is complete although another one arrives over TLS.
 func TestAnswerTwice(t *testing.T) {
 	a := newAnswer(transport.Call{Into: make([]byte, 10)})
 	require.NoError(t, a.land([]byte("answer"), true))

@@ -1,14 +1,14 @@
 // Package tcp carries requests and answers between nodes over TCP and TLS 1.3. Each side proves
-// that it has its node key.
+// possession of its node key.
 //
 //	caller ─ Call ─► Conn ── request, cancel ──► session ─► Handler (Workers at once, over all connections)
 //	                  ▲  ▲                          │
 //	         its buffer  └─ pieces ≤ 64 KiB, small ─┘        Server: accepts, counts hosts, peers and bytes
 //	                        answers overtake large ones
 //
-// The frames are specified in docs/spec/transport.md#frames. In its hello a server announces how
-// many calls a connection may have under way, and a client holds back the rest. So a server always
-// reads, cancels are never stuck behind requests, and a peer that sends more is dropped.
+// The frames are specified in docs/spec/transport.md#frames. In its hello, a server announces how
+// many calls a connection may have under way, and the client holds back the rest. So a server
+// always keeps reading, cancels never wait behind requests, and a peer that sends more is dropped.
 package tcp
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// MaxChainID is the limit of a chain id, in bytes, as in CometBFT.
+// MaxChainID is the length limit of a chain id, in bytes, as in CometBFT.
 const MaxChainID = 50
 
 // maxWindow is the largest number of calls under way that a hello can allow.
@@ -31,39 +31,38 @@ const maxWindow = 1024
 // Options configure a server or a dialer. Zero means the default, unless the comment says
 // otherwise.
 type Options struct {
-	Key ed25519.PrivateKey // proves who this node is
+	Key ed25519.PrivateKey // proves the identity of this node
 	// ChainID is the chain of this node. Peers of other chains are refused. A dialer that does not
-	// know it yet leaves it empty: it learns it from Conn.ChainID, and is answered OpenMethods
-	// only.
+	// know it yet leaves it empty, learns it from Conn.ChainID, and may call OpenMethods only.
 	ChainID string
 	Handler transport.Handler // of a server
-	// OpenMethods are those that a server answers also to strangers: dialers that do not know the
-	// chain id. It refuses them all others.
+	// OpenMethods are the methods that a server also answers to dialers without a chain id. All
+	// others are refused to them.
 	OpenMethods []transport.Method
 
-	// Lanes are methods with workers of their own: they do not wait for others, nor others for
-	// them.
+	// Lanes are methods with workers of their own. Their requests neither wait for the others nor
+	// delay them.
 	Lanes []Lane
-	// Named are the peers that the operator named. Their connections to a server never make room
-	// for others.
+	// Named are the peers named by the operator. Their connections to a server are never closed to
+	// make room.
 	Named []transport.ID
 
-	// Limits of a server. A host is an address of IPv4 or a /64 of IPv6.
+	// Limits of a server. A host is an IPv4 address or an IPv6 /64.
 
-	// MaxConns: 128. If all are taken, a connection of the network that has most, or one that asks
-	// nothing, makes room for a newcomer.
+	// MaxConns: 128. If all are taken, a newcomer replaces a connection of the network with the
+	// most connections, or a connection without requests.
 	MaxConns        int
 	MaxConnsPerHost int // 16
-	// Workers are handlers running at once over all connections, except those of Lanes; 8. Hosts
-	// take turns.
+	// Workers is the number of handlers that run at once over all connections, except those of
+	// Lanes; 8. Hosts take turns.
 	Workers int
-	// Rate and RatePerPeer cap the bytes of answers per second, to all hosts together and to each;
-	// 0: no cap.
+	// Rate and RatePerPeer cap the bytes of answers per second, to all hosts together and to each
+	// host; 0: no cap.
 	Rate, RatePerPeer int64
 
 	Hooks Hooks
 
-	// Sides makes paths past TLS for answers; nil: there are none.
+	// Sides sets up paths for answers that bypass TLS; nil: none.
 	Sides Sides
 
 	// Connect opens the connections of a dialer; nil: over TCP.
@@ -72,7 +71,7 @@ type Options struct {
 	bounds
 }
 
-// Lane is some methods, and how many of their handlers run at once over all connections.
+// Lane is a set of methods, and the number of their handlers that run at once over all connections.
 type Lane struct {
 	Methods []transport.Method
 	Workers int // 1 or more
@@ -81,24 +80,24 @@ type Lane struct {
 // bounds are further limits, which only tests change.
 type bounds struct {
 	handshakeTimeout time.Duration // for TLS and the hellos together; 10 s
-	firstTimeout     time.Duration // of a server, for the dialer's first message; 2 s
+	firstTimeout     time.Duration // at a server, for the dialer's first message; 2 s
 	// idleTimeout ends a connection on which no frame arrives; 60 s. A dialer pings every 15 s, or
-	// four times in this time.
+	// four times within a shorter timeout.
 	idleTimeout  time.Duration
-	stallTimeout time.Duration // for 64 KiB to be sent to a peer that does not read; 15 s
+	stallTimeout time.Duration // for sending 64 KiB to a peer that does not read; 15 s
 
-	// Of a server.
-	maxPending int     // connections not authenticated yet; 64, at most half of them of a host
-	acceptRate float64 // connections per second of a host, with a burst of four seconds; 16
-	// maxCalls is the limit of calls under way per connection, the answers of which may all be in
-	// memory; 16, at most maxWindow.
+	// Limits of a server.
+	maxPending int     // connections not authenticated yet; 64, at most half of them from one host
+	acceptRate float64 // connections per second from a host, with a burst of four seconds; 16
+	// maxCalls is the limit of calls under way per connection, whose answers may all be in memory;
+	// 16, at most maxWindow.
 	maxCalls int
 	// maxUnsent limits the answers that are being made or wait to be sent, in bytes over all
-	// connections; 256 MiB. A host that holds more than its share of them (see budget) gets one
-	// answer at a time, and ErrBusy for the rest.
+	// connections; 256 MiB. A host above its share (see budget) gets one answer at a time, and
+	// ErrBusy for its other requests.
 	maxUnsent int64
-	// maxBodies limits what has arrived of request bodies that are longer than shortBody, in bytes
-	// over all connections; 32 MiB. Above a host's share of it requests get ErrBusy.
+	// maxBodies limits the bytes received of request bodies longer than shortBody, over all
+	// connections; 32 MiB. Requests of a host above its share get ErrBusy.
 	maxBodies int64
 }
 
@@ -109,15 +108,17 @@ type Hooks struct {
 	Received func(bytes int)                      // on the wire, TLS included
 	Opened   func(peer transport.ID, host string) // a server's connection is authenticated
 	Closed   func(peer transport.ID, host string, why error)
-	// Refused: a connection was not let in, or ended before it was authenticated and greeted.
+	// Refused is called when a connection was not admitted, or ended before it was authenticated
+	// and greeted.
 	Refused func(host string, why error)
-	// Served: a request was answered. bytes is the answer's length, err what the handler returned.
+	// Served is called when a request was answered. bytes is the length of the answer, err the
+	// handler's error.
 	Served func(r transport.Request, bytes int, took time.Duration, err error)
 }
 
-// Reasons for Hooks.Refused, beside those of TLS, of the hello and of the network.
+// Reasons for Hooks.Refused, in addition to errors of TLS, of the hello and of the network.
 var (
-	ErrTooManyPending = errors.New("too many connections are not authenticated yet")
+	ErrTooManyPending = errors.New("too many unauthenticated connections")
 	ErrAcceptRate     = errors.New("the host opens connections too fast")
 	ErrTooManyConns   = errors.New("too many connections")
 )
@@ -145,15 +146,15 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// ForTests returns options with time limits of minutes, for tests on slow machines, and with a
-// limit of calls under way; 0: the default.
+// ForTests returns options with timeouts of minutes, for tests on slow machines, and with a limit
+// of calls under way; 0: the default.
 func ForTests(o Options, maxCalls int) Options {
 	const patience = 5 * time.Minute
 	o.handshakeTimeout, o.firstTimeout, o.stallTimeout, o.maxCalls = patience, patience, patience, maxCalls
 	return o
 }
 
-// set gives a number that is not positive its default.
+// set replaces a number that is not positive by its default.
 func set[N int | int64 | float64 | time.Duration](v *N, def N) {
 	if *v <= 0 {
 		*v = def

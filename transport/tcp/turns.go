@@ -6,44 +6,44 @@ import (
 	"sync"
 )
 
-// maxParts is how many hosts of a network, or connections of a host, are remembered where not all
-// of them wait.
+// maxParts is the number of parts of a line above which all parts that neither wait nor run are
+// dropped, whatever they have used.
 const maxParts = 512
 
-// turns lets requests have a few places by turns:
+// turns shares a few places among requests:
 //
 //	wait ──► waiting ──(a place is free, and its turn has come)──► running ──done──►
 //
-// The turn is that of the network which has used least, in it that of the network, host and
-// connection which has; a connection's requests keep their order. What a request has used is known
-// when it is done, in bytes or what is as much work as so many. Who waits for the first time begins
-// with what the last in turn had used: idle time is not saved up (start-time fair queueing: Goyal,
-// Vin and Cheng, SIGCOMM 1996).
+// The next place goes to the network with the least use, and within it to the narrower network, the
+// host and the connection with the least use. Requests of one connection keep their order. The use
+// of a request is known when it is done, in bytes or in equivalent work. A part that starts to wait
+// begins with the use of the part that had the last turn, so idle time does not accumulate
+// (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996).
 type turns struct {
-	least int64 // what a request uses at least; it is charged when it begins
+	least int64 // minimum use of a request, charged when it begins
 	mu    struct {
 		sync.Mutex
-		free int // places
+		free int // free places
 		all  line
 	}
 }
 
-// line is a network, host or connection, and those of its parts that wait, run or have used more
+// line is a network, host or connection, with those of its parts that wait, run or have used more
 // than their share. Guarded by turns.mu.
 type line struct {
 	key     any
 	used    int64
 	waiting int
 	running int
-	clock   int64   // what the part that had the last turn had used before it
-	parts   []*line // in the order in which they came
-	calls   []*turn // of a connection: those that wait, the first first
+	clock   int64   // use of the part that had the last turn, before that turn
+	parts   []*line // in order of arrival
+	calls   []*turn // of a connection: waiting requests, in order
 }
 
-// turn is a request's. Guarded by turns.mu.
+// turn is the state of a request. Guarded by turns.mu.
 type turn struct {
-	way   []*line       // to the connection, from below turns.all on
-	begun chan struct{} // closed when it runs
+	way   []*line       // lines from below turns.all down to the connection
+	begun chan struct{} // closed when the request may run
 }
 
 func newTurns(places int, least int64) *turns {
@@ -52,8 +52,8 @@ func newTurns(places int, least int64) *turns {
 	return t
 }
 
-// wait returns when a request of a connection, which has any key, may run. It must be done then.
-// It fails with ctx's error.
+// wait waits until a request may run. conn is any key that identifies the connection. The caller
+// must then call done. It fails with ctx's error.
 func (t *turns) wait(ctx context.Context, from origin, conn any) (*turn, error) {
 	r := t.join(from, conn)
 	select {
@@ -86,7 +86,7 @@ func (t *turns) join(from origin, conn any) *turn {
 	return r
 }
 
-// abandon ends the waiting of a request; false: it runs already.
+// abandon removes a waiting request; false: it may run already.
 func (t *turns) abandon(r *turn) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -104,7 +104,7 @@ func (t *turns) abandon(r *turn) bool {
 	return true
 }
 
-// done gives the place of a request back. used is what it has used beyond the least.
+// done returns the place of a request. used is its use beyond the least.
 func (t *turns) done(r *turn, used int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -118,7 +118,7 @@ func (t *turns) done(r *turn, used int64) {
 	t.forget(r)
 }
 
-// next gives the free places to those whose turn it is. The caller holds t.mu.
+// next gives free places to the requests whose turn it is. The caller holds t.mu.
 func (t *turns) next() {
 	for ; t.mu.free > 0 && t.mu.all.waiting > 0; t.mu.free-- {
 		l := &t.mu.all
@@ -132,8 +132,8 @@ func (t *turns) next() {
 	}
 }
 
-// turn charges the part that has used least, of those that wait, and returns it; of equals, who has
-// waited longest.
+// turn charges and returns the waiting part with the least use; the oldest one if several are
+// equal.
 func (l *line) turn(least int64) (p *line) {
 	for _, q := range l.parts {
 		if q.waiting > 0 && (p == nil || q.used < p.used) {
@@ -147,7 +147,8 @@ func (l *line) turn(least int64) (p *line) {
 	return p
 }
 
-// part returns the part of a key. A new one has used as much as who had the last turn.
+// part returns the part with a key. A new part, or one that starts to wait, begins with the use of
+// the part that had the last turn.
 func (l *line) part(key any) *line {
 	for _, p := range l.parts {
 		if p.key == key {
@@ -162,7 +163,7 @@ func (l *line) part(key any) *line {
 	return p
 }
 
-// forget drops, on the way of a request, the parts that nobody needs to remember.
+// forget drops the parts on the path of a request that no longer have any effect.
 func (t *turns) forget(r *turn) {
 	t.mu.all.forget()
 	for _, l := range r.way {
@@ -170,8 +171,9 @@ func (t *turns) forget(r *turn) {
 	}
 }
 
-// forget drops parts that neither wait nor run, and have used no more than a new one would have.
-// Where none waits or runs, those are all; and debts are forgotten where too many have some.
+// forget drops parts that neither wait nor run and have used no more than a new one would have. If
+// no part waits or runs, it drops all of them. If there are too many parts, it also drops those
+// that have used more.
 func (l *line) forget() {
 	idle := l.waiting == 0 && l.running == 0
 	if idle {

@@ -18,7 +18,7 @@ import (
 
 const cheapMethod transport.Method = 1
 
-// flood has a connection keep as many calls under way as it may, until it is closed.
+// flood keeps as many calls under way on a connection as allowed, until it is closed.
 func flood(c *Conn, method transport.Method, body string) {
 	for range cap(c.slots) {
 		go func() {
@@ -31,16 +31,16 @@ func flood(c *Conn, method transport.Method, body string) {
 	}
 }
 
-// sleeping is a handler that takes as long as the body says.
+// sleeping is a handler that takes as long as the body specifies.
 var sleeping = transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) {
 	d, err := time.ParseDuration(string(r.Body))
 	<-time.NewTimer(d).C
 	return nil, err
 })
 
-// TestHostsTakeTurns has six hosts send as many requests as they may, on as many connections: who
-// has one request waits for those that run and one of each host, and not for its cheap one behind
-// costly ones.
+// TestHostsTakeTurns lets six hosts send as many requests as they may, on as many connections. A
+// host with one request waits for the running requests and one of each host, and its cheap request
+// does not wait behind costly ones.
 func TestHostsTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
@@ -70,8 +70,8 @@ func TestHostsTakeTurns(t *testing.T) {
 	})
 }
 
-// TestTurnsAreOfWork has six hosts send requests a hundred times as costly as an honest one's: the
-// honest host gets its seventh of the work, which is most of the requests.
+// TestTurnsAreOfWork lets six hosts send requests a hundred times as costly as those of an honest
+// host. The honest host gets its seventh of the work, which is most of the requests.
 func TestTurnsAreOfWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
@@ -89,13 +89,13 @@ func TestTurnsAreOfWork(t *testing.T) {
 		<-time.After(10 * time.Second)
 		before := served.Load()
 		<-time.After(100 * time.Second)
-		require.Greater(t, served.Load()-before, int64(3000), "of the 4,761 that take a seventh of 100 s")
+		require.Greater(t, served.Load()-before, int64(3000), "4,761 requests take a seventh of 100 s")
 		s.Close()
 	})
 }
 
-// TestWeightIsWork has two hosts send requests that take as long, but one host's weigh so much more
-// that they use ten times what the other's use.
+// TestWeightIsWork lets two hosts send requests of equal duration, but the weights of one host's
+// requests are so large that they use ten times as much.
 func TestWeightIsWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var light, heavy atomic.Int64
@@ -118,8 +118,8 @@ func TestWeightIsWork(t *testing.T) {
 	})
 }
 
-// TestTurnsAreNotSavedUp has a host run one long request while another runs many short ones: when
-// it asks for more, it has no more turns than the other.
+// TestTurnsAreNotSavedUp lets a host run one long request while another runs many short ones. When
+// it sends more, it gets no more turns than the other.
 func TestTurnsAreNotSavedUp(t *testing.T) {
 	turns := newTurns(2, 1)
 	a, b := originOf(pipeAddr("10.0.0.1:1")), originOf(pipeAddr("10.0.0.2:1"))
@@ -151,7 +151,7 @@ func TestTurnsAreNotSavedUp(t *testing.T) {
 	turns.done(long, 0)
 }
 
-// TestNetworksTakeTurns has a /48 of IPv6 flood a server from many hosts: they are one part.
+// TestNetworksTakeTurns lets an IPv6 /48 flood a server from many hosts: they count as one part.
 func TestNetworksTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var served, honest atomic.Int64
@@ -175,8 +175,7 @@ func TestNetworksTakeTurns(t *testing.T) {
 	})
 }
 
-// TestSendingTakesTurns has five hosts fetch on many connections what a cap lets through: each gets
-// its part.
+// TestSendingTakesTurns lets five hosts fetch on many connections under a cap: each gets its share.
 func TestSendingTakesTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const rate, size = 6 << 20, 1 << 20
@@ -208,8 +207,8 @@ func TestSendingTakesTurns(t *testing.T) {
 	})
 }
 
-// TestTurnsAtRandom has requests of some networks come, be done and be given up in any order: no
-// place is lost, none is given twice, and nothing is left behind.
+// TestTurnsAtRandom adds, completes and abandons requests of some networks in any order: no place
+// is lost or given twice, and no state remains.
 func TestTurnsAtRandom(t *testing.T) {
 	seed := seeds.New(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -219,7 +218,7 @@ func TestTurnsAtRandom(t *testing.T) {
 		var wg sync.WaitGroup
 		for worker := range 20 {
 			wg.Go(func() {
-				rnd := rand.New(rand.NewPCG(seed, uint64(worker))) //nolint:gosec // it is to be repeatable
+				rnd := rand.New(rand.NewPCG(seed, uint64(worker))) //nolint:gosec // must be reproducible
 				for range 200 {
 					from := originOf(pipeAddr(fmt.Sprintf("[2001:db8:%x:%x::1]:1", rnd.IntN(3), rnd.IntN(3))))
 					ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rnd.IntN(100))*time.Millisecond)
@@ -244,8 +243,8 @@ func TestTurnsAtRandom(t *testing.T) {
 	})
 }
 
-// TestDebtsAreRemembered has a host send one costly request at a time, so that it never waits while
-// it pays.
+// TestDebtsAreRemembered lets a host send one costly request at a time, so that it never waits
+// while it pays.
 func TestDebtsAreRemembered(t *testing.T) {
 	turns := newTurns(1, 1)
 	a, b := originOf(pipeAddr("10.0.0.1:1")), originOf(pipeAddr("10.0.0.2:1"))

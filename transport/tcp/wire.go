@@ -9,23 +9,24 @@ import (
 )
 
 const (
-	maxHandshake = 16 << 10 // bytes of a peer before it is greeted, at most
-	largeBuffer  = 64 << 10 // of answers: less costs CPU time, more saves none (BenchmarkCall)
-	smallBuffer  = 4 << 10  // of requests
+	maxHandshake = 16 << 10 // limit of bytes read from a peer before it is greeted
+	largeBuffer  = 64 << 10 // for answers: smaller costs CPU, larger saves none (BenchmarkCall)
+	smallBuffer  = 4 << 10  // for requests
 )
 
 var errHandshakeTooLong = errors.New("the handshake is too long")
 
-// wire is the socket under TLS. crypto/tls writes each record of 16 KiB with a call of its own and
-// reads little more at once; wire gathers them. A peer that does not take in time what was gathered
-// is given up. Until the greeting nothing is gathered, and the bytes read are limited.
+// wire is the socket under TLS. crypto/tls makes a write call for each record of 16 KiB, and reads
+// little more at once, so wire buffers both. A peer that does not read the buffered bytes in time
+// is disconnected. Until the greeting, writes are not buffered, and the number of bytes read is
+// limited.
 type wire struct {
 	net.Conn
 	hooks *Hooks
 	stall time.Duration
-	heard func() // of a server: called when the peer's ClientHello has come
+	heard func() // at a server: called when the peer's ClientHello has arrived
 
-	in     *bufio.Reader // over socket; used by the goroutine that reads
+	in     *bufio.Reader // reads from socket; used by the reading goroutine
 	budget int           // bytes that may still be read; < 0: no limit
 
 	out struct {
@@ -41,7 +42,7 @@ func newWire(c net.Conn, o *Options, readBuffer int) *wire {
 	return w
 }
 
-// socket reads from the connection itself.
+// socket reads from the connection directly.
 type socket struct{ *wire }
 
 func (s socket) Read(b []byte) (int, error) {
@@ -63,8 +64,8 @@ func (s socket) Read(b []byte) (int, error) {
 
 func (w *wire) Read(b []byte) (int, error) { return w.in.Read(b) }
 
-// greeted lifts the limits of the handshake and begins to gather. It must be called before other
-// goroutines use the wire.
+// greeted lifts the limits of the handshake and starts to buffer writes. It must be called before
+// other goroutines use the wire.
 func (w *wire) greeted(writeBuffer int) {
 	w.budget = -1
 	w.out.gather = true
@@ -90,7 +91,7 @@ func (w *wire) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Flush sends what was gathered.
+// Flush sends the buffered bytes.
 func (w *wire) Flush() error {
 	w.out.Lock()
 	defer w.out.Unlock()
@@ -106,7 +107,8 @@ func (w *wire) flush() error {
 	return err
 }
 
-// send writes b now. deadline: within stall; the handshake has a deadline of its own.
+// send writes b now. With deadline, it must succeed within stall; during the handshake another
+// deadline applies.
 func (w *wire) send(b []byte, deadline bool) (int, error) {
 	if deadline {
 		if err := w.Conn.SetWriteDeadline(time.Now().Add(w.stall)); err != nil {

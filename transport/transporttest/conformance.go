@@ -26,22 +26,22 @@ const (
 	chain  = "chain"
 	server = 1 // the node that listens
 	client = 2 // the node that dials
-	// patience ends a test that hangs. No test is decided by it.
+	// patience ends a test that hangs. It does not decide the outcome of any test.
 	patience = 60 * time.Second
 )
 
-// The methods of the suite. Their numbers mean nothing to a transport; the random test asks them
-// for different endings.
+// Methods of the suite. Their numbers have no meaning to a transport; testRandom uses them for
+// different endings.
 const (
 	someMethod transport.Method = 4 // is answered
-	hangMethod transport.Method = 8 // until it is cancelled
+	hangMethod transport.Method = 8 // waits until it is cancelled
 	goneMethod transport.Method = 9
 )
 
-// openMethods are answered also to a dialer without a chain id.
+// openMethods are also answered to a dialer without a chain id.
 var openMethods = []transport.Method{1, 10}
 
-// Run checks that a transport keeps the contract of package transport.
+// Run checks that a transport fulfils the contract of package transport.
 func Run(t *testing.T, tr Transport) {
 	for _, test := range []struct {
 		name string
@@ -89,7 +89,7 @@ func newWorld(t *testing.T, tr Transport, maxCalls int, h transport.HandlerFunc)
 	return world{node, conn, ctx}
 }
 
-// hangUp closes a connection that a test is done with: what Close says is nobody's concern.
+// hangUp closes a connection at the end of a test and ignores the error.
 func hangUp(c io.Closer) { c.Close() }
 
 // call makes a call whose answer the transport allocates.
@@ -100,7 +100,7 @@ func (w world) call(body []byte) ([]byte, error) {
 // echo answers with the body.
 func echo(_ context.Context, r transport.Request) ([]byte, error) { return r.Body, nil }
 
-// wanted answers with as many pseudo-random bytes as the body says.
+// wanted answers with as many pseudo-random bytes as the body requests.
 func wanted(_ context.Context, r transport.Request) ([]byte, error) {
 	n, used := binary.Uvarint(r.Body)
 	if used <= 0 {
@@ -109,7 +109,7 @@ func wanted(_ context.Context, r transport.Request) ([]byte, error) {
 	return noise(r.Body, int(n)), nil
 }
 
-// noise is n bytes that follow from a seed.
+// noise returns n pseudo-random bytes derived from a seed.
 func noise(seed []byte, n int) []byte {
 	var key [32]byte
 	copy(key[:], seed)
@@ -142,14 +142,14 @@ func testIdentity(t *testing.T, tr Transport) {
 	r := <-seen
 	require.Equal(t, ID(client), r.Peer)
 	require.NotEmpty(t, r.Host)
-	require.NotContains(t, r.Host, ":") // loopback, of IPv4
+	require.NotContains(t, r.Host, ":") // loopback over IPv4
 	require.Equal(t, goneMethod, r.Method)
 	require.Equal(t, "body", string(r.Body))
 
 	anybody, err := tr.Dialer(t, Options{Node: client, ChainID: chain}).Dial(w.ctx, transport.Address{HostPort: w.node.Address.HostPort})
 	require.NoError(t, err)
 	defer hangUp(anybody)
-	require.Equal(t, w.node.Address, anybody.Remote(), "it says who it was")
+	require.Equal(t, w.node.Address, anybody.Remote(), "the connection knows the peer's ID")
 }
 
 func testWrongPeers(t *testing.T, tr Transport) {
@@ -161,7 +161,7 @@ func testWrongPeers(t *testing.T, tr Transport) {
 	_, err = tr.Dialer(t, Options{Node: client, ChainID: "other"}).Dial(w.ctx, w.node.Address)
 	require.ErrorIs(t, err, transport.ErrWrongChain)
 	got, err := w.call([]byte("x"))
-	require.NoError(t, err, "others do not disturb")
+	require.NoError(t, err, "failed dials do not affect others")
 	require.Equal(t, "x", string(got))
 }
 
@@ -228,11 +228,11 @@ func testTooLong(t *testing.T, tr Transport) {
 			_, err := w.conn.Call(w.ctx, c)
 			require.ErrorIs(t, err, transport.ErrTooLong)
 			require.NotErrorIs(t, err, transport.ErrClosed)
-			require.True(t, bytes.Equal(make([]byte, len(c.Into)), c.Into), "nothing of it was written")
+			require.True(t, bytes.Equal(make([]byte, len(c.Into)), c.Into), "nothing was written")
 		}
 	}
 	got, err := w.call(want(10, 0))
-	require.NoError(t, err, "the connection stays")
+	require.NoError(t, err, "the connection stays open")
 	require.Len(t, got, 10)
 }
 
@@ -273,10 +273,10 @@ func testBodies(t *testing.T, tr Transport) {
 	require.Error(t, err)
 	require.NotErrorIs(t, err, transport.ErrClosed)
 	_, err = w.call(nil)
-	require.NoError(t, err, "the connection stays")
+	require.NoError(t, err, "the connection stays open")
 }
 
-// testMemory has both sides write to what is theirs.
+// testMemory lets both sides modify their own buffers.
 func testMemory(t *testing.T, tr Transport) {
 	shared := bytes.Repeat([]byte("answer"), 20_000)
 	original := bytes.Clone(shared)
@@ -298,7 +298,7 @@ func testMemory(t *testing.T, tr Transport) {
 	require.True(t, bytes.Equal(original, shared))
 }
 
-// testAnyOrder has the first request answered after the second.
+// testAnyOrder answers the second request before the first.
 func testAnyOrder(t *testing.T, tr Transport) {
 	second, began := make(chan struct{}), make(chan struct{})
 	w := newWorld(t, tr, 0, func(ctx context.Context, r transport.Request) ([]byte, error) {
@@ -325,7 +325,7 @@ func testAnyOrder(t *testing.T, tr Transport) {
 	require.NoError(t, <-first)
 }
 
-// testConcurrency has as many handlers meet as a server allows, and never more run.
+// testConcurrency requires that as many handlers as the server allows run at once, and never more.
 func testConcurrency(t *testing.T, tr Transport) {
 	const allowed, calls = 4, 40
 	var running, arrived atomic.Int64
@@ -379,9 +379,9 @@ func testCancel(t *testing.T, tr Transport) {
 	wait(t, w, began)
 	cancel()
 	require.ErrorIs(t, <-result, context.Canceled)
-	wait(t, w, ended) // the handler was told
+	wait(t, w, ended) // the handler's context has ended
 	got, err := w.call([]byte("next"))
-	require.NoError(t, err, "the connection stays, and the one slot is free again")
+	require.NoError(t, err, "the connection stays open, and its only slot is free again")
 	require.Equal(t, "next", string(got))
 	require.Equal(t, "lent buffer", string(into))
 }
@@ -417,7 +417,7 @@ func testCancelWaiting(t *testing.T, tr Transport) {
 	require.NoError(t, <-first)
 	_, err := w.call(nil)
 	require.NoError(t, err)
-	require.Equal(t, int64(2), served.Load(), "what was cancelled before it was sent is not served")
+	require.Equal(t, int64(2), served.Load(), "a request cancelled before sending is not served")
 }
 
 func testExpired(t *testing.T, tr Transport) {
@@ -435,8 +435,8 @@ func testExpired(t *testing.T, tr Transport) {
 	require.Equal(t, int64(1), served.Load())
 }
 
-// testLentBuffers cancels calls whose answers are under way, and writes to the buffers at once. The
-// race detector sees any late writer.
+// testLentBuffers cancels calls whose answers are under way, and then writes to the buffers at
+// once. The race detector reports late writes of the transport.
 func testLentBuffers(t *testing.T, tr Transport) {
 	const size, rounds = 300 << 10, 12
 	w := newWorld(t, tr, 4, wanted)
@@ -448,7 +448,7 @@ func testLentBuffers(t *testing.T, tr Transport) {
 				body := want(size, byte(worker))
 				ctx, cancel := context.WithCancel(w.ctx)
 				var received atomic.Int64
-				// It ends the call once some bytes have come, each time at another point.
+				// Ends the call after some bytes have arrived, each time at another point.
 				go func() {
 					defer cancel()
 					for received.Load() <= int64(i)*(size/rounds) && ctx.Err() == nil {
@@ -461,14 +461,14 @@ func testLentBuffers(t *testing.T, tr Transport) {
 				case err == nil && !bytes.Equal(got, noise(body, size)):
 					t.Error("a wrong answer")
 				case !bytes.Equal(into[:received.Load()], noise(body, size)[:received.Load()]):
-					t.Error("what was received is not in the buffer")
+					t.Error("received bytes are not in the buffer")
 				case err != nil && !errors.Is(err, context.Canceled):
 					t.Error(err)
 				}
 				ours := bytes.Repeat([]byte{byte(i)}, size)
 				copy(into, ours)
 				clear(body)
-				if _, err := w.call(want(1, 0)); err != nil { // lets late pieces come
+				if _, err := w.call(want(1, 0)); err != nil { // gives late pieces time to arrive
 					t.Error(err)
 				}
 				if !bytes.Equal(ours, into) {
@@ -480,7 +480,7 @@ func testLentBuffers(t *testing.T, tr Transport) {
 	wg.Wait()
 }
 
-// hanging starts a server whose handlers wait for their contexts, and calls under way.
+// hanging starts a server whose handlers wait for their contexts to end, and makes calls to it.
 func hanging(t *testing.T, tr Transport, calls int) (w world, results chan error, handlers *sync.WaitGroup) {
 	t.Helper()
 	began := make(chan struct{}, calls)
@@ -521,13 +521,13 @@ func testCloseClient(t *testing.T, tr Transport) {
 	w, results, handlers := hanging(t, tr, 3)
 	select {
 	case <-w.conn.Done():
-		require.Fail(t, "it is over too early")
+		require.Fail(t, "a call ended too early")
 	default:
 		require.NoError(t, w.conn.Err())
 	}
 	require.NoError(t, w.conn.Close())
 	requireClosed(t, w, results, 3)
-	handlers.Wait() // they were told that the peer is gone
+	handlers.Wait() // their contexts ended with the connection
 	require.NoError(t, w.conn.Close())
 }
 
@@ -564,7 +564,8 @@ func testManyConns(t *testing.T, tr Transport) {
 	wg.Wait()
 }
 
-// testRandom mixes everything on one connection. What each call returns is known beforehand.
+// testRandom mixes all kinds of calls on one connection. The expected result of each call is known
+// beforehand.
 func testRandom(t *testing.T, tr Transport) {
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("STARLING_SEED"); s != "" {
@@ -587,7 +588,7 @@ func testRandom(t *testing.T, tr Transport) {
 	var wg sync.WaitGroup
 	for worker := range 12 {
 		wg.Go(func() {
-			rnd := rand.New(rand.NewPCG(seed, uint64(worker))) //nolint:gosec // it is to be repeatable
+			rnd := rand.New(rand.NewPCG(seed, uint64(worker))) //nolint:gosec // must be reproducible
 			for range 40 {
 				if err := randomCall(w, rnd); err != nil {
 					t.Error(err)

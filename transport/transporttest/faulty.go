@@ -14,7 +14,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Faults of a peer. Shares are between 0 and 1. The zero value is a peer without faults.
+// Faults describes the faults of a peer. Shares are between 0 and 1. The zero value means no
+// faults.
 type Faults struct {
 	Refuse     float64       // share of dials that fail
 	Loss       float64       // share of calls that are never answered
@@ -27,23 +28,23 @@ type Faults struct {
 	Disconnect int           // calls after which a connection breaks; 0: never
 }
 
-// Faulty is a dialer whose peers fail and lie. The fate of a call follows from the seed, the peer,
-// the method, the body and how often that call was made, and not from the order of calls. It waits
-// by package time, so it can be used in virtual time.
+// Faulty is a dialer that injects faults. The outcome of a call depends on the seed, the peer, the
+// method, the body and how often that call was made before, but not on the order of calls. It uses
+// package time, so it works in virtual time.
 type Faulty struct {
 	Dialer transport.Dialer
 	Seed   uint64
-	Faults func(transport.Address) Faults // asked at every dial
+	Faults func(transport.Address) Faults // called at every dial
 
 	mu    sync.Mutex
-	asked map[[sha256.Size]byte]uint64 // how often each call was made, by its hash
+	asked map[[sha256.Size]byte]uint64 // number of calls by hash of the call
 	links map[string]*link             // by host and port
 }
 
-// link is the line to a peer.
+// link is the network link to a peer.
 type link struct {
 	sync.Mutex
-	free time.Time // when it will have transmitted everything it was given
+	free time.Time // when everything handed over will be transmitted
 }
 
 const overtaken = time.Second // how long an answer waits to be overtaken
@@ -71,7 +72,8 @@ func (f *Faulty) Dial(ctx context.Context, a transport.Address) (transport.Conn,
 	return &faultyConn{Conn: c, f: f, faults: faults, link: f.links[a.HostPort], passed: make(chan struct{})}, nil
 }
 
-// fate returns the randomness of the nth call of a kind to a peer.
+// fate returns the random source for a call: it depends on the peer, the call and its number of
+// repetitions.
 func (f *Faulty) fate(what, hostPort string, method transport.Method, body []byte) *rand.Rand {
 	h := sha256.New()
 	fmt.Fprintf(h, "%d %s %s %d ", f.Seed, what, hostPort, method)
@@ -83,7 +85,7 @@ func (f *Faulty) fate(what, hostPort string, method transport.Method, body []byt
 		f.asked = make(map[[sha256.Size]byte]uint64)
 	}
 	f.asked[key]++
-	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(key[:]), f.asked[key])) //nolint:gosec // it is to be repeatable
+	return rand.New(rand.NewPCG(binary.BigEndian.Uint64(key[:]), f.asked[key])) //nolint:gosec // must be reproducible
 }
 
 type faultyConn struct {
@@ -94,7 +96,7 @@ type faultyConn struct {
 	calls  atomic.Int64
 
 	mu     sync.Mutex
-	passed chan struct{} // closed, and made anew, when an answer passes
+	passed chan struct{} // closed and replaced when an answer passes
 }
 
 // Call implements transport.Conn.
@@ -116,7 +118,7 @@ func (c *faultyConn) Call(ctx context.Context, call transport.Call) ([]byte, err
 			return nil, c.Err()
 		}
 	}
-	received := call.Received // counted as the slow line transmits bytes
+	received := call.Received // counted below, at the speed of the link
 	call.Received = nil
 	got, err := c.Conn.Call(ctx, call)
 	if err == nil && truncate && len(got) > 0 {
@@ -140,7 +142,7 @@ func (c *faultyConn) Call(ctx context.Context, call transport.Call) ([]byte, err
 	return got, err
 }
 
-// wait lets time pass while the connection and the call last.
+// wait waits for d, or until the connection or the call ends.
 func (c *faultyConn) wait(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil
@@ -177,7 +179,7 @@ func (c *faultyConn) pass() {
 	c.passed = make(chan struct{})
 }
 
-// transmit takes the time that the line needs for n bytes. Answers take turns, with 16 KiB each.
+// transmit waits as long as the link needs for n bytes. Answers take turns with 16 KiB each.
 func (c *faultyConn) transmit(ctx context.Context, n int, received *atomic.Int64) error {
 	for n > 0 {
 		part := n
@@ -194,7 +196,7 @@ func (c *faultyConn) transmit(ctx context.Context, n int, received *atomic.Int64
 	return nil
 }
 
-// reserve returns how long it takes until the line has been free for d.
+// reserve reserves the link for a transmission that takes d, and returns the time until its end.
 func (l *link) reserve(d time.Duration) time.Duration {
 	l.Lock()
 	defer l.Unlock()

@@ -12,11 +12,11 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// defaultCalls is Config.MaxCalls where that is 0.
+// defaultCalls is the default of Config.MaxCalls.
 const defaultCalls = 16
 
-// Network is a transport in memory. Nothing is encoded, and only handlers take time, so it can be
-// used in the virtual time of testing/synctest. The zero value is a network without nodes.
+// Network is an in-memory transport. Nothing is encoded, and only handlers take time, so it works
+// in the virtual time of testing/synctest. The zero value is a network without nodes.
 type Network struct {
 	mu        sync.Mutex
 	listeners map[string]*Listener
@@ -25,19 +25,19 @@ type Network struct {
 // Config configures a node of a Network.
 type Config struct {
 	ID          transport.ID
-	Host        string // of a dialer: Request.Host at the server
-	ChainID     string // may be empty for a dialer: it is then answered OpenMethods only
+	Host        string // at a dialer: Request.Host at the server
+	ChainID     string // if empty at a dialer, only OpenMethods are answered
 	Handler     transport.Handler
-	OpenMethods []transport.Method // that a listener answers also to dialers without a ChainID
+	OpenMethods []transport.Method // answered also to dialers without a ChainID
 	MaxCalls    int                // calls under way per connection that a listener accepts; 16
 }
 
-// Listener is a node that answers.
+// Listener is a listening node.
 type Listener struct {
 	network  *Network
 	hostPort string
 	c        Config
-	wg       sync.WaitGroup // handlers
+	wg       sync.WaitGroup // of handlers
 	mu       struct {
 		sync.Mutex
 		conns  map[*memConn]struct{}
@@ -64,7 +64,7 @@ func (n *Network) Listen(hostPort string, c Config) (*Listener, error) {
 	return l, nil
 }
 
-// Address returns where it listens.
+// Address returns the listening address.
 func (l *Listener) Address() transport.Address {
 	return transport.Address{ID: l.c.ID, HostPort: l.hostPort}
 }
@@ -83,7 +83,7 @@ func (l *Listener) Close() {
 	l.wg.Wait()
 }
 
-// Disconnect ends all connections. It still listens.
+// Disconnect ends all connections and keeps listening.
 func (l *Listener) Disconnect() {
 	l.mu.Lock()
 	conns := make([]*memConn, 0, len(l.mu.conns))
@@ -99,7 +99,7 @@ func (l *Listener) Disconnect() {
 var (
 	errReset   = errors.New("connection reset by peer")
 	errNobody  = errors.New("connection refused")
-	errNoChain = fmt.Errorf("the method is not open to strangers: %w", transport.ErrRefused)
+	errNoChain = fmt.Errorf("the method requires a chain id: %w", transport.ErrRefused)
 )
 
 // Dialer returns a dialer of the network.
@@ -141,11 +141,11 @@ func (d *memDialer) Dial(ctx context.Context, a transport.Address) (transport.Co
 	return c, nil
 }
 
-// memConn is a connection: its context ends with it.
+// memConn is a connection. Its context ends with it.
 type memConn struct {
 	listener *Listener
 	dialer   Config
-	slots    chan struct{} // one for each handler under way
+	slots    chan struct{} // one for each running handler
 	ctx      context.Context
 	end      context.CancelCauseFunc
 }
@@ -176,11 +176,10 @@ type memAnswer struct {
 	err   error
 }
 
-// Call implements transport.Conn. The handler never sees the caller's memory, nor the caller the
-// handler's.
+// Call implements transport.Conn. The caller and the handler never share memory.
 func (c *memConn) Call(ctx context.Context, call transport.Call) ([]byte, error) {
 	if len(call.Body) > transport.MaxBody {
-		return nil, fmt.Errorf("a request of %d bytes, of at most %d", len(call.Body), transport.MaxBody)
+		return nil, fmt.Errorf("request of %d bytes exceeds the limit of %d", len(call.Body), transport.MaxBody)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -192,7 +191,7 @@ func (c *memConn) Call(ctx context.Context, call transport.Call) ([]byte, error)
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if c.ctx.Err() != nil { // select takes any way that is open
+	if c.ctx.Err() != nil { // select picks any ready case
 		return nil, c.Err()
 	}
 	handlerCtx, cancel := context.WithCancel(c.ctx)
@@ -212,7 +211,7 @@ func (c *memConn) Call(ctx context.Context, call transport.Call) ([]byte, error)
 	defer cancel()
 	select {
 	case a := <-answer:
-		switch { // a handler whose context ends fails, and select takes any way that is open
+		switch { // a handler whose context ends fails, and select picks any ready case
 		case a.err != nil && c.ctx.Err() != nil:
 			return nil, c.Err()
 		case a.err != nil && ctx.Err() != nil:
@@ -226,7 +225,7 @@ func (c *memConn) Call(ctx context.Context, call transport.Call) ([]byte, error)
 	}
 }
 
-// enter counts a handler in, unless the listener is closed.
+// enter registers a handler, unless the listener is closed.
 func (l *Listener) enter() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -271,7 +270,7 @@ func land(call transport.Call, a memAnswer) ([]byte, error) {
 	return into[:n], nil
 }
 
-// InMemory is a Network as Run and other tests want it.
+// InMemory returns a Network as a Transport for Run and other tests.
 func InMemory() Transport { return &memTransport{} }
 
 type memTransport struct {

@@ -21,7 +21,7 @@ import (
 
 func TestNetwork(t *testing.T) { Run(t, InMemory()) }
 
-// TestFaultlessFaulty has the wrapper change nothing where nothing is wrong.
+// TestFaultlessFaulty: without faults, the wrapper changes nothing.
 func TestFaultlessFaulty(t *testing.T) { Run(t, faultless{InMemory()}) }
 
 type faultless struct{ Transport }
@@ -30,7 +30,7 @@ func (f faultless) Dialer(tb testing.TB, o Options) transport.Dialer {
 	return &Faulty{Dialer: f.Transport.Dialer(tb, o), Faults: func(transport.Address) Faults { return Faults{} }}
 }
 
-// faultyWorld is a node in memory and a dialer with faults, in virtual time.
+// faultyWorld is an in-memory node and a dialer with faults, in virtual time.
 func faultyWorld(t *testing.T, seed uint64, faults Faults, h transport.HandlerFunc) (*Faulty, *Listener) {
 	t.Helper()
 	var n Network
@@ -40,14 +40,15 @@ func faultyWorld(t *testing.T, seed uint64, faults Faults, h transport.HandlerFu
 	return &Faulty{Dialer: d, Seed: seed, Faults: func(transport.Address) Faults { return faults }}, l
 }
 
-// outcome is what became of a call.
+// outcome is the result of a call.
 type outcome struct {
 	got  string
 	err  error
 	took time.Duration
 }
 
-// fetch makes calls at once, each for its own answer, and gives up after a minute of virtual time.
+// fetch makes concurrent calls, each for its own answer, and gives up after a minute of virtual
+// time.
 func fetch(t *testing.T, f *Faulty, a transport.Address, calls, size int) []outcome {
 	t.Helper()
 	c, err := f.Dial(context.Background(), a)
@@ -85,8 +86,8 @@ func TestFaults(t *testing.T) {
 	whole := func(o outcome, i int) bool { return o.err == nil && len(o.got) == 2*size && flipped(o, i) == 0 }
 	for name, test := range map[string]struct {
 		faults   Faults
-		hit      func(o outcome, i int) bool // by the fault
-		min, max int                         // of the calls
+		hit      func(o outcome, i int) bool // affected by the fault
+		min, max int                         // number of calls
 	}{
 		"none":     {Faults{}, func(o outcome, _ int) bool { return o.took > 0 }, 0, 0},
 		"loss":     {Faults{Loss: 0.5}, func(o outcome, _ int) bool { return errors.Is(o.err, context.DeadlineExceeded) }, 60, 140},
@@ -118,8 +119,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestFate repeats a run with everything: the same seed, the same outcomes and times, another one,
-// others.
+// TestFate repeats a run with all faults: the same seed gives the same outcomes and times, another
+// seed gives others.
 func TestFate(t *testing.T) {
 	run := func(seed uint64) (all []outcome) {
 		synctest.Test(t, func(t *testing.T) {
@@ -133,14 +134,14 @@ func TestFate(t *testing.T) {
 	require.NotEqual(t, run(1), run(2))
 }
 
-// TestReorder has answers held back until others have passed.
+// TestReorder holds back answers until others have passed.
 func TestReorder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, l := faultyWorld(t, 7, Faults{Reorder: 1}, wanted)
 		defer l.Close()
 		for _, o := range fetch(t, f, l.Address(), 1, 1) {
 			require.NoError(t, o.err)
-			require.Equal(t, overtaken, o.took, "nobody came to overtake it")
+			require.Equal(t, overtaken, o.took, "no other answer overtook it")
 		}
 		f, l = faultyWorld(t, 7, Faults{Reorder: 0.5}, wanted)
 		defer l.Close()
@@ -168,7 +169,7 @@ func TestReorder(t *testing.T) {
 	})
 }
 
-// TestSlowLine has progress be seen as a slow line lets it through, and calls end at any time.
+// TestSlowLine: progress is reported at the speed of the slow link, and calls end at any time.
 func TestSlowLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const rate, size = 100_000, 1_000_000
@@ -194,7 +195,7 @@ func TestSlowLine(t *testing.T) {
 	})
 }
 
-// TestRefuse has dials fail, and others succeed.
+// TestRefuse: some dials fail, and others succeed.
 func TestRefuse(t *testing.T) {
 	f, l := faultyWorld(t, 3, Faults{Refuse: 0.5}, wanted)
 	defer l.Close()
@@ -210,7 +211,7 @@ func TestRefuse(t *testing.T) {
 	require.True(t, 20 < refused && refused < 80, refused)
 }
 
-// TestNetworkInVirtualTime has handlers take time, and a node come back under its old address.
+// TestNetworkInVirtualTime: handlers take time, and a node returns under its old address.
 func TestNetworkInVirtualTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n Network

@@ -1,11 +1,11 @@
-// reference: what a device costs by itself. One process writes into memory that another one has lent,
-// with an immediate for each write, over a reliable connection; both sleep in their completion
-// channels. Nothing is requested, copied, encrypted or checked.
+// reference: the cost of a device by itself. One process writes with immediate into the memory of
+// another, over a reliable connection. Both sleep in their completion channels. Nothing is
+// requested, copied, encrypted or checked.
 //
 //   usage: reference RECEIVER-ADDRESS SENDER-ADDRESS BYTES-OF-A-WRITE WRITES WINDOW
 //
-// The addresses are those of RoCE v2 devices. It prints a line of JSON: bytes, seconds, the seconds of
-// CPU time of the whole machine meanwhile, and the completion events of the side that had more.
+// The addresses are those of RoCE v2 devices. It prints a line of JSON: bytes, seconds, the CPU
+// seconds of the whole machine meanwhile, and the completion events of the side that had more.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -36,7 +36,7 @@ static double now(void) {
 	return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-// As machineCPU in system.go.
+// Like MachineCPU in bench/harness/usage.go.
 static double machine(void) {
 	unsigned long long t[7] = {0};
 	FILE *f = fopen("/proc/stat", "r");
@@ -46,7 +46,7 @@ static double machine(void) {
 	return (double)(t[0] + t[1] + t[2] + t[5] + t[6]) / sysconf(_SC_CLK_TCK);
 }
 
-// What two ends tell each other over a socket.
+// What the two ends exchange over a socket.
 struct address {
 	union ibv_gid gid;
 	uint64_t base;
@@ -66,10 +66,10 @@ struct end {
 	struct address self, peer;
 };
 
-// find opens the device whose port 1 has an address.
+// find opens the device whose port 1 has this address.
 static struct ibv_context *find(struct end *e, const char *text) {
 	unsigned char want[16] = {[10] = 0xff, [11] = 0xff};
-	if (inet_pton(AF_INET, text, want + 12) != 1 && inet_pton(AF_INET6, text, want) != 1) die("%s is no address", text);
+	if (inet_pton(AF_INET, text, want + 12) != 1 && inet_pton(AF_INET6, text, want) != 1) die("%s is not an address", text);
 	int count = 0;
 	struct ibv_device **list = ibv_get_device_list(&count);
 	if (!list) die("ibv_get_device_list: %s", strerror(errno));
@@ -122,7 +122,7 @@ static void make(struct end *e, const char *address, size_t bytes, int window) {
 }
 
 static void meet(struct end *e, void *mine, void *theirs, size_t n) {
-	if (write(e->fd, mine, n) != (ssize_t)n || recv(e->fd, theirs, n, MSG_WAITALL) != (ssize_t)n) die("the other side is gone");
+	if (write(e->fd, mine, n) != (ssize_t)n || recv(e->fd, theirs, n, MSG_WAITALL) != (ssize_t)n) die("the other side has ended");
 }
 
 static void join(struct end *e) {
@@ -140,7 +140,7 @@ static void join(struct end *e) {
 		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 	if (err) die("ibv_modify_qp: %s", strerror(err));
 	char both;
-	meet(e, "", &both, 1); // nobody writes before both are ready
+	meet(e, "", &both, 1); // wait until both are ready
 }
 
 // next waits for n completions.
@@ -154,7 +154,7 @@ static void next(struct end *e, int n) {
 			n--;
 			continue;
 		}
-		if (!armed) { // then look again: a completion in between raises no event
+		if (!armed) { // poll again: a completion in between raises no event
 			if (ibv_req_notify_cq(e->cq, 0)) die("ibv_req_notify_cq: %s", strerror(errno));
 			armed = 1;
 			continue;
@@ -176,7 +176,7 @@ static void post(struct end *e, int i, uint32_t size) {
 	if (err) die("ibv_post_send: %s", strerror(err));
 }
 
-// run moves count writes. It returns when the last one has a completion.
+// run moves count writes. It returns when the last one is complete.
 static void run(struct end *e, int sends, uint32_t size, int count, int window) {
 	int posted = 0;
 	for (int done = 0; done < count; done++) {
@@ -208,7 +208,7 @@ int main(int argc, char **argv) {
 	used = machine() - used;
 	double seconds = now() - began;
 	long mine = e.events - before;
-	meet(&e, &mine, &theirs, sizeof mine); // nobody leaves while the other one still needs it
+	meet(&e, &mine, &theirs, sizeof mine); // stay until the other side has finished
 	if (sends) exit(0);
 	printf("{\"bytes\":%ld,\"seconds\":%.6f,\"machine\":%.2f,\"events\":%ld}\n", size * count, seconds, used, mine > theirs ? mine : theirs);
 	fflush(stdout);

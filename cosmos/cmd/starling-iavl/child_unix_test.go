@@ -18,10 +18,10 @@ import (
 	"testing"
 )
 
-// The test program is starling-iavl where childArgs has its arguments, one a line. It is killed at
-// what childKill names: "bytes N": the data folder, which is childData, has that many; "line TEXT":
-// it says so; "file PATTERN": the data folder has such a file; "step TEXT":
-// madeComet is told so. "fill TEXT": there the disk is filled instead.
+// The test binary runs starling-iavl if childArgs has its arguments, one per line. It kills itself
+// at the event in childKill: "bytes N": the data folder, childData, has at least N bytes; "line
+// TEXT": the program writes this text; "file PATTERN": the data folder has a matching file; "step
+// TEXT": madeComet is called with this step. "fill TEXT" fills the disk at this step instead.
 const (
 	childArgs = "STARLING_TEST_ARGS"
 	childKill = "STARLING_TEST_KILL"
@@ -73,7 +73,7 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// filler is a file in the data folder that fills the disk.
+// filler is the file in the data folder that fills the disk.
 const filler = "filler"
 
 func fill(path string) {
@@ -89,7 +89,7 @@ func fill(path string) {
 	}
 }
 
-// dieWhen looks without a pause: what it waits for may last for a moment only.
+// dieWhen polls without a pause, because the event may last only for a moment.
 func dieWhen(there func() bool, die func()) {
 	for !there() {
 		runtime.Gosched()
@@ -97,7 +97,7 @@ func dieWhen(there func() bool, die func()) {
 	die()
 }
 
-// size returns the bytes of all files below a folder.
+// size returns the total size of all files below a folder.
 func size(dir string) (n int64) {
 	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() {
@@ -110,8 +110,8 @@ func size(dir string) (n int64) {
 	return n
 }
 
-// child runs starling-iavl as a process of its own. killed: it was, as kill says; else err is its
-// failure.
+// child runs starling-iavl in a separate process. killed reports whether it was killed as specified
+// by kill; otherwise err is its error.
 func child(t *testing.T, home, kill string, args ...string) (out string, killed bool, err error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])

@@ -21,21 +21,22 @@ import (
 	dbm "github.com/cosmos/cosmos-db"
 
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/internal/durable"
 )
 
-// databaseOnly is the flag of homes whose CometBFT gets its state in another way.
+// databaseOnly is the flag for homes whose CometBFT gets its state by other means.
 const databaseOnly = "database-only"
 
-// cometFolder is in joiningDir: CometBFT's databases until they are complete.
+// cometFolder is the folder in joiningDir for CometBFT's databases until they are complete.
 const cometFolder = "comet"
 
-// comet is CometBFT of a new node. Its records are those that CometBFT's own BootstrapState writes
-// (node/node.go); v0.38, which the SDK has, reads what v0.40 writes: all that is new in them is a
-// field of the consensus parameters, which it skips.
+// comet is the CometBFT of a new node. Its records are those of CometBFT's own BootstrapState
+// (node/node.go). The SDK's v0.38 can read what v0.40 writes: the only addition is a field of the
+// consensus parameters, which v0.38 ignores.
 type comet struct {
 	home    string
 	engine  dbm.BackendType
-	genesis *cmttypes.GenesisDoc // without the state of the application
+	genesis *cmttypes.GenesisDoc // without the application's state
 }
 
 // openComet reads the settings and the genesis file of a new node.
@@ -46,31 +47,31 @@ func openComet(home, chainID string) (*comet, error) {
 	}
 	engine := dbm.BackendType(cmp.Or(topSetting(settings, "db_backend"), string(dbm.GoLevelDBBackend)))
 	if !known(engine) {
-		return nil, fmt.Errorf("config.toml has db_backend = %q: CometBFT's state is made with %s or %s only. "+
+		return nil, fmt.Errorf("config.toml has db_backend = %q: CometBFT's state can only be written with %s or %s. "+
 			"Join with --%s, and then run the node's own command \"comet bootstrap-state\"",
 			engine, dbm.GoLevelDBBackend, dbm.PebbleDBBackend, databaseOnly)
 	}
 	if dir := topSetting(settings, "db_dir"); dir != "" && filepath.Clean(dir) != "data" {
-		return nil, fmt.Errorf("config.toml has db_dir = %q: CometBFT's state is made in data only. "+
+		return nil, fmt.Errorf("config.toml has db_dir = %q: CometBFT's state can only be written to data. "+
 			"Join with --%s, and then run the node's own command \"comet bootstrap-state\"", dir, databaseOnly)
 	}
 	path := filepath.Join(home, "config", "genesis.json")
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("genesis file: %w\nInitialise the home first, with the chain's genesis file; "+
-			"or join with --%s, which makes the application's database alone", err, databaseOnly)
+		return nil, fmt.Errorf("genesis file: %w\nInitialise the home first, with the chain's genesis file, "+
+			"or join with --%s, which writes only the application's database", err, databaseOnly)
 	}
 	genesis, err := decodeGenesis(b)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if genesis.ChainID != chainID {
-		return nil, fmt.Errorf("%s is of chain %q, not %q", path, genesis.ChainID, chainID)
+		return nil, fmt.Errorf("%s is for chain %q, not %q", path, genesis.ChainID, chainID)
 	}
 	return &comet{home: home, engine: engine, genesis: genesis}, nil
 }
 
-// readSettings returns a file of settings of a home; "": there is none.
+// readSettings returns the text of a settings file in a home, or "" if it does not exist.
 func readSettings(home, name string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(home, "config", name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -79,7 +80,8 @@ func readSettings(home, name string) (string, error) {
 	return string(b), err
 }
 
-// topSetting returns a string of config.toml that stands before its sections; "": it is not there.
+// topSetting returns a string setting before the first section of config.toml, or "" if it is not
+// set.
 func topSetting(text, name string) string {
 	if i := strings.Index("\n"+text, "\n["); i >= 0 {
 		text = text[:i]
@@ -91,12 +93,12 @@ func topSetting(text, name string) string {
 	return m[1]
 }
 
-// decodeGenesis reads the chain, its first height and its consensus parameters from a genesis file,
-// of the SDK's form (x/genutil/types, AppGenesis) or of CometBFT's.
+// decodeGenesis reads the chain ID, the initial height and the consensus parameters from a genesis
+// file in the SDK's format (x/genutil/types, AppGenesis) or in CometBFT's.
 func decodeGenesis(b []byte) (*cmttypes.GenesisDoc, error) {
 	var file struct {
 		ChainID       string          `json:"chain_id"`
-		InitialHeight json.RawMessage `json:"initial_height"` // a number; CometBFT's: a string
+		InitialHeight json.RawMessage `json:"initial_height"` // SDK: a number; CometBFT: a string
 		Params        json.RawMessage `json:"consensus_params"`
 		Consensus     struct {
 			Params json.RawMessage `json:"params"`
@@ -123,7 +125,7 @@ func decodeGenesis(b []byte) (*cmttypes.GenesisDoc, error) {
 	return g, nil
 }
 
-// state returns the height of CometBFT's state; 0: there is none. It fails if there are blocks.
+// state returns the height of CometBFT's state, or 0 if it has none. It fails if there are blocks.
 func (c *comet) state() (height int64, err error) {
 	for _, name := range []string{"blockstore", "state"} {
 		db, err := openCometDB(c.home, name)
@@ -131,7 +133,7 @@ func (c *comet) state() (height int64, err error) {
 			continue
 		}
 		if err != nil {
-			return 0, fmt.Errorf("%w (does its node run? If it is damaged, or of another engine, a join would replace it: %w)", err, errHasState)
+			return 0, fmt.Errorf("%w (is its node running? If it is damaged, or belongs to another engine, a join would replace it: %w)", err, errHasState)
 		}
 		if name == "blockstore" {
 			if blocks := cmtstore.NewBlockStore(db); !blocks.IsEmpty() {
@@ -151,8 +153,8 @@ func (c *comet) state() (height int64, err error) {
 
 var errHasState = errors.New("a join needs a home without a state: remove data/state.db and data/blockstore.db, or use another home")
 
-// empty fails unless CometBFT has no state or, if height is not 0, the one of this height, which a
-// killed join has left. there reports the latter.
+// empty fails unless CometBFT has no state or, if height is not 0, the state of this height, left
+// by a killed join. there reports the latter.
 func (c *comet) empty(height int64) (there bool, err error) {
 	h, err := c.state()
 	switch {
@@ -165,13 +167,13 @@ func (c *comet) empty(height int64) (there bool, err error) {
 	return h != 0, err
 }
 
-// consensusParams is where SDK v0.53 keeps the parameters that an application has last given to
-// CometBFT, whole (x/consensus/keeper, ParamsStore). Each block's
-// answer has them (baseapp/abci.go). The store is in the app hash.
+// consensusParams is the key under which the SDK keeps all consensus parameters that the
+// application last returned to CometBFT (x/consensus/keeper, ParamsStore); each block's response
+// contains them (baseapp/abci.go). The app hash covers the store.
 const consensusParams = "s/k:consensus/fConsensus"
 
-// document returns the genesis document with the consensus parameters after the last height of an
-// application: those of the genesis file, with what the application's database says.
+// document returns the genesis document with the consensus parameters after the application's last
+// height: those of the genesis file, updated by those in the application's database.
 func (c *comet) document(app dbm.DB) (*cmttypes.GenesisDoc, error) {
 	g := *c.genesis
 	params := *cmttypes.DefaultConsensusParams()
@@ -197,9 +199,9 @@ func (c *comet) document(app dbm.DB) (*cmttypes.GenesisDoc, error) {
 	return &g, nil
 }
 
-// write makes CometBFT's databases of a state and its commit. Each gets its name when it is
-// complete and durable, that of the state last: a home without it is either as it was, or does not
-// start, and its join resumes.
+// write writes CometBFT's databases for a state and its commit. Each is renamed into place once it
+// is complete and durable, the state's last. Until then the home is either unchanged, or does not
+// start and its join resumes.
 func (c *comet) write(state sm.State, commit *cmttypes.Commit) error {
 	blockDB, stateDB := cmtdb.NewMemDB(), cmtdb.NewMemDB()
 	if err := cmtstore.NewBlockStore(blockDB).SaveSeenCommit(state.LastBlockHeight, commit); err != nil {
@@ -219,10 +221,10 @@ func (c *comet) write(state sm.State, commit *cmttypes.Commit) error {
 	return nil
 }
 
-// madeComet is told of the steps of making CometBFT's databases; tests end the process there.
+// madeComet is called at each step of writing CometBFT's databases. Tests end the process there.
 var madeComet = func(string) {}
 
-// make makes one of CometBFT's databases, in the place of one that has no state.
+// make writes one of CometBFT's databases, replacing one that has no state.
 func (c *comet) make(name string, records cmtdb.DB) error {
 	making := filepath.Join(joiningDir(c.home), cometFolder, name+dbm.DBFileSuffix)
 	if err := os.MkdirAll(filepath.Dir(making), 0o700); err != nil {
@@ -248,8 +250,7 @@ func (c *comet) make(name string, records cmtdb.DB) error {
 		return err
 	}
 	madeComet(name + " filled")
-	// What is in its place goes at once, by its name: a folder of which a part was removed could
-	// not be opened any more.
+	// Move the old database away as a whole, because a partly removed folder could not be opened.
 	old := making + ".old"
 	if err := os.RemoveAll(old); err != nil {
 		return err
@@ -262,5 +263,5 @@ func (c *comet) make(name string, records cmtdb.DB) error {
 		return err
 	}
 	madeComet(name + " named")
-	return syncData(c.home)
+	return durable.SyncDir(dataDir(c.home))
 }

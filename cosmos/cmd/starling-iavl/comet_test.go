@@ -18,10 +18,11 @@ import (
 	dbm "github.com/cosmos/cosmos-db"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 )
 
-// otherParams are not those of any genesis file here, in what headers bind and in what they do not.
+// otherParams differ from those of all genesis files here, in fields that headers cover and in
+// others.
 func otherParams() *cmt.ConsensusParams {
 	p := cmt.DefaultConsensusParams()
 	p.Block.MaxBytes, p.Block.MaxGas = 3_000_000, 77
@@ -30,7 +31,7 @@ func otherParams() *cmt.ConsensusParams {
 	return p
 }
 
-// writeGenesis writes a genesis file of the SDK's form with CometBFT's default parameters.
+// writeGenesis writes a genesis file in the SDK's format, with CometBFT's default parameters.
 func writeGenesis(t *testing.T, home, chain string) {
 	params, err := cmtjson.Marshal(cmt.DefaultConsensusParams())
 	require.NoError(t, err)
@@ -50,7 +51,7 @@ func (s *stopped) join(home, address string, more ...string) []string {
 		"--trust-height", fmt.Sprint(trusted), "--trust-hash", fmt.Sprintf("%X", s.blocks[trusted])}, more...)
 }
 
-// checkComet fails unless CometBFT of a home has the chain's state of a height.
+// checkComet fails unless the home's CometBFT has the chain's state of this height.
 func (s *stopped) checkComet(t *testing.T, home string, height int64) {
 	t.Helper()
 	engine, err := backendOf(dbDir(home, "state"))
@@ -76,12 +77,13 @@ func (s *stopped) checkComet(t *testing.T, home string, height int64) {
 		require.NoError(t, err)
 	}
 	blocks := cmtstore.NewBlockStore(blockDB)
-	require.True(t, blocks.IsEmpty(), "as after CometBFT's own bootstrap, there is no block")
+	require.True(t, blocks.IsEmpty(), "as after CometBFT's own bootstrap, there are no blocks")
 	require.Equal(t, s.blocks[height], []byte(blocks.LoadSeenCommit(height).BlockID.Hash))
 }
 
-// TestCometState: a join makes CometBFT's state, with parameters that the application's store has
-// and the genesis file has not; killed before the database has its name, it resumes without peers.
+// TestCometState: a join writes CometBFT's state, with parameters from the application's store,
+// which the genesis file does not have. If it is killed before the database is renamed, it resumes
+// without peers.
 func TestCometState(t *testing.T) {
 	for _, engine := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {
 		t.Run(string(engine), func(t *testing.T) { testCometState(t, engine) })
@@ -108,8 +110,8 @@ func testCometState(t *testing.T, engine dbm.BackendType) {
 		backend(name)
 	}
 
-	// As it is after a kill between CometBFT's state and the name of the database; and as it is
-	// between the database and CometBFT's state.
+	// As after a kill between writing CometBFT's state and renaming the database, and between
+	// completing the database and writing CometBFT's state.
 	for _, lost := range []string{"", "state", "blockstore"} {
 		require.NoError(t, os.Rename(dbDir(home, applicationDB), dbDir(home, joiningDB)))
 		require.NoError(t, trust{ChainID: chainID, Height: trusted, Hash: fmt.Sprintf("%x", s.blocks[trusted])}.write(home))
@@ -121,24 +123,25 @@ func testCometState(t *testing.T, engine dbm.BackendType) {
 		}
 		out.Reset()
 		require.NoError(t, run(context.Background(), s.join(home, peer), &out, &progress), "%s", &progress)
-		require.Contains(t, out.String(), "joined at height 12 before")
+		require.Contains(t, out.String(), "already joined at height 12")
 		s.checkComet(t, home, latest)
 		require.DirExists(t, dbDir(home, applicationDB))
 	}
 
-	// A join of another height does not take this state for its own.
+	// A join at another height does not accept this state as its own.
 	require.NoError(t, os.RemoveAll(dbDir(home, applicationDB)))
 	err := run(context.Background(), s.join(home, address), io.Discard, io.Discard)
 	require.ErrorIs(t, err, errHasState)
 }
 
-// TestHeadersMissing: without the headers nothing is downloaded. Without the one that has the app
-// hash, CometBFT's state is not what is missing: a join of the database alone needs it, too.
+// TestHeadersMissing: without the headers nothing is downloaded. If the header with the app hash is
+// missing, the error is not errNoState, because a join of the database alone also needs this
+// header.
 func TestHeadersMissing(t *testing.T) {
 	s := newStopped(t, dbm.GoLevelDBBackend)
 	for heights, lacks := range map[string]string{"1": "light block 13", "2": errNoState.Error()} {
 		t.Run(heights, func(t *testing.T) {
-			// The two newest states of a stopped node lack the headers after them.
+			// A stopped node does not have the headers after its two newest states.
 			address := serving(t, "--home", s.home, "--heights", heights)
 			home := t.TempDir()
 			writeGenesis(t, home, chainID)
@@ -157,8 +160,8 @@ func TestHeadersMissing(t *testing.T) {
 	}
 }
 
-// TestCometStateUnknown: with parameters that nobody knows, the database keeps the name that no
-// node opens, and what to do is said.
+// TestCometStateUnknown: if the parameters are unknown, the database keeps its temporary name,
+// which no node opens, and the error names the remedy.
 func TestCometStateUnknown(t *testing.T) {
 	s := newChain(t, dbm.GoLevelDBBackend, 0, 2, nil)
 	s.params = *otherParams()
@@ -169,15 +172,15 @@ func TestCometStateUnknown(t *testing.T) {
 	home := t.TempDir()
 	writeGenesis(t, home, chainID)
 	err := run(t.Context(), s.join(home, address), io.Discard, io.Discard)
-	require.ErrorContains(t, err, "parameters are not known")
+	require.ErrorContains(t, err, "parameters are unknown")
 	require.ErrorContains(t, err, "bootstrap-state")
 	require.NoDirExists(t, dbDir(home, applicationDB))
 	require.NoError(t, run(t.Context(), s.join(home, address, "--database-only"), io.Discard, io.Discard))
 	require.DirExists(t, dbDir(home, applicationDB))
 }
 
-// TestStoppedAlone: a stopped node has the headers for its state before the two newest ones, so
-// that nobody else is asked. A running one is not needed.
+// TestStoppedAlone: a stopped node has the headers for the state before its two newest ones, so no
+// running node is needed.
 func TestStoppedAlone(t *testing.T) {
 	s := newChain(t, dbm.PebbleDBBackend, 0, 0, nil)
 	home := t.TempDir()
@@ -188,7 +191,7 @@ func TestStoppedAlone(t *testing.T) {
 	s.checkComet(t, home, latest-2)
 }
 
-// TestEngine: the application's database is made with the engine that the node will look for.
+// TestEngine: the application's database uses the engine that the node will expect.
 func TestEngine(t *testing.T) {
 	for _, c := range []struct {
 		app, comet, asked string
@@ -199,11 +202,11 @@ func TestEngine(t *testing.T) {
 		{"", "goleveldb", "", dbm.GoLevelDBBackend, ""},
 		{"", "pebbledb", "", dbm.PebbleDBBackend, ""},
 		{"pebbledb", "goleveldb", "", dbm.PebbleDBBackend, ""},
-		{"", "goleveldb", "pebbledb", dbm.PebbleDBBackend, "warning: --db-backend is pebbledb, and "},
-		{"", "rocksdb", "", "", "can be made with goleveldb or pebbledb only"},
+		{"", "goleveldb", "pebbledb", dbm.PebbleDBBackend, "warning: --db-backend is pebbledb, but "},
+		{"", "rocksdb", "", "", "can only be written with goleveldb or pebbledb"},
 		{"pebbledb", "rocksdb", "", dbm.PebbleDBBackend, ""},
 		{"", "rocksdb", "goleveldb", dbm.GoLevelDBBackend, "warning: "},
-		{"", "", "rocksdb", "", "--db-backend \"rocksdb\": it is goleveldb or pebbledb"},
+		{"", "", "rocksdb", "", "--db-backend \"rocksdb\" is neither goleveldb nor pebbledb"},
 	} {
 		home := t.TempDir()
 		writeSettings(t, home, "app.toml", fmt.Sprintf("app-db-backend = %q\n[api]\n", c.app))
@@ -221,7 +224,7 @@ func TestEngine(t *testing.T) {
 	}
 }
 
-// TestCometHome: what a home must have is said before anything is fetched.
+// TestCometHome: missing requirements of a home are reported before anything is fetched.
 func TestCometHome(t *testing.T) {
 	refused := func(home, want string) {
 		t.Helper()
@@ -231,14 +234,14 @@ func TestCometHome(t *testing.T) {
 	home := t.TempDir()
 	refused(home, "Initialise the home first")
 	writeGenesis(t, home, "demo-2")
-	refused(home, `is of chain "demo-2", not "demo-1"`)
+	refused(home, `is for chain "demo-2", not "demo-1"`)
 	writeGenesis(t, home, chainID)
 	c, err := openComet(home, chainID)
 	require.NoError(t, err)
 	require.Equal(t, cmt.DefaultConsensusParams(), c.genesis.ConsensusParams)
 	for text, want := range map[string]string{
-		"moniker = \"x\"\ndb_backend = \"rocksdb\"\n[rpc]\n": "goleveldb or pebbledb only",
-		"db_dir = \"/disk\"\n":                               "in data only",
+		"moniker = \"x\"\ndb_backend = \"rocksdb\"\n[rpc]\n": "only be written with goleveldb or pebbledb",
+		"db_dir = \"/disk\"\n":                               "only be written to data",
 	} {
 		writeSettings(t, home, "config.toml", text)
 		refused(home, want)
@@ -251,8 +254,8 @@ func TestCometHome(t *testing.T) {
 	require.EqualValues(t, 5, g.ConsensusParams.Block.MaxBytes)
 }
 
-// TestNothingIsReplaced: a database that cannot be opened, since it is damaged or another engine's,
-// is none that a join may make anew.
+// TestNothingIsReplaced: a join must not replace a database that cannot be opened because it is
+// damaged or belongs to another engine.
 func TestNothingIsReplaced(t *testing.T) {
 	for name, file := range map[string]string{"goleveldb": "000001.log", "Pebble": "MANIFEST-000001", "badger": "000001.vlog"} {
 		for _, lost := range []string{"state", "blockstore"} {
@@ -269,7 +272,7 @@ func TestNothingIsReplaced(t *testing.T) {
 			})
 		}
 	}
-	// RocksDB's files have the names of Pebble's, which writes when it opens a database.
+	// RocksDB uses the same file names as Pebble, which writes when it opens a database.
 	home := t.TempDir()
 	for file, text := range map[string]string{"CURRENT": "MANIFEST-000004\n", "OPTIONS-000007": "[Version]\n  rocksdb_version=8.9.1\n"} {
 		require.NoError(t, os.MkdirAll(dbDir(home, "blockstore"), 0o700))
@@ -277,8 +280,8 @@ func TestNothingIsReplaced(t *testing.T) {
 	}
 	_, err := (&comet{home: home, engine: dbm.PebbleDBBackend}).empty(0)
 	require.ErrorIs(t, err, errHasState)
-	require.ErrorContains(t, err, "is of RocksDB")
-	// An engine that was ended before it wrote anything leaves nothing that could be lost.
+	require.ErrorContains(t, err, "belongs to RocksDB")
+	// An engine that ended before it wrote anything leaves nothing to lose.
 	home = t.TempDir()
 	require.NoError(t, os.MkdirAll(dbDir(home, "state"), 0o700))
 	require.NoError(t, os.WriteFile(filepath.Join(dbDir(home, "state"), "LOCK"), nil, 0o600))
@@ -287,7 +290,7 @@ func TestNothingIsReplaced(t *testing.T) {
 	require.False(t, there)
 }
 
-// TestEngineIsChanged: a join that was killed does not continue with another engine.
+// TestEngineIsChanged: a killed join does not continue with a different engine.
 func TestEngineIsChanged(t *testing.T) {
 	s := newChain(t, dbm.GoLevelDBBackend, 0, 2, nil)
 	home := t.TempDir()
@@ -299,28 +302,28 @@ func TestEngineIsChanged(t *testing.T) {
 	settings := filepath.Join(home, "config", "config.toml")
 	require.NoError(t, os.WriteFile(settings, []byte(`db_backend = "pebbledb"`), 0o600))
 	again := func() error { return run(t.Context(), s.join(home, address), io.Discard, io.Discard) }
-	require.ErrorContains(t, again(), "is of goleveldb, and pebbledb is wanted now")
+	require.ErrorContains(t, again(), "is of goleveldb, but pebbledb is configured")
 	require.NoError(t, os.Rename(dbDir(home, joiningDB), dbDir(home, applicationDB)))
-	require.ErrorContains(t, again(), "is of goleveldb, and pebbledb is wanted now")
+	require.ErrorContains(t, again(), "is of goleveldb, but pebbledb is configured")
 	require.NoError(t, os.Remove(settings))
 	require.NoError(t, again())
 	s.checkComet(t, home, latest)
 }
 
-// TestAdvice: what is said of headers that are missing is not said of false ones.
+// TestAdvice: invalid headers get different advice than missing headers.
 func TestAdvice(t *testing.T) {
 	unavailable := fmt.Errorf("light block 5: %w", lightblocks.ErrUnavailable)
 	for want, err := range map[string]error{
-		"--rpc":                lackingHeader(unavailable),
-		"ask the chain's":      lackingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrConflict)),
-		"a newer header":       lackingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrTrustExpired)),
-		"this machine's clock": lackingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrFuture)),
-		"with another source":  lackingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrTrustMismatch)),
-		"running servers of":   lackingHeader(lightblocks.ErrNoPeers),
+		"--rpc":                missingHeader(unavailable),
+		"ask the chain's":      missingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrConflict)),
+		"a newer header":       missingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrTrustExpired)),
+		"this machine's clock": missingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrFuture)),
+		"with another source":  missingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrTrustMismatch)),
+		"running servers of":   missingHeader(lightblocks.ErrNoPeers),
 	} {
 		require.ErrorContains(t, explainNothing(err), want)
 	}
-	// Without the app hash, a join of the application's database alone is no way out.
+	// Without the app hash, a join of the application's database alone is not a remedy.
 	err := explainNothing(unavailable)
 	require.ErrorContains(t, err, "--rpc")
 	require.NotContains(t, err.Error(), databaseOnly)

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// before is a home whose join was killed when the application's database was complete, and
-// CometBFT's were not begun.
+// before is a home whose join was killed after the application's database was complete and before
+// CometBFT's databases were begun.
 type before struct {
 	*stopped
 	engine  dbm.BackendType
@@ -33,12 +33,12 @@ func newBefore(t *testing.T, engine dbm.BackendType) *before {
 	return b
 }
 
-// finish runs the same command once more, and fails unless both have the chain's state then.
+// finish runs the same command again, and fails unless both have the chain's state afterwards.
 func (b *before) finish(t *testing.T, home string) {
 	t.Helper()
 	out, _, err := child(t, home, "", b.join(home, b.address)...)
 	require.NoError(t, err, "%s", out)
-	require.Contains(t, out, fmt.Sprintf("joined at height %d before", latest))
+	require.Contains(t, out, fmt.Sprintf("already joined at height %d", latest))
 	b.checkComet(t, home, latest)
 	for _, left := range []string{joiningDir(home), dbDir(home, joiningDB), trust{}.path(home)} {
 		require.NoFileExists(t, left)
@@ -49,9 +49,9 @@ func (b *before) finish(t *testing.T, home string) {
 	require.NoError(t, db.Close())
 }
 
-// TestKilledInComet: a join that is killed (kill -9) at any step of CometBFT's databases has made
-// none that a node would start with, and resumes with the same command; also where a node has left
-// databases that have no state.
+// TestKilledInComet: a join that is killed (kill -9) at any step of writing CometBFT's databases
+// leaves no database that a node would start with, and the same command resumes. The same holds if
+// a node has left databases without a state.
 func TestKilledInComet(t *testing.T) {
 	for _, engine := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {
 		t.Run(string(engine), func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestKilledInComet(t *testing.T) {
 				for _, step := range []string{"begun", "filled", "replaced", "named"} {
 					for _, empty := range []bool{false, true} {
 						if empty && step != "replaced" {
-							continue // the step where it matters
+							continue // only this step depends on empty
 						}
 						t.Run(fmt.Sprintf("%s %s, empty ones before: %t", name, step, empty), func(t *testing.T) {
 							home := filepath.Join(t.TempDir(), "joiner")

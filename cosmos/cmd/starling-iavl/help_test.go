@@ -8,16 +8,15 @@ import (
 	"testing"
 	"time"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store/metrics"
-	"cosmossdk.io/store/rootmulti"
-	"cosmossdk.io/store/types"
+	"cosmossdk.io/log/v2"
 	cmtdb "github.com/cometbft/cometbft-db"
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	sm "github.com/cometbft/cometbft/state"
 	cmtstore "github.com/cometbft/cometbft/store"
 	cmt "github.com/cometbft/cometbft/types"
 	dbm "github.com/cosmos/cosmos-db"
+	"github.com/cosmos/cosmos-sdk/store/v2/rootmulti"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 	"github.com/stretchr/testify/require"
 )
 
@@ -29,11 +28,11 @@ const (
 
 var stores = []string{"acc", "bank", "consensus", "gov", "params"}
 
-// stopped is the home of a node that was stopped, and what its chain agrees upon.
+// stopped is the home of a stopped node, and what its chain has agreed on.
 type stopped struct {
 	home   string
-	hashes map[int64][]byte // of the application after a height
-	blocks map[int64][]byte // hashes of headers
+	hashes map[int64][]byte // app hash after each height
+	blocks map[int64][]byte // header hash of each height
 	params cmt.ConsensusParams
 }
 
@@ -41,7 +40,7 @@ type stopped struct {
 func application(t *testing.T, home string, backend dbm.BackendType) (*rootmulti.Store, map[string]*types.KVStoreKey, dbm.DB) {
 	db, err := dbm.NewDB(applicationDB, backend, dataDir(home))
 	require.NoError(t, err)
-	s := rootmulti.NewStore(db, log.NewNopLogger(), metrics.NewNoOpMetrics())
+	s := rootmulti.NewStore(db, log.NewNopLogger())
 	keys := map[string]*types.KVStoreKey{}
 	for _, name := range stores {
 		keys[name] = types.NewKVStoreKey(name)
@@ -51,36 +50,36 @@ func application(t *testing.T, home string, backend dbm.BackendType) (*rootmulti
 	return s, keys, db
 }
 
-// block executes the block of a height. It returns the app hash.
+// block executes the block of a height, and returns the app hash.
 func block(s *rootmulti.Store, keys map[string]*types.KVStoreKey, height int64) []byte {
-	bank := s.GetCommitKVStore(keys["bank"])
+	bank := s.GetKVStore(keys["bank"])
 	for i := range 500 {
 		n := (int64(i)*7919 + height*104729) % 20000
 		bank.Set(fmt.Appendf(nil, "balance/%05d", n), fmt.Appendf(nil, "%d at %d", n, height))
 	}
 	bank.Delete(fmt.Appendf(nil, "balance/%05d", height*104729%20000))
 	if height == 2 {
-		s.GetCommitKVStore(keys["params"]).Set([]byte("max"), []byte("7"))
+		s.GetKVStore(keys["params"]).Set([]byte("max"), []byte("7"))
 	}
 	return s.Commit().Hash
 }
 
-// newStopped makes the home of a stopped node: the application with its last height, and CometBFT
-// with its blocks up to there.
+// newStopped makes the home of a stopped node: an application at its latest height, and CometBFT
+// with the blocks up to there.
 func newStopped(t *testing.T, backend dbm.BackendType) *stopped { return newFilled(t, backend, 0) }
 
-// newFilled makes one whose bank has so many more leaves.
+// newFilled is newStopped with more additional leaves in the bank store.
 func newFilled(t *testing.T, backend dbm.BackendType, more int) *stopped {
 	return newChain(t, backend, more, 0, nil)
 }
 
-// newChain makes one whose CometBFT has so many more blocks than the application, and, unless
-// params is nil, other consensus parameters than those of its genesis, in the store of x/consensus.
+// newChain is newFilled with additional blocks in CometBFT, after the application's height. Unless
+// params is nil, the store of x/consensus has these parameters instead of those of the genesis.
 func newChain(t *testing.T, backend dbm.BackendType, more, blocks int, params *cmt.ConsensusParams) *stopped {
 	s := &stopped{home: t.TempDir(), hashes: map[int64][]byte{}, blocks: map[int64][]byte{}}
 	require.NoError(t, os.MkdirAll(filepath.Join(s.home, "data"), 0o700))
 	store, keys, db := application(t, s.home, backend)
-	bank := store.GetCommitKVStore(keys["bank"])
+	bank := store.GetKVStore(keys["bank"])
 	for i := range more {
 		value := sha512.Sum512(fmt.Append(nil, i))
 		bank.Set(fmt.Appendf(nil, "denom/%08d", i), value[:])
@@ -91,7 +90,7 @@ func newChain(t *testing.T, backend dbm.BackendType, more, blocks int, params *c
 		p := params.ToProto()
 		b, err := p.Marshal()
 		require.NoError(t, err)
-		store.GetCommitKVStore(keys["consensus"]).Set([]byte("Consensus"), b)
+		store.GetKVStore(keys["consensus"]).Set([]byte("Consensus"), b)
 	}
 	for h := int64(1); h <= latest; h++ {
 		s.hashes[h] = block(store, keys, h)
@@ -101,7 +100,7 @@ func newChain(t *testing.T, backend dbm.BackendType, more, blocks int, params *c
 	return s
 }
 
-// consensus makes CometBFT's databases up to a height, of a chain with one validator.
+// consensus writes CometBFT's databases up to height last, for a chain with one validator.
 func (s *stopped) consensus(t *testing.T, last int64) {
 	blockDB, err := cmtdb.NewGoLevelDB("blockstore", dataDir(s.home))
 	require.NoError(t, err)

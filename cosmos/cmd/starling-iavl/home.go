@@ -19,29 +19,30 @@ import (
 
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/tables"
+	"github.com/starling-kv/starling/internal/durable"
 )
 
-// Names of databases in a home's data folder, without ".db".
+// Names of the databases in a home's data folder, without ".db".
 const (
 	applicationDB = "application"
-	joiningDB     = "application-joining" // until it has its name
+	joiningDB     = "application-joining" // until it is complete
 )
 
-// chunksFolder is in joiningDir.
+// chunksFolder is the folder of chunks in joiningDir.
 const chunksFolder = "chunks"
 
-// joiningDir returns the folder of a join that is not complete: its lock, and the chunks so far.
+// joiningDir returns the folder of an unfinished join, which has its lock and its chunks.
 func joiningDir(home string) string { return filepath.Join(dataDir(home), "application-joining") }
 
 func dataDir(home string) string { return filepath.Join(home, "data") }
 
 func dbDir(home, name string) string { return filepath.Join(dataDir(home), name+dbm.DBFileSuffix) }
 
-var errNoDatabase = errors.New("no whole database of goleveldb or Pebble")
+var errNoDatabase = errors.New("not a complete database of goleveldb or Pebble")
 
-// backendOf returns the engine of a database. It fails with fs.ErrNotExist only if there is nothing
-// that could be lost: no folder, or one in which an engine had not begun to write. What has files
-// that it does not know is damaged, or another engine's: errNoDatabase.
+// backendOf returns the engine of a database. It fails with fs.ErrNotExist only if nothing can be
+// lost: there is no folder, or no engine has written to it. It fails with errNoDatabase if the
+// files are damaged or belong to another engine.
 func backendOf(dir string) (dbm.BackendType, error) {
 	files, err := os.ReadDir(dir)
 	if err != nil {
@@ -60,36 +61,35 @@ func backendOf(dir string) (dbm.BackendType, error) {
 	if len(options) == 0 {
 		return dbm.GoLevelDBBackend, nil
 	}
-	// RocksDB's files have the same names. The numbers of options have six digits, the newest comes
-	// last.
+	// RocksDB's files have the same names. The numbers in the names of option files have six
+	// digits, so the newest file is last.
 	newest, err := os.ReadFile(options[len(options)-1])
 	if err != nil {
 		return "", noNotExist(err)
 	}
 	if bytes.Contains(newest, []byte("rocksdb_version=")) {
-		return "", fmt.Errorf("%s is of RocksDB: %w", dir, errNoDatabase)
+		return "", fmt.Errorf("%s belongs to RocksDB: %w", dir, errNoDatabase)
 	}
 	return dbm.PebbleDBBackend, nil
 }
 
-// sameEngine fails unless a database that is there is of the engine that the home's settings want.
+// sameEngine fails unless the engine of a database is the configured one.
 func sameEngine(dir string, want dbm.BackendType) error {
 	is, err := backendOf(dir)
 	if err == nil && is != want {
-		err = fmt.Errorf("%s is of %s, and %s is wanted now\nSet the engine back; or, to begin anew, remove it", dir, is, want)
+		err = fmt.Errorf("%s is of %s, but %s is configured\nSet the engine back or, to start over, remove the database", dir, is, want)
 	}
 	return err
 }
 
-// bare reports whether a folder has nothing but locks and logs of what an engine does.
+// bare reports whether a folder has only the locks and logs of an engine.
 func bare(files []fs.DirEntry) bool {
 	return !slices.ContainsFunc(files, func(f fs.DirEntry) bool {
 		return f.IsDir() || f.Name() != "LOCK" && f.Name() != "LOG" && f.Name() != "LOG.old"
 	})
 }
 
-// noNotExist hides that an error is fs.ErrNotExist: that a file of a database is missing does not
-// mean that there is no database.
+// noNotExist hides fs.ErrNotExist, because a database with a missing file is still a database.
 func noNotExist(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return errors.New(err.Error())
@@ -101,7 +101,7 @@ func noNotExist(err error) error {
 func openApplication(home string) (dbm.DB, error) {
 	backend, err := backendOf(dbDir(home, applicationDB))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s is no home of a node with a state (--home is the folder that has data and config)", err, home)
+		return nil, fmt.Errorf("%w: %s is not the home of a node with a state (--home is the folder with data and config)", err, home)
 	}
 	if err != nil {
 		return nil, err
@@ -113,7 +113,7 @@ func openApplication(home string) (dbm.DB, error) {
 	return db, nil
 }
 
-// reads returns a database without the copies that cosmos-db makes of all that is read.
+// reads returns a database that is read without cosmos-db's copies.
 func reads(db dbm.DB) nodedb.DB {
 	switch db := db.(type) {
 	case *dbm.GoLevelDB:
@@ -124,7 +124,7 @@ func reads(db dbm.DB) nodedb.DB {
 	return nodedb.Of(db)
 }
 
-// chain is what CometBFT keeps of the chain, from which headers are served.
+// chain has CometBFT's databases, from which headers are served.
 type chain struct {
 	id     string
 	blocks *cmtstore.BlockStore
@@ -139,7 +139,7 @@ func (c *chain) Close() (err error) {
 	return err
 }
 
-// openCometDB opens one of CometBFT's databases, with the engine that it has.
+// openCometDB opens one of CometBFT's databases, with the engine of its files.
 func openCometDB(home, name string) (cmtdb.DB, error) {
 	backend, err := backendOf(dbDir(home, name))
 	if err != nil {
@@ -152,8 +152,8 @@ func openCometDB(home, name string) (cmtdb.DB, error) {
 	return cometDB{db}, nil
 }
 
-// cometDB is a database of cosmos-db as CometBFT wants one. Stock cometbft-db has Pebble behind a
-// build tag only; the formats are equal.
+// cometDB adapts a database of cosmos-db to CometBFT's interface. Stock cometbft-db supports Pebble
+// only with a build tag; the file formats are the same.
 type cometDB struct{ dbm.DB }
 
 func (d cometDB) Iterator(start, end []byte) (cmtdb.Iterator, error) {
@@ -168,7 +168,8 @@ func (d cometDB) NewBatch() cmtdb.Batch { return d.DB.NewBatch() }
 
 func (cometDB) Compact(_, _ []byte) error { return nil }
 
-// openChain opens CometBFT's databases; nil: there are none of an engine that is known.
+// openChain opens CometBFT's databases. It returns nil if there are none, or if their engine is
+// unknown.
 func openChain(home string) (*chain, error) {
 	c := &chain{}
 	var opened []cmtdb.DB
@@ -193,7 +194,7 @@ func openChain(home string) (*chain, error) {
 	return c, nil
 }
 
-// nodeKey returns the key of the home's node; a new one if it has none.
+// nodeKey returns the key of the home's node, or a new key if it has none.
 func nodeKey(home string) (ed25519.PrivateKey, error) {
 	key, err := p2p.LoadNodeKey(filepath.Join(home, "config", "node_key.json"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -206,31 +207,26 @@ func nodeKey(home string) (ed25519.PrivateKey, error) {
 	return key.PrivKey.Bytes(), nil
 }
 
-// trust is what a state was proved with.
+// trust is the trusted header that proved a state.
 type trust struct {
 	ChainID string `json:"chain_id"`
 	Height  int64  `json:"trust_height"`
 	Hash    string `json:"trust_hash"`
-	State   int64  `json:"state_height"` // height of the state; 0 in what a command line has
+	State   int64  `json:"state_height"` // height of the state; 0 if it comes from a command line
 }
 
 func (t trust) path(home string) string { return filepath.Join(dataDir(home), joiningDB+".json") }
 
-// write keeps t beside the joining database, durably, for a join that is killed before rename.
+// write stores t durably in the data folder, for a join that is killed before rename.
 func (t trust) write(home string) error {
 	b, err := json.Marshal(t)
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(t.path(home), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	return errors.Join(err, f.Sync(), f.Close(), syncData(home))
+	return durable.Write(t.path(home), b, 0o600)
 }
 
-// readTrust returns what write has kept.
+// readTrust reads what write has written.
 func readTrust(home string) (was trust, err error) {
 	b, err := os.ReadFile(was.path(home))
 	if err == nil {
@@ -239,42 +235,31 @@ func readTrust(home string) (was trust, err error) {
 	return was, err
 }
 
-// same fails unless the complete join of a home, at whatever height, was proved with t.
+// same fails unless the complete join in a home was proved with t, at any height.
 func (t trust) same(home string) error {
 	was, err := readTrust(home)
 	t.State = was.State
 	switch {
 	case err != nil:
-		err = fmt.Errorf("it is not known what the complete join was proved with: %w", err)
+		err = fmt.Errorf("the trusted header of the complete join is unknown: %w", err)
 	case was != t:
-		err = fmt.Errorf("the complete join was proved with another trust: chain %q, height %d, hash %s", was.ChainID, was.Height, was.Hash)
+		err = fmt.Errorf("the complete join was proved with another header: chain %q, height %d, hash %s", was.ChainID, was.Height, was.Hash)
 	}
 	if err != nil {
-		return fmt.Errorf("%w\nTo begin anew, remove %s", err, dbDir(home, joiningDB))
+		return fmt.Errorf("%w\nTo start over, remove %s", err, dbDir(home, joiningDB))
 	}
 	return nil
 }
 
-// rename gives a complete database its name, durably.
+// rename renames a complete database into place, durably.
 func rename(home string) error {
-	if err := os.Rename(dbDir(home, joiningDB), dbDir(home, applicationDB)); err != nil {
-		return err
-	}
-	if err := syncData(home); err != nil {
+	if err := durable.Rename(dbDir(home, joiningDB), dbDir(home, applicationDB)); err != nil {
 		return err
 	}
 	return tidy(home)
 }
 
-// tidy removes what a join has left beside the complete database.
+// tidy removes the files of a join whose database is complete.
 func tidy(home string) error {
 	return errors.Join(os.RemoveAll(joiningDir(home)), os.Remove(trust{}.path(home)))
-}
-
-func syncData(home string) error {
-	dir, err := os.Open(dataDir(home))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

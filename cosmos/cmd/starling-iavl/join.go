@@ -22,15 +22,16 @@ import (
 	"github.com/starling-kv/starling/cosmos/join"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/tables"
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/internal/durable"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
 const rpcTimeout = 10 * time.Second
 
-// filesBeside are stores of modules that keep files beside the database. Those files are no part of
-// the app hash's state: the SDK's own snapshots carry them as extensions.
+// filesBeside are stores of modules that keep files outside the database. The app hash does not
+// cover these files; the SDK's own snapshots carry them as extensions.
 var filesBeside = map[string]string{"wasm": "the code of its contracts", "08-wasm": "the code of its light clients"}
 
 func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
@@ -40,30 +41,30 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		}
 	}()
 	flags := flag.NewFlagSet("join", flag.ContinueOnError)
-	home := flags.String("home", "", "the folder of the new node")
-	chainID := flags.String("chain-id", "", "the chain")
-	peers := flags.String("peers", "", "servers: ID@HOST:PORT or HOST:PORT, separated by commas")
-	rpc := flags.String("rpc", "", "CometBFT RPC servers that have headers, separated by commas; needed where the peers have none")
-	height := flags.Int64("height", 0, "height of the state (default: the newest that can be proved)")
-	trustHeight := flags.Int64("trust-height", 0, "height of a header that you trust")
-	trustHash := flags.String("trust-hash", "", "its hash, 64 hexadecimal digits")
-	engine := flags.String("db-backend", "", "goleveldb or pebbledb (default: what the home's app.toml or config.toml says)")
-	alone := flags.Bool(databaseOnly, false, "make the application's database only, for nodes whose CometBFT gets its state in another way")
-	without := flags.Bool("without-files", false, "join although modules of the chain keep files beside the database, which do not come with it")
+	home := flags.String("home", "", "home folder of the new node")
+	chainID := flags.String("chain-id", "", "chain ID")
+	peers := flags.String("peers", "", "servers, as ID@HOST:PORT or HOST:PORT, separated by commas")
+	rpc := flags.String("rpc", "", "CometBFT RPC servers that provide headers, separated by commas; needed if the peers have none")
+	height := flags.Int64("height", 0, "height of the state (default: the newest that can be verified)")
+	trustHeight := flags.Int64("trust-height", 0, "height of a trusted header")
+	trustHash := flags.String("trust-hash", "", "hash of the trusted header, 64 hexadecimal digits")
+	engine := flags.String("db-backend", "", "goleveldb or pebbledb (default: as in the home's app.toml or config.toml)")
+	alone := flags.Bool(databaseOnly, false, "write only the application's database, for nodes whose CometBFT gets its state by other means")
+	without := flags.Bool("without-files", false, "join even if modules of the chain keep files outside the database, which are not transferred")
 	if err := parse(flags, args, stdout, stderr, "home", "chain-id", "peers", "trust-height", "trust-hash"); err != nil {
 		return err
 	}
 	hash, err := hex.DecodeString(*trustHash)
 	if err != nil || len(hash) != 32 {
-		return fmt.Errorf("--trust-hash %q: it is 64 hexadecimal digits", *trustHash)
+		return fmt.Errorf("--trust-hash %q does not have 64 hexadecimal digits", *trustHash)
 	}
 	backend, err := chooseEngine(*home, *engine, stderr)
 	if err != nil {
 		return err
 	}
 	proof := trust{ChainID: *chainID, Height: *trustHeight, Hash: hex.EncodeToString(hash)}
-	// A join of this home may be killed before it has tidied up: whether it was is looked for under
-	// the lock, whose folder a home with another state does not get.
+	// An earlier join of this home may have been killed before it tidied up. Look for it while
+	// holding the lock. A home with another state does not get the lock's folder.
 	if _, err := os.Stat(dbDir(*home, applicationDB)); err == nil && proof.same(*home) != nil {
 		return errOtherState(*home)
 	}
@@ -100,7 +101,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	}
 	lock, err := storage.OpenFile(joiningDir(*home), false)
 	if err != nil {
-		return fmt.Errorf("lock %s: %w (does another join run?)", joiningDir(*home), err)
+		return fmt.Errorf("lock %s: %w (is another join running?)", joiningDir(*home), err)
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	if _, err := os.Stat(dbDir(*home, applicationDB)); err == nil {
@@ -108,15 +109,15 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(stdout, "joined at height %d before\n", joined)
+		fmt.Fprintf(stdout, "already joined at height %d\n", joined)
 		return nil
 	}
 	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: *chainID})
-	// The application's database gets its name last: until then, the same command resumes.
+	// The application's database is renamed last. Until then, the same command resumes.
 	finish := func(height int64) error {
 		if consensus != nil {
 			if err := consensus.complete(ctx, &headers{*chainID, verifier, dialer, addresses}, height, stderr); err != nil {
-				if verifier.Conflict() != nil { // the next run must not take it for a proved one
+				if verifier.Conflict() != nil { // the next run must not consider it verified
 					err = errors.Join(err, os.RemoveAll(dbDir(*home, joiningDB)))
 				}
 				return err
@@ -132,7 +133,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		if err := finish(before); err != nil {
 			return err
 		}
-		fmt.Fprintf(stdout, "joined at height %d before\n", before)
+		fmt.Fprintf(stdout, "already joined at height %d\n", before)
 		return nil
 	}
 	if consensus != nil {
@@ -145,7 +146,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		provable = stateHeaders{verifier}
 	}
 	from := time.Now()
-	leaves := int64(0) // of the state
+	leaves := int64(0) // leaves in the state
 	r, err := join.Join(ctx, join.Options{
 		Target:  join.InFolder(filepath.Join(joiningDir(*home), chunksFolder), func() (nodedb.Tables, error) { return newTables(dbDir(*home, joiningDB), backend) }),
 		Headers: provable, Dialer: dialer, ChooseTimeout: chooseTimeout,
@@ -154,7 +155,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 			leaves, proof.State = leavesOf(m), m.Height
 			return accept(m, *without)
 		},
-		// Late answers of peers may have shown another chain since the app hash was proved.
+		// Peers may have presented another chain since the app hash was verified.
 		Final: func() error {
 			if err := verifier.Conflict(); err != nil {
 				return err
@@ -167,13 +168,13 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		Log:  once(stderr),
 	})
 	if err == nil {
-		// One that was found only now: the next run must not take the state for a complete one.
+		// If another chain appears only now, the next run must not consider this state complete.
 		if err = verifier.Conflict(); err != nil {
 			err = errors.Join(err, os.RemoveAll(dbDir(*home, joiningDB)))
 		}
 	}
 	if errors.Is(err, join.ErrStale) || errors.Is(err, nodedb.ErrOtherJoin) || errors.Is(err, iavlsync.ErrInvalidManifest) {
-		err = fmt.Errorf("%w\nTo begin anew, remove %s", err, joiningDir(*home))
+		err = fmt.Errorf("%w\nTo start over, remove %s", err, joiningDir(*home))
 	}
 	if errors.Is(err, join.ErrNothing) {
 		err = explainNothing(err)
@@ -190,12 +191,12 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	return nil
 }
 
-// chooseTimeout is how long a state is looked for that can be proved.
+// chooseTimeout is the time limit for finding a state that can be verified.
 const chooseTimeout = time.Minute
 
 var errInterrupted = errors.New("interrupted")
 
-// once writes each text once: what does not change is tried again and again.
+// once writes each text only once, although attempts are repeated.
 func once(w io.Writer) func(text string) {
 	said := map[string]bool{}
 	return func(text string) {
@@ -206,34 +207,34 @@ func once(w io.Writer) func(text string) {
 	}
 }
 
-// explainNothing adds to the error of a join that has found no state what to look at.
+// explainNothing adds a hint to the error of a join that has found no state.
 func explainNothing(err error) error {
 	switch {
 	case errors.Is(err, lightblocks.ErrConflict):
-		return fmt.Errorf("%w\nTwo chains are proved by validators' signatures: do not join, and ask the chain's operators", err)
+		return fmt.Errorf("%w\nThere are validator signatures for two chains: do not join, and ask the chain's operators", err)
 	case errors.Is(err, lightblocks.ErrTrustExpired):
-		return fmt.Errorf("%w\nTake --trust-height and --trust-hash of a newer header, from a source that you trust", err)
+		return fmt.Errorf("%w\nUse --trust-height and --trust-hash of a newer header, from a source that you trust", err)
 	case errors.Is(err, lightblocks.ErrFuture):
-		return fmt.Errorf("%w\nCompare this machine's clock", err)
+		return fmt.Errorf("%w\nCheck this machine's clock", err)
 	case errors.Is(err, errNoState):
-		return fmt.Errorf("%w\nName running nodes of the chain with --rpc, which have those headers; "+
+		return fmt.Errorf("%w\nName running nodes of the chain with --rpc, which have these headers, "+
 			"or leave CometBFT's state to the node's own command \"comet bootstrap-state\", with --%s", err, databaseOnly)
 	case errors.Is(err, lightblocks.ErrTrustMismatch):
-		return fmt.Errorf("%w\nCompare --trust-height and --trust-hash with another source: either they are wrong, or all these peers are of another chain", err)
+		return fmt.Errorf("%w\nCompare --trust-height and --trust-hash with another source: either they are wrong, or all peers belong to another chain", err)
 	case errors.Is(err, lightblocks.ErrUnavailable):
-		return fmt.Errorf("%w\nName running nodes of the chain with --rpc, which have those headers; and check that --peers are servers of this chain", err)
+		return fmt.Errorf("%w\nName running nodes of the chain with --rpc, which have these headers, and check that --peers are servers of this chain", err)
 	}
 	return fmt.Errorf("%w\nCheck that --peers are running servers of this chain", err)
 }
 
-// errOtherState is for a home whose application has a state that is not known to be the join's.
+// errOtherState reports an application's state that may not come from this join.
 func errOtherState(home string) error {
-	return fmt.Errorf("%s is there already: a join needs a home without a state", dbDir(home, applicationDB))
+	return fmt.Errorf("%s already exists: a join needs a home without a state", dbDir(home, applicationDB))
 }
 
-// joinedBefore tidies up after a join that was killed when its database had its name, and returns
-// the height. It fails, and removes nothing, unless the application's database is just as that join
-// made it: a node may have made it otherwise, when the join was given up.
+// joinedBefore tidies up after a join that was killed after renaming its database, and returns the
+// height. It fails, and removes nothing, unless the application's database has exactly the state of
+// that join: a node may have created another state after the join was abandoned.
 func joinedBefore(home string, height int64, wanted dbm.BackendType, proof trust) (int64, error) {
 	was, err := readTrust(home)
 	if err == nil {
@@ -256,17 +257,19 @@ func joinedBefore(home string, height int64, wanted dbm.BackendType, proof trust
 	if latest != was.State || height != 0 && height != latest {
 		return 0, errOtherState(home)
 	}
-	if err := syncData(home); err != nil { // the rename
+	if err := durable.SyncDir(dataDir(home)); err != nil { // makes the rename durable
 		return 0, err
 	}
 	return latest, tidy(home)
 }
 
-// completeBefore returns the height of the database of a join that was killed between its last two
-// steps; 0: there is none. comets: CometBFT's databases are to follow.
+// completeBefore returns the height of the complete database of a join that was killed before
+// renaming it, or 0 if there is none. comets reports whether CometBFT's databases are still to be
+// written.
 func completeBefore(home string, height int64, wanted dbm.BackendType, proof trust, comets bool) (int64, error) {
 	backend, err := backendOf(dbDir(home, joiningDB))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoDatabase) { // a join had just begun it
+	// With these errors, the join had at most begun to write the database.
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errNoDatabase) {
 		return 0, nil
 	}
 	if err != nil {
@@ -281,12 +284,12 @@ func completeBefore(home string, height int64, wanted dbm.BackendType, proof tru
 	}
 	db, err := dbm.NewDB(joiningDB, backend, dataDir(home))
 	if err != nil {
-		// Pebble makes its first files one by one. While the chunks are there, the database can be
-		// made anew.
+		// Pebble creates its first files one by one. While the chunks exist, the database can be
+		// rebuilt.
 		if _, chunks, _ := nodedb.UnfinishedSpool(filepath.Join(joiningDir(home), chunksFolder)); chunks != nil {
 			return 0, nil
 		}
-		return 0, fmt.Errorf("open %s: %w\nTo begin anew, remove it", dbDir(home, joiningDB), err)
+		return 0, fmt.Errorf("open %s: %w\nTo start over, remove it", dbDir(home, joiningDB), err)
 	}
 	h, err := nodedb.Latest(nodedb.Of(db))
 	closed := db.Close()
@@ -303,7 +306,7 @@ func completeBefore(home string, height int64, wanted dbm.BackendType, proof tru
 		return 0, err
 	}
 	if height != 0 && height != h {
-		return 0, fmt.Errorf("the join that is complete is of height %d, not %d\nTo begin anew, remove %s", h, height, dbDir(home, joiningDB))
+		return 0, fmt.Errorf("the complete join is at height %d, not %d\nTo start over, remove %s", h, height, dbDir(home, joiningDB))
 	}
 	return h, nil
 }
@@ -317,7 +320,7 @@ func leavesOf(m *iavlsync.Manifest) (n int64) {
 	return n
 }
 
-// newTables begins a database in a folder.
+// newTables creates a database in a folder.
 func newTables(dir string, backend dbm.BackendType) (nodedb.Tables, error) {
 	if backend == dbm.PebbleDBBackend {
 		return tables.NewPebble(dir)
@@ -329,8 +332,8 @@ func known(engine dbm.BackendType) bool {
 	return engine == dbm.GoLevelDBBackend || engine == dbm.PebbleDBBackend
 }
 
-// chooseEngine returns the engine of the application's database: the one that is asked for, or the
-// one that the SDK's start command will take (server/util.go, GetAppDBBackend).
+// chooseEngine returns the engine of the application's database: the given one, or the one that the
+// SDK's start command will use (server/util.go, GetAppDBBackend).
 func chooseEngine(home, asked string, stderr io.Writer) (dbm.BackendType, error) {
 	app, err := readSettings(home, "app.toml")
 	if err != nil {
@@ -344,13 +347,13 @@ func chooseEngine(home, asked string, stderr io.Writer) (dbm.BackendType, error)
 	engine := dbm.BackendType(cmp.Or(asked, set, string(dbm.GoLevelDBBackend)))
 	switch {
 	case !known(engine) && asked == "":
-		return "", fmt.Errorf("%s/config has app-db-backend or db_backend %q: a database can be made with %s or %s only. "+
-			"Set app-db-backend in app.toml, or give --db-backend; another engine of CometBFT's needs --%s, too",
+		return "", fmt.Errorf("%s/config has app-db-backend or db_backend %q: a database can only be written with %s or %s. "+
+			"Set app-db-backend in app.toml or --db-backend; if CometBFT's engine is different, --%s is needed, too",
 			home, set, dbm.GoLevelDBBackend, dbm.PebbleDBBackend, databaseOnly)
 	case !known(engine):
-		return "", fmt.Errorf("--db-backend %q: it is %s or %s", asked, dbm.GoLevelDBBackend, dbm.PebbleDBBackend)
+		return "", fmt.Errorf("--db-backend %q is neither %s nor %s", asked, dbm.GoLevelDBBackend, dbm.PebbleDBBackend)
 	case set != "" && set != string(engine):
-		fmt.Fprintf(stderr, "warning: --db-backend is %s, and %s/config says %s: the node needs the same engine to find the state\n", engine, home, set)
+		fmt.Fprintf(stderr, "warning: --db-backend is %s, but %s/config has %s: the node finds the state only with the same engine\n", engine, home, set)
 	}
 	return engine, nil
 }
@@ -366,11 +369,11 @@ func parsePeers(list string) (addresses []transport.Address, err error) {
 	return addresses, nil
 }
 
-// accept refuses chains whose nodes need files that are not in the database.
+// accept rejects chains whose nodes need files outside the database.
 func accept(m *iavlsync.Manifest, without bool) error {
 	for _, s := range m.Stores {
 		if what := filesBeside[s.Name]; what != "" && len(s.Entries) > 0 && !without {
-			return fmt.Errorf("the chain has a store %q: its module keeps %s in files, which do not come with the database. "+
+			return fmt.Errorf("the chain has a store %q: its module keeps %s in files, which are not part of the database. "+
 				"Copy them from a node that you trust, and join with --without-files", s.Name, what)
 		}
 	}

@@ -14,15 +14,15 @@ import (
 	dbm "github.com/cosmos/cosmos-db"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// large is a stopped node with several chunks, and what a join of it has to make.
+// large is a stopped node with several chunks, and what a join from it must produce.
 type large struct {
 	*stopped
 	address string
-	content [32]byte // of the joined database
-	bytes   int64    // of a home that has all chunks and the database
+	content [32]byte // hash of the joined database
+	bytes   int64    // size of a home with all chunks and the database
 }
 
 const (
@@ -47,7 +47,7 @@ func (l *large) join(home string, backend dbm.BackendType) []string {
 }
 
 // check opens a joined home with the stock multi-store, which executes a block on it. It returns
-// the hash of what was there before.
+// the hash of the database before this block.
 func (l *large) check(t *testing.T, home string, backend dbm.BackendType) [32]byte {
 	t.Helper()
 	for _, left := range []string{joiningDir(home), dbDir(home, joiningDB), trust{}.path(home)} {
@@ -74,18 +74,18 @@ func (l *large) check(t *testing.T, home string, backend dbm.BackendType) [32]by
 	return [32]byte(sum.Sum(nil))
 }
 
-// requireInvisible fails if a home whose join is not finished has a state.
+// requireInvisible fails if a home with an unfinished join has a state.
 func requireInvisible(t *testing.T, home string) {
 	t.Helper()
 	require.NoDirExists(t, dbDir(home, applicationDB))
 }
 
-// TestKilled: a join that is killed (kill -9) wherever it may be leaves no state, and resumes with
-// the same command. What comes of it is what an undisturbed join makes, byte for byte.
+// TestKilled: a join that is killed (kill -9) at any point leaves no state, and the same command
+// resumes. The result equals that of an undisturbed join, byte for byte.
 func TestKilled(t *testing.T) {
 	for _, backend := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {
 		t.Run(string(backend), func(t *testing.T) {
-			rnd := iavlsynctest.Rand(t)
+			rnd := seeds.Rand(t)
 			l := newLarge(t, backend)
 			t.Run("again and again", func(t *testing.T) { l.again(t, rnd, backend) })
 			steps := []string{
@@ -106,16 +106,17 @@ func TestKilled(t *testing.T) {
 					}
 				})
 			}
-			require.Positive(t, atFile, "no join was killed at a file")
+			require.Positive(t, atFile, "no join was killed when a file appeared")
 		})
 	}
 }
 
-// attempts of a kill: on a busy machine a join may end before the goroutine that kills it looks.
+// attempts limits retries of a kill: on a busy machine a join may end before the killing goroutine
+// runs.
 const attempts = 5
 
-// at kills a join at a step, and resumes it. It reports whether there was a kill, which there may
-// not be at a file that is seen too late.
+// at kills a join at a step, and resumes it. It reports whether the join was killed; it may not be
+// if a file is noticed too late.
 func (l *large) at(t *testing.T, backend dbm.BackendType, step string) bool {
 	t.Helper()
 	for range attempts {
@@ -132,22 +133,22 @@ func (l *large) at(t *testing.T, backend dbm.BackendType, step string) bool {
 		require.Equal(t, l.content, l.check(t, home, backend))
 		return true
 	}
-	t.Logf("the machine is busy: %d joins have ended before the file was seen", attempts)
+	t.Logf("the machine is busy: %d joins ended before the file was noticed", attempts)
 	return false
 }
 
-// again kills the join of one home whenever it has some more bytes, up to the last ones. If one
-// kill is missed, it begins with another home, at other bytes.
+// again kills the join of one home after every few bytes, up to the end. If it misses a kill, it
+// starts again with another home and other sizes.
 func (l *large) again(t *testing.T, rnd *rand.Rand, backend dbm.BackendType) {
 	for range attempts {
 		if l.killedAgain(t, rnd, backend) {
 			return
 		}
 	}
-	t.Fatalf("in each of %d homes a join has ended before it was killed", attempts)
+	t.Fatalf("in each of %d homes a join ended before it was killed", attempts)
 }
 
-// killedAgain reports whether each kill hit a join.
+// killedAgain reports whether each kill hit a running join.
 func (l *large) killedAgain(t *testing.T, rnd *rand.Rand, backend dbm.BackendType) bool {
 	t.Helper()
 	const kills = 8
@@ -157,7 +158,7 @@ func (l *large) killedAgain(t *testing.T, rnd *rand.Rand, backend dbm.BackendTyp
 		most += rnd.Int64N(l.bytes/kills) + 1
 		out, killed, err := child(t, home, fmt.Sprintf("bytes %d", most), l.join(home, backend)...)
 		if err == nil {
-			t.Logf("the machine is busy: the join has ended before it was seen at %d of %d bytes", most, l.bytes)
+			t.Logf("the machine is busy: the join ended before it was noticed at %d of %d bytes", most, l.bytes)
 			require.Equal(t, l.content, l.check(t, home, backend))
 			return false
 		}
@@ -168,7 +169,7 @@ func (l *large) killedAgain(t *testing.T, rnd *rand.Rand, backend dbm.BackendTyp
 	}
 	out, _, err := child(t, home, "", l.join(home, backend)...)
 	require.NoError(t, err, "%s", out)
-	// Those before may have been killed before they could say so.
+	// Earlier ones may have been killed before they wrote this line.
 	require.Contains(t, out, "resuming the join at height 11")
 	require.Contains(t, out, ", 0 of them fetched now")
 	require.Equal(t, l.content, l.check(t, home, backend))

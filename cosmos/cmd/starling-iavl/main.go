@@ -1,12 +1,12 @@
-// Command starling-iavl serves the state of a stopped node of a Cosmos SDK chain, and makes the
-// database of a new node from what such servers have, whom nobody has to trust.
+// Command starling-iavl serves the state of a stopped node of a Cosmos SDK chain, and creates the
+// databases of a new node from such servers, which need not be trusted.
 //
 //	stopped node or a copy of it                               new node
 //	  data/application.db ─ serve ─▶ manifest, chunks ─ join ─▶ data/application.db ─▶ simd start
-//	  data/blockstore.db  ─ serve ─▶ headers, votes   ─ join ─▶ the app hash that proves them;
+//	  data/blockstore.db  ─ serve ─▶ headers, commits ─ join ─▶ the app hash that proves them;
 //	                                                            data/state.db, data/blockstore.db
 //
-// It is no sidecar: the databases can be open in one process only. See docs/cosmos.md.
+// It cannot run as a sidecar, because only one process can open the databases. See docs/cosmos.md.
 package main
 
 import (
@@ -23,9 +23,9 @@ import (
 
 const usage = `usage:
   starling-iavl serve --home DIR [--laddr HOST:PORT]
-      serves the newest states of a stopped node, or of a copy of its home
+      serve the newest states of a stopped node, or of a copy of its home
   starling-iavl join --home DIR --chain-id ID --peers ID@HOST:PORT,… --trust-height N --trust-hash HEX
-      makes the databases of a new node from what servers have; a join that was killed resumes
+      create the databases of a new node from servers; a killed join resumes
 
 "starling-iavl serve --help" and "starling-iavl join --help" list all flags.
 
@@ -34,7 +34,7 @@ example:
     --trust-height 1200 --trust-hash 5D3C…
 `
 
-// errUsage reports arguments that cannot be used; they are described already.
+// errUsage reports invalid arguments. The message has been written already.
 var errUsage = errors.New("invalid arguments")
 
 func main() {
@@ -51,7 +51,7 @@ func main() {
 	}
 }
 
-// run executes a command until it is done or ctx ends, which is no error of a server.
+// run runs a command until it is done or ctx ends. A server then returns nil.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	command := ""
 	if len(args) > 0 {
@@ -70,7 +70,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return errUsage
 }
 
-// help describes a command's flags as they are documented, with two dashes.
+// help formats a command's flags as in the documentation, with two dashes.
 func help(flags *flag.FlagSet) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "flags of starling-iavl %s:\n", flags.Name())
@@ -85,8 +85,8 @@ func help(flags *flag.FlagSet) string {
 	return b.String()
 }
 
-// parse parses flags, all of which have a name; those that are needed must not be empty. With
-// flag.ErrHelp the help is written, and nothing is left to do.
+// parse parses flags, and fails if a required one is empty. It returns flag.ErrHelp after writing
+// the help; the caller then has nothing left to do.
 func parse(flags *flag.FlagSet, args []string, stdout, stderr io.Writer, needed ...string) error {
 	flags.SetOutput(io.Discard)
 	flags.Usage = func() {}
@@ -103,7 +103,7 @@ func parse(flags *flag.FlagSet, args []string, stdout, stderr io.Writer, needed 
 	}
 	for _, name := range needed {
 		if v := flags.Lookup(name).Value.String(); v == "" || v == "0" {
-			fmt.Fprintf(stderr, "starling-iavl %s: --%s is needed (\"starling-iavl %s --help\" lists all flags)\n", flags.Name(), name, flags.Name())
+			fmt.Fprintf(stderr, "starling-iavl %s: --%s is required (\"starling-iavl %s --help\" lists all flags)\n", flags.Name(), name, flags.Name())
 			return errUsage
 		}
 	}

@@ -23,7 +23,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
 
-// guide returns the commands in docs/cosmos.md, by their first word after the program's name.
+// guide returns the commands in docs/cosmos.md, by the first word after the program's name.
 func guide(t *testing.T) map[string]string {
 	text, err := os.ReadFile("../../../docs/cosmos.md")
 	require.NoError(t, err)
@@ -36,14 +36,14 @@ func guide(t *testing.T) map[string]string {
 	return commands
 }
 
-// serving runs a server until the test ends. It returns its address.
+// serving runs a server until the test ends, and returns its address.
 func serving(t *testing.T, args ...string) string {
 	ctx, cancel := context.WithCancel(context.Background())
 	out, in := io.Pipe()
 	done := make(chan error, 1)
 	go func() {
 		err := run(ctx, append([]string{"serve", "--laddr", "127.0.0.1:0"}, args...), in, io.Discard)
-		_ = in.CloseWithError(fmt.Errorf("the server has ended: %w", err))
+		_ = in.CloseWithError(fmt.Errorf("the server ended: %w", err))
 		done <- err
 	}()
 	t.Cleanup(func() {
@@ -57,8 +57,8 @@ func serving(t *testing.T, args ...string) string {
 	return m[2]
 }
 
-// TestGuide executes the commands of docs/cosmos.md: stock rootmulti continues from what was
-// joined, with the chain's app hashes.
+// TestGuide runs the commands of docs/cosmos.md. The stock rootmulti continues from the joined
+// state, with the chain's app hashes.
 func TestGuide(t *testing.T) {
 	for _, backend := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {
 		t.Run(string(backend), func(t *testing.T) {
@@ -83,13 +83,13 @@ func TestGuide(t *testing.T) {
 			require.NoError(t, db.Close())
 
 			err = run(context.Background(), append([]string{"join"}, args...), io.Discard, io.Discard)
-			require.ErrorContains(t, err, "is there already")
+			require.ErrorContains(t, err, "already exists")
 		})
 	}
 }
 
-// TestKilledBeforeTheName: a complete database that was not given its name yet gets it, if it was
-// proved with what is trusted now.
+// TestKilledBeforeTheName: a complete database that was not yet renamed is renamed, if it was
+// proved with the header that is trusted now.
 func TestKilledBeforeTheName(t *testing.T) {
 	s := newStopped(t, dbm.GoLevelDBBackend)
 	require.NoError(t, os.Rename(dbDir(s.home, applicationDB), dbDir(s.home, joiningDB)))
@@ -98,15 +98,15 @@ func TestKilledBeforeTheName(t *testing.T) {
 		return run(context.Background(), append([]string{"join", "--database-only", "--home", s.home, "--chain-id", chainID, "--peers", "127.0.0.1:1",
 			"--trust-height", "5", "--trust-hash", strings.Repeat("AB", 32)}, more...), &out, io.Discard)
 	}
-	require.ErrorContains(t, again(), "it is not known")
+	require.ErrorContains(t, again(), "header of the complete join is unknown")
 	was := trust{ChainID: chainID, Height: 5, Hash: strings.Repeat("ab", 32)}
 	require.NoError(t, was.write(s.home))
 	for _, other := range [][]string{{"--chain-id", "demo-2"}, {"--trust-height", "6"}, {"--trust-hash", strings.Repeat("cd", 32)}, {"--height", "11"}} {
-		require.ErrorContains(t, again(other...), "To begin anew, remove "+dbDir(s.home, joiningDB), "%s", other)
+		require.ErrorContains(t, again(other...), "To start over, remove "+dbDir(s.home, joiningDB), "%s", other)
 		require.NoDirExists(t, dbDir(s.home, applicationDB))
 	}
 	require.NoError(t, again("--height", "12"))
-	require.Contains(t, out.String(), "joined at height 12 before")
+	require.Contains(t, out.String(), "already joined at height 12")
 	require.DirExists(t, dbDir(s.home, applicationDB))
 	require.NoFileExists(t, was.path(s.home))
 }
@@ -121,29 +121,29 @@ func TestKilledAfterTheName(t *testing.T) {
 		return run(context.Background(), []string{"join", "--database-only", "--home", home, "--chain-id", chainID, "--peers", "127.0.0.1:1",
 			"--trust-height", "5", "--trust-hash", hash}, &out, io.Discard)
 	}
-	// A state that the node has made otherwise, since a join was given up, is not taken for the
-	// join's, nor are the chunks removed.
+	// A state that the node has obtained otherwise, after a join was abandoned, is not mistaken for
+	// the join's state, and the chunks are not removed.
 	for _, height := range []int64{0, latest - 1, latest + 1} {
 		given := was
 		given.State = height
 		require.NoError(t, given.write(home))
-		require.ErrorContains(t, again(was.Hash), "is there already", "height %d", height)
+		require.ErrorContains(t, again(was.Hash), "already exists", "height %d", height)
 		require.DirExists(t, filepath.Join(joiningDir(home), chunksFolder))
 	}
 	require.NoError(t, was.write(home))
 	require.NoError(t, os.Mkdir(dbDir(home, joiningDB), 0o700))
-	require.ErrorContains(t, again(was.Hash), "is there already")
+	require.ErrorContains(t, again(was.Hash), "already exists")
 	require.NoError(t, os.Remove(dbDir(home, joiningDB)))
 	require.DirExists(t, filepath.Join(joiningDir(home), chunksFolder))
 
-	require.ErrorContains(t, again(strings.Repeat("cd", 32)), "is there already")
+	require.ErrorContains(t, again(strings.Repeat("cd", 32)), "already exists")
 	require.NoError(t, again(was.Hash))
-	require.Equal(t, fmt.Sprintf("joined at height %d before\n", latest), out.String())
+	require.Equal(t, fmt.Sprintf("already joined at height %d\n", latest), out.String())
 	require.NoDirExists(t, joiningDir(home))
-	require.ErrorContains(t, again(was.Hash), "is there already")
+	require.ErrorContains(t, again(was.Hash), "already exists")
 }
 
-// TestFilesBeside: a chain with contracts has more than its database.
+// TestFilesBeside: a chain with contracts needs more than its database.
 func TestFilesBeside(t *testing.T) {
 	m := &iavlsync.Manifest{Stores: []iavlsync.Store{{Name: "bank", Entries: make([]iavlsync.Entry, 1)}, {Name: "wasm"}}}
 	require.NoError(t, accept(m, false))
@@ -152,7 +152,7 @@ func TestFilesBeside(t *testing.T) {
 	require.NoError(t, accept(m, true))
 }
 
-// TestOtherTrust: servers of a chain that is not the trusted one have nothing that is proved.
+// TestOtherTrust: servers of another chain have nothing that the trusted header proves.
 func TestOtherTrust(t *testing.T) {
 	s := newStopped(t, dbm.GoLevelDBBackend)
 	address := serving(t, "--home", s.home)
@@ -167,7 +167,7 @@ func TestOtherTrust(t *testing.T) {
 	require.NoDirExists(t, dbDir(home, applicationDB))
 }
 
-// watched calls found once its words were written.
+// watched calls found once its words have been written.
 type watched struct {
 	bytes.Buffer
 	words string
@@ -190,14 +190,14 @@ func TestArguments(t *testing.T) {
 	}{
 		"nothing":        {nil, true, "usage:"},
 		"unknown":        {[]string{"sync"}, true, "usage:"},
-		"no home":        {[]string{"serve"}, true, "--home is needed"},
+		"no home":        {[]string{"serve"}, true, "--home is required"},
 		"an argument":    {[]string{"serve", "now"}, true, `unexpected argument "now"`},
 		"unknown flag":   {[]string{"join", "--fast"}, true, "-fast"},
-		"no trust":       {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h:1"}, true, "--trust-height is needed"},
+		"no trust":       {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h:1"}, true, "--trust-height is required"},
 		"a short hash":   {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h:1", "--trust-height", "1", "--trust-hash", "ab"}, false, "64 hexadecimal digits"},
-		"another engine": {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h:1", "--trust-height", "1", "--trust-hash", strings.Repeat("ab", 32), "--db-backend", "rocksdb"}, false, "goleveldb or pebbledb"},
+		"another engine": {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h:1", "--trust-height", "1", "--trust-hash", strings.Repeat("ab", 32), "--db-backend", "rocksdb"}, false, "neither goleveldb nor pebbledb"},
 		"no port":        {[]string{"join", "--home", "x", "--chain-id", "c", "--peers", "h", "--trust-height", "1", "--trust-hash", strings.Repeat("ab", 32)}, false, "--peers"},
-		"no database":    {[]string{"serve", "--home", t.TempDir()}, false, "is no home of a node with a state"},
+		"no database":    {[]string{"serve", "--home", t.TempDir()}, false, "is not the home of a node with a state"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var stderr bytes.Buffer
@@ -217,22 +217,22 @@ func TestArguments(t *testing.T) {
 	for _, command := range []string{"serve", "join"} {
 		out.Reset()
 		require.ErrorIs(t, run(context.Background(), []string{command, "--help"}, &out, io.Discard), flag.ErrHelp)
-		require.Contains(t, out.String(), "  --home string\n      the folder of")
+		require.Contains(t, out.String(), "  --home string\n      home folder of")
 	}
 	require.Contains(t, out.String(), "  --database-only\n")
 }
 
-// TestRoom: too little space is no full disk, but is treated as one.
+// TestRoom: too little space is not a full disk, but is treated like one.
 func TestRoom(t *testing.T) {
 	home := t.TempDir()
 	require.NoError(t, os.Mkdir(dataDir(home), 0o700))
 	require.NoError(t, room(home, 1))
 	err := room(home, math.MaxInt64)
 	require.ErrorIs(t, err, syscall.ENOSPC)
-	require.ErrorContains(t, err, "has too little space. To resume takes ")
+	require.ErrorContains(t, err, "has too little space. Resuming needs ")
 }
 
-// TestExplainFull: only a full disk is explained, whatever is known so far.
+// TestExplainFull: only a full disk is explained, with as much detail as is known.
 func TestExplainFull(t *testing.T) {
 	home := t.TempDir()
 	other := errors.New("another failure")
@@ -241,7 +241,7 @@ func TestExplainFull(t *testing.T) {
 		full := fmt.Errorf("keep chunk 3: %w", &fs.PathError{Op: "write", Path: "x", Err: cause})
 		err := explainFull(full, home, 10)
 		require.ErrorIs(t, err, cause)
-		require.ErrorContains(t, err, "known once the first chunk has come")
+		require.ErrorContains(t, err, "known after the first chunk")
 	}
 	chunks := filepath.Join(joiningDir(home), chunksFolder)
 	require.NoError(t, os.MkdirAll(chunks, 0o700))

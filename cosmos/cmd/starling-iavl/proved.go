@@ -12,19 +12,19 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 	dbm "github.com/cosmos/cosmos-db"
 
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 	"github.com/starling-kv/starling/transport"
 )
 
-// How long headers are asked for, after the application's database is complete, and the pause
-// between two attempts to get them or to connect.
+// Time limit for fetching headers after the application's database is complete, and the pause
+// between two attempts to fetch headers or to connect.
 const (
 	stateTimeout = 2 * time.Minute
 	statePause   = time.Second
 )
 
-// stateHeaders takes a state for proved only where the headers of CometBFT's state after it are
-// there, too: what cannot be completed is not downloaded.
+// stateHeaders accepts a state only if the headers of CometBFT's state after it are also available,
+// so that a join downloads nothing that it cannot complete.
 type stateHeaders struct{ *lightblocks.Verifier }
 
 var errNoState = errors.New("a header of CometBFT's state is missing")
@@ -33,19 +33,19 @@ var errNoState = errors.New("a header of CometBFT's state is missing")
 func (h stateHeaders) AppHash(ctx context.Context, height int64) ([]byte, error) {
 	hash, err := h.Verifier.AppHash(ctx, height)
 	if err != nil {
-		return nil, err // the header of height+1, which has the hash, is needed in any case
+		return nil, err // the header of height+1, which has the app hash, is always needed
 	}
 	for _, at := range []int64{height, height + 2} {
 		if _, err := h.LightBlock(ctx, at); err != nil {
-			return nil, lackingHeader(err)
+			return nil, missingHeader(err)
 		}
 	}
 	return hash, nil
 }
 
-// lackingHeader has an error say that a header is missing, if it is that, and not a header that was
-// found to be false or too old.
-func lackingHeader(err error) error {
+// missingHeader wraps an error in errNoState if the header is missing, as opposed to invalid or
+// expired.
+func missingHeader(err error) error {
 	for _, other := range []error{lightblocks.ErrConflict, lightblocks.ErrTrustExpired, lightblocks.ErrFuture, lightblocks.ErrTrustMismatch} {
 		if errors.Is(err, other) {
 			return err
@@ -57,7 +57,7 @@ func lackingHeader(err error) error {
 	return err
 }
 
-// headers are peers that are asked for headers only.
+// headers are peers that only provide headers.
 type headers struct {
 	chainID   string
 	verifier  *lightblocks.Verifier
@@ -65,7 +65,7 @@ type headers struct {
 	addresses []transport.Address
 }
 
-// connect connects to all peers until the returned function is called.
+// connect stays connected to all peers until the returned function is called.
 func (h *headers) connect(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -89,7 +89,7 @@ func (h *headers) connect(ctx context.Context) (stop func()) {
 				case <-conn.Done():
 				}
 				h.verifier.Remove(conn.Remote().ID)
-				_ = conn.Close() // it is to end
+				_ = conn.Close() // the connection is no longer needed
 			}
 		})
 	}
@@ -99,7 +99,7 @@ func (h *headers) connect(ctx context.Context) (stop func()) {
 	}
 }
 
-// state returns CometBFT's state after a height, proved, and the commit of the height.
+// state returns CometBFT's verified state after a height, and the commit of the height.
 func (h *headers) state(ctx context.Context, height int64, genesis *cmttypes.GenesisDoc) (state sm.State, commit *cmttypes.Commit, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
@@ -125,18 +125,18 @@ func (h *headers) state(ctx context.Context, height int64, genesis *cmttypes.Gen
 			last = err
 		}
 	}
-	// Where those of the document do not have the header's hash, a Verifier takes the limits of
-	// blocks from peers. Then more may have changed than these.
+	// If the parameters of the document do not have the header's hash, a Verifier takes the block
+	// limits from peers. Then other parameters may also have changed.
 	if state.ConsensusParams.Block != genesis.ConsensusParams.Block {
-		return state, nil, fmt.Errorf("%w: its header has other limits of blocks", errParams)
+		return state, nil, fmt.Errorf("%w: the header has different block limits", errParams)
 	}
 	return state, commit, nil
 }
 
-var errParams = errors.New("the chain's consensus parameters are not known: they are neither those of the genesis file nor in a store of x/consensus")
+var errParams = errors.New("the chain's consensus parameters are unknown: they are neither those of the genesis file nor in a store of x/consensus")
 
-// complete makes CometBFT's state for a complete database of an application at a height, unless it
-// is there.
+// complete writes CometBFT's state for a complete application database at a height, unless it
+// exists already.
 func (c *comet) complete(ctx context.Context, h *headers, height int64, stderr io.Writer) error {
 	if err := room(c.home, openBytes); err != nil {
 		return err
@@ -167,7 +167,7 @@ func (c *comet) complete(ctx context.Context, h *headers, height int64, stderr i
 		return fmt.Errorf("%w\nJoin with --%s, and then run the node's own command \"comet bootstrap-state\"", err, databaseOnly)
 	case err != nil:
 		return fmt.Errorf("%w\nCometBFT's state needs the headers of heights %d to %d: name running nodes with --rpc. "+
-			"The same command resumes; with --%s it leaves CometBFT's state to the node's own command \"comet bootstrap-state\"",
+			"The same command resumes. With --%s it leaves CometBFT's state to the node's own command \"comet bootstrap-state\"",
 			err, height, height+2, databaseOnly)
 	}
 	if err := c.write(state, commit); err != nil {

@@ -13,18 +13,18 @@ import (
 
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/serve"
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
 func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	flags := flag.NewFlagSet("serve", flag.ContinueOnError)
-	home := flags.String("home", "", "the folder of a stopped node, or of a copy of it")
-	laddr := flags.String("laddr", ":26666", "address to listen at")
-	chainID := flags.String("chain-id", "", "the chain (default: that of the home's blocks)")
-	heights := flags.Int("heights", 3, "how many of the newest states are served, as far as they are not pruned")
-	rate := flags.Int64("rate", 0, "bytes a second that are sent, over all joiners; 0: no limit")
+	home := flags.String("home", "", "home folder of a stopped node, or of a copy of it")
+	laddr := flags.String("laddr", ":26666", "listen address")
+	chainID := flags.String("chain-id", "", "chain ID (default: that of the home's blocks)")
+	heights := flags.Int("heights", 3, "number of newest states to serve; pruned states are skipped")
+	rate := flags.Int64("rate", 0, "rate limit in bytes per second, over all joiners; 0: no limit")
 	if err := parse(flags, args, stdout, stderr, "home", "heights"); err != nil {
 		return err
 	}
@@ -39,9 +39,9 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 		return err
 	}
 	if c == nil {
-		fmt.Fprintln(stderr, "no headers are served: the home has no blocks that can be read. Joiners need --rpc.")
+		fmt.Fprintln(stderr, "no headers are served, because the home has no readable blocks: joiners need --rpc")
 		if *chainID == "" {
-			return errors.New("the chain is not known: give --chain-id")
+			return errors.New("the chain ID is unknown: set --chain-id")
 		}
 	} else {
 		defer func() { err = errors.Join(err, c.Close()) }()
@@ -71,7 +71,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	return nil
 }
 
-// addStates adds the latest state, which is needed, and the ones before it that are not pruned.
+// addStates adds the latest state, which is required, and the earlier ones that are not pruned.
 func addStates(s *serve.Server, db nodedb.DB, heights int, stderr io.Writer) error {
 	latest, err := nodedb.Latest(db)
 	if err != nil {

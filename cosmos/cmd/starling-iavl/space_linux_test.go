@@ -17,14 +17,15 @@ import (
 )
 
 const (
-	// ownMounts is set in the process that has a mount namespace of its own.
+	// ownMounts is set in the process that runs in a separate mount namespace.
 	ownMounts  = "STARLING_TEST_OWN_MOUNTS"
 	notMounted = "NOT RUN: a tmpfs cannot be mounted here"
 )
 
-// TestFullDisk: on a full disk a join says how much it needs, and resumes when there is space.
+// TestFullDisk: on a full disk a join reports how much space it needs, and resumes when there is
+// space.
 //
-// The disk is a tmpfs in a mount namespace of its own, so that nothing of it outlives the test.
+// The disk is a tmpfs in a separate mount namespace, so that nothing of it outlives the test.
 func TestFullDisk(t *testing.T) {
 	if os.Getenv(ownMounts) != "" {
 		for _, backend := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {
@@ -36,14 +37,14 @@ func TestFullDisk(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestFullDisk$", "-test.v", "-test.timeout=5m")
 	cmd.Env = append(os.Environ(), ownMounts+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
-	if os.Geteuid() != 0 { // then root of a user namespace, where the system lets us
+	if os.Geteuid() != 0 { // become root of a user namespace, if the system permits it
 		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 	}
 	out, err := cmd.CombinedOutput()
 	if len(out) == 0 && errors.Is(err, syscall.EPERM) {
-		t.Skipf("NOT RUN: a full disk needs a mount namespace, which takes root here: %v", err)
+		t.Skipf("NOT RUN: a full disk needs a mount namespace, which needs root here: %v", err)
 	}
 	t.Logf("%s", out)
 	require.NoError(t, err)
@@ -52,7 +53,7 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// newDisk mounts a disk of some bytes, until the test ends; remount changes how many.
+// newDisk mounts a disk of this size until the test ends; remount changes the size.
 func newDisk(t *testing.T, bytes int64) (disk string, remount func(bytes int64, flags uintptr) error) {
 	t.Helper()
 	disk = t.TempDir()
@@ -66,8 +67,8 @@ func newDisk(t *testing.T, bytes int64) (disk string, remount func(bytes int64, 
 	return disk, mount
 }
 
-// fullDiskInComet: a disk that is full when the application's database is complete, or fills up
-// while CometBFT's are made.
+// fullDiskInComet: the disk is full when the application's database is complete, or fills up while
+// CometBFT's databases are written.
 func fullDiskInComet(t *testing.T, backend dbm.BackendType) {
 	disk, mount := newDisk(t, 256<<20)
 	b := newBefore(t, backend)
@@ -86,12 +87,12 @@ func fullDiskInComet(t *testing.T, backend dbm.BackendType) {
 		require.Error(t, err, "%s", out)
 		require.False(t, killed)
 		requireInvisible(t, home)
-		require.Contains(t, out, "the disk of "+dataDir(home)+" has too little space. To resume takes 16.8 MB at least")
+		require.Contains(t, out, "the disk of "+dataDir(home)+" has too little space. Resuming needs at least 16.8 MB")
 
 		require.NoError(t, os.Remove(filepath.Join(dataDir(home), filler)))
 		b.finish(t, home)
 	}
-	// What it says that it needs is enough.
+	// The space that the error asks for is enough.
 	home := filepath.Join(disk, "enough")
 	require.NoError(t, os.CopyFS(home, os.DirFS(b.home)))
 	var fs syscall.Statfs_t
@@ -109,7 +110,7 @@ func fullDisk(t *testing.T, backend dbm.BackendType) {
 		require.Error(t, err)
 		require.False(t, killed)
 		requireInvisible(t, home)
-		require.NoDirExists(t, dbDir(home, joiningDB), "what is made anew takes no space")
+		require.NoDirExists(t, dbDir(home, joiningDB), "what is rebuilt later uses no space")
 		require.Contains(t, out, "no space left on device")
 		require.Contains(t, out, "The disk of "+dataDir(home)+" is full")
 		require.Contains(t, out, "Make space and run the same command again: it resumes")
@@ -123,8 +124,8 @@ func fullDisk(t *testing.T, backend dbm.BackendType) {
 		}
 		return int64(n[0] * 1e6), int64(n[1] * 1e6)
 	}
-	// One of the chunks fits, or all of them but not the database: first almost nothing of it, then
-	// almost all of it.
+	// The disk has space for one of the chunks, or for all chunks but not for the database: first
+	// for almost nothing of it, then for almost all of it.
 	chunks, database := full()
 	require.Positive(t, chunks)
 	require.Greater(t, database, l.bytes)

@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 )
 
-// Chunks returns the chunks of at most limit leaves below n.
+// Chunks returns the roots of the maximal chunks of at most limit leaves in the subtree n.
 func (n *Node) Chunks(limit int64) []*Node {
 	switch {
 	case n == nil:
@@ -16,7 +16,7 @@ func (n *Node) Chunks(limit int64) []*Node {
 	return append(n.Left.Chunks(limit), n.Right.Chunks(limit)...)
 }
 
-// Manifest is a naive encoder of the manifest of a state at a height.
+// Manifest naively encodes the manifest of a state at a height.
 func (s State) Manifest(height, limit int64) []byte {
 	uvarint := func(b []byte, v int64) []byte { return binary.AppendUvarint(b, uint64(v)) }
 	b := uvarint(uvarint([]byte{1}, height), int64(len(s)))
@@ -35,7 +35,7 @@ func (s State) Manifest(height, limit int64) []byte {
 	return b
 }
 
-// boundary returns the inner node whose key, in IAVL, is a given one.
+// boundary returns the inner node that has the given key in IAVL.
 func (n *Node) boundary(key []byte) *Node {
 	for !bytes.Equal(n.Right.Least(), key) {
 		if bytes.Compare(key, n.Right.Least()) < 0 {
@@ -57,12 +57,12 @@ func (n *Node) appendImage(b []byte, height int64) []byte {
 	return append(append(b, n.Left.Hash()...), n.Right.Hash()...)
 }
 
-// Halves is a naive encoder of the answer of halves.
+// Halves naively encodes an answer with halves.
 func (n *Node) Halves(height int64) []byte {
 	return n.Right.appendImage(n.Left.appendImage([]byte{1}, height), height)
 }
 
-// Chunk is a naive encoder of the subtree n.
+// Chunk naively encodes the subtree n as a chunk.
 func (n *Node) Chunk() (b []byte) {
 	first := true
 	n.Leaves(func(leaf *Node) {
@@ -79,7 +79,8 @@ func (n *Node) Chunk() (b []byte) {
 	return b
 }
 
-// DecodeChunk is a naive decoder of a chunk whose root has a version; nil: it is none.
+// DecodeChunk naively decodes a chunk whose root has the given version. It returns nil if the chunk
+// is invalid.
 func DecodeChunk(version int64, b []byte) *Node {
 	var leaves []*Node
 	var heights []int
@@ -128,8 +129,8 @@ func DecodeChunk(version int64, b []byte) *Node {
 	return root
 }
 
-// build makes the tree of leaves from the heights before each but the first: the highest is the
-// root.
+// build builds a tree from its leaves and the heights of the inner nodes before each leaf except
+// the first. The highest inner node is the root.
 func build(leaves []*Node, heights []int, above []uint64) *Node {
 	if len(leaves) == 1 {
 		return leaves[0]

@@ -1,10 +1,10 @@
-// Package iavlsynctest holds what tests of iavlsync share: a naive IAVL tree, naive encoders of the
-// formats, random blocks, and the suite that compares all of it with real ones.
+// Package iavlsynctest is shared by the tests of iavlsync. It has a naive IAVL tree, naive encoders
+// of the formats, random blocks, and a suite that compares them with iavlsync and real IAVL trees.
 //
 //	random blocks ─┬─▶ naive Tree ──▶ naive encoders ─────────┐
 //	               └─▶ real iavl ───▶ iavlsync.Cut, Answer ───┴─▶ equal, and verified against the real hash
 //
-// The naive code uses nothing of iavlsync, so that a mistake would have to be made twice.
+// The naive code is independent of iavlsync, so a mistake goes unnoticed only if it is in both.
 package iavlsynctest
 
 import (
@@ -14,7 +14,7 @@ import (
 	"slices"
 )
 
-// Node is a node of a naive tree. It never changes once its version was saved.
+// Node is a node of a naive tree. It does not change after its version is saved.
 type Node struct {
 	Key, Value  []byte // of a leaf
 	Left, Right *Node  // of an inner node
@@ -38,7 +38,7 @@ func newInner(left, right *Node) *Node {
 	return &Node{Left: left, Right: right, height: 1 + max(left.height, right.height), size: left.size + right.size}
 }
 
-// Least returns the first key below n.
+// Least returns the least key in the subtree n.
 func (n *Node) Least() []byte {
 	for n.Left != nil {
 		n = n.Left
@@ -46,7 +46,7 @@ func (n *Node) Least() []byte {
 	return n.Key
 }
 
-// Leaves calls fn with each leaf below n in key order.
+// Leaves calls fn with each leaf of the subtree n in key order.
 func (n *Node) Leaves(fn func(leaf *Node)) {
 	if n == nil {
 		return
@@ -59,7 +59,7 @@ func (n *Node) Leaves(fn func(leaf *Node)) {
 	n.Right.Leaves(fn)
 }
 
-// Hash returns the hash of a saved node; that of no node for nil.
+// Hash returns the hash of a saved node. For nil it returns the root hash of an empty tree.
 func (n *Node) Hash() []byte {
 	if n == nil {
 		return sum(nil)
@@ -92,10 +92,10 @@ func sum(b []byte) []byte {
 // Tree is a naive IAVL tree.
 type Tree struct {
 	Root    *Node
-	Version int64 // the last that was saved
+	Version int64 // last saved version
 }
 
-// Set puts a value, which may be the one that is there: IAVL makes new nodes even then.
+// Set sets the value of a key. Like IAVL, it makes new nodes even if the value does not change.
 func (t *Tree) Set(key, value []byte) { t.Root = set(t.Root, key, value) }
 
 func set(n *Node, key, value []byte) *Node {
@@ -116,7 +116,7 @@ func set(n *Node, key, value []byte) *Node {
 	return balanced(newInner(n.Left, set(n.Right, key, value)))
 }
 
-// Remove deletes a key, if it is there.
+// Remove deletes a key if it is present.
 func (t *Tree) Remove(key []byte) {
 	if root, removed := remove(t.Root, key); removed {
 		t.Root = root
@@ -163,10 +163,10 @@ func balanced(n *Node) *Node {
 	return n
 }
 
-// Save makes a version of all changes since the last one.
+// Save saves all changes since the last version as the next version.
 func (t *Tree) Save() { t.SaveAs(t.Version + 1) }
 
-// SaveAs is Save of a version that leaves out some, as in a store that was added later.
+// SaveAs is Save with a given version, which may skip some, as in a store that was added later.
 func (t *Tree) SaveAs(version int64) {
 	t.Version = version
 	var save func(n *Node)
@@ -181,13 +181,13 @@ func (t *Tree) SaveAs(version int64) {
 	save(t.Root)
 }
 
-// State is a multi-store: roots by name.
+// State is a multi-store: the roots of its trees, by name.
 type State map[string]*Node
 
 // Names returns the names of the stores, ascending.
 func (s State) Names() []string { return Keys(s) }
 
-// AppHash returns the app hash of a multi-store, as cosmossdk.io/store computes it.
+// AppHash returns the app hash of a multi-store as cosmossdk.io/store computes it.
 func (s State) AppHash() []byte {
 	var leaves [][]byte
 	for _, name := range s.Names() {
@@ -197,7 +197,7 @@ func (s State) AppHash() []byte {
 	return merkle(leaves)
 }
 
-// merkle is RFC 6962's tree (section 2.1).
+// merkle returns the root of the Merkle tree of RFC 6962, section 2.1.
 func merkle(leaves [][]byte) []byte {
 	switch len(leaves) {
 	case 0:

@@ -1,38 +1,13 @@
 package iavlsynctest
 
 import (
-	"crypto/rand"
 	"encoding/binary"
 	"maps"
 	mathrand "math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
-	"testing"
 )
 
-// Rand returns randomness from a seed, which a failing test prints: another one in each run, unless
-// STARLING_SEED gives it.
-func Rand(t testing.TB) *mathrand.Rand {
-	t.Helper()
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // it never fails (Go 1.24)
-	seed := binary.BigEndian.Uint64(b[:])
-	if text := os.Getenv("STARLING_SEED"); text != "" {
-		var err error
-		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("STARLING_SEED: %v", err)
-		}
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("to repeat, in the package's folder: STARLING_SEED=%d go test -run '^%s$'", seed, t.Name())
-		}
-	})
-	return mathrand.New(mathrand.NewPCG(seed, 0)) //nolint:gosec // it is to be repeatable
-}
-
-// Op is an operation on a store. Without a value it removes the key.
+// Op is an operation on a store. It removes the key if it has no value.
 type Op struct {
 	Key, Value []byte
 }
@@ -48,8 +23,8 @@ func (t *Tree) Apply(ops []Op) {
 	}
 }
 
-// RandomOps returns operations on at most keys different keys of 1 to 4 bytes, of which a share
-// removes. The same key may come several times; values may be empty.
+// RandomOps returns operations on at most keys different keys of 1 to 4 bytes. A share of the
+// operations are removals. The same key may occur several times, and values may be empty.
 func RandomOps(rnd *mathrand.Rand, keys, n int, removes float64) (ops []Op) {
 	for range n {
 		var key [4]byte
@@ -66,42 +41,95 @@ func RandomOps(rnd *mathrand.Rand, keys, n int, removes float64) (ops []Op) {
 	return ops
 }
 
-// RandomState makes a multi-store of several versions: a large store, one with rotations, one that
-// is unchanged for long, one that was added late, one with a single leaf and an empty one. It
-// returns the state at each height, from 1 to versions.
-func RandomState(rnd *mathrand.Rand, keys, versions int) (states []State) {
-	trees := map[string]*Tree{"bank": {}, "gov": {}, "upgrade": {}, "icahost": {}, "mint": {}, "params": {}}
-	next := 0
-	for v := 1; v <= versions; v++ {
-		removes := []float64{0.1, 0.3, 0.6, 0.9}[rnd.IntN(4)]
-		if v <= 2 {
-			removes = 0.05
-			trees["bank"].Apply(RandomOps(rnd, keys, keys, removes))
+// Network is a chain with random blocks, as naive trees. It has a large store, one that grows at
+// its end and so causes rotations, one that does not change, one with a single leaf, one that is
+// emptied, an empty one, and one that an upgrade adds.
+type Network struct {
+	Rand   *mathrand.Rand
+	Height int64
+	Trees  map[string]*Tree
+	keys   int // maximum number of keys in the large store
+	next   uint32
+}
+
+// Heights of the Network's one-time events.
+const (
+	upgradeHeight = 3
+	emptiedHeight = 5
+)
+
+// NewNetwork returns a Network before its first block.
+func NewNetwork(rnd *mathrand.Rand, keys int) *Network {
+	n := &Network{Rand: rnd, Trees: map[string]*Tree{}, keys: keys}
+	for _, name := range []string{"bank", "gov", "empty", "still", "single", "emptied"} {
+		n.Trees[name] = &Tree{}
+	}
+	return n
+}
+
+// Block makes and executes the next block. The result has an entry for each store, even if the
+// store has no operations.
+func (n *Network) Block() map[string][]Op {
+	n.Height++
+	rnd, block := n.Rand, map[string][]Op{}
+	removes := []float64{0.05, 0.3, 0.7, 0.97}[rnd.IntN(4)]
+	if n.Height < 3 {
+		block["bank"] = RandomOps(rnd, n.keys, n.keys, 0.05)
+		block["still"] = RandomOps(rnd, 90, 50, 0)
+	}
+	if rnd.IntN(4) > 0 { // otherwise the roots do not change
+		block["bank"] = append(block["bank"], RandomOps(rnd, n.keys, rnd.IntN(1+n.keys/10), removes)...)
+		for range rnd.IntN(20) {
+			block["gov"] = append(block["gov"], Op{binary.BigEndian.AppendUint32(nil, n.next), []byte{byte(n.Height)}})
+			n.next++
 		}
-		trees["bank"].Apply(RandomOps(rnd, keys, rnd.IntN(1+keys/20), removes))
-		for range rnd.IntN(20) { // ascending keys make rotations
-			trees["gov"].Set(binary.BigEndian.AppendUint32(nil, uint32(next)), []byte{byte(v)})
-			next++
+		block["gov"] = append(block["gov"], RandomOps(rnd, 1+int(n.next), rnd.IntN(10), removes)...)
+	}
+	switch n.Height {
+	case 1:
+		block["single"] = []Op{{[]byte("minter"), []byte{}}}
+		block["emptied"] = []Op{{[]byte("k"), []byte("v")}}
+	case emptiedHeight:
+		block["emptied"] = []Op{{Key: []byte("k")}}
+	case upgradeHeight:
+		n.Trees["upgrade"] = &Tree{}
+		block["upgrade"] = RandomOps(rnd, 100, 50, 0)
+	}
+	if n.Height > upgradeHeight && rnd.IntN(3) == 0 {
+		block["upgrade"] = RandomOps(rnd, 100, rnd.IntN(50), 0.9)
+	}
+	for name, tree := range n.Trees {
+		if block[name] == nil {
+			block[name] = []Op{}
 		}
-		trees["gov"].Apply(RandomOps(rnd, 1+next, rnd.IntN(10), removes))
-		if v == 1 {
-			trees["upgrade"].Apply(RandomOps(rnd, 100, 100, 0))
-			trees["mint"].Set([]byte("minter"), []byte("0.13"))
-		}
-		if v == versions/2 {
-			trees["icahost"].Apply(RandomOps(rnd, 50, 50, 0))
-		}
-		state := State{}
-		for name, tree := range trees {
-			if name == "icahost" && v < versions/2 {
-				continue
-			}
-			tree.SaveAs(int64(v))
-			state[name] = tree.Root
-		}
-		states = append(states, state)
+		tree.Apply(block[name])
+		tree.SaveAs(n.Height)
+	}
+	return block
+}
+
+// State returns the state after the last block.
+func (n *Network) State() State {
+	s := State{}
+	for name, tree := range n.Trees {
+		s[name] = tree.Root
+	}
+	return s
+}
+
+// RandomStates returns the states of a Network at each height, from 1 to heights.
+func RandomStates(rnd *mathrand.Rand, keys, heights int) (states []State) {
+	n := NewNetwork(rnd, keys)
+	for range heights {
+		n.Block()
+		states = append(states, n.State())
 	}
 	return states
+}
+
+// RandomState returns the last of RandomStates.
+func RandomState(rnd *mathrand.Rand, keys, heights int) State {
+	return RandomStates(rnd, keys, heights)[heights-1]
 }
 
 // Keys returns the names in a map, ascending.

@@ -7,14 +7,14 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
 
-// Reader reads naive trees as iavlsync reads a database. It counts.
+// Reader is an iavlsync.Reader of naive trees. It counts the nodes that were read.
 type Reader struct {
 	Reads int
 	keys  map[*Node][]byte
 	nodes map[string]*Node
 }
 
-// Key returns the key of a node, by which Node finds it; nil for no node.
+// Key returns the key with which Node finds n, or nil if n is nil.
 func (r *Reader) Key(n *Node) []byte {
 	if n == nil {
 		return nil
@@ -34,13 +34,13 @@ func (r *Reader) Node(key []byte) (*iavlsync.Node, error) {
 	r.Reads++
 	n := r.nodes[string(key)]
 	if n == nil {
-		return nil, errors.New("there is no such node")
+		return nil, errors.New("no such node")
 	}
 	return &iavlsync.Node{Height: uint8(n.height), Size: n.size, Version: n.Version, Hash: iavlsync.Hash(n.Hash()),
 		Left: r.Key(n.Left), Right: r.Key(n.Right), Key: n.Key, Value: n.Value}, nil
 }
 
-// Cut makes the manifest of a state with iavlsync.Cut.
+// Cut returns the manifest of a state, built with iavlsync.Cut.
 func (r *Reader) Cut(f iavlsync.Format, height int64, s State) (*iavlsync.Manifest, error) {
 	m := &iavlsync.Manifest{Format: f, Height: height}
 	for _, name := range s.Names() {

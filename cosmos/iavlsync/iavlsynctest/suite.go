@@ -9,16 +9,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // Chain is a multi-store of real IAVL trees.
 type Chain interface {
-	// Commit applies a block, each store's operations in their order, and saves its version. A
-	// store that is new is added at this height. A store without operations is committed as well.
+	// Commit applies a block and saves its version. The operations of each store are applied in
+	// order. New stores are added at this height. Stores without operations are also committed.
 	Commit(t *testing.T, block map[string][]Op)
 	// Root returns the root hash of a store.
 	Root(t *testing.T, store string) []byte
-	// AppHash returns the app hash; nil if it has none.
+	// AppHash returns the app hash, or nil if the chain has none.
 	AppHash(t *testing.T) []byte
 	// Export returns the nodes of a store, children before their parent, left before right.
 	Export(t *testing.T, store string) []Exported
@@ -31,7 +32,8 @@ type Exported struct {
 	Height     int8
 }
 
-// imported makes the tree of exported nodes. It also returns the inner nodes' keys, in key order.
+// imported builds a naive tree from exported nodes. It also returns the keys of the inner nodes, in
+// key order.
 func imported(t *testing.T, nodes []Exported) (root *Node, keys [][]byte) {
 	t.Helper()
 	var stack []*Node
@@ -55,8 +57,8 @@ func imported(t *testing.T, nodes []Exported) (root *Node, keys [][]byte) {
 	return stack[0], keys
 }
 
-// Run compares the naive trees, and all of iavlsync, with the chains that open makes: random ones,
-// and those of the vectors in a file.
+// Run compares the naive trees and iavlsync with the chains that open returns, on random blocks and
+// on the blocks of the vectors in a file.
 func Run(t *testing.T, vectors string, open func(t *testing.T) Chain) {
 	for _, keys := range []int{5, 60, 3000} {
 		t.Run(fmt.Sprintf("random/%d", keys), func(t *testing.T) { runRandom(t, open(t), keys) })
@@ -67,53 +69,26 @@ func Run(t *testing.T, vectors string, open func(t *testing.T) Chain) {
 }
 
 func runRandom(t *testing.T, chain Chain, keys int) {
-	rnd := Rand(t)
-	trees := map[string]*Tree{"bank": {}, "gov": {}, "empty": {}}
-	next := 0
-	const versions, late = 40, 13
-	for v := int64(1); v <= versions; v++ {
-		block := map[string][]Op{}
-		removes := []float64{0.05, 0.3, 0.7, 0.97}[rnd.IntN(4)]
-		if v < 3 {
-			block["bank"] = RandomOps(rnd, keys, keys, 0.05)
-		}
-		block["bank"] = append(block["bank"], RandomOps(rnd, keys, rnd.IntN(1+keys/10), removes)...)
-		for range rnd.IntN(30) {
-			block["gov"] = append(block["gov"], Op{[]byte(fmt.Sprintf("%06d", next)), []byte{byte(v)}})
-			next++
-		}
-		if v == late {
-			trees["upgrade"] = &Tree{}
-			block["upgrade"] = RandomOps(rnd, 100, 50, 0)
-		}
-		if v > late && rnd.IntN(3) == 0 {
-			block["upgrade"] = RandomOps(rnd, 100, rnd.IntN(50), 0.9)
-		}
-		for name := range trees {
-			if block[name] == nil {
-				block[name] = []Op{}
-			}
-		}
-		chain.Commit(t, block)
-		s := State{}
-		for name, tree := range trees {
-			tree.Apply(block[name])
-			tree.SaveAs(v)
-			s[name] = tree.Root
-			require.Equal(t, chain.Root(t, name), tree.Root.Hash(), "store %s at height %d", name, v)
+	n := NewNetwork(seeds.Rand(t), keys)
+	for n.Height < 40 {
+		chain.Commit(t, n.Block())
+		s := n.State()
+		for name, root := range s {
+			require.Equal(t, chain.Root(t, name), root.Hash(), "store %s at height %d", name, n.Height)
 		}
 		if app := chain.AppHash(t); app != nil {
 			require.Equal(t, app, s.AppHash())
 		}
-		if v%5 == 0 {
+		if n.Height%5 == 0 {
 			for _, f := range []iavlsync.Format{iavlsync.Format8192, iavlsync.Format512, iavlsync.Format32} {
-				verifyExported(t, chain, f, v, s)
+				verifyExported(t, chain, f, n.Height, s)
 			}
 		}
 	}
 }
 
-// verifyExported cuts what the chain exports, and verifies it against the chain's hashes.
+// verifyExported cuts the trees that the chain exports, and verifies the manifest and the chunks
+// against the chain's hashes.
 func verifyExported(t *testing.T, chain Chain, f iavlsync.Format, height int64, naive State) {
 	t.Helper()
 	exported, keys := State{}, map[string][][]byte{}
@@ -137,7 +112,7 @@ func verifyExported(t *testing.T, chain Chain, f iavlsync.Format, height int64, 
 		require.Equal(t, chain.Root(t, s.Name), u.Hash[:])
 		var leaves []*Node
 		exported[s.Name].Leaves(func(leaf *Node) { leaves = append(leaves, leaf) })
-		var inner [][]byte // keys of all inner nodes, none of which has travelled
+		var inner [][]byte // derived keys of all inner nodes, which are not sent
 		for k, e := range s.Entries {
 			q := &iavlsync.Request{Height: height, Store: s.Name, First: u.First[k], Leaves: e.Root.Size}
 			answer, err := iavlsync.Answer(q, r.Key(exported[s.Name]), r)
@@ -158,6 +133,6 @@ func verifyExported(t *testing.T, chain Chain, f iavlsync.Format, height int64, 
 			}
 		}
 		require.Empty(t, leaves)
-		require.Equal(t, keys[s.Name], inner, "an inner node's key is the first of its right subtree")
+		require.Equal(t, keys[s.Name], inner, "the key of an inner node is the first key of its right subtree")
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
 
-// Hex is a byte string in lower-case hexadecimal. In JSON, null is another thing than "".
+// Hex is a byte string that JSON holds in lower-case hexadecimal. null and "" are distinct.
 type Hex []byte
 
 // MarshalText implements encoding.TextMarshaler.
@@ -25,24 +25,24 @@ func (h *Hex) UnmarshalText(text []byte) error {
 	return err
 }
 
-// Vectors is the file of vectors for other implementations: docs/spec/iavl.md#vectors.
+// Vectors is the file of test vectors for other implementations (docs/spec/iavl.md#vectors).
 type Vectors struct {
 	States   []VectorState   `json:"states"`
 	Requests []VectorRequest `json:"requests"`
 	Invalid  []VectorInvalid `json:"invalid"`
 }
 
-// VectorState is a state and all that follows from it.
+// VectorState is a state with its manifest, chunks and hashes.
 type VectorState struct {
 	Name string `json:"name"`
-	// Blocks are applied at the heights from 1 on; the ones up to Height that are missing are
+	// Blocks are applied at heights 1, 2, and so on. Blocks that are missing up to Height are
 	// empty.
 	Blocks  []map[string][]VectorOp `json:"blocks"`
 	Format  uint32                  `json:"format"`
 	Height  int64                   `json:"height"`
 	AppHash Hex                     `json:"app_hash"`
 	Stores  []VectorStore           `json:"stores"`
-	// Manifest is its encoding.
+	// Manifest is the encoded manifest.
 	Manifest Hex `json:"manifest"`
 }
 
@@ -52,13 +52,13 @@ type VectorOp struct {
 	Value *Hex `json:"value"`
 }
 
-// VectorStore is a store with its chunks in their order.
+// VectorStore is a store with its chunks in order.
 type VectorStore struct {
 	Name   string `json:"name"`
 	Root   Hex    `json:"root"`
 	Chunks []Hex  `json:"chunks"`
-	// Halves is the answer that would replace a root chunk that is too large; null for fewer than
-	// two leaves.
+	// Halves is the answer with the halves of the store's root, as if its chunk were too large. It
+	// is null if the store has fewer than two leaves.
 	Halves Hex `json:"halves,omitempty"`
 }
 
@@ -72,12 +72,13 @@ type VectorRequest struct {
 	Encoded Hex    `json:"encoded"`
 }
 
-// VectorInvalid is what a receiver must refuse.
+// VectorInvalid is a manifest or a chunk that a receiver must reject.
 type VectorInvalid struct {
 	Name string `json:"name"`
-	// State is the name of the state that it claims to be of.
+	// State is the name of the state that Bytes claims to belong to.
 	State string `json:"state"`
-	// Chunk is the number of the chunk that Bytes would be, of all stores; −1: the manifest.
+	// Chunk is the number of the chunk that Bytes replaces, counted over all stores; −1: the
+	// manifest.
 	Chunk int `json:"chunk"`
 	Bytes Hex `json:"bytes"`
 }
@@ -92,7 +93,7 @@ func LoadVectors(t testing.TB, path string) (v Vectors) {
 	return v
 }
 
-// eachBlock calls fn with the operations of each height.
+// eachBlock calls fn with the operations of each height up to Height.
 func (v *VectorState) eachBlock(fn func(height int64, block map[string][]Op)) {
 	stores := map[string][]Op{}
 	for h := int64(1); h <= v.Height; h++ {

@@ -1,6 +1,6 @@
-// Package nodedbtest holds what tests of nodedb share: a database in memory that fails and loses
-// writes as a killed process or a machine without power does, naive homes of iavl before v1, and
-// the suite that runs real applications' stores on what was installed.
+// Package nodedbtest has the common code of nodedb's tests: a database in memory that fails and
+// loses writes like a killed process or a machine without power, the records of naive trees, and
+// the suite that runs real applications' stores on installed states.
 package nodedbtest
 
 import (
@@ -13,33 +13,33 @@ import (
 	"github.com/starling-kv/starling/cosmos/nodedb"
 )
 
-// ErrKilled is what a write fails with from the moment of the kill on.
+// ErrKilled is the error of every write after the kill.
 var ErrKilled = errors.New("killed")
 
 // Mem is a nodedb.DB in memory.
 type Mem struct {
 	mu     sync.Mutex
 	values map[string][]byte
-	sorted []string            // keys of values, ascending; nil: not known; guarded by mu
-	log    []map[string][]byte // batches since the last durable write; nil values: deleted
+	sorted []string            // keys of values, ascending; nil: not computed; guarded by mu
+	log    []map[string][]byte // old values of each unsynced batch; nil: absent
 	writes int
-	left   int // writes until the kill; below 0: never
+	left   int // writes until the kill; negative: never
 }
 
 // NewMem returns an empty database.
 func NewMem() *Mem { return &Mem{values: map[string][]byte{}, left: -1} }
 
-// KillAfter lets n more writes succeed.
+// KillAfter makes all writes fail after n more writes.
 func (m *Mem) KillAfter(n int) { m.left = n }
 
-// Writes returns how many writes there were.
+// Writes returns the number of writes so far.
 func (m *Mem) Writes() int { return m.writes }
 
-// Unsynced returns how many batches a crash of the machine could lose.
+// Unsynced returns the number of batches that a crash of the machine could lose.
 func (m *Mem) Unsynced() int { return len(m.log) }
 
-// Crash returns the database as it is after the crash: the last lost batches of those that were not
-// durable are not there.
+// Crash returns the database after a crash that loses the last lost batches of those that were not
+// durable.
 func (m *Mem) Crash(lost int) *Mem {
 	after := NewMem()
 	after.values = maps.Clone(m.values)
@@ -88,7 +88,7 @@ func (m *Mem) Keys() []string {
 	return slices.Clone(m.ascending())
 }
 
-// ascending is called with mu.
+// ascending must be called with mu held.
 func (m *Mem) ascending() []string {
 	if m.sorted == nil {
 		m.sorted = slices.Sorted(maps.Keys(m.values))
@@ -151,7 +151,7 @@ func (b *batch) Write() error {
 	undo := map[string][]byte{}
 	for _, c := range b.changes {
 		if !bytes.Equal(c.value, c.was) {
-			return errors.New("a value was modified after it was given to the batch")
+			return errors.New("a value was modified after it was passed to the batch")
 		}
 		key := string(c.key)
 		if _, ok := undo[key]; !ok {

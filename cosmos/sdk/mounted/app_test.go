@@ -11,15 +11,14 @@ import (
 	"testing"
 	"time"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store/metrics"
-	"cosmossdk.io/store/snapshots"
-	snapshottypes "cosmossdk.io/store/snapshots/types"
-	storetypes "cosmossdk.io/store/types"
+	"cosmossdk.io/log/v2"
 	abci "github.com/cometbft/cometbft/abci/types"
 	dbm "github.com/cosmos/cosmos-db"
 	"github.com/cosmos/cosmos-sdk/baseapp"
 	codectypes "github.com/cosmos/cosmos-sdk/codec/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/snapshots"
+	snapshottypes "github.com/cosmos/cosmos-sdk/store/v2/snapshots/types"
+	storetypes "github.com/cosmos/cosmos-sdk/store/v2/types"
 	"github.com/cosmos/cosmos-sdk/testutil/testdata"
 	sdk "github.com/cosmos/cosmos-sdk/types"
 	ics23 "github.com/cosmos/ics23/go"
@@ -32,13 +31,13 @@ import (
 
 const chainID = "demo-1"
 
-// stores are what the chain begins with: ours, and IAVL's.
+// stores are the stores at genesis, of our type and of IAVL's.
 var stores = map[string]storetypes.StoreType{
 	"bank": store.Type, "fees": store.Type, "gov": storetypes.StoreTypeIAVL, "still": storetypes.StoreTypeIAVL,
 }
 
-// app is a chain whose blocks write what follows from their height, and what their transactions
-// say. It has a folder, and a database in it.
+// app is a chain whose blocks write data derived from their height, and the data of their
+// transactions. Its database is in dir.
 type app struct {
 	*baseapp.BaseApp
 	t     *testing.T
@@ -48,7 +47,7 @@ type app struct {
 	close func()
 }
 
-// open opens the application in a folder, with these stores.
+// open opens the application in dir with the given stores.
 func open(t *testing.T, dir string, types map[string]storetypes.StoreType, upgrades *storetypes.StoreUpgrades) *app {
 	t.Helper()
 	db, err := dbm.NewGoLevelDB("application", dir, nil)
@@ -59,7 +58,7 @@ func open(t *testing.T, dir string, types map[string]storetypes.StoreType, upgra
 	testdata.RegisterInterfaces(registry)
 	a.SetInterfaceRegistry(registry)
 	testdata.RegisterMsgServer(a.MsgServiceRouter(), messages{})
-	a.ms = rootmulti.NewStore(db, log.NewNopLogger(), metrics.NewNoOpMetrics(), rootmulti.Options{Dir: filepath.Join(dir, "starling"), PinEvery: 4})
+	a.ms = rootmulti.NewStore(db, log.NewNopLogger(), rootmulti.Options{Dir: filepath.Join(dir, "starling"), PinEvery: 4})
 	a.SetCMS(a.ms)
 	meta, err := dbm.NewGoLevelDB("metadata", filepath.Join(dir, "snapshots"), nil)
 	if errors.Is(err, os.ErrNotExist) {
@@ -86,11 +85,12 @@ func open(t *testing.T, dir string, types map[string]storetypes.StoreType, upgra
 		return sdk.BeginBlock{}, nil
 	})
 	a.SetAnteHandler(func(ctx sdk.Context, tx sdk.Tx, _ bool) (sdk.Context, error) {
-		// Each sender has a number, which CheckTx and blocks count up apart.
+		// The transaction's number must be the count of earlier ones. CheckTx and blocks count
+		// separately.
 		kv := ctx.KVStore(keys["fees"])
 		n := append([]byte{0}, kv.Get([]byte("number"))...) // values may begin with 0
 		if len(n) != int(tx.(*transaction).number)+1 {
-			return ctx, fmt.Errorf("number %d, and %d were seen", tx.(*transaction).number, len(n)-1)
+			return ctx, fmt.Errorf("number %d, expected %d", tx.(*transaction).number, len(n)-1)
 		}
 		kv.Set([]byte("number"), n)
 		kv.Set([]byte("value"), make([]byte, tx.(*transaction).length))
@@ -105,15 +105,14 @@ func open(t *testing.T, dir string, types map[string]storetypes.StoreType, upgra
 		if !closed {
 			closed = true
 			require.NoError(t, a.ms.Close())
-			require.NoError(t, a.Close()) // the snapshots' database, and db
+			require.NoError(t, a.Close()) // closes the snapshots' database and db
 		}
 	}
 	t.Cleanup(a.close)
 	return a
 }
 
-// writeBlock writes the same at a height in each application; a store that is not there gets
-// nothing.
+// writeBlock writes data that depends on the height only. It skips stores that are not mounted.
 func writeBlock(ctx sdk.Context, keys map[string]storetypes.StoreKey) {
 	h := uint64(ctx.BlockHeight())
 	for i, name := range []string{"bank", "coins", "gov", "new"} {
@@ -128,7 +127,7 @@ func writeBlock(ctx sdk.Context, keys map[string]storetypes.StoreKey) {
 			switch n := rnd.IntN(6); {
 			case n == 0:
 				kv.Delete(key)
-			// ICS-23 proves no empty values, and no absence beside one.
+			// ICS-23 can prove neither an empty value nor the absence of a key next to one.
 			case n == 1 && name != "gov":
 				kv.Set(key, []byte{})
 			default:
@@ -138,14 +137,14 @@ func writeBlock(ctx sdk.Context, keys map[string]storetypes.StoreKey) {
 	}
 }
 
-// messages does nothing: the ante handler, whose writes stay, has done all.
+// messages always fails. The ante handler does all the work, and its writes stay.
 type messages struct{ testdata.MsgServerImpl }
 
 func (messages) CreateDog(context.Context, *testdata.MsgCreateDog) (*testdata.MsgCreateDogResponse, error) {
-	return nil, errors.New("the ante handler has done all")
+	return nil, errors.New("the ante handler has done all the work")
 }
 
-// transaction is number ‖ length of a value, 4 bytes each.
+// transaction is encoded as number ‖ length of a value, 4 bytes each.
 type transaction struct{ number, length uint32 }
 
 func (tx *transaction) GetMsgs() []sdk.Msg                  { return []sdk.Msg{&testdata.MsgCreateDog{}} }
@@ -157,7 +156,7 @@ func (tx *transaction) encode() []byte {
 
 func decodeTx(b []byte) (sdk.Tx, error) {
 	if len(b) != 8 {
-		return nil, errors.New("a transaction has 8 bytes")
+		return nil, errors.New("a transaction must have 8 bytes")
 	}
 	return &transaction{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:])}, nil
 }
@@ -195,8 +194,8 @@ func block(t *testing.T, height int64, txs [][]byte, apps ...*app) (hash []byte)
 	return hash
 }
 
-// TestRestarts: an application that ends after each block, and reads all again, has the app hashes
-// of one that runs on.
+// TestRestarts checks that an application that restarts after each block has the same app hashes as
+// one that keeps running.
 func TestRestarts(t *testing.T) {
 	a, dir := open(t, t.TempDir(), stores, nil), t.TempDir()
 	b := open(t, dir, stores, nil)
@@ -212,8 +211,8 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
-// TestCheckTx: what CheckTx writes is in no block, and is gone with the next one; a value that no
-// store takes fails its transaction alone.
+// TestCheckTx checks that writes of CheckTx are not in any block, and are discarded at the next
+// block. A value that is too large for the store fails only its own transaction.
 func TestCheckTx(t *testing.T) {
 	a := open(t, t.TempDir(), stores, nil)
 	begin(t, a)
@@ -225,7 +224,7 @@ func TestCheckTx(t *testing.T) {
 	}
 	require.Zero(t, check(transaction{0, 10}))
 	require.NotZero(t, check(transaction{0, 10}), "CheckTx has seen number 0")
-	require.NotZero(t, check(transaction{1, store.MaxValueBytes}), "zeros take a byte more than they have")
+	require.NotZero(t, check(transaction{1, store.MaxValueBytes}), "the store adds a byte, so the value exceeds the limit")
 	require.Zero(t, check(transaction{1, store.MaxValueBytes - 1}))
 	require.Equal(t, []byte(nil), a.ms.GetKVStore(a.key("fees")).Get([]byte("number")))
 
@@ -240,8 +239,8 @@ func TestCheckTx(t *testing.T) {
 	require.Zero(t, check(transaction{1, 1}))
 }
 
-// TestProofs: answers to queries of both kinds of stores are proved by the app hash, to those who
-// have nothing but cosmos/ics23 and our spec.
+// TestProofs checks that a client with only cosmos/ics23 and our spec can verify query results from
+// both kinds of stores against the app hash.
 func TestProofs(t *testing.T) {
 	a := open(t, t.TempDir(), stores, nil)
 	begin(t, a)
@@ -278,8 +277,8 @@ func TestProofs(t *testing.T) {
 	}
 }
 
-// TestSnapshots: what the SDK's manager makes of an application makes another one, which
-// continues as the first does.
+// TestSnapshots checks that an application restored from a snapshot of the SDK's manager continues
+// with the same app hashes as the original.
 func TestSnapshots(t *testing.T) {
 	a, dir := open(t, t.TempDir(), stores, nil), t.TempDir()
 	b := open(t, dir, stores, nil)
@@ -307,7 +306,8 @@ func TestSnapshots(t *testing.T) {
 	blocks(t, 10, 12, a, b)
 }
 
-// TestRollback: after the command's call, the blocks are executed again, with the same app hashes.
+// TestRollback checks that blocks that are executed again after a rollback have the same app
+// hashes.
 func TestRollback(t *testing.T) {
 	a, dir := open(t, t.TempDir(), stores, nil), t.TempDir()
 	b := open(t, dir, stores, nil)
@@ -323,8 +323,8 @@ func TestRollback(t *testing.T) {
 	}
 }
 
-// TestUpgrade: stores of both kinds are added, renamed and deleted, with one app hash at all nodes,
-// also at one that restarts before the first block after it.
+// TestUpgrade adds, renames and deletes stores of both kinds. All nodes have the same app hash,
+// also a node that restarts before the first block after the upgrade.
 func TestUpgrade(t *testing.T) {
 	dirs := []string{t.TempDir(), t.TempDir()}
 	a, b := open(t, dirs[0], stores, nil), open(t, dirs[1], stores, nil)
@@ -334,12 +334,12 @@ func TestUpgrade(t *testing.T) {
 	a.close()
 	b.close()
 	upgrades := &storetypes.StoreUpgrades{Added: []string{"new", "plain"}, Renamed: []storetypes.StoreRename{{OldKey: "bank", NewKey: "coins"}}, Deleted: []string{"fees", "still"}}
-	// The deleted ones are mounted in the first block, as the SDK wants it.
+	// The SDK requires deleted stores to be mounted in the first block.
 	during := map[string]storetypes.StoreType{"coins": store.Type, "gov": storetypes.StoreTypeIAVL, "new": store.Type, "plain": storetypes.StoreTypeIAVL, "fees": store.Type, "still": storetypes.StoreTypeIAVL}
 	after := map[string]storetypes.StoreType{"coins": store.Type, "gov": storetypes.StoreTypeIAVL, "new": store.Type, "plain": storetypes.StoreTypeIAVL}
 	a, b = open(t, dirs[0], during, upgrades), open(t, dirs[1], during, upgrades)
 	require.Equal(t, before, read(a.ms.GetKVStore(a.key("coins"))))
-	b.close() // nothing of the upgrade was committed yet
+	b.close() // the upgrade is not committed yet
 	b = open(t, dirs[1], during, upgrades)
 	blocks(t, 6, 6, a, b)
 	b.close()
@@ -364,5 +364,5 @@ func read(kv storetypes.KVStore) map[string]string {
 	return all
 }
 
-// key returns the key that a store was mounted with.
+// key returns the store key with which a store was mounted.
 func (a *app) key(name string) storetypes.StoreKey { return a.ms.StoreKeysByName()[name] }

@@ -1,9 +1,10 @@
-// Package mounted is the test that baseapp of SDK v0.53 works over our multi-store: with stores of
-// ours beside IAVL's, it gets to the same app hashes whatever it has been through.
+// Package mounted tests the SDK's baseapp on our multi-store. An application with Starling and IAVL
+// stores must have the same app hashes through restarts, snapshots, rollbacks and upgrades.
 //
 //	InitChain ─▶ CheckTx, FinalizeBlock, Commit … ─▶ restart · snapshot and restore · rollback · upgrade
 //	                        │
 //	                      Query with proof, verified by cosmos/ics23
 //
-// It is a module of its own, so that the SDK does not reach cosmos/store. Nothing imports it.
+// The package is not in the module of cosmos/store, so that cosmos/store does not depend on the
+// whole SDK. It contains only tests.
 package mounted

@@ -8,8 +8,8 @@ import (
 	ics23 "github.com/cosmos/ics23/go"
 )
 
-// verify checks with cosmos/ics23 alone that proofs lead from the first key of a path, which has
-// this value (nil: none), up to an app hash.
+// verify checks, using only cosmos/ics23, that the first key of path has the given value (nil:
+// absent) in the state with the given app hash.
 func verify(appHash []byte, path [][]byte, value []byte, specs []*ics23.ProofSpec, ops []cmtcrypto.ProofOp) error {
 	if len(ops) != len(specs) {
 		return fmt.Errorf("%d operators, not %d", len(ops), len(specs))
@@ -35,7 +35,7 @@ func verify(appHash []byte, path [][]byte, value []byte, specs []*ics23.ProofSpe
 			ok = ics23.VerifyMembership(specs[i], root, &p, path[i], value)
 		}
 		if !ok || !bytes.Equal(op.Key, path[i]) {
-			return fmt.Errorf("operator %d of %d, type %s, key %q: the proof does not fit", i+1, len(ops), op.Type, op.Key)
+			return fmt.Errorf("operator %d of %d, type %s, key %q: invalid proof", i+1, len(ops), op.Type, op.Key)
 		}
 		value = root
 	}

@@ -4,12 +4,10 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
-	"io"
 	"path/filepath"
 	"runtime"
 	"sync"
 
-	"cosmossdk.io/log"
 	abci "github.com/cometbft/cometbft/abci/types"
 	cmted25519 "github.com/cometbft/cometbft/crypto/ed25519"
 	"github.com/cometbft/cometbft/p2p"
@@ -19,64 +17,67 @@ import (
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 	"github.com/starling-kv/starling/cosmos/serve"
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// Options of the application that are read. Those of section [starling], of app.toml, are ours.
+// Application options that this package reads. Those in section [starling] of app.toml are ours.
 const (
-	optionInterval = "state-sync.snapshot-interval"    // heights between two states; 0: none
-	optionKeep     = "state-sync.snapshot-keep-recent" // states that are served; 0: 2
-	optionCache    = "inter-block-cache"               // whether baseapp has one
+	optionInterval = "state-sync.snapshot-interval"    // blocks between served states; 0: none
+	optionKeep     = "state-sync.snapshot-keep-recent" // number of states served; 0: 2
+	optionCache    = "inter-block-cache"               // whether baseapp has an inter-block cache
 	optionAddress  = "starling.laddr"                  // HOST:PORT for joiners; empty: in-band only
-	optionRate     = "starling.rate"                   // bytes a second sent there; 0: no limit
-	optionChain    = "chain-id"                        // where baseapp has none
-	optionHome     = "home"                            // the SDK's: the node's folder
-	optionKey      = "node_key_file"                   // CometBFT's
-	optionGRPC     = "grpc.enable"                     // the SDK's; unset: it is enabled
+	optionRate     = "starling.rate"                   // its send limit, bytes per second; 0: none
+	optionChain    = "chain-id"                        // used if baseapp has no chain id
+	optionHome     = "home"                            // the SDK's: home directory of the node
+	optionKey      = "node_key_file"                   // CometBFT's: path of the node key
+	optionGRPC     = "grpc.enable"                     // the SDK's; unset: enabled
 	optionAPI      = "api.enable"                      // the SDK's
 )
 
 const defaultKeep = 2
 
-// Creator wraps an application's creator: the application serves its states, and joins by them.
+// Creator wraps an application creator. The applications that it creates serve their states in
+// verified chunks, and can join from such chunks.
 func Creator(newApp servertypes.AppCreator) servertypes.AppCreator {
-	return func(logger log.Logger, db dbm.DB, trace io.Writer, options servertypes.AppOptions) servertypes.Application {
-		return New(newApp(logger, db, trace, options), logger, db, options)
-	}
+	return generation.Wrap(newApp, func(app servertypes.Application, logger generation.Logger, db dbm.DB, options servertypes.AppOptions) servertypes.Application {
+		return New(app, logger, db, options)
+	})
 }
 
-// App is an application that serves its states. What it does not override is the application's own.
+// App wraps an application and serves its states. Methods that it does not override are the
+// application's own.
 type App struct {
 	servertypes.Application
-	logger   log.Logger
+	logger   generation.Logger
 	db       dbm.DB
 	options  servertypes.AppOptions
 	interval int64
 	keep     int
 	states   *serve.Server
-	headers  *lightblocks.Server // has nothing to serve until there is a node
+	headers  *lightblocks.Server // serves nothing until RegisterTendermintService
 
-	gate    *gate      // closed while a block is made
-	reading sync.Mutex // held while a state is read to be offered in-band: one at a time
+	gate    *gate      // closed during FinalizeBlock and Commit
+	reading sync.Mutex // held while prepare reads a state, so that one is read at a time
 
-	joining *joining // what OfferSnapshot has accepted; nil: nothing; ABCI's calls use it
+	joining *joining // the join that OfferSnapshot accepted, or nil; used by ABCI calls only
 
-	wg      sync.WaitGroup // states that are being cut
+	wg      sync.WaitGroup // goroutines that prepare states
 	closing chan struct{}  // closed by Close
 
 	mu      sync.Mutex
-	cutting map[*frozen]bool // by wg's goroutines; guarded by mu
-	served  []*state         // heights ascend; guarded by mu
-	network *tcp.Server      // nil: it is not started, or not wanted; guarded by mu
-	started bool             // guarded by mu
+	cutting map[*frozen]bool // snapshots that wg's goroutines use; guarded by mu
+	served  []*state         // in ascending order of height; guarded by mu
+	network *tcp.Server      // nil if not started or not configured; guarded by mu
+	started bool             // listen was called; guarded by mu
 	closed  bool             // guarded by mu
 }
 
-// New wraps an application, which has the database.
-func New(app servertypes.Application, logger log.Logger, db dbm.DB, options servertypes.AppOptions) *App {
+// New wraps an application whose database is db.
+func New(app servertypes.Application, logger generation.Logger, db dbm.DB, options servertypes.AppOptions) *App {
 	a := &App{Application: app, logger: logger.With("module", "starling"), db: db, options: options, states: serve.New(),
 		cutting: map[*frozen]bool{}, closing: make(chan struct{}), gate: newGate(), interval: cast.ToInt64(options.Get(optionInterval)), keep: cast.ToInt(options.Get(optionKeep))}
 	if a.keep < 1 {
@@ -84,22 +85,23 @@ func New(app servertypes.Application, logger log.Logger, db dbm.DB, options serv
 	}
 	a.headers = lightblocks.NewServer(lightblocks.ServerOptions{ChainID: a.chain()})
 	a.states.Failed = func(err error) {
-		if !errors.Is(err, errReleased) { // the state is an old one, or the node stops
-			a.logger.Error("a joiner's request failed", "err", err)
+		if !errors.Is(err, errReleased) { // the state was dropped, or the node is stopping
+			a.logger.Error("failed to answer a joiner", "err", err)
 		}
 	}
 	return a
 }
 
-// FinalizeBlock implements servertypes.ABCI. Reads of the served states give way to it.
+// FinalizeBlock implements servertypes.ABCI. Reads of served states yield to it.
 func (a *App) FinalizeBlock(r *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
 	defer a.gate.close()()
 	return a.Application.FinalizeBlock(r)
 }
 
-// Commit implements servertypes.ABCI. Reads of the served states give way to it. At a snapshot
-// height it takes the database's snapshot, which no pruning changes, before it returns: what it
-// costs the chain is that alone. Failures to serve are none of the chain's.
+// Commit implements servertypes.ABCI. Reads of served states yield to it. At a snapshot height it
+// takes a snapshot of the database, which later pruning does not change. Only this step delays the
+// chain: the state is prepared in the background. A failure to serve is logged and does not fail
+// the block.
 func (a *App) Commit() (*abci.ResponseCommit, error) {
 	defer a.gate.close()()
 	r, err := a.Application.Commit()
@@ -126,14 +128,14 @@ func (a *App) Commit() (*abci.ResponseCommit, error) {
 		a.mu.Lock()
 		delete(a.cutting, f)
 		a.mu.Unlock()
-		if err != nil && !errors.Is(err, errReleased) { // by Close
+		if err != nil && !errors.Is(err, errReleased) { // released by Close
 			a.logger.Error("the state is not served", "height", height, "err", errors.Join(err, f.release()))
 		}
 	})
 	return r, nil
 }
 
-// add serves a state, beside the blocks that follow it.
+// add serves a state and prepares its in-band snapshot. It runs while later blocks execute.
 func (a *App) add(f *frozen, height int64) error {
 	s, err := a.offer(f, height)
 	if err != nil {
@@ -142,20 +144,21 @@ func (a *App) add(f *frozen, height int64) error {
 	files, err := a.extensionsOf(s)
 	if err == nil {
 		a.reading.Lock()
-		// Where states take longer to read than they are apart, those that waited are given up:
-		// else each would be dropped while it is read.
+		// Reading a state may take longer than the interval between states. Then only the newest of
+		// the waiting states is read. If all were read in turn, each would be dropped while it is
+		// read.
 		if err = errNewer; a.isNewest(s) {
 			err = s.prepare(files)
 		}
 		a.reading.Unlock()
 	}
 	if err != nil && !errors.Is(err, errReleased) {
-		a.logger.Info("a state is not offered in-band", "height", height, "reason", err)
+		a.logger.Info("state not offered in-band", "height", height, "reason", err)
 	}
 	return nil
 }
 
-var errNewer = errors.New("a newer one is to be offered")
+var errNewer = errors.New("a newer state is waiting to be offered")
 
 func (a *App) isNewest(s *state) bool {
 	a.mu.Lock()
@@ -168,7 +171,7 @@ func (a *App) offer(f *frozen, height int64) (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	opened.LimitProcessors(runtime.GOMAXPROCS(0) / 2) // the blocks that follow need the others
+	opened.LimitProcessors(runtime.GOMAXPROCS(0) / 2) // leave the rest to block execution
 	s := &state{State: opened, frozen: f, cuts: map[iavlsync.Format]*cut{}}
 	if err := a.states.Add(opened); err != nil {
 		return nil, err
@@ -184,26 +187,26 @@ func (a *App) offer(f *frozen, height int64) (*state, error) {
 		old := a.served[0]
 		a.served = a.served[1:]
 		if err := a.drop(old); err != nil {
-			a.logger.Error("a snapshot of the database", "height", old.Height(), "err", err)
+			a.logger.Error("failed to release a database snapshot", "height", old.Height(), "err", err)
 		}
 	}
 	if !a.started {
 		a.started = true
 		if err := a.listen(); err != nil {
-			a.logger.Error("joiners are served in-band only", "err", err)
+			a.logger.Error("failed to listen for joiners: they are served in-band only", "err", err)
 		}
 	}
 	return s, nil
 }
 
-// drop ends the serving of a state. Reads of it that are under way fail soon.
+// drop stops serving a state. Reads in progress fail soon afterwards.
 func (a *App) drop(s *state) error {
 	a.states.Remove(s.Height())
 	s.Close()
 	return s.frozen.release()
 }
 
-// listen serves joiners at an address of their own. It is called with mu.
+// listen serves joiners at the address in starling.laddr. The caller holds mu.
 func (a *App) listen() error {
 	address := cast.ToString(a.options.Get(optionAddress))
 	if address == "" || a.closed {
@@ -211,7 +214,7 @@ func (a *App) listen() error {
 	}
 	chain := a.chain()
 	if chain == "" {
-		return fmt.Errorf("%s: the chain is not known: set %s", optionAddress, optionChain)
+		return fmt.Errorf("%s: unknown chain id: set %s", optionAddress, optionChain)
 	}
 	key, err := a.key()
 	if err != nil {
@@ -226,19 +229,20 @@ func (a *App) listen() error {
 	}
 	a.logger.Info("serving states to joiners", "address", a.network.Addr().String(), "id", tcp.IDOf(key.Public().(ed25519.PublicKey)))
 	if !a.getsNode() {
-		a.logger.Error("no headers are served, so joiners need --rpc: enable gRPC or the API in app.toml")
+		a.logger.Error("no headers are served, so joiners need --rpc: to serve headers, enable gRPC or the API in app.toml")
 	}
 	return nil
 }
 
-// getsNode reports whether the SDK gives the application a client of its node, sooner or later:
-// while the node starts, it executes blocks without. See RegisterTendermintService.
+// getsNode reports whether the SDK will pass the application an RPC client of its own node. The
+// answer comes from the settings, since the node may execute blocks before it passes the client.
+// See RegisterTendermintService.
 func (a *App) getsNode() bool {
 	grpc := a.options.Get(optionGRPC)
 	return grpc == nil || cast.ToBool(grpc) || cast.ToBool(a.options.Get(optionAPI))
 }
 
-// chain returns the chain's id, which baseapp has of the genesis file.
+// chain returns the chain id: baseapp's, which is from the genesis file, or else the option's.
 func (a *App) chain() string {
 	if app, is := a.Application.(interface{ ChainID() string }); is && app.ChainID() != "" {
 		return app.ChainID()
@@ -246,7 +250,8 @@ func (a *App) chain() string {
 	return cast.ToString(a.options.Get(optionChain))
 }
 
-// key returns that of the node, which is made where there is none yet; a new one without a home.
+// key returns the node key, and creates the file if it does not exist. Without a home directory, it
+// returns a new key on each call.
 func (a *App) key() (ed25519.PrivateKey, error) {
 	home := cast.ToString(a.options.Get(optionHome))
 	if home == "" {
@@ -262,16 +267,17 @@ func (a *App) key() (ed25519.PrivateKey, error) {
 	}
 	key, err := p2p.LoadOrGenNodeKey(path)
 	if err != nil {
-		return nil, fmt.Errorf("key of the node: %w", err)
+		return nil, fmt.Errorf("node key: %w", err)
 	}
 	private, is := key.PrivKey.(cmted25519.PrivKey)
 	if !is {
-		return nil, fmt.Errorf("key of the node in %s: it is of type %s, not %s", path, key.PrivKey.Type(), cmted25519.KeyType)
+		return nil, fmt.Errorf("node key in %s: type is %s, not %s", path, key.PrivKey.Type(), cmted25519.KeyType)
 	}
 	return ed25519.PrivateKey(private), nil
 }
 
-// Address is where joiners are served; empty: nowhere yet.
+// Address returns the address at which joiners are served. It is empty until the first state is
+// served.
 func (a *App) Address() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -281,8 +287,8 @@ func (a *App) Address() string {
 	return a.network.Addr().String()
 }
 
-// Close implements servertypes.Application. It gives back all snapshots before the database is
-// closed. States that are being cut, or sent, fail soon: a read of a whole state takes long.
+// Close implements servertypes.Application. It releases all database snapshots before it closes the
+// database. Reads of states in progress fail soon, since a read of a whole state takes long.
 func (a *App) Close() error {
 	a.mu.Lock()
 	if !a.closed {

@@ -5,16 +5,12 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store"
-	storetypes "cosmossdk.io/store/types"
 	abci "github.com/cometbft/cometbft/abci/types"
 	dbm "github.com/cosmos/cosmos-db"
 	"github.com/cosmos/cosmos-sdk/baseapp"
@@ -28,6 +24,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/join"
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 	"github.com/starling-kv/starling/cosmos/sdk/serve"
 	"github.com/starling-kv/starling/cosmos/tables"
 	"github.com/starling-kv/starling/transport"
@@ -40,7 +37,7 @@ const (
 	interval = 5
 )
 
-// application is a chain whose blocks write what follows from their height.
+// application is a chain whose blocks write data derived from their height.
 type application struct{ *baseapp.BaseApp }
 
 func (application) RegisterAPIRoutes(*api.Server, config.APIConfig)   {}
@@ -48,18 +45,18 @@ func (application) RegisterTxService(client.Context)                  {}
 func (application) RegisterTendermintService(client.Context)          {}
 func (application) RegisterNodeService(client.Context, config.Config) {}
 
-func newApp(logger log.Logger, db dbm.DB, _ io.Writer, _ servertypes.AppOptions) servertypes.Application {
+func newApp(logger generation.Logger, db dbm.DB, _ servertypes.AppOptions) servertypes.Application {
 	return loaded(newBase(logger, db))
 }
 
-// newBase makes the application, not loaded yet, with more stores, which get a leaf at the first
-// height. It has the cache that app.toml has unless it is switched off.
-func newBase(logger log.Logger, db dbm.DB, more ...string) *baseapp.BaseApp {
-	app := baseapp.NewBaseApp("demo", logger, db, nil, baseapp.SetChainID(chainID), baseapp.SetInterBlockCache(store.NewCommitKVStoreCacheManager()))
-	keys := map[string]*storetypes.KVStoreKey{}
+// newBase returns the application before it is loaded. The stores in more get a leaf at height 1.
+// The inter-block cache is enabled, as by default in app.toml.
+func newBase(logger generation.Logger, db dbm.DB, more ...string) *baseapp.BaseApp {
+	app := baseapp.NewBaseApp("demo", logger, db, nil, baseapp.SetChainID(chainID), baseapp.SetInterBlockCache(generation.NewCommitKVStoreCacheManager()))
+	keys := map[string]*generation.KVStoreKey{}
 	for _, name := range append([]string{"bank", "gov", "still"}, more...) {
-		keys[name] = storetypes.NewKVStoreKey(name)
-		app.MountStore(keys[name], storetypes.StoreTypeIAVL)
+		keys[name] = generation.NewKVStoreKey(name)
+		app.MountStore(keys[name], generation.StoreTypeIAVL)
 	}
 	app.SetInitChainer(func(sdk.Context, *abci.RequestInitChain) (*abci.ResponseInitChain, error) {
 		return &abci.ResponseInitChain{}, nil
@@ -94,6 +91,11 @@ func loaded(app *baseapp.BaseApp) servertypes.Application {
 		panic(err)
 	}
 	return application{app}
+}
+
+// wrapped creates an application with f and wraps it.
+func wrapped(f generation.NewApp, logger generation.Logger, db dbm.DB, o servertypes.AppOptions) servertypes.Application {
+	return generation.Create(serve.Creator(generation.Creator(f)), logger, db, o)
 }
 
 type options map[string]any
@@ -148,13 +150,14 @@ func forEngines(t *testing.T, test func(t *testing.T, engine dbm.BackendType)) {
 	}
 }
 
-// TestServe: a running application serves what it had at snapshot heights, while blocks follow and
-// are pruned; its hashes are those of one that serves nothing. Who joined by the fast path or
-// in-band continues with it.
+// TestServe checks that a running application serves its states of snapshot heights while it
+// executes and prunes later blocks, and that its app hashes equal those of an application that
+// serves nothing. Applications that joined over the transport or in-band execute the same blocks
+// with the same app hashes.
 func TestServe(t *testing.T) {
 	forEngines(t, func(t *testing.T, engine dbm.BackendType) {
-		app := serve.Creator(newApp)(log.NewNopLogger(), open(t, engine, t.TempDir()), nil, serving())
-		plain := newApp(log.NewNopLogger(), open(t, engine, t.TempDir()), nil, nil)
+		app := wrapped(newApp, generation.NewNopLogger(), open(t, engine, t.TempDir()), serving())
+		plain := newApp(generation.NewNopLogger(), open(t, engine, t.TempDir()), nil)
 		begin(t, app)
 		begin(t, plain)
 		hashes := headers{}
@@ -169,7 +172,7 @@ func TestServe(t *testing.T) {
 		address := app.(*serve.App).Address
 		require.Eventually(t, func() bool { return address() != "" && len(list(t, app)) == 2 }, 30*time.Second, 10*time.Millisecond)
 
-		// The fast path, from the running application.
+		// Join over the transport, from the running application.
 		home := t.TempDir()
 		r, err := join.Join(context.Background(), join.Options{
 			Target: join.InFolder(filepath.Join(home, "chunks"), func() (nodedb.Tables, error) {
@@ -183,11 +186,11 @@ func TestServe(t *testing.T) {
 		})
 		require.NoError(t, err)
 		require.EqualValues(t, 2*interval, r.Height)
-		joined := newApp(log.NewNopLogger(), open(t, engine, home), nil, nil)
+		joined := newApp(generation.NewNopLogger(), open(t, engine, home), nil)
 		require.Equal(t, hashes[r.Height], joined.CommitMultiStore().LastCommitID().Hash)
 
-		// In-band, into an application that runs already.
-		banded := serve.Creator(newApp)(log.NewNopLogger(), open(t, engine, t.TempDir()), nil, options{})
+		// Join in-band, into a running application.
+		banded := wrapped(newApp, generation.NewNopLogger(), open(t, engine, t.TempDir()), options{})
 		inBand(t, app, banded, hashes)
 
 		for h := r.Height + 1; h <= height; h++ {
@@ -206,7 +209,7 @@ func TestServe(t *testing.T) {
 	})
 }
 
-// hooked calls call before each of ABCI's calls that make a block.
+// hooked calls call before FinalizeBlock and Commit.
 type hooked struct {
 	servertypes.Application
 	call func()
@@ -222,15 +225,15 @@ func (w hooked) Commit() (*abci.ResponseCommit, error) {
 	return w.Application.Commit()
 }
 
-// TestBlocksComeFirst: reads of served states give way to FinalizeBlock and Commit, and to nothing
-// else.
+// TestBlocksComeFirst checks that reads of served states yield during FinalizeBlock and Commit
+// only.
 func TestBlocksComeFirst(t *testing.T) {
 	var app *serve.App
 	var making []bool
-	create := serve.Creator(func(logger log.Logger, db dbm.DB, w io.Writer, o servertypes.AppOptions) servertypes.Application {
-		return hooked{newApp(logger, db, w, o), func() { making = append(making, serve.Making(app)) }}
-	})
-	app = create(log.NewNopLogger(), dbm.NewMemDB(), nil, options{}).(*serve.App)
+	create := func(logger generation.Logger, db dbm.DB, o servertypes.AppOptions) servertypes.Application {
+		return hooked{newApp(logger, db, o), func() { making = append(making, serve.Making(app)) }}
+	}
+	app = wrapped(create, generation.NewNopLogger(), dbm.NewMemDB(), options{}).(*serve.App)
 	begin(t, app)
 	require.False(t, serve.Making(app))
 	block(t, 1, app)
@@ -239,7 +242,7 @@ func TestBlocksComeFirst(t *testing.T) {
 	require.NoError(t, app.Close())
 }
 
-// list returns the snapshots of ours.
+// list returns the snapshots that an application offers, all of which must be ours.
 func list(t *testing.T, app servertypes.Application) []*abci.Snapshot {
 	t.Helper()
 	r, err := app.ListSnapshots(&abci.RequestListSnapshots{})
@@ -250,7 +253,7 @@ func list(t *testing.T, app servertypes.Application) []*abci.Snapshot {
 	return r.Snapshots
 }
 
-// inBand joins by ABCI's calls, of all formats, with liars in between.
+// inBand joins over ABCI in all formats, with invalid offers and chunks in between.
 func inBand(t *testing.T, from, to servertypes.Application, hashes headers) {
 	t.Helper()
 	s := list(t, from)[1]
@@ -274,7 +277,7 @@ func inBand(t *testing.T, from, to servertypes.Application, hashes headers) {
 		return r.Chunk
 	}
 	require.Eventually(t, func() bool { return len(load(iavlsync.Format32, 0)) > 0 }, 30*time.Second, 10*time.Millisecond,
-		"formats that are not offered are answered too")
+		"formats that are not offered are served too")
 	require.Empty(t, load(iavlsync.Format8192, s.Chunks))
 	order := slices.Collect(func(yield func(uint32) bool) {
 		for k := range s.Chunks {
@@ -304,15 +307,15 @@ func inBand(t *testing.T, from, to servertypes.Application, hashes headers) {
 	require.Equal(t, hashes[int64(s.Height)], info.LastBlockAppHash)
 }
 
-// TestOtherFormat: while a join in verified chunks is not finished, the SDK's own is not begun,
-// since both write the same nodes.
+// TestOtherFormat checks that the SDK's restore does not start while a join in verified chunks is
+// unfinished, since both write the same nodes.
 func TestOtherFormat(t *testing.T) {
-	app := serve.Creator(newApp)(log.NewNopLogger(), dbm.NewMemDB(), nil, options{})
+	app := wrapped(newApp, generation.NewNopLogger(), dbm.NewMemDB(), options{})
 	_, err := app.OfferSnapshot(&abci.RequestOfferSnapshot{})
-	require.NoError(t, err, "no join: the SDK's to answer")
+	require.NoError(t, err, "without a join, the SDK answers")
 	require.NoError(t, app.Close())
 
-	from := serve.Creator(newApp)(log.NewNopLogger(), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil, serving())
+	from := wrapped(newApp, generation.NewNopLogger(), open(t, dbm.GoLevelDBBackend, t.TempDir()), serving())
 	begin(t, from)
 	hashes := headers{}
 	for h := int64(1); h <= interval; h++ {
@@ -321,7 +324,7 @@ func TestOtherFormat(t *testing.T) {
 	require.Eventually(t, func() bool { return len(list(t, from)) == 1 }, 30*time.Second, 10*time.Millisecond)
 	s := list(t, from)[0]
 	db := open(t, dbm.GoLevelDBBackend, t.TempDir())
-	to := serve.Creator(newApp)(log.NewNopLogger(), db, nil, options{})
+	to := wrapped(newApp, generation.NewNopLogger(), db, options{})
 	offer := func(to servertypes.Application, s *abci.Snapshot) abci.ResponseOfferSnapshot_Result {
 		r, err := to.OfferSnapshot(&abci.RequestOfferSnapshot{Snapshot: s, AppHash: hashes[interval]})
 		require.NoError(t, err)
@@ -336,8 +339,8 @@ func TestOtherFormat(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, r.Result)
 	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer(to, theirs))
-	// The same after a restart, which remembers nothing but the nodes.
-	again := serve.Creator(newApp)(log.NewNopLogger(), db, nil, options{})
+	// The same after a restart: only the installed nodes are left.
+	again := wrapped(newApp, generation.NewNopLogger(), db, options{})
 	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer(again, theirs))
 	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(again, s))
 	require.NoError(t, again.Close())

@@ -6,25 +6,25 @@ import (
 	"testing"
 	"time"
 
-	"cosmossdk.io/log"
 	abci "github.com/cometbft/cometbft/abci/types"
 	dbm "github.com/cosmos/cosmos-db"
 	servertypes "github.com/cosmos/cosmos-sdk/server/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 	"github.com/starling-kv/starling/cosmos/sdk/serve"
 )
 
-// BenchmarkCommit has two applications commit the same blocks in turn, of which one serves every
-// fifth state. It reports how their 99th percentiles compare.
+// BenchmarkCommit commits the same blocks alternately on two applications, one of which serves
+// every fifth state. It reports the ratio of their 99th percentiles.
 func BenchmarkCommit(b *testing.B) {
 	for _, engine := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {
 		b.Run(string(engine), func(b *testing.B) {
 			var apps []servertypes.Application
-			for _, creator := range []servertypes.AppCreator{newApp, serve.Creator(newApp)} {
+			for _, creator := range []servertypes.AppCreator{generation.Creator(newApp), serve.Creator(generation.Creator(newApp))} {
 				db, err := dbm.NewDB("application", engine, b.TempDir())
 				require.NoError(b, err)
-				app := creator(log.NewNopLogger(), db, nil, options{"state-sync.snapshot-interval": interval})
+				app := generation.Create(creator, generation.NewNopLogger(), db, options{"state-sync.snapshot-interval": interval})
 				_, err = app.InitChain(&abci.RequestInitChain{ChainId: chainID, InitialHeight: 1, Time: time.Unix(1, 0)})
 				require.NoError(b, err)
 				apps = append(apps, app)

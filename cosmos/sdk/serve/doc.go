@@ -1,11 +1,11 @@
-// Package serve makes an application of the Cosmos SDK serve its states in verified chunks while it
-// runs, and join by them, with one line where its command is made:
+// Package serve lets a Cosmos SDK application serve its states in verified chunks while it runs,
+// and join from such chunks. A chain enables it with one line in its root command:
 //
 //	server.AddCommands(root, home, serve.Creator(newApp), …)
 //
 //	Commit at a snapshot height ─▶ snapshot of the database ─▶ cosmos/serve over Starling's transport
-//	                                                       └▶ ABCI snapshots 0x5301 … 0x5303, beside the SDK's 3
+//	                                                       └▶ ABCI snapshots 0x5301 … 0x5303, next to the SDK's 3
 //
-// The application's hash, its blocks and its pruning are what they were: nothing is written to its
-// database. It has a module of its own, since it needs the SDK.
+// Serving writes nothing to the application's database, so its app hash, blocks and pruning do not
+// change. The module cosmos/sdk holds the code that needs the whole SDK.
 package serve

@@ -7,10 +7,10 @@ import (
 	"github.com/starling-kv/starling/cosmos/nodedb"
 )
 
-// ErrReleased is what reads of a snapshot that was released fail with.
+// ErrReleased is the error of reads after the snapshot's release.
 var ErrReleased = errReleased
 
-// Freeze takes the snapshot of a database.
+// Freeze takes a snapshot of a database.
 func Freeze(db dbm.DB) (snapshot nodedb.DB, release func() error, err error) {
 	f, err := freeze(db, newGate())
 	if err != nil {
@@ -19,13 +19,13 @@ func Freeze(db dbm.DB) (snapshot nodedb.DB, release func() error, err error) {
 	return f, f.release, nil
 }
 
-// Serve serves a state of a database, as what Commit begins does.
+// Serve serves a state of a database as the goroutine that Commit starts does.
 func (a *App) Serve(db nodedb.DB, height int64) error {
 	return a.add(&frozen{DB: db, free: func() error { return nil }, gate: a.gate}, height)
 }
 
-// ServeUnread serves a state in-band in all formats, of which nothing but the cuts was read. One
-// of the same height is served no longer.
+// ServeUnread serves a state in-band in all formats after reading only its cuts. It replaces all
+// served states.
 func (a *App) ServeUnread(db nodedb.DB, height int64) (*nodedb.State, error) {
 	opened, err := nodedb.Open(db, height)
 	if err != nil {
@@ -43,5 +43,5 @@ func (a *App) ServeUnread(db nodedb.DB, height int64) (*nodedb.State, error) {
 	return opened, nil
 }
 
-// Making reports whether reads give way to a block now.
+// Making reports whether reads currently yield to a block.
 func Making(a *App) bool { return a.gate.making.Load() != nil }

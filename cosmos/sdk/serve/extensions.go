@@ -8,26 +8,25 @@ import (
 	"io"
 	"time"
 
-	"cosmossdk.io/store/snapshots"
-	"cosmossdk.io/store/snapshots/types"
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 )
 
-// extensions are what the extension snapshotters of an application keep beside a state, such as the
-// code of contracts: chunks of the SDK's own stream of items, without those of stores.
+// extensions holds what an application's extension snapshotters keep outside the stores, such as
+// contract code. Its chunks are a stream of the SDK's snapshot items, without the items of stores.
 //
-// They are taken from the SDK's snapshot of the height, since only the application's manager knows
-// its extensions. As there, no hash of the chain binds them; hashes that travel with the offer bind
-// them to it (docs/decisions/0057-extensions-in-band.md).
+// The extensions are read from the SDK's snapshot of the same height, since only the application's
+// snapshot manager knows them. As in the SDK's snapshots, the app hash does not commit to them. The
+// offer carries the hashes of their chunks (docs/decisions/0057-extensions-in-band.md).
 type extensions struct{ chunks [][]byte }
 
-// maxExtensions limits how many chunks of 10 MB are kept in memory for a state.
+// maxExtensions is the maximum number of extension chunks, of 10 MB each, kept in memory per state.
 const maxExtensions = 25
 
 var (
-	errNoSnapshot        = errors.New("the SDK has made no snapshot of this height, from which files beside the database could be taken")
-	errNoFilesInSnapshot = errors.New("the SDK's snapshot of this height has no files, although its module keeps some beside the database: register the module's extension (SnapshotManager().RegisterExtensions)")
-	errLargeExtensions   = fmt.Errorf("its extensions have more than %d MB: joiners need the SDK's snapshots", 10*maxExtensions)
-	errNotExtensions     = errors.New("among its files are items of stores, or of nothing that is known")
+	errNoSnapshot        = errors.New("the SDK has made no snapshot of this height, so the files outside the database are missing")
+	errNoFilesInSnapshot = errors.New("the SDK's snapshot of this height has no files, although the module keeps files outside the database: register the module's extension (SnapshotManager().RegisterExtensions)")
+	errLargeExtensions   = fmt.Errorf("extensions are larger than %d MB: joiners need the SDK's snapshots", 10*maxExtensions)
+	errNotExtensions     = errors.New("extension chunks contain store items or unknown items")
 	errSnapshotIsDamaged = errors.New("a chunk of the SDK's snapshot is missing")
 )
 
@@ -51,17 +50,17 @@ func (e *extensions) encode() (b []byte) {
 	return b
 }
 
-// outgrow reports whether a cut with extensions is more than CometBFT takes.
+// outgrow reports whether a cut and its extensions together exceed CometBFT's limits.
 func (e *extensions) outgrow(c *cut) bool {
 	return len(c.encoded)+sha256.Size*e.len() > inBandManifestBytes || c.m.Chunks()+e.len() > inBandChunks
 }
 
-// snapshotPoll is the time between two looks whether the SDK has made its snapshot, which it does
-// beside the blocks and tells nobody.
+// snapshotPoll is the interval between checks for the SDK's snapshot, which the SDK makes in the
+// background without a notification.
 const snapshotPoll = 500 * time.Millisecond
 
-// extensionsOf returns the extensions of a state, once the SDK has made its own snapshot; empty:
-// that has none; nil: the application takes no such snapshots.
+// extensionsOf waits for the SDK's snapshot of the state's height and returns its extensions, which
+// may be empty. It returns nil if the SDK makes no snapshot of this height.
 func (a *App) extensionsOf(s *state) (*extensions, error) {
 	manager, height := a.SnapshotManager(), uint64(s.Height())
 	if manager == nil || manager.GetInterval() == 0 || height%manager.GetInterval() != 0 {
@@ -73,14 +72,14 @@ func (a *App) extensionsOf(s *state) (*extensions, error) {
 			return nil, err
 		}
 		newer := false
-		for _, have := range list { // the newest first
-			if have.Height == height && have.Format == types.CurrentFormat {
+		for _, have := range list { // newest first
+			if have.Height == height && have.Format == generation.CurrentFormat {
 				return readExtensions(manager, have)
 			}
 			newer = newer || have.Height > height
 		}
 		if newer {
-			return nil, errNoSnapshot // it makes no older ones
+			return nil, errNoSnapshot // the SDK makes no snapshots of older heights
 		}
 		if s.frozen.isReleased() {
 			return nil, errReleased
@@ -93,8 +92,8 @@ func (a *App) extensionsOf(s *state) (*extensions, error) {
 	}
 }
 
-// readExtensions takes the extensions out of a snapshot of the SDK's; empty: it has none.
-func readExtensions(manager *snapshots.Manager, s *types.Snapshot) (*extensions, error) {
+// readExtensions returns the extensions in one of the SDK's snapshots, which may be empty.
+func readExtensions(manager *generation.Manager, s *generation.Snapshot) (*extensions, error) {
 	stop := make(chan struct{})
 	defer close(stop)
 	chunks := make(chan io.ReadCloser)
@@ -116,19 +115,19 @@ func readExtensions(manager *snapshots.Manager, s *types.Snapshot) (*extensions,
 			}
 		}
 	}()
-	r, err := snapshots.NewStreamReader(chunks)
+	r, err := generation.NewStreamReader(chunks)
 	if err != nil {
 		return nil, err
 	}
-	// The reader is not closed: it would wait for chunks that are not needed any more.
+	// The reader is not closed, because Close would wait for chunks that are no longer needed.
 	out := make(chan io.ReadCloser)
 	e := &extensions{}
 	done := make(chan error, 1)
 	go func() { done <- e.collect(out) }()
-	w := snapshots.NewStreamWriter(out)
+	w := generation.NewStreamWriter(out)
 	some, err := false, error(nil)
 	for err == nil {
-		item := types.SnapshotItem{}
+		item := generation.SnapshotItem{}
 		if err = r.ReadMsg(&item); err != nil {
 			break
 		}
@@ -152,20 +151,21 @@ func readExtensions(manager *snapshots.Manager, s *types.Snapshot) (*extensions,
 	return e, nil
 }
 
-// onlyExtensions fails if chunks have another item than those of extensions, or are no stream.
+// onlyExtensions returns an error if the chunks are not a valid stream, or contain an item that is
+// not an extension's.
 func onlyExtensions(files [][]byte) error {
 	chunks := make(chan io.ReadCloser, len(files))
 	for _, file := range files {
 		chunks <- io.NopCloser(bytes.NewReader(file))
 	}
 	close(chunks)
-	r, err := snapshots.NewStreamReader(chunks)
+	r, err := generation.NewStreamReader(chunks)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = r.Close() }()
 	for {
-		item := types.SnapshotItem{}
+		item := generation.SnapshotItem{}
 		switch err := r.ReadMsg(&item); {
 		case errors.Is(err, io.EOF):
 			return nil
@@ -177,7 +177,7 @@ func onlyExtensions(files [][]byte) error {
 	}
 }
 
-// collect keeps chunks. Too many are read, and not kept.
+// collect keeps the first maxExtensions chunks. It reads and drops the others, and then fails.
 func (e *extensions) collect(chunks <-chan io.ReadCloser) (err error) {
 	for chunk := range chunks {
 		b, readErr := io.ReadAll(chunk)

@@ -11,30 +11,27 @@ import (
 	"testing"
 	"time"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store/snapshots"
-	"cosmossdk.io/store/snapshots/types"
 	abci "github.com/cometbft/cometbft/abci/types"
 	dbm "github.com/cosmos/cosmos-db"
 	servertypes "github.com/cosmos/cosmos-sdk/server/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
-	"github.com/starling-kv/starling/cosmos/sdk/serve"
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 )
 
-// code is an extension snapshotter, as that of a module with contracts.
+// code is an extension snapshotter like that of a module with contracts.
 type code struct {
 	name  string
 	files [][]byte
-	fails error // of RestoreExtension
+	fails error // the error of RestoreExtension
 }
 
 func (c *code) SnapshotName() string       { return c.name }
 func (c *code) SnapshotFormat() uint32     { return 7 }
 func (c *code) SupportedFormats() []uint32 { return []uint32{7} }
 
-func (c *code) SnapshotExtension(_ uint64, write types.ExtensionPayloadWriter) error {
+func (c *code) SnapshotExtension(_ uint64, write generation.ExtensionPayloadWriter) error {
 	for _, f := range c.files {
 		if err := write(f); err != nil {
 			return err
@@ -43,7 +40,7 @@ func (c *code) SnapshotExtension(_ uint64, write types.ExtensionPayloadWriter) e
 	return nil
 }
 
-func (c *code) RestoreExtension(height uint64, format uint32, read types.ExtensionPayloadReader) error {
+func (c *code) RestoreExtension(height uint64, format uint32, read generation.ExtensionPayloadReader) error {
 	if height != interval || format != 7 {
 		return fmt.Errorf("height %d, format %d", height, format)
 	}
@@ -62,14 +59,14 @@ func (c *code) RestoreExtension(height uint64, format uint32, read types.Extensi
 // contracts returns the creator of an application with a store of contracts, and their code in
 // extensions, in the order of names; without a snapshot manager if there are none, not even an
 // empty list.
-func contracts(t *testing.T, extensions ...*code) servertypes.AppCreator {
-	return func(logger log.Logger, db dbm.DB, _ io.Writer, o servertypes.AppOptions) servertypes.Application {
+func contracts(t *testing.T, extensions ...*code) generation.NewApp {
+	return func(logger generation.Logger, db dbm.DB, o servertypes.AppOptions) servertypes.Application {
 		app := newBase(logger, db, "wasm")
 		if extensions != nil {
-			store, err := snapshots.NewStore(dbm.NewMemDB(), t.TempDir())
+			store, err := generation.NewSnapshotStore(dbm.NewMemDB(), t.TempDir())
 			require.NoError(t, err)
 			every, _ := o.Get("state-sync.snapshot-interval").(int)
-			app.SetSnapshot(store, types.NewSnapshotOptions(uint64(every), 2))
+			app.SetSnapshot(store, generation.NewSnapshotOptions(uint64(every), 2))
 			for _, c := range extensions {
 				require.NoError(t, app.SnapshotManager().RegisterExtensions(c))
 			}
@@ -78,7 +75,8 @@ func contracts(t *testing.T, extensions ...*code) servertypes.AppCreator {
 	}
 }
 
-// ours returns the only snapshot in verified chunks, once it is offered.
+// ours waits until a snapshot in verified chunks is offered, and returns it. There must be only
+// one.
 func ours(t *testing.T, app servertypes.Application) (s *abci.Snapshot) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -89,21 +87,21 @@ func ours(t *testing.T, app servertypes.Application) (s *abci.Snapshot) {
 	return s
 }
 
-// listOurs returns the snapshots in verified chunks, of whichever format.
+// listOurs returns the snapshots in verified chunks, in any format.
 func listOurs(t *testing.T, app servertypes.Application) (list []*abci.Snapshot) {
 	t.Helper()
 	r, err := app.ListSnapshots(&abci.RequestListSnapshots{})
 	require.NoError(t, err)
 	for _, have := range r.Snapshots {
-		if have.Format != types.CurrentFormat {
+		if have.Format != generation.CurrentFormat {
 			list = append(list, have)
 		}
 	}
 	return list
 }
 
-// TestExtensions: what the application's extensions have beside the state follows its chunks, and
-// the joiner's own RestoreExtension gets it from the SDK's manager, after the state.
+// TestExtensions checks that extension chunks follow the chunks of the state, and that the SDK's
+// manager restores them with the joiner's RestoreExtension after the state is installed.
 func TestExtensions(t *testing.T) {
 	rnd := rand.NewChaCha8([32]byte{1})
 	file := func(n int) []byte {
@@ -112,10 +110,10 @@ func TestExtensions(t *testing.T) {
 		return b
 	}
 	wasm, other := &code{name: "wasm", files: [][]byte{file(6_000_000), file(1), file(9_000_000)}}, &code{name: "zz", files: [][]byte{file(100)}}
-	create := func(c servertypes.AppCreator, o options) servertypes.Application {
-		return serve.Creator(c)(log.NewNopLogger(), dbm.NewMemDB(), nil, o)
+	create := func(c generation.NewApp, o options) servertypes.Application {
+		return wrapped(c, generation.NewNopLogger(), dbm.NewMemDB(), o)
 	}
-	from := serve.Creator(contracts(t, wasm, other))(log.NewNopLogger(), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil,
+	from := wrapped(contracts(t, wasm, other), generation.NewNopLogger(), open(t, dbm.GoLevelDBBackend, t.TempDir()),
 		options{"state-sync.snapshot-interval": interval})
 	begin(t, from)
 	var hash []byte
@@ -159,10 +157,10 @@ func TestExtensions(t *testing.T) {
 	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(to, same))
 	early := apply(to, state, load(state))
 	require.Equal(t, abci.ResponseApplySnapshotChunk_RETRY, early.Result)
-	require.Empty(t, early.RejectSenders, "it is no lie")
+	require.Empty(t, early.RejectSenders, "the chunk is early but valid")
 	for k := range s.Chunks {
 		if k >= state {
-			require.Empty(t, restored.files, "all of them come at the end")
+			require.Empty(t, restored.files, "extensions are restored after the last chunk")
 		}
 		lie := append(bytes.Clone(load(k)), 0)
 		r := apply(to, k, lie)
@@ -174,33 +172,33 @@ func TestExtensions(t *testing.T) {
 	require.Equal(t, other.files, more.files)
 	list, err := to.ListSnapshots(&abci.RequestListSnapshots{})
 	require.NoError(t, err)
-	require.Empty(t, list.Snapshots, "what the manager has kept has no stores")
+	require.Empty(t, list.Snapshots, "the manager's own snapshot, which has no stores, is deleted")
 	info, err := to.Info(&abci.RequestInfo{})
 	require.NoError(t, err)
 	require.EqualValues(t, interval, info.LastBlockHeight)
 	require.Equal(t, hash, info.LastBlockAppHash)
 	block(t, interval+1, from, to)
 
-	// A node that is killed between its state and its files.
+	// A node is killed after the state is installed and before the extensions are restored.
 	db := dbm.NewMemDB()
-	killed := serve.Creator(contracts(t, &code{name: "wasm"}, &code{name: "zz"}))(log.NewNopLogger(), db, nil, options{})
+	killed := wrapped(contracts(t, &code{name: "wasm"}, &code{name: "zz"}), generation.NewNopLogger(), db, options{})
 	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(killed, same))
 	for k := range s.Chunks - 1 {
 		require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, apply(killed, k, load(k)).Result)
 		_, err := killed.Info(&abci.RequestInfo{})
-		require.NoError(t, err, "the join is under way")
+		require.NoError(t, err, "the join is in progress")
 	}
-	again := serve.Creator(contracts(t, &code{name: "wasm"}, &code{name: "zz"}))(log.NewNopLogger(), db, nil, options{})
+	again := wrapped(contracts(t, &code{name: "wasm"}, &code{name: "zz"}), generation.NewNopLogger(), db, options{})
 	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer(again, same))
 	_, err = again.InitChain(&abci.RequestInitChain{ChainId: chainID, InitialHeight: 1, Time: time.Unix(1, 0)})
-	require.ErrorContains(t, err, "whose files have not come")
+	require.ErrorContains(t, err, "without its extension files")
 	_, err = again.Info(&abci.RequestInfo{})
-	require.ErrorContains(t, err, "whose files have not come", "CometBFT would panic: the state is not of its height 0")
+	require.ErrorContains(t, err, "without its extension files", "CometBFT would panic: it has no blocks, but the state has a height")
 	has, err := db.Has([]byte("starling-join/files"))
 	require.NoError(t, err)
 	require.True(t, has)
 
-	// An extension that fails, and one that the application does not have.
+	// An extension whose restore fails, and an extension that the application does not have.
 	for _, bad := range [][]*code{{{name: "wasm", fails: errors.New("no room")}, {name: "zz"}}, {{name: "wasm"}}} {
 		to := create(contracts(t, bad...), options{})
 		require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(to, same))
@@ -215,8 +213,8 @@ func TestExtensions(t *testing.T) {
 	require.NoError(t, from.Close())
 }
 
-// TestNoSnapshotOfFiles: a state whose module keeps files is not offered without them, and the log
-// has what is to be done.
+// TestNoSnapshotOfFiles checks that a state whose module keeps files is not offered without them,
+// and that the log says why.
 func TestNoSnapshotOfFiles(t *testing.T) {
 	for _, c := range []struct {
 		extensions []*code
@@ -226,7 +224,7 @@ func TestNoSnapshotOfFiles(t *testing.T) {
 		{[]*code{}, "the SDK's snapshot of this height has no files"},
 	} {
 		var lines logged
-		app := serve.Creator(contracts(t, c.extensions...))(log.NewLogger(&lines), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil, serving())
+		app := wrapped(contracts(t, c.extensions...), generation.NewLogger(&lines), open(t, dbm.GoLevelDBBackend, t.TempDir()), serving())
 		begin(t, app)
 		for h := int64(1); h <= interval; h++ {
 			block(t, h, app)
@@ -237,7 +235,7 @@ func TestNoSnapshotOfFiles(t *testing.T) {
 	}
 }
 
-// logged is what an application has logged.
+// logged collects the log of an application.
 type logged struct {
 	mu sync.Mutex
 	b  bytes.Buffer // guarded by mu

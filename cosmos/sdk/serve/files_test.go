@@ -5,17 +5,17 @@ import (
 	"io"
 	"testing"
 
-	"cosmossdk.io/store/snapshots"
-	"cosmossdk.io/store/snapshots/types"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 )
 
-// stream returns the chunks of items, as the SDK's snapshots have them.
-func stream(t *testing.T, items ...types.SnapshotItem) (files [][]byte) {
+// stream encodes items as chunks of an SDK snapshot.
+func stream(t *testing.T, items ...generation.SnapshotItem) (files [][]byte) {
 	t.Helper()
 	chunks := make(chan io.ReadCloser)
 	go func() {
-		w := snapshots.NewStreamWriter(chunks)
+		w := generation.NewStreamWriter(chunks)
 		for i := range items {
 			if err := w.WriteMsg(&items[i]); err != nil {
 				w.CloseWithError(err)
@@ -32,17 +32,17 @@ func stream(t *testing.T, items ...types.SnapshotItem) (files [][]byte) {
 	return files
 }
 
-// What follows a state is bound by no hash of the chain: an item of a store there would be written
-// over what was proved.
+// The app hash does not commit to extension chunks. A store item among them would overwrite the
+// verified state.
 func TestOnlyExtensions(t *testing.T) {
-	extension := types.SnapshotItem{Item: &types.SnapshotItem_Extension{Extension: &types.SnapshotExtensionMeta{Name: "wasm", Format: 1}}}
-	payload := types.SnapshotItem{Item: &types.SnapshotItem_ExtensionPayload{ExtensionPayload: &types.SnapshotExtensionPayload{Payload: []byte("code")}}}
+	extension := generation.SnapshotItem{Item: &generation.SnapshotItem_Extension{Extension: &generation.SnapshotExtensionMeta{Name: "wasm", Format: 1}}}
+	payload := generation.SnapshotItem{Item: &generation.SnapshotItem_ExtensionPayload{ExtensionPayload: &generation.SnapshotExtensionPayload{Payload: []byte("code")}}}
 	honest := stream(t, extension, payload)
 	require.NoError(t, onlyExtensions(honest))
 
-	for name, item := range map[string]types.SnapshotItem{
-		"a store": {Item: &types.SnapshotItem_Store{Store: &types.SnapshotStoreItem{Name: "bank"}}},
-		"a leaf":  {Item: &types.SnapshotItem_IAVL{IAVL: &types.SnapshotIAVLItem{Key: []byte("k"), Value: []byte("v"), Version: 1}}},
+	for name, item := range map[string]generation.SnapshotItem{
+		"a store": {Item: &generation.SnapshotItem_Store{Store: &generation.SnapshotStoreItem{Name: "bank"}}},
+		"a leaf":  {Item: &generation.SnapshotItem_IAVL{IAVL: &generation.SnapshotIAVLItem{Key: []byte("k"), Value: []byte("v"), Version: 1}}},
 		"nothing": {},
 	} {
 		require.ErrorIs(t, onlyExtensions(stream(t, extension, payload, item)), errNotExtensions, name)

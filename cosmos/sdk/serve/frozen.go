@@ -11,25 +11,24 @@ import (
 	"github.com/starling-kv/starling/cosmos/tables"
 )
 
-// errUnsupported reports a database that has no snapshots that we know.
-var errUnsupported = errors.New("only goleveldb and Pebble have snapshots that can be served")
+var errUnsupported = errors.New("unsupported database: only snapshots of goleveldb and Pebble can be served")
 
 var errReleased = errors.New("the state is no longer served")
 
-// frozen is a database as it was at a moment, whatever is pruned since. It is a nodedb.DB that
-// cannot be written to.
+// frozen is a snapshot of a database, as a read-only nodedb.DB. Later pruning of the database does
+// not change it.
 type frozen struct {
-	nodedb.DB // of the snapshot
+	nodedb.DB // the snapshot
 	free      func() error
 	gate      *gate
-	gets      atomic.Int64 // so far
+	gets      atomic.Int64 // number of Get calls
 
 	mu       sync.Mutex
 	users    int  // reads under way and open iterators; guarded by mu
 	released bool // guarded by mu
 }
 
-// freeze takes the snapshot of a database, in less than a millisecond. Reads of it give way at g.
+// freeze takes a snapshot of a database, in less than a millisecond. Reads of it yield at g.
 func freeze(db dbm.DB, g *gate) (*frozen, error) {
 	switch db := db.(type) {
 	case *dbm.GoLevelDB:
@@ -69,7 +68,7 @@ func (f *frozen) freeUnused() error {
 	return f.free()
 }
 
-// release gives the snapshot back, once nothing reads it.
+// release makes later reads fail, and frees the snapshot once reads in progress and iterators end.
 func (f *frozen) release() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -110,8 +109,8 @@ func (f *frozen) Iterator(start, end []byte) (nodedb.Iterator, error) {
 	return &held{Iterator: it, f: f}, nil
 }
 
-// held is an iterator that the snapshot waits for. It ends soon after the snapshot's release: a
-// pass over all records of a large store takes minutes.
+// held is an iterator that keeps its snapshot from being freed. It ends soon after the snapshot's
+// release, since an iteration over all records of a large store takes minutes.
 type held struct {
 	nodedb.Iterator
 	f       *frozen
@@ -119,7 +118,7 @@ type held struct {
 	stopped bool
 }
 
-const heldSteps = 1 << 10 // between two looks whether the snapshot was released
+const heldSteps = 1 << 10 // calls of Next between checks for the snapshot's release
 
 func (h *held) Next() {
 	if h.steps++; h.steps%giveWayEvery == 0 {

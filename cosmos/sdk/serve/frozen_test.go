@@ -10,8 +10,8 @@ import (
 	"github.com/starling-kv/starling/cosmos/sdk/serve"
 )
 
-// TestReleasedWhileRead: a pass over a whole state ends soon after the release of its snapshot,
-// since the node waits for it when it stops.
+// TestReleasedWhileRead checks that an iteration over a whole state ends soon after the release of
+// its snapshot. A stopping node waits for such iterations.
 func TestReleasedWhileRead(t *testing.T) {
 	forEngines(t, func(t *testing.T, engine dbm.BackendType) {
 		const keys, soon = 10_000, 1024

@@ -5,34 +5,35 @@ import (
 	"time"
 )
 
-// gate lets reads of the served states give way to the block that is being made: a state is read
-// once when it is offered, and by joiners, on processors that the block would miss
+// gate makes reads of served states yield to block execution. States are read once when they are
+// prepared, and again by joiners, on processors that block execution needs
 // (docs/decisions/0030-encoders-give-way.md).
 //
 //	application  ├─FinalizeBlock─┤       ├──Commit──┤
 //	reader     ──┤ waits         ├───────┤ waits    ├── …
 //
-// Who waits holds no lock that a block needs.
+// A waiting reader holds no lock that a block needs.
 type gate struct {
-	// making is closed when the call under way ends; nil: there is none.
+	// making is closed when the ABCI call in progress ends; nil if none is in progress.
 	making atomic.Pointer[chan struct{}]
-	// waited is how long readers have waited since they were last let through, free until when they
-	// are, since began.
+	// Both in nanoseconds. waited is the total wait of readers since they last got free time. free
+	// is the end of that free time, measured from began.
 	waited, free atomic.Int64
 	began        time.Time
 }
 
 const (
-	giveWayEvery = 64 // records, of about 0.5 µs each, between two looks
-	// maxGiveWay is the longest wait. After so much, in one wait or in several, a quarter of it is
-	// free, so that states are read however closely blocks follow each other.
+	giveWayEvery = 64 // records (about 0.5 µs each) read between checks of the gate
+	// maxGiveWay is the longest wait. After this much waiting, in one wait or several, readers do
+	// not wait for a quarter of that time, so that reads progress even if blocks follow without a
+	// pause.
 	maxGiveWay = 100 * time.Millisecond
 )
 
 func newGate() *gate { return &gate{began: time.Now()} }
 
-// close closes the gate until open is called. ABCI makes these calls one after another; where two
-// overlap, one may open it for both.
+// close closes the gate until open is called. ABCI calls are sequential. If two overlap anyway, the
+// end of one may open the gate for both.
 func (g *gate) close() (open func()) {
 	made := make(chan struct{})
 	g.making.Store(&made)
@@ -42,7 +43,8 @@ func (g *gate) close() (open func()) {
 	}
 }
 
-// giveWay waits while a block is made, if it may.
+// giveWay waits while the gate is closed, for maxGiveWay at most. It does not wait during free
+// time.
 func (g *gate) giveWay() {
 	made := g.making.Load()
 	if made == nil || int64(time.Since(g.began)) < g.free.Load() {

@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGate: who reads a state waits for the block that is made, and for no other, but not forever.
+// TestGate checks that a reader waits for the block in progress only, and not longer than
+// maxGiveWay.
 func TestGate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGate()
@@ -17,31 +18,31 @@ func TestGate(t *testing.T) {
 			g.giveWay()
 			return time.Since(from)
 		}
-		require.Zero(t, took(), "no block is made")
+		require.Zero(t, took(), "no block in progress")
 		open := g.close()
 		time.AfterFunc(maxGiveWay/2, open)
 		require.Equal(t, maxGiveWay/2, took())
-		require.Zero(t, took(), "the block was made")
+		require.Zero(t, took(), "the block is finished")
 
 		open = g.close()
-		require.Equal(t, maxGiveWay, took(), "a block that takes long")
-		require.Zero(t, took(), "who has waited reads")
+		require.Equal(t, maxGiveWay, took(), "a long block")
+		require.Zero(t, took(), "free time after the wait")
 		<-time.After(maxGiveWay/4 - 1)
 		require.Zero(t, took())
 		<-time.After(1)
-		require.Equal(t, maxGiveWay, took(), "and waits again")
+		require.Equal(t, maxGiveWay, took(), "waits again after the free time")
 		open()
 
 		first, second := g.close(), g.close()
 		first()
 		time.AfterFunc(1, second)
 		<-time.After(maxGiveWay)
-		require.Zero(t, took(), "two calls that overlap leave it open")
+		require.Zero(t, took(), "two overlapping calls leave the gate open")
 	})
 }
 
-// TestGateOfShortCalls: calls that are shorter than the longest wait leave readers a share, too,
-// where they follow each other without a pause.
+// TestGateOfShortCalls checks that readers progress during calls shorter than maxGiveWay that
+// follow each other without a pause.
 func TestGateOfShortCalls(t *testing.T) {
 	for _, call := range []time.Duration{10 * time.Millisecond, 90 * time.Millisecond, 400 * time.Millisecond} {
 		synctest.Test(t, func(t *testing.T) {

@@ -12,12 +12,12 @@ import (
 	"github.com/cosmos/cosmos-sdk/client"
 )
 
-// callTime is the limit of a call to the application's own node, which is in this process.
+// callTime is the timeout of calls to the application's own node, which runs in this process.
 const callTime = 10 * time.Second
 
-// RegisterTendermintService implements servertypes.Application. The SDK calls it with a client of
-// the node that runs the application, from which headers are served to joiners from then on; the
-// SDK has one only where the API or gRPC is enabled.
+// RegisterTendermintService implements servertypes.Application. The SDK calls it with an RPC client
+// of the node that runs the application, if gRPC or the API is enabled. From then on, joiners are
+// served headers that this client reads.
 func (a *App) RegisterTendermintService(c client.Context) {
 	a.Application.RegisterTendermintService(c)
 	if c.Client == nil {
@@ -27,8 +27,8 @@ func (a *App) RegisterTendermintService(c client.Context) {
 	a.headers.SetStores(blocks{node}, states{node}, nil)
 }
 
-// node is CometBFT, as it answers its RPC. CometBFT panics when its databases fail or are closed;
-// the server of headers takes that for an error.
+// node reads from CometBFT over its RPC client. CometBFT panics if its databases fail or are
+// closed. The header server turns such panics into errors.
 type node struct{ client.CometRPC }
 
 // blocks is a node's lightblocks.Blocks.
@@ -48,7 +48,7 @@ func (b blocks) status() coretypes.SyncInfo {
 	defer done()
 	s, err := b.Status(ctx)
 	if err != nil {
-		return coretypes.SyncInfo{} // it has no blocks that can be served
+		return coretypes.SyncInfo{} // no blocks can be served
 	}
 	return s.SyncInfo
 }
@@ -64,7 +64,7 @@ func (b blocks) LoadBlock(height int64) *cmttypes.Block {
 	return r.Block
 }
 
-// LoadBlockMeta implements lightblocks.Blocks: of its answer, only the header is set.
+// LoadBlockMeta implements lightblocks.Blocks. Only the header of the result is set.
 func (b blocks) LoadBlockMeta(height int64) *cmttypes.BlockMeta {
 	r := b.signed(height)
 	if r == nil {
@@ -114,7 +114,7 @@ func (s states) LoadValidators(height int64) (*cmttypes.ValidatorSet, error) {
 			return cmttypes.ValidatorSetFromExistingValidators(all)
 		}
 		if len(r.Validators) == 0 {
-			return nil, fmt.Errorf("the node answers with %d of the %d validators of height %d", len(all), r.Total, height)
+			return nil, fmt.Errorf("the node returned %d of the %d validators of height %d", len(all), r.Total, height)
 		}
 	}
 }
@@ -123,7 +123,7 @@ func (s states) LoadValidators(height int64) (*cmttypes.ValidatorSet, error) {
 func (s states) LoadConsensusParams(height int64) (cmttypes.ConsensusParams, error) {
 	network, is := s.CometRPC.(rpcclient.NetworkClient)
 	if !is {
-		return cmttypes.ConsensusParams{}, errors.New("the application's client of its node does not know consensus parameters")
+		return cmttypes.ConsensusParams{}, errors.New("the node's client cannot read consensus parameters")
 	}
 	ctx, done := context.WithTimeout(context.Background(), callTime)
 	defer done()

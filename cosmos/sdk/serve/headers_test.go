@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"cosmossdk.io/log"
 	cmted25519 "github.com/cometbft/cometbft/crypto/ed25519"
 	"github.com/cometbft/cometbft/p2p"
 	rpcmock "github.com/cometbft/cometbft/rpc/client/mock"
@@ -19,26 +18,27 @@ import (
 	"github.com/cosmos/cosmos-sdk/client"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 	"github.com/starling-kv/starling/cosmos/sdk/serve"
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
-// served opens an application that serves joiners, from a home.
+// served opens an application with the given home directory that serves joiners.
 func served(t *testing.T, home string) servedApp {
 	t.Helper()
 	o := serving()
 	o["home"] = home
 	require.NoError(t, os.MkdirAll(filepath.Join(home, "config"), 0o700))
-	app := serve.Creator(newApp)(log.NewNopLogger(), open(t, dbm.GoLevelDBBackend, home), nil, o).(*serve.App)
+	app := wrapped(newApp, generation.NewNopLogger(), open(t, dbm.GoLevelDBBackend, home), o).(*serve.App)
 	return servedApp{app}
 }
 
 type servedApp struct{ *serve.App }
 
-// listening executes blocks up to a snapshot height, and returns the address of joiners.
+// listening executes blocks up to a snapshot height, and returns the address for joiners.
 func (s servedApp) listening(t *testing.T, first bool) string {
 	t.Helper()
 	if first {
@@ -52,7 +52,7 @@ func (s servedApp) listening(t *testing.T, first bool) string {
 	return s.Address()
 }
 
-// TestKey: joiners find the node under the ID of its key, whenever it starts.
+// TestKey checks that joiners reach the node under the ID of its node key, also after a restart.
 func TestKey(t *testing.T) {
 	home := t.TempDir()
 	path := filepath.Join(home, "config", "node_key.json")
@@ -72,8 +72,9 @@ func TestKey(t *testing.T) {
 	}
 }
 
-// TestSaysThatNoHeadersAreServed: it depends on what app.toml enables, not on whether the node has
-// begun to serve: blocks that it executes while it starts may be of snapshot heights.
+// TestSaysThatNoHeadersAreServed checks that the log message depends on app.toml only, not on
+// whether the node's client is registered: blocks executed during startup may be at snapshot
+// heights.
 func TestSaysThatNoHeadersAreServed(t *testing.T) {
 	for _, c := range []struct {
 		grpc, api any
@@ -82,14 +83,14 @@ func TestSaysThatNoHeadersAreServed(t *testing.T) {
 		var lines logged
 		o := serving()
 		o["grpc.enable"], o["api.enable"] = c.grpc, c.api
-		s := servedApp{serve.Creator(newApp)(log.NewLogger(&lines), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil, o).(*serve.App)}
+		s := servedApp{wrapped(newApp, generation.NewLogger(&lines), open(t, dbm.GoLevelDBBackend, t.TempDir()), o).(*serve.App)}
 		s.listening(t, true)
 		require.NoError(t, s.Close())
 		require.Equal(t, c.says, strings.Contains(lines.String(), "no headers are served"), "gRPC %v, API %v", c.grpc, c.api)
 	}
 }
 
-// chainNode is a node with a few heights, signed by more validators than one answer of the RPC has.
+// chainNode is a node with a few heights and more validators than fit in one RPC response.
 type chainNode struct {
 	rpcmock.Client
 	base, top  int64
@@ -150,7 +151,8 @@ func (n *chainNode) ConsensusParams(_ context.Context, height *int64) (*coretype
 	return &coretypes.ResultConsensusParams{BlockHeight: *height, ConsensusParams: *cmttypes.DefaultConsensusParams()}, nil
 }
 
-// TestHeaders: joiners get headers from the application's own node, once it has one, until Close.
+// TestHeaders checks that joiners get headers from the application's node, from the registration of
+// its client until Close.
 func TestHeaders(t *testing.T) {
 	s := served(t, t.TempDir())
 	n := newChainNode(t)
@@ -161,7 +163,7 @@ func TestHeaders(t *testing.T) {
 	peer := lightblocks.NewProvider(chainID, conn)
 	ctx := context.Background()
 	_, err = peer.LightBlock(ctx, 4)
-	require.Error(t, err, "there is no node yet")
+	require.Error(t, err, "no node registered yet")
 	s.RegisterTendermintService(client.Context{Client: n})
 	for h := n.base - 1; h <= n.top+1; h++ {
 		lb, err := peer.LightBlock(ctx, h)

@@ -12,14 +12,14 @@ import (
 	"github.com/starling-kv/starling/cosmos/nodedb"
 )
 
-// Bounds of in-band snapshots (docs/spec/iavl.md#in-band-snapshots).
+// Limits of in-band snapshots (docs/spec/iavl.md#in-band-snapshots).
 const (
 	inBandChunkBytes    = 10_000_000
 	inBandManifestBytes = 3_999_900
 	inBandChunks        = 100_000
 )
 
-// formats are those of which one is offered, the coarsest first.
+// formats are the chunk formats, coarsest first. The first one that fits is offered.
 var formats = []iavlsync.Format{iavlsync.Format8192, iavlsync.Format512, iavlsync.Format32}
 
 func isOurs(format uint32) bool {
@@ -33,22 +33,23 @@ type state struct {
 	frozen *frozen
 
 	mu    sync.Mutex
-	cuts  map[iavlsync.Format]*cut // those that are ready; guarded by mu
-	offer *abci.Snapshot           // nil: it is not ready, or there is none; guarded by mu
-	files *extensions              // set before offer; nil: the SDK has no snapshot; guarded by mu
+	cuts  map[iavlsync.Format]*cut // the cuts that are ready; guarded by mu
+	offer *abci.Snapshot           // nil if not ready, or not offered; guarded by mu
+	files *extensions              // set before offer; nil without an SDK snapshot; guarded by mu
 }
 
-// cut is a state in chunks of a format.
+// cut describes the division of a state into chunks of one format.
 type cut struct {
 	m       *iavlsync.Manifest
 	encoded []byte
-	first   []int64 // of each chunk: its first leaf in its store
+	first   []int64 // index of each chunk's first leaf in its store
 }
 
-var errNotInBand = errors.New("no snapshot in-band: too many chunks, too long a manifest, or a leaf of 10 MB: joiners need starling-iavl")
+var errNotInBand = errors.New("the state does not fit into an in-band snapshot (too many chunks, manifest too large, or a chunk of 10 MB or more): joiners need starling-iavl")
 
-// prepare makes what ABCI's calls answer from: these may hold up the chain, and must not read the
-// state. files travel after its chunks. It fails with errNotInBand if there is nothing to offer.
+// prepare computes the cuts and the offer that ABCI calls return. ABCI calls may delay the chain,
+// so they must not read the whole state themselves. The chunks of files follow those of the state.
+// The error is errNotInBand if the state fits none of the formats.
 func (s *state) prepare(files *extensions) error {
 	s.mu.Lock()
 	s.files = files
@@ -57,7 +58,7 @@ func (s *state) prepare(files *extensions) error {
 	for _, f := range formats {
 		c, err := newCut(s.State, f)
 		if errors.Is(err, nodedb.ErrTooLarge) || err == nil && (files.outgrow(c)) {
-			break // finer ones have more chunks
+			break // finer formats have even more chunks
 		}
 		if err != nil {
 			return err
@@ -74,7 +75,7 @@ func (s *state) prepare(files *extensions) error {
 				return err
 			}
 		}
-		s.mu.Lock() // not before: peers may ask for what was not offered
+		s.mu.Lock() // only after fits: peers may request formats that are not offered
 		s.cuts[f] = c
 		s.mu.Unlock()
 		if had || !offered {
@@ -94,7 +95,7 @@ func (s *state) prepare(files *extensions) error {
 	return nil
 }
 
-// fits reports whether all chunks are short enough. It reads the state.
+// fits reports whether all chunks are within the size limit. It reads the whole state.
 func (s *state) fits(c *cut) (bool, error) {
 	for k := range c.m.Chunks() {
 		b, err := s.chunk(c, k, s.Answer)
@@ -121,7 +122,8 @@ func newCut(s *nodedb.State, f iavlsync.Format) (*cut, error) {
 	return c, nil
 }
 
-// chunk returns chunk k, as a method of s answers; nil: it is too long to travel whole.
+// chunk returns chunk k, read with the given method of s, or nil if it is too large for one
+// response.
 func (s *state) chunk(c *cut, k int, answer func(*iavlsync.Request) ([]byte, error)) ([]byte, error) {
 	i, e := c.m.At(k)
 	store := &c.m.Stores[i]
@@ -144,8 +146,8 @@ func (s *state) snapshot(c *cut, f iavlsync.Format, files *extensions) (*abci.Sn
 		Metadata: slices.Concat(c.encoded, files.encode())}, nil
 }
 
-// ListSnapshots implements servertypes.ABCI: the application's own snapshots, and one of each
-// state.
+// ListSnapshots implements servertypes.ABCI. It returns the application's own snapshots, and one
+// for each served state that is ready.
 func (a *App) ListSnapshots(r *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
 	list, err := a.Application.ListSnapshots(r)
 	if err != nil {
@@ -164,7 +166,7 @@ func (a *App) ListSnapshots(r *abci.RequestListSnapshots) (*abci.ResponseListSna
 	return list, nil
 }
 
-// LoadSnapshotChunk implements servertypes.ABCI. It answers in all formats, whichever was offered.
+// LoadSnapshotChunk implements servertypes.ABCI. It serves all formats, not only the offered one.
 func (a *App) LoadSnapshotChunk(r *abci.RequestLoadSnapshotChunk) (*abci.ResponseLoadSnapshotChunk, error) {
 	if !isOurs(r.Format) {
 		return a.Application.LoadSnapshotChunk(r)
@@ -190,10 +192,10 @@ func (a *App) LoadSnapshotChunk(r *abci.RequestLoadSnapshotChunk) (*abci.Respons
 	if k := int(r.Chunk) - c.m.Chunks(); k >= 0 {
 		return &abci.ResponseLoadSnapshotChunk{Chunk: files.chunks[k]}, nil
 	}
-	b, err := s.chunk(c, int(r.Chunk), s.AnswerSoon) // the chain waits
+	b, err := s.chunk(c, int(r.Chunk), s.AnswerSoon) // the chain waits for this call
 	if err != nil {
-		a.logger.Error("a chunk could not be read", "height", r.Height, "chunk", r.Chunk, "err", err)
-		return none, nil //nolint:nilerr // others may have it
+		a.logger.Error("failed to read a chunk", "height", r.Height, "chunk", r.Chunk, "err", err)
+		return none, nil //nolint:nilerr // other peers may have the chunk
 	}
 	if len(b) >= inBandChunkBytes {
 		return none, nil

@@ -6,20 +6,17 @@ import (
 	"strings"
 	"testing"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store/metrics"
-	"cosmossdk.io/store/rootmulti"
-	storetypes "cosmossdk.io/store/types"
 	abci "github.com/cometbft/cometbft/abci/types"
 	dbm "github.com/cosmos/cosmos-db"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 	"github.com/starling-kv/starling/cosmos/sdk/serve"
 )
 
-// watched is a database that counts passes over all records of its store, and calls scan ahead of
+// watched is a database that counts iterations over all records of its store, and calls scan before
 // each scan of the fast index.
 type watched struct {
 	nodedb.DB
@@ -29,7 +26,7 @@ type watched struct {
 
 func (w *watched) Iterator(start, end []byte) (nodedb.Iterator, error) {
 	switch {
-	case string(start) == "s/k:bank/s": // where a pass looks for the oldest version
+	case string(start) == "s/k:bank/s": // a full iteration looks for the oldest version here
 		w.passes++
 	case strings.HasPrefix(string(start), "s/k:bank/f") && w.scan != nil:
 		w.scan()
@@ -37,16 +34,16 @@ func (w *watched) Iterator(start, end []byte) (nodedb.Iterator, error) {
 	return w.DB.Iterator(start, end)
 }
 
-// bank returns a database of one store with some leaves, at height 1.
+// bank returns a database of one store with the given number of leaves, at height 1.
 func bank(t *testing.T, leaves, valueBytes int) *watched {
 	t.Helper()
 	db := dbm.NewMemDB()
-	state := rootmulti.NewStore(db, log.NewNopLogger(), metrics.NewNoOpMetrics())
-	key := storetypes.NewKVStoreKey("bank")
-	state.MountStoreWithDB(key, storetypes.StoreTypeIAVL, nil)
+	state := generation.NewMultiStore(db)
+	key := generation.NewKVStoreKey("bank")
+	state.MountStoreWithDB(key, generation.StoreTypeIAVL, nil)
 	require.NoError(t, state.LoadLatestVersion())
 	for k := range leaves {
-		state.GetCommitKVStore(key).Set(fmt.Appendf(nil, "%08d", k), bytes.Repeat([]byte{byte(k)}, valueBytes))
+		state.GetKVStore(key).Set(fmt.Appendf(nil, "%08d", k), bytes.Repeat([]byte{byte(k)}, valueBytes))
 	}
 	require.EqualValues(t, 1, state.Commit().Version)
 	return &watched{DB: nodedb.Of(db)}
@@ -54,11 +51,11 @@ func bank(t *testing.T, leaves, valueBytes int) *watched {
 
 func emptyApp() *serve.App {
 	db := dbm.NewMemDB()
-	return serve.New(newApp(log.NewNopLogger(), db, nil, nil), log.NewNopLogger(), db, options{})
+	return serve.New(newApp(generation.NewNopLogger(), db, nil), generation.NewNopLogger(), db, options{})
 }
 
-// loadAll returns the lengths of the chunks of a format at height 1, each proved; 0: it is not
-// answered.
+// loadAll loads all chunks of a manifest at height 1, verifies them, and returns their lengths. The
+// length of a chunk that is not served is 0.
 func loadAll(t *testing.T, app *serve.App, m *iavlsync.Manifest) (lengths []int) {
 	t.Helper()
 	for k := range m.Chunks() {
@@ -73,8 +70,8 @@ func loadAll(t *testing.T, app *serve.App, m *iavlsync.Manifest) (lengths []int)
 	return lengths
 }
 
-// TestChainWaitsForNoPass: CometBFT's call for a chunk, which blocks wait for, reads that chunk
-// only, where an answer to a joiner of the fast path would read all records first.
+// TestChainWaitsForNoPass checks that CometBFT's request for a chunk, which delays blocks, reads
+// only that chunk. A response to a joiner over the transport may read all records first.
 func TestChainWaitsForNoPass(t *testing.T) {
 	db := bank(t, 6000, 10)
 	app := emptyApp()
@@ -86,7 +83,7 @@ func TestChainWaitsForNoPass(t *testing.T) {
 	require.Zero(t, db.passes)
 	_, err = s.Answer(&iavlsync.Request{Height: 1, Store: "bank", Leaves: 6000})
 	require.NoError(t, err)
-	require.Zero(t, db.passes, "its shape was kept")
+	require.Zero(t, db.passes, "the shape of the tree is cached")
 
 	db = bank(t, 6000, 10)
 	s, err = app.ServeUnread(db, 1)
@@ -97,9 +94,9 @@ func TestChainWaitsForNoPass(t *testing.T) {
 	require.NoError(t, app.Close())
 }
 
-// TestOrderOfCuts: the coarsest format whose chunks are all short enough is offered, and not before
-// all of them were read; the finer ones are answered too, and so is what is short enough of the
-// coarser ones.
+// TestOrderOfCuts checks that the coarsest format whose chunks all fit is offered, after all its
+// chunks were read. Finer formats are served too, and so are the chunks of coarser formats that
+// fit.
 func TestOrderOfCuts(t *testing.T) {
 	const leaves, valueBytes = 3000, 4000 // 12 MB in one chunk of 8,192 leaves
 	db := bank(t, leaves, valueBytes)
@@ -112,7 +109,7 @@ func TestOrderOfCuts(t *testing.T) {
 	}
 	require.NoError(t, app.Serve(db, 1))
 	db.scan = nil
-	require.Greater(t, scans, 1, "one of the chunk that is too long, and those of the next format")
+	require.Greater(t, scans, 1, "one scan for the chunk that is too long, and those of the next format")
 	require.Len(t, offers(), 1)
 	require.EqualValues(t, iavlsync.Format512, offers()[0].Format)
 

@@ -8,40 +8,37 @@ import (
 	"slices"
 	"syscall"
 
-	"cosmossdk.io/store"
-	"cosmossdk.io/store/snapshots"
-	"cosmossdk.io/store/snapshots/types"
-	storetypes "cosmossdk.io/store/types"
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/spf13/cast"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 )
 
-// joining is a state that arrives in-band.
+// joining is an in-band join in progress.
 //
-//	chunks 0 … m-1, in any order ─▶ installer ─▶ the state is there
+//	chunks 0 … m-1, in any order ─▶ installer ─▶ the state is complete
 //	chunks m … m+e-1, in order   ─▶ all of them extensions? ─▶ the application's own snapshot manager
 type joining struct {
 	m         *iavlsync.Manifest
 	installer *nodedb.Installer
-	come      map[uint32]bool // chunks of the state, since it was offered
-	hashes    [][]byte        // of the chunks of extensions
-	complete  bool            // the state is there, and the next chunk is one of the extensions'
-	files     [][]byte        // of these, what has come; the next chunk is the one after
+	come      map[uint32]bool // chunks of the state received since the offer
+	hashes    [][]byte        // SHA-256 of each extension chunk
+	complete  bool            // the state is installed; extension chunks follow, if any
+	files     [][]byte        // extension chunks received, in order
 }
 
-var errUnfinished = errors.New("the database has a join that is not finished: start with state sync again to resume it, or remove data/application.db")
+var errUnfinished = errors.New("the database has an unfinished join: restart with state sync enabled to resume it, or remove data/application.db")
 
-// filesKey is in the database from before a state that has extensions is visible, until these are
-// restored.
+// filesKey marks a database whose extensions are not restored yet. It is written before a state
+// with extensions becomes visible, and deleted after the extensions are restored.
 var filesKey = []byte("starling-join/files")
 
-var errNoFiles = errors.New("the database has a state whose files have not come: remove data/application.db and data/snapshots, and join again")
+var errNoFiles = errors.New("the database has a state without its extension files: remove data/application.db and data/snapshots, and join again")
 
-// lacksFiles fails with errNoFiles if a join has ended between its state and its extensions. One
-// that ended before can be resumed.
+// lacksFiles returns errNoFiles if a join stopped after its state was installed and before its
+// extensions were restored. A join that stopped earlier can be resumed.
 func (a *App) lacksFiles() error {
 	_, begun, err := nodedb.Unfinished(nodedb.Of(a.db))
 	if err != nil || begun != nil {
@@ -54,9 +51,9 @@ func (a *App) lacksFiles() error {
 	return err
 }
 
-// Info implements servertypes.ABCI. It fails for a state whose files have not come: CometBFT, which
-// asks when it starts without state sync and has no block itself, would panic at the state's hash.
-// With state sync it asks when the join is over.
+// Info implements servertypes.ABCI. It fails for a state without its extension files. CometBFT
+// calls Info when it starts without state sync; it has no blocks then, and would panic because of
+// the state's app hash. With state sync, CometBFT calls Info after the join.
 func (a *App) Info(r *abci.RequestInfo) (*abci.ResponseInfo, error) {
 	if a.joining == nil {
 		if err := a.lacksFiles(); err != nil {
@@ -66,8 +63,8 @@ func (a *App) Info(r *abci.RequestInfo) (*abci.ResponseInfo, error) {
 	return a.Application.Info(r)
 }
 
-// InitChain implements servertypes.ABCI. IAVL would take the nodes of a join that is not finished
-// for those of its latest version.
+// InitChain implements servertypes.ABCI. It fails after an unfinished join, since IAVL would treat
+// the nodes of that join as its latest version.
 func (a *App) InitChain(r *abci.RequestInitChain) (*abci.ResponseInitChain, error) {
 	if _, begun, err := nodedb.Unfinished(nodedb.Of(a.db)); err != nil || begun != nil {
 		return nil, errors.Join(errUnfinished, err)
@@ -78,9 +75,10 @@ func (a *App) InitChain(r *abci.RequestInitChain) (*abci.ResponseInitChain, erro
 	return a.Application.InitChain(r)
 }
 
-// OfferSnapshot implements servertypes.ABCI. A snapshot of ours is proved by the app hash before
-// any chunk is asked for. CometBFT's key of a snapshot joins hash and metadata without a separator:
-// so another split of them is not its senders' lie.
+// OfferSnapshot implements servertypes.ABCI. It verifies the manifest of a snapshot of ours against
+// the app hash before any chunk is requested. CometBFT identifies a snapshot by its hash and
+// metadata, concatenated without a separator. Peers whose hash and metadata are split elsewhere
+// therefore share one snapshot, and the split is not evidence against a sender.
 func (a *App) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSnapshot, error) {
 	answer := func(result abci.ResponseOfferSnapshot_Result) (*abci.ResponseOfferSnapshot, error) {
 		return &abci.ResponseOfferSnapshot{Result: result}, nil
@@ -91,9 +89,10 @@ func (a *App) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSn
 	}
 	s := r.Snapshot
 	if s == nil || !isOurs(s.Format) {
-		// The SDK's restore would take our chunks for its own, and write over nodes of ours.
+		// The SDK's restore would overwrite nodes that our join has installed. While a.joining is
+		// set, ApplySnapshotChunk would also treat its chunks as ours.
 		if _, begun, err := nodedb.Unfinished(nodedb.Of(a.db)); a.joining != nil || err != nil || begun != nil {
-			a.logger.Error("a join in verified chunks is not finished: start again to resume it, or with an empty database", "err", err)
+			a.logger.Error("cannot restore the SDK's snapshot over an unfinished join in verified chunks: restart to resume that join, or start with an empty database", "err", err)
 			return answer(abci.ResponseOfferSnapshot_ABORT)
 		}
 		return a.Application.OfferSnapshot(r)
@@ -106,13 +105,13 @@ func (a *App) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSn
 	j, err := newJoining(s, encoded, iavlsync.Hash(r.AppHash))
 	switch {
 	case err != nil:
-		a.logger.Error("a snapshot is not the state's", "height", s.Height, "err", err)
+		a.logger.Error("snapshot does not match the app hash", "height", s.Height, "err", err)
 		return answer(abci.ResponseOfferSnapshot_REJECT_SENDER)
 	case uint64(j.m.Chunks()+len(j.hashes)) != uint64(s.Chunks) || j.m.Chunks() == 0:
 		return answer(abci.ResponseOfferSnapshot_REJECT)
 	}
 	if err := a.refuse(j); err != nil {
-		a.logger.Error("the state cannot be joined by this snapshot", "height", s.Height, "err", err)
+		a.logger.Error("rejected a snapshot", "height", s.Height, "err", err)
 		return answer(abci.ResponseOfferSnapshot_REJECT)
 	}
 	if j.installer, err = nodedb.NewInstaller(nodedb.Of(a.db), j.m); err != nil {
@@ -123,7 +122,8 @@ func (a *App) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSn
 	return answer(abci.ResponseOfferSnapshot_ACCEPT)
 }
 
-// newJoining proves an offer: all but the hashes of extensions, which follow the manifest.
+// newJoining verifies the manifest of an offer against the app hash. The hashes of extension
+// chunks, which follow the manifest, cannot be verified.
 func newJoining(s *abci.Snapshot, b []byte, app iavlsync.Hash) (*joining, error) {
 	encoded, rest, err := iavlsync.SplitManifest(iavlsync.Format(s.Format), b)
 	if err != nil {
@@ -134,7 +134,7 @@ func newJoining(s *abci.Snapshot, b []byte, app iavlsync.Hash) (*joining, error)
 		return nil, err
 	}
 	if len(rest)%sha256.Size != 0 {
-		return nil, fmt.Errorf("%d bytes of hashes after the manifest", len(rest))
+		return nil, fmt.Errorf("%d bytes after the manifest: not a multiple of the hash size", len(rest))
 	}
 	j := &joining{m: m, come: map[uint32]bool{}}
 	for ; len(rest) > 0; rest = rest[sha256.Size:] {
@@ -143,11 +143,11 @@ func newJoining(s *abci.Snapshot, b []byte, app iavlsync.Hash) (*joining, error)
 	return j, nil
 }
 
-// filesBeside are stores of modules that are known to keep files beside the database, which their
-// extensions carry. No hash of the state binds these.
+// filesBeside are the stores of modules that are known to keep files outside the database. Their
+// extensions carry these files, and the app hash does not commit to them.
 var filesBeside = []string{"wasm", "08-wasm"}
 
-// keepsFiles returns the name of a store with leaves of such a module; empty: there is none.
+// keepsFiles returns the name of a non-empty store in filesBeside, or "" if there is none.
 func keepsFiles(m *iavlsync.Manifest) string {
 	for i := range m.Stores {
 		if s := &m.Stores[i]; slices.Contains(filesBeside, s.Name) && len(s.Entries) > 0 {
@@ -157,35 +157,36 @@ func keepsFiles(m *iavlsync.Manifest) string {
 	return ""
 }
 
-// refuse fails if what the snapshot lacks, or what the application does, would leave it without its
-// files.
+// refuse returns an error if the snapshot's extensions are missing, unexpected or too large, or if
+// the application cannot restore them.
 func (a *App) refuse(j *joining) error {
 	if len(j.hashes) == 0 {
 		if name := keepsFiles(j.m); name != "" {
-			return fmt.Errorf("store %q: its module keeps files beside the database, which do not come with this snapshot", name)
+			return fmt.Errorf("store %q: its module keeps files outside the database, which this snapshot does not contain", name)
 		}
 		return nil
 	}
 	if keepsFiles(j.m) == "" {
-		return errors.New("files come with it that no hash of the chain binds, and it has no store of a module that is known to keep any")
+		return errors.New("it contains extension files, which the app hash does not commit to, but no store of a module that is known to keep files")
 	}
 	if len(j.hashes) > maxExtensions {
 		return errLargeExtensions
 	}
 	manager := a.SnapshotManager()
 	if manager == nil {
-		return errors.New("files come with it, and the application has no snapshot manager that could take them")
+		return errors.New("it contains extension files, but the application has no snapshot manager to restore them")
 	}
-	// The manager keeps what it has restored as a snapshot, which is removed then: see restored.
+	// The manager stores what it restores as a snapshot. Function restored deletes that snapshot
+	// with all others, so there must be no others.
 	have, err := manager.List()
 	if err == nil && len(have) > 0 {
-		err = errors.New("the home has snapshots of another life: remove data/snapshots")
+		err = errors.New("the home directory contains earlier snapshots: remove data/snapshots")
 	}
 	return err
 }
 
-// ApplySnapshotChunk implements servertypes.ABCI. A chunk that is not the state's is re-requested
-// from others.
+// ApplySnapshotChunk implements servertypes.ABCI. A chunk that fails verification is requested
+// again from other peers, and its sender is rejected.
 func (a *App) ApplySnapshotChunk(r *abci.RequestApplySnapshotChunk) (*abci.ResponseApplySnapshotChunk, error) {
 	j := a.joining
 	if j == nil {
@@ -194,10 +195,10 @@ func (a *App) ApplySnapshotChunk(r *abci.RequestApplySnapshotChunk) (*abci.Respo
 	abort := func(err error) (*abci.ResponseApplySnapshotChunk, error) {
 		advice := "see the error"
 		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-			advice = "make space on the disk"
+			advice = "free disk space"
 		}
 		if !j.complete {
-			advice += "; start again to resume"
+			advice += "; restart to resume"
 		}
 		a.logger.Error("the join failed", "chunk", r.Index, "missing", len(j.installer.Missing()), "of", j.m.Chunks(), "err", err, "advice", advice)
 		return &abci.ResponseApplySnapshotChunk{Result: abci.ResponseApplySnapshotChunk_ABORT}, nil
@@ -212,22 +213,22 @@ func (a *App) ApplySnapshotChunk(r *abci.RequestApplySnapshotChunk) (*abci.Respo
 		case k >= len(j.hashes):
 			return abort(errors.New("no such chunk"))
 		case sha256.Sum256(r.Chunk) != [sha256.Size]byte(j.hashes[k]):
-			a.logger.Error("a chunk is not the snapshot's", "chunk", r.Index, "sender", r.Sender)
+			a.logger.Error("invalid extension chunk", "chunk", r.Index, "sender", r.Sender)
 			return again(r.Sender)
 		case !j.complete || k > len(j.files):
-			return again() // CometBFT keeps the order, others may not
+			return again() // CometBFT applies chunks in order, other callers may not
 		case k < len(j.files):
 			return accept, nil
 		}
 		if err := a.extend(j, r.Chunk); err != nil {
-			return abort(fmt.Errorf("the state is there, but its files are not: remove data/application.db and data/snapshots, and join again: %w", err))
+			return abort(fmt.Errorf("the state was installed, but its extension files were not restored: remove data/application.db and data/snapshots, and join again: %w", err))
 		}
 		return accept, nil
 	}
 	i, e := j.m.At(int(r.Index))
 	c, err := iavlsync.VerifyChunk(&j.m.Stores[i].Entries[e].Root, r.Chunk)
 	if err != nil {
-		a.logger.Error("a chunk is not the state's", "chunk", r.Index, "sender", r.Sender, "err", err)
+		a.logger.Error("invalid chunk", "chunk", r.Index, "sender", r.Sender, "err", err)
 		return again(r.Sender)
 	}
 	if j.complete {
@@ -236,7 +237,7 @@ func (a *App) ApplySnapshotChunk(r *abci.RequestApplySnapshotChunk) (*abci.Respo
 	if err := j.installer.Install(int(r.Index), c, nil); err != nil {
 		return abort(err)
 	}
-	// A join that is resumed may miss none any more, but CometBFT brings all of them.
+	// CometBFT fetches all chunks, including those that a resumed join already has.
 	j.come[r.Index] = true
 	if len(j.come) == j.m.Chunks() {
 		if err := a.finish(j); err != nil {
@@ -246,9 +247,9 @@ func (a *App) ApplySnapshotChunk(r *abci.RequestApplySnapshotChunk) (*abci.Respo
 	return accept, nil
 }
 
-// finish makes the state visible. The restore of extensions may read it.
+// finish makes the state visible, before the extensions are restored: their restore may read it.
 func (a *App) finish(j *joining) error {
-	mark := a.db.DeleteSync // of an earlier offer
+	mark := a.db.DeleteSync // a mark may be left from an earlier offer
 	if len(j.hashes) > 0 {
 		mark = func(key []byte) error { return a.db.SetSync(key, []byte{1}) }
 	}
@@ -268,9 +269,10 @@ func (a *App) finish(j *joining) error {
 	return nil
 }
 
-// extend takes the next chunk of extensions. When it has all, and they are nothing else, the
-// application's own manager restores them, which calls RestoreExtension. No hash of the chain binds
-// them: items of stores among them would be written over the state that was proved.
+// extend adds the next extension chunk. After the last one, it checks that the chunks contain only
+// extension items, and the application's snapshot manager restores them with RestoreExtension. The
+// check is needed because the app hash does not commit to these chunks: store items among them
+// would overwrite the verified state.
 func (a *App) extend(j *joining, chunk []byte) error {
 	if j.files = append(j.files, chunk); len(j.files) < len(j.hashes) {
 		return nil
@@ -279,8 +281,8 @@ func (a *App) extend(j *joining, chunk []byte) error {
 		return err
 	}
 	manager := a.SnapshotManager()
-	err := manager.Restore(types.Snapshot{Height: uint64(j.m.Height), Format: types.CurrentFormat,
-		Chunks: uint32(len(j.hashes)), Metadata: types.Metadata{ChunkHashes: j.hashes}})
+	err := manager.Restore(generation.Snapshot{Height: uint64(j.m.Height), Format: generation.CurrentFormat,
+		Chunks: uint32(len(j.hashes)), Metadata: generation.Metadata{ChunkHashes: j.hashes}})
 	if err != nil {
 		return err
 	}
@@ -291,7 +293,7 @@ func (a *App) extend(j *joining, chunk []byte) error {
 		}
 	}
 	if !done {
-		return errors.New("the application's snapshot manager waits for more")
+		return errors.New("the application's snapshot manager expects more chunks")
 	}
 	a.joining = nil
 	if err := restored(manager); err != nil {
@@ -300,19 +302,19 @@ func (a *App) extend(j *joining, chunk []byte) error {
 	return a.db.DeleteSync(filesKey)
 }
 
-// restored removes what a manager keeps as a snapshot of the SDK's format, which has no stores.
-// There are no others: see refuse.
-func restored(manager *snapshots.Manager) error {
+// restored deletes the snapshot that the manager has stored, because it contains no stores. The
+// manager has no other snapshots: see refuse.
+func restored(manager *generation.Manager) error {
 	_, err := manager.Prune(0)
 	return err
 }
 
-// reload opens the state that was joined. The cache between blocks keeps the stores that it was
-// given first, which are empty: it has to be another one.
+// reload opens the installed state. It replaces the inter-block cache, which still refers to the
+// empty stores from before the join.
 func (a *App) reload() error {
-	var cache storetypes.MultiStorePersistentCache // none
+	var cache generation.MultiStorePersistentCache // none
 	if cast.ToBool(a.options.Get(optionCache)) {
-		cache = store.NewCommitKVStoreCacheManager()
+		cache = generation.NewCommitKVStoreCacheManager()
 	}
 	a.CommitMultiStore().SetInterBlockCache(cache)
 	return a.CommitMultiStore().LoadLatestVersion()

@@ -8,16 +8,15 @@ import (
 	"testing"
 	"time"
 
-	"cosmossdk.io/log"
 	abci "github.com/cometbft/cometbft/abci/types"
 	dbm "github.com/cosmos/cosmos-db"
 	servertypes "github.com/cosmos/cosmos-sdk/server/types"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/cosmos/sdk/serve"
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 )
 
-// fullDB is a database whose disk has room for some more batches.
+// fullDB is a database that fails with ENOSPC after room batches.
 type fullDB struct {
 	dbm.DB
 	room int
@@ -37,10 +36,10 @@ func (b *fullBatch) WriteSync() error {
 	return b.Batch.WriteSync()
 }
 
-// TestFullDiskInBand: a join whose disk becomes full at any of its writes says so, does not start
-// as a new chain, and resumes once there is space. The SDK's own restore is not begun over it.
+// TestFullDiskInBand fills the disk at each write of a join in turn. The join reports the full
+// disk, does not start as a new chain, and resumes once there is space.
 func TestFullDiskInBand(t *testing.T) {
-	from := serve.Creator(newApp)(log.NewNopLogger(), open(t, dbm.GoLevelDBBackend, t.TempDir()), nil, serving())
+	from := wrapped(newApp, generation.NewNopLogger(), open(t, dbm.GoLevelDBBackend, t.TempDir()), serving())
 	begin(t, from)
 	var hash []byte
 	for h := int64(1); h <= interval; h++ {
@@ -48,7 +47,7 @@ func TestFullDiskInBand(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return len(list(t, from)) == 1 }, time.Minute, 10*time.Millisecond)
 	s := list(t, from)[0]
-	// fetch does what CometBFT does, until a chunk is not accepted.
+	// fetch joins as CometBFT does. It returns false if the offer or a chunk is not accepted.
 	fetch := func(to servertypes.Application) bool {
 		r, err := to.OfferSnapshot(&abci.RequestOfferSnapshot{Snapshot: s, AppHash: hash})
 		require.NoError(t, err)
@@ -73,20 +72,20 @@ func TestFullDiskInBand(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), fmt.Sprint(room))
 			db := &fullDB{open(t, engine, dir), room}
 			var lines bytes.Buffer
-			to := serve.Creator(newApp)(log.NewLogger(&lines), db, nil, options{})
+			to := wrapped(newApp, generation.NewLogger(&lines), db, options{})
 			if done = fetch(to); !done {
 				require.Contains(t, lines.String(), "no space left on device")
-				if room > 0 { // the next start
+				if room > 0 { // restart
 					require.NoError(t, to.Close())
-					require.Contains(t, lines.String(), "make space on the disk; start again to resume")
+					require.Contains(t, lines.String(), "free disk space; restart to resume")
 					db = &fullDB{open(t, engine, dir), 1000}
-					to = serve.Creator(newApp)(log.NewNopLogger(), db, nil, options{})
+					to = wrapped(newApp, generation.NewNopLogger(), db, options{})
 					_, err := to.InitChain(&abci.RequestInitChain{ChainId: chainID, InitialHeight: 1, Time: time.Unix(1, 0)})
-					require.ErrorContains(t, err, "a join that is not finished")
+					require.ErrorContains(t, err, "an unfinished join")
 					require.True(t, fetch(to))
 				} else {
 					db.room = 1000
-					require.True(t, fetch(to), "nothing was begun")
+					require.True(t, fetch(to), "no write succeeded before")
 				}
 			}
 			info, err := to.Info(&abci.RequestInfo{})

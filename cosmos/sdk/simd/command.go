@@ -2,14 +2,11 @@ package simd
 
 import (
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 
 	"cosmossdk.io/depinject"
-	"cosmossdk.io/log"
 	cmtcfg "github.com/cometbft/cometbft/config"
-	dbm "github.com/cosmos/cosmos-db"
 	"github.com/cosmos/cosmos-sdk/client"
 	clientconfig "github.com/cosmos/cosmos-sdk/client/config"
 	"github.com/cosmos/cosmos-sdk/client/flags"
@@ -27,14 +24,16 @@ import (
 	genutilcli "github.com/cosmos/cosmos-sdk/x/genutil/client/cli"
 	genutiltypes "github.com/cosmos/cosmos-sdk/x/genutil/types"
 	"github.com/spf13/cobra"
+
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 )
 
-// envPrefix begins the names of environment variables that stand for flags.
+// envPrefix is the prefix of environment variables that set flags.
 const envPrefix = "SIMD"
 
-var errNoExport = errors.New("export: this chain is for tests and exports nothing")
+var errNoExport = errors.New("export is not supported: this chain is for tests")
 
-// DefaultHome is the folder of a node where --home is not given: that of the SDK's simd.
+// DefaultHome returns the default of --home, which is that of the SDK's simd.
 func DefaultHome() string {
 	user, err := os.UserHomeDir()
 	if err != nil {
@@ -43,7 +42,7 @@ func DefaultHome() string {
 	return filepath.Join(user, ".simapp")
 }
 
-// Command returns the command line of a node whose application the creator makes.
+// Command returns the root command of a node whose application newApp creates.
 func Command(newApp servertypes.AppCreator) (*cobra.Command, error) {
 	var basics module.BasicManager
 	var (
@@ -52,9 +51,9 @@ func Command(newApp servertypes.AppCreator) (*cobra.Command, error) {
 		txConfig client.TxConfig
 		amino    *codec.LegacyAmino
 	)
-	// The commands of genesis look for this type.
+	// The genesis commands require this type.
 	custom := map[string]module.AppModuleBasic{genutiltypes.ModuleName: genutil.NewAppModuleBasic(genutiltypes.DefaultMessageValidator)}
-	if err := depinject.Inject(depinject.Configs(modules(), depinject.Supply(log.NewNopLogger(), custom)),
+	if err := depinject.Inject(depinject.Configs(modules(), depinject.Supply(generation.NewNopLogger(), custom)),
 		&basics, &cdc, &registry, &txConfig, &amino); err != nil {
 		return nil, err
 	}
@@ -83,16 +82,11 @@ func Command(newApp servertypes.AppCreator) (*cobra.Command, error) {
 	}
 	tx := &cobra.Command{Use: "tx", Short: "transactions", RunE: client.ValidateCmd}
 	tx.AddCommand(bankcli.NewTxCmd(txConfig.SigningContext().AddressCodec()))
-	tx.PersistentFlags().String(flags.FlagChainID, "", "the chain")
+	tx.PersistentFlags().String(flags.FlagChainID, "", "chain id")
 	root.AddCommand(genutilcli.InitCmd(basics, home), genutilcli.Commands(txConfig, basics, home), keys.Commands(),
 		server.StatusCommand(), snapshot.Cmd(newApp), tx)
-	server.AddCommands(root, home, newApp, export, func(start *cobra.Command) {
-		start.Flags().Bool(flagServe, false, "serve the states of snapshot heights in verified chunks, and join by them")
+	server.AddCommands(root, home, newApp, generation.RefuseExport(errNoExport), func(start *cobra.Command) {
+		start.Flags().Bool(flagServe, false, "serve the states of snapshot heights in verified chunks, and join from such chunks")
 	})
 	return root, nil
-}
-
-// export refuses: the SDK's commands want an exporter.
-func export(log.Logger, dbm.DB, io.Writer, int64, bool, []string, servertypes.AppOptions, []string) (servertypes.ExportedApp, error) {
-	return servertypes.ExportedApp{}, errNoExport
 }

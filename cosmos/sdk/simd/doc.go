@@ -1,6 +1,5 @@
-// Package simd is a small chain of the Cosmos SDK, for tests: the SDK's own modules and commands,
-// with an application that serves its states in verified chunks where `simd start --serve` asks for
-// it.
+// Package simd is a small Cosmos SDK chain for tests. It consists of the SDK's own modules and
+// commands. With `simd start --serve`, its application serves its states in verified chunks.
 //
 //	auth · bank · consensus · distribution · genutil · mint · slashing · staking
 //	                     │ depinject
@@ -8,6 +7,6 @@
 //	                     │
 //	Command: init, keys, genesis, start, tx bank send, status, comet …
 //
-// It is not the SDK's simapp: that one is no released module, and so cannot be required. No program
-// that we release contains it.
+// It is not the SDK's simapp, which is not released as a module and so cannot be required. None of
+// our released programs contains simd.
 package simd

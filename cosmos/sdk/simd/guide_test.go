@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 	"github.com/starling-kv/starling/cosmos/sdk/serve"
 	"github.com/starling-kv/starling/cosmos/sdk/simd"
 	"github.com/starling-kv/starling/e2e/runner"
@@ -22,23 +23,24 @@ import (
 
 const guideFile = "../../../docs/cosmos.md"
 
-// notRun are commands in the guide's sentences that its blocks do not have, with who runs them.
+// notRun lists commands that the guide's prose mentions and its blocks do not contain, with the
+// reason.
 var notRun = map[string]string{
-	"simd comet show-node-id": "TestGuide compares what it prints with the id at which a node serves",
-	"simd rollback":           "it is about cosmos/store, which this simd does not mount: cosmos/store/rootmulti tests RollbackToVersion",
-	"simd prune":              "it is about cosmos/store, too: the guide says that it is not there",
+	"simd comet show-node-id": "TestGuide runs it, and compares its output with the ID of the node key",
+	"simd rollback":           "it concerns cosmos/store, which this simd does not mount: cosmos/store/rootmulti tests RollbackToVersion",
+	"simd prune":              "it concerns cosmos/store: the guide says that it does not work with that store",
 }
 
 // guideBlock is a block of commands in the guide.
 type guideBlock struct {
 	line    int
-	groups  []string // whose homes it is run in
-	staysUp string   // text that shows that it is up; empty: it ends by itself
+	groups  []string // the block runs once per group, in the group's home directory
+	staysUp string   // output after which the program counts as running; empty: it exits by itself
 	steps   []guideStep
 }
 
-// guideStep is a command, with lines that it prints. In these, numbers stand for any numbers,
-// and … for any text.
+// guideStep is a command and the lines that it must print. In these lines, a number matches any
+// number, and … matches any text.
 type guideStep struct {
 	command string
 	prints  []string
@@ -46,18 +48,18 @@ type guideStep struct {
 
 var guideMarker = regexp.MustCompile(`^<!-- test: ([a-z, ]+?)(?:, stays up, "([^"]+)")? -->$`)
 
-// guideBlocks returns the guide's blocks of `console`, each of which has a comment above it as
-// those of the README (readme_test.go), with the groups that run it.
+// guideBlocks returns the guide's `console` blocks. The comment above each block names the groups
+// that run it, in the syntax of the README's comments (internal/lint/readme_test.go).
 func guideBlocks(t *testing.T, text string) (blocks []guideBlock) {
 	t.Helper()
 	lines := strings.Split(text, "\n")
 	for i := 0; i < len(lines); i++ {
-		require.NotContains(t, []string{"```sh", "```bash", "```shell"}, lines[i], "%s:%d: commands stand in blocks of `console`", guideFile, i+1)
+		require.NotContains(t, []string{"```sh", "```bash", "```shell"}, lines[i], "%s:%d: use a `console` block for commands", guideFile, i+1)
 		if lines[i] != "```console" {
 			continue
 		}
 		m := guideMarker.FindStringSubmatch(lines[i-1])
-		require.NotNil(t, m, "%s:%d: a comment above the block says how it is run", guideFile, i+1)
+		require.NotNil(t, m, "%s:%d: the block needs a comment above it that says how to run it", guideFile, i+1)
 		b := guideBlock{line: i + 1, groups: strings.Split(m[1], ", "), staysUp: m[2]}
 		for i++; lines[i] != "```"; i++ {
 			if command, is := strings.CutPrefix(lines[i], "$ "); is {
@@ -85,12 +87,12 @@ func printed(out, line string) bool {
 	return regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(out)
 }
 
-// guideTakes matches lines that are printed where a join takes more than 5 seconds only.
+// guideTakes matches lines that are printed only if a join takes more than 5 seconds.
 var guideTakes = regexp.MustCompile(` left$`)
 
-// TestGuide runs the commands of docs/cosmos.md as they stand there: an operator joins from a
-// stopped node alone, and another one from a running node, with CometBFT's state from its RPC.
-// Replaced are addresses, and what is another in each chain: the trusted header.
+// TestGuide runs the commands of docs/cosmos.md. One operator joins from a stopped node only, and
+// another from a running node, with CometBFT's state from its RPC. The test replaces addresses and
+// the trusted header, and nothing else.
 func TestGuide(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a network of processes")
@@ -144,7 +146,7 @@ func TestGuide(t *testing.T) {
 	require.Equal(t, strings.TrimSuffix(chain.peer(), "@"+chain.ports.Address(portP2P)), id)
 }
 
-// guide is what the commands are run with, by group.
+// guide holds the environment and replacements of the commands, by group.
 type guide struct {
 	*network
 	chain            *node
@@ -154,7 +156,7 @@ type guide struct {
 	joiners          map[string]*node
 }
 
-// run runs a block with the home of a group, in the repository.
+// run runs a block in the repository's root, with the home directory of a group.
 func (g *guide) run(b guideBlock, group string) {
 	t := g.t
 	t.Helper()
@@ -193,7 +195,7 @@ func (g *guide) run(b guideBlock, group string) {
 		case start:
 			d.process = p
 		case strings.HasPrefix(s.command, "simd init "):
-			// What an operator sets: the addresses of this node and of others.
+			// Settings that the guide leaves to the operator: addresses of this node and of others.
 			d.configure()
 			rpc := "http://" + g.chain.ports.Address(portRPC)
 			d.set("config/config.toml", map[string]string{"p2p.persistent_peers": quoted(g.chain.peer()), "statesync.rpc_servers": quoted(rpc + "," + rpc),
@@ -203,7 +205,7 @@ func (g *guide) run(b guideBlock, group string) {
 	}
 }
 
-// alone makes a chain with one validator, which serves.
+// alone starts a chain with one validator, which serves joiners.
 func (n *network) alone() *node {
 	n.t.Helper()
 	d := n.init("validator")
@@ -221,8 +223,8 @@ func (n *network) alone() *node {
 	return d
 }
 
-// checkGuideSentences fails if the guide's text names a command, or has a line of code, that no
-// test runs.
+// checkGuideSentences fails if the guide's prose contains a command or line of code that no test
+// runs.
 func checkGuideSentences(t *testing.T, text string, blocks []guideBlock) {
 	t.Helper()
 	var commands []string
@@ -233,7 +235,7 @@ func checkGuideSentences(t *testing.T, text string, blocks []guideBlock) {
 	}
 	for _, m := range regexp.MustCompile("`((?:simd|starling-iavl) [^`]*)`").FindAllStringSubmatch(text, -1) {
 		require.True(t, notRun[m[1]] != "" || slices.ContainsFunc(commands, func(c string) bool { return strings.HasPrefix(c, m[1]) }),
-			"%s names %q, which no block has", guideFile, m[1])
+			"%s names %q, which is in no block", guideFile, m[1])
 	}
 	for command := range notRun {
 		require.Contains(t, text, "`"+command+"`")
@@ -245,19 +247,19 @@ func checkGuideSentences(t *testing.T, text string, blocks []guideBlock) {
 	line, _, _ = strings.Cut(line, "```")
 	require.Contains(t, string(source), "\n\t"+line)
 	root := &cobra.Command{Use: "simd"}
-	documentedLine(root, simd.New, nil, func(*cobra.Command) {})
+	documentedLine(root, generation.Creator(simd.New), nil, func(*cobra.Command) {})
 	start, _, err := root.Find([]string{"start"})
 	require.NoError(t, err)
 	require.Equal(t, "start", start.Name())
 
-	module, err := os.ReadFile("go.mod")
+	module, err := os.ReadFile("../sdk053.mod")
 	require.NoError(t, err)
-	replaced := regexp.MustCompile("`(replace [^`…]*)`").FindStringSubmatch(text)
+	replaced := regexp.MustCompile("(?s)```text\n(replace .*?)```").FindStringSubmatch(text)
 	require.NotNil(t, replaced)
-	require.Contains(t, string(module), "\n"+replaced[1]+"\n")
+	require.Contains(t, string(module), replaced[1])
 }
 
-// documentedLine has the line that a chain changes.
+// documentedLine contains the line that a chain has to change.
 func documentedLine(rootCmd *cobra.Command, newApp servertypes.AppCreator, appExport servertypes.AppExporter, addModuleInitFlags servertypes.ModuleInitFlags) {
 	app := struct{ DefaultNodeHome string }{simd.DefaultHome()}
 	server.AddCommands(rootCmd, app.DefaultNodeHome, serve.Creator(newApp), appExport, addModuleInitFlags)

@@ -24,27 +24,29 @@ import (
 	sdk "github.com/cosmos/cosmos-sdk/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 	"github.com/starling-kv/starling/e2e/runner"
 	"github.com/starling-kv/starling/internal/ports"
 )
 
 const (
 	chainID = "demo-1"
-	// Beside those that send: more leaves than one chunk of 0x5301 has, in two stores.
+	// Accounts in addition to the senders. In two stores, they are more leaves than one chunk of
+	// format 0x5301 holds.
 	accounts = 9000
-	// Heights between snapshots, how many are kept, and how many states pruning leaves.
+	// Blocks between snapshots, snapshots kept, and states that pruning keeps.
 	interval   = 15
 	keepStates = 6
 	keepRecent = 20
 	follows    = 100 // blocks that joiners execute before they are compared and started again
 
 	commitTimeout = "250ms"
-	wait          = 4 * time.Minute // for anything: far above what it takes
-	perBlock      = 4 * time.Second // on top, for each block that is waited for
+	wait          = 4 * time.Minute // timeout of any step, with a wide margin
+	perBlock      = 4 * time.Second // added for each block to wait for
 	grace         = 30 * time.Second
 )
 
-// Ports of a node.
+// Indexes of a node's ports.
 const (
 	portP2P = iota
 	portRPC
@@ -52,12 +54,12 @@ const (
 	nodePorts
 )
 
-// network is the chain's processes, and the programs they run.
+// network holds the chain's processes and programs.
 type network struct {
 	t         *testing.T
 	dir       string
-	simd      string // the program
-	iavl      string // starling-iavl
+	simd      string // path of simd
+	iavl      string // path of starling-iavl
 	processes *runner.Processes
 	nodes     []*node // the validators
 }
@@ -67,7 +69,7 @@ type node struct {
 	name    string
 	home    string
 	program string
-	args    []string // of start
+	args    []string // arguments of start
 	env     []string
 	ports   *ports.Ports
 	process *runner.Process
@@ -80,7 +82,7 @@ func (n *network) must(name string, args ...string) string {
 	return out
 }
 
-// command runs a program to its end. It returns what it wrote to both outputs.
+// command runs a program until it exits, and returns its stdout and stderr.
 func command(ctx context.Context, name string, args ...string) (string, error) {
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -95,7 +97,7 @@ func newNetwork(t *testing.T) *network {
 	dir := t.TempDir()
 	n := &network{t: t, dir: dir, simd: filepath.Join(dir, "simd"), iavl: filepath.Join(dir, "starling-iavl"),
 		processes: runner.NewProcesses(t.Context())}
-	require.NoError(t, runner.Build(t.Context(), ".", "./cmd/simd", n.simd))
+	require.NoError(t, runner.Build(t.Context(), ".", "./cmd/simd", n.simd, generation.BuildFlags...))
 	require.NoError(t, runner.Build(t.Context(), "../../cmd/starling-iavl", ".", n.iavl))
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -111,7 +113,7 @@ func newNetwork(t *testing.T) *network {
 	return n
 }
 
-// init makes a home with free ports.
+// init initializes a node's home directory with free ports.
 func (n *network) init(name string) *node {
 	n.t.Helper()
 	d := n.at(name, filepath.Join(n.dir, name))
@@ -120,7 +122,7 @@ func (n *network) init(name string) *node {
 	return d
 }
 
-// at returns a node with free ports, whose home is still to be made.
+// at returns a node with free ports. It does not create the home directory.
 func (n *network) at(name, home string) *node {
 	n.t.Helper()
 	held, err := ports.Hold(nodePorts)
@@ -128,7 +130,7 @@ func (n *network) at(name, home string) *node {
 	return &node{n: n, name: name, home: home, program: n.simd, ports: held}
 }
 
-// configure gives a new home its ports, and what all nodes of this chain have.
+// configure writes the node's ports and the settings of all nodes of this chain to a new home.
 func (d *node) configure() {
 	d.n.t.Helper()
 	held := d.ports
@@ -145,8 +147,8 @@ func (d *node) configure() {
 
 func quoted(v any) string { return fmt.Sprintf("%q", fmt.Sprint(v)) }
 
-// set changes values in a file of settings, named as section.name, or name before any section. They
-// must be there.
+// set changes values in a settings file. Keys are section.name, or name for settings before the
+// first section. All keys must exist in the file.
 func (d *node) set(file string, values map[string]string) {
 	d.n.t.Helper()
 	path := filepath.Join(d.home, file)
@@ -168,7 +170,7 @@ func (d *node) set(file string, values map[string]string) {
 	require.NoError(d.n.t, os.WriteFile(path, []byte(strings.Join(lines, "\n")), 0o600))
 }
 
-// serving makes a node serve joiners at its port.
+// serving configures a node to serve joiners at its port.
 func (d *node) serving() {
 	d.n.t.Helper()
 	f, err := os.OpenFile(filepath.Join(d.home, "config/app.toml"), os.O_APPEND|os.O_WRONLY, 0)
@@ -180,7 +182,7 @@ func (d *node) serving() {
 
 func (d *node) log() string { return filepath.Join(d.n.dir, d.name+".log") }
 
-// runs makes a node's program that of this test, which acts as envNode says.
+// runs makes the node run this test's program, with the given value of envNode.
 func (d *node) runs(as string) {
 	d.n.t.Helper()
 	self, err := os.Executable()
@@ -188,7 +190,7 @@ func (d *node) runs(as string) {
 	d.program, d.env = self, []string{envNode + "=" + as}
 }
 
-// start starts a node. It does not wait until the node answers.
+// start starts a node without waiting until its RPC responds.
 func (d *node) start() {
 	d.n.t.Helper()
 	d.ports.Release()
@@ -198,7 +200,7 @@ func (d *node) start() {
 	require.NoError(d.n.t, err)
 }
 
-// call asks a node's RPC.
+// call calls a node's RPC.
 func (d *node) call(path string, result any) error {
 	ctx, done := context.WithTimeout(d.n.processes.Context(), grace)
 	defer done()
@@ -224,7 +226,7 @@ func (d *node) call(path string, result any) error {
 	return json.Unmarshal(all.Result, result)
 }
 
-// state returns the height of the application, and its app hash.
+// state returns the application's height and app hash.
 func (d *node) state() (int64, string, error) {
 	var info struct {
 		Response struct {
@@ -236,10 +238,10 @@ func (d *node) state() (int64, string, error) {
 	return info.Response.Height, info.Response.Hash, err
 }
 
-// header is what this test reads of one.
+// header contains the fields of a header that the tests need.
 type header struct {
-	hash    string // of the header, in hexadecimal
-	appHash string // after the height before, in base 64, as abci_info has it
+	hash    string // hash of the header, in hexadecimal
+	appHash string // app hash after the previous height, in base64 as in abci_info
 }
 
 func (d *node) header(height int64) (header, error) {
@@ -263,7 +265,7 @@ func (d *node) header(height int64) (header, error) {
 	return header{commit.Signed.Commit.BlockID.Hash, base64.StdEncoding.EncodeToString(app)}, err
 }
 
-// until waits for a condition; it ends the test if a process has ended.
+// until waits for a condition. It fails the test if a process exits.
 func (n *network) until(what string, ready func() bool) {
 	n.t.Helper()
 	n.within(wait, what, ready)
@@ -276,7 +278,8 @@ func (n *network) within(limit time.Duration, what string, ready func() bool) {
 	require.NoError(n.t, runner.Poll(ctx, what, ready))
 }
 
-// reach waits until a node has executed a height, however many blocks the chain has still to make.
+// reach waits until a node has executed a height. The timeout grows with the number of blocks that
+// the chain still has to make.
 func (d *node) reach(height int64) {
 	d.n.t.Helper()
 	limit := wait
@@ -289,7 +292,7 @@ func (d *node) reach(height int64) {
 	})
 }
 
-// agrees compares a node's own app hash with the one that the validators have agreed upon.
+// agrees checks that a node's app hash equals the one in the validators' header.
 func (d *node) agrees() int64 {
 	d.n.t.Helper()
 	height, hash, err := d.state()
@@ -309,7 +312,7 @@ func (d *node) peer() string {
 
 func (n *network) genesis() string { return filepath.Join(n.nodes[0].home, "config", "genesis.json") }
 
-// validators makes four of them; the last two lie to joiners.
+// validators creates and starts four validators. The last two send invalid data to joiners.
 func (n *network) validators() {
 	n.t.Helper()
 	keyring := []string{"--keyring-backend", "test", "--home"}
@@ -353,7 +356,7 @@ func (n *network) copyGenesis(d *node) {
 	require.NoError(n.t, os.WriteFile(filepath.Join(d.home, "config", "genesis.json"), b, 0o600))
 }
 
-// accounts writes a file of accounts that hold a coin each.
+// accounts writes a file of accounts that hold one coin each.
 func (n *network) accounts() string {
 	type account struct {
 		Address string    `json:"address"`
@@ -375,8 +378,8 @@ func (n *network) accounts() string {
 	return path
 }
 
-// send sends coins from the first validator's account, one transaction after another has got into
-// a block, until the test ends.
+// send sends coins from the first validator's account until the test ends. Each transaction is sent
+// after the previous one is in a block.
 func (n *network) send() (sent *atomic.Int64) {
 	sent = &atomic.Int64{}
 	ctx, stop := context.WithCancel(n.processes.Context())
@@ -404,7 +407,7 @@ func (n *network) send() (sent *atomic.Int64) {
 	return sent
 }
 
-// pay sends coins from a validator's account, and waits until they have arrived.
+// pay sends coins from a validator's account, and waits until the transaction is in a block.
 func (d *node) pay(ctx context.Context, to sdk.AccAddress) error {
 	out, err := command(ctx, d.n.simd, "tx", "bank", "send", "key", to.String(), "7stake", "--home", d.home, "--chain-id", chainID,
 		"--keyring-backend", "test", "--yes", "--node", "tcp://"+d.ports.Address(portRPC), "--output", "json")
@@ -416,10 +419,10 @@ func (d *node) pay(ctx context.Context, to sdk.AccAddress) error {
 		Hash string `json:"txhash"`
 	}
 	if err := json.Unmarshal([]byte(out), &accepted); err != nil {
-		return fmt.Errorf("what came of sending a transaction cannot be read: %w\n%s", err, out)
+		return fmt.Errorf("decode the output of tx bank send: %w\n%s", err, out)
 	}
 	if accepted.Code != 0 {
-		return fmt.Errorf("a transaction is refused with code %d:\n%s", accepted.Code, out)
+		return fmt.Errorf("transaction refused with code %d:\n%s", accepted.Code, out)
 	}
 	var found struct {
 		Result struct {

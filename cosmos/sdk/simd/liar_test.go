@@ -5,13 +5,10 @@ import (
 	"context"
 	"crypto/ed25519"
 	"fmt"
-	"io"
 	"os"
 	"sync"
 	"testing"
 
-	"cosmossdk.io/log"
-	snapshottypes "cosmossdk.io/store/snapshots/types"
 	abci "github.com/cometbft/cometbft/abci/types"
 	dbm "github.com/cosmos/cosmos-db"
 	svrcmd "github.com/cosmos/cosmos-sdk/server/cmd"
@@ -19,36 +16,38 @@ import (
 	"github.com/spf13/cast"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 	"github.com/starling-kv/starling/cosmos/sdk/serve"
 	"github.com/starling-kv/starling/cosmos/sdk/simd"
-	"github.com/starling-kv/starling/lightblocks"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// envNode makes this test's program a node: one that lies to joiners, about lieChunks or
-// lieManifests, or a joiner that takes no snapshot but ours.
+// envNode is an environment variable that makes this test's program run as a node: one that sends
+// altered chunks (lieChunks) or manifests (lieManifests) to joiners, or a joiner that accepts only
+// our snapshots (refuseSDK).
 const (
 	envNode      = "STARLING_TEST_NODE"
-	lieChunks    = "lies about chunks"
-	lieManifests = "lies about manifests"
+	lieChunks    = "alters chunks"
+	lieManifests = "alters manifests"
 	refuseSDK    = "refuses the SDK's snapshots"
 )
 
-// What a liar logs when it lies.
+// Log messages of a Byzantine node.
 const (
-	liedChunk    = "lied about a chunk"
-	liedManifest = "lied about a manifest"
-	liedInBand   = "lied in-band about a chunk"
+	liedChunk    = "sent an altered chunk"
+	liedManifest = "sent an altered manifest"
+	liedInBand   = "sent an altered in-band chunk"
 )
 
 func TestMain(m *testing.M) {
-	create := servertypes.AppCreator(newLiar)
+	create := generation.Creator(newLiar)
 	switch os.Getenv(envNode) {
 	case "":
 		os.Exit(m.Run())
 	case refuseSDK:
-		create = newRefuser
+		create = generation.Creator(newRefuser)
 	}
 	root, err := simd.Command(create)
 	if err == nil {
@@ -60,38 +59,38 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// refuser is a wrapped application that takes no snapshot of the SDK's format. Servers offer ours
-// of a height later than the SDK's: it is made beside the blocks. A joiner that asks in between
-// would take the SDK's.
+// refuser is a wrapped application that rejects snapshots in the SDK's format. Servers offer our
+// snapshot of a height later than the SDK's, because it is prepared in the background. A joiner
+// that lists snapshots in between would restore the SDK's.
 type refuser struct{ *serve.App }
 
-func newRefuser(logger log.Logger, db dbm.DB, trace io.Writer, options servertypes.AppOptions) servertypes.Application {
-	return refuser{serve.Creator(simd.New)(logger, db, trace, options).(*serve.App)}
+func newRefuser(logger generation.Logger, db dbm.DB, options servertypes.AppOptions) servertypes.Application {
+	return refuser{generation.Create(serve.Creator(generation.Creator(simd.New)), logger, db, options).(*serve.App)}
 }
 
 func (a refuser) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSnapshot, error) {
-	if r.Snapshot.GetFormat() == snapshottypes.CurrentFormat {
+	if r.Snapshot.GetFormat() == generation.CurrentFormat {
 		return &abci.ResponseOfferSnapshot{Result: abci.ResponseOfferSnapshot_REJECT_FORMAT}, nil
 	}
 	return a.App.OfferSnapshot(r)
 }
 
-// liar is a wrapped application with a proxy before its address for joiners:
+// liar is a wrapped application with a Byzantine proxy in front of its address for joiners:
 //
-//	joiner ──▶ starling.laddr: the liar changes answers ──▶ the wrapped application's own address
+//	joiner ──▶ starling.laddr: the proxy alters responses ──▶ the wrapped application's own address
 //
-// Towards consensus it is honest.
+// Its consensus is honest.
 type liar struct {
 	*serve.App
-	logger log.Logger
+	logger generation.Logger
 	chain  string
 	what   string
 
 	mu   sync.Mutex
-	conn transport.Conn // to the application; guarded by mu
+	conn transport.Conn // connection to the application; guarded by mu
 }
 
-// moved are options in which the application listens elsewhere.
+// moved replaces the application's address for joiners with a free port.
 type moved struct{ servertypes.AppOptions }
 
 func (m moved) Get(name string) any {
@@ -101,8 +100,8 @@ func (m moved) Get(name string) any {
 	return m.AppOptions.Get(name)
 }
 
-func newLiar(logger log.Logger, db dbm.DB, trace io.Writer, options servertypes.AppOptions) servertypes.Application {
-	app := serve.Creator(simd.New)(logger, db, trace, moved{options}).(*serve.App)
+func newLiar(logger generation.Logger, db dbm.DB, options servertypes.AppOptions) servertypes.Application {
+	app := generation.Create(serve.Creator(generation.Creator(simd.New)), logger, db, moved{options}).(*serve.App)
 	l := &liar{App: app, logger: logger, what: os.Getenv(envNode), chain: chainID}
 	address := cast.ToString(options.Get("starling.laddr"))
 	if address == "" { // a command other than start
@@ -118,7 +117,7 @@ func newLiar(logger log.Logger, db dbm.DB, trace io.Writer, options servertypes.
 	return l
 }
 
-// proxy changes what the liar lies about, and forwards the rest.
+// proxy forwards all requests, and alters the responses that l.what names.
 func (l *liar) proxy(key ed25519.PrivateKey) *transport.Mux {
 	mux := &transport.Mux{}
 	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: l.chain})
@@ -158,7 +157,7 @@ func (l *liar) forward(ctx context.Context, dialer transport.Dialer, method tran
 	return conn.Call(ctx, transport.Call{Method: method, Body: body, Max: iavlsync.MaxAnswerBytes})
 }
 
-// altered returns an answer with one bit changed in the middle, where keys, values or hashes are.
+// altered returns a response with one bit flipped in the middle, where keys, values or hashes are.
 func altered(answer []byte) []byte {
 	b := bytes.Clone(answer)
 	if len(b) > 0 {
@@ -167,7 +166,7 @@ func altered(answer []byte) []byte {
 	return b
 }
 
-// LoadSnapshotChunk lies to those who join in-band, by whatever format.
+// LoadSnapshotChunk alters the chunks of in-band joins, in all formats.
 func (l *liar) LoadSnapshotChunk(r *abci.RequestLoadSnapshotChunk) (*abci.ResponseLoadSnapshotChunk, error) {
 	answer, err := l.App.LoadSnapshotChunk(r)
 	if err != nil || len(answer.Chunk) == 0 {

@@ -38,14 +38,19 @@ import (
 
 const appName = "simd"
 
-// txName is the module that configures transactions; it keeps no state.
+// txName is the name of the module that configures transactions. It has no store.
 const txName = "tx"
 
-// modules returns the configuration of the chain: which modules there are, and in which order they
-// take part in a block.
+// keyRotationPool is the account that collects the fees of validator key rotations in SDK v0.55. It
+// is unused in SDK v0.53.
+const keyRotationPool = "key_rotation_fee_pool"
+
+// modules returns the chain's configuration: its modules, and the order in which they run in a
+// block.
 func modules() depinject.Config {
 	mint := configured(minttypes.ModuleName, &mintv1.Module{})
-	// Its own keeper has the methods that it wants of staking's, too.
+	// Mint's own keeper also implements the interface that mint needs from staking, so depinject
+	// needs an explicit binding.
 	mint.GolangBindings = []*appv1.GolangBinding{{
 		InterfaceType:  "github.com/cosmos/cosmos-sdk/x/mint/types/types.StakingKeeper",
 		Implementation: "github.com/cosmos/cosmos-sdk/x/staking/keeper/*keeper.Keeper",
@@ -54,8 +59,8 @@ func modules() depinject.Config {
 		configured("runtime", &runtimev1.Module{
 			AppName:       appName,
 			BeginBlockers: []string{minttypes.ModuleName, distributiontypes.ModuleName, slashingtypes.ModuleName, stakingtypes.ModuleName},
-			EndBlockers:   []string{stakingtypes.ModuleName},
-			// Transactions of genesis (genutil) need all modules before them.
+			EndBlockers:   []string{banktypes.ModuleName, stakingtypes.ModuleName},
+			// The genesis transactions of genutil need all other modules initialized.
 			InitGenesis: []string{
 				authtypes.ModuleName, banktypes.ModuleName, distributiontypes.ModuleName, stakingtypes.ModuleName,
 				slashingtypes.ModuleName, minttypes.ModuleName, consensustypes.ModuleName, genutiltypes.ModuleName,
@@ -71,6 +76,7 @@ func modules() depinject.Config {
 				{Account: minttypes.ModuleName, Permissions: []string{authtypes.Minter}},
 				{Account: stakingtypes.BondedPoolName, Permissions: []string{authtypes.Burner, authtypes.Staking}},
 				{Account: stakingtypes.NotBondedPoolName, Permissions: []string{authtypes.Burner, authtypes.Staking}},
+				{Account: keyRotationPool, Permissions: []string{authtypes.Burner}},
 			},
 		}),
 		configured(banktypes.ModuleName, &bankv1.Module{}),

@@ -13,9 +13,10 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// TestNetwork: four validators, two of which lie to joiners, while coins are sent. A stock node
-// joins by starling-iavl, a wrapped one in-band by verified chunks alone, and a stock one by the
-// SDK's own format. All follow the chain with its app hashes, also after pruning and a restart.
+// TestNetwork runs four validators while coins are sent. Two of them send invalid data to joiners.
+// A stock node joins with starling-iavl, a wrapped node in-band from verified chunks only, and a
+// stock node from the SDK's own format. All of them follow the chain with the same app hashes, also
+// after pruning and a restart.
 func TestNetwork(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a network of processes")
@@ -26,7 +27,7 @@ func TestNetwork(t *testing.T) {
 	n.nodes[0].reach(1)
 	sent := n.send()
 
-	// A header that joiners trust, and a state that they can have.
+	// Wait for a state to join from, and read the header that joiners trust.
 	for _, d := range n.nodes {
 		n.until(d.name+" serves a state", func() bool { return d.logged("serving states to joiners") > 0 })
 	}
@@ -46,8 +47,8 @@ func TestNetwork(t *testing.T) {
 			values[k] = v
 		}
 		d.set("config/config.toml", values)
-		// With snapshots of its own, a node that has joined prunes nothing: the SDK waits for those
-		// of the heights that it never executed.
+		// With snapshots enabled, a node that has joined prunes nothing: the SDK waits for
+		// snapshots of heights that the node never executed.
 		d.set("config/app.toml", map[string]string{"state-sync.snapshot-interval": "0"})
 		return d
 	}
@@ -68,15 +69,15 @@ func TestNetwork(t *testing.T) {
 		return []string{"join", "--home", fast.home, "--chain-id", chainID, "--peers", strings.Join(addresses, ","),
 			"--trust-height", strconv.Itoa(interval), "--trust-hash", trusted.hash}
 	}
-	// Whom there is nobody else to ask is asked. A join that only liars serve is killed, and
-	// resumed with others.
+	// A joiner that has no other peer requests data from the Byzantine node. This join is killed,
+	// and resumed with all peers.
 	for _, lie := range []struct {
 		by   *node
 		said string
 	}{{liars[1], liedManifest}, {liars[0], liedChunk}} {
 		p, err := n.processes.Start(runner.Spec{Name: "starling-iavl", Path: n.iavl, Args: join(lie.by), Log: filepath.Join(n.dir, "lied-to.log"), Ends: true})
 		require.NoError(t, err)
-		n.until(lie.by.name+" lies", func() bool { return lie.by.logged(lie.said) > 0 })
+		n.until(lie.by.name+" sends invalid data", func() bool { return lie.by.logged(lie.said) > 0 })
 		p.Kill()
 		<-p.Done()
 		require.NoDirExists(t, filepath.Join(fast.home, "data", "application.db"))
@@ -91,10 +92,10 @@ func TestNetwork(t *testing.T) {
 		d.reach(head)
 		t.Logf("%s has joined: height %d", d.name, d.agrees())
 	}
-	require.Equal(t, 1, inBand.logged("Snapshot restored.*format=21249 "), "the wrapped node joined by verified chunks")
+	require.Equal(t, 1, inBand.logged("Snapshot restored.*format=21249 "), "the wrapped node joined from verified chunks")
 	require.Equal(t, 1, sdkOwn.logged("Snapshot restored.*format=3 "))
 	for _, d := range liars {
-		t.Logf("%s: %d lies about chunks, %d about manifests, %d in-band", d.name, d.logged(liedChunk), d.logged(liedManifest), d.logged(liedInBand))
+		t.Logf("%s: altered %d chunks, %d manifests, %d in-band chunks", d.name, d.logged(liedChunk), d.logged(liedManifest), d.logged(liedInBand))
 	}
 
 	for _, d := range joiners {
@@ -111,11 +112,11 @@ func TestNetwork(t *testing.T) {
 		require.Error(t, d.stored(head), "%s has pruned the state of height %d", d.name, head)
 		require.NoError(t, d.stored(last+1))
 	}
-	require.Greater(t, sent.Load(), int64(follows/4), "coins were sent all the while")
+	require.Greater(t, sent.Load(), int64(follows/4), "coins were sent during the whole test")
 	t.Logf("%d transactions, head %d", sent.Load(), last)
 }
 
-// stored fails unless a node has the state of a height.
+// stored returns an error if a node does not have the state of a height.
 func (d *node) stored(height int64) error {
 	var r struct {
 		Response struct {
@@ -126,7 +127,7 @@ func (d *node) stored(height int64) error {
 	if err := d.call(fmt.Sprintf(`abci_query?path="/store/bank/key"&data=0x00&height=%d`, height), &r); err != nil {
 		return err
 	}
-	if r.Response.Code != 0 || r.Response.Log != "" { // a version that is not there has code 0
+	if r.Response.Code != 0 || r.Response.Log != "" { // for a missing version, the code is 0
 		return errors.New(r.Response.Log)
 	}
 	return nil

@@ -1,293 +1,215 @@
-// Copied from cosmossdk.io/store v1.1.2, rootmulti/store.go (Apache License 2.0, the Cosmos SDK's
-// authors), and changed: see doc.go.
-
 package rootmulti
 
 import (
-	"crypto/sha256"
-	"errors"
+	"bytes"
 	"fmt"
-	"sort"
+	"maps"
+	"slices"
 	"strings"
 
-	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
-	dbm "github.com/cosmos/cosmos-db"
-	gogotypes "github.com/cosmos/gogoproto/types"
+	pruningtypes "github.com/cosmos/cosmos-sdk/store/v2/pruning/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
-	errorsmod "cosmossdk.io/errors"
-	"cosmossdk.io/store/types"
+	dbm "github.com/cosmos/cosmos-db"
+
+	"github.com/starling-kv/starling/cosmos/store/internal/disk"
 )
 
-// LatestVersion returns the latest version in the store
-func (rs *Store) LatestVersion() int64 {
-	return rs.LastCommitID().Version
-}
+// LatestVersion implements types.MultiStore.
+func (rs *Store) LatestVersion() int64 { return rs.LastCommitID().Version }
 
-// LastCommitID implements Committer/CommitStore.
+// LastCommitID implements types.Committer.
 func (rs *Store) LastCommitID() types.CommitID {
-	if rs.lastCommitInfo == nil {
-		emptyHash := sha256.Sum256([]byte{})
-		appHash := emptyHash[:]
-		return types.CommitID{
-			Version: GetLatestVersion(rs.db),
-			Hash:    appHash, // set empty apphash to sha256([]byte{}) if info is nil
-		}
+	if last := rs.last.Load(); last != nil {
+		return last.CommitID()
 	}
-	if len(rs.lastCommitInfo.CommitID().Hash) == 0 {
-		emptyHash := sha256.Sum256([]byte{})
-		appHash := emptyHash[:]
-		return types.CommitID{
-			Version: rs.lastCommitInfo.Version,
-			Hash:    appHash, // set empty apphash to sha256([]byte{}) if hash is nil
-		}
-	}
-
-	return rs.lastCommitInfo.CommitID()
+	return rs.sdkStore.LastCommitID()
 }
 
-// Commit implements Committer/CommitStore.
-func (rs *Store) Commit() types.CommitID {
-	var previousHeight, version int64
-	if rs.lastCommitInfo.GetVersion() == 0 && rs.initialVersion > 1 {
-		// This case means that no commit has been made in the store, we
-		// start from initialVersion.
-		version = rs.initialVersion
-	} else {
-		// This case can means two things:
-		// - either there was already a previous commit in the store, in which
-		// case we increment the version from there,
-		// - or there was no previous commit, and initial version was not set,
-		// in which case we start at version 1.
-		previousHeight = rs.lastCommitInfo.GetVersion()
-		version = previousHeight + 1
+// WorkingHash implements types.Committer. It returns the app hash that Commit would return.
+func (rs *Store) WorkingHash() []byte {
+	var info types.CommitInfo
+	add := func(name string, s types.Committer) {
+		info.StoreInfos = append(info.StoreInfos, types.StoreInfo{Name: name, CommitId: types.CommitID{Hash: s.WorkingHash()}})
 	}
-
-	if rs.commitHeader.Height != version {
-		rs.logger.Debug("commit header and version mismatch", "header_height", rs.commitHeader.Height, "version", version)
-	}
-
-	rs.lastCommitInfo = commitStores(version, rs.stores, rs.removalMap)
-	rs.lastCommitInfo.Timestamp = rs.commitHeader.Time
-	starling := rs.takeCommits(version)
-
-	// remove remnants of removed stores
-	for sk := range rs.removalMap {
-		if _, ok := rs.stores[sk]; ok {
-			delete(rs.stores, sk)
-			delete(rs.storesParams, sk)
-			delete(rs.keysByName, sk.Name())
+	for name, key := range rs.sdkStore.StoreKeysByName() {
+		s, ok := rs.sdkStore.GetStoreByName(name).(types.CommitStore)
+		if ok && s.GetStoreType() == types.StoreTypeIAVL && !rs.leaving[key] {
+			add(name, s)
 		}
 	}
-
-	// reset the removalMap
-	rs.removalMap = make(map[types.StoreKey]bool)
-
-	if err := rs.handlePruning(version); err != nil {
-		rs.logger.Error(
-			"failed to prune store, please check your pruning configuration",
-			"err", err,
-		)
+	for key, s := range rs.stores {
+		if !rs.leaving[key] {
+			add(key.Name(), s)
+		}
 	}
+	return info.Hash()
+}
 
-	hash := rs.lastCommitInfo.Hash()
-	rs.flushMetadata(rs.db, version, rs.lastCommitInfo, starling.log)
-	starling.write()
+// Commit implements types.Committer. All stores are durable when it returns. It panics if the
+// version was committed before with other roots: after LoadVersion, the same blocks must be
+// executed again.
+func (rs *Store) Commit() types.CommitID {
+	version := rs.LatestVersion() + 1
+	if version == 1 {
+		version = max(version, rs.initialVersion)
+	}
+	commits := rs.commitStarling(version)
+	pruneTo := rs.pruning.GetPruningHeight(version)
+	rs.pruneStarling(pruneTo)
+	err := rs.db.merging(func(info *types.CommitInfo, b dbm.Batch) error {
+		if info.Version != version {
+			return fmt.Errorf("the SDK's multi-store commits version %d, expected %d", info.Version, version)
+		}
+		rs.addStarling(info)
+		rs.last.Store(info)
+		return rs.log(b, info, commits)
+	}, func() error {
+		rs.sdkStore.Commit()
+		return nil
+	})
+	if err == nil && len(commits) > 0 {
+		err = rs.disk.Write(version, commits)
+	}
+	if err != nil {
+		panic(fmt.Errorf("failed to write the Starling stores: %w", err))
+	}
+	rs.flushed = max(rs.flushed, version)
+	rs.leave()
+	if err := rs.sdkStore.PruneStores(pruneTo); err != nil {
+		rs.logger.Error("failed to prune stores: check the pruning configuration", "height", pruneTo, "err", err)
+	}
 	if version%lookEvery == 0 {
 		rs.watchMemory(version)
 	}
-
-	return types.CommitID{
-		Version: version,
-		Hash:    hash,
-	}
+	return rs.LastCommitID()
 }
 
-// WorkingHash returns the current hash of the store.
-// it will be used to get the current app hash before commit.
-func (rs *Store) WorkingHash() []byte {
-	storeInfos := make([]types.StoreInfo, 0, len(rs.stores))
-	storeKeys := keysFromStoreKeyMap(rs.stores)
-
-	for _, key := range storeKeys {
-		store := rs.stores[key]
-
-		if !versioned(store.GetStoreType()) {
-			continue
-		}
-
-		if !rs.removalMap[key] {
-			si := types.StoreInfo{
-				Name: key.Name(),
-				CommitId: types.CommitID{
-					Hash: store.WorkingHash(),
-				},
-			}
-			storeInfos = append(storeInfos, si)
+// commitStarling commits the Starling stores in memory, and returns what they changed.
+func (rs *Store) commitStarling(version int64) (commits []disk.Named) {
+	for _, key := range rs.sortedKeys() {
+		rs.stores[key].SetInitialVersion(version) // only affects a new store, which is at version 0
+		rs.stores[key].Commit()
+		if c, ok := rs.stores[key].TakeCommit(); ok {
+			commits = append(commits, disk.Named{Name: key.Name(), Commit: c})
 		}
 	}
-
-	sort.SliceStable(storeInfos, func(i, j int) bool {
-		return storeInfos[i].Name < storeInfos[j].Name
-	})
-
-	return types.CommitInfo{StoreInfos: storeInfos}.Hash()
+	return commits
 }
 
-func (rs *Store) buildCommitInfo(version int64) *types.CommitInfo {
-	keys := keysFromStoreKeyMap(rs.stores)
-	storeInfos := []types.StoreInfo{}
-	for _, key := range keys {
-		store := rs.stores[key]
-		storeType := store.GetStoreType()
-		if storeType == types.StoreTypeTransient || storeType == types.StoreTypeMemory {
-			continue
+func (rs *Store) sortedKeys() []types.StoreKey {
+	return slices.SortedFunc(maps.Keys(rs.stores), func(a, b types.StoreKey) int { return strings.Compare(a.Name(), b.Name()) })
+}
+
+// addStarling adds the Starling stores to the commit info of the other stores.
+func (rs *Store) addStarling(info *types.CommitInfo) {
+	for key, s := range rs.stores {
+		if !rs.leaving[key] {
+			info.StoreInfos = append(info.StoreInfos, types.StoreInfo{Name: key.Name(), CommitId: s.LastCommitID()})
 		}
-		storeInfos = append(storeInfos, types.StoreInfo{
-			Name:     key.Name(),
-			CommitId: store.LastCommitID(),
-		})
 	}
-	return &types.CommitInfo{
-		Version:    version,
-		StoreInfos: storeInfos,
-	}
+	sortInfos(info)
 }
 
-// SetCommitHeader sets the commit block header of the store.
-func (rs *Store) SetCommitHeader(h cmtproto.Header) {
-	rs.commitHeader = h
+func sortInfos(info *types.CommitInfo) {
+	slices.SortFunc(info.StoreInfos, func(a, b types.StoreInfo) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// GetCommitInfo attempts to retrieve CommitInfo for a given version/height. It
-// will return an error if no CommitInfo exists, we fail to unmarshal the record
-// or if we cannot retrieve the object from the DB.
-func (rs *Store) GetCommitInfo(ver int64) (*types.CommitInfo, error) {
-	cInfoKey := fmt.Sprintf(commitInfoKeyFmt, ver)
+// log adds the changes of the Starling stores, as a record, to the batch that makes a version
+// durable. If the version is already on disk, it only checks that the roots are the same.
+func (rs *Store) log(b dbm.Batch, info *types.CommitInfo, commits []disk.Named) error {
+	if len(commits) == 0 {
+		return nil
+	}
+	if info.Version <= rs.flushed {
+		if err := rs.assertSame(info); err != nil {
+			return err
+		}
+		rs.disk.Skip(info.Version)
+	} else if err := rs.disk.Log(b, info.Version, commits); err != nil {
+		return err
+	}
+	if rs.pruned == 0 {
+		return nil
+	}
+	pruned := rs.pruned
+	rs.pruned = 0
+	return rs.disk.Prune(b, pruned)
+}
 
-	bz, err := rs.db.Get([]byte(cInfoKey))
+// assertSame returns an error if the version was committed before with another root of any store.
+func (rs *Store) assertSame(info *types.CommitInfo) error {
+	before, err := rs.GetCommitInfo(info.Version)
 	if err != nil {
-		return nil, errorsmod.Wrap(err, "failed to get commit info")
-	} else if bz == nil {
-		return nil, errors.New("no commit info found")
+		return err
 	}
-
-	cInfo := &types.CommitInfo{}
-	if err = cInfo.Unmarshal(bz); err != nil {
-		return nil, errorsmod.Wrap(err, "failed unmarshal commit info")
-	}
-
-	return cInfo, nil
-}
-
-// flushMetadata makes a version durable, with what the functions add to its batch.
-func (rs *Store) flushMetadata(db dbm.DB, version int64, cInfo *types.CommitInfo, add ...func(dbm.Batch) error) {
-	rs.logger.Debug("flushing metadata", "height", version)
-	batch := db.NewBatch()
-	defer func() {
-		_ = batch.Close()
-	}()
-
-	if cInfo != nil {
-		flushCommitInfo(batch, version, cInfo)
-	} else {
-		rs.logger.Debug("commitInfo is nil, not flushed", "height", version)
-	}
-
-	flushLatestVersion(batch, version)
-
-	for _, f := range add {
-		if err := f(batch); err != nil {
-			panic(fmt.Errorf("error on batch write %w", err))
+	for _, s := range info.StoreInfos {
+		if was := root(before, s.Name); was != nil && !bytes.Equal(was, s.CommitId.Hash) {
+			return fmt.Errorf("version %d of store %q was committed before with root %X, now it has %X: roll back before executing other blocks",
+				info.Version, s.Name, was, s.CommitId.Hash)
 		}
 	}
-	if err := batch.WriteSync(); err != nil {
-		panic(fmt.Errorf("error on batch write %w", err))
-	}
-	rs.flushed = max(rs.flushed, version) // after a rollback, loading sets it
-	rs.logger.Debug("flushing metadata finished", "height", version)
+	return nil
 }
 
-func GetLatestVersion(db dbm.DB) int64 {
-	bz, err := db.Get([]byte(latestVersionKey))
-	if err != nil {
-		panic(err)
-	} else if bz == nil {
-		return 0
-	}
-
-	var latestVersion int64
-
-	if err := gogotypes.StdInt64Unmarshal(&latestVersion, bz); err != nil {
-		panic(err)
-	}
-
-	return latestVersion
-}
-
-// Commits each store and returns a new commitInfo.
-func commitStores(version int64, storeMap map[types.StoreKey]types.CommitKVStore, removalMap map[types.StoreKey]bool) *types.CommitInfo {
-	storeInfos := make([]types.StoreInfo, 0, len(storeMap))
-	storeKeys := keysFromStoreKeyMap(storeMap)
-
-	for _, key := range storeKeys {
-		store := storeMap[key]
-		last := store.LastCommitID()
-
-		// If a commit event execution is interrupted, a new iavl store's version
-		// will be larger than the RMS's metadata, when the block is replayed, we
-		// should avoid committing that iavl store again.
-		var commitID types.CommitID
-		if last.Version >= version {
-			last.Version = version
-			commitID = last
-		} else {
-			commitID = store.Commit()
-		}
-
-		storeType := store.GetStoreType()
-		if storeType == types.StoreTypeTransient || storeType == types.StoreTypeMemory {
-			continue
-		}
-
-		if !removalMap[key] {
-			si := types.StoreInfo{}
-			si.Name = key.Name()
-			si.CommitId = commitID
-			storeInfos = append(storeInfos, si)
+// root returns a store's root in a commit info, or nil if the store is not in it.
+func root(info *types.CommitInfo, name string) []byte {
+	for _, s := range info.StoreInfos {
+		if s.Name == name {
+			return s.CommitId.Hash
 		}
 	}
-
-	sort.SliceStable(storeInfos, func(i, j int) bool {
-		return strings.Compare(storeInfos[i].Name, storeInfos[j].Name) < 0
-	})
-
-	return &types.CommitInfo{
-		Version:    version,
-		StoreInfos: storeInfos,
-	}
+	return nil
 }
 
-func flushCommitInfo(batch dbm.Batch, version int64, cInfo *types.CommitInfo) {
-	bz, err := cInfo.Marshal()
-	if err != nil {
-		panic(err)
+// leave drops the Starling stores that an upgrade removed, after the first commit without them. The
+// SDK's multi-store drops stores of other types itself.
+func (rs *Store) leave() {
+	for key := range rs.leaving {
+		if rs.stores[key] != nil {
+			delete(rs.stores, key)
+			delete(rs.mounted, key.Name())
+		}
 	}
-
-	cInfoKey := fmt.Sprintf(commitInfoKeyFmt, version)
-	err = batch.Set([]byte(cInfoKey), bz)
-	if err != nil {
-		panic(err)
-	}
+	rs.leaving = nil
 }
 
-func flushLatestVersion(batch dbm.Batch, version int64) {
-	bz, err := gogotypes.StdInt64Marshal(version)
-	if err != nil {
-		panic(err)
-	}
+// SetInitialVersion implements types.CommitMultiStore.
+func (rs *Store) SetInitialVersion(version int64) error {
+	rs.initialVersion = version
+	return rs.sdkStore.SetInitialVersion(version)
+}
 
-	err = batch.Set([]byte(latestVersionKey), bz)
-	if err != nil {
-		panic(err)
+// GetPruning implements types.CommitMultiStore.
+func (rs *Store) GetPruning() pruningtypes.PruningOptions { return rs.pruning.GetOptions() }
+
+// SetPruning implements types.CommitMultiStore.
+func (rs *Store) SetPruning(o pruningtypes.PruningOptions) { rs.pruning.SetOptions(o) }
+
+// SetSnapshotInterval sets the number of heights between two snapshots. Pruning keeps such heights
+// until their snapshots are taken.
+func (rs *Store) SetSnapshotInterval(interval uint64) { rs.pruning.SetSnapshotInterval(interval) }
+
+// PruneSnapshotHeight implements snapshottypes.Snapshotter. It is called after the snapshot of a
+// height was taken.
+func (rs *Store) PruneSnapshotHeight(height int64) { rs.pruning.HandleSnapshotHeight(height) }
+
+// AnnounceSnapshotHeight implements snapshottypes.SnapshotAnnouncer. It announces that a snapshot
+// of a height is in progress.
+func (rs *Store) AnnounceSnapshotHeight(height int64) { rs.pruning.AnnounceSnapshotHeight(height) }
+
+// PruneStores prunes the versions of all stores up to a height.
+func (rs *Store) PruneStores(height int64) error {
+	rs.pruneStarling(height)
+	return rs.sdkStore.PruneStores(height)
+}
+
+func (rs *Store) pruneStarling(height int64) {
+	if height <= 0 {
+		return
+	}
+	for _, s := range rs.stores {
+		s.Prune(height)
+		rs.pruned = height
 	}
 }

@@ -1,310 +1,254 @@
-// Copied from cosmossdk.io/store v1.1.2, rootmulti/store.go (Apache License 2.0, the Cosmos SDK's
-// authors), and changed: see doc.go.
-
 package rootmulti
 
 import (
+	"errors"
 	"fmt"
-	"sort"
 
 	dbm "github.com/cosmos/cosmos-db"
-	iavltree "github.com/cosmos/iavl"
 
-	errorsmod "cosmossdk.io/errors"
-	"cosmossdk.io/store/dbadapter"
-	"cosmossdk.io/store/iavl"
-	"cosmossdk.io/store/mem"
-	"cosmossdk.io/store/transient"
-	"cosmossdk.io/store/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/rootmulti"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/cosmos/store"
+	"github.com/starling-kv/starling/cosmos/store/internal/disk"
 )
 
-// LoadLatestVersionAndUpgrade implements CommitMultiStore
-func (rs *Store) LoadLatestVersionAndUpgrade(upgrades *types.StoreUpgrades) error {
-	ver := GetLatestVersion(rs.db)
-	return rs.loadVersion(ver, upgrades)
+// LoadLatestVersion implements types.CommitMultiStore.
+func (rs *Store) LoadLatestVersion() error { return rs.LoadLatestVersionAndUpgrade(nil) }
+
+// LoadVersion implements types.CommitMultiStore.
+func (rs *Store) LoadVersion(version int64) error { return rs.LoadVersionAndUpgrade(version, nil) }
+
+// LoadLatestVersionAndUpgrade implements types.CommitMultiStore.
+func (rs *Store) LoadLatestVersionAndUpgrade(u *types.StoreUpgrades) error {
+	return rs.LoadVersionAndUpgrade(rootmulti.GetLatestVersion(rs.db), u)
 }
 
-// LoadVersionAndUpgrade allows us to rename substores while loading an older version
-func (rs *Store) LoadVersionAndUpgrade(ver int64, upgrades *types.StoreUpgrades) error {
-	return rs.loadVersion(ver, upgrades)
+// LoadVersionAndUpgrade implements types.CommitMultiStore.
+func (rs *Store) LoadVersionAndUpgrade(version int64, u *types.StoreUpgrades) error {
+	return rs.load(version, u, func() error { return rs.sdkStore.LoadVersionAndUpgrade(version, u) })
 }
 
-// LoadLatestVersion implements CommitMultiStore.
-func (rs *Store) LoadLatestVersion() error {
-	ver := GetLatestVersion(rs.db)
-	return rs.loadVersion(ver, nil)
-}
-
-// LoadVersion implements CommitMultiStore.
-func (rs *Store) LoadVersion(ver int64) error {
-	return rs.loadVersion(ver, nil)
-}
-
-func (rs *Store) loadVersion(ver int64, upgrades *types.StoreUpgrades) error {
-	infos := make(map[string]types.StoreInfo)
-
-	rs.logger.Debug("loadVersion", "ver", ver)
-	cInfo := &types.CommitInfo{}
-
-	// load old data if we are not version 0
-	if ver != 0 {
+// load loads a version of the Starling stores, and calls others to load it in all other stores.
+func (rs *Store) load(version int64, u *types.StoreUpgrades, others func() error) error {
+	info := &types.CommitInfo{}
+	if version != 0 {
 		var err error
-		cInfo, err = rs.GetCommitInfo(ver)
+		if info, err = rs.GetCommitInfo(version); err != nil {
+			return err
+		}
+	}
+	states, err := rs.openStates(version, info, u)
+	if err != nil {
+		return err
+	}
+	l := loading{rs, version, info, u, states, map[types.StoreKey]*starling{}, map[types.StoreKey]bool{}}
+	err = l.load()
+	if err == nil {
+		err = others()
+	}
+	if err == nil {
+		err = rs.pruning.LoadSnapshotHeights(rs.db)
+	}
+	if err != nil {
+		l.release()
+		return err
+	}
+	for name, key := range rs.sdkStore.StoreKeysByName() {
+		if u.IsDeleted(name) {
+			l.leaving[key] = true
+		}
+	}
+	rs.stores, rs.leaving = l.stores, l.leaving
+	rs.last.Store(info)
+	rs.watchMemory(version)
+	return nil
+}
+
+// loading builds the Starling stores of a version.
+type loading struct {
+	rs      *Store
+	version int64
+	info    *types.CommitInfo
+	u       *types.StoreUpgrades
+	states  map[string][]store.Version // by name; only states that no store has taken over yet
+
+	stores  map[types.StoreKey]*starling
+	leaving map[types.StoreKey]bool
+}
+
+func (l *loading) load() error {
+	for name, key := range l.rs.mounted {
+		old := l.u.RenamedFrom(name)
+		if l.version != 0 && old == "" && !l.u.IsAdded(name) && root(l.info, name) == nil {
+			return fmt.Errorf("store %q is not in version %d: a new store must be listed in StoreUpgrades", name, l.version)
+		}
+		s, err := l.make(key)
 		if err != nil {
 			return err
 		}
-
-		// convert StoreInfos slice to map
-		for _, storeInfo := range cInfo.StoreInfos {
-			infos[storeInfo.Name] = storeInfo
-		}
-	}
-
-	states, err := rs.loadStarling(ver, infos, upgrades)
-	if err != nil {
-		return err
-	}
-
-	// load each Store (note this doesn't panic on unmounted keys now)
-	newStores := make(map[types.StoreKey]types.CommitKVStore)
-
-	storesKeys := make([]types.StoreKey, 0, len(rs.storesParams))
-
-	for key := range rs.storesParams {
-		storesKeys = append(storesKeys, key)
-	}
-
-	if upgrades != nil {
-		// deterministic iteration order for upgrades
-		// (as the underlying store may change and
-		// upgrades make store changes where the execution order may matter)
-		sort.Slice(storesKeys, func(i, j int) bool {
-			return storesKeys[i].Name() < storesKeys[j].Name()
-		})
-	}
-
-	for _, key := range storesKeys {
-		storeParams := rs.storesParams[key]
-		commitID := rs.getCommitID(infos, key.Name())
-		rs.logger.Debug("loadVersion commitID", "key", key, "ver", ver, "hash", fmt.Sprintf("%x", commitID.Hash))
-
-		// If it has been added, set the initial version
-		if upgrades.IsAdded(key.Name()) || upgrades.RenamedFrom(key.Name()) != "" {
-			storeParams.initialVersion = uint64(ver) + 1
-		} else if commitID.Version != ver && versioned(storeParams.typ) {
-			return fmt.Errorf("version of store %s mismatch root store's version; expected %d got %d; new stores should be added using StoreUpgrades", key.Name(), ver, commitID.Version)
-		}
-
-		store, err := rs.loadCommitStoreFromParams(key, commitID, storeParams, states)
-		if err != nil {
-			return errorsmod.Wrap(err, "failed to load store")
-		}
-
-		newStores[key] = store
-
-		// If it was deleted, remove all data
-		if upgrades.IsDeleted(key.Name()) {
-			if err := deleteKVStore(store.(types.KVStore)); err != nil {
-				return errorsmod.Wrapf(err, "failed to delete store %s", key.Name())
-			}
-			rs.removalMap[key] = true
-		} else if oldName := upgrades.RenamedFrom(key.Name()); oldName != "" {
-			// handle renames specially
-			// make an unregistered key to satisfy loadCommitStore params
-			oldKey := types.NewKVStoreKey(oldName)
-			oldParams := newStoreParams(oldKey, storeParams.db, storeParams.typ, 0)
-
-			// load from the old name
-			oldStore, err := rs.loadCommitStoreFromParams(oldKey, rs.getCommitID(infos, oldName), oldParams, states)
-			if err != nil {
-				return errorsmod.Wrapf(err, "failed to load old store %s", oldName)
-			}
-
-			// move all data
-			if err := moveKVStoreData(oldStore.(types.KVStore), store.(types.KVStore)); err != nil {
-				return errorsmod.Wrapf(err, "failed to move store %s -> %s", oldName, key.Name())
-			}
-
-			// add the old key so its deletion is committed
-			newStores[oldKey] = oldStore
-			// this will ensure it's not perpetually stored in commitInfo
-			rs.removalMap[oldKey] = true
-		}
-	}
-
-	rs.lastCommitInfo = cInfo
-	rs.stores = newStores
-	rs.watchMemory(ver)
-
-	// load any snapshot heights we missed from disk to be pruned on the next run
-	if err := rs.pruningManager.LoadSnapshotHeights(rs.db); err != nil {
-		return err
-	}
-
-	return nil
-}
-
-func (rs *Store) getCommitID(infos map[string]types.StoreInfo, name string) types.CommitID {
-	info, ok := infos[name]
-	if !ok {
-		return types.CommitID{}
-	}
-
-	return info.CommitId
-}
-
-func deleteKVStore(kv types.KVStore) error {
-	// Note that we cannot write while iterating, so load all keys here, delete below
-	var keys [][]byte
-	itr := kv.Iterator(nil, nil)
-	for itr.Valid() {
-		keys = append(keys, itr.Key())
-		itr.Next()
-	}
-	if err := itr.Close(); err != nil {
-		return err
-	}
-
-	for _, k := range keys {
-		kv.Delete(k)
-	}
-	return nil
-}
-
-// we simulate move by a copy and delete
-func moveKVStoreData(oldDB, newDB types.KVStore) error {
-	// we read from one and write to another
-	itr := oldDB.Iterator(nil, nil)
-	for itr.Valid() {
-		newDB.Set(itr.Key(), itr.Value())
-		itr.Next()
-	}
-	if err := itr.Close(); err != nil {
-		return err
-	}
-
-	// then delete the old store
-	return deleteKVStore(oldDB)
-}
-
-// SetInitialVersion sets the initial version of the IAVL tree. It is used when
-// starting a new chain at an arbitrary height.
-func (rs *Store) SetInitialVersion(version int64) error {
-	rs.initialVersion = version
-
-	// Loop through all the stores, if it's an IAVL store, then set initial
-	// version on it.
-	for key, store := range rs.stores {
-		if versioned(store.GetStoreType()) {
-			// If the store is wrapped with an inter-block cache, we must first unwrap
-			// it to get the underlying IAVL store.
-			store = rs.GetCommitKVStore(key)
-			store.(types.StoreWithInitialVersion).SetInitialVersion(version)
-		}
-	}
-
-	return nil
-}
-
-func (rs *Store) loadCommitStoreFromParams(key types.StoreKey, id types.CommitID, params storeParams, states map[string][]store.Version) (types.CommitKVStore, error) {
-	var db dbm.DB
-
-	if params.db != nil {
-		db = dbm.NewPrefixDB(params.db, []byte("s/_/"))
-	} else {
-		prefix := "s/k:" + params.key.Name() + "/"
-		db = dbm.NewPrefixDB(rs.db, []byte(prefix))
-	}
-
-	switch params.typ {
-	case types.StoreTypeMulti:
-		panic("recursive MultiStores not yet supported")
-
-	case types.StoreTypeIAVL:
-		store, err := iavl.LoadStoreWithOpts(db, rs.logger, key, id, params.initialVersion, rs.iavlCacheSize, rs.iavlDisableFastNode, rs.metrics, iavltree.AsyncPruningOption(!rs.iavlSyncPruning))
-		if err != nil {
-			return nil, err
-		}
-		if rs.interBlockCache != nil {
-			// Wrap and get a CommitKVStore with inter-block caching. Note, this should
-			// only wrap the primary CommitKVStore, not any store that is already
-			// branched as that will create unexpected behavior.
-			store = rs.interBlockCache.GetStoreCache(key, store)
-		}
-
-		return store, err
-
-	case store.Type:
-		// No inter-block cache: the whole store is in memory.
-		return rs.newStarling(params, states[key.Name()])
-
-	case types.StoreTypeDB:
-		return commitDBStoreAdapter{Store: dbadapter.Store{DB: db}}, nil
-
-	case types.StoreTypeTransient:
-		_, ok := key.(*types.TransientStoreKey)
-		if !ok {
-			return nil, fmt.Errorf("invalid StoreKey for StoreTypeTransient: %s", key.String())
-		}
-
-		return transient.NewStore(), nil
-
-	case types.StoreTypeMemory:
-		if _, ok := key.(*types.MemoryStoreKey); !ok {
-			return nil, fmt.Errorf("unexpected key type for a MemoryStoreKey; got: %s", key.String())
-		}
-
-		return mem.NewStore(), nil
-
-	default:
-		panic(fmt.Sprintf("unrecognized store type %v", params.typ))
-	}
-}
-
-// RollbackToVersion delete the versions after `target` and update the latest version.
-func (rs *Store) RollbackToVersion(target int64) error {
-	if target <= 0 {
-		return fmt.Errorf("invalid rollback height target: %d", target)
-	}
-
-	cInfo, back, err := rs.rollbackStarling(target)
-	if err != nil {
-		return err
-	}
-	for key, store := range rs.stores {
-		if store.GetStoreType() == types.StoreTypeIAVL {
-			// If the store is wrapped with an inter-block cache, we must first unwrap
-			// it to get the underlying IAVL store.
-			store = rs.GetCommitKVStore(key)
-			err := store.(*iavl.Store).LoadVersionForOverwriting(target)
-			if err != nil {
+		switch {
+		case l.u.IsDeleted(name):
+			l.leaving[key] = true
+			err = empty(s)
+		case old != "":
+			oldKey := types.NewKVStoreKey(old)
+			var from *starling
+			if from, err = l.make(oldKey); err != nil {
 				return err
 			}
+			l.leaving[oldKey] = true
+			err = errors.Join(copyAll(s, from), empty(from))
+		}
+		if err != nil {
+			return fmt.Errorf("store %q: %w", name, err)
 		}
 	}
-
-	if cInfo == nil {
-		cInfo = rs.buildCommitInfo(target)
-	}
-	rs.flushMetadata(rs.db, target, cInfo, back)
-
-	return rs.LoadLatestVersion()
+	return nil
 }
 
-type storeParams struct {
-	key            types.StoreKey
-	db             dbm.DB
-	typ            types.StoreType
-	initialVersion uint64
+func (l *loading) make(key types.StoreKey) (*starling, error) {
+	o := l.rs.options
+	s, err := store.New(store.Options{ChunkBytes: o.ChunkBytes, HistoryBytes: o.HistoryBytes}, l.states[key.Name()]...)
+	if err != nil {
+		return nil, err
+	}
+	delete(l.states, key.Name())
+	l.stores[key] = s
+	return s, nil
 }
 
-func newStoreParams(key types.StoreKey, db dbm.DB, typ types.StoreType, initialVersion uint64) storeParams {
-	return storeParams{
-		key:            key,
-		db:             db,
-		typ:            typ,
-		initialVersion: initialVersion,
+func (l *loading) release() {
+	for _, versions := range l.states {
+		for _, v := range versions {
+			v.State.Release()
+		}
 	}
+	for _, s := range l.stores {
+		s.Close()
+	}
+}
+
+func copyAll(to, from types.KVStore) error {
+	it := from.Iterator(nil, nil)
+	for ; it.Valid(); it.Next() {
+		to.Set(it.Key(), it.Value())
+	}
+	return errors.Join(it.Error(), it.Close())
+}
+
+// empty deletes all keys of a store. The iterator is a snapshot and does not see the deletions.
+func empty(s *starling) error {
+	it := s.Iterator(nil, nil)
+	for ; it.Valid(); it.Next() {
+		s.Delete(it.Key())
+	}
+	return errors.Join(it.Error(), it.Close())
+}
+
+// openStates opens the disk of the Starling stores, if any is mounted, and returns their states at
+// a version, and earlier ones, by name.
+func (rs *Store) openStates(version int64, info *types.CommitInfo, u *types.StoreUpgrades) (map[string][]store.Version, error) {
+	rs.flushed = rootmulti.GetLatestVersion(rs.db)
+	if len(rs.mounted) == 0 {
+		return nil, nil
+	}
+	for name := range rs.mounted {
+		if err := disk.Check(name); err != nil {
+			return nil, err
+		}
+	}
+	if err := rs.openDisk(); err != nil {
+		return nil, fmt.Errorf("failed to open the Starling stores: %w", err)
+	}
+	names := rs.committedNames(u)
+	has, err := rs.hasStarling(rs.flushed, names)
+	if err != nil {
+		return nil, err
+	}
+	if err := rs.disk.Begin(rs.flushed, has); err != nil {
+		return nil, err
+	}
+	others := rs.sdkStore.StoreKeysByName()
+	roots, inInfo := map[string][]byte{}, map[string]bool{}
+	for _, s := range info.StoreInfos {
+		if names[s.Name] {
+			roots[s.Name] = s.CommitId.Hash
+		}
+		// The type of a store that is not mounted now is unknown, so it may be a Starling store.
+		inInfo[s.Name] = others[s.Name] == nil
+	}
+	return rs.disk.Load(version, roots, inInfo)
+}
+
+// committedNames returns the names under which the mounted Starling stores may have been committed
+// before the upgrades.
+func (rs *Store) committedNames(u *types.StoreUpgrades) map[string]bool {
+	names := map[string]bool{}
+	for name := range rs.mounted {
+		if old := u.RenamedFrom(name); old != "" {
+			names[old] = true
+		} else if !u.IsAdded(name) {
+			names[name] = true
+		}
+	}
+	return names
+}
+
+// hasStarling reports whether the commit info of a version has one of these stores.
+func (rs *Store) hasStarling(version int64, names map[string]bool) (bool, error) {
+	if version == 0 {
+		return false, nil
+	}
+	info, err := rs.GetCommitInfo(version)
+	if err != nil {
+		return false, err
+	}
+	for name := range names {
+		if root(info, name) != nil {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func (rs *Store) openDisk() (err error) {
+	if rs.disk != nil {
+		return nil
+	}
+	o := rs.options
+	if o.Dir == "" {
+		return errors.New("a Starling store is mounted, but Options.Dir is empty")
+	}
+	if rs.memory.limit = o.MemoryBytes; rs.memory.limit == 0 {
+		rs.memory.limit = availableMemory("/")
+	}
+	rs.disk, err = disk.Open(rs.db, disk.Options{Dir: o.Dir, FS: o.FS, Logger: rs.logger, ChunkBytes: o.ChunkBytes, PinEvery: o.PinEvery, FlushBlocks: o.flushBlocks})
+	return err
+}
+
+// RollbackToVersion implements types.CommitMultiStore. It deletes all versions after target.
+func (rs *Store) RollbackToVersion(target int64) error {
+	complete := func(*types.CommitInfo, dbm.Batch) error { return nil }
+	if rs.disk != nil && target > 0 {
+		was, err := rs.GetCommitInfo(target)
+		if err != nil {
+			return err
+		}
+		has, err := rs.hasStarling(target, rs.committedNames(nil))
+		if err != nil {
+			return err
+		}
+		if err := rs.disk.Rollback(target, has); err != nil {
+			return err
+		}
+		complete = func(info *types.CommitInfo, b dbm.Batch) error {
+			*info = *was
+			return rs.disk.ForgetAfter(b, target)
+		}
+	}
+	if err := rs.db.merging(complete, func() error { return rs.sdkStore.RollbackToVersion(target) }); err != nil {
+		return err
+	}
+	return rs.load(target, nil, func() error { return nil })
 }

@@ -9,23 +9,24 @@ import (
 	"strings"
 )
 
-// memoryWatch says in the log when the Starling stores take much of the memory that there is: they
-// are in it as a whole, and nothing else limits them. It stops nothing: a node that ends itself is
-// lost earlier than one that the system ends, and nodes of equal memory would end together.
+// memoryWatch logs a warning or an error when the Starling stores use much of the memory. They are
+// entirely in memory, and nothing else limits their size. memoryWatch does not stop the node: the
+// node would stop before memory actually runs out, and nodes with equal memory would stop at the
+// same time.
 type memoryWatch struct {
-	limit  uint64 // bytes; 0: unknown, nothing is said
-	said   int    // what was said last: 0 nothing, 1 a warning, 2 an error
-	height int64  // when
+	limit  uint64 // memory of the node in bytes; 0: unknown, nothing is logged
+	said   int    // level of the last log entry: 0 none, 1 a warning, 2 an error
+	height int64  // of the last log entry
 }
 
 const (
-	lookEvery  = 16   // heights between two looks, which cost a few loads of memory
-	sayEvery   = 1000 // heights after which the same is said again
-	warnEighth = 4    // eighths of the memory, from which on there is a warning
-	failEighth = 6    // the same of an error
+	lookEvery  = 16   // heights between two checks
+	sayEvery   = 1000 // heights after which the same level is logged again
+	warnEighth = 4    // eighths of the memory at which a warning is logged
+	failEighth = 6    // eighths of the memory at which an error is logged
 )
 
-// watchMemory looks at the stores after the commit or the loading of a height.
+// watchMemory checks the memory of the stores after a height was committed or loaded.
 func (rs *Store) watchMemory(height int64) {
 	w := &rs.memory
 	if w.limit == 0 || rs.disk == nil {
@@ -33,9 +34,7 @@ func (rs *Store) watchMemory(height int64) {
 	}
 	bytes := uint64(0)
 	for _, s := range rs.stores {
-		if s, ok := s.(*starling); ok {
-			bytes += s.MemoryBytes()
-		}
+		bytes += s.MemoryBytes()
 	}
 	level := 0
 	switch {
@@ -55,12 +54,12 @@ func (rs *Store) watchMemory(height int64) {
 	if level == 2 {
 		say, much = rs.logger.Error, "three quarters"
 	}
-	say("the Starling stores take more than "+much+" of the memory, and the rest of the node needs some, too: give the node more, or keep fewer versions (pruning, HistoryBytes)",
+	say("the Starling stores use more than "+much+" of the memory: give the node more memory, or keep fewer versions (pruning, HistoryBytes)",
 		"stores_mib", bytes>>20, "memory_mib", w.limit>>20, "height", height)
 }
 
-// availableMemory returns the least of GOMEMLIMIT, the limits of this process's control groups and
-// the machine's memory, in bytes; 0 if none is known. root is "/", but in tests.
+// availableMemory returns the minimum of GOMEMLIMIT, the limits of this process's cgroups and the
+// machine's memory, in bytes, or 0 if none is known. root is "/" except in tests.
 func availableMemory(root string) uint64 {
 	least := uint64(math.MaxUint64)
 	note := func(text string, unit uint64) {
@@ -83,8 +82,9 @@ func availableMemory(root string) uint64 {
 			note(strings.TrimSuffix(strings.TrimSpace(total), " kB"), 1<<10)
 		}
 	}
-	// "0::/a/b" is the group of version 2, "4:memory:/a/b" of version 1 (cgroups(7)). Each group's
-	// limit holds for those below it. In a container, its own group may be the root.
+	// "0::/a/b" is the group in cgroup v2, "4:memory:/a/b" in cgroup v1 (cgroups(7)). A group's
+	// limit also applies to the groups below it. In a container, the process's own group may be the
+	// root.
 	for line := range strings.Lines(read("proc/self/cgroup")) {
 		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		if len(fields) < 3 {

@@ -13,29 +13,25 @@ import (
 	dbm "github.com/cosmos/cosmos-db"
 	"github.com/stretchr/testify/require"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store/metrics"
-	"cosmossdk.io/store/types"
+	"cosmossdk.io/log/v2"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/cosmos/store"
 )
 
-// TestMemoryIsSaid: the log says so at half of the memory and at three quarters, once each, again
-// after a thousand heights, and when a node starts so.
+// TestMemoryIsSaid checks that memory use is logged once at half and once at three quarters of the
+// memory, again after a thousand heights, and at the start of a node that already uses so much.
 func TestMemoryIsSaid(t *testing.T) {
-	if testType != store.Type {
-		t.Skip("about Starling's stores")
-	}
 	var out bytes.Buffer
 	db, fs, key := dbm.NewMemDB(), vfs.NewMem(), types.NewKVStoreKey("s")
 	open := func() *Store {
-		s := NewStore(db, log.NewLogger(&out, log.ColorOption(false)), metrics.NewNoOpMetrics(), Options{Dir: "starling", FS: fs, MemoryBytes: 1 << 40})
+		s := NewStore(db, log.NewLogger(&out, log.ColorOption(false)), Options{Dir: "starling", FS: fs, MemoryBytes: 1 << 40})
 		s.MountStoreWithDB(key, store.Type, nil)
 		require.NoError(t, s.LoadLatestVersion())
 		return s
 	}
 	s := open()
-	s.GetCommitKVStore(key).Set([]byte("k"), bytes.Repeat([]byte{1}, 1000))
+	s.GetKVStore(key).Set([]byte("k"), bytes.Repeat([]byte{1}, 1000))
 	said := func(height int64) string {
 		out.Reset()
 		for s.LastCommitID().Version < height {
@@ -44,12 +40,12 @@ func TestMemoryIsSaid(t *testing.T) {
 		return out.String()
 	}
 	require.NotContains(t, said(32), "Starling stores")
-	takes := s.GetCommitKVStore(key).(*store.Store).MemoryBytes()
+	takes := s.GetKVStore(key).(*store.Store).MemoryBytes()
 	require.Greater(t, takes, uint64(1000))
 
 	s.memory.limit = 2*takes - 8
 	warning := said(64)
-	require.Equal(t, 1, strings.Count(warning, "Starling stores take more than half"), warning)
+	require.Equal(t, 1, strings.Count(warning, "Starling stores use more than half"), warning)
 	require.Contains(t, warning, "WRN")
 	require.Contains(t, warning, "height=48")
 	require.NotContains(t, said(1040), "Starling stores")
@@ -60,7 +56,7 @@ func TestMemoryIsSaid(t *testing.T) {
 	require.Equal(t, 1, strings.Count(fail, "more than three quarters"), fail)
 	require.Contains(t, fail, "ERR")
 
-	// Less, and more again.
+	// The use falls below the level, and rises above it again.
 	s.memory.limit = 8 * takes
 	require.NotContains(t, said(1104), "Starling stores")
 	s.memory.limit = takes
@@ -89,7 +85,7 @@ func TestAvailableMemory(t *testing.T) {
 	write("proc/self/cgroup", "0::/\n")
 	write("sys/fs/cgroup/memory.max", "max\n")
 	require.EqualValues(t, 16000000<<10, availableMemory(root))
-	write("sys/fs/cgroup/memory.max", "9000000000\n") // a container's own
+	write("sys/fs/cgroup/memory.max", "9000000000\n") // the container's own limit
 	require.EqualValues(t, 9000000000, availableMemory(root))
 	write("proc/self/cgroup", "4:cpu,memory:/a/b\n1:cpu:/x\n0::/\n")
 	write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")

@@ -14,44 +14,43 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store/metrics"
-	pruningtypes "cosmossdk.io/store/pruning/types"
-	"cosmossdk.io/store/snapshots"
-	snapshottypes "cosmossdk.io/store/snapshots/types"
-	"cosmossdk.io/store/types"
+	"cosmossdk.io/log/v2"
+	pruningtypes "github.com/cosmos/cosmos-sdk/store/v2/pruning/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/snapshots"
+	snapshottypes "github.com/cosmos/cosmos-sdk/store/v2/snapshots/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/cosmos/store"
 )
 
-// model is a multi-store with two Starling stores beside one of IAVL, and the maps that they are to
-// be equal to at each version.
+// model is a multi-store with two Starling stores and an IAVL store, and the maps that the stores
+// must equal at each version.
 type model struct {
 	t    *rapid.T
 	db   *dbm.MemDB
 	fs   *vfs.MemFS
 	ms   *Store
-	open []*Store // all, to be closed in the end
+	open []*Store // all open multi-stores, closed at the end
 
 	keys    []types.StoreKey
 	pruning pruningtypes.PruningOptions
-	now     []map[string]string   // by store
-	then    [][]map[string]string // by version, less 1
-	hashes  [][]byte              // by version, less 1
-	blocks  [][]branch            // by version, less 1
-	block   []branch              // since then
-	pruned  int64                 // versions up to this one may be gone
+	now     []map[string]string   // current content, by store
+	then    [][]map[string]string // index: version − 1
+	hashes  [][]byte              // index: version − 1
+	blocks  [][]writes            // index: version − 1
+	block   []writes              // writes since the last commit
+	pruned  int64                 // versions up to this one may be pruned
 }
 
-// branch is what is written together.
-type branch []op
+// writes is a group of changes that are written together.
+type writes []op
 
 type op struct {
 	store      int
 	key, value []byte // nil: deleted
 }
 
-func (b branch) write(m *model) {
+func (b writes) write(m *model) {
 	cached := m.ms.CacheMultiStore()
 	for _, o := range b {
 		if o.value == nil {
@@ -64,7 +63,7 @@ func (b branch) write(m *model) {
 }
 
 func (m *model) mount() *Store {
-	ms := NewStore(m.db, log.NewNopLogger(), metrics.NewNoOpMetrics(), Options{Dir: "starling", FS: m.fs, ChunkBytes: 300, PinEvery: 5, flushBlocks: 3})
+	ms := NewStore(m.db, log.NewNopLogger(), Options{Dir: "starling", FS: m.fs, ChunkBytes: 300, PinEvery: 5, flushBlocks: 3})
 	m.open = append(m.open, ms)
 	ms.SetPruning(m.pruning)
 	ms.MountStoreWithDB(m.keys[0], store.Type, nil)
@@ -98,7 +97,7 @@ func (m *model) load() {
 	m.check()
 }
 
-// check compares the stores with the maps, forward and backward.
+// check compares the stores with the maps, with forward and reverse iterators.
 func (m *model) check() {
 	for i, key := range m.keys {
 		checkKV(m.t, m.ms.GetKVStore(key), m.now[i])
@@ -149,7 +148,7 @@ var (
 )
 
 func (m *model) change(t *rapid.T) {
-	var b branch
+	var b writes
 	for range rapid.IntRange(1, 20).Draw(t, "changes") {
 		o := op{store: rapid.IntRange(0, len(m.keys)-1).Draw(t, "store"), key: drawKey.Draw(t, "key")}
 		if rapid.IntRange(0, 3).Draw(t, "what") == 0 {
@@ -176,12 +175,9 @@ func (m *model) commit(t *rapid.T) {
 	}
 }
 
-// TestRandom does what nodes do, in any order: each version is what was written, whatever happened
-// since, and the app hash is a function of the history.
+// TestRandom performs the operations of a node in random order. Each version must hold what was
+// written, whatever happened since, and the app hash must be a function of the history.
 func TestRandom(t *testing.T) {
-	if testType != store.Type {
-		t.Skip("it mounts stores of both types")
-	}
 	rapid.Check(t, func(t *rapid.T) {
 		m := &model{t: t, db: dbm.NewMemDB(), fs: vfs.NewCrashableMem(), now: []map[string]string{{}, {}, {}}}
 		m.pruning = rapid.SampledFrom([]pruningtypes.PruningOptions{
@@ -223,7 +219,7 @@ func TestRandom(t *testing.T) {
 				v := rapid.Int64Range(1, m.version()).Draw(t, "version")
 				past, err := m.ms.CacheMultiStoreWithVersion(v)
 				if err != nil {
-					return // pruned, or from before a restart
+					return // pruned, or committed before a restart
 				}
 				for i, key := range m.keys {
 					checkKV(t, past.GetKVStore(key), m.then[v-1][i])
@@ -249,14 +245,14 @@ func TestRandom(t *testing.T) {
 	})
 }
 
-// checkWorking is check without the root, which is that of the last commit.
+// checkWorking is check without the comparison of the root, which is still the last commit's.
 func (m *model) checkWorking() {
 	for i, key := range m.keys {
 		checkKV(m.t, m.ms.GetKVStore(key), m.now[i])
 	}
 }
 
-// again loads a past version, and commits the blocks since then once more.
+// again loads a past version and commits the blocks after it again.
 func (m *model) again(t *rapid.T) {
 	if m.version() < 2 {
 		t.Skip()

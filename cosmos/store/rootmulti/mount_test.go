@@ -9,15 +9,14 @@ import (
 	dbm "github.com/cosmos/cosmos-db"
 	"github.com/stretchr/testify/require"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store/metrics"
-	"cosmossdk.io/store/types"
+	"cosmossdk.io/log/v2"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/cosmos/store"
 	"github.com/starling-kv/starling/cosmos/store/rootmulti"
 )
 
-// app is what an SDK application's BaseApp has of these methods.
+// app stands in for an SDK application's BaseApp. It has only the methods that the test needs.
 type app struct{ cms types.CommitMultiStore }
 
 func (a *app) SetCMS(cms types.CommitMultiStore) { a.cms = cms }
@@ -26,7 +25,7 @@ func (a *app) MountStore(key types.StoreKey, typ types.StoreType) {
 	a.cms.MountStoreWithDB(key, typ, nil)
 }
 
-// TestMountAsDocumented runs the lines of docs/cosmos.md.
+// TestMountAsDocumented runs the code in docs/cosmos.md.
 func TestMountAsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../../docs/cosmos.md")
 	require.NoError(t, err)
@@ -43,7 +42,7 @@ func TestMountAsDocumented(t *testing.T) {
 	db, logger, home, app := dbm.NewMemDB(), log.NewNopLogger(), t.TempDir(), new(app)
 	keys := types.NewKVStoreKeys("bank", "gov")
 
-	cms := rootmulti.NewStore(db, logger, metrics.NewNoOpMetrics(), rootmulti.Options{Dir: filepath.Join(home, "data", "starling")})
+	cms := rootmulti.NewStore(db, logger, rootmulti.Options{Dir: filepath.Join(home, "data", "starling")})
 	app.SetCMS(cms)
 	app.MountStore(keys["bank"], store.Type)
 
@@ -53,7 +52,7 @@ func TestMountAsDocumented(t *testing.T) {
 	id := cms.Commit()
 	require.Equal(t, int64(1), id.Version)
 
-	// What a transaction writes that is too large fails there, and nowhere later.
+	// An oversized write fails in the transaction, not later when the block is written.
 	branch := cms.CacheMultiStore().CacheMultiStore()
 	require.Panics(t, func() { branch.GetKVStore(keys["bank"]).Set([]byte("k"), make([]byte, 2<<20)) })
 	require.Panics(t, func() { branch.GetKVStore(keys["bank"]).Set(make([]byte, 5000), []byte("v")) })

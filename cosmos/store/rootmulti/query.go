@@ -1,95 +1,48 @@
-// Copied from cosmossdk.io/store v1.1.2, rootmulti/store.go (Apache License 2.0, the Cosmos SDK's
-// authors), and changed: see doc.go.
-
 package rootmulti
 
 import (
 	"strings"
 
 	errorsmod "cosmossdk.io/errors"
-	"cosmossdk.io/store/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/rootmulti"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 )
 
-// GetStoreByName performs a lookup of a StoreKey given a store name typically
-// provided in a path. The StoreKey is then used to perform a lookup and return
-// a Store. If the Store is wrapped in an inter-block cache, it will be unwrapped
-// prior to being returned. If the StoreKey does not exist, nil is returned.
-func (rs *Store) GetStoreByName(name string) types.Store {
-	key := rs.keysByName[name]
-	if key == nil {
-		return nil
-	}
-
-	return rs.GetCommitKVStore(key)
-}
-
-// Query calls substore.Query with the same `req` where `req.Path` is
-// modified to remove the substore prefix.
-// Ie. `req.Path` here is `/<substore>/<path>`, and trimmed to `/<path>` for the substore.
-// TODO: add proof for `multistore -> substore`.
+// Query implements types.Queryable. The path is "/", the store's name, and the path of the store's
+// own Query. The last operator of a proof proves the store's root against the app hash.
 func (rs *Store) Query(req *types.RequestQuery) (*types.ResponseQuery, error) {
-	path := req.Path
-	storeName, subpath, err := parsePath(path)
-	if err != nil {
-		return &types.ResponseQuery{}, err
+	name, path, _ := strings.Cut(strings.TrimPrefix(req.Path, "/"), "/")
+	path = "/" + path
+	key, ours := rs.mounted[name]
+	if ours = ours && strings.HasPrefix(req.Path, "/"); ours {
+		inner := *req
+		inner.Path = path
+		req = &inner
 	}
-
-	store := rs.GetStoreByName(storeName)
-	if store == nil {
-		return &types.ResponseQuery{}, errorsmod.Wrapf(types.ErrUnknownRequest, "no such store: %s", storeName)
+	var res *types.ResponseQuery
+	var err error
+	if ours {
+		res, err = rs.stores[key].Query(req)
+	} else {
+		res, err = rs.sdkStore.Query(req)
 	}
-
-	queryable, ok := store.(types.Queryable)
-	if !ok {
-		return &types.ResponseQuery{}, errorsmod.Wrapf(types.ErrUnknownRequest, "store %s (type %T) doesn't support queries", storeName, store)
-	}
-
-	// trim the path and make the query
-	req.Path = subpath
-	res, err := queryable.Query(req)
-
-	if !req.Prove || !RequireProof(subpath) {
+	if err != nil || !req.Prove || !rootmulti.RequireProof(path) {
 		return res, err
 	}
-
 	if res.ProofOps == nil || len(res.ProofOps.Ops) == 0 {
-		return &types.ResponseQuery{}, errorsmod.Wrap(types.ErrInvalidRequest, "proof is unexpectedly empty; ensure height has not been pruned")
+		return &types.ResponseQuery{}, errorsmod.Wrapf(types.ErrInvalidRequest, "store %q cannot prove height %d: pruned, or not committed yet", name, res.Height)
 	}
-
-	// If the request's height is the latest height we've committed, then utilize
-	// the store's lastCommitInfo as this commit info may not be flushed to disk.
-	// Otherwise, we query for the commit info from disk.
-	var commitInfo *types.CommitInfo
-
-	if res.Height == rs.lastCommitInfo.Version {
-		commitInfo = rs.lastCommitInfo
-	} else {
-		commitInfo, err = rs.GetCommitInfo(res.Height)
-		if err != nil {
+	info := rs.last.Load()
+	if info == nil || info.Version != res.Height {
+		if info, err = rs.GetCommitInfo(res.Height); err != nil {
 			return &types.ResponseQuery{}, err
 		}
 	}
-
-	// Restore origin path and append proof op.
-	res.ProofOps.Ops = append(res.ProofOps.Ops, commitInfo.ProofOp(storeName))
-
+	if !ours {
+		// For the last version, the SDK's multi-store uses its own commit info, which does not have
+		// the Starling stores. Replace its operator.
+		res.ProofOps.Ops = res.ProofOps.Ops[:len(res.ProofOps.Ops)-1]
+	}
+	res.ProofOps.Ops = append(res.ProofOps.Ops, info.ProofOp(name))
 	return res, nil
-}
-
-// parsePath expects a format like /<storeName>[/<subpath>]
-// Must start with /, subpath may be empty
-// Returns error if it doesn't start with /
-func parsePath(path string) (storeName, subpath string, err error) {
-	if !strings.HasPrefix(path, "/") {
-		return storeName, subpath, errorsmod.Wrapf(types.ErrUnknownRequest, "invalid path: %s", path)
-	}
-
-	paths := strings.SplitN(path[1:], "/", 2)
-	storeName = paths[0]
-
-	if len(paths) == 2 {
-		subpath = "/" + paths[1]
-	}
-
-	return storeName, subpath, nil
 }

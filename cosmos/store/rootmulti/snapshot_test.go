@@ -11,17 +11,16 @@ import (
 	"github.com/cosmos/gogoproto/proto"
 	"github.com/stretchr/testify/require"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store/metrics"
-	"cosmossdk.io/store/snapshots"
-	snapshottypes "cosmossdk.io/store/snapshots/types"
-	"cosmossdk.io/store/types"
+	"cosmossdk.io/log/v2"
+	snapshottypes "github.com/cosmos/cosmos-sdk/store/v2/snapshots/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/cosmos/store"
 )
 
-// items are a snapshot, item by item: a protoio.Writer and Reader without compression or chunks.
+// items is a list of snapshot items that implements protoio.Writer and protoio.Reader, without
+// compression or chunks.
 type items struct{ of []*snapshottypes.SnapshotItem }
 
 func (i *items) WriteMsg(m proto.Message) error {
@@ -48,22 +47,22 @@ func (i *items) clone() (c []*snapshottypes.SnapshotItem) {
 	return c
 }
 
-// snapshotKeys are stores of 1, 0 and many chunks in smallChunks.
+// snapshotKeys are the keys of stores that have 1, 0 and many chunks in smallChunks.
 var snapshotKeys = []*types.KVStoreKey{types.NewKVStoreKey("a"), types.NewKVStoreKey("empty"), types.NewKVStoreKey("many")}
 
-// smallChunks returns a multi-store with small chunks; it is empty unless it is filled.
+// smallChunks returns a multi-store with small chunks, which is empty unless filled is true.
 func smallChunks(t *testing.T, filled bool) *Store {
 	t.Helper()
-	s := NewStore(dbm.NewMemDB(), log.NewNopLogger(), metrics.NewNoOpMetrics(), Options{Dir: "starling", FS: vfs.NewMem(), ChunkBytes: 100})
+	s := NewStore(dbm.NewMemDB(), log.NewNopLogger(), Options{Dir: "starling", FS: vfs.NewMem(), ChunkBytes: 100})
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	for _, key := range snapshotKeys {
 		s.MountStoreWithDB(key, store.Type, nil)
 	}
 	require.NoError(t, s.LoadLatestVersion())
 	if filled {
-		s.GetCommitKVStore(snapshotKeys[0]).Set([]byte("key"), []byte("value"))
+		s.GetKVStore(snapshotKeys[0]).Set([]byte("key"), []byte("value"))
 		for i := range 20 {
-			s.GetCommitKVStore(snapshotKeys[2]).Set([]byte{'k', byte(i)}, bytes.Repeat([]byte{byte(i)}, i))
+			s.GetKVStore(snapshotKeys[2]).Set([]byte{'k', byte(i)}, bytes.Repeat([]byte{byte(i)}, i))
 		}
 		s.Commit()
 	}
@@ -71,13 +70,10 @@ func smallChunks(t *testing.T, filled bool) *Store {
 }
 
 func TestDamagedSnapshot(t *testing.T) {
-	if testType != store.Type {
-		t.Skip("about Starling's items")
-	}
 	source := smallChunks(t, true)
 	var good items
 	require.NoError(t, source.Snapshot(1, &good))
-	// The places of the items: a, its manifest, a chunk; empty, its manifest; many and so on.
+	// The items are: store a, its manifest, a chunk; store empty, its manifest; store many, etc.
 	const chunkOfA, empty, many, manifest, first = 2, 3, 5, 6, 7
 	require.Equal(t, "empty", good.of[empty].GetStore().GetName())
 	require.Equal(t, "many", good.of[many].GetStore().GetName())
@@ -85,7 +81,7 @@ func TestDamagedSnapshot(t *testing.T) {
 	type list = []*snapshottypes.SnapshotItem
 	for name, damage := range map[string]struct {
 		do   func(list) list
-		want string // part of the error; "": the app hash is what finds it
+		want string // part of the error; "": only the app hash detects the damage
 	}{
 		"a bit of a manifest": {func(l list) list {
 			v := l[manifest].GetIAVL().Value
@@ -94,7 +90,7 @@ func TestDamagedSnapshot(t *testing.T) {
 		}, "store \"many\""},
 		"an empty manifest":  {func(l list) list { l[manifest].GetIAVL().Value = nil; return l }, "store \"many\""},
 		"another store's":    {func(l list) list { l[manifest].GetIAVL().Value = l[1].GetIAVL().Value; return l }, "store \"many\", chunk 0"},
-		"chunks of 1 MiB":    {func(l list) list { l[empty+1].GetIAVL().Value = emptyManifest(t); return l }, "chunks of 1048576 bytes, not of 100"},
+		"chunks of 1 MiB":    {func(l list) list { l[empty+1].GetIAVL().Value = emptyManifest(t); return l }, "chunk limit of 1048576 bytes, expected 100"},
 		"a bit of a chunk":   {func(l list) list { l[first+1].GetIAVL().Value[9] ^= 4; return l }, "store \"many\", chunk 1"},
 		"a chunk is cut off": {func(l list) list { v := l[first].GetIAVL(); v.Value = v.Value[:len(v.Value)-1]; return l }, "store \"many\", chunk 0"},
 		"two chunks swapped": {func(l list) list {
@@ -102,21 +98,21 @@ func TestDamagedSnapshot(t *testing.T) {
 			a.Value, b.Value = b.Value, a.Value
 			return l
 		}, "store \"many\", chunk 0"},
-		"two items swapped": {func(l list) list { l[first], l[first+1] = l[first+1], l[first]; return l }, "item 2 where item 1 should be"},
-		"a chunk is twice":  {func(l list) list { return slices.Insert(l, first, l[first]) }, "item 1 where item 2 should be"},
+		"two items swapped": {func(l list) list { l[first], l[first+1] = l[first+1], l[first]; return l }, "item 2, expected item 1"},
+		"a chunk is twice":  {func(l list) list { return slices.Insert(l, first, l[first]) }, "item 1, expected item 2"},
 		"a chunk too many": {func(l list) list {
 			c := proto.Clone(l[chunkOfA]).(*snapshottypes.SnapshotItem)
 			c.GetIAVL().Version++
 			return slices.Insert(l, empty, c)
-		}, "has 1 chunks, not more"},
-		"the last chunk lacks": {func(l list) list { return l[:len(l)-1] }, "store \"many\""},
-		"a manifest lacks":     {func(l list) list { return slices.Delete(l, empty+1, empty+2) }, "store \"empty\" has no manifest"},
-		"a store lacks":        {func(l list) list { return l[:empty] }, "does not have Starling store"},
-		"no store":             {func(list) list { return nil }, "does not have Starling store"},
-		"a store is twice":     {func(l list) list { return append(l, l[:empty]...) }, "store \"a\" is twice"},
-		"no name":              {func(l list) list { return l[1:] }, "before store item"},
-		"an unknown name":      {func(l list) list { l[0].GetStore().Name = "other"; return l }, "cannot import into non-IAVL store \"other\""},
-		"nodes of IAVL":        {func(l list) list { l[chunkOfA].GetIAVL().Height = 0; return l }, "cannot import nodes of IAVL"},
+		}, "more than 1 chunks"},
+		"no last chunk":    {func(l list) list { return l[:len(l)-1] }, "store \"many\""},
+		"no manifest":      {func(l list) list { return slices.Delete(l, empty+1, empty+2) }, "store \"empty\" has no manifest"},
+		"stores missing":   {func(l list) list { return l[:empty] }, "does not have Starling store"},
+		"no store":         {func(list) list { return nil }, "does not have Starling store"},
+		"a store is twice": {func(l list) list { return append(l, l[:empty]...) }, "store \"a\" is twice"},
+		"no name":          {func(l list) list { return l[1:] }, "before store item"},
+		"an unknown name":  {func(l list) list { l[0].GetStore().Name = "other"; return l }, "cannot import into non-IAVL store \"other\""},
+		"nodes of IAVL":    {func(l list) list { l[chunkOfA].GetIAVL().Height = 0; return l }, "cannot import IAVL nodes"},
 		"names exchanged": {func(l list) list {
 			l[0].GetStore().Name, l[many].GetStore().Name = "many", "a"
 			return l
@@ -131,10 +127,10 @@ func TestDamagedSnapshot(t *testing.T) {
 				return
 			}
 			require.ErrorContains(t, err, damage.want)
-			// Nothing is there, and the right one is taken.
+			// Nothing was restored, and the undamaged snapshot is accepted.
 			require.Zero(t, target.LastCommitID().Version)
 			for _, key := range snapshotKeys {
-				require.False(t, target.GetCommitKVStore(key).Iterator(nil, nil).Valid())
+				require.False(t, target.GetKVStore(key).Iterator(nil, nil).Valid())
 			}
 			_, err = target.Restore(1, snapshottypes.CurrentFormat, &items{good.clone()})
 			require.NoError(t, err)
@@ -149,48 +145,3 @@ func emptyManifest(t *testing.T) []byte {
 	defer v.Release()
 	return v.Manifest().Encode()
 }
-
-// TestRestoreThroughManager: what a joiner's manager says of a stream that ends early, or has what
-// the application does not know. The next snapshot that it is offered is taken.
-func TestRestoreThroughManager(t *testing.T) {
-	want := [][]byte{{1, 2, 3}, {4, 5, 6}}
-	source := newManaged(t, 3, want...)
-	good := snapshotItems(source, 3, newExtSnapshotter(10))
-	for name, damage := range map[string]struct {
-		chunk    []byte
-		want     string
-		complete bool // what fails comes after the stores
-	}{
-		"it ends early":      {good[0][:len(good[0])/2], "unexpected EOF", false},
-		"no zlib":            {[]byte("not a stream"), "zlib: invalid header", false},
-		"an extension lacks": {snapshotItems(source, 3, renamed{newExtSnapshotter(1)})[0], "unknown extension snapshotter", true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			target := newManaged(t, 0)
-			kept, err := snapshots.NewStore(dbm.NewMemDB(), t.TempDir())
-			require.NoError(t, err)
-			manager := snapshots.NewManager(kept, opts, target, nil, log.NewNopLogger())
-			require.NoError(t, manager.RegisterExtensions(newExtSnapshotter(0)))
-			offer := func(chunk []byte) error {
-				err := manager.Restore(snapshottypes.Snapshot{Height: 3, Format: snapshottypes.CurrentFormat, Chunks: 1,
-					Metadata: snapshottypes.Metadata{ChunkHashes: checksums([][]byte{chunk})}})
-				require.NoError(t, err)
-				_, err = manager.RestoreChunk(chunk)
-				return err
-			}
-			require.ErrorContains(t, offer(damage.chunk), damage.want)
-			if damage.complete {
-				require.Equal(t, want, target.items(t))
-				return
-			}
-			require.Zero(t, target.LastCommitID().Version)
-			require.NoError(t, offer(good[0]))
-			require.Equal(t, want, target.items(t))
-			require.Equal(t, source.LastCommitID(), target.LastCommitID())
-		})
-	}
-}
-
-type renamed struct{ *extSnapshotter }
-
-func (renamed) SnapshotName() string { return "other" }

@@ -1,185 +1,151 @@
-// Copied from cosmossdk.io/store v1.1.2, rootmulti/store.go (Apache License 2.0, the Cosmos SDK's
-// authors), and changed: see doc.go.
-
 package rootmulti
 
 import (
 	"fmt"
-	"io"
-	"sort"
-	"sync"
+	"maps"
+	"sync/atomic"
 
-	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cometbft/cometbft/crypto/merkle"
 	dbm "github.com/cosmos/cosmos-db"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store/iavl"
-	"cosmossdk.io/store/metrics"
-	"cosmossdk.io/store/pruning"
-	"cosmossdk.io/store/types"
+	"cosmossdk.io/log/v2"
+	"github.com/cosmos/cosmos-sdk/store/v2/pruning"
+	"github.com/cosmos/cosmos-sdk/store/v2/rootmulti"
+	snapshottypes "github.com/cosmos/cosmos-sdk/store/v2/snapshots/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
+	"github.com/starling-kv/starling/cosmos/store"
 	"github.com/starling-kv/starling/cosmos/store/internal/disk"
 )
 
-const (
-	latestVersionKey = "s/latest"
-	commitInfoKeyFmt = "s/%d" // s/<version>
-)
+// Options are the options of the Starling stores (type store.Type). They have no effect if no such
+// store is mounted.
+type Options struct {
+	// Dir is the folder in which the stores keep their leaves. It belongs to the multi-store's
+	// database: copy and restore both together. Required.
+	Dir string
+	FS  vfs.FS // default: the operating system's
+	// ChunkBytes is the chunk limit of every tree; 0: 1 MiB. App hashes depend on it, so all nodes
+	// must use the same value and never change it.
+	ChunkBytes uint64
+	// HistoryBytes limits, for each store, the memory of the versions before the last. Beyond it
+	// the oldest versions are dropped, even if they were not pruned; 0: store.DefaultHistoryBytes.
+	HistoryBytes uint64
+	// MemoryBytes is the memory available to the whole node. A warning is logged when the stores
+	// take half of it, and an error at three quarters. 0: the minimum of GOMEMLIMIT, the cgroup
+	// limit and the machine's memory.
+	MemoryBytes uint64
+	// PinEvery is the number of heights between two states that are kept on disk for
+	// RollbackToVersion and LoadVersion; 0: 1,000. The last two such states are kept.
+	PinEvery int64
 
-const iavlDisablefastNodeDefault = false
-
-// keysFromStoreKeyMap returns a slice of keys for the provided map lexically sorted by
-// StoreKey.Name()
-func keysFromStoreKeyMap[V any](m map[types.StoreKey]V) []types.StoreKey {
-	keys := make([]types.StoreKey, 0, len(m))
-	for key := range m {
-		keys = append(keys, key)
-	}
-	sort.Slice(keys, func(i, j int) bool {
-		ki, kj := keys[i], keys[j]
-		return ki.Name() < kj.Name()
-	})
-	return keys
+	flushBlocks int // disk.Options.FlushBlocks, for tests
 }
 
-// Store is composed of many CommitStores. Name contrasts with
-// cacheMultiStore which is used for branching other MultiStores. It implements
-// the CommitMultiStore interface.
-type Store struct {
-	db                  dbm.DB
-	logger              log.Logger
-	lastCommitInfo      *types.CommitInfo
-	pruningManager      *pruning.Manager
-	iavlCacheSize       int
-	iavlDisableFastNode bool
-	// iavlSyncPruning should rarely be set to true.
-	// The Prune command will automatically set this to true.
-	// This allows the prune command to wait for the pruning to finish before returning.
-	iavlSyncPruning   bool
-	storesParams      map[types.StoreKey]storeParams
-	stores            map[types.StoreKey]types.CommitKVStore
-	keysByName        map[string]types.StoreKey
-	initialVersion    int64
-	removalMap        map[types.StoreKey]bool
-	traceWriter       io.Writer
-	traceContext      types.TraceContext
-	traceContextMutex sync.Mutex
-	interBlockCache   types.MultiStorePersistentCache
-	listeners         map[types.StoreKey]*types.MemoryListener
-	metrics           metrics.StoreMetrics
-	commitHeader      cmtproto.Header
+type (
+	sdkStore = rootmulti.Store
+	starling = store.Store
+)
 
-	// Of the Starling stores:
+// Store is a types.CommitMultiStore. Its concurrency rules are those of the SDK's multi-store: one
+// goroutine changes and commits it, while others may query it and take snapshots.
+type Store struct {
+	// sdkStore has all stores except the Starling stores. Its pruning is "nothing" because this
+	// package decides what is pruned. Its commit info in memory does not have the Starling stores.
+	*sdkStore
+
+	db      *database
+	logger  log.Logger
 	options Options
-	disk    *disk.Disk // nil: none was mounted yet when a version was loaded
-	flushed int64      // the last version whose commit info is on disk
-	pruned  int64      // up to which PruneStores pruned since the last commit; 0: it did not
+	pruning *pruning.Manager
+
+	mounted        map[string]types.StoreKey // keys of the Starling stores, by name
+	stores         map[types.StoreKey]*starling
+	leaving        map[types.StoreKey]bool // stores of any type that the next commit removes
+	initialVersion int64
+	last           atomic.Pointer[types.CommitInfo] // has all stores; nil: nothing was loaded
+
+	listeners map[types.StoreKey]*types.MemoryListener
+
+	disk    *disk.Disk // nil: no Starling store was mounted when a version was loaded
+	flushed int64      // last version whose commit info is on disk
+	pruned  int64      // height pruned in memory, not yet passed to disk.Prune; 0: none
 	memory  memoryWatch
 }
 
 var (
-	_ types.CommitMultiStore = (*Store)(nil)
-	_ types.Queryable        = (*Store)(nil)
+	_ types.CommitMultiStore          = (*Store)(nil)
+	_ types.Queryable                 = (*Store)(nil)
+	_ snapshottypes.SnapshotAnnouncer = (*Store)(nil)
 )
 
-// NewStore returns a reference to a new Store object with the provided DB. The
-// store will be created with a PruneNothing pruning strategy by default. After
-// a store is created, KVStores must be mounted and finally LoadLatestVersion or
-// LoadVersion must be called.
-func NewStore(db dbm.DB, logger log.Logger, metricGatherer metrics.StoreMetrics, options Options) *Store {
+// NewStore returns a multi-store over a database, without stores and with pruning "nothing". The
+// caller mounts stores, loads a version, and calls Close at the end.
+func NewStore(db dbm.DB, logger log.Logger, options Options) *Store {
+	wrapped := &database{DB: db}
 	return &Store{
-		db:                  db,
-		logger:              logger,
-		iavlCacheSize:       iavl.DefaultIAVLCacheSize,
-		iavlDisableFastNode: iavlDisablefastNodeDefault,
-		storesParams:        make(map[types.StoreKey]storeParams),
-		stores:              make(map[types.StoreKey]types.CommitKVStore),
-		keysByName:          make(map[string]types.StoreKey),
-		listeners:           make(map[types.StoreKey]*types.MemoryListener),
-		removalMap:          make(map[types.StoreKey]bool),
-		pruningManager:      pruning.NewManager(db, logger),
-		metrics:             metricGatherer,
-		options:             options,
+		sdkStore:  rootmulti.NewStore(wrapped, logger),
+		db:        wrapped,
+		logger:    logger,
+		options:   options,
+		pruning:   pruning.NewManager(db, logger),
+		mounted:   map[string]types.StoreKey{},
+		listeners: map[types.StoreKey]*types.MemoryListener{},
 	}
 }
 
-// SetMetrics sets the metrics gatherer for the store package
-func (rs *Store) SetMetrics(metrics metrics.StoreMetrics) {
-	rs.metrics = metrics
+// Close flushes the Starling stores to their folder and closes the folder. It does not close the
+// multi-store's database or the IAVL stores. A process that exits without calling Close loses no
+// data.
+func (rs *Store) Close() error {
+	if rs.disk == nil {
+		return nil
+	}
+	d := rs.disk
+	rs.disk = nil
+	return d.Close()
 }
 
-func (rs *Store) SetIAVLCacheSize(cacheSize int) {
-	rs.iavlCacheSize = cacheSize
-}
-
-func (rs *Store) SetIAVLDisableFastNode(disableFastNode bool) {
-	rs.iavlDisableFastNode = disableFastNode
-}
-
-// GetStoreType implements Store.
-func (rs *Store) GetStoreType() types.StoreType {
-	return types.StoreTypeMulti
-}
-
-// MountStoreWithDB implements CommitMultiStore.
+// MountStoreWithDB implements types.CommitMultiStore. For a store of type store.Type, db is
+// ignored: the store uses the multi-store's database and folder.
 func (rs *Store) MountStoreWithDB(key types.StoreKey, typ types.StoreType, db dbm.DB) {
-	if key == nil {
-		panic("MountIAVLStore() key cannot be nil")
+	if key != nil && rs.mounted[key.Name()] != nil {
+		panic(fmt.Errorf("store %q is already mounted", key.Name()))
 	}
-	if _, ok := rs.storesParams[key]; ok {
-		panic(fmt.Sprintf("store duplicate store key %v", key))
+	if key == nil || typ != store.Type {
+		rs.sdkStore.MountStoreWithDB(key, typ, db)
+		return
 	}
-	if _, ok := rs.keysByName[key.Name()]; ok {
-		panic(fmt.Sprintf("store duplicate store key name %v", key))
+	if rs.sdkStore.StoreKeysByName()[key.Name()] != nil {
+		panic(fmt.Errorf("store %q is already mounted", key.Name()))
 	}
-	rs.storesParams[key] = newStoreParams(key, db, typ, 0)
-	rs.keysByName[key.Name()] = key
+	rs.mounted[key.Name()] = key
 }
 
-// GetCommitStore returns a mounted CommitStore for a given StoreKey. If the
-// store is wrapped in an inter-block cache, it will be unwrapped before returning.
-func (rs *Store) GetCommitStore(key types.StoreKey) types.CommitStore {
-	return rs.GetCommitKVStore(key)
-}
-
-// GetCommitKVStore returns a mounted CommitKVStore for a given StoreKey. If the
-// store is wrapped in an inter-block cache, it will be unwrapped before returning.
-func (rs *Store) GetCommitKVStore(key types.StoreKey) types.CommitKVStore {
-	// If the Store has an inter-block cache, first attempt to lookup and unwrap
-	// the underlying CommitKVStore by StoreKey. If it does not exist, fallback to
-	// the main mapping of CommitKVStores.
-	if rs.interBlockCache != nil {
-		if store := rs.interBlockCache.Unwrap(key); store != nil {
-			return store
-		}
-	}
-
-	return rs.stores[key]
-}
-
-// StoreKeysByName returns mapping storeNames -> StoreKeys
+// StoreKeysByName returns the keys of all stores.
 func (rs *Store) StoreKeysByName() map[string]types.StoreKey {
-	return rs.keysByName
+	all := maps.Clone(rs.sdkStore.StoreKeysByName())
+	maps.Copy(all, rs.mounted)
+	return all
 }
 
-// SetInterBlockCache sets the Store's internal inter-block (persistent) cache.
-// When this is defined, all CommitKVStores will be wrapped with their respective
-// inter-block cache.
-func (rs *Store) SetInterBlockCache(c types.MultiStorePersistentCache) {
-	rs.interBlockCache = c
-}
-
-// GetStore returns a mounted Store for a given StoreKey. If the StoreKey does
-// not exist, it will panic. If the Store is wrapped in an inter-block cache, it
-// will be unwrapped prior to being returned.
-//
-// TODO: This isn't used directly upstream. Consider returning the Store as-is
-// instead of unwrapping.
+// GetStore implements types.MultiStore.
 func (rs *Store) GetStore(key types.StoreKey) types.Store {
-	store := rs.GetCommitKVStore(key)
-	if store == nil {
-		panic(fmt.Sprintf("store does not exist for key: %s", key.Name()))
+	if s := rs.stores[key]; s != nil {
+		return s
 	}
-
-	return store
+	return rs.sdkStore.GetStore(key)
 }
+
+// GetStoreByName returns the store with a name, or nil if no store has that name.
+func (rs *Store) GetStoreByName(name string) types.Store {
+	if s := rs.stores[rs.mounted[name]]; s != nil {
+		return s
+	}
+	return rs.sdkStore.GetStoreByName(name)
+}
+
+// DefaultProofRuntime returns a runtime that verifies the proofs of IAVL stores and of Starling
+// stores.
+func DefaultProofRuntime() *merkle.ProofRuntime { return store.ProofRuntime() }

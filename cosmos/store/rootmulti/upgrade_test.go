@@ -9,17 +9,16 @@ import (
 	dbm "github.com/cosmos/cosmos-db"
 	"github.com/stretchr/testify/require"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store/metrics"
-	pruningtypes "cosmossdk.io/store/pruning/types"
-	"cosmossdk.io/store/snapshots"
-	snapshottypes "cosmossdk.io/store/snapshots/types"
-	"cosmossdk.io/store/types"
+	"cosmossdk.io/log/v2"
+	pruningtypes "github.com/cosmos/cosmos-sdk/store/v2/pruning/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/snapshots"
+	snapshottypes "github.com/cosmos/cosmos-sdk/store/v2/snapshots/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/cosmos/store"
 )
 
-// home is where a node of one binary after the other runs.
+// home is the home of a node on which different binaries run one after another.
 type home struct {
 	t    *testing.T
 	db   *dbm.MemDB
@@ -30,9 +29,6 @@ type home struct {
 
 func newHome(t *testing.T) *home {
 	t.Helper()
-	if testType != store.Type {
-		t.Skip("it mounts stores of both types")
-	}
 	return &home{t: t, db: dbm.NewMemDB(), fs: vfs.NewMem()}
 }
 
@@ -40,7 +36,7 @@ func newHome(t *testing.T) *home {
 func (h *home) start(upgrades *types.StoreUpgrades, names ...string) error {
 	h.t.Helper()
 	h.stop()
-	h.ms = NewStore(h.db, log.NewNopLogger(), metrics.NewNoOpMetrics(), Options{Dir: "starling", FS: h.fs, PinEvery: 7, flushBlocks: 3})
+	h.ms = NewStore(h.db, log.NewNopLogger(), Options{Dir: "starling", FS: h.fs, PinEvery: 7, flushBlocks: 3})
 	h.ms.SetPruning(pruningtypes.NewPruningOptions(pruningtypes.PruningNothing))
 	h.keys = map[string]types.StoreKey{"iavl": types.NewKVStoreKey("iavl")}
 	h.ms.MountStoreWithDB(h.keys["iavl"], types.StoreTypeIAVL, nil)
@@ -59,7 +55,7 @@ func (h *home) stop() {
 	}
 }
 
-// blocks commits n, each of which changes all stores.
+// blocks commits n blocks, each of which changes all stores.
 func (h *home) blocks(n int, mark string) {
 	for range n {
 		for _, key := range h.keys {
@@ -72,10 +68,10 @@ func (h *home) blocks(n int, mark string) {
 	}
 }
 
-// prune commits a block, and leaves two pins and no records that lead to the first.
+// prune prunes and commits a block, so that two pins remain and no records lead to the first pin.
 func (h *home) prune(names ...string) {
 	h.t.Helper()
-	require.NoError(h.t, h.start(nil, names...)) // so that the pins are made
+	require.NoError(h.t, h.start(nil, names...)) // the restart creates the pins
 	require.NoError(h.t, h.ms.PruneStores(h.ms.LatestVersion()-2))
 	h.blocks(1, "p")
 }
@@ -90,8 +86,8 @@ func (h *home) contents(name string) map[string]string {
 	return all
 }
 
-// TestComeBack: a store that was removed, and later comes back, begins with nothing, at every
-// start.
+// TestComeBack checks that a store that was removed and later added again starts empty, and that
+// this also holds after restarts.
 func TestComeBack(t *testing.T) {
 	for _, others := range [][]string{nil, {"other"}} {
 		for _, between := range []int{0, 1, 5} {
@@ -114,7 +110,7 @@ func TestComeBack(t *testing.T) {
 						require.NoError(t, h.start(nil, both...))
 						require.Equal(t, id, h.ms.LastCommitID())
 						require.Equal(t, want, h.contents("comes"))
-						for v := range id.Version - int64(after) { // those of the other life
+						for v := range id.Version - int64(after) { // from before the removal
 							require.False(t, h.ms.GetKVStore(h.keys["comes"]).(*store.Store).VersionExists(v+1))
 						}
 					}
@@ -124,7 +120,7 @@ func TestComeBack(t *testing.T) {
 					h.blocks(2, "e")
 					require.NoError(t, h.start(nil, both...))
 
-					// Back over all of it, with the first binary.
+					// Roll back to a version before the removal, with the first binary.
 					require.Error(t, h.ms.RollbackToVersion(id.Version-int64(after)))
 					require.NoError(t, h.start(&types.StoreUpgrades{Added: []string{"comes"}}, both...))
 					h.blocks(1, "f")
@@ -141,7 +137,8 @@ func TestComeBack(t *testing.T) {
 	}
 }
 
-// TestComeBackAfterLoss: the same where nothing leads any more to what the removed store had.
+// TestComeBackAfterLoss is TestComeBack without the records and pins that lead to the content of
+// the removed store.
 func TestComeBackAfterLoss(t *testing.T) {
 	h := newHome(t)
 	require.NoError(t, h.start(nil, "comes"))
@@ -152,7 +149,7 @@ func TestComeBackAfterLoss(t *testing.T) {
 	added := &types.StoreUpgrades{Added: []string{"comes"}}
 	require.NoError(t, h.start(added, "comes"))
 	h.blocks(1, "c")
-	require.Error(t, h.ms.RollbackToVersion(21), "it is not there")
+	require.Error(t, h.ms.RollbackToVersion(21), "version 21 cannot be loaded any more")
 	require.NoError(t, h.start(added, "comes"))
 	h.blocks(2, "d")
 	id, want := h.ms.LastCommitID(), h.contents("comes")
@@ -164,8 +161,8 @@ func TestComeBackAfterLoss(t *testing.T) {
 	h.stop()
 }
 
-// TestRollBackOverRename: the binary that knows the new name rolls back to a version that has the
-// old one, and the older binary continues from there.
+// TestRollBackOverRename checks that a binary with a store's new name rolls back to a version with
+// the old name, and that the older binary continues from there.
 func TestRollBackOverRename(t *testing.T) {
 	h := newHome(t)
 	require.NoError(t, h.start(nil, "old"))
@@ -175,14 +172,15 @@ func TestRollBackOverRename(t *testing.T) {
 	require.NoError(t, h.start(&types.StoreUpgrades{Renamed: []types.StoreRename{{OldKey: "old", NewKey: "new"}}}, "new"))
 	h.keys = map[string]types.StoreKey{"new": h.keys["new"]}
 	h.blocks(9, "b")
-	require.Error(t, h.ms.RollbackToVersion(id.Version), "the new name is not there")
+	require.Error(t, h.ms.RollbackToVersion(id.Version), "the new name is not in that version")
 	require.NoError(t, h.start(nil, "old"))
 	require.Equal(t, id, h.ms.LastCommitID())
 	require.Equal(t, want, h.contents("old"))
 	h.stop()
 }
 
-// TestCommitAgain: after LoadVersion, each version up to the last one is what it was.
+// TestCommitAgain checks that after LoadVersion, the versions up to the last one can only be
+// committed with the same content.
 func TestCommitAgain(t *testing.T) {
 	h := newHome(t)
 	require.NoError(t, h.start(nil, "s"))
@@ -206,7 +204,7 @@ func TestCommitAgain(t *testing.T) {
 	h.stop()
 }
 
-// TestRollBackAfterRestore: a restored node reaches back to the version that was restored.
+// TestRollBackAfterRestore checks that a restored node can roll back to the restored version.
 func TestRollBackAfterRestore(t *testing.T) {
 	from, to := newHome(t), newHome(t)
 	require.NoError(t, from.start(nil, "s"))

@@ -12,10 +12,9 @@ import (
 	dbm "github.com/cosmos/cosmos-db"
 	"github.com/stretchr/testify/require"
 
-	"cosmossdk.io/log"
-	"cosmossdk.io/store/metrics"
-	snapshottypes "cosmossdk.io/store/snapshots/types"
-	"cosmossdk.io/store/types"
+	"cosmossdk.io/log/v2"
+	snapshottypes "github.com/cosmos/cosmos-sdk/store/v2/snapshots/types"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/cosmos/store"
 )
@@ -24,7 +23,7 @@ const vectorsFile = "../testdata/snapshots.json"
 
 var update = flag.Bool("update", false, "write "+vectorsFile)
 
-// hexBytes are in hex in JSON.
+// hexBytes is encoded as a hexadecimal string in JSON.
 type hexBytes []byte
 
 func (b hexBytes) MarshalText() ([]byte, error) { return []byte(hex.EncodeToString(b)), nil }
@@ -37,11 +36,11 @@ func (b *hexBytes) UnmarshalText(text []byte) (err error) {
 // vector is a multi-store and its snapshot (docs/spec/cosmosstore.md#snapshots).
 type vector struct {
 	Name       string        `json:"name"`
-	Height     int64         `json:"height"` // of the only commit
+	Height     int64         `json:"height"` // height of the only commit
 	ChunkBytes uint64        `json:"chunk_bytes"`
 	Stores     []vectorStore `json:"stores"`
 	AppHash    hexBytes      `json:"app_hash"`
-	Items      []hexBytes    `json:"items"` // SnapshotItem messages, without the stream's lengths
+	Items      []hexBytes    `json:"items"` // SnapshotItem messages, without length prefixes
 }
 
 type vectorStore struct {
@@ -52,7 +51,7 @@ type vectorStore struct {
 
 type vectorEntry struct {
 	Key   hexBytes `json:"key"`
-	Value hexBytes `json:"value"` // as the application has it, not as it is stored
+	Value hexBytes `json:"value"` // the application's value, not the stored form
 }
 
 func vectors() []vector {
@@ -71,7 +70,7 @@ func vectors() []vector {
 
 // mount returns an empty multi-store for a vector.
 func (v *vector) mount(t *testing.T) *Store {
-	s := NewStore(dbm.NewMemDB(), log.NewNopLogger(), metrics.NewNoOpMetrics(), Options{Dir: "starling", FS: vfs.NewMem(), ChunkBytes: v.ChunkBytes})
+	s := NewStore(dbm.NewMemDB(), log.NewNopLogger(), Options{Dir: "starling", FS: vfs.NewMem(), ChunkBytes: v.ChunkBytes})
 	t.Cleanup(func() { require.NoError(t, s.Close()) })
 	for _, of := range v.Stores {
 		s.MountStoreWithDB(types.NewKVStoreKey(of.Name), store.Type, nil)
@@ -80,7 +79,7 @@ func (v *vector) mount(t *testing.T) *Store {
 	return s
 }
 
-// fill sets what follows from the leaves, with the code under test.
+// fill computes the other fields from the leaves, with the code under test.
 func (v *vector) fill(t *testing.T) {
 	s := v.mount(t)
 	require.NoError(t, s.SetInitialVersion(v.Height))
@@ -103,9 +102,6 @@ func (v *vector) fill(t *testing.T) {
 }
 
 func TestSnapshotVectors(t *testing.T) {
-	if testType != store.Type {
-		t.Skip("about Starling's items")
-	}
 	made := vectors()
 	for i := range made {
 		made[i].fill(t)

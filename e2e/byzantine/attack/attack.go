@@ -1,14 +1,14 @@
-// Package attack makes a node a burden to its peers, who did not ask for anything.
+// Package attack attacks a node's peers without being asked.
 //
-//	             ┌─ babble   p2p messages that make no sense        ─┐ over the p2p connections that the node has
-//	             ├─ spam     transactions that are not valid        ─┘
-//	Attack.Run ──┼─ flood    transport requests, a window full      ─── over connections under names of its own making
+//	             ┌─ babble   meaningless p2p messages               ─┐ over the p2p connections that the node has
+//	             ├─ spam     invalid transactions                   ─┘
+//	Attack.Run ──┼─ flood    transport requests, a window full      ─── over connections with node IDs of its own making
 //	             ├─ connect  sockets: held, half open, closed       ─┐ to the ports of p2p, transport and RPC
-//	             └─ garbage  bytes that are no handshake            ─┘
+//	             └─ garbage  bytes that are not a handshake         ─┘
 //
-// All of it is bounded, so that it shows whether its victims' limits hold and not whose machine is
-// larger: rates and the number of sockets are constants below. Nobody is attacked but whom Options
-// name, on loopback and private addresses.
+// Rates and numbers of sockets are bounded by the constants below, so that an attack tests the
+// limits of its victims and not the size of the machine. Only hosts in Options are attacked, and
+// only on loopback and private addresses.
 package attack
 
 import (
@@ -24,12 +24,13 @@ import (
 	"github.com/cometbft/cometbft/p2p"
 
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/transport"
 )
 
 // Bounds of an attack, over all targets.
 const (
-	maxSockets   = 1000 // open at a time, of Connect
+	maxSockets   = 1000 // open at a time, in mode Connect
 	connectsRate = 60   // a second
 	garbageRate  = 20   // connections a second
 	babbleRate   = 20   // messages a second to each peer
@@ -39,14 +40,14 @@ const (
 
 const (
 	dialTimeout = 5 * time.Second
-	pause       = time.Second // after something went wrong
+	pause       = time.Second // after an error
 )
 
-// portOffset is what lies between the ports of p2p and of the transport (docs/spec/transport.md
-// leaves it to the operator; this is the default).
+// portOffset is the default difference between the ports of p2p and of the transport
+// (docs/spec/transport.md leaves it to the operator).
 const portOffset = 10
 
-// Options say what is done, and to whom.
+// Options select the attacks and their targets.
 type Options struct {
 	Set     liar.Set
 	Seed    uint64
@@ -54,12 +55,12 @@ type Options struct {
 	Targets []Target
 	RPC     []string          // RPC servers, host:port, for Connect and Garbage
 	From    net.IP            // source address of all sockets; nil: the system's choice
-	Peers   func() []p2p.Peer // whom the node is connected with, for Babble and Spam
-	// hears now and then, and at the end, how much was done; nil: nobody
+	Peers   func() []p2p.Peer // peers that the node is connected to, for Babble and Spam
+	// called now and then, and at the end, with the counts so far; may be nil
 	Report func(counts string)
 }
 
-// Target is a peer's ports, host:port each.
+// Target has the addresses of a peer's ports, as host:port.
 type Target struct {
 	P2P, Transport string
 }
@@ -92,7 +93,7 @@ func ParseTargets(ctx context.Context, peers string) ([]Target, error) {
 	return targets, nil
 }
 
-// CheckHost refuses a host that could be somebody else's.
+// CheckHost refuses a host with a public address, which could belong to somebody else.
 func CheckHost(ctx context.Context, host string) error {
 	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	if err != nil {
@@ -106,7 +107,7 @@ func CheckHost(ctx context.Context, host string) error {
 	return nil
 }
 
-// Attack is one node's.
+// Attack is the attack of one node.
 type Attack struct {
 	o Options
 
@@ -132,21 +133,21 @@ func (a *Attack) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// report tells what was done.
+// report reports the counts.
 func (a *Attack) report(ctx context.Context) {
-	for sleep(ctx, 10*time.Second) == nil {
+	for sleep.For(ctx, 10*time.Second) == nil {
 		a.o.Report(a.Counts())
 	}
 	a.o.Report(a.Counts())
 }
 
-// Counts says how much was done.
+// Counts returns a line with the counts of all attacks.
 func (a *Attack) Counts() string {
 	return fmt.Sprintf("%d p2p messages, %d transactions, %d transport requests (%d answered), %d connections, %d of them with garbage",
 		a.messages.Load(), a.txs.Load(), a.requests.Load(), a.answers.Load(), a.connects.Load(), a.garbage.Load())
 }
 
-// ports are all that can be connected to.
+// ports returns all addresses that can be connected to.
 func (a *Attack) ports() []string {
 	var ports []string
 	for _, t := range a.o.Targets {
@@ -162,15 +163,4 @@ func (a *Attack) dial(ctx context.Context, hostPort string) (net.Conn, error) {
 		d.LocalAddr = &net.TCPAddr{IP: a.o.From}
 	}
 	return d.DialContext(ctx, "tcp", hostPort)
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -36,7 +36,7 @@ func TestParseTargets(t *testing.T) {
 	}
 }
 
-// No transaction of Spam may ever be valid, whatever the seed.
+// No transaction of Spam may be valid, whatever the seed.
 func TestSpamIsNeverValid(t *testing.T) {
 	a := New(Options{ChainID: chain})
 	kinds := map[tx.Code]int{}
@@ -59,7 +59,7 @@ func TestSpamIsNeverValid(t *testing.T) {
 	require.Greater(t, len(kinds), 2)
 }
 
-// Nonsense passes for a message until somebody looks at what it says.
+// The messages of nonsense are well-formed.
 func TestNonsenseIsWellFormed(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 1))
 	for n := range 80 {
@@ -77,12 +77,12 @@ func TestNonsenseIsWellFormed(t *testing.T) {
 	require.Equal(t, "anything", string(encoded))
 }
 
-// hears is a peer that counts what it is sent.
+// hears is a peer that counts the messages sent to it.
 type hears struct {
 	p2p.Peer
 	mu   sync.Mutex
 	got  map[byte]int
-	done chan struct{} // closed when there was enough
+	done chan struct{} // closed when enough have come
 }
 
 func (h *hears) TrySend(e p2p.Envelope) bool {
@@ -109,7 +109,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// victim counts what comes, and ends the attack when it was enough.
+// victim counts requests and connections, and ends the attack after enough of them.
 type victim struct {
 	mu     sync.Mutex
 	counts map[string]int
@@ -135,7 +135,7 @@ func TestFlood(t *testing.T) {
 		Handler: transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
 			v.count("request")
 			if r.Method == liar.MethodPeers {
-				// the patient ones must not keep all workers
+				// the calls that wait must not occupy all workers
 				waits, over := context.WithTimeout(ctx, 100*time.Millisecond)
 				defer over()
 				<-waits.Done()
@@ -155,8 +155,8 @@ func TestFlood(t *testing.T) {
 	require.NotZero(t, a.answers.Load())
 }
 
-// Sockets are opened in every way and every kind of garbage comes, and all are closed when the
-// attack is over.
+// Sockets are opened in every mode, every kind of garbage arrives, and all sockets are closed when
+// the attack is over.
 func TestSockets(t *testing.T) {
 	for _, mode := range []liar.Mode{liar.Connect, liar.Garbage} {
 		ctx, cancel := context.WithCancel(t.Context())

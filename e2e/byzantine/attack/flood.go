@@ -12,20 +12,22 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
 const (
-	floodConns = 4 // to each target, each under another name
-	// at a time on each: more than the window that a node grants, so that it is always full
+	floodConns = 4 // connections to each target, each with another node ID
+	// calls at a time on each connection: more than the window that a node grants, so that it is
+	// always full
 	floodCalls   = 24
-	floodAnswers = 64 << 10 // bytes of an answer that are taken, the rest is cancelled
+	floodAnswers = 64 << 10 // longest answer that is accepted; longer ones are cancelled
 	floodWait    = 20 * time.Second
 	floodHurry   = 5 * time.Millisecond // after which every fourth request is cancelled
 )
 
-// flood asks the targets' transports for whatever there is, and for what there is not.
+// flood sends the targets' transports requests for existing and missing data.
 func (a *Attack) flood(ctx context.Context) {
 	pace := rate.NewLimiter(floodRate, floodRate/10)
 	var wg sync.WaitGroup
@@ -37,7 +39,7 @@ func (a *Attack) flood(ctx context.Context) {
 	wg.Wait()
 }
 
-// floodOver keeps one connection, and opens another where that was closed.
+// floodOver keeps one connection open, and replaces it when it was closed.
 func (a *Attack) floodOver(ctx context.Context, hostPort string, stream uint64, pace *rate.Limiter) {
 	for n := uint64(0); ctx.Err() == nil; n++ {
 		var seed [ed25519.SeedSize]byte
@@ -57,11 +59,11 @@ func (a *Attack) floodOver(ctx context.Context, hostPort string, stream uint64, 
 			wg.Wait()
 			conn.Close()
 		}
-		_ = sleep(ctx, pause)
+		_ = sleep.For(ctx, pause)
 	}
 }
 
-// ask asks one thing after another until the connection is over.
+// ask sends one request after another until the connection ends.
 func (a *Attack) ask(ctx context.Context, conn transport.Conn, random *rand.Rand, newest *atomic.Uint64, pace *rate.Limiter) {
 	for n := 0; pace.Wait(ctx) == nil; n++ {
 		select {
@@ -89,15 +91,15 @@ func (a *Attack) ask(ctx context.Context, conn transport.Conn, random *rand.Rand
 	}
 }
 
-// request is any request of docs/spec/transport.md, about a height that is or is not there, or of
-// the wrong form.
+// request returns a random request of docs/spec/transport.md, for an existing or a missing height,
+// or of an invalid form.
 func request(random *rand.Rand, newest uint64) transport.Call {
 	call := transport.Call{Method: transport.Method(1 + random.IntN(10)), Max: floodAnswers}
 	height := random.Uint64N(newest + 2)
 	switch random.IntN(8) {
 	case 0:
 		height = random.Uint64()
-	case 1: // of the wrong form, and as long as it may be now and then
+	case 1: // of an invalid form, and sometimes of the greatest length
 		call.Body = make([]byte, random.IntN(64)*random.IntN(64))
 		if random.IntN(16) == 0 {
 			call.Body = make([]byte, transport.MaxBody)

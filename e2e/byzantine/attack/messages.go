@@ -24,13 +24,13 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// channels are those of p2p: CometBFT's, and ours (node, addressChannel).
+// channels are the channels of p2p: CometBFT's, and ours (node, addressChannel).
 var channels = []byte{
 	consensus.StateChannel, consensus.DataChannel, consensus.VoteChannel, consensus.VoteSetBitsChannel, mempool.MempoolChannel,
 	evidence.EvidenceChannel, blocksync.BlocksyncChannel, statesync.SnapshotChannel, statesync.ChunkChannel, 0x7a,
 }
 
-// raw is a message that is whatever it is.
+// raw is a message with arbitrary bytes.
 type raw []byte
 
 func (*raw) Reset()                     {}
@@ -47,12 +47,12 @@ func (a *Attack) everyPeer(ctx context.Context, perSecond rate.Limit, send func(
 	}
 }
 
-// garbageEvery is how many messages of Babble there are to one that cannot be decoded, for which
+// One of every garbageEvery messages of Babble cannot be decoded, for which
 // CometBFT drops the peer.
 const garbageEvery = 100
 
-// babble sends messages that a peer can read and that mean nothing, and at times some that it
-// cannot. CometBFT drops who sends those; the node dials again.
+// babble sends well-formed messages without meaning, and sometimes one that cannot be decoded.
+// CometBFT drops a peer that sends one of those; the node dials again.
 func (a *Attack) babble(ctx context.Context) {
 	random := rand.New(rand.NewPCG(a.o.Seed, 2))
 	a.everyPeer(ctx, babbleRate, func(n int, peer p2p.Peer) {
@@ -67,7 +67,7 @@ func (a *Attack) babble(ctx context.Context) {
 	})
 }
 
-// nonsense is a message that passes CometBFT's own checks of its form.
+// nonsense returns a message that passes CometBFT's own checks of its form.
 func nonsense(n int, random *rand.Rand) (byte, proto.Message) {
 	height, round := random.Int64N(1<<40)+1, random.Int32N(1<<20)
 	id := cmtproto.BlockID{Hash: randomBytes(random, 32), PartSetHeader: cmtproto.PartSetHeader{Total: 1, Hash: randomBytes(random, 32)}}
@@ -99,15 +99,15 @@ func nonsense(n int, random *rand.Rand) (byte, proto.Message) {
 }
 
 const (
-	spamBatch = 5   // transactions in a message
+	spamBatch = 5   // transactions in each message
 	spamValue = 200 // bytes
-	// bytes of a transaction that is mostly nothing, in every hundredth message
+	// length of a transaction of zero bytes, in every spamLongBy-th message
 	spamLong   = 1 << 20
 	spamLongBy = 100
 )
 
 // spam gossips transactions that no honest node would: each costs its peers a check, most of them a
-// signature's.
+// check of a signature.
 func (a *Attack) spam(ctx context.Context) {
 	random := rand.New(rand.NewPCG(a.o.Seed, 3))
 	a.everyPeer(ctx, spamRate, func(n int, peer p2p.Peer) {
@@ -125,7 +125,8 @@ func (a *Attack) spam(ctx context.Context) {
 	})
 }
 
-// invalid is a transaction that is refused on any chain: by its form, its signature, or its nonce.
+// invalid returns a transaction that is refused on any chain: by its form, its signature, or its
+// nonce.
 func (a *Attack) invalid(random *rand.Rand) []byte {
 	kind := random.IntN(4)
 	if kind == 0 {
@@ -140,7 +141,7 @@ func (a *Attack) invalid(random *rand.Rand) []byte {
 	body := &tx.Body{Nonce: 1<<40 + random.Uint64N(1<<40), Operations: []tx.Operation{put}}
 	signed, err := tx.Sign(key, chain, body)
 	if err != nil {
-		panic(err) // its own form is right
+		panic(err) // the body is valid
 	}
 	if kind == 2 {
 		signed[len(signed)-1] ^= 1 // the last byte is the signature's, which follows the body

@@ -14,13 +14,13 @@ import (
 )
 
 const (
-	holdFor    = 30 * time.Second // longer than any handshake may take
-	listenFor  = 5 * time.Second  // for what a victim says to garbage
-	longHeader = 1 << 20          // bytes of an HTTP header without an end
+	holdFor    = 30 * time.Second // longer than the limit of any handshake
+	listenFor  = 5 * time.Second  // wait for a victim's answer to garbage
+	longHeader = 1 << 20          // bytes of an endless HTTP header
 )
 
-// connect opens connections without end, maxSockets at a time: one is closed at once, the next
-// held, the next held after half a handshake.
+// connect opens connections in an endless loop, at most maxSockets at a time: one is closed at
+// once, the next is held, the next is held after half a handshake.
 func (a *Attack) connect(ctx context.Context) {
 	ports := a.ports()
 	if len(ports) == 0 {
@@ -53,7 +53,7 @@ func (a *Attack) connect(ctx context.Context) {
 	}
 }
 
-// hold opens a connection, sends bytes, and closes it after a while, or when the other side does.
+// hold opens a connection, sends bytes, and closes it after atMost, or when the other side does.
 func (a *Attack) hold(ctx context.Context, port string, send []byte, atMost time.Duration) {
 	c, err := a.dial(ctx, port)
 	if err != nil {
@@ -68,10 +68,10 @@ func (a *Attack) hold(ctx context.Context, port string, send []byte, atMost time
 	if _, err := c.Write(send); err != nil {
 		return
 	}
-	_, _ = io.Copy(io.Discard, c) // until one side has had enough: that is all that is of interest
+	_, _ = io.Copy(io.Discard, c) // until one side closes; the bytes are ignored
 }
 
-// throwGarbage sends what is no handshake to every port, in turn.
+// throwGarbage sends bytes that are not a handshake to every port, in turn.
 func (a *Attack) throwGarbage(ctx context.Context) {
 	ports := a.ports()
 	if len(ports) == 0 {
@@ -90,7 +90,7 @@ func (a *Attack) throwGarbage(ctx context.Context) {
 	}
 }
 
-// makeGarbage returns the bytes of a kind, of which there are a handful.
+// makeGarbage returns bytes of one of seven kinds.
 func makeGarbage(kind int, random *rand.Rand) []byte {
 	switch kind % 7 {
 	case 0:
@@ -115,13 +115,13 @@ func makeGarbage(kind int, random *rand.Rand) []byte {
 	}
 }
 
-// clientHello is what a TLS client sends first.
+// clientHello returns the first message of a TLS client.
 func clientHello() []byte {
 	here, there := net.Pipe()
 	defer there.Close()
 	go func() {
 		defer here.Close()
-		client := tls.Client(here, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // nobody answers: it is for its first message
+		client := tls.Client(here, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // only the first message is needed; there is no answer
 		_ = client.HandshakeContext(context.Background())
 	}()
 	b := make([]byte, 4096)

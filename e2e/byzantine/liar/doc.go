@@ -1,6 +1,6 @@
-// Package liar turns an honest node into one that lies to nodes that join from it.
+// Package liar turns an honest node into one that sends invalid data to nodes that join from it.
 //
-//	  CometBFT of the lying node                       joining nodes
+//	  CometBFT of the Byzantine node                      joining nodes
 //	consensus, mempool, query │ snapshot connection          │ transport
 //	                          │                              │
 //	                       ┌──▼── Wrap ─────────────┐  ┌─────▼─ Over ─────────────────┐
@@ -10,7 +10,7 @@
 //	        ▼                 ▼                              ▼
 //	       the honest application                    the honest handler
 //
-// All else passes through: the node follows the chain and so offers the very snapshots that the
-// honest peers offer, which is what makes its lies reach a joiner. What it serves in the place of
-// the truth is certain to be wrong, never wrong by luck.
+// All other calls pass through: the node follows the chain and so offers the same snapshots as the
+// honest peers, so that joiners request chunks from it. Its responses are invalid with certainty,
+// never correct by chance.
 package liar

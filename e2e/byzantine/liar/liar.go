@@ -14,14 +14,14 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// slowest bounds, and half of it is the least, by how much an answer is late in mode Slow.
+// slowest is the maximum delay of an answer in mode Slow; the minimum is half of it.
 const slowest = 4 * time.Second
 
-// maxOversize bounds what Oversize adds: CometBFT drops a peer whose message exceeds 16 MB, and a
-// liar that is dropped is none.
+// maxOversize limits the bytes that Oversize adds: CometBFT drops a peer whose message exceeds 16
+// MB, which would end the test of invalid chunks.
 const maxOversize = 64 << 10
 
-// Liar is an application that lies about its snapshots. Safe for concurrent use where the wrapped
+// Liar is an application that serves invalid snapshots. Safe for concurrent use if the wrapped
 // application is.
 type Liar struct {
 	abci.Application // the honest one
@@ -31,17 +31,17 @@ type Liar struct {
 	onLie            func(Lie)
 }
 
-// Lie is what was told.
+// Lie describes an invalid response.
 type Lie struct {
-	How    Mode // one that says what was done; never Mix
+	How    Mode // the kind of damage; never Mix
 	About  string
 	Height uint64
-	Chunk  uint32       // where it is about one
-	To     transport.ID // who heard it; "": CometBFT does not tell
+	Chunk  uint32       // if it is about a chunk
+	To     transport.ID // the receiver; "": CometBFT does not report it
 }
 
-// Wrap makes honest lie in one of the ways of Serving. The same seed tells the same lies. onLie, if
-// not nil, hears of every chunk lied about; it may be called concurrently.
+// Wrap makes an honest application misbehave in a mode of Serving. The same seed gives the same
+// responses. onLie, if not nil, is called for every invalid chunk; it may be called concurrently.
 func Wrap(honest abci.Application, mode Mode, seed uint64, onLie func(Lie)) *Liar {
 	if onLie == nil {
 		onLie = func(Lie) {}
@@ -49,10 +49,10 @@ func Wrap(honest abci.Application, mode Mode, seed uint64, onLie func(Lie)) *Lia
 	return &Liar{Application: honest, mode: mode, seed: seed, onLie: onLie}
 }
 
-// Lies counts the chunks lied about.
+// Lies counts the invalid chunks.
 func (l *Liar) Lies() int64 { return l.lies.Load() }
 
-// ListSnapshots offers what the honest application offers, changed by Alias, Manifest, Lone and
+// ListSnapshots returns the honest application's offers, changed by Alias, Manifest, Lone and
 // Future.
 func (l *Liar) ListSnapshots(ctx context.Context, req *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
 	honest, err := l.Application.ListSnapshots(ctx, req)
@@ -78,11 +78,11 @@ func (l *Liar) ListSnapshots(ctx context.Context, req *abci.RequestListSnapshots
 	return &abci.ResponseListSnapshots{Snapshots: offers}, nil
 }
 
-// ahead is how far the height of one more offer is above the newest: for Lone one past a multiple
-// of the interval.
+// ahead is the distance of the additional offer's height above the newest: for Lone, one above a
+// multiple of the interval.
 var ahead = map[Mode]uint64{Lone: 1, Future: 1_000_000_000}
 
-// otherManifest damages what the metadata of an offer is: a manifest.
+// otherManifest damages the metadata of an offer, which is a manifest.
 func (l *Liar) otherManifest(snapshot *abci.Snapshot) *abci.Snapshot {
 	if len(snapshot.Metadata) == 0 {
 		return snapshot
@@ -95,9 +95,9 @@ func (l *Liar) otherManifest(snapshot *abci.Snapshot) *abci.Snapshot {
 	return &damaged
 }
 
-// alias moves a byte over the border between hash and metadata, which CometBFT's key of a snapshot
-// does not show (statesync/snapshots.go, snapshot.Key): the altered offer counts as the same
-// snapshot.
+// alias moves a byte over the border between hash and metadata. CometBFT's key of a snapshot does
+// not change by that (statesync/snapshots.go, snapshot.Key), so the altered offer counts as the
+// same snapshot.
 func alias(snapshot *abci.Snapshot) *abci.Snapshot {
 	if len(snapshot.Metadata) == 0 {
 		return snapshot
@@ -108,11 +108,11 @@ func alias(snapshot *abci.Snapshot) *abci.Snapshot {
 	return &moved
 }
 
-// LoadSnapshotChunk answers with something else than the chunk asked for.
+// LoadSnapshotChunk answers with other bytes than the requested chunk.
 func (l *Liar) LoadSnapshotChunk(ctx context.Context, req *abci.RequestLoadSnapshotChunk) (*abci.ResponseLoadSnapshotChunk, error) {
 	honest, err := l.Application.LoadSnapshotChunk(ctx, req)
 	if err != nil || honest == nil || len(honest.Chunk) == 0 {
-		return honest, err // it has no such chunk: no lie is needed
+		return honest, err // the node has no such chunk: there is nothing to damage
 	}
 	mode := l.mode
 	switch mode {
@@ -140,7 +140,7 @@ func (l *Liar) LoadSnapshotChunk(ctx context.Context, req *abci.RequestLoadSnaps
 		if other := l.other(ctx, req, honest.Chunk); other != nil {
 			return &abci.ResponseLoadSnapshotChunk{Chunk: other}, nil
 		}
-		mode = Corrupt // the snapshot has one chunk only
+		mode = Corrupt // the snapshot has only one chunk
 	}
 	random := rand.New(rand.NewPCG(l.seed, req.Height<<32|uint64(req.Chunk)))
 	return &abci.ResponseLoadSnapshotChunk{Chunk: damage(mode, honest.Chunk, random)}, nil
@@ -148,7 +148,7 @@ func (l *Liar) LoadSnapshotChunk(ctx context.Context, req *abci.RequestLoadSnaps
 
 // other returns the bytes of a neighbouring chunk, nil if there is none.
 func (l *Liar) other(ctx context.Context, req *abci.RequestLoadSnapshotChunk, chunk []byte) []byte {
-	// past the end, and -1 wrapped around: there is no such chunk
+	// numbers past the end, and -1 wrapped around, do not exist
 	for _, number := range []uint32{req.Chunk + 1, req.Chunk - 1} {
 		resp, err := l.Application.LoadSnapshotChunk(ctx, &abci.RequestLoadSnapshotChunk{
 			Height: req.Height, Format: req.Format, Chunk: number,
@@ -160,8 +160,8 @@ func (l *Liar) other(ctx context.Context, req *abci.RequestLoadSnapshotChunk, ch
 	return nil
 }
 
-// stale returns the bytes of the chunk with the same number in another snapshot, nil if they are
-// the same.
+// stale returns the bytes of the chunk with the same number in another snapshot, nil if no other
+// snapshot has different bytes.
 func (l *Liar) stale(ctx context.Context, req *abci.RequestLoadSnapshotChunk, chunk []byte) []byte {
 	offered, err := l.Application.ListSnapshots(ctx, &abci.RequestListSnapshots{})
 	if err != nil || offered == nil {
@@ -178,7 +178,7 @@ func (l *Liar) stale(ctx context.Context, req *abci.RequestLoadSnapshotChunk, ch
 	return nil
 }
 
-// wait lets the time pass by which an answer is late in mode Slow.
+// wait waits for the delay of an answer in mode Slow.
 func wait(ctx context.Context, random *rand.Rand) error {
 	timer := time.NewTimer(slowest/2 + time.Duration(random.Int64N(int64(slowest/2))))
 	defer timer.Stop()
@@ -190,7 +190,7 @@ func wait(ctx context.Context, random *rand.Rand) error {
 	}
 }
 
-// damage returns bytes that differ from chunk, which is not empty and stays as it is.
+// damage returns bytes that differ from chunk. The chunk must not be empty, and is not modified.
 func damage(mode Mode, chunk []byte, random *rand.Rand) []byte {
 	switch mode {
 	case Truncate:
@@ -203,7 +203,7 @@ func damage(mode Mode, chunk []byte, random *rand.Rand) []byte {
 	case Junk:
 		junk := make([]byte, len(chunk))
 		fill(junk, random)
-		junk[0] = chunk[0] ^ 1 // so that it differs, however short the chunk
+		junk[0] = chunk[0] ^ 1 // so that it differs even if the chunk is short
 		return junk
 	default: // Corrupt
 		damaged := bytes.Clone(chunk)

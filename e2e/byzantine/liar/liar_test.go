@@ -14,8 +14,7 @@ import (
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
 )
 
-// honest serves one snapshot of a tree, at height 10, and of an older one at height 5 where it has
-// that.
+// honest serves one snapshot of a tree, at height 10, and possibly an older one at height 5.
 type honest struct {
 	abci.BaseApplication
 	version, older *avlstar.Version
@@ -41,7 +40,7 @@ func (h *honest) LoadSnapshotChunk(_ context.Context, req *abci.RequestLoadSnaps
 	}
 	chunk, err := version.Chunk(req.Chunk)
 	if err != nil {
-		return &abci.ResponseLoadSnapshotChunk{}, nil //nolint:nilerr // as an honest node answers for what it does not have
+		return &abci.ResponseLoadSnapshotChunk{}, nil //nolint:nilerr // as an honest node answers for a missing chunk
 	}
 	return &abci.ResponseLoadSnapshotChunk{Chunk: chunk}, nil
 }
@@ -64,14 +63,14 @@ func treeOf(t *testing.T, leaves int, chunkBytes uint64) *honest {
 	return &honest{version: version}
 }
 
-// Whatever the mode and the seed, no chunk that the liar serves may pass.
+// No chunk that the Byzantine node serves may pass, whatever the mode and the seed.
 func TestEveryChunkServedIsRefused(t *testing.T) {
 	for _, leaves := range []int{1, 2, 400} {
 		app := tree(t, leaves)
 		manifest := app.version.Manifest()
 		for _, mode := range liar.Serving() {
 			if mode == liar.Slow {
-				continue // the truth, see TestLateInBand
+				continue // correct data, see TestLateInBand
 			}
 			for seed := range uint64(7) {
 				lying := liar.Wrap(app, mode, seed, nil)
@@ -84,7 +83,7 @@ func TestEveryChunkServedIsRefused(t *testing.T) {
 				require.EqualValues(t, app.version.NumChunks(), lying.Lies())
 			}
 		}
-		// the lies left the honest application's bytes alone
+		// the honest application's bytes are unchanged
 		for k := range app.version.NumChunks() {
 			chunk, err := app.version.Chunk(k)
 			require.NoError(t, err)
@@ -113,7 +112,7 @@ func TestOffers(t *testing.T) {
 		require.NoError(t, err)
 		return resp.Snapshots
 	}
-	truth := list(liar.Mix) // honest offers: else no joiner would ask this peer for chunks
+	truth := list(liar.Mix) // honest offers: otherwise no joiner would ask this peer for chunks
 	require.Len(t, truth, 1)
 
 	moved := list(liar.Alias)
@@ -162,7 +161,7 @@ func TestStaleInBand(t *testing.T) {
 	truth, err := app.older.Chunk(last)
 	require.NoError(t, err)
 	require.Equal(t, truth, ask(last))
-	ask(last + 1) // the older one has no such chunk: then it is damaged
+	ask(last + 1) // the older snapshot has no such chunk: then the answer is damaged
 }
 
 func TestLateInBand(t *testing.T) {
@@ -205,9 +204,9 @@ func TestParseSet(t *testing.T) {
 	require.False(t, set.Provable())
 	set, err = liar.ParseSet("connect,mute")
 	require.NoError(t, err)
-	require.Empty(t, set.Serves(), "it serves the truth")
+	require.Empty(t, set.Serves(), "it serves correct data")
 	for list, want := range map[string]string{
-		"": `"" is no way to lie`, "mix,": `"" is no way to lie`, "mix,gossip": `"gossip"`, "flood,flood": "named twice", "mix,slow": "mix and slow",
+		"": `"" is not a mode`, "mix,": `"" is not a mode`, "mix,gossip": `"gossip"`, "flood,flood": "named twice", "mix,slow": "mix and slow",
 	} {
 		_, err := liar.ParseSet(list)
 		require.ErrorContains(t, err, want)

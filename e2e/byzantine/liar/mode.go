@@ -7,79 +7,78 @@ import (
 	"strings"
 )
 
-// Mode is one way to misbehave.
+// Mode is a kind of misbehaviour.
 type Mode string
 
-// What a node serves to those that join from it. The first ones damage chunks, whichever way they
-// are asked for. Where the transport has a message of its own for what a mode is about, so that it
-// can do more, "over the transport" says what; what is for the transport only serves chunks in-band
-// as Mix does.
+// Modes of serving nodes that join. The first modes damage chunks, in-band and over the transport.
+// If the transport has a message for the object of a mode, "over the transport" describes it; modes
+// for the transport only serve chunks in-band as Mix does.
 const (
 	// one of Corrupt, Truncate, Swap, Oversize and Junk, by the chunk's number
 	Mix      Mode = "mix"
 	Corrupt  Mode = "corrupt"  // one byte changed
 	Truncate Mode = "truncate" // the end is missing
 	Swap     Mode = "swap"     // another chunk's bytes
-	Oversize Mode = "oversize" // bytes follow the chunk (bounded by maxOversize)
+	Oversize Mode = "oversize" // extra bytes follow the chunk (at most maxOversize)
 	Junk     Mode = "junk"     // random bytes of the right length
 	Empty    Mode = "empty"    // no bytes
 
-	// Equivocate damages in another way for each peer that asks.
+	// Equivocate damages the data differently for each peer.
 	Equivocate Mode = "equivocate"
-	// Stale gives what belongs to another height: chunks, over the transport manifests and
-	// commitments, too.
+	// Stale serves data of another height: chunks, and over the transport also manifests and
+	// commitments.
 	Stale Mode = "stale"
 
-	// These are about something else than chunks; chunks they serve as Mix does.
+	// These modes affect messages other than chunks; chunks are served as Mix does.
 	// in-band offers with the first byte of the metadata moved to the end of the hash
 	Alias Mode = "alias"
-	// one more offer, newer than all others, at a height that nobody else offers
+	// one more offer, newer than all others, at a height that no other node offers
 	Lone Mode = "lone"
 	// one more offer, at a height that the chain will not have for years
 	Future Mode = "future"
-	// damaged manifests: those of in-band offers, and over the transport that of a snapshot and of
+	// damaged manifests: in in-band offers, and over the transport those of a snapshot and of
 	// each chunk
 	Manifest Mode = "manifest"
-	// over the transport, a damaged statement of what the app hash commits to
+	// over the transport, a damaged commitment
 	Commitment Mode = "commitment"
 	// over the transport, light blocks with another app hash, cut short, or of another height
 	Header Mode = "header"
-	Status Mode = "status" // over the transport, a status that nobody can read
+	Status Mode = "status" // over the transport, a status that cannot be decoded
 
-	// These tell nothing that is wrong: nobody can prove anything.
-	// "I do not have it"; over the transport no answer at all, about manifests, too
+	// These modes send no false data, so nothing can be proved.
+	// "I do not have it"; over the transport no answer at all, also for manifests
 	Withhold Mode = "withhold"
-	Gone     Mode = "gone" // "I do not have it", over the transport, too
-	Slow     Mode = "slow" // the truth, some seconds late
-	Drip     Mode = "drip" // over the transport, the truth, DripRate bytes a second
-	// over the transport, the truth, but the last chunk of a snapshot never comes
+	Gone     Mode = "gone" // "I do not have it", also over the transport
+	Slow     Mode = "slow" // correct data, some seconds late
+	Drip     Mode = "drip" // over the transport, correct data at DripRate bytes a second
+	// over the transport, correct data, but the last chunk of a snapshot never comes
 	Last Mode = "last"
 )
 
-// What a validator signs (e2e/byzantine/voter). A node that is none does nothing in these modes.
+// Modes of a validator's signatures (e2e/byzantine/voter). They have no effect on other nodes.
 const (
 	// a second vote, for another block or none, in the same round
 	DoubleVote Mode = "double-vote"
-	// a second proposal, of a block that nobody has, to every second peer
+	// a second proposal, of a block that does not exist, to every second peer
 	DoublePropose Mode = "double-propose"
-	Mute          Mode = "mute" // neither votes nor proposals in every second ten heights
+	Mute          Mode = "mute" // no votes or proposals for ten of every twenty heights
 )
 
-// What a node does to its peers without being asked (e2e/byzantine/attack).
+// Attacks on peers that the node starts by itself (e2e/byzantine/attack).
 const (
-	Babble  Mode = "babble"  // p2p messages that make no sense, on every channel
-	Spam    Mode = "spam"    // transactions that are not valid, through the mempool
-	Flood   Mode = "flood"   // transport requests, as many at a time as a peer lets it have
+	Babble  Mode = "babble"  // meaningless p2p messages, on every channel
+	Spam    Mode = "spam"    // invalid transactions, through the mempool
+	Flood   Mode = "flood"   // transport requests, as many at a time as a peer allows
 	Connect Mode = "connect" // a thousand connections that are held, half open, or closed at once
-	Garbage Mode = "garbage" // bytes that are no handshake
+	Garbage Mode = "garbage" // bytes that are not a handshake
 )
 
-// DripRate is how many bytes a second a node sends that drips. That is up to whoever runs it: the
-// answers are those of an honest one.
+// DripRate is the bytes a second that a node sends in mode Drip. Package peer sets it as the node's
+// rate limit: the answers themselves are those of an honest node.
 const DripRate = 2048
 
-// Serving lists the modes of what a node serves. A node has one of them at most: two lies about the
-// same bytes might add up to the truth.
+// Serving lists the modes of serving nodes that join. A node has at most one of them: two kinds of
+// damage to the same bytes might cancel out.
 func Serving() []Mode {
 	return []Mode{
 		Mix, Corrupt, Truncate, Swap, Oversize, Junk, Empty, Equivocate, Stale, Alias, Lone, Future, Manifest, Commitment, Header, Status,
@@ -92,16 +91,15 @@ func Modes() []Mode {
 	return append(Serving(), DoubleVote, DoublePropose, Mute, Babble, Spam, Flood, Connect, Garbage)
 }
 
-// mixed are the modes that Mix takes turns with: each is refused at once, by the bytes alone.
+// mixed are the modes that Mix alternates between: each is detected at once, by the bytes alone.
 var mixed = []Mode{Corrupt, Truncate, Swap, Oversize, Junk}
 
-// Provable reports whether a node that joins over the transport can prove that who misbehaves in
-// this way does.
+// Provable reports whether a node that joins over the transport can prove this misbehaviour.
 func (m Mode) Provable() bool {
 	return slices.Contains(Serving(), m) && !slices.Contains([]Mode{Withhold, Gone, Slow, Drip, Last}, m)
 }
 
-// Names lists all modes as a user types them.
+// Names lists the names of all modes for help texts.
 func Names() string {
 	names := make([]string, 0, len(Modes()))
 	for _, mode := range Modes() {
@@ -113,15 +111,15 @@ func Names() string {
 // ParseMode reads the name of a mode.
 func ParseMode(name string) (Mode, error) {
 	if !slices.Contains(Modes(), Mode(name)) {
-		return "", fmt.Errorf("%q is no way to lie; known are %s", name, Names())
+		return "", fmt.Errorf("%q is not a mode: use one of %s", name, Names())
 	}
 	return Mode(name), nil
 }
 
-// Set is what one node does.
+// Set is the set of modes of one node.
 type Set []Mode
 
-// ParseSet reads names of modes with commas between them.
+// ParseSet parses comma-separated names of modes.
 func ParseSet(list string) (Set, error) {
 	var set Set
 	var serving []string
@@ -138,15 +136,15 @@ func ParseSet(list string) (Set, error) {
 		set = append(set, mode)
 	}
 	if len(serving) > 1 {
-		return nil, errors.New(strings.Join(serving, " and ") + " are about the same answers: name one of them")
+		return nil, errors.New(strings.Join(serving, " and ") + " change the same answers: name only one of them")
 	}
 	return set, nil
 }
 
-// Has reports whether a mode is among them.
+// Has reports whether a mode is in the set.
 func (s Set) Has(m Mode) bool { return slices.Contains(s, m) }
 
-// Serves is how a node lies to those that join from it; "": it tells them the truth.
+// Serves returns the mode of serving nodes that join; "" if the node serves correct data.
 func (s Set) Serves() Mode {
 	for _, mode := range s {
 		if slices.Contains(Serving(), mode) {
@@ -156,5 +154,5 @@ func (s Set) Serves() Mode {
 	return ""
 }
 
-// Provable reports whether a node that joins over the transport can prove one of them.
+// Provable reports whether a node that joins over the transport can prove one of the modes.
 func (s Set) Provable() bool { return slices.ContainsFunc(s, Mode.Provable) }

@@ -12,7 +12,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Server is a transport's handler that lies. Safe for concurrent use where the honest one is.
+// Server is a transport's handler that sends invalid responses. Safe for concurrent use if the
+// honest one is.
 type Server struct {
 	honest transport.Handler
 	mode   Mode
@@ -20,8 +21,9 @@ type Server struct {
 	onLie  func(Lie)
 }
 
-// Over returns what makes an honest handler lie in one of the ways of Serving. The same seed tells
-// the same lies. onLie, if not nil, hears of every lie; it may be called concurrently.
+// Over returns a wrapper that makes an honest handler misbehave in a mode of Serving. The same seed
+// gives the same responses. onLie, if not nil, is called for every invalid response; it may be
+// called concurrently.
 func Over(mode Mode, seed uint64, onLie func(Lie)) func(honest transport.Handler) transport.Handler {
 	if onLie == nil {
 		onLie = func(Lie) {}
@@ -29,8 +31,8 @@ func Over(mode Mode, seed uint64, onLie func(Lie)) func(honest transport.Handler
 	return func(honest transport.Handler) transport.Handler { return &Server{honest, mode, seed, onLie} }
 }
 
-// Methods of docs/spec/transport.md#methods. The liar knows the document, and not the packages that
-// make honest messages.
+// Methods of docs/spec/transport.md#methods. This package follows the document, and does not use
+// the packages that encode honest messages.
 const (
 	MethodStatus      transport.Method = 1
 	MethodCommitment  transport.Method = 2
@@ -42,7 +44,7 @@ const (
 	MethodGenesis     transport.Method = 10
 )
 
-// names of what can be lied about.
+// names are the names in reports of the messages that modes change.
 var names = map[transport.Method]string{
 	MethodStatus: "status", MethodCommitment: "commitment", MethodManifest: "manifest",
 	MethodChunk: "chunk", MethodSubManifest: "manifest of a chunk", MethodLightBlock: "light block",
@@ -53,7 +55,7 @@ var names = map[transport.Method]string{
 func (s *Server) Serve(ctx context.Context, r transport.Request) ([]byte, error) {
 	truth, err := s.honest.Serve(ctx, r)
 	if err != nil || len(truth) == 0 {
-		return truth, err // it has no such thing: no lie is needed
+		return truth, err // the node does not have it: there is nothing to damage
 	}
 	switch r.Method {
 	case MethodStatus:
@@ -66,7 +68,7 @@ func (s *Server) Serve(ctx context.Context, r transport.Request) ([]byte, error)
 	return truth, nil
 }
 
-// told notes a lie.
+// told reports an invalid response.
 func (s *Server) told(how Mode, r transport.Request) {
 	lie := Lie{How: how, About: names[r.Method], To: r.Peer}
 	if len(r.Body) >= 8 {
@@ -86,7 +88,8 @@ func chunkOf(r transport.Request) (uint32, bool) {
 	return binary.BigEndian.Uint32(r.Body[8:]), true
 }
 
-// random is the seed's for a request; two nodes that ask the same hear the same.
+// random returns the random source for a request, which depends on the seed and the request only:
+// two nodes with the same request get the same answer.
 func (s *Server) random(r transport.Request) *rand.Rand {
 	return rand.New(rand.NewPCG(s.seed, hashOf([]byte{byte(r.Method)}, r.Body)))
 }
@@ -99,13 +102,13 @@ func hashOf(parts ...[]byte) uint64 {
 	return h.Sum64()
 }
 
-// status changes what the node says of itself:
+// status changes the node's status:
 //
 //	version:u8 ‖ first block:u64be ‖ last block:u64be ‖ n:u16be ‖ snapshot height:u64be × n, ascending
 func (s *Server) status(r transport.Request, truth []byte) []byte {
 	const count, heights = 1 + 8 + 8, 1 + 8 + 8 + 2
 	if len(truth) < heights+8 {
-		return truth // it has no snapshots yet: it would be gone before it could do harm
+		return truth // the node has no snapshots yet, so joiners do not ask it for chunks
 	}
 	switch s.mode {
 	case Status:
@@ -120,7 +123,7 @@ func (s *Server) status(r transport.Request, truth []byte) []byte {
 	return truth
 }
 
-// snapshot lies, or keeps silent, about what a snapshot consists of.
+// snapshot damages or withholds the messages of a snapshot.
 func (s *Server) snapshot(ctx context.Context, r transport.Request, truth []byte) ([]byte, error) {
 	chunk, piece := chunkOf(r)
 	switch s.mode {
@@ -154,7 +157,7 @@ func (s *Server) snapshot(ctx context.Context, r transport.Request, truth []byte
 	return truth, nil
 }
 
-// way says how to damage a chunk, "": not.
+// way returns the kind of damage for a chunk; "" if there is none.
 func (s *Server) way(r transport.Request, chunk uint32) Mode {
 	switch s.mode {
 	case Corrupt, Truncate, Swap, Oversize, Junk, Empty:
@@ -167,14 +170,14 @@ func (s *Server) way(r transport.Request, chunk uint32) Mode {
 	return mixed[(s.seed+uint64(chunk))%uint64(len(mixed))]
 }
 
-// damaged returns something else than the truth.
+// damaged returns other bytes than the correct ones.
 func (s *Server) damaged(ctx context.Context, r transport.Request, how Mode, truth []byte) []byte {
 	if how == Swap {
 		if other := s.other(ctx, r, truth); other != nil {
 			s.told(Swap, r)
 			return other
 		}
-		how = Corrupt // there is no other
+		how = Corrupt // there is no other chunk
 	}
 	s.told(how, r)
 	if how == Empty {
@@ -183,13 +186,13 @@ func (s *Server) damaged(ctx context.Context, r transport.Request, how Mode, tru
 	return damage(how, truth, s.random(r))
 }
 
-// other returns what belongs to a neighbouring chunk; nil: there is none, or it is the same.
+// other returns the answer for a neighbouring chunk; nil if there is none, or it is the same.
 func (s *Server) other(ctx context.Context, r transport.Request, truth []byte) []byte {
 	chunk, is := chunkOf(r)
 	if !is {
 		return nil
 	}
-	// past the end, and -1 wrapped around: there is no such chunk
+	// numbers past the end, and -1 wrapped around, do not exist
 	for _, number := range []uint32{chunk + 1, chunk - 1} {
 		ask := r
 		ask.Body = bytes.Clone(r.Body)
@@ -201,7 +204,7 @@ func (s *Server) other(ctx context.Context, r transport.Request, truth []byte) [
 	return nil
 }
 
-// stale answers from the snapshot of another height. Where that says the same, or there is none,
+// stale answers from the snapshot of another height. If no other snapshot has a different answer,
 // the answer is damaged.
 func (s *Server) stale(ctx context.Context, r transport.Request, truth []byte) []byte {
 	status, err := s.honest.Serve(ctx, transport.Request{Peer: r.Peer, Host: r.Host, Method: MethodStatus})
@@ -216,28 +219,28 @@ func (s *Server) stale(ctx context.Context, r transport.Request, truth []byte) [
 	return s.damaged(ctx, r, Corrupt, truth)
 }
 
-// never answers: the caller has to give up first.
+// never does not answer until the caller gives up.
 func (s *Server) never(ctx context.Context, r transport.Request) ([]byte, error) {
 	s.told(Withhold, r)
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
 
-// late answers with the truth, after a while.
+// late returns the correct answer, after a while.
 func (s *Server) late(ctx context.Context, r transport.Request, truth []byte) ([]byte, error) {
 	s.told(Slow, r)
 	return truth, wait(ctx, s.random(r))
 }
 
-// isLast reports whether a chunk is the last one of its snapshot, as the commitment has it: chunk
+// isLast reports whether a chunk is the last one of its snapshot, by the commitment: chunk
 // limit:u64be ‖ chunks:u32be ‖ …
 func (s *Server) isLast(ctx context.Context, r transport.Request, chunk uint32) bool {
 	c, err := s.honest.Serve(ctx, transport.Request{Peer: r.Peer, Host: r.Host, Method: MethodCommitment, Body: r.Body[:8]})
 	return err == nil && len(c) >= 12 && chunk+1 == binary.BigEndian.Uint32(c[8:])
 }
 
-// lightBlock changes headers. Which block is the newest is nothing that a peer could lie about
-// provably: it is told the truth.
+// lightBlock changes headers. It does not change the answer to a request for the newest block,
+// since a false one could not be proved.
 func (s *Server) lightBlock(ctx context.Context, r transport.Request, truth []byte) []byte {
 	if s.mode != Header || len(r.Body) != 8 || binary.BigEndian.Uint64(r.Body) == 0 {
 		return truth
@@ -261,7 +264,8 @@ func (s *Server) lightBlock(ctx context.Context, r transport.Request, truth []by
 	return bytes.Clone(truth[:len(truth)-1])
 }
 
-// forge changes the app hash in a light block, which nobody signed then; nil: it is no light block.
+// forge changes the app hash in a light block, so that the signatures do not match; nil if truth is
+// not a light block.
 func forge(truth []byte) []byte {
 	var block cmtproto.LightBlock
 	if err := block.Unmarshal(truth); err != nil || block.SignedHeader == nil || block.SignedHeader.Header == nil ||

@@ -98,11 +98,11 @@ func about(method transport.Method, height uint64, more ...uint32) transport.Req
 	return transport.Request{Peer: "joiner", Method: method, Body: body}
 }
 
-// silent are the modes in which some answer never comes, or "I do not have it".
+// silent are the modes in which some answer never comes, or is "I do not have it".
 var silent = map[liar.Mode]bool{liar.Withhold: true, liar.Gone: true, liar.Slow: true, liar.Drip: true, liar.Last: true}
 
-// Whatever the mode and the seed, no chunk, range of one, or manifest of one that the liar serves
-// over the transport may pass.
+// No chunk, range of a chunk, or sub-manifest that the Byzantine node serves over the transport may
+// pass, whatever the mode and the seed.
 func TestNothingServedOverTheTransportPasses(t *testing.T) {
 	for _, c := range []struct {
 		leaves     int
@@ -147,16 +147,16 @@ func TestNothingServedOverTheTransportPasses(t *testing.T) {
 							require.Error(t, err, what)
 						}
 						_, err = m.VerifyChunk(uint32(k), truth)
-						require.NoError(t, err, "the lie left the honest bytes alone")
+						require.NoError(t, err, "the honest bytes are unchanged")
 					}
 				}
-				require.Equal(t, asked, told, "every lie is told of")
+				require.Equal(t, asked, told, "every invalid response is reported")
 			}
 		}
 	}
 }
 
-// What is about something else is as wrong, where the mode says so, and else true.
+// Other responses are invalid if the mode says so, and correct otherwise.
 func TestLiesAboutSnapshots(t *testing.T) {
 	honest := twoSnapshots(t, 100, 300)
 	for _, mode := range liar.Serving() {
@@ -217,7 +217,7 @@ func TestLiesAboutHeaders(t *testing.T) {
 			require.True(t, wrong.Height != int64(height) || wrong.AppHash[0] != 0, "height %d", height)
 		}
 	}
-	// The newest is not asked for by its height: nothing can be proved.
+	// A request for the newest block names no height, so nothing can be proved.
 	b, err := liar.Over(liar.Header, 1, nil)(honest).Serve(t.Context(), about(liar.MethodLightBlock, 0))
 	require.NoError(t, err)
 	truth, err := honest.Serve(t.Context(), about(liar.MethodLightBlock, 0))
@@ -237,13 +237,13 @@ func TestEquivocation(t *testing.T) {
 		require.NoError(t, err)
 		again, err := server.Serve(t.Context(), r)
 		require.NoError(t, err)
-		require.Equal(t, b, again, "the same peer hears the same")
+		require.Equal(t, b, again, "the same peer gets the same answer")
 		answers[string(b)] = true
 	}
 	require.Greater(t, len(answers), 2)
 }
 
-// What is never answered ends with the caller's patience, and what is late comes.
+// A call that is never answered ends with the caller's time-out, and a late answer arrives.
 func TestSilenceOverTheTransport(t *testing.T) {
 	honest := twoSnapshots(t, 100, 300)
 	m := honest[10].Manifest()

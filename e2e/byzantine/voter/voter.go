@@ -1,12 +1,12 @@
-// Package voter signs what an honest validator never does.
+// Package voter signs votes and proposals that an honest validator never signs.
 //
-//	CometBFT's consensus ──SignVote──► Voter ──► privval.FilePV ──► the vote it asked for
+//	CometBFT's consensus ──SignVote──► Voter ──► privval.FilePV ──► the requested vote
 //	                                     │
-//	                                     └─ double-vote, double-propose: that and another one, straight to every second peer
+//	                                     └─ double-vote, double-propose: the requested one and another one, sent directly to every second peer
 //
-// FilePV's memory of what it has signed does not bind the key: the second signature is made without
-// it. What stops this is CometBFT's evidence (two votes), its rounds (two proposals), and that less
-// than a third of the power does so.
+// FilePV's record of its signatures does not protect the key: the second signature is made without
+// it. The network is protected by CometBFT's evidence (two votes), by its rounds (two proposals),
+// and because less than a third of the power misbehaves.
 package voter
 
 import (
@@ -29,15 +29,14 @@ import (
 )
 
 const (
-	// doubleEvery is how many heights there are to one at which it signs twice: evidence needs one,
-	// and the rest is for the load.
+	// The validator signs twice at one of every doubleEvery heights: evidence needs only one such
+	// height, and the others serve the load.
 	doubleEvery = 3
-	// muteFor is for how many heights it signs nothing in mode Mute, and then as many again
-	// everything.
+	// In mode Mute, muteFor heights with signatures alternate with muteFor heights without.
 	muteFor = 10
 )
 
-var errMute = errors.New("this validator keeps silent on purpose")
+var errMute = errors.New("mode mute: this validator signs nothing at this height")
 
 // Voter is a validator that misbehaves.
 type Voter struct {
@@ -49,9 +48,9 @@ type Voter struct {
 	onLie               func(liar.Lie)
 }
 
-// Wrap makes a validator misbehave in those ways of the set that are about votes. peers are whom it
-// can send to at the moment. A validator whose key is not at hand (a remote signer's, or none)
-// stays as it is.
+// Wrap makes a validator misbehave in those modes of the set that concern votes. peers returns the
+// peers that it is connected to. A validator whose key is not available (a remote signer's, or
+// none) is returned unchanged.
 func Wrap(honest types.PrivValidator, set liar.Set, seed uint64, peers func() []p2p.Peer, onLie func(liar.Lie)) types.PrivValidator {
 	file, ok := honest.(*privval.FilePV)
 	if !ok {
@@ -63,7 +62,7 @@ func Wrap(honest types.PrivValidator, set liar.Set, seed uint64, peers func() []
 	return &Voter{PrivValidator: honest, key: file.Key.PrivKey, set: set, seed: seed, peers: peers, onLie: onLie}
 }
 
-// mute reports whether nothing is signed at a height.
+// mute reports whether the validator signs nothing at a height.
 func (v *Voter) mute(height int64) bool { return v.set.Has(liar.Mute) && height/muteFor%2 == 1 }
 
 // SignVote implements types.PrivValidator.
@@ -89,8 +88,8 @@ func (v *Voter) SignVote(chainID string, vote *cmtproto.Vote) error {
 		return err
 	}
 	other.Signature = signature
-	// A peer that hears one of them tells all others, and they send it no other vote of this
-	// validator: so it must hear both from here.
+	// A peer that receives one of the votes announces it to all others, and they then send it no
+	// other vote of this validator: so it must receive both from here.
 	for _, peer := range v.some(vote.Height) {
 		sent := true
 		for _, both := range []*cmtproto.Vote{vote, &other} {
@@ -104,9 +103,9 @@ func (v *Voter) SignVote(chainID string, vote *cmtproto.Vote) error {
 	return nil
 }
 
-// SignProposal implements types.PrivValidator. CometBFT sends the proposal that it asked for to
-// everybody: those who have taken the other one by then ignore it, wait for parts of a block that
-// nobody has, and get the right one with the precommits of the rest.
+// SignProposal implements types.PrivValidator. CometBFT sends the requested proposal to all peers.
+// Peers that have already accepted the other one ignore it, wait for parts of a block that does not
+// exist, and get the right block with the precommits of the other validators.
 func (v *Voter) SignProposal(chainID string, proposal *cmtproto.Proposal) error {
 	if v.mute(proposal.Height) {
 		return errMute
@@ -132,7 +131,7 @@ func (v *Voter) SignProposal(chainID string, proposal *cmtproto.Proposal) error 
 	return nil
 }
 
-// some are every second peer, others at the next height, and one at least.
+// some returns every second peer, at least one, and different peers at consecutive heights.
 func (v *Voter) some(height int64) []p2p.Peer {
 	peers := v.peers()
 	slices.SortFunc(peers, func(a, b p2p.Peer) int { return cmp.Compare(a.ID(), b.ID()) })
@@ -143,7 +142,7 @@ func (v *Voter) some(height int64) []p2p.Peer {
 	return chosen
 }
 
-// noBlock is the name of a block that does not exist.
+// noBlock returns the ID of a block that does not exist.
 func (v *Voter) noBlock(height int64, round int32) cmtproto.BlockID {
 	of := func(what byte) []byte {
 		b := binary.BigEndian.AppendUint64([]byte{what}, v.seed)

@@ -20,7 +20,7 @@ import (
 
 const chain = "test-chain"
 
-// hears is a peer that keeps what it is sent.
+// hears is a peer that records the messages sent to it.
 type hears struct {
 	p2p.Peer
 	name string
@@ -63,10 +63,10 @@ func voteFor(height int64, hash byte) *cmtproto.Vote {
 	return vote
 }
 
-// Every second peer hears two votes that are both signed, of the same round, and different: that is
-// what evidence consists of.
+// Every second peer receives two signed, different votes of the same round, which is what evidence
+// consists of.
 func TestDoubleVote(t *testing.T) {
-	for _, hash := range []byte{7, 0} { // for a block, and for none
+	for _, hash := range []byte{7, 0} { // for a block, and for nil
 		for peers := range 5 {
 			v, all, lies := network(t, peers, liar.DoubleVote)
 			public, err := v.GetPubKey()
@@ -93,7 +93,7 @@ func TestDoubleVote(t *testing.T) {
 				require.Equal(t, vote, both[0])
 				require.NotEqual(t, both[0].BlockID, both[1].BlockID)
 				both[1].BlockID, both[1].Signature = both[0].BlockID, both[0].Signature
-				require.Equal(t, both[0], both[1], "all else is the same")
+				require.Equal(t, both[0], both[1], "all other fields are the same")
 			}
 			require.Equal(t, (peers+1)/2, heard)
 			require.Len(t, *lies, heard)
@@ -116,7 +116,7 @@ func TestDoublePropose(t *testing.T) {
 		Type: cmtproto.ProposalType, Height: 5, PolRound: -1, BlockID: voteFor(5, 7).BlockID, Timestamp: time.Unix(1<<30, 0),
 	}
 	require.NoError(t, v.SignProposal(chain, proposal))
-	require.True(t, public.VerifySignature(types.ProposalSignBytes(chain, proposal), proposal.Signature), "the one that was asked for")
+	require.True(t, public.VerifySignature(types.ProposalSignBytes(chain, proposal), proposal.Signature), "the requested proposal")
 	heard := 0
 	for _, peer := range all {
 		for _, e := range peer.got {

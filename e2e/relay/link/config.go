@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Config is what a relay is started with.
+// Config is the configuration of a relay.
 type Config struct {
 	Control string `json:"control"` // host:port of the control endpoint
 	Links   []Link `json:"links"`
@@ -22,20 +22,20 @@ type Link struct {
 	Target string `json:"target"`
 }
 
-// Treatment is what happens to the bytes that one node sends another.
+// Treatment describes how the bytes from one node to another are treated.
 type Treatment struct {
-	// Cut keeps them, as a network does that loses every packet: connections that are there stall,
-	// new ones are not answered. What was sent meanwhile arrives once the link is whole again,
-	// unless sender or receiver has given up.
+	// Cut holds the bytes back, as a network that loses every packet: existing connections stall,
+	// and new ones are not answered. Held bytes arrive once the link works again, unless sender or
+	// receiver has timed out.
 	Cut   bool          `json:"cut"`
 	Delay time.Duration `json:"delay"` // one way, in nanoseconds
-	// bytes a second and direction, over all connections; 0: no limit
+	// bytes a second in each direction, over all connections; 0: no limit
 	Bandwidth int64 `json:"bandwidth"`
 }
 
-// Setting is a treatment of a pair of nodes, as the control endpoint takes it.
+// Setting is the treatment for a pair of nodes, as the control endpoint accepts it.
 type Setting struct {
-	From string `json:"from"` // the sender, whoever dialled
+	From string `json:"from"` // the sender, whichever side dialled
 	To   string `json:"to"`
 	Treatment
 }

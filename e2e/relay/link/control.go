@@ -16,14 +16,14 @@ const (
 	maxRequest     = 1 << 20
 )
 
-// Handler is the control endpoint of a relay.
+// Handler returns the control endpoint of a relay.
 //
 //	GET /healthz     200 when all links listen
 //	PUT /treatment   one Setting or a list of them, as JSON
 func (r *Relay) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, "ok\n") // it is served once New has returned
+		_, _ = io.WriteString(w, "ok\n") // served only after New has returned
 	})
 	mux.HandleFunc("PUT /treatment", func(w http.ResponseWriter, req *http.Request) {
 		var settings []Setting
@@ -42,10 +42,11 @@ func (r *Relay) Handler() http.Handler {
 	return mux
 }
 
-// Control is a relay's control endpoint as seen from outside.
+// Control is a client of a relay's control endpoint.
 type Control struct{ URL string }
 
-// Set changes how bytes travel. All settings hold, or none where there is an error.
+// Set changes the treatment of pairs of nodes: all settings are applied, or none if there is an
+// error.
 func (c Control) Set(ctx context.Context, settings ...Setting) error {
 	body, err := json.Marshal(settings)
 	if err != nil {

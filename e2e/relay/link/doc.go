@@ -1,12 +1,12 @@
-// Package link carries TCP connections between the nodes of a test network, and treats their bytes
-// as a bad network would.
+// Package link forwards TCP connections between the nodes of a test network, and delays, throttles
+// or cuts them like a bad network.
 //
-//	node A ── dials ──► listener of (A, B) ─── reader ─► [ bounded queue ] ─► writer ──► B    treatment of what A sends B
-//	           A ◄───── writer ◄─ [ bounded queue ] ◄─ reader ──────────────── B              treatment of what B sends A
+//	node A ── dials ──► listener of (A, B) ─── reader ─► [ bounded queue ] ─► writer ──► B    treatment of bytes from A to B
+//	           A ◄───── writer ◄─ [ bounded queue ] ◄─ reader ──────────────── B              treatment of bytes from B to A
 //
-//	control: PUT /treatment {from, to, cut, delay, bandwidth} ──► holds at once, for connections that are there as for those to come
+//	control: PUT /treatment {from, to, cut, delay, bandwidth} ──► applies at once, to existing and new connections
 //
-// It runs in user space, where a kernel has no netem and a test no rights. TCP stays TCP: bytes are
-// late, or wait, and are never lost; a partition is a link that holds everything back, so that both
-// ends see what they would see of one, silence, and their own time-outs decide.
+// It runs in user space, for kernels without netem and tests without privileges. TCP semantics are
+// kept: bytes are delayed or held back, but never lost. A partition is a link that holds everything
+// back, so that both ends see silence, as in a real partition, and their own time-outs apply.
 package link

@@ -11,23 +11,24 @@ import (
 )
 
 const (
-	// maxQueued bounds what one direction of a connection keeps, in bytes; then the sender waits,
-	// as for a full TCP window.
+	// maxQueued limits the bytes queued in one direction of a connection; beyond it the sender
+	// waits, as for a full TCP window.
 	maxQueued = 512 << 10
-	// maxRead is how much is read at a time.
+	// maxRead is the number of bytes that are read at a time.
 	maxRead = 16 << 10
 )
 
-// queue is what one side of a connection has sent and the other does not have yet, in order.
+// queue has the bytes that one side of a connection has sent and the other has not received yet, in
+// order.
 type queue struct {
 	ctx   context.Context // of the connection
 	ended chan struct{}   // closed when the sender has sent everything
 
 	mu      sync.Mutex
-	change  *sync.Cond // of what follows, and the end of ctx
+	change  *sync.Cond // signals changes of the fields below, and the end of ctx
 	chunks  []chunk
 	bytes   int
-	end     error // io.EOF: the sender has closed its side; else it failed
+	end     error // io.EOF: the sender has closed its side; otherwise the connection failed
 	endSent time.Time
 }
 
@@ -47,7 +48,7 @@ func newQueue(ctx context.Context) *queue {
 	return q
 }
 
-// fill reads what a sender sends, until its end or that of the connection.
+// fill reads the sender's bytes until the sender closes, or the connection ends.
 func (q *queue) fill(from net.Conn) {
 	buffer := make([]byte, maxRead)
 	for {
@@ -71,8 +72,8 @@ func (q *queue) fill(from net.Conn) {
 	}
 }
 
-// next waits for the next chunk. An error is the sender's end, which has a time, too, or the
-// connection's.
+// next waits for the next chunk. An error means that the sender has ended, at the returned time, or
+// the connection.
 func (q *queue) next() (chunk, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -87,7 +88,7 @@ func (q *queue) next() (chunk, error) {
 	return first, nil
 }
 
-// took gives back the space of bytes that have left.
+// took releases the space of bytes that were sent on.
 func (q *queue) took(n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -95,9 +96,8 @@ func (q *queue) took(n int) {
 	q.change.Broadcast()
 }
 
-// drain hands everything over to a receiver, as the way there lets it, and in the end that the
-// sender has closed its side. False: one of the two failed, and the time has come for the other to
-// hear of it.
+// drain sends everything on to a receiver, as treated by the path there, and at the end closes that
+// side. It returns false if one side failed, after the time at which the other would notice.
 func (q *queue) drain(ctx context.Context, to net.Conn, by, back *way) bool {
 	for {
 		c, err := q.next()
@@ -119,7 +119,7 @@ func (q *queue) drain(ctx context.Context, to net.Conn, by, back *way) bool {
 	}
 }
 
-// closeWrite tells the receiver that nothing follows; it may still send.
+// closeWrite signals the end to the receiver, which may still send.
 func closeWrite(conn net.Conn) error {
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

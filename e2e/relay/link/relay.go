@@ -10,34 +10,34 @@ import (
 )
 
 const (
-	// maxConnections bounds the connections of a relay. A large network has some hundreds.
+	// maxConnections bounds the connections of a relay. A large network needs some hundreds.
 	maxConnections = 8192
-	// dialTimeout is how long a target may take. It is on the same machine or the same network of
-	// containers.
+	// dialTimeout limits the time to dial a target, which is on the same machine or in the same
+	// network of containers.
 	dialTimeout = 5 * time.Second
-	// acceptPause is what follows a connection that could not be accepted.
+	// acceptPause is the pause after a failed accept.
 	acceptPause = 100 * time.Millisecond
 )
 
 // pair is a sender and a receiver.
 type pair struct{ from, to string }
 
-// Relay carries the connections of all links. Its methods may be called concurrently.
+// Relay forwards the connections of all links. Its methods may be called concurrently.
 type Relay struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	dial   func(ctx context.Context, address string) (net.Conn, error)
 	wg     sync.WaitGroup
 
-	ways map[pair]*way // both directions of every link; the map does not change
+	ways map[pair]*way // both directions of every link; the map itself is immutable
 
-	mu        sync.Mutex // of what follows, and of changes of ways
+	mu        sync.Mutex // guards the fields below, and changes of ways
 	listeners []net.Listener
 	conns     map[net.Conn]struct{}
 	closed    bool
 }
 
-// New listens at all links and carries what comes, untreated. Close ends it.
+// New listens at all links and forwards connections, untreated. The caller must call Close.
 func New(links []Link) (*Relay, error) {
 	r := newRelay(func(ctx context.Context, address string) (net.Conn, error) {
 		return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", address)
@@ -66,7 +66,8 @@ func newRelay(dial func(ctx context.Context, address string) (net.Conn, error), 
 	return r
 }
 
-// Set changes how bytes travel. All settings hold, or none where there is an error.
+// Set changes the treatment of pairs of nodes: all settings are applied, or none if there is an
+// error.
 func (r *Relay) Set(settings ...Setting) error {
 	for _, s := range settings {
 		if r.ways[pair{s.From, s.To}] == nil {
@@ -84,7 +85,8 @@ func (r *Relay) Set(settings ...Setting) error {
 	return nil
 }
 
-// Close ends all connections, and returns when everything has ended. A second call does nothing.
+// Close ends all connections, and returns when all goroutines have ended. A second call has no
+// effect.
 func (r *Relay) Close() {
 	r.mu.Lock()
 	r.closed = true
@@ -116,7 +118,8 @@ func (r *Relay) serve(listener net.Listener, l Link) {
 			case errors.Is(err, net.ErrClosed):
 				return
 			case err != nil:
-				// too many open files, or the dialer went: the next one may fare better
+				// too many open files, or the dialer closed the connection: the next accept may
+				// succeed
 				select {
 				case <-r.ctx.Done():
 				case <-time.After(acceptPause):
@@ -133,7 +136,8 @@ func (r *Relay) serve(listener net.Listener, l Link) {
 	})
 }
 
-// hold notes a connection for Close; false: it is too late, or there are too many.
+// hold registers a connection for Close. It returns false if the relay is closed, or there are too
+// many connections.
 func (r *Relay) hold(conn net.Conn) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -151,8 +155,7 @@ func (r *Relay) release(conn net.Conn) {
 	delete(r.conns, conn)
 }
 
-// carry carries one connection, until both sides have sent all that they wanted to or one of them
-// has failed.
+// carry forwards one connection, until both sides have closed or one of them has failed.
 func (r *Relay) carry(dialer net.Conn, l Link) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	var wg sync.WaitGroup
@@ -161,7 +164,7 @@ func (r *Relay) carry(dialer net.Conn, l Link) {
 	context.AfterFunc(ctx, func() { _ = dialer.Close() })
 	there, back := r.ways[pair{l.From, l.To}], r.ways[pair{l.To, l.From}]
 
-	// It is read from the beginning, so that a dialer is noticed that gives up.
+	// The dialer is read from the beginning, so that the relay notices when it gives up.
 	request := newQueue(ctx)
 	wg.Go(func() { request.fill(dialer) })
 	if !open(ctx, there, back, request.ended) {
@@ -193,8 +196,8 @@ func (r *Relay) carry(dialer net.Conn, l Link) {
 	writers.Wait()
 }
 
-// open waits until a connection can be opened: a handshake needs both ways whole, and the first
-// packet takes the way there.
+// open waits until a connection can be opened: a handshake needs both directions, and the first
+// packet takes the delay of the path there.
 func open(ctx context.Context, there, back *way, gaveUp <-chan struct{}) bool {
 	arrived := time.Now()
 	for {

@@ -18,8 +18,7 @@ import (
 	"github.com/starling-kv/starling/internal/bubble"
 )
 
-// conn is one end of a connection in memory: without buffers, and with a side that can be closed
-// alone.
+// conn is one end of a connection in memory, without buffers, whose sides can be closed separately.
 type conn struct {
 	net.Conn // nil: no other method is called
 	r        *io.PipeReader
@@ -41,7 +40,7 @@ func (c *conn) reset() {
 	_ = c.r.Close()
 }
 
-// listener accepts what the test dials, until it is closed.
+// listener accepts the test's connections until it is closed.
 type listener struct {
 	net.Listener
 	dialled chan net.Conn
@@ -59,7 +58,7 @@ func (l *listener) Accept() (net.Conn, error) {
 
 func (l *listener) Close() error { close(l.closed); return nil }
 
-// bench is a relay between nodes a and b, in a world of its own.
+// bench is a relay between nodes a and b in a synctest bubble.
 type bench struct {
 	*testing.T
 	relay    *Relay
@@ -68,7 +67,7 @@ type bench struct {
 	start    time.Time
 }
 
-// inBubble runs a test on a relay between a and b; the time in it is its own.
+// inBubble runs a test on a relay between a and b, with the virtual time of a synctest bubble.
 func inBubble(t *testing.T, test func(b *bench)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bench{T: t, accepted: make(chan net.Conn), start: time.Now()}
@@ -85,13 +84,12 @@ func inBubble(t *testing.T, test func(b *bench)) {
 			}
 		}, []Link{link})
 		b.relay.serve(b.listener, link)
-		defer b.relay.Close() // a goroutine that stayed would fail the test
+		defer b.relay.Close() // a leaked goroutine would fail the test
 		test(b)
 	})
 }
 
-// dial opens a connection from a, and returns what the relay has not been asked to hold back: both
-// ends.
+// dial opens a connection from a that the relay does not hold back, and returns both ends.
 func (b *bench) dial() (atA, atB net.Conn) {
 	atA = b.dialOnly()
 	return atA, <-b.accepted
@@ -122,7 +120,7 @@ func (b *bench) write(to net.Conn, data string) {
 	require.NoError(b, err)
 }
 
-// at asserts how much time has passed since the beginning.
+// at asserts the time that has passed since the beginning.
 func (b *bench) at(want time.Duration) {
 	b.Helper()
 	require.Equal(b, want, time.Since(b.start))
@@ -163,7 +161,7 @@ func TestDelay(t *testing.T) {
 			bubble.Sleep(10 * time.Millisecond)
 			_ = atA.(*conn).CloseWrite()
 			require.Equal(b, "back", b.read(atA, 4))
-			b.at(delay + 30*time.Millisecond) // this way there is none
+			b.at(delay + 30*time.Millisecond) // this direction has no delay
 			close(began)
 		}()
 		atB := <-b.accepted
@@ -171,7 +169,7 @@ func TestDelay(t *testing.T) {
 		require.Equal(b, "1", b.read(atB, 1))
 		b.at(delay)
 		require.Equal(b, "2", b.read(atB, 1))
-		b.at(delay + 10*time.Millisecond) // they travel at the same time
+		b.at(delay + 10*time.Millisecond) // the delays of both bytes overlap
 		_, err := atB.Read(make([]byte, 1))
 		require.Equal(b, io.EOF, err)
 		b.at(delay + 20*time.Millisecond)
@@ -181,7 +179,7 @@ func TestDelay(t *testing.T) {
 	})
 }
 
-// A delay that is taken away ends for what is under way, which stays in order.
+// If a delay is shortened, the new delay applies to bytes in flight too, which stay in order.
 func TestDelayChanges(t *testing.T) {
 	inBubble(t, func(b *bench) {
 		atA, atB := b.dial()
@@ -212,10 +210,10 @@ func TestBandwidth(t *testing.T) {
 		}()
 		require.Equal(b, text, b.read(firstB, len(text)))
 		<-done
-		require.InDelta(b, 10, time.Since(b.start).Seconds(), 0.001) // of both together
+		require.InDelta(b, 10, time.Since(b.start).Seconds(), 0.001) // both connections together
 		b.write(firstB, text)
 		require.Equal(b, text, b.read(firstA, len(text)))
-		require.InDelta(b, 10, time.Since(b.start).Seconds(), 0.001) // the other way has no limit
+		require.InDelta(b, 10, time.Since(b.start).Seconds(), 0.001) // this direction has no limit
 		b.set("a", "b", Treatment{})
 		b.write(firstA, text)
 		require.Equal(b, text, b.read(firstB, len(text)))
@@ -248,7 +246,7 @@ func TestCut(t *testing.T) {
 					b.Fatal("a connection is made over a cut")
 				default:
 				}
-				b.write(to, "against it") // which is whole, where a connection is there
+				b.write(to, "against it") // the other direction of an existing connection works
 				require.Equal(b, "against it", b.read(from, 10))
 
 				b.set(cut[0], cut[1], Treatment{})
@@ -269,11 +267,11 @@ func TestADialerThatGivesUp(t *testing.T) {
 		require.NoError(b, atA.Close())
 		synctest.Wait()
 		require.Empty(b, b.relay.conns)
-		b.set("a", "b", Treatment{}) // nobody dials: it would hang
+		b.set("a", "b", Treatment{}) // the relay does not dial: that would hang
 	})
 }
 
-// A sender cannot fill the relay's memory: it waits.
+// A sender cannot fill the relay's memory: it has to wait.
 func TestBackPressure(t *testing.T) {
 	inBubble(t, func(b *bench) {
 		atA, atB := b.dial()
@@ -298,7 +296,7 @@ func TestBackPressure(t *testing.T) {
 	})
 }
 
-// What ends a connection travels as the bytes do.
+// The end of a connection is delayed like its bytes.
 func TestEnds(t *testing.T) {
 	const delay = time.Second
 	inBubble(t, func(b *bench) {
@@ -311,7 +309,7 @@ func TestEnds(t *testing.T) {
 		require.Error(b, err)
 		b.at(delay)
 	})
-	inBubble(t, func(b *bench) { // one who sends to somebody who has gone hears of it
+	inBubble(t, func(b *bench) { // a side that sends to a closed one gets an error
 		atA, atB := b.dial()
 		b.set("b", "a", Treatment{Delay: delay})
 		atB.(*conn).reset()
@@ -349,7 +347,7 @@ func TestCloseEndsWhatHangs(t *testing.T) {
 	})
 }
 
-// Over sockets, from the file to the endpoint.
+// The configuration file and the control endpoint, over real sockets.
 func TestControl(t *testing.T) {
 	target, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

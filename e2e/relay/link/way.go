@@ -7,16 +7,16 @@ import (
 	"time"
 )
 
-// way is what a sender's bytes take to a receiver, over all connections of the two.
+// way is the path from a sender to a receiver, over all their connections.
 type way struct{ atomic.Pointer[rule] }
 
 // rule is a treatment in force.
 type rule struct {
 	Treatment
-	replaced chan struct{} // closed when it is another's turn
+	replaced chan struct{} // closed when another rule replaces this one
 
 	mu sync.Mutex
-	// when the bytes will have left that were let through up to now; for the bandwidth
+	// time at which all bytes that were accepted so far will have left; for the bandwidth
 	free time.Time
 }
 
@@ -30,12 +30,12 @@ func newRule(t Treatment) *rule { return &rule{Treatment: t, replaced: make(chan
 
 func (w *way) set(t Treatment) { close(w.Swap(newRule(t)).replaced) }
 
-// pass waits until something is through that was sent at a time: the way is whole, and the delay
-// over. False: ctx is done.
+// pass waits until data sent at a time has passed: until the path is not cut and the delay is over.
+// It returns false if ctx is done.
 func (w *way) pass(ctx context.Context, sent time.Time) bool {
 	for {
 		r := w.Load()
-		var over <-chan time.Time // never, where the way is cut
+		var over <-chan time.Time // nil if the path is cut
 		if !r.Cut {
 			left := time.Until(sent.Add(r.Delay))
 			if left <= 0 {
@@ -52,21 +52,21 @@ func (w *way) pass(ctx context.Context, sent time.Time) bool {
 	}
 }
 
-// Pieces are what a way of limited bandwidth lets through at a time: a twentieth of a second's
-// worth, within bounds.
+// A path of limited bandwidth passes pieces of a twentieth of a second's worth of bytes, within
+// these bounds.
 const (
 	minPiece, maxPiece = 256, 16 << 10
 	piecesPerSecond    = 20
 )
 
-// squeeze waits until a first part of data, sent at a time, is through, and returns its length; 0:
-// ctx is done.
+// squeeze waits until a first part of data, sent at a time, has passed, and returns its length; 0
+// if ctx is done.
 func (w *way) squeeze(ctx context.Context, data []byte, sent time.Time) int {
 	for w.pass(ctx, sent) {
 		r := w.Load()
 		switch {
 		case r.Cut:
-			continue // just now
+			continue // it was cut since pass returned
 		case r.Bandwidth == 0:
 			return len(data)
 		}
@@ -76,7 +76,7 @@ func (w *way) squeeze(ctx context.Context, data []byte, sent time.Time) int {
 		case <-ctx.Done():
 			left.Stop()
 			return 0
-		case <-r.replaced: // begins anew under the next one
+		case <-r.replaced: // try again under the new rule
 			left.Stop()
 		case <-left.C:
 			return n
@@ -85,7 +85,7 @@ func (w *way) squeeze(ctx context.Context, data []byte, sent time.Time) int {
 	return 0
 }
 
-// reserve takes n bytes of the bandwidth, and returns when they will have left.
+// reserve reserves the bandwidth for n bytes, and returns the time at which they will have left.
 func (r *rule) reserve(n int) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()

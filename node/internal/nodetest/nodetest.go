@@ -1,5 +1,5 @@
-// Package nodetest holds what the tests of a node and of its rooms share: homes on free ports, a
-// log that tests read, calls by RPC.
+// Package nodetest provides helpers for the tests of package node and its subpackages: homes on
+// free ports, a log that tests can read, and RPC calls.
 package nodetest
 
 import (
@@ -29,11 +29,11 @@ import (
 	"github.com/starling-kv/starling/node/home"
 )
 
-// Patience is how long a test waits for what should happen soon.
+// Patience limits a test's wait for an event that should happen soon.
 const Patience = 5 * time.Minute
 
-// Home makes a home whose node listens on free ports of loopback and makes blocks fast. edit, nil
-// or not, changes the options first.
+// Home creates a home whose node listens on free loopback ports and makes blocks fast. edit, which
+// may be nil, changes the options first.
 func Home(t *testing.T, edit func(*home.InitOptions)) (string, home.InitResult) {
 	t.Helper()
 	numbers := FreePorts(t, 2)
@@ -55,8 +55,8 @@ func Home(t *testing.T, edit func(*home.InitOptions)) (string, home.InitResult) 
 	return opts.Home, result
 }
 
-// FreePorts returns ports of loopback for CometBFT, which binds them itself. Nobody else takes
-// them.
+// FreePorts returns loopback ports for CometBFT, which binds them itself. No other test gets the
+// same ports.
 func FreePorts(t *testing.T, n int) (numbers []int) {
 	t.Helper()
 	held, err := ports.Hold(n)
@@ -76,7 +76,7 @@ func Load(t *testing.T, home string) *config.Config {
 	return config
 }
 
-// RPC is a client of the node of a home.
+// RPC returns a client of the node of a home.
 func RPC(t *testing.T, home string) *rpchttp.HTTP {
 	t.Helper()
 	client, err := rpchttp.New(config.RPCAddress(home), "/websocket")
@@ -102,7 +102,7 @@ func Get(t *testing.T, client *rpchttp.HTTP, key string) string {
 	return string(res.Response.Value)
 }
 
-// Until waits until ok returns true. After Patience the test fails with what.
+// Until waits until ok returns true. After Patience the test fails; what names the condition.
 func Until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	require.Eventually(t, ok, Patience, 10*time.Millisecond, what)
@@ -127,7 +127,7 @@ func EditJSON(t *testing.T, path string, edit func(map[string]any)) {
 	require.NoError(t, os.WriteFile(path, raw, 0o600))
 }
 
-// LogBuffer is a log that a test reads.
+// LogBuffer is a log that a test can read.
 type LogBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer // guarded by mu
@@ -146,7 +146,7 @@ func (b *LogBuffer) Has(text string) bool {
 	return strings.Contains(b.buf.String(), text)
 }
 
-// Find returns what the first group of a regular expression matches.
+// Find returns the match of a regular expression's first group.
 func (b *LogBuffer) Find(t *testing.T, expression string) string {
 	t.Helper()
 	b.mu.Lock()
@@ -163,7 +163,8 @@ func (b *LogBuffer) Logger(t *testing.T) log.Logger {
 	return logger
 }
 
-// SameHashes compares the root of the application's last state with what the block after it names.
+// SameHashes compares the root of the application's last state with the app hash in the next
+// block's header.
 func SameHashes(t *testing.T, application interface {
 	Latest() (int64, *avlstar.Version)
 }, comet func() *cometnode.Node,

@@ -12,8 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A power loss at any point of the first openings, with any of what was not synced kept and any
-// lost: the folder opens, or can be begun, and has what was synced. Nothing is taken for damage.
+// TestPowerLossWhileOpening: after a power loss at any point of the first openings, with any of the
+// unsynced data kept or lost, the folder opens or can be created, and has the synced data. Nothing
+// is reported as damage.
 func TestPowerLossWhileOpening(t *testing.T) {
 	seeds := uint64(12)
 	if testing.Short() {
@@ -23,9 +24,9 @@ func TestPowerLossWhileOpening(t *testing.T) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 0))
 			mem := vfs.NewCrashableMem()
-			var mu sync.Mutex // guards what follows, and rng
+			var mu sync.Mutex // guards the variables below, and rng
 			var crashed []*vfs.MemFS
-			var synced []int // keys at each
+			var synced []int // number of keys at each sync
 			keys := 0
 			fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 				if op.Kind.ReadOrWrite() == errorfs.OpIsWrite {

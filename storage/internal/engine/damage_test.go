@@ -24,8 +24,8 @@ func openFolder(fs vfs.FS) (*pebble.DB, error) {
 	return Folder{Zone: "test", Dir: "zone", WayOut: wayOut, FS: fs}.Open(&pebble.Options{FS: fs})
 }
 
-// written makes a database with tables, a log and files of options, and returns what is in it. The
-// last keys, from logged on, are in the log alone.
+// written creates a database with tables, a log and options files, and returns its contents. The
+// last keys, from logged on, are only in the log.
 func written(t *testing.T) (fs *vfs.MemFS, content map[string]string, logged string) {
 	t.Helper()
 	fs, content, logged = vfs.NewMem(), map[string]string{}, "key 0300"
@@ -57,9 +57,9 @@ func readDB(db *pebble.DB) (map[string]string, error) {
 	return got, it.Close()
 }
 
-// Whatever happens to one file of a database, a part of which may be lost, or to its name: it opens
-// with what was written, or says that it is damaged and what to do. Never does it open with less,
-// but for the end of the log, of which nobody can know that it was there.
+// TestDamagedFiles: whatever happens to one file of a database, even if a part of it is lost, or to
+// its name, the database opens with the written data, or reports the damage and a remedy. It never
+// opens with less, except for the end of the log, whose loss cannot be detected.
 func TestDamagedFiles(t *testing.T) {
 	origin, content, logged := written(t)
 	names, err := origin.List("zone")
@@ -137,7 +137,7 @@ func TestDamagedFiles(t *testing.T) {
 	}
 }
 
-// damageFile replaces a file by what damage makes of it; nil: removes it.
+// damageFile replaces a file by the result of damage; nil removes it.
 func damageFile(t *testing.T, fs vfs.FS, path string, damage func([]byte) []byte) {
 	t.Helper()
 	file, err := fs.Open(path)
@@ -156,7 +156,8 @@ func damageFile(t *testing.T, fs vfs.FS, path string, damage func([]byte) []byte
 	require.NoError(t, file.Close())
 }
 
-// The same on a file system of the operating system, which says in its own way what is missing.
+// TestMissingFiles does the same on a real file system, which reports missing files with other
+// errors.
 func TestMissingFiles(t *testing.T) {
 	for _, kind := range []string{"MANIFEST-", ".sst"} {
 		dir := t.TempDir()
@@ -182,8 +183,8 @@ func TestMissingFiles(t *testing.T) {
 	}
 }
 
-// Segments whose database is gone, or whose list of files is not named any more, are refused before
-// anything is written beside them.
+// TestSegmentsWithoutADatabase: segments without a database, or whose list of files is no longer
+// named, are refused before anything is written to the folder.
 func TestSegmentsWithoutADatabase(t *testing.T) {
 	for _, kept := range []string{"", "marker.format-version"} {
 		fs, _, _ := written(t)

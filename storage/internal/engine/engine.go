@@ -1,11 +1,11 @@
-// Package engine is what the zones share: opening a Pebble database, and the reasons why one cannot
-// continue.
+// Package engine is shared by the zones. It opens a Pebble database, and adds remedies to its
+// errors.
 //
 //	Folder ──Open──► *pebble.DB
 //	   ▲                 │ error, background error, Fatalf
 //	   └── Err ◄─────────┘
 //	        ├── ErrLocked     another process has it
-//	        ├── ErrCorrupt    names the damaged file, and the way out
+//	        ├── ErrCorrupt    names the damaged file and a remedy
 //	        ├── ErrDiskFull   ENOSPC, EDQUOT
 //	        └── any other
 package engine
@@ -30,33 +30,32 @@ import (
 var (
 	// ErrLocked: another process has the folder open.
 	ErrLocked = errors.New("in use by another process")
-	// ErrCorrupt: what is on disk cannot be read as what was written.
+	// ErrCorrupt: the data on disk is damaged.
 	ErrCorrupt = errors.New("damaged")
-	// ErrNewerFormat: a later version of this program wrote the data.
+	// ErrNewerFormat: a newer version of this program wrote the data.
 	ErrNewerFormat = errors.New("written by a newer version")
 	// ErrClosed: the zone is closed.
 	ErrClosed = errors.New("closed")
-	// ErrDiskFull: no space, or the quota is used up.
+	// ErrDiskFull: the disk is full, or the quota is used up.
 	ErrDiskFull = errors.New("disk full")
 )
 
-// Format is pinned, so that a newer Pebble does not make data unreadable for the program that wrote
-// it.
+// Format is fixed, so that a newer Pebble does not make the data unreadable for older programs.
 const Format = pebble.FormatValueSeparation
 
-// BaseLevelBytes is the size of the level that L0 is compacted into, for flushes of that many
-// bytes: a compaction out of L0 rewrites most of that level where keys are random, so it must not
-// be many times what comes from L0. docs/decisions/0042-small-base-level.md has figures.
+// BaseLevelBytes returns the size of the level into which L0 is compacted, for flushes of that many
+// bytes. With random keys, a compaction of L0 rewrites most of that level, so it must not be many
+// times larger than L0. docs/decisions/0042-small-base-level.md has measurements.
 func BaseLevelBytes(flush uint64) int64 { return int64(min(8*flush, 64<<20)) }
 
-// Logger takes what a zone and the database under it have to say, as a message with pairs of keys
-// and values. *slog.Logger and CometBFT's logger are ones. It is called concurrently.
+// Logger receives the messages of a zone and of its database, with alternating keys and values.
+// *slog.Logger and CometBFT's logger implement it. It is called concurrently.
 type Logger interface {
 	Info(msg string, keyvals ...any)
 	Error(msg string, keyvals ...any)
 }
 
-// NopLogger drops all messages.
+// NopLogger discards all messages.
 type NopLogger struct{}
 
 // Info does nothing.
@@ -65,25 +64,23 @@ func (NopLogger) Info(string, ...any) {}
 // Error does nothing.
 func (NopLogger) Error(string, ...any) {}
 
-// Folder is where a zone's database lies, and what its messages say.
+// Folder is the folder of a zone's database, with the texts for its messages.
 type Folder struct {
-	Zone   string // "state", "blocks": begins every message
+	Zone   string // "state" or "blocks": begins every message
 	Dir    string
-	WayOut string // what to do about damage, as the end of a sentence
+	WayOut string // remedy for damage, as the end of a sentence
 	FS     vfs.FS // default: the operating system's
 	Logger Logger // default: silent
-	// Fatal is called, after the error was logged, when the database cannot continue (its log or
-	// its list of files cannot be written). It must not return. Default: end the process with exit
-	// status 1.
+	// Fatal is called, after the error was logged, when the database cannot continue because its
+	// log or its list of files cannot be written. It must not return. Default: exit with status 1.
 	Fatal func(error)
-	// Background is told of each failure of flushing or compacting, with what to do about it, and
-	// of what Fatal is told, before that. Pebble holds its locks meanwhile: it must neither block
-	// nor call the database. Unless it ends the process, Pebble tries again at once. Default:
-	// nobody.
+	// Background is called with each failure of a flush or compaction, with a remedy, and before
+	// each call of Fatal. Pebble holds its locks meanwhile, so Background must neither block nor
+	// call the database. If it returns, Pebble tries again at once. Default: no call.
 	Background func(error)
 }
 
-// WithDefaults fills in what is not set.
+// WithDefaults returns f with defaults for unset fields.
 func (f Folder) WithDefaults() Folder {
 	if f.FS == nil {
 		f.FS = vfs.Default
@@ -100,14 +97,14 @@ func (f Folder) WithDefaults() Folder {
 	return f
 }
 
-// Open opens the database in the folder, and creates it if need be. It sets what all zones have in
-// common in o; a listener that is there already is called too.
+// Open opens the database in the folder, and creates it if necessary. It sets the options shared by
+// all zones in o. A listener in o is called, too.
 func (f Folder) Open(o *pebble.Options) (*pebble.DB, error) {
 	f = f.WithDefaults()
 	ordered := &folderFS{FS: f.FS, fatalf: pebbleLogger{f}.Fatalf, logged: !o.DisableWAL}
 	o.FS, o.FormatMajorVersion, o.Logger = ordered, Format, pebbleLogger{f}
-	// Pebble's own listener ends the process. Damage that a reader meets comes back as an error,
-	// with the way out.
+	// Pebble's own listener ends the process. Damage found by a reader is returned as an error with
+	// a remedy.
 	listener := pebble.EventListener{
 		BackgroundError: func(err error) {
 			err = advised(f.Err("background work", err))
@@ -126,7 +123,7 @@ func (f Folder) Open(o *pebble.Options) (*pebble.DB, error) {
 	if err != nil {
 		return nil, f.openErr(there, err)
 	}
-	if name := f.Merger(); o.Merger != nil && name != o.Merger.Name && ours.MatchString(name) {
+	if name := f.merger(); o.Merger != nil && name != o.Merger.Name && ours.MatchString(name) {
 		return nil, f.newer(fmt.Sprintf("merger %s, this program knows %s", name, o.Merger.Name))
 	}
 	db, err := open(f.Dir, o)
@@ -140,9 +137,9 @@ func (f Folder) Open(o *pebble.Options) (*pebble.DB, error) {
 	return db, nil
 }
 
-// openErr is Err for a database that cannot be opened. Pebble gives most of its complaints about
-// the files of one that is there no kind: what is not an error of the operating system, and a file
-// that is missing, is damage.
+// openErr is Err for a database that cannot be opened. Most of Pebble's errors about existing files
+// have no type. So all errors except those of the operating system count as damage, and so does a
+// missing file.
 func (f Folder) openErr(there bool, err error) error {
 	known := errors.Is(err, ErrLocked) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrNewerFormat)
 	var system syscall.Errno
@@ -152,23 +149,23 @@ func (f Folder) openErr(there bool, err error) error {
 	return f.Err("open", err)
 }
 
-// damagedOptions returns an ErrCorrupt if the database's newest file of options, which Pebble
-// compares with those that it is given, cannot be read as one. No data are in it.
+// damagedOptions returns an ErrCorrupt if the database's newest options file cannot be decoded.
+// Pebble compares this file with the options that it is given. The file contains no data.
 func (f Folder) damagedOptions(merger *pebble.Merger) error {
 	path, text := f.options()
 	if path == "" {
 		return nil
 	}
-	known := &pebble.Options{Merger: merger} // no zone changes what else is compared
+	known := &pebble.Options{Merger: merger} // zones change no other compared options
 	known.EnsureDefaults()
 	if err := known.CheckCompatibility(f.Dir, text); err != nil {
-		return fmt.Errorf("%s folder %s is %w: file %s: %w: remove that file, in which there are no data, and start again", f.Zone, f.Dir, ErrCorrupt, path, err)
+		return fmt.Errorf("%s folder %s is %w: file %s: %w: remove that file, which contains no data, and start again", f.Zone, f.Dir, ErrCorrupt, path, err)
 	}
 	return nil
 }
 
-// options returns path and contents of the database's newest file of options; empty: it cannot be
-// read, or there is none.
+// options returns path and contents of the database's newest options file; empty if there is none
+// or it cannot be read.
 func (f Folder) options() (path, text string) {
 	names, err := f.FS.List(f.Dir)
 	if err != nil {
@@ -193,10 +190,9 @@ func (f Folder) options() (path, text string) {
 	return path, string(b)
 }
 
-// Merger returns the name of the database's merger, by which its layout can be told before it is
-// opened; empty: there is no database yet, or its file of options does not say.
-func (f Folder) Merger() string {
-	f = f.WithDefaults()
+// merger returns the name of the database's merger; empty if there is no database yet, or its
+// options file does not name one.
+func (f Folder) merger() string {
 	_, text := f.options()
 	for line := range strings.Lines(text) {
 		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "merger="); ok {
@@ -206,10 +202,10 @@ func (f Folder) Merger() string {
 	return ""
 }
 
-// check refuses a database of a newer format than the pinned one: Pebble's own error for what it
-// does not know is of no kind, and what it does know beyond ours was not written by this program.
-// It also refuses one whose list of files is not named any more: Pebble would begin a new one, and
-// remove the tables; the values in segments would be lost with it. there is false if there is no
+// check refuses a database with a newer format than Format. Pebble's own error for an unknown
+// format has no type, and a newer format that Pebble knows was not written by this program. It also
+// refuses a database whose list of files has lost its marker: Pebble would begin a new list and
+// remove the tables, and the values in segments would be lost. there is false if there is no
 // database yet.
 func (f Folder) check() (there bool, err error) {
 	names, err := f.FS.List(f.Dir)
@@ -227,22 +223,22 @@ func (f Folder) check() (there bool, err error) {
 	if err != nil {
 		return true, err
 	}
-	// A new database has the list's marker, durably, before the other one, and before tables and
-	// segments.
+	// In a new database, the marker of the list becomes durable before the format marker, and
+	// before tables and segments.
 	data := slices.ContainsFunc(names, func(name string) bool {
 		return strings.HasSuffix(name, ".sst") || strings.HasSuffix(name, SegmentSuffix)
 	})
 	switch {
 	case list == "" && (format != "" || data):
-		return true, f.Corrupt(errors.New("the file marker.manifest.… is missing, which says what its list of files is"))
+		return true, f.Corrupt(errors.New("the file marker.manifest.… is missing, which names the list of files"))
 	case format == "" && data:
-		return true, f.Corrupt(errors.New("the file marker.format-version.… is missing, which says how it is to be read"))
+		return true, f.Corrupt(errors.New("the file marker.format-version.… is missing, which has the format version"))
 	case format == "":
 		return false, nil
 	}
 	version, err := strconv.ParseUint(format, 10, 64)
 	if err != nil {
-		return true, f.Corrupt(fmt.Errorf("the database's format is %q, which is no number", format))
+		return true, f.Corrupt(fmt.Errorf("the database's format is %q, which is not a number", format))
 	}
 	if version > uint64(Format) {
 		return true, f.Newer("database format", version, uint64(Format))
@@ -250,18 +246,18 @@ func (f Folder) check() (there bool, err error) {
 	return true, nil
 }
 
-// SegmentSuffix ends the names of the files in which package segments keeps large values of a
+// SegmentSuffix is the suffix of the files in which package segments stores large values of a
 // database, in its folder.
 const SegmentSuffix = ".seg"
 
-// The files in which Pebble keeps the format of a database (format_major_version.go) and the name
-// of its list of files (version_set.go) are called marker.NAME.COUNT.VALUE.
+// Pebble stores the format of a database (format_major_version.go) and the name of its list of
+// files (version_set.go) in the names of files marker.NAME.COUNT.VALUE.
 const (
 	formatMarker = "format-version"
 	listMarker   = "manifest"
 )
 
-// Newer is an ErrNewerFormat about something in the folder.
+// Newer returns an ErrNewerFormat about a part of the folder.
 func (f Folder) Newer(what string, found, known uint64) error {
 	return f.newer(fmt.Sprintf("%s %d, this program knows up to %d", what, found, known))
 }
@@ -271,10 +267,10 @@ func (f Folder) newer(what string) error {
 		"shows what one knows), or remove the home's data with `starlingd unsafe-reset-all` and join again", f.Zone, f.Dir, ErrNewerFormat, what)
 }
 
-// ours are the names of mergers that programs like this one give, or will.
+// ours matches the names of mergers of this program and of newer versions.
 var ours = regexp.MustCompile(`^starling\.[a-z]+\.v[0-9]+$`)
 
-// open returns the errors that Pebble panics with.
+// open returns Pebble's panics as errors.
 func open(dir string, o *pebble.Options) (_ *pebble.DB, err error) {
 	defer func() {
 		r := recover()
@@ -288,8 +284,8 @@ func open(dir string, o *pebble.Options) (_ *pebble.DB, err error) {
 	return pebble.Open(dir, o)
 }
 
-// Err says what went wrong doing something, so that errors.Is finds which of this package's errors
-// it is. It is nil if err is.
+// Err wraps an error of an operation, so that errors.Is finds the errors of this package and the
+// message includes a remedy. It returns nil if err is nil.
 func (f Folder) Err(doing string, err error) error {
 	switch {
 	case err == nil:
@@ -297,7 +293,7 @@ func (f Folder) Err(doing string, err error) error {
 	case errors.Is(err, ErrLocked):
 		return fmt.Errorf("%s folder %s: %w: stop the other starlingd that runs on this home, or give this one another home", f.Zone, f.Dir, err)
 	case errors.Is(err, ErrDiskFull), errors.Is(err, ErrCorrupt), errors.Is(err, ErrNewerFormat):
-		return err // was here before
+		return err // already wrapped
 	case IsDiskFull(err):
 		return fmt.Errorf("%s folder %s: %s: %w: %w: make room on the disk, then start again", f.Zone, f.Dir, doing, ErrDiskFull, err)
 	case pebble.IsCorruptionError(err), errors.Is(err, pebble.ErrCorruption):
@@ -308,8 +304,9 @@ func (f Folder) Err(doing string, err error) error {
 	return fmt.Errorf("%s folder %s: %s: %w", f.Zone, f.Dir, doing, err)
 }
 
-// Fail is for a zone that cannot continue since a file of its own cannot be written: it logs the
-// error of doing something, tells Background and calls Fatal. It returns the error if they return.
+// Fail is called by a zone that cannot continue because one of its own files cannot be written. It
+// logs the error of the operation, and calls Background and Fatal. If they return, it returns the
+// error.
 func (f Folder) Fail(doing string, err error) error {
 	err = advised(f.Err(doing, err))
 	f.Logger.Error("zone failed", "zone", f.Zone, "folder", f.Dir, "err", err)
@@ -318,7 +315,7 @@ func (f Folder) Fail(doing string, err error) error {
 	return err
 }
 
-// Corrupt is an ErrCorrupt that names the file where Pebble knows it, and the way out.
+// Corrupt returns an ErrCorrupt with the remedy, and with the file if Pebble knows it.
 func (f Folder) Corrupt(err error) error {
 	if info := pebble.ExtractDataCorruptionInfo(err); info != nil {
 		return fmt.Errorf("%s folder %s is %w: file %s: %w: %s", f.Zone, f.Dir, ErrCorrupt, info.Path, info.Details, f.WayOut)
@@ -326,7 +323,7 @@ func (f Folder) Corrupt(err error) error {
 	return fmt.Errorf("%s folder %s is %w: %w: %s", f.Zone, f.Dir, ErrCorrupt, err, f.WayOut)
 }
 
-// advised says what to do about an error of Err that does not say so itself.
+// advised adds a remedy to an error of Err without one.
 func advised(err error) error {
 	if errors.Is(err, ErrDiskFull) || errors.Is(err, ErrCorrupt) || errors.Is(err, syscall.EIO) {
 		return err
@@ -334,13 +331,12 @@ func advised(err error) error {
 	return fmt.Errorf("%w: check the disk (space, permissions), then start again", err)
 }
 
-// IsDiskFull tells the operating system's errors for lack of space.
+// IsDiskFull reports whether err is an operating system error for a full disk or quota.
 func IsDiskFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// pebbleLogger hands Pebble's errors to our log. Its information (each compaction, each flush) is
-// left out.
+// pebbleLogger logs Pebble's errors, and discards its information about each compaction and flush.
 type pebbleLogger struct{ f Folder }
 
 func (pebbleLogger) Infof(string, ...any) {}
@@ -350,14 +346,14 @@ func (l pebbleLogger) Errorf(format string, args ...any) {
 }
 
 func (l pebbleLogger) Fatalf(format string, args ...any) {
-	err := advised(l.f.Err("the database cannot go on", fatalError{fmt.Sprintf(format, args...), args}))
+	err := advised(l.f.Err("the database cannot continue", fatalError{fmt.Sprintf(format, args...), args}))
 	l.f.Logger.Error("database failed", "zone", l.f.Zone, "folder", l.f.Dir, "err", err)
 	l.f.Background(err)
 	l.f.Fatal(err)
 	panic(err) // Pebble cannot continue
 }
 
-// fatalError is a formatted message that keeps the errors in it.
+// fatalError is a formatted message that wraps the errors in its arguments.
 type fatalError struct {
 	text string
 	args []any

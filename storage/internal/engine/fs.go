@@ -9,20 +9,24 @@ import (
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/starling-kv/starling/internal/durable/onvfs"
 )
 
-// folderFS is the file system as Pebble is given it.
+// folderFS is the file system that is passed to Pebble.
 //
-//   - It tells a folder that is locked from one that cannot be written.
-//   - It makes names durable in an order that a crash cannot turn round: Pebble syncs a folder after it has made a new list of files
-//     and the marker that says which list counts, so that the marker alone could survive.
-//   - If that sync fails, or a write-ahead log cannot be written, Pebble panics: here Fatalf comes before.
+//   - It distinguishes a locked folder from one that cannot be written.
+//   - It makes names durable in an order that survives a crash: Pebble syncs a folder only after it
+//     has created a new list of files and the marker that names the current list, so that the marker
+//     alone could survive.
+//   - If that sync fails, or a write-ahead log cannot be written, Pebble panics; folderFS calls
+//     Fatalf first.
 type folderFS struct {
 	vfs.FS
 	fatalf   func(format string, args ...any)
-	logged   bool // what is written goes to a write-ahead log first
+	logged   bool // writes go to a write-ahead log first
 	opened   atomic.Bool
-	unsynced atomic.Bool // a marker or a log was made, and its name is not durable yet
+	unsynced atomic.Bool // a marker or a log was created, and its name is not durable yet
 }
 
 func (f *folderFS) Lock(name string) (io.Closer, error) {
@@ -34,23 +38,9 @@ func (f *folderFS) Lock(name string) (io.Closer, error) {
 	return lock, err
 }
 
-// Lock locks a folder as opening its database does, by the file LOCK in it.
-func Lock(fs vfs.FS, dir string) (io.Closer, error) {
-	return (&folderFS{FS: fs}).Lock(fs.PathJoin(dir, lockFile))
-}
-
-// IsLock reports whether a file in a database's folder is the one that locks it.
-func IsLock(name string) bool { return name == lockFile }
-
-// IsListMarker reports whether a file in a database's folder names its list of files. Without one,
-// Open refuses what is left of the database.
-func IsListMarker(name string) bool { return strings.HasPrefix(name, "marker."+listMarker+".") }
-
-const lockFile = "LOCK" // Pebble's
-
 func (f *folderFS) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	if strings.HasPrefix(f.PathBase(name), "marker.") {
-		if err := SyncDir(f.FS, f.PathDir(name)); err != nil {
+		if err := onvfs.SyncDir(f.FS, f.PathDir(name)); err != nil {
 			return nil, err
 		}
 		f.unsynced.Store(true)
@@ -76,7 +66,7 @@ type folder struct {
 	fs *folderFS
 }
 
-// syncError marks what Pebble may panic with.
+// syncError marks an error that Pebble may panic with.
 type syncError struct{ error }
 
 func (e syncError) Unwrap() error { return e.error }
@@ -91,13 +81,4 @@ func (d *folder) Sync() error {
 		d.fs.fatalf("folder sync failed: %v", err)
 	}
 	return syncError{err}
-}
-
-// SyncDir makes the names in a folder durable.
-func SyncDir(fs vfs.FS, path string) error {
-	dir, err := fs.OpenDir(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

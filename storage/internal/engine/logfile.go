@@ -6,19 +6,19 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
-// logSuffix ends the names of Pebble's write-ahead logs.
+// logSuffix is the suffix of the names of Pebble's write-ahead logs.
 const logSuffix = ".log"
 
-// logFile is a write-ahead log. What fails there goes to Fatalf before Pebble hears of it: in the
-// next write, or when it begins another log, Pebble would panic, and unlock what it has not locked,
-// which ends the process without a reason that anybody can read. Pebble has such a file, too, where
-// nothing is logged, and writes its end only: that is no reason to stop.
+// logFile is a write-ahead log. It reports errors to Fatalf before Pebble sees them: in the next
+// write, or when it begins another log, Pebble would panic and unlock a lock that it does not hold,
+// which ends the process without a readable reason. Pebble creates such a file even if the
+// write-ahead log is disabled, and only writes its end. Those errors are not fatal.
 type logFile struct {
 	vfs.File
 	fs *folderFS
 }
 
-// fatal hands an error to Fatalf. Until the database is open, Open returns it.
+// fatal reports an error to Fatalf. Before the database is open, Open returns the error instead.
 func (f *logFile) fatal(err error) error {
 	if err != nil && f.fs.opened.Load() {
 		f.fs.fatalf("log: %v", err)
@@ -43,7 +43,7 @@ func (f *logFile) SyncTo(length int64) (fullSync bool, err error) {
 	return fullSync, f.fatal(err)
 }
 
-// begun is what creating a log, or using an old one again, has come to.
+// begun handles the result of creating a log, or of reusing an old one.
 func (f *folderFS) begun(file vfs.File, err error) (vfs.File, error) {
 	log := &logFile{file, f}
 	if err != nil {
@@ -53,7 +53,7 @@ func (f *folderFS) begun(file vfs.File, err error) (vfs.File, error) {
 	return log, nil
 }
 
-// ReuseForWrite is of logs alone.
+// ReuseForWrite is used only for logs.
 func (f *folderFS) ReuseForWrite(old, name string, category vfs.DiskWriteCategory) (vfs.File, error) {
 	if !f.logged {
 		return f.FS.ReuseForWrite(old, name, category)

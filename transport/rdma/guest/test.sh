@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the tests that need RDMA with cgo, and runs them in the guest: Debian's kernel with two Soft-RoCE devices in QEMU. What is
-# missing here, and a guest that does not boot, is named in a line "NOT RUN: …", and is no failure.
+# Builds the tests that need RDMA with cgo, and runs them in a VM: Debian's kernel with two Soft-RoCE devices in QEMU. A missing
+# prerequisite, or a VM that does not boot, is reported in a line "NOT RUN: …" and is not a failure.
 #
 # With arguments it runs only the named ones of: verbs paths join relay.
 set -euo pipefail
@@ -10,12 +10,12 @@ guest=transport/rdma/guest/rdma-guest
 go=${GO:-go}
 
 skip() { echo "NOT RUN: the tests of RDMA ($1)"; exit 0; }
-[ "$(uname -s)" = Linux ] || skip "no Linux"
+[ "$(uname -s)" = Linux ] || skip "not Linux"
 command -v "${CC:-gcc}" >/dev/null || skip "no C compiler here"
 command -v qemu-system-x86_64 >/dev/null || [ "$(id -u)" = 0 ] || skip "no QEMU here, and not root to install it"
 prepared=0
 $guest --prepare || prepared=$?
-[ $prepared != 122 ] || skip "something cannot be had; it is named above"
+[ $prepared != 122 ] || skip "a prerequisite is missing; see above"
 [ $prepared = 0 ] || exit 1
 library=$(ldconfig -p | sed -n 's/.*libibverbs\.so\.1 .*=> //p' | head -1)
 [ -n "$library" ] && [ -e /usr/include/infiniband/verbs.h ] || skip "no libibverbs-dev here"
@@ -23,8 +23,8 @@ library=$(ldconfig -p | sed -n 's/.*libibverbs\.so\.1 .*=> //p' | head -1)
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 
-# The guest runs a test binary, with further files. Its processors are emulated, and now and then one of them crashes the kernel for
-# no reason of ours (125): then it is run once more. So it is if it does not boot (123) where it did before.
+# The VM runs a test binary, with additional files. Its emulated processors sometimes crash the kernel (125), which is not the fault of
+# the test, so the test is run once more. The same applies if the VM does not boot (123) although it did before.
 booted=""
 run() { # name, test binary, arguments of rdma-guest…
   local name=$1 test=$2 status attempt from=$SECONDS
@@ -34,8 +34,8 @@ run() { # name, test binary, arguments of rdma-guest…
     $guest --timeout 1080 --file "$test:/root/rdma.test" --file "$library" "$@" >"$build/out" || status=$?
     grep -v -e '^=== ' -e '^ *--- PASS: .*/' "$build/out" || true
     case $status in
-    125) echo "test-rdma: the guest crashed (attempt $attempt of 2)" ;;
-    123) [ -n "$booted" ] || skip "the guest did not boot; its log is above" ;;
+    125) echo "test-rdma: the VM crashed (attempt $attempt of 2)" ;;
+    123) [ -n "$booted" ] || skip "the VM did not boot; its log is above" ;;
     *) break ;;
     esac
   done
@@ -44,10 +44,10 @@ run() { # name, test binary, arguments of rdma-guest…
   echo "test-rdma: $name: $((SECONDS - from)) s"
 }
 
-of_package() { # name, package, tests that need the guest
+of_package() { # name, package, tests that need the VM
   CGO_ENABLED=1 $go vet -tags rdma "./$2"
   CGO_ENABLED=1 $go test -tags rdma -c -o "$build/test" "./$2"
-  # What the library reports where there is no device; but for that the tests without a guest are those of `make test`.
+  # Only this test, of a host without devices, runs outside of the VM; `make test` runs the others.
   (cd "$2" && env -u RDMA_GUEST "$build/test" -test.run '^TestNoDevices$')
   run "$1" "$build/test" -- ./rdma.test -test.v -test.timeout 9m -test.run "$3"
 }
@@ -55,7 +55,7 @@ of_package() { # name, package, tests that need the guest
 verbs() { of_package verbs transport/rdma/internal/verbs .; }
 paths() { of_package paths transport/rdma '^TestGuest'; } # the others need no device
 
-# A network of processes, and a guest, for each test: one does not use up another's time.
+# Each test has its own network of processes and its own VM, so that it does not use up the time of another.
 nodes() { # name, test
   if [ ! -e "$build/nodes" ]; then
     CGO_ENABLED=1 $go build -tags rdma -trimpath -buildvcs=false -ldflags '-s -w' -o "$build/" ./cmd/starlingd ./e2e/byzantine

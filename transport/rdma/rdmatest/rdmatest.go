@@ -1,5 +1,5 @@
-// Package rdmatest makes paths by RDMA between processes' parts without a device: over a fabric in
-// memory, which fails as Soft-RoCE does. It is for tests of whatever uses package rdma.
+// Package rdmatest sets up RDMA paths between parts of a process without a device, over an
+// in-memory fabric that fails like Soft-RoCE. It is for tests of users of package rdma.
 package rdmatest
 
 import (
@@ -7,14 +7,12 @@ import (
 	"github.com/starling-kv/starling/transport/rdma/internal/verbs/verbstest"
 )
 
-// Network is a fabric in memory. Every address has a device in it. The zero value is ready.
+// Network is an in-memory fabric in which every address has a device. The zero value is ready to
+// use.
 type Network struct{ memory verbstest.Fabric }
 
-// New is rdma.New, over the network.
+// New is rdma.New over this network.
 func (n *Network) New(o rdma.Options) *rdma.Fabric { return rdma.New(rdma.ForTests(o, n.memory.Open)) }
 
-// Cut has everything get lost that is sent from now on; false: no longer.
-func (n *Network) Cut(cut bool) { n.memory.Cut(cut) }
-
-// Queues is the number of queue pairs that have not been released.
+// Queues returns the number of queue pairs that have not been released.
 func (n *Network) Queues() int { return n.memory.Queues() }

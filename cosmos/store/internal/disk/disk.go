@@ -18,46 +18,48 @@ import (
 	"github.com/starling-kv/starling/storage"
 )
 
-// DefaultPinEvery is Options.PinEvery where it is 0.
+// DefaultPinEvery is used if Options.PinEvery is 0.
 const DefaultPinEvery = 1000
 
-// keptPins is the number of pins that stay, besides the zone itself.
+// keptPins is the number of pins (snapshots on disk) that are kept in addition to the zone itself.
 const keptPins = 2
 
 // MaxNameBytes is the greatest length of a store's name.
 const MaxNameBytes = 255
 
-const prunedKey = "s/starling/pruned" // → height:u64be, up to which versions were pruned
+const prunedKey = "s/starling/pruned" // → height:u64be: versions up to this height are pruned
 
-// ErrNoHistory: what is on disk does not lead to a version.
+// ErrNoHistory reports that a version cannot be rebuilt from the states and records on disk.
 var ErrNoHistory = errors.New("the disk does not have that version of the Starling stores")
 
 // Options of a Disk.
 type Options struct {
-	Dir        string         // folder of the zone, and with "-pins" behind it of its pins
+	Dir        string         // folder of the zone; the folder of its pins is Dir + "-pins"
 	FS         vfs.FS         // default: the operating system's
 	Logger     storage.Logger // default: silent
 	ChunkBytes uint64         // of all stores
-	PinEvery   int64          // heights between two pins
-	// FlushBlocks is the number of commits after which the zone writes them; 0: storage's default.
+	PinEvery   int64          // number of heights between two pins
+	// FlushBlocks is the number of queued commits at which the zone writes them to disk;
+	// 0: storage's default.
 	FlushBlocks int
 }
 
-// Disk is the stores of a multi-store on disk. Its methods are not called concurrently.
+// Disk keeps the Starling stores of a multi-store on disk. Its methods must not be called
+// concurrently.
 type Disk struct {
 	o    Options
 	db   dbm.DB
 	zone *storage.Zone
 
-	height  int64 // of what was loaded or logged last; 0: no state
-	written int64 // of what the zone has, or is about to have
-	pruned  int64 // versions up to this one are gone
-	// gone are deletions of what stores have left that were removed before the height that was
-	// loaded. They go with the next commit, before its changes.
+	height  int64 // of the state that was loaded or logged last; 0: no state
+	written int64 // last height that was passed to the zone
+	pruned  int64 // versions up to this one are pruned
+	// gone deletes the keys that removed stores left behind. The next commit writes these deletions
+	// before its own changes.
 	gone []Named
 }
 
-// Open opens the folder, which it creates if need be. db is the multi-store's.
+// Open opens the folder, and creates it if it is missing. db is the multi-store's database.
 func Open(db dbm.DB, o Options) (*Disk, error) {
 	if o.ChunkBytes == 0 {
 		o.ChunkBytes = avlstar.DefaultChunkBytes
@@ -89,19 +91,19 @@ func (d *Disk) open() (err error) {
 	return nil
 }
 
-// Close makes durable what waits.
+// Close writes the queued commits to the zone and closes it.
 func (d *Disk) Close() error {
 	d.dropGone()
 	return d.zone.Close()
 }
 
-// prefix is what the zone's keys of a store begin with.
+// prefix returns the first bytes of a store's keys in the zone.
 func prefix(name string) []byte { return appendField(nil, []byte(name)) }
 
-// Check returns an error for a name that no store can have.
+// Check returns an error if no store can have this name.
 func Check(name string) error {
 	if len(name) > MaxNameBytes {
-		return fmt.Errorf("a store's name of %d bytes, at most %d are possible", len(name), MaxNameBytes)
+		return fmt.Errorf("store name of %d bytes, the limit is %d", len(name), MaxNameBytes)
 	}
 	return nil
 }
@@ -112,14 +114,15 @@ type Named struct {
 	store.Commit
 }
 
-// byPrefix brings stores into the order of their keys in the zone.
+// byPrefix compares store names in the order of the stores' keys in the zone.
 func byPrefix(a, b string) int { return bytes.Compare(prefix(a), prefix(b)) }
 
-// Log adds the record of a commit to the batch that makes it durable. Long ones begin in batches
-// of their own before, which nobody reads until that batch is written.
+// Log adds the record of a commit to the batch that makes the commit durable. The batch has only
+// the first part of a long record. Log writes the other parts to the database immediately; they are
+// not read until the batch is written.
 func (d *Disk) Log(batch dbm.Batch, height int64, commits []Named) error {
 	if d.height == 0 {
-		// What is there leads to no height that is left: stores were removed, and rolled back over.
+		// No records continue the zone's state: its stores were removed or rolled back.
 		if d.written > 0 {
 			d.written = 0
 			if err := d.zone.Reset(); err != nil {
@@ -147,11 +150,11 @@ func (d *Disk) Log(batch dbm.Batch, height int64, commits []Named) error {
 	return batch.Set(logKey(height, 0), parts[0])
 }
 
-// Skip says that a version was committed again that the disk has.
+// Skip records that a version was committed again. The disk already has it.
 func (d *Disk) Skip(height int64) { d.height = height }
 
-// Prune says that versions up to height need not be loaded any more, and removes records that lead
-// to no later one.
+// Prune records that versions up to height will not be loaded again, and removes the records that
+// later versions do not need.
 func (d *Disk) Prune(batch dbm.Batch, height int64) error {
 	d.pruned = max(d.pruned, height)
 	if err := batch.Set([]byte(prunedKey), binary.BigEndian.AppendUint64(nil, uint64(d.pruned))); err != nil {
@@ -163,7 +166,7 @@ func (d *Disk) Prune(batch dbm.Batch, height int64) error {
 	}
 	oldest := pins[len(pins)-keptPins].Height
 	pinned := heightsOf(pins[len(pins)-keptPins:])
-	// Those that are still to be made stay, too.
+	// Also keep the heights of pins that are queued and not created yet.
 	for h := (pins[len(pins)-1].Height/d.o.PinEvery + 1) * d.o.PinEvery; h <= d.written; h += d.o.PinEvery {
 		pinned = append(pinned, h)
 	}
@@ -191,25 +194,21 @@ func (d *Disk) removeRecords(batch dbm.Batch, from, to int64) error {
 	return nil
 }
 
-// Write hands a commit that was logged over to the zone, and takes over the references of commits.
+// Write passes a logged commit to the zone, and takes over the references of commits.
 func (d *Disk) Write(height int64, commits []Named) error {
 	return d.write(height, commits, height%d.o.PinEvery == 0)
 }
 
 func (d *Disk) write(height int64, commits []Named, pin bool) error {
-	release := func() {
-		for _, c := range commits {
-			c.Release()
-		}
-	}
-	if height <= d.written { // committed again
-		release()
+	if height <= d.written { // the zone already has this height: it was committed again
+		(&owner{commits}).release()
 		d.dropGone()
 		return nil
 	}
 	commits, d.gone = slices.Concat(d.gone, commits), nil
 	slices.SortStableFunc(commits, func(a, b Named) int { return byPrefix(a.Name, b.Name) })
-	block := storage.Block{Meta: d.meta(height, commits), Taken: release}
+	o := &owner{commits}
+	block := storage.Block{Meta: d.meta(height, commits), Pin: pin, Owner: o}
 	for _, c := range commits {
 		p := prefix(c.Name)
 		for _, change := range c.Changes {
@@ -221,31 +220,48 @@ func (d *Disk) write(height int64, commits []Named, pin bool) error {
 			}
 		}
 	}
-	block.Heights = func(yield func([]byte, uint8) bool) {
-		var key []byte
-		for _, c := range commits {
-			key = append(key[:0], prefix(c.Name)...)
-			n := len(key)
-			for k, h := range c.Version.State.NewInner(c.Base) {
-				if key = append(key[:n], k...); !yield(key, h) {
-					return
-				}
-			}
-		}
-	}
-	if pin {
-		block.PinData = func() []byte { return nil }
-	}
 	if err := d.zone.Write(block); err != nil {
-		release()
+		o.release()
 		return err
 	}
 	d.written = height
 	return nil
 }
 
-// meta describes the state after a commit. Its hash is only a mark: what proves the trees are the
-// roots in the commit info.
+// owner holds the references of commits until the zone has read the heights of their inner nodes.
+type owner struct{ commits []Named }
+
+var _ storage.Owner = (*owner)(nil)
+
+// TakeHeights implements storage.Owner.
+func (o *owner) TakeHeights(add func(key []byte, height uint8)) {
+	var key []byte
+	for _, c := range o.commits {
+		key = append(key[:0], prefix(c.Name)...)
+		n := len(key)
+		for k, h := range c.Version.State.NewInner(c.Base) {
+			key = append(key[:n], k...)
+			add(key, h)
+		}
+	}
+	o.release()
+}
+
+// PinData implements storage.Owner. Pins of this package carry no data.
+func (*owner) PinData() []byte { return nil }
+
+// Done implements storage.Owner.
+func (o *owner) Done(bool) { o.release() }
+
+func (o *owner) release() {
+	for _, c := range o.commits {
+		c.Release()
+	}
+	o.commits = nil
+}
+
+// meta describes the state after a commit. Its hash only identifies the state: the trees are
+// verified against the roots in the commit info.
 func (d *Disk) meta(height int64, commits []Named) storage.Meta {
 	h := sha256.New()
 	for _, c := range commits {
@@ -255,8 +271,9 @@ func (d *Disk) meta(height int64, commits []Named) storage.Meta {
 	return storage.Meta{Height: height, AppHash: h.Sum(nil), ChunkBytes: d.o.ChunkBytes, ChainID: "cosmos/store"}
 }
 
-// Replace makes these states the only ones, at this height, for whoever writes the commit info of
-// that height then. A crash before that leaves nothing that is ever loaded, if there was no height.
+// Replace replaces everything in the zone with the given states of a height. The caller then writes
+// the commit info of that height. If no height was committed before, a crash between the two leaves
+// only data that is never loaded.
 func (d *Disk) Replace(height int64, states map[string]*avlstar.Version) error {
 	if err := d.zone.Reset(); err != nil {
 		return err
@@ -275,7 +292,7 @@ func (d *Disk) Replace(height int64, states map[string]*avlstar.Version) error {
 		v.Retain()
 		commits = append(commits, c)
 	}
-	// Pinned: no records lead to here, so this is what rollbacks begin from.
+	// No records lead to this height, so a rollback to it or to a later height needs this pin.
 	if err := d.write(height, commits, true); err != nil {
 		return err
 	}

@@ -5,7 +5,8 @@
 //
 //	Load(H) ◄── the zone, a pin, or nothing, at a height ≤ H ◄── records up to H
 //
-// The zone is behind, and has no log of its own; what it lacks is in the records. So a commit costs
-// one write, and is durable when the SDK's own is; and past heights can be loaded, back to the
-// oldest pin.
+// The zone is a store of package storage. It lags behind the commits and has no log of its own: the
+// records hold the changes that the zone does not have yet. So a commit costs one write, the one
+// that makes the SDK's stores durable. Past heights can be loaded, back to the oldest pin, which is
+// a snapshot of the zone that is kept on disk.
 package disk

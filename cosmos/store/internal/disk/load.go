@@ -16,7 +16,7 @@ import (
 	"github.com/starling-kv/starling/storage"
 )
 
-// states are the stores of a height, by their names. Those that are empty may be missing.
+// states holds the states of all stores at a height, by name. Empty stores may be missing.
 type states map[string]*avlstar.Version
 
 func (s states) release() {
@@ -25,18 +25,19 @@ func (s states) release() {
 	}
 }
 
-// Load returns, for each of these stores, its version at height, which must have that root, and the
-// versions before it that it comes by; ErrNoHistory if the disk does not have them. The height is
-// what Log continues from. What other stores than those of the commit info have left is deleted
-// with the next commit, so that a store of that name begins with nothing.
+// Load returns, for each store in roots, its version at height and the earlier versions that are
+// rebuilt before it. The version at height must have the given root. The error wraps ErrNoHistory
+// if the disk does not have the version. After Load, Log continues from height. The next commit
+// deletes the keys of stores that are not in inInfo, which are the names in the commit info, so
+// that a new store of the same name starts empty.
 func (d *Disk) Load(height int64, roots map[string][]byte, inInfo map[string]bool) (map[string][]store.Version, error) {
 	if height <= d.pruned && len(roots) > 0 {
-		return nil, fmt.Errorf("version %d was pruned: %w", height, ErrNoHistory)
+		return nil, fmt.Errorf("version %d is pruned: %w", height, ErrNoHistory)
 	}
 	d.dropGone()
 	target := height
 	if len(roots) == 0 {
-		// Stores may have been there earlier.
+		// Stores that were removed since may have keys to delete.
 		var err error
 		if target, err = d.lastUpTo(height); err != nil {
 			return nil, err
@@ -44,7 +45,7 @@ func (d *Disk) Load(height int64, roots map[string][]byte, inInfo map[string]boo
 	}
 	base, records, err := d.way(target)
 	if len(roots) == 0 && errors.Is(err, ErrNoHistory) {
-		d.height = 0 // Log begins anew
+		d.height = 0 // Log starts over
 		return nil, nil
 	}
 	if err != nil {
@@ -64,7 +65,7 @@ func (d *Disk) Load(height int64, roots map[string][]byte, inInfo map[string]boo
 			}
 		}
 	}
-	// A store that became empty may have been removed, and another may bear its name since.
+	// A store that became empty may have been removed, and a later store may use the same name.
 	emptied := func(name string) {
 		for _, v := range found[name] {
 			v.State.Release()
@@ -98,7 +99,7 @@ func (d *Disk) Load(height int64, roots map[string][]byte, inInfo map[string]boo
 		}
 		versions := found[name]
 		if got := versions[len(versions)-1].State.AppHash(); !bytes.Equal(got[:], root) {
-			return fail(fmt.Errorf("store %q at height %d has root %s, the commit info has %x: application.db and %s do not belong together, or one is damaged: %w",
+			return fail(fmt.Errorf("store %q at height %d has root %s, the commit info has %x: application.db and %s are from different copies, or one is damaged: %w",
 				name, height, got, root, d.o.Dir, storage.ErrCorrupt))
 		}
 	}
@@ -114,7 +115,7 @@ func (d *Disk) Load(height int64, roots map[string][]byte, inInfo map[string]boo
 	return found, nil
 }
 
-// lastUpTo returns the height of the last commit up to a height of which the disk has anything.
+// lastUpTo returns the greatest height, not above the given one, of the zone, a pin or a record.
 func (d *Disk) lastUpTo(height int64) (last int64, err error) {
 	if err := d.zone.Flush(); err != nil {
 		return 0, err
@@ -128,7 +129,7 @@ func (d *Disk) lastUpTo(height int64) (last int64, err error) {
 	return last, err
 }
 
-// remove has the next commit delete all keys of a store.
+// remove makes the next commit delete all keys of a store.
 func (d *Disk) remove(name string, v *avlstar.Version) error {
 	empty, err := avlstar.Empty(d.o.ChunkBytes)
 	if err != nil {
@@ -153,12 +154,12 @@ func (d *Disk) dropGone() {
 	d.gone = nil
 }
 
-// replay makes s the states after the commit of a height, and hands it over to the zone, if that
-// does not have it. emptied is called for stores that have nothing any more, if only for a moment.
+// replay applies the record of a height to s, and passes the commit to the zone if the zone does
+// not have it. It calls emptied for each store that the record leaves without keys.
 func (d *Disk) replay(s states, height int64, emptied func(name string)) error {
 	r, ok, err := readRecord(d.db, height)
 	if err == nil && !ok {
-		err = fmt.Errorf("height %d: %w: it is gone", height, errRecord)
+		err = fmt.Errorf("height %d: %w: missing", height, errRecord)
 	}
 	if err != nil {
 		return err
@@ -185,7 +186,7 @@ func (d *Disk) replay(s states, height int64, emptied func(name string)) error {
 			emptied(c.Name)
 		}
 		next.Retain()
-		// v's reference is the commit's now.
+		// The commit takes over v's reference.
 		commits = append(commits, Named{c.Name, store.Commit{Version: store.Version{Height: height, State: next}, Base: v, Changes: c.Changes}})
 	}
 	of := commits
@@ -193,8 +194,8 @@ func (d *Disk) replay(s states, height int64, emptied func(name string)) error {
 	return d.Write(height, of)
 }
 
-// way returns the height of the newest state on disk from which records lead to height, and theirs.
-// Height 0 is that of no state.
+// way returns base, the height of the newest state on disk from which records lead to height, and
+// the heights of these records. Base 0 is the empty state.
 func (d *Disk) way(height int64) (base int64, records []int64, err error) {
 	if err := d.zone.Flush(); err != nil {
 		return 0, nil, err
@@ -218,12 +219,12 @@ func (d *Disk) way(height int64) (base int64, records []int64, err error) {
 			return base, records, nil
 		}
 	}
-	return 0, nil, fmt.Errorf("version %d: %w: it has %d (%s), and records from none of them to there",
+	return 0, nil, fmt.Errorf("version %d: %w: no unbroken records lead to it from the states at heights %d in %s",
 		height, ErrNoHistory, bases[1:], d.o.Dir)
 }
 
-// leads returns the heights of the records that lead from a state to another one; nil if they do
-// not.
+// leads returns the heights of the records that lead from one height to another, or nil if one of
+// them is missing.
 func leads(db dbm.DB, from, to int64) (records []int64, err error) {
 	var all []int64
 	if err := heights(db, from+1, to, func(h int64, _ []byte) {
@@ -257,7 +258,7 @@ func leads(db dbm.DB, from, to int64) (records []int64, err error) {
 	return all, nil
 }
 
-// at reads the states of the zone, or of a pin.
+// at reads the states of a height from the zone or from a pin.
 func (d *Disk) at(height int64) (states, error) {
 	if height == 0 {
 		return states{}, nil
@@ -280,10 +281,10 @@ func (d *Disk) at(height int64) (states, error) {
 	return s, nil
 }
 
-// build makes the trees of leaves of all stores.
+// build builds the trees of all stores from their leaves.
 func (d *Disk) build(meta storage.Meta, leaves iter.Seq2[record.Leaf, error]) (states, error) {
 	if meta.ChunkBytes != d.o.ChunkBytes {
-		return nil, fmt.Errorf("state folder %s has chunks of %d bytes, this program is to make some of %d: the limit cannot change", d.o.Dir, meta.ChunkBytes, d.o.ChunkBytes)
+		return nil, fmt.Errorf("state folder %s has a chunk limit of %d bytes, but %d is configured: the limit cannot change", d.o.Dir, meta.ChunkBytes, d.o.ChunkBytes)
 	}
 	next, stop := iter.Pull2(leaves)
 	defer stop()
@@ -310,7 +311,7 @@ func (d *Disk) build(meta storage.Meta, leaves iter.Seq2[record.Leaf, error]) (s
 		})
 		if err == nil {
 			if s[string(p[len(p)-len(name):])] != nil {
-				err = errors.New("a store's keys are not together")
+				err = errors.New("the keys of a store are not contiguous")
 			}
 			s[string(p[len(p)-len(name):])] = v
 		}
@@ -322,9 +323,10 @@ func (d *Disk) build(meta storage.Meta, leaves iter.Seq2[record.Leaf, error]) (s
 	return s, nil
 }
 
-// Begin is called before a state is loaded: it gives up what the zone has beyond latest, the last
-// height that the multi-store has committed (0: none), which has Starling stores if has is set. So
-// nothing continues from what a killed restore, or an older copy of the database, has left.
+// Begin must be called before a state is loaded. If the zone's state is later than latest, Begin
+// brings the zone back to latest or an earlier height. latest is the last height that the
+// multi-store committed (0: none), and has reports whether that height has Starling stores. The
+// zone can be ahead after an interrupted restore, or if the database is an older copy.
 func (d *Disk) Begin(latest int64, has bool) error {
 	if err := d.zone.Flush(); err != nil {
 		return err
@@ -335,12 +337,13 @@ func (d *Disk) Begin(latest int64, has bool) error {
 	return d.back(latest, has)
 }
 
-// Rollback brings the zone back to a version, which has Starling stores if has is set. The caller
-// then makes that version the last, in one batch with ForgetAfter. A crash before that changes
-// nothing. The error is ErrNoHistory if that version cannot be loaded.
+// Rollback brings the zone back to a version. has reports whether that version has Starling stores.
+// The caller then makes that version the last one, in one batch with ForgetAfter. If it crashes
+// before that batch is written, no committed version is lost. The error wraps ErrNoHistory if that
+// version cannot be loaded.
 func (d *Disk) Rollback(height int64, has bool) error {
 	if height <= d.pruned {
-		return fmt.Errorf("version %d was pruned: %w", height, ErrNoHistory)
+		return fmt.Errorf("version %d is pruned: %w", height, ErrNoHistory)
 	}
 	if err := d.zone.Flush(); err != nil {
 		return err
@@ -348,13 +351,13 @@ func (d *Disk) Rollback(height int64, has bool) error {
 	return d.back(height, has)
 }
 
-// ForgetAfter adds to the batch that makes height the last one: no records lead on from there.
+// ForgetAfter removes all records after height in the batch that makes height the last version.
 func (d *Disk) ForgetAfter(batch dbm.Batch, height int64) error {
 	return d.removeRecords(batch, height+1, 1<<62)
 }
 
-// back brings the zone to a height up to the given one, from which records lead there and, if they
-// led on before, still do.
+// back brings the zone to a state at or below the given height from which records lead to that
+// height.
 func (d *Disk) back(height int64, has bool) error {
 	base, _, err := d.way(height)
 	if err != nil && (has || !errors.Is(err, ErrNoHistory)) {
@@ -363,7 +366,7 @@ func (d *Disk) back(height int64, has bool) error {
 	switch {
 	case d.zone.Safe() <= height:
 		return nil
-	case base == 0: // the records lead from nothing to any height, or there is none to lead to
+	case base == 0: // records lead from the empty state to height, or height has no Starling stores
 		d.written = 0
 		return d.zone.Reset()
 	}

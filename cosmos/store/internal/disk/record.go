@@ -13,31 +13,32 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 )
 
-// A record is what one commit changed in all stores. Its parts are under the keys
+// A record holds what one commit changed in all stores. It is stored in parts, under the keys
 //
 //	"s/starling/log/" ‖ height:u64be ‖ part:u32be
 //
-// and together
+// The parts together are
 //
 //	uvarint(format = 1) ‖ uvarint(previous height) ‖ uvarint(parts) ‖ store…
 //	store  = uvarint(len name) ‖ name ‖ uvarint(changes) ‖ change…
 //	change = uvarint(len key) ‖ key ‖ (deleted: uvarint(0) | put: uvarint(len value) ‖ stored value)
 //
-// Stores and keys ascend. A store is there twice if one of its name was removed before: first what
-// that one left is deleted, then it begins with nothing. The previous height is 0 if there was no
-// state before. Stored values are never empty. Parts beyond the last are of a commit that was
-// interrupted.
+// Stores ascend by name, and the changes of a store by key. A name can occur twice if an earlier
+// store of that name was removed: the first entry deletes the keys that the earlier store left, the
+// second has the changes of the new store. The previous height is 0 if there was no state before.
+// Stored values are never empty. Parts beyond the last one come from an interrupted commit.
 const (
 	logPrefix    = "s/starling/log/"
 	recordFormat = 1
 )
 
-// partBytes is the length of a part but the last: databases take long values badly.
+// partBytes is the length of each part except the last. Records are split because databases are
+// slow with long values.
 var partBytes = 4 << 20
 
 var errRecord = errors.New("malformed record of a commit")
 
-// Changes are those of one store.
+// Changes are the changes of one store.
 type Changes struct {
 	Name    string
 	Changes []avlstar.Change
@@ -53,7 +54,7 @@ func logKey(height int64, part uint32) []byte {
 	return binary.BigEndian.AppendUint32(b, part)
 }
 
-// encode returns the parts.
+// encode returns the parts of the record.
 func (r commitRecord) encode() [][]byte {
 	size := 0
 	for _, s := range r.stores {
@@ -63,7 +64,7 @@ func (r commitRecord) encode() [][]byte {
 		}
 	}
 	const header = 1 + binary.MaxVarintLen64 + binary.MaxVarintLen32
-	parts := 1 + (header+size)/partBytes // at least as many as there will be
+	parts := 1 + (header+size)/partBytes // an upper bound; the last parts may be empty
 	b := make([]byte, 0, header+size)
 	b = binary.AppendUvarint(b, recordFormat)
 	b = binary.AppendUvarint(b, uint64(r.previous))
@@ -87,7 +88,7 @@ func appendField(b, field []byte) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(field))), field...)
 }
 
-// decodeHeader returns what follows it, too.
+// decodeHeader decodes the header of a record, and returns the bytes after it as rest.
 func decodeHeader(b []byte) (previous int64, parts uint32, rest []byte, err error) {
 	var n [3]uint64
 	for i := range n {
@@ -97,14 +98,14 @@ func decodeHeader(b []byte) (previous int64, parts uint32, rest []byte, err erro
 	}
 	switch {
 	case n[0] != recordFormat:
-		return 0, 0, nil, fmt.Errorf("%w: format %d, this program knows %d", errRecord, n[0], recordFormat)
+		return 0, 0, nil, fmt.Errorf("%w: format %d is not supported, only %d", errRecord, n[0], recordFormat)
 	case n[1] > math.MaxInt64 || n[2] < 1 || n[2] > math.MaxUint32:
 		return 0, 0, nil, fmt.Errorf("%w: previous height %d, %d parts", errRecord, n[1], n[2])
 	}
 	return int64(n[1]), uint32(n[2]), b, nil
 }
 
-// decodeStores decodes what follows the header. The result refers to b.
+// decodeStores decodes the bytes after the header. The result refers to b.
 func decodeStores(b []byte) (stores []Changes, err error) {
 	for len(b) > 0 {
 		var s Changes
@@ -117,7 +118,7 @@ func decodeStores(b []byte) (stores []Changes, err error) {
 		if n, b, err = uvarint(b); err != nil {
 			return nil, err
 		}
-		for range n { // each takes two bytes at least, so this ends with b
+		for range n { // each change takes at least two bytes, so the loop is bounded by len(b)
 			var c avlstar.Change
 			if c.Key, b, err = field(b, record.MaxKeyBytes); err != nil {
 				return nil, err
@@ -154,7 +155,7 @@ func field(b []byte, limit uint64) (content, rest []byte, err error) {
 	return b[:n:n], b[n:], nil
 }
 
-// readRecord returns the record of a height; false if there is none.
+// readRecord returns the record of a height. ok is false if there is none.
 func readRecord(db dbm.DB, height int64) (r commitRecord, ok bool, err error) {
 	b, err := db.Get(logKey(height, 0))
 	if err != nil || b == nil {
@@ -182,7 +183,8 @@ func readRecord(db dbm.DB, height int64) (r commitRecord, ok bool, err error) {
 	return commitRecord{previous, stores}, true, nil
 }
 
-// heights calls visit for the height of each record in [from, to], ascending.
+// heights calls visit for each part of the records at heights in [from, to], in ascending order,
+// with the height and the key of the part.
 func heights(db dbm.DB, from, to int64, visit func(height int64, key []byte)) error {
 	if from > to {
 		return nil

@@ -18,7 +18,7 @@ const vectorsFile = "../../testdata/records.json"
 
 var update = flag.Bool("update", false, "write "+vectorsFile)
 
-// hexBytes are in hex in JSON.
+// hexBytes is encoded as a hexadecimal string in JSON.
 type hexBytes []byte
 
 func (b hexBytes) MarshalText() ([]byte, error) { return []byte(hex.EncodeToString(b)), nil }
@@ -33,9 +33,9 @@ type vector struct {
 	Name      string        `json:"name"`
 	Height    int64         `json:"height"`
 	Previous  int64         `json:"previous"`
-	PartBytes int           `json:"part_bytes"` // greatest length of a part
+	PartBytes int           `json:"part_bytes"` // maximum length of a part
 	Stores    []vectorStore `json:"stores"`
-	Entries   []vectorEntry `json:"entries"` // of the database, one for each part
+	Entries   []vectorEntry `json:"entries"` // database entries, one for each part
 }
 
 type vectorStore struct {
@@ -53,11 +53,11 @@ type vectorEntry struct {
 	Value hexBytes `json:"value"`
 }
 
-// invalidVector is what no reader takes for a record.
+// invalidVector is a record that every reader must reject.
 type invalidVector struct {
 	Name    string        `json:"name"`
 	Height  int64         `json:"height"`
-	Error   string        `json:"error"` // part of ours
+	Error   string        `json:"error"` // substring of this implementation's error
 	Entries []vectorEntry `json:"entries"`
 }
 
@@ -91,7 +91,7 @@ func put(key, stored string) vectorChange {
 	return vectorChange{Key: hexBytes(key), Stored: hexBytes(stored)}
 }
 
-// makeVectors fills in what follows from the records, with the code under test.
+// makeVectors encodes the records with the code under test.
 func makeVectors() (f vectorFile) {
 	const whole = 4 << 20
 	bank := vectorStore{"bank", []vectorChange{put("a", "1"), put("b", "\x00"), put("c", ""), put("d", strings.Repeat("d", 200))}}
@@ -163,7 +163,7 @@ func TestRecordVectors(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, ok)
 			require.Equal(t, want, got)
-			// Who never wrote the first part wrote no record.
+			// Without the first part there is no record.
 			_, ok, err = read(v.Height, v.Entries[1:])
 			require.NoError(t, err)
 			require.False(t, ok)

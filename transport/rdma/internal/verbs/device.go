@@ -31,7 +31,7 @@ var load = sync.OnceValue(func() error {
 	return nil
 })
 
-// failed returns an errno as an error; nil for 0.
+// failed converts an errno to an error; nil for 0.
 func failed(what string, errno C.int) error {
 	if errno == 0 {
 		return nil
@@ -42,18 +42,18 @@ func failed(what string, errno C.int) error {
 	return fmt.Errorf("%s: %w", what, syscall.Errno(errno))
 }
 
-// Info describes a port that was found.
+// Info describes a port.
 type Info struct {
 	Device string
 	Port   int
-	State  string // as libibverbs calls it
+	State  string // libibverbs' name for it
 	MTU    int
 	GIDs   []GID
-	Err    error // why it cannot be used
+	Err    error // why the port cannot be used; nil: it can
 
 	lid        uint16
 	infiniband bool
-	indexes    []int // of GIDs in the port's table
+	indexes    []int // in the port's GID table
 }
 
 // states of a port (ibv_port_state).
@@ -117,19 +117,20 @@ type device struct {
 	numa   int // node; -1: unknown
 
 	handle  C.uint32_t
-	channel *os.File   // a duplicate of the completion channel's descriptor
-	waiting sync.Mutex // held by Wait: Close waits for it
+	channel *os.File   // a duplicate of the descriptor of the completion channel
+	waiting sync.Mutex // held by Wait, so that Close waits for it
 	events  atomic.Uint64
 
 	mu struct {
 		sync.RWMutex
 		queues map[ID]*queue
-		room   int // completions that further queues can have
+		room   int // completions that fit in addition to those of open queues
 		closed bool
 	}
 }
 
-// Open opens the device whose port has an address, with room for completions of its queues.
+// Open opens the device whose port has addr. Its completion queue has room for that many
+// completions.
 func Open(addr netip.Addr, completions int) (Device, error) {
 	ports, err := List()
 	if err != nil {
@@ -166,9 +167,9 @@ func open(p Info, at, completions int) (Device, error) {
 	return d, nil
 }
 
-// pollable returns a completion channel's descriptor as a file in Go's poller. It is a duplicate:
-// the file and the library each close theirs. O_NONBLOCK belongs to what both refer to, and
-// os.NewFile looks at it.
+// pollable returns the descriptor of a completion channel as a file of Go's poller. The file gets a
+// duplicate, so that the file and the library each close their own descriptor. O_NONBLOCK belongs
+// to the open file description, which both share, and os.NewFile checks the flag.
 func pollable(fd int) (*os.File, error) {
 	dup, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_DUPFD_CLOEXEC, 0)
 	if errno != 0 {
@@ -195,9 +196,9 @@ func (d *device) Wait(batch []Completion) (int, error) {
 		switch {
 		case err != nil || n > 0:
 			return n, err
-		case taken: // all were of queues that are gone
+		case taken: // all belonged to closed queues
 		case !armed:
-			// A completion between the last poll and this raises no event: poll once more.
+			// A completion between the last poll and this call raises no event, so poll once more.
 			if err := failed("ibv_req_notify_cq", C.sv_arm(d.handle)); err != nil {
 				return 0, err
 			}
@@ -228,7 +229,7 @@ func (d *device) event() error {
 		errno = C.sv_event(d.handle)
 		return syscall.Errno(errno) != syscall.EAGAIN
 	})
-	if d.isClosed() { // then err is one of Go's own
+	if d.isClosed() { // then err comes from the Go runtime
 		return ErrClosed
 	}
 	if err != nil {
@@ -241,7 +242,8 @@ func (d *device) event() error {
 // Events implements Device.
 func (d *device) Events() uint64 { return d.events.Load() }
 
-// poll takes completions. taken: there were some, though perhaps none of a queue that still is.
+// poll takes completions from the device. taken reports whether there were any, even if all
+// belonged to closed queues.
 func (d *device) poll(batch []Completion) (taken bool, n int, err error) {
 	var raw [MaxBatch]C.sv_completion
 	var got C.int
@@ -260,7 +262,7 @@ func (d *device) poll(batch []Completion) (taken bool, n int, err error) {
 	return got > 0, n, nil
 }
 
-// reserve takes room in the completion queue.
+// reserve reserves room in the completion queue for the completions of a queue.
 func (d *device) reserve(n int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -274,7 +276,7 @@ func (d *device) reserve(n int) error {
 	return nil
 }
 
-// forget drops a queue, if there is one, and gives back its room.
+// forget removes a queue, if it exists, and returns its room.
 func (d *device) forget(id ID, room int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -295,7 +297,7 @@ func (d *device) Close() error {
 	d.waiting.Lock()
 	defer d.waiting.Unlock()
 	err := failed("close "+d.port.Device, C.sv_device_close(d.handle))
-	if errors.Is(err, ErrClosed) { // by an earlier call
+	if errors.Is(err, ErrClosed) { // from an earlier call
 		return nil
 	}
 	return err

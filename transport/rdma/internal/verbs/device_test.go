@@ -17,16 +17,16 @@ import (
 	"github.com/starling-kv/starling/transport/rdma/internal/verbs/verbstest"
 )
 
-// guest skips a test where there is no Soft-RoCE: these run in transport/rdma/guest.
+// guest skips a test without Soft-RoCE devices. These tests run in transport/rdma/guest.
 func guest(t *testing.T) (addrs [2]netip.Addr) {
 	t.Helper()
 	if os.Getenv("RDMA_GUEST") == "" {
-		t.Skip("it needs the guest of make test-rdma")
+		t.Skip("requires the VM of make test-rdma")
 	}
 	return [2]netip.Addr{netip.MustParseAddr(os.Getenv("RDMA_ADDR0")), netip.MustParseAddr(os.Getenv("RDMA_ADDR1"))}
 }
 
-// resources is what the kernel counts of devices, queue pairs and regions.
+// resources returns the kernel's counts of devices, queue pairs and regions.
 func resources(t *testing.T) string {
 	t.Helper()
 	out, err := exec.Command("rdma", "resource", "show").CombinedOutput()
@@ -34,7 +34,7 @@ func resources(t *testing.T) string {
 	return string(out)
 }
 
-// TestMain holds what the tests leave in the devices to what was there before.
+// TestMain requires that the tests leave no resources in the devices.
 func TestMain(m *testing.M) {
 	before := held()
 	status := m.Run()
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// held is what processes hold of the devices of the guest; "" elsewhere.
+// held returns the resources that processes hold in the devices of the VM; "" elsewhere.
 func held() string {
 	if os.Getenv("RDMA_GUEST") == "" {
 		return ""
@@ -92,8 +92,8 @@ func TestNoSuchAddress(t *testing.T) {
 	require.ErrorIs(t, err, verbs.ErrNoDevice)
 }
 
-// TestSendTooLong: a message for which the peer's receives have no room ends the queue pair, and
-// that alone.
+// TestSendTooLong: a message longer than the peer's receive buffers breaks the queue pair, and
+// nothing else.
 func TestSendTooLong(t *testing.T) {
 	addrs := guest(t)
 	sizes := verbs.Sizes{Own: 1 << 12, Lent: 1 << 12, Writes: 4, Receives: 4}
@@ -138,7 +138,8 @@ func wire(t *testing.T, what ...string) {
 	require.NoError(t, err, string(out))
 }
 
-// TestCut: a sender learns that nobody acknowledges, and new queues work afterwards.
+// TestCut: a sender learns that there are no acknowledgements, and new queues work after the
+// repair.
 func TestCut(t *testing.T) {
 	addrs := guest(t)
 	before := resources(t)
@@ -162,7 +163,7 @@ func TestCut(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, cut, batch[0].Err != nil, "%v", batch[0].Err)
 		if cut {
-			wire(t, "mend")
+			wire(t, "repair")
 		}
 		require.NoError(t, a.Close())
 		require.NoError(t, b.Close())
@@ -172,17 +173,17 @@ func TestCut(t *testing.T) {
 	require.Equal(t, before, resources(t), "nothing leaks")
 }
 
-// TestUnprivileged runs a part of the tests again as a user whom limits bind.
+// TestUnprivileged repeats some tests as a user who is subject to limits.
 func TestUnprivileged(t *testing.T) {
 	guest(t)
 	run := func(shell string) string {
-		// Not as root: root is above the limits, and opens every file.
+		// Not as root: root is not subject to the limits, and can open every file.
 		out, _ := exec.Command("su", "nobody", "-s", "/bin/sh", "-c", shell).CombinedOutput()
 		return string(out)
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)
-	// nobody cannot enter /root.
+	// The user nobody cannot enter /root.
 	binary, err := os.ReadFile(self)
 	require.NoError(t, err)
 	const copied = "/tmp/verbs.test"
@@ -221,7 +222,7 @@ func TestAsNobody(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// TestNoDevices runs where there is no InfiniBand: on the hosts of developers.
+// TestNoDevices runs on hosts without InfiniBand, such as those of developers.
 func TestNoDevices(t *testing.T) {
 	if os.Getenv("RDMA_GUEST") != "" {
 		t.Skip("there are devices")

@@ -5,12 +5,12 @@ import (
 	"net/netip"
 )
 
-// infinibandAddress is the length of a hardware address of IP over InfiniBand, in bytes: the GID is
-// its end (RFC 4391, section 9.1.1).
+// infinibandAddress is the length in bytes of an IP over InfiniBand hardware address, which ends
+// with the GID (RFC 4391, section 9.1.1).
 const infinibandAddress = 20
 
-// gidsOf returns the GIDs that a port with an IP address can have: the address itself on RoCE v2
-// (InfiniBand specification, annex A17), and the end of the hardware address on InfiniBand.
+// gidsOf returns the GIDs that a port with an IP address can have: on RoCE v2 the address itself
+// (InfiniBand specification, annex A17), on InfiniBand the end of the hardware address.
 func gidsOf(addr netip.Addr, interfaces []link) []GID {
 	addr = addr.Unmap().WithZone("")
 	gids := []GID{addr.As16()}
@@ -33,8 +33,8 @@ type link struct {
 	addrs    []netip.Addr
 }
 
-// links returns the interfaces of this host. What cannot be read is left out: then no GID of it is
-// found.
+// links returns the network interfaces of this host. Interfaces and addresses that cannot be read
+// are omitted, so their GIDs are not found.
 func links() (all []link) {
 	interfaces, err := net.Interfaces()
 	if err != nil {

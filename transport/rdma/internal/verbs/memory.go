@@ -13,13 +13,13 @@ import (
 
 const (
 	hugePage      = 2 << 20
-	mapHugePages  = 0x40000 | 21<<26 // MAP_HUGETLB | MAP_HUGE_2MB: the default size may be 1 GiB
+	mapHugePages  = 0x40000 | 21<<26 // MAP_HUGETLB | MAP_HUGE_2MB; the default size may be 1 GiB
 	bindPreferred = 1                // MPOL_PREFERRED
 	maxNodes      = 1024
 )
 
-// mapped returns memory outside of Go's heap, in huge pages where some are reserved, and on a NUMA
-// node if that is known: devices write to it, and the collector must not see it.
+// mapped returns memory outside of the Go heap, since devices write to it: in huge pages if enough
+// are reserved, and on the NUMA node if that is known.
 func mapped(size, node int) ([]byte, error) {
 	const protection = syscall.PROT_READ | syscall.PROT_WRITE
 	var memory []byte
@@ -35,7 +35,7 @@ func mapped(size, node int) ([]byte, error) {
 	if node >= 0 && node < maxNodes {
 		var nodes [maxNodes / 64]uint64
 		nodes[node/64] = 1 << (node % 64)
-		// A preference: without it the memory is only slower.
+		// Best effort: on another node the memory is only slower.
 		_, _, _ = syscall.Syscall6(syscall.SYS_MBIND, uintptr(unsafe.Pointer(&memory[0])), uintptr(size), bindPreferred,
 			uintptr(unsafe.Pointer(&nodes[0])), maxNodes, 0)
 	}

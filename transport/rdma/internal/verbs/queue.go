@@ -18,14 +18,14 @@ import (
 	"unsafe"
 )
 
-// Regions of a queue.
+// Indexes of a queue's memory regions.
 const (
 	regionLent = iota
 	regionOwn
 	regionMessages
 )
 
-// The lower half of a work request's number: what it is, and its tag. The upper half is the queue.
+// The lower half of a work request's ID holds the kind and the tag, the upper half the queue.
 const (
 	flagLanded = 1 << 31 // set in C
 	flagSend   = 1 << 30
@@ -39,7 +39,7 @@ type queue struct {
 	sizes  Sizes
 	local  Endpoint
 
-	// use is held for reading by whatever uses the queue pair or its memory, for writing by Close.
+	// use is held for reading while the queue pair or its memory is used, for writing by Close.
 	use struct {
 		sync.RWMutex
 		closed, released bool
@@ -47,12 +47,12 @@ type queue struct {
 	regions [3]region
 	free    struct {
 		sync.Mutex
-		receives []uint32 // places of messages that no receive has
+		receives []uint32 // message buffers without a posted receive
 		sends    []uint32
 	}
 }
 
-// region is mapped memory, registered.
+// region is mapped and registered memory.
 type region struct {
 	memory     []byte
 	lkey, rkey C.uint32_t
@@ -94,7 +94,7 @@ func (q *queue) open() error {
 	if errno != 0 {
 		return failed(C.GoString(what), errno)
 	}
-	// Both sides number from a random packet on: a stranger must guess it.
+	// Both sides start at a random packet number, which an attacker would have to guess.
 	var psn [4]byte
 	rand.Read(psn[:]) //nolint:errcheck // it never fails
 	p := q.device.port
@@ -135,7 +135,7 @@ func (q *queue) register(at, size int) error {
 	return nil
 }
 
-// release destroys what there is. After an error it may be called again.
+// release destroys everything that exists. After an error it may be called again.
 func (q *queue) release() error {
 	var what *C.char
 	if errno := C.sv_queue_close(q.handle, &what); errno != 0 {
@@ -190,17 +190,17 @@ func (q *queue) Connect(remote Endpoint) error {
 	return failed("the queue pair to "+C.GoString(what), errno)
 }
 
-// number returns that of a work request.
+// number returns the ID of a work request.
 func (q *queue) number(lower uint32) C.uint64_t {
 	return C.uint64_t(uint64(q.handle)<<32 | uint64(lower))
 }
 
-// place returns where a message lies.
+// place returns the buffer of a message.
 func (q *queue) place(at uint32) []byte {
 	return q.regions[regionMessages].memory[at*MaxMessage : (at+1)*MaxMessage]
 }
 
-// take removes n of the free places, or none.
+// take removes n free places, or none if there are fewer.
 func take(free *[]uint32, n int) []uint32 {
 	if n > len(*free) {
 		return nil
@@ -222,7 +222,7 @@ func (q *queue) Receive(n int) error {
 	places := take(&q.free.receives, n)
 	q.free.Unlock()
 	if n == 0 || places == nil {
-		return fmt.Errorf("%d more receives of %d", n, q.sizes.Receives)
+		return fmt.Errorf("%d receives exceed the limit of %d", n, q.sizes.Receives)
 	}
 	messages := &q.regions[regionMessages]
 	ids, addresses := make([]C.uint64_t, n), make([]C.uint64_t, n)
@@ -235,19 +235,19 @@ func (q *queue) Receive(n int) error {
 // Send implements Queue.
 func (q *queue) Send(message []byte, tag uint32) error {
 	if len(message) > MaxMessage {
-		return fmt.Errorf("a message of %d bytes, of at most %d", len(message), MaxMessage)
+		return fmt.Errorf("message of %d bytes exceeds the limit of %d", len(message), MaxMessage)
 	}
 	return q.send(message, len(message), tag)
 }
 
-// send sends a message with what lies behind it, up to a length in bytes.
+// send sends a message of length bytes; its buffer may be longer.
 func (q *queue) send(message []byte, length int, tag uint32) error {
 	q.use.RLock()
 	defer q.use.RUnlock()
 	if q.use.closed {
 		return ErrClosed
 	}
-	// A queue sends one message or two in its life: their places are not used again.
+	// A queue sends only one or two messages, so the places of messages are not reused.
 	q.free.Lock()
 	places := take(&q.free.sends, 1)
 	q.free.Unlock()
@@ -264,7 +264,7 @@ func (q *queue) send(message []byte, length int, tag uint32) error {
 // Write implements Queue.
 func (q *queue) Write(batch []Write) error {
 	if len(batch) == 0 || len(batch) > MaxBatch {
-		return fmt.Errorf("%d writes at once, of 1 to %d", len(batch), MaxBatch)
+		return fmt.Errorf("%d writes at once, want 1 to %d", len(batch), MaxBatch)
 	}
 	q.use.RLock()
 	defer q.use.RUnlock()
@@ -275,7 +275,7 @@ func (q *queue) Write(batch []Write) error {
 	var raw [MaxBatch]C.sv_write
 	for i, w := range batch {
 		if w.From < 0 || w.Length < 0 || w.From > len(own.memory)-w.Length {
-			return fmt.Errorf("a write from [%d, %d) of %d bytes", w.From, w.From+w.Length, len(own.memory))
+			return fmt.Errorf("write from [%d, %d) exceeds the memory of %d bytes", w.From, w.From+w.Length, len(own.memory))
 		}
 		raw[i] = C.sv_write{
 			from: C.uint64_t(own.address() + uint64(w.From)), to: C.uint64_t(w.To), wr_id: q.number(flagSend | w.Tag&tagMask),

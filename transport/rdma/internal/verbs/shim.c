@@ -1,7 +1,7 @@
 //go:build cgo && linux && rdma
 
-// libibverbs is opened at run time, so that the program starts where there is none. The system's
-// headers are included first: what verbs.h declares is hidden, since the linker must not look for it.
+// libibverbs is opened at run time, so that the program starts without it. The system's headers are
+// included first. The declarations of verbs.h are hidden, so that the linker does not look for them.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <endian.h>
@@ -57,11 +57,11 @@ int sv_load(char *why, size_t room) {
 	return 0;
 }
 
-// Every verb that fails sets errno, or returns it; some libraries do neither.
+// A verb that fails sets errno, or returns it; some libraries do neither.
 static int failed(void) { return errno ? errno : EIO; }
 
-// The tables. A handle is generation << 12 | index; generations begin at 1. The lock guards used and
-// generation; Go makes sure that no object is used while it is closed.
+// The tables of objects. A handle is generation << 12 | index; generations begin at 1. The lock
+// guards used and generation; Go ensures that no object is used while it is closed.
 enum { INDEX_BITS = 12, DEVICES = 16, QUEUES = 1 << INDEX_BITS, GENERATIONS = (1 << (32 - INDEX_BITS)) - 1 };
 
 struct device {
@@ -129,7 +129,7 @@ int sv_devices(sv_info *out, int room) {
 		snprintf(out[i].name, SV_NAME, "%s", f.get_device_name(list[i]));
 		struct ibv_context *c = f.open_device(list[i]);
 		struct ibv_device_attr attr;
-		out[i].ports = 1; // of one that cannot be opened: sv_port_of reports why
+		out[i].ports = 1; // for a device that cannot be opened: sv_port_of reports why
 		if (c && f.query_device(c, &attr) == 0) out[i].ports = attr.phys_port_cnt;
 		if (c) f.close_device(c);
 	}
@@ -178,7 +178,7 @@ int sv_port_of(const char *name, int port, sv_port *out) {
 	out->infiniband = attr.link_layer == IBV_LINK_LAYER_INFINIBAND;
 	for (int i = 0; i < attr.gid_tbl_len && out->gids < SV_GIDS; i++) {
 		struct ibv_gid_entry entry;
-		if (f.query_gid_ex(c, port, i, &entry, 0, sizeof entry)) continue; // an empty place
+		if (f.query_gid_ex(c, port, i, &entry, 0, sizeof entry)) continue; // an empty entry
 		if (entry.gid_type != (out->infiniband ? IBV_GID_TYPE_IB : IBV_GID_TYPE_ROCE_V2)) continue;
 		out->gid[out->gids].index = i;
 		memcpy(out->gid[out->gids++].raw, &entry.gid, 16);
@@ -211,7 +211,7 @@ fail:
 	return err;
 }
 
-// What is gone is not closed twice: a call after a failure continues.
+// Objects already destroyed are skipped, so a call after a failure continues.
 #define DESTROY(what, verb) \
 	if (what) { \
 		errno = 0; \
@@ -246,7 +246,7 @@ int sv_arm(uint32_t device) {
 	return ibv_req_notify_cq(d->cq, 0);
 }
 
-// One event, acknowledged at once, or EAGAIN.
+// Takes one event and acknowledges it, or returns EAGAIN.
 int sv_event(uint32_t device) {
 	DEVICE(d, device);
 	struct ibv_cq *cq;
@@ -311,8 +311,8 @@ int sv_connect(uint32_t queue, const sv_remote *r, const char **what) {
 	err = f.modify_qp(q->qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 	if (err) return err;
-	// timeout 14: 4.096 µs · 2^14 = 67 ms. retry_cnt is below 7: Soft-RoCE takes 7 for "for ever", and
-	// a peer that is dead would never show.
+	// timeout 14: 4.096 µs · 2^14 = 67 ms. retry_cnt is below 7: Soft-RoCE treats 7 as infinite,
+	// and a dead peer would never be detected.
 	struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 6, .rnr_retry = 6,
 		.sq_psn = r->local_psn, .max_rd_atomic = 1};
 	*what = "RTS";
@@ -359,7 +359,7 @@ int sv_break(uint32_t queue) {
 	return f.modify_qp(q->qp, &attr, IBV_QP_STATE);
 }
 
-// The order matters: what another still uses is EBUSY.
+// The order matters: an object in use by another returns EBUSY.
 int sv_queue_close(uint32_t queue, const char **what) {
 	QUEUE(q, queue);
 	*what = "ibv_destroy_qp";

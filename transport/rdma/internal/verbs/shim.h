@@ -1,4 +1,4 @@
-// What Go calls of libibverbs. Handles, not pointers, cross the border: an index and a generation.
+// The interface between Go and libibverbs. It passes handles, not pointers: index and generation.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,13 +36,13 @@ typedef struct {
 	int mtu, port, gid_index, global;
 } sv_remote;
 
-// 0, or -1 and why.
+// Returns 0, or -1 with the reason.
 int sv_load(char *why, size_t room);
-// The number of devices; negative: an errno.
+// Returns the number of devices; negative: an errno.
 int sv_devices(sv_info *out, int room);
 int sv_port_of(const char *name, int port, sv_port *out);
 
-// All of these return 0 or an errno; ESTALE for a handle whose object is gone.
+// All of these return 0 or an errno; ESTALE for a handle whose object was destroyed.
 int sv_open(const char *name, int cqes, uint32_t *handle, int *channel_fd, int *made);
 int sv_device_close(uint32_t device);
 int sv_poll(uint32_t device, sv_completion *out, int room, int *n);

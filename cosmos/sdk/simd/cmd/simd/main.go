@@ -1,5 +1,4 @@
-// Command simd is a node and a client of a small chain of the Cosmos SDK, for tests: see package
-// simd.
+// Command simd is a node and client of a small Cosmos SDK chain for tests. See package simd.
 package main
 
 import (
@@ -8,11 +7,12 @@ import (
 
 	svrcmd "github.com/cosmos/cosmos-sdk/server/cmd"
 
+	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 	"github.com/starling-kv/starling/cosmos/sdk/simd"
 )
 
 func main() {
-	root, err := simd.Command(simd.Creator)
+	root, err := simd.Command(generation.Creator(simd.Creator))
 	if err == nil {
 		err = svrcmd.Execute(root, "SIMD", simd.DefaultHome())
 	}

@@ -1,12 +1,12 @@
-// Package verbstest is an RDMA fabric in memory, with faults, and the suite that it and libibverbs
-// pass.
+// Package verbstest is an in-memory RDMA fabric with fault injection, and the test suite that it
+// and libibverbs pass.
 //
-//	Run ──► any two verbs.Device: libibverbs in a guest, Fabric anywhere
-//	Fabric ─ Faults: cut, breaks, delays, altered bytes; Inject: a stranger's write
+//	Run ──► any two verbs.Device: libibverbs in a VM, Fabric anywhere
+//	Fabric ─ Faults: cut, breaks, delays, altered bytes; Inject: an attacker's write
 //
-// It behaves as reliable connections do: writes arrive in order, a receiver sees nothing of a
-// failure, and a queue pair that failed once is of no more use. It waits by package time, so it is
-// at home in testing/synctest.
+// It behaves like reliable connections: writes arrive in order, a receiver does not notice
+// failures, and a queue pair that has failed once stays broken. It uses package time, so it works
+// in testing/synctest.
 package verbstest
 
 import (
@@ -21,10 +21,10 @@ import (
 	"github.com/starling-kv/starling/transport/rdma/internal/verbs"
 )
 
-// How long a device tries again, as libibverbs' do with the attributes that verbs sets.
+// Retry times of a device, as of libibverbs with the attributes that verbs sets.
 const (
-	retryTime    = 500 * time.Millisecond // nobody acknowledges
-	notReadyTime = 3 * time.Second        // nobody receives
+	retryTime    = 500 * time.Millisecond // no acknowledgement
+	notReadyTime = 3 * time.Second        // no receive posted
 )
 
 // Errors of completions.
@@ -36,17 +36,17 @@ var (
 	ErrLength   = errors.New("local length error")
 )
 
-// Faults of a fabric. The zero value is one without.
+// Faults of a fabric. The zero value means none.
 type Faults struct {
 	Seed  uint64
-	Break float64       // share of writes that break their queue pair
+	Break float64       // share of writes that break the queue pair
 	Delay time.Duration // of each write and message
-	Alter float64       // share of writes of which a bit is flipped on the way
+	Alter float64       // share of writes with one flipped bit
 }
 
 // Fabric connects devices in memory. The zero value is ready.
 type Fabric struct {
-	// Retry is how long a device tries again when nobody acknowledges; 0: 500 ms, as libibverbs'.
+	// Retry is how long a device retries without an acknowledgement; 0: 500 ms, as libibverbs.
 	Retry time.Duration
 
 	mu      sync.Mutex
@@ -55,16 +55,16 @@ type Fabric struct {
 	cut     bool
 	queues  map[address]*queue
 	devices int
-	last    uint32 // ids, queue pair numbers, keys and addresses follow from it
+	last    uint32 // IDs, queue pair numbers, keys and addresses are derived from it
 }
 
-// address is that of a queue pair.
+// address identifies a queue pair.
 type address struct {
 	gid verbs.GID
 	qpn uint32
 }
 
-// Open returns a device that has an address. Each call makes another one.
+// Open returns a device with the address. Each call creates another device.
 func (f *Fabric) Open(addr netip.Addr, completions int) (verbs.Device, error) {
 	if !addr.IsValid() {
 		return nil, fmt.Errorf("%w %s", verbs.ErrNoDevice, addr)
@@ -78,11 +78,11 @@ func (f *Fabric) Open(addr netip.Addr, completions int) (verbs.Device, error) {
 	return d, nil
 }
 
-// Fail sets the faults from now on.
+// Fail sets the faults of later operations.
 func (f *Fabric) Fail(faults Faults) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.faults, f.random = faults, rand.New(rand.NewPCG(faults.Seed, 1)) //nolint:gosec // it is to be repeatable
+	f.faults, f.random = faults, rand.New(rand.NewPCG(faults.Seed, 1)) //nolint:gosec // must be reproducible
 }
 
 // Cut stops all packets, or lets them pass again.
@@ -92,14 +92,14 @@ func (f *Fabric) Cut(cut bool) {
 	f.cut = cut
 }
 
-// Queues returns how many queue pairs there are: 0 when nothing leaks.
+// Queues returns the number of open queue pairs: 0 if nothing leaks.
 func (f *Fabric) Queues() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.queues)
 }
 
-// Break breaks all queue pairs that there are of a device's GID. Neither side is told.
+// Break breaks all queue pairs of the device with the GID. Neither side is notified.
 func (f *Fabric) Break(gid verbs.GID) {
 	f.mu.Lock()
 	var all []*queue
@@ -114,8 +114,8 @@ func (f *Fabric) Break(gid verbs.GID) {
 	}
 }
 
-// Inject writes as a stranger in the fabric who knows everything would: to a queue pair's memory,
-// with an immediate. It returns what the stranger's device would see.
+// Inject writes to the memory of a queue pair with an immediate, as an attacker in the fabric with
+// full knowledge could. It returns the error that the attacker's device would report.
 func (f *Fabric) Inject(to verbs.Endpoint, b []byte, at uint64, key, immediate uint32) error {
 	q := f.find(to)
 	if q == nil {
@@ -124,8 +124,8 @@ func (f *Fabric) Inject(to verbs.Endpoint, b []byte, at uint64, key, immediate u
 	return q.land(b, at, key, immediate)
 }
 
-// SendLong sends a message that is longer than the receives of a queue pair: its device reports
-// that, and breaks it.
+// SendLong sends a message longer than the receive buffers of a queue pair. The receiving device
+// reports the error and breaks the queue pair.
 func (f *Fabric) SendLong(to verbs.Endpoint) error {
 	q := f.find(to)
 	if q == nil {
@@ -144,10 +144,10 @@ func (f *Fabric) find(e verbs.Endpoint) *queue {
 	return f.queues[address{e.GID, e.QPN}]
 }
 
-// fate is what happens to a write or message.
+// fate is the injected behavior of a write or message.
 type fate struct {
 	cut, breaks bool
-	alter       uint64 // not 0: flips that bit, counted around
+	alter       uint64 // not 0: index of the bit to flip, modulo the length
 	delay       time.Duration
 }
 
@@ -169,7 +169,7 @@ type device struct {
 	fabric *Fabric
 	port   verbs.Port
 	woken  *sync.Cond
-	events atomic.Uint64 // how often woken has ended a wait
+	events atomic.Uint64 // number of times that woken ended a wait
 	mu     deviceState
 }
 
@@ -200,7 +200,7 @@ func (d *device) Wait(batch []verbs.Completion) (int, error) {
 		for n < min(len(batch), verbs.MaxBatch) && len(d.mu.ready) > 0 {
 			c := d.mu.ready[0]
 			d.mu.ready = d.mu.ready[1:]
-			if d.mu.queues[c.Queue] != nil { // else it outlived its queue
+			if d.mu.queues[c.Queue] != nil { // otherwise its queue was closed
 				batch[n] = c
 				n++
 			}

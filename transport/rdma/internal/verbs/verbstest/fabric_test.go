@@ -49,7 +49,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestEvents: of many completions that are there already none is an event, and a sleep ends in one.
+// TestEvents: completions that are already available cause no event, and each sleep ends with one
+// event.
 func TestEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		left, right := pair(t, opener(new(Fabric)))

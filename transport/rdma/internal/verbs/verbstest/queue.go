@@ -9,17 +9,17 @@ import (
 	"github.com/starling-kv/starling/transport/rdma/internal/verbs"
 )
 
-// queue implements verbs.Queue. A goroutine does what was posted, one after another.
+// queue implements verbs.Queue. One goroutine executes posted work in order.
 type queue struct {
 	device  *device
 	id      verbs.ID
 	sizes   verbs.Sizes
 	local   verbs.Endpoint
 	own     []byte
-	address uint64 // of what is lent
+	address uint64 // of the lent memory
 	key     uint32
-	posted  chan work     // as many as Sizes.Writes
-	broken  chan struct{} // closed when it is in ERR
+	posted  chan work     // capacity: Sizes.Writes
+	broken  chan struct{} // closed when the queue pair is in state ERR
 	done    chan struct{} // closed when the goroutine has ended
 
 	mu struct {
@@ -30,12 +30,12 @@ type queue struct {
 		failed    bool // broken is closed
 		closed    bool
 		receives  int           // posted
-		under     int           // posted, and not completed
-		more      chan struct{} // closed, and made anew, when there are more receives
+		under     int           // posted and not completed
+		more      chan struct{} // closed and replaced when receives are posted
 	}
 }
 
-// work is what was posted: a write or a message.
+// work is a posted write or message.
 type work struct {
 	verbs.Write
 	message []byte // nil: a write
@@ -98,7 +98,7 @@ func (q *queue) Receive(n int) error {
 	case q.mu.closed:
 		return verbs.ErrClosed
 	case n < 1 || q.mu.receives+n > q.sizes.Receives:
-		return fmt.Errorf("%d more receives of %d", n, q.sizes.Receives)
+		return fmt.Errorf("%d receives exceed the limit of %d", n, q.sizes.Receives)
 	}
 	q.mu.receives += n
 	close(q.mu.more)
@@ -109,7 +109,7 @@ func (q *queue) Receive(n int) error {
 // Send implements verbs.Queue.
 func (q *queue) Send(message []byte, tag uint32) error {
 	if len(message) > verbs.MaxMessage {
-		return fmt.Errorf("a message of %d bytes, of at most %d", len(message), verbs.MaxMessage)
+		return fmt.Errorf("message of %d bytes exceeds the limit of %d", len(message), verbs.MaxMessage)
 	}
 	return q.post(work{verbs.Write{Tag: tag}, append([]byte{}, message...)})
 }
@@ -117,12 +117,12 @@ func (q *queue) Send(message []byte, tag uint32) error {
 // Write implements verbs.Queue.
 func (q *queue) Write(batch []verbs.Write) error {
 	if len(batch) == 0 || len(batch) > verbs.MaxBatch {
-		return fmt.Errorf("%d writes at once, of 1 to %d", len(batch), verbs.MaxBatch)
+		return fmt.Errorf("%d writes at once, want 1 to %d", len(batch), verbs.MaxBatch)
 	}
 	all := make([]work, len(batch))
 	for i, w := range batch {
 		if w.From < 0 || w.Length < 0 || w.From > len(q.own)-w.Length {
-			return fmt.Errorf("a write from [%d, %d) of %d bytes", w.From, w.From+w.Length, len(q.own))
+			return fmt.Errorf("write from [%d, %d) exceeds the memory of %d bytes", w.From, w.From+w.Length, len(q.own))
 		}
 		all[i].Write = w
 	}
@@ -147,10 +147,10 @@ func (q *queue) post(all ...work) error {
 	return nil
 }
 
-// run does what was posted, until the queue is closed.
+// run executes posted work until the queue is closed.
 func (q *queue) run() {
 	defer close(q.done)
-	quiet := 0 // that have arrived, and nobody knows yet
+	quiet := 0 // quiet writes that have arrived and are not covered by a completion yet
 	for w := range q.posted {
 		err := q.do(w)
 		if err != nil {
@@ -168,7 +168,7 @@ func (q *queue) run() {
 	}
 }
 
-// do carries a write or a message to the other side, and returns once that is acknowledged.
+// do transfers a write or a message and returns when the other side has acknowledged it.
 func (q *queue) do(w work) error {
 	fate := q.device.fabric.fate(w.message == nil)
 	if !q.pause(fate.delay) {
@@ -201,7 +201,7 @@ func (q *queue) do(w work) error {
 	}
 }
 
-// pause reports whether the queue pair still works after d.
+// pause waits for d and reports whether the queue pair still works.
 func (q *queue) pause(d time.Duration) bool {
 	if d > 0 {
 		t := time.NewTimer(d)
@@ -214,8 +214,8 @@ func (q *queue) pause(d time.Duration) bool {
 	return !q.hasFailed()
 }
 
-// take is what the device of the other side does. It returns what is closed when there are more
-// receives, with ErrNotReady.
+// take executes work at the receiving device. With ErrNotReady it also returns a channel that is
+// closed when receives are posted.
 func (q *queue) take(from verbs.Endpoint, w work, own []byte, alter uint64) (<-chan struct{}, error) {
 	q.mu.Lock()
 	if !q.mu.connected || q.mu.remote.QPN != from.QPN || q.mu.remote.GID != from.GID {
@@ -240,7 +240,7 @@ func (q *queue) take(from verbs.Endpoint, w work, own []byte, alter uint64) (<-c
 	return nil, q.arrive(c)
 }
 
-// land puts a write into what was lent. Whatever is not of it breaks the queue pair.
+// land copies a write into the lent memory. An invalid write breaks the queue pair.
 func (q *queue) land(b []byte, at uint64, key, immediate uint32) error {
 	q.mu.Lock()
 	n := uint64(len(q.mu.lent))
@@ -258,7 +258,7 @@ func (q *queue) land(b []byte, at uint64, key, immediate uint32) error {
 	return q.arrive(verbs.Completion{Queue: q.id, Kind: verbs.Landed, Immediate: immediate, Length: len(b)})
 }
 
-// arrive uses up a receive.
+// arrive consumes a receive.
 func (q *queue) arrive(c verbs.Completion) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -11,14 +11,14 @@ import (
 	"github.com/starling-kv/starling/transport/rdma/internal/verbs"
 )
 
-// completions is the room that Run's devices need.
+// completions is the completion queue size that Run requires of devices.
 const completions = 1024
 
-// Open returns two devices that reach each other, each with room for completions. They may be of
-// one port.
+// Open returns two devices that reach each other, each with room for completions. They may belong
+// to the same port.
 type Open func(tb testing.TB, completions int) (left, right verbs.Device)
 
-// Run checks that devices keep the contract of package verbs.
+// Run checks that devices fulfil the contract of package verbs.
 func Run(t *testing.T, open Open) {
 	for _, test := range []struct {
 		name string
@@ -42,7 +42,7 @@ func Run(t *testing.T, open Open) {
 	}
 }
 
-// side is a device and a queue of it.
+// side is a device and one queue of it.
 type side struct {
 	t      *testing.T
 	device verbs.Device
@@ -65,7 +65,7 @@ func (s *side) next() verbs.Completion {
 
 var sizes = verbs.Sizes{Lent: 1 << 20, Own: 1 << 20, Writes: 16, Receives: 16}
 
-// pair returns two sides that are connected. The one that is right has receives.
+// pair returns two connected sides. The right one has posted receives.
 func pair(t *testing.T, open Open) (left, right *side) {
 	t.Helper()
 	l, r := open(t, completions)
@@ -106,7 +106,8 @@ func testMessages(t *testing.T, open Open) {
 	require.Error(t, left.queue.Send(make([]byte, verbs.MaxMessage+1), 0))
 }
 
-// write is one of n bytes from the own memory's beginning to an offset of what the peer has lent.
+// write returns a write of n bytes from the beginning of the local memory to an offset in the
+// peer's lent memory.
 func write(to verbs.Queue, at, n int, immediate uint32) verbs.Write {
 	_, address, key := to.Lent()
 	return verbs.Write{Length: n, To: address + uint64(at), Key: key, Immediate: immediate, Tag: immediate & 0xff}
@@ -114,7 +115,7 @@ func write(to verbs.Queue, at, n int, immediate uint32) verbs.Write {
 
 func testWrites(t *testing.T, open Open) {
 	left, right := pair(t, open)
-	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // it is to be repeatable
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // must be reproducible
 	lent, _, _ := right.queue.Lent()
 	for i := range left.queue.Own() {
 		left.queue.Own()[i] = byte(random.Uint32())
@@ -145,12 +146,12 @@ func testWrites(t *testing.T, open Open) {
 	}
 }
 
-// testQuietWrites: what is quiet lands as everything does, and has no completion of its own; its
-// place is taken until the next one has its completion. A quiet write that fails has one.
+// testQuietWrites: a quiet write lands like any other and has no completion of its own. Its place
+// stays taken until the next completion. A quiet write that fails has a completion.
 func testQuietWrites(t *testing.T, open Open) {
 	left, right := pair(t, open)
 	copy(left.queue.Own(), "quiet")
-	for round := range 4 { // more than Sizes.Writes, all together
+	for round := range 4 { // more than Sizes.Writes in total
 		var batch []verbs.Write
 		for i := range 7 {
 			w := write(right.queue, i*5, 5, uint32(round*7+i))
@@ -177,7 +178,7 @@ func testQuietWrites(t *testing.T, open Open) {
 	require.Error(t, left.next().Err)
 }
 
-// testManyQueues has queues of one pair of devices write at once.
+// testManyQueues lets many queues of one pair of devices write concurrently.
 func testManyQueues(t *testing.T, open Open) {
 	const queues, writes = 8, 40
 	small := verbs.Sizes{Lent: 1 << 16, Own: 1 << 16, Writes: 4, Receives: 4}
@@ -221,7 +222,7 @@ func testManyQueues(t *testing.T, open Open) {
 	})
 }
 
-// drain handles as many completions of a device as there must be.
+// drain handles exactly count completions of a device.
 func drain(t *testing.T, d verbs.Device, count int, handle func(verbs.Completion) error) {
 	batch := make([]verbs.Completion, verbs.MaxBatch)
 	for count > 0 {
@@ -241,12 +242,12 @@ func drain(t *testing.T, d verbs.Device, count int, handle func(verbs.Completion
 	}
 }
 
-// requireBroken says that a side can send no more. Its next completions are failures.
+// requireBroken requires that a side can send no more. Its next completions must be failures.
 func requireBroken(t *testing.T, s *side, to verbs.Queue) {
 	t.Helper()
 	if err := s.queue.Write([]verbs.Write{write(to, 0, 1, 99)}); err == nil {
 		c := s.next()
-		for c.Kind != verbs.Sent { // what has come before
+		for c.Kind != verbs.Sent { // completions from before the failure
 			c = s.next()
 		}
 		require.Error(t, c.Err)
@@ -260,7 +261,7 @@ func testWrongKey(t *testing.T, open Open) {
 	require.NoError(t, left.queue.Write([]verbs.Write{w}))
 	require.Error(t, left.next().Err)
 	requireBroken(t, left, right.queue)
-	requireBroken(t, right, left.queue) // it was told nothing
+	requireBroken(t, right, left.queue) // the receiver gets no error
 }
 
 func testPastTheEnd(t *testing.T, open Open) {
@@ -273,7 +274,7 @@ func testPastTheEnd(t *testing.T, open Open) {
 	requireBroken(t, left, right.queue)
 }
 
-// testNoReceive has the peer allow eight writes. The ninth fails, and not at once.
+// testNoReceive posts eight receives at the peer. The ninth write fails, after retries.
 func testNoReceive(t *testing.T, open Open) {
 	left, right := pair(t, open)
 	for i := range 9 {
@@ -301,7 +302,7 @@ func testLateReceive(t *testing.T, open Open) {
 	}
 }
 
-// testBreak breaks the receiver during writes: what was lent is its own from then on.
+// testBreak breaks the receiver during writes: afterwards nothing may write to the lent memory.
 func testBreak(t *testing.T, open Open) {
 	left, right := pair(t, open)
 	lent, _, _ := right.queue.Lent()
@@ -314,7 +315,7 @@ func testBreak(t *testing.T, open Open) {
 	require.NoError(t, right.queue.Break())
 	clear(lent)
 	failed := 0
-	for range 8 { // the sender has tried everything
+	for range 8 { // the sender has exhausted its retries
 		if left.next().Err != nil {
 			failed++
 		}
@@ -338,7 +339,7 @@ func testPeerGone(t *testing.T, open Open) {
 	require.ErrorIs(t, right.queue.Break(), verbs.ErrClosed)
 }
 
-// testClosedQueue closes a queue whose completions nobody has taken: they are dropped.
+// testClosedQueue closes a queue with pending completions: they are dropped.
 func testClosedQueue(t *testing.T, open Open) {
 	left, right := pair(t, open)
 	for i := range 8 {

@@ -1,4 +1,0 @@
-package harness
-
-// CPUTime is not measured here.
-func CPUTime() CPU { return CPU{} }

@@ -1,0 +1,46 @@
+package harness
+
+import (
+	"fmt"
+	"io"
+)
+
+// Target is a goal for a figure of one run.
+type Target struct {
+	Name    string  `json:"name"`
+	Met     bool    `json:"met"`
+	Figure  float64 `json:"figure"`
+	Measure string  `json:"measure"` // the figure in words
+
+	// Undecided is the reason why the target is not judged, such as too few rounds for a fair
+	// comparison. Met counts only if Undecided is empty.
+	Undecided string `json:"undecided,omitempty"`
+}
+
+// AtLeast is a target for a ratio that should be want or more.
+func AtLeast(name string, want, ratio float64) Target {
+	return Target{Name: name, Met: ratio >= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
+}
+
+// AtMost is a target for a ratio that should be want or less.
+func AtMost(name string, want, ratio float64) Target {
+	return Target{Name: name, Met: ratio <= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
+}
+
+// PrintTargets prints which targets are met. sizes are the sizes for which the targets are set.
+func PrintTargets(out io.Writer, sizes string, targets []Target) {
+	if len(targets) == 0 {
+		return
+	}
+	fmt.Fprintf(out, "\nTargets (set for %s)\n", sizes)
+	for _, t := range targets {
+		verdict, why := "not met", ""
+		switch {
+		case t.Undecided != "":
+			verdict, why = "undecided", " ("+t.Undecided+")"
+		case t.Met:
+			verdict = "met"
+		}
+		fmt.Fprintf(out, "  %-9s %s: %s%s\n", verdict, t.Name, t.Measure, why)
+	}
+}

@@ -1,0 +1,277 @@
+// Package network runs the validators and joiners of a benchmark as processes on loopback.
+//
+//	Start ─▶ homes, one genesis, one dialler per pair ─▶ processes ─▶ all take part in consensus ─▶ … ─▶ Stop
+//
+// It adds to e2e/runner what benchmarks need: networks of another program (CometBFT's kvstore) with
+// the same configuration, and the addresses of RDMA devices.
+package network
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/e2e/runner"
+)
+
+const (
+	// ChainID is the chain ID of all networks.
+	ChainID = "bench"
+
+	// StartPatience is the time limit for the first blocks of a network; it is generous, for a busy
+	// machine.
+	StartPatience = 3 * time.Minute
+
+	// StopGrace is the time limit for a node to stop cleanly.
+	StopGrace = 20 * time.Second
+)
+
+// Starlingd builds starlingd, unless given names a program that is already built.
+func Starlingd(ctx context.Context, given string, progress *harness.Progress) (string, error) {
+	return harness.Build(ctx, given, ".", "./cmd/starlingd", progress)
+}
+
+// CometBFT builds cometbft with the version of CometBFT that starlingd is linked with, unless given
+// names a program that is already built.
+func CometBFT(ctx context.Context, given string, progress *harness.Progress) (string, error) {
+	return harness.Build(ctx, given, ".", "github.com/cometbft/cometbft/cmd/cometbft", progress)
+}
+
+// Open is a genesis state in which any client may send transactions in kvstore's text form.
+var Open = map[string]any{"open": true, "admins": []string{}}
+
+// Options configure a network.
+type Options struct {
+	Program  string
+	Init     func(name, dir string) []string // arguments that create a home; nil: starlingd's
+	AppState any                             // genesis state
+
+	Dir        string // parent folder of the homes
+	Validators int
+	BlockBytes int64             // maximum block size; 0: the default
+	Host       string            // p2p address; "": loopback
+	Edit       func(*cfg.Config) // changes each validator's configuration
+	Env        []string          // environment of each validator
+}
+
+// Network is a network of running validators.
+type Network struct {
+	Validators []*runner.Home
+	Genesis    *types.GenesisDoc
+
+	o         Options
+	processes *runner.Processes
+}
+
+// Start creates homes, starts the validators, and waits until all take part in consensus.
+func Start(ctx context.Context, o Options) (*Network, error) {
+	if o.Init == nil {
+		o.Init = InitStarlingd
+	}
+	n := &Network{o: o, processes: runner.NewProcesses(ctx)}
+	if err := n.start(); err != nil {
+		return nil, errors.Join(err, n.Stop())
+	}
+	return n, nil
+}
+
+// InitStarlingd returns the arguments with which starlingd creates a home.
+func InitStarlingd(name, dir string) []string {
+	return []string{"init", name, "--chain-id", ChainID, "--home", dir}
+}
+
+// Home creates a home of starlingd in a folder of dir.
+func Home(ctx context.Context, program, name, dir string) (*runner.Home, error) {
+	return home(ctx, program, name, filepath.Join(dir, name), InitStarlingd)
+}
+
+func home(ctx context.Context, program, name, dir string, args func(name, dir string) []string) (*runner.Home, error) {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return nil, err
+	}
+	return runner.NewHome(ctx, name, dir, program, args(name, dir)...)
+}
+
+func (n *Network) start() (err error) {
+	ctx, cancel := context.WithTimeout(n.Context(), StartPatience)
+	defer cancel()
+	if n.Validators, err = n.Homes(ctx, "validator", n.o.Validators); err != nil {
+		return err
+	}
+	if n.Genesis, err = runner.Genesis(n.Validators, nil, ChainID, n.o.AppState); err != nil {
+		return err
+	}
+	if n.o.BlockBytes > 0 {
+		n.Genesis.ConsensusParams.Block.MaxBytes = n.o.BlockBytes
+		for _, h := range n.Validators {
+			if err := n.Genesis.SaveAs(GenesisFile(h)); err != nil {
+				return err
+			}
+		}
+	}
+	var peers []string
+	for _, h := range n.Validators {
+		p2p, err := P2P(h, n.o.Host)
+		if err != nil {
+			return err
+		}
+		err = h.Configure(func(c *cfg.Config) {
+			// Only one node of each pair dials: if both dial at the same time, both connections may
+			// fail and be retried only after seconds.
+			c.P2P.PersistentPeers = strings.Join(peers, ",")
+			c.P2P.ListenAddress = "tcp://" + p2p
+			n.o.Edit(c)
+		})
+		if err != nil {
+			return err
+		}
+		peers = append(peers, h.PeerAt(p2p))
+	}
+	return n.runAll(ctx)
+}
+
+// P2P returns the p2p address of a node, with host in place of the loopback address unless host is
+// empty.
+func P2P(h *runner.Home, host string) (string, error) {
+	p2p := strings.TrimPrefix(h.Peer(), h.ID()+"@")
+	if host == "" {
+		return p2p, nil
+	}
+	_, port, err := net.SplitHostPort(p2p)
+	return net.JoinHostPort(host, port), err
+}
+
+// RDMA returns the environment of a node that serves the transport over RDMA only, on the device
+// with the address host.
+func RDMA(host string) []string {
+	addr := netip.MustParseAddr(host)
+	return []string{"STARLINGD_TRANSPORT_RDMA=required", "STARLINGD_TRANSPORT_RDMA_FABRIC=" + netip.PrefixFrom(addr, addr.BitLen()).String()}
+}
+
+// runAll starts the validators, and waits until all take part in consensus. A node that is still
+// block syncing accepts no transactions.
+func (n *Network) runAll(ctx context.Context) error {
+	for _, h := range n.Validators {
+		if err := n.Run(h); err != nil {
+			return err
+		}
+	}
+	for _, h := range n.Validators {
+		err := runner.Poll(ctx, h.Name+" to take part", func() bool {
+			status, err := h.Status(ctx)
+			// Do not wait for a second block: the network may make no empty blocks.
+			return err == nil && !status.CatchingUp && status.Height >= 1
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Restart stops the validators, and starts them with another environment.
+func (n *Network) Restart(ctx context.Context, env ...string) error {
+	if err := n.processes.Stop(StopGrace); err != nil {
+		return err
+	}
+	n.processes, n.o.Env = runner.NewProcesses(ctx), env
+	ctx, cancel := context.WithTimeout(n.Context(), StartPatience)
+	defer cancel()
+	return n.runAll(ctx)
+}
+
+// Context ends when a process exits by itself.
+func (n *Network) Context() context.Context { return n.processes.Context() }
+
+// Homes creates count further homes, concurrently.
+func (n *Network) Homes(ctx context.Context, role string, count int) ([]*runner.Home, error) {
+	homes, errs := make([]*runner.Home, count), make([]error, count)
+	var wg sync.WaitGroup
+	for i := range count {
+		wg.Go(func() {
+			name := fmt.Sprintf("%s-%d", role, i)
+			homes[i], errs[i] = home(ctx, n.o.Program, name, filepath.Join(n.o.Dir, name), n.o.Init)
+		})
+	}
+	wg.Wait()
+	err := errors.Join(errs...)
+	if err != nil {
+		release(homes)
+		return nil, err
+	}
+	return homes, nil
+}
+
+// Run starts one node.
+func (n *Network) Run(h *runner.Home) error {
+	h.Release()
+	_, err := n.processes.Start(runner.Spec{Name: h.Name, Path: n.o.Program, Args: []string{"start", "--home", h.Dir}, Env: n.o.Env, Log: h.Log()})
+	return err
+}
+
+// Stop stops all nodes and removes the homes.
+func (n *Network) Stop() error {
+	err := n.processes.Stop(StopGrace)
+	release(n.Validators)
+	return errors.Join(err, os.RemoveAll(n.o.Dir))
+}
+
+func release(homes []*runner.Home) {
+	for _, h := range homes {
+		if h != nil {
+			h.Release()
+		}
+	}
+}
+
+// CPUSeconds returns the CPU time of all validators since they started.
+func (n *Network) CPUSeconds(ctx context.Context) (sum float64, err error) {
+	for _, h := range n.Validators {
+		values, err := h.Scrape(ctx)
+		if err != nil {
+			return 0, err
+		}
+		sum += values["process_cpu_seconds_total"]
+	}
+	return sum, nil
+}
+
+// RPCs returns the RPC URLs of the validators.
+func (n *Network) RPCs() []string {
+	return slices.Collect(func(yield func(string) bool) {
+		for _, h := range n.Validators {
+			if !yield(h.RPC()) {
+				return
+			}
+		}
+	})
+}
+
+// CopyGenesis copies the genesis file of one home to others.
+func CopyGenesis(of *runner.Home, homes ...*runner.Home) error {
+	genesis, err := os.ReadFile(GenesisFile(of))
+	if err != nil {
+		return err
+	}
+	for _, h := range homes {
+		if err := os.WriteFile(GenesisFile(h), genesis, 0o600); err != nil { //nolint:gosec // the folder belongs to the run
+			return err
+		}
+	}
+	return nil
+}
+
+// GenesisFile returns the path of a home's genesis file.
+func GenesisFile(h *runner.Home) string { return filepath.Join(h.Dir, "config", "genesis.json") }

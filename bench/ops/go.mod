@@ -1,3 +1,0 @@
-module github.com/starling-kv/starling/bench/ops
-
-go 1.26.0

@@ -1,0 +1,35 @@
+package syncbench
+
+import (
+	"fmt"
+
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+// besideTreeMB is the target for the joiner's memory without its tree.
+const besideTreeMB = 64
+
+// targets judges a result. Targets that were not measured are left out.
+func (r *Result) targets() (g []harness.Target) {
+	if r.SDK != nil {
+		g = append(g, harness.AtLeast("at least 60× faster than the SDK's store restores", 60, harness.Ratio(r.SDKRestoreS, r.StarlingS)))
+	}
+	if r.Memiavl != nil {
+		g = append(g, harness.AtLeast("at least 3× faster than memiavl", 3, harness.Ratio(r.MemiavlS, r.StarlingS)))
+	}
+	if d := r.DefaultChunks; d != nil {
+		g = append(g, harness.AtMost("within 2× of the same keys in chunks of 1 MiB", 2, harness.Ratio(r.StarlingS, d.StarlingS)))
+	}
+	g = append(g, harness.AtMost("within 6× of the floor", 6, harness.Ratio(r.StarlingS, r.FloorS)))
+	memory := func(name string, bytes int64) {
+		mb := float64(bytes) / 1e6
+		g = append(g, harness.Target{Name: fmt.Sprintf("%s at most %d MB", name, besideTreeMB), Met: mb <= besideTreeMB, Figure: mb, Measure: fmt.Sprintf("%.0f MB", mb)})
+	}
+	if n := r.Starling.BesideTree; n > 0 {
+		memory("the joiner's anonymous memory without its tree", n)
+	}
+	if p := r.Paged; p != nil {
+		memory("a paged joiner's anonymous memory beyond its budget", p.BesideBudget)
+	}
+	return g
+}

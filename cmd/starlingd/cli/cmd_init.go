@@ -1,0 +1,84 @@
+package cli
+
+import (
+	"encoding/hex"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/home"
+)
+
+func newInitCmd(env *cliEnv) *cobra.Command {
+	var opts home.InitOptions
+	cmd := &cobra.Command{
+		Use:   "init [MONIKER]",
+		Short: "Create the home folder of a new node",
+		Long: `Creates configuration, keys and a genesis file that names this node as the only
+validator. Existing files are never overwritten.
+
+To join an existing network, pass its genesis file with --genesis.`,
+		Example: `  starlingd init alice --chain-id demo-1 --open
+  starlingd init bob --genesis genesis.json --home ~/.starling-bob`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			opts.Home = env.Home
+			if len(args) > 0 {
+				opts.Moniker = args[0]
+			}
+			if opts.GenesisFile != "" {
+				for _, name := range []string{"chain-id", "admin", "admin-threshold", "open", "chunk-bytes", "snapshot-interval"} {
+					if cmd.Flags().Changed(name) {
+						return usagef("--%s cannot be used with --genesis: the network's genesis file sets it", name)
+					}
+				}
+			}
+			if cmd.Flags().Changed("admin-threshold") && opts.App.AdminThreshold < 1 {
+				return usagef("--admin-threshold is 0: the number of admins that must approve is 1 or more")
+			}
+			given := opts.GenesisFile
+			if given != "" {
+				var done func()
+				if opts.GenesisFile, done, err = inputFile(cmd, given); err != nil {
+					return err
+				}
+				defer done()
+			}
+			result, err := home.Init(opts)
+			if err != nil {
+				return err
+			}
+			return reportInit(env, opts, result)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&opts.ChainID, "chain-id", "", "chain id (default: starling- and six random characters)")
+	flags.StringArrayVar(&opts.App.Admins, "admin", nil, "public key of an admin, in hex or base64 (may be repeated)")
+	flags.Uint64Var(&opts.App.AdminThreshold, "admin-threshold", 0, "number of admins that must approve an operation (default 1)")
+	flags.BoolVar(&opts.App.Open, "open", false, "accept unsigned key=value transactions for keys that no grant covers")
+	flags.Uint64Var(&opts.App.ChunkBytes, "chunk-bytes", 0, "largest chunk in bytes (default 1 MiB)")
+	flags.Int64Var(&opts.App.SnapshotInterval, "snapshot-interval", 0, fmt.Sprintf("interval of snapshots, in blocks (default %d)", app.DefaultSnapshotInterval))
+	flags.StringVar(&opts.GenesisFile, "genesis", "", "genesis file of an existing network to join; - is standard input")
+	return cmd
+}
+
+func reportInit(env *cliEnv, opts home.InitOptions, result home.InitResult) error {
+	if env.JSON() {
+		return writeJSON(env.Out, map[string]string{
+			"home": result.Home, "chain_id": result.ChainID, "moniker": result.Moniker,
+			"node_id": result.NodeID, "validator_pub_key": hex.EncodeToString(result.ValidatorPubKey),
+		})
+	}
+	fmt.Fprintf(env.Out, "Created %q: node %q of chain %q\n  node id        %s\n  validator key  %x\n\n", result.Home, result.Moniker, result.ChainID, result.NodeID, result.ValidatorPubKey)
+	if opts.GenesisFile != "" {
+		fmt.Fprintf(env.Out, "Next: start the node with a peer:\n  starlingd start --home %s --p2p.persistent_peers ID@HOST:26656\n", config.Quote(result.Home))
+		return nil
+	}
+	if !opts.App.Open && len(opts.App.Admins) == 0 {
+		fmt.Fprintf(env.Out, "Nobody can write yet: add an admin or set \"open\" in config/genesis.json before the first start.\n")
+	}
+	fmt.Fprintf(env.Out, "Next: start the node:\n  starlingd start --home %s\n", config.Quote(result.Home))
+	return nil
+}

@@ -1,0 +1,229 @@
+package rootmulti
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	dbm "github.com/cosmos/cosmos-db"
+	"github.com/stretchr/testify/require"
+
+	"cosmossdk.io/log/v2"
+	"github.com/cosmos/cosmos-sdk/store/v2/types"
+
+	"github.com/starling-kv/starling/cosmos/store"
+)
+
+var (
+	iavlKey     = types.NewKVStoreKey("m-iavl")
+	starlingKey = types.NewKVStoreKey("a-starling")
+	memKey      = types.NewMemoryStoreKey("mem")
+)
+
+func newMixed(t *testing.T, db dbm.DB) *Store {
+	t.Helper()
+	s := NewStore(db, log.NewNopLogger(), Options{Dir: "starling", FS: vfs.NewMem()})
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	s.MountStoreWithDB(iavlKey, types.StoreTypeIAVL, nil)
+	s.MountStoreWithDB(starlingKey, store.Type, nil)
+	s.MountStoreWithDB(memKey, types.StoreTypeMemory, nil)
+	require.NoError(t, s.LoadLatestVersion())
+	return s
+}
+
+// written is a database that records the keys of each batch that is written, except the keys of
+// individual stores.
+type written struct {
+	dbm.DB
+	batches []string
+}
+
+func (w *written) NewBatch() dbm.Batch { return &noted{Batch: w.DB.NewBatch(), to: w} }
+
+func (w *written) NewBatchWithSize(int) dbm.Batch { return w.NewBatch() }
+
+type noted struct {
+	dbm.Batch
+	to   *written
+	keys []string
+}
+
+func (n *noted) Set(key, value []byte) error {
+	if !bytes.HasPrefix(key, []byte("s/k:")) {
+		n.keys = append(n.keys, strings.ToValidUTF8(string(bytes.TrimRight(key, "\x00")), ""))
+	}
+	return n.Batch.Set(key, value)
+}
+
+func (n *noted) note(how string) {
+	if len(n.keys) > 0 {
+		slices.Sort(n.keys)
+		n.to.batches = append(n.to.batches, fmt.Sprint(how, n.keys))
+	}
+}
+
+func (n *noted) Write() error {
+	n.note("Write")
+	return n.Batch.Write()
+}
+
+func (n *noted) WriteSync() error {
+	n.note("WriteSync")
+	return n.Batch.WriteSync()
+}
+
+// TestOneBatch checks that the SDK makes a version durable in one synced batch, and that the
+// Starling stores' record is in that batch. Consistency after a crash depends on this.
+func TestOneBatch(t *testing.T) {
+	db := &written{DB: dbm.NewMemDB()}
+	s := newMixed(t, db)
+	for v := int64(1); v <= 3; v++ {
+		for _, key := range []types.StoreKey{iavlKey, starlingKey} {
+			s.GetKVStore(key).Set([]byte("key"), fmt.Append(nil, v))
+		}
+		db.batches = nil
+		id := s.Commit()
+		require.Len(t, db.batches, 1)
+		require.Contains(t, db.batches[0], "WriteSync[")
+		require.Contains(t, db.batches[0], fmt.Sprintf("s/%d s/latest s/starling/log/", v))
+		info, err := s.GetCommitInfo(v)
+		require.NoError(t, err)
+		require.Equal(t, id, info.CommitID())
+		require.Equal(t, []string{"a-starling", "m-iavl"}, []string{info.StoreInfos[0].Name, info.StoreInfos[1].Name})
+	}
+	db.batches = nil
+	require.NoError(t, s.RollbackToVersion(2))
+	require.Equal(t, []string{"WriteSync[s/2 s/latest]"}, db.batches)
+	require.Equal(t, "2", string(s.GetKVStore(starlingKey).Get([]byte("key"))))
+	require.Equal(t, "2", string(s.GetKVStore(iavlKey).Get([]byte("key"))))
+}
+
+// TestOtherBatches checks that a version that is written in any other way is rejected.
+func TestOtherBatches(t *testing.T) {
+	d := &database{DB: dbm.NewMemDB()}
+	same := func(*types.CommitInfo, dbm.Batch) error { return nil }
+	set := func(b dbm.Batch, keys ...string) error {
+		for _, key := range keys {
+			if err := b.Set([]byte(key), []byte{}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	require.ErrorIs(t, set(d.NewBatch(), "s/12"), errBatch, "outside of a commit")
+	require.NoError(t, set(d.NewBatch(), "s/latest", "s/k:1/n", "s/", "s/1a", "s"))
+	require.Panics(t, func() { _ = d.merging(same, func() error { return nil }) }, "no version")
+	for name, write := range map[string]func() error{
+		"not synced": func() error {
+			b := d.NewBatch()
+			require.NoError(t, set(b, "s/12", "s/latest"))
+			return b.Write()
+		},
+		"in two batches": func() error {
+			b := d.NewBatchWithSize(9)
+			require.NoError(t, set(b, "s/12"))
+			return b.WriteSync()
+		},
+	} {
+		require.ErrorIs(t, d.merging(same, write), errBatch, name)
+	}
+	require.Panics(t, func() {
+		_ = d.merging(same, func() error { return set(d.NewBatch(), "s/12", "s/13") })
+	}, "two versions")
+}
+
+// TestMethods checks that each method of the SDK's multi-store is overridden by this package or is
+// known to be correct for all stores unchanged.
+func TestMethods(t *testing.T) {
+	asIs := []string{
+		"GetStoreType", "GetCommitInfo", "SetCommitHeader", // concern the multi-store as a whole
+		"SetIAVLCacheSize", "SetIAVLDisableFastNode", "SetIAVLSyncPruning", "SetInterBlockCache",
+		"ListeningEnabled", // AddListeners passes everything on
+		"EarliestVersion",  // PruneStores passes everything on
+		"GetObjKVStore",    // object stores are never Starling stores
+	}
+	var promoted []string
+	sdk, ours := reflect.TypeFor[*sdkStore](), reflect.TypeFor[*Store]()
+	for m := range sdk.Methods() {
+		own, _ := ours.MethodByName(m.Name)
+		if fn := own.Func; strings.Contains(sourceOf(fn), "<autogenerated>") {
+			promoted = append(promoted, m.Name)
+		}
+	}
+	slices.Sort(asIs)
+	require.Equal(t, asIs, promoted)
+}
+
+// TestQueryProofs checks that stores of both kinds prove their keys at the last version, at earlier
+// ones, and after a restart.
+func TestQueryProofs(t *testing.T) {
+	s := newMixed(t, dbm.NewMemDB())
+	var hashes [][]byte
+	for v := range 3 {
+		for _, key := range []types.StoreKey{iavlKey, starlingKey} {
+			s.GetKVStore(key).Set([]byte("key"), fmt.Append(nil, v))
+		}
+		hashes = append(hashes, s.Commit().Hash)
+	}
+	prove := func(heights ...int64) {
+		for _, height := range heights {
+			for path, in := range map[string]string{"m-iavl": "", "a-starling": "/state"} {
+				res, err := s.Query(&types.RequestQuery{Path: "/" + path + "/key", Data: []byte("key"), Height: height, Prove: true})
+				require.NoError(t, err)
+				value := fmt.Append(nil, height-1)
+				require.Equal(t, value, res.Value)
+				keys := "/" + path + in + "/key"
+				require.NoError(t, DefaultProofRuntime().VerifyValue(res.ProofOps, hashes[height-1], keys, value))
+				require.Error(t, DefaultProofRuntime().VerifyValue(res.ProofOps, hashes[height%3], keys, value))
+			}
+		}
+	}
+	prove(1, 2, 3)
+	require.NoError(t, s.LoadLatestVersion())
+	prove(3)
+	_, err := s.Query(&types.RequestQuery{Path: "/a-starling/key", Data: []byte("key"), Height: 9, Prove: true})
+	require.ErrorContains(t, err, "cannot prove height 9")
+	for _, path := range []string{"a-starling/key", "/other/key", "/mem/key", ""} {
+		_, err := s.Query(&types.RequestQuery{Path: path, Data: []byte("key")})
+		require.Error(t, err, path)
+	}
+}
+
+// TestListeners checks that listeners receive what a branch writes to stores of both types.
+func TestListeners(t *testing.T) {
+	s := newMixed(t, dbm.NewMemDB())
+	s.AddListeners([]types.StoreKey{iavlKey, starlingKey})
+	require.True(t, s.ListeningEnabled(starlingKey))
+	b := s.CacheMultiStore().CacheMultiStore()
+	nested := b.CacheMultiStore()
+	for _, key := range []types.StoreKey{iavlKey, starlingKey} {
+		nested.GetKVStore(key).Set([]byte("key"), []byte("value"))
+	}
+	nested.Write()
+	require.Empty(t, s.PopStateCache())
+	b.Write()
+	require.Empty(t, s.PopStateCache())
+	var heard []string
+	direct := s.CacheMultiStore()
+	for _, key := range []types.StoreKey{iavlKey, starlingKey} {
+		direct.GetKVStore(key).Set([]byte("key"), []byte("value"))
+	}
+	direct.Write()
+	s.GetKVStore(starlingKey).Delete([]byte("key"))
+	for _, pair := range s.PopStateCache() {
+		heard = append(heard, fmt.Sprintf("%s %t", pair.StoreKey, pair.Delete))
+	}
+	require.Equal(t, []string{"a-starling false", "a-starling true", "m-iavl false"}, heard)
+}
+
+// sourceOf returns the file that defines a function, or "<autogenerated>" if the function is
+// promoted from an embedded type.
+func sourceOf(fn reflect.Value) string {
+	file, _ := runtime.FuncForPC(fn.Pointer()).FileLine(fn.Pointer())
+	return file
+}

@@ -1,0 +1,207 @@
+package feed
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/worlds"
+)
+
+// script runs the files in testdata/scripts against one Machine:
+//
+//	new [head=N] [lag=BLOCKS] [bytes=N] [acks=N] [senders=N] [keep=BLOCKS]   a new Machine at time 0; a range per line: FIRST AFTER NODE...
+//	step                             an event per line; prints each event that has actions, with its actions
+//	    +DURATION                    time passes, with a Tick whenever one is due
+//	    validators COUNT SELF
+//	    commit BYTES...              the next block, with the bytes of the update of each range
+//	    sent NODE SHARD DURABLE NEEDS [part]     part: the replica does not have the whole update
+//	    notsent NODE SHARD
+//	    claims NODE DURABLE NEEDS    for all ranges of the node; without numbers it claims no range
+//	    notpolled NODE  up NODE
+//	lags                             prints the lag of each replica, the queued bytes, and the ranges that a block waits for
+//
+// Every node is polled at the start, and whenever it has been silent for 500 ms.
+type script struct {
+	t   *testing.T
+	w   *watch
+	now time.Duration
+	out strings.Builder
+}
+
+func testPolicy() Policy {
+	return Policy{
+		MaxLagBlocks: 5, MaxLagBytes: 10_000, MinAcks: 1, Senders: 1, Stagger: 250 * time.Millisecond, Patience: time.Second, Poll: 500 * time.Millisecond,
+		BackOff: 100 * time.Millisecond, MaxBackOff: 400 * time.Millisecond,
+	}
+}
+
+func TestScripts(t *testing.T) {
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
+		sc := &script{}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			sc.t = t
+			sc.out.Reset()
+			switch d.Cmd {
+			case "new":
+				return sc.start(d)
+			case "step":
+				for line := range strings.Lines(d.Input) {
+					sc.line(strings.TrimSpace(line))
+				}
+			case "lags":
+				sc.lags()
+			default:
+				d.Fatalf(t, "unknown command %s", d.Cmd)
+			}
+			return sc.out.String()
+		})
+	})
+}
+
+func (sc *script) start(d *datadriven.TestData) string {
+	p, head := testPolicy(), 0
+	lag, bytes := int(p.MaxLagBlocks), int(p.MaxLagBytes)
+	d.MaybeScanArgs(sc.t, "head", &head)
+	d.MaybeScanArgs(sc.t, "lag", &lag)
+	d.MaybeScanArgs(sc.t, "bytes", &bytes)
+	d.MaybeScanArgs(sc.t, "acks", &p.MinAcks)
+	d.MaybeScanArgs(sc.t, "senders", &p.Senders)
+	keep := 0
+	d.MaybeScanArgs(sc.t, "keep", &keep)
+	p.KeepBlocks, p.KeepBytes = int64(keep), 1500
+	p.MaxLagBlocks, p.MaxLagBytes = int64(lag), uint64(bytes)
+	m, err := New(scriptRanges(sc.t, d.Input), p, int64(head))
+	if err != nil {
+		require.ErrorIs(sc.t, err, ErrPolicy)
+		return err.Error() + "\n"
+	}
+	sc.w, sc.now = newWatch(m), 0
+	return ""
+}
+
+func scriptKey(word string) []byte {
+	if word == "-" {
+		return nil
+	}
+	return []byte(word)
+}
+
+func scriptRanges(t *testing.T, input string) *dsm.Ranges {
+	var shards []dsm.Placement
+	for line := range strings.Lines(input) {
+		f := strings.Fields(line)
+		s := dsm.Placement{Range: avlstar.KeyRange{First: scriptKey(f[0]), After: scriptKey(f[1])}}
+		for _, n := range f[2:] {
+			s.Replicas = append(s.Replicas, dsm.NodeID(n))
+		}
+		shards = append(shards, s)
+	}
+	r, err := dsm.NewRanges(shards)
+	require.NoError(t, err)
+	return r
+}
+
+func (sc *script) numbers(words []string) (n []int64) {
+	for _, word := range words {
+		i, err := strconv.ParseInt(word, 10, 64)
+		require.NoError(sc.t, err)
+		n = append(n, i)
+	}
+	return n
+}
+
+func (sc *script) line(line string) {
+	word, rest, _ := strings.Cut(line, " ")
+	args := strings.Fields(rest)
+	if strings.HasPrefix(word, "+") {
+		sc.pass(word[1:])
+		return
+	}
+	switch word {
+	case "validators":
+		n := sc.numbers(args)
+		sc.step(line, Validators{int(n[0]), int(n[1])})
+	case "commit":
+		e := Committed{Height: sc.w.head + 1}
+		for _, n := range sc.numbers(args) {
+			e.Bytes = append(e.Bytes, uint64(n))
+		}
+		sc.step(fmt.Sprintf("commit %d", e.Height), e)
+	case "sent":
+		n := sc.numbers(args[1:4])
+		sc.step(line, Sent{dsm.NodeID(args[0]), int(n[0]), dsm.UpdateAnswer{Durable: n[1], Needs: n[2]}, len(args) == 4})
+	case "notsent":
+		sc.step(line, NotSent{dsm.NodeID(args[0]), int(sc.numbers(args[1:])[0])})
+	case "claims":
+		e := Claimed{Node: dsm.NodeID(args[0])}
+		if n := sc.numbers(args[1:]); len(n) > 0 {
+			for _, i := range sc.w.ranges.Of(e.Node) {
+				e.Claims = append(e.Claims, dsm.Claim{Range: sc.w.ranges.Shard(i).Range, Durable: n[0], Needs: n[1]})
+			}
+		}
+		sc.step(line, e)
+	case "notpolled":
+		sc.step(line, NotPolled{dsm.NodeID(args[0])})
+	case "up":
+		sc.step(line, Up{dsm.NodeID(args[0])})
+	default:
+		require.Fail(sc.t, "unknown event "+line)
+	}
+}
+
+func (sc *script) pass(duration string) {
+	d, err := time.ParseDuration(duration)
+	require.NoError(sc.t, err)
+	sc.now = worlds.Pass(sc.t, sc.now, d, sc.w.Next, func(at time.Duration) {
+		sc.now = at
+		sc.step(fmt.Sprintf("at %v", at), Tick{})
+	})
+}
+
+func (sc *script) step(line string, e Event) {
+	actions, err := sc.w.step(sc.now, e)
+	require.NoError(sc.t, err, line)
+	if len(actions) == 0 {
+		return
+	}
+	fmt.Fprintf(&sc.out, "%s:\n", line)
+	for _, a := range actions {
+		switch a := a.(type) {
+		case Send:
+			how := "send"
+			if a.Probe {
+				how = "probe and send"
+			}
+			fmt.Fprintf(&sc.out, "  %s %s %d of range %d\n", how, a.Node, a.Height, a.Shard)
+		case Poll:
+			fmt.Fprintf(&sc.out, "  poll %s\n", a.Node)
+		case Forget:
+			fmt.Fprintf(&sc.out, "  forget range %d up to %d\n", a.Shard, a.Height)
+		case Left:
+			fmt.Fprintf(&sc.out, "  %s left range %d, durable at %d of %d\n", a.Node, a.Shard, a.Durable, a.Head)
+		case Back:
+			fmt.Fprintf(&sc.out, "  %s is back in range %d\n", a.Node, a.Shard)
+		}
+	}
+}
+
+func (sc *script) lags() {
+	for i := range sc.w.ranges.Len() {
+		fmt.Fprintf(&sc.out, "range %d, %d bytes:", i, sc.w.Queued(i))
+		for _, l := range sc.w.Lags(i) {
+			fmt.Fprintf(&sc.out, " %s %s, %d blocks and %d bytes behind;", l.Node, l.State, l.Blocks, l.Bytes)
+		}
+		fmt.Fprintln(&sc.out)
+	}
+	for _, b := range sc.w.Blocked() {
+		fmt.Fprintf(&sc.out, "the next block waits for %v\n", b.Range)
+	}
+}

@@ -1,0 +1,362 @@
+package feed
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/worlds"
+)
+
+// TestRandomWorlds runs chains in virtual time whose validators send updates to simulated replicas.
+// Replicas crash, lose updates that they have not logged, are down temporarily or permanently, and
+// catch up from chunks; some validators send nothing. watch checks each step of each validator. In
+// addition, once the faults have ended, blocks must be made and each running replica must follow
+// the head.
+func TestRandomWorlds(t *testing.T) {
+	sum := map[string]int{}
+	n := worlds.Run(t, 100, newWorld, func(w *world) {
+		for what, n := range w.seen {
+			sum[what] += n
+		}
+	})
+	t.Logf("%d worlds: %v", n, sum)
+	if n == 0 {
+		return
+	}
+	for _, what := range []string{"Left", "Back", "blocked", "probe that found all", "crash", "chunks"} {
+		require.NotZero(t, sum[what], what)
+	}
+}
+
+// TestSameEventsSameActions runs each world twice: nothing depends on map order.
+func TestSameEventsSameActions(t *testing.T) {
+	worlds.Same(t, 10, newWorld)
+}
+
+// TestNothingIsSentTwice: without faults, each replica receives each update once, plus one or two
+// probes.
+func TestNothingIsSentTwice(t *testing.T) {
+	for seed := uint64(1); seed <= 20; seed++ {
+		w := newWorld(seed)
+		w.calm()
+		require.NoError(t, w.Run(func(string, ...any) {}), "seed %d", seed)
+		replicas := 0
+		for i := range w.ranges.Len() {
+			replicas += len(w.ranges.Shard(i).Replicas)
+		}
+		least := int(w.head) * replicas
+		require.GreaterOrEqual(t, w.seen["update"], least, "seed %d", seed)
+		require.LessOrEqual(t, w.seen["update"], least+least/10, "seed %d: updates sent in whole", seed)
+		require.Zero(t, w.seen["Left"], "seed %d", seed)
+	}
+}
+
+const (
+	blockTime = 200 * time.Millisecond
+	faultsEnd = 20 * time.Second
+	worldEnd  = 60 * time.Second
+)
+
+// world is a chain in virtual time: validators, some of which send nothing, and replicas.
+type world struct {
+	ranges     *dsm.Ranges
+	policy     Policy
+	validators []*watch // the honest ones
+	count      int      // number of validators
+	replicas   map[place]*simReplica
+	down       map[dsm.NodeID]bool
+	broken     map[dsm.NodeID]bool // permanently
+	rng        *rand.Rand
+	now        time.Duration
+	head       int64
+	events     worlds.Timeline[func()]
+	latency    time.Duration
+	faults     bool
+	seen       map[string]int
+	err        error // first error of a watch
+}
+
+// simReplica has all updates up to durable, plus those in held.
+type simReplica struct {
+	durable int64
+	holds   map[int64]bool
+	stuck   time.Duration // since when it waits for the same update while the chain is far ahead
+}
+
+func (r *simReplica) needs() int64 {
+	h := r.durable + 1
+	for r.holds[h] {
+		h++
+	}
+	return h
+}
+
+func newWorld(seed uint64) *world {
+	rng := rand.New(rand.NewPCG(seed, 44))
+	w := &world{rng: rng, count: 1 + rng.IntN(5), replicas: map[place]*simReplica{}, down: map[dsm.NodeID]bool{}, broken: map[dsm.NodeID]bool{},
+		latency: time.Duration(1+rng.IntN(60)) * time.Millisecond, faults: true, seen: map[string]int{}}
+	w.policy = testPolicy()
+	w.policy.MaxLagBlocks, w.policy.Senders, w.policy.MinAcks = int64(4+rng.IntN(20)), 1+rng.IntN(3), 1+rng.IntN(2)
+	w.policy.MaxLagBytes = uint64(2000 * (4 + rng.IntN(20)))
+	w.policy.KeepBlocks, w.policy.KeepBytes = int64(15+rng.IntN(10)), 30_000
+	var shards []dsm.Placement
+	for i, first := range []string{"", "h", "p"}[:1+rng.IntN(3)] {
+		s := dsm.Placement{Range: avlstar.KeyRange{First: []byte(first)}}
+		for _, n := range rng.Perm(4)[:w.policy.MinAcks+rng.IntN(2)] {
+			s.Replicas = append(s.Replicas, dsm.NodeID(fmt.Sprintf("node%d", n)))
+		}
+		if i > 0 {
+			shards[i-1].Range.After = s.Range.First
+		}
+		shards = append(shards, s)
+	}
+	var err error
+	if w.ranges, err = dsm.NewRanges(shards); err != nil {
+		panic(err)
+	}
+	for i, s := range shards {
+		for _, n := range s.Replicas {
+			w.replicas[place{n, i}] = &simReplica{holds: map[int64]bool{}}
+		}
+	}
+	for i := range 1 + rng.IntN(w.count) { // the others send nothing
+		m, err := New(w.ranges, w.policy, 0)
+		if err != nil {
+			panic(err)
+		}
+		w.validators = append(w.validators, newWatch(m))
+		w.after(0, func() { w.tell(i, Validators{w.count, i}) })
+	}
+	w.after(blockTime, w.block)
+	for range rng.IntN(8) {
+		w.after(time.Duration(rng.Int64N(int64(faultsEnd))), w.fault)
+	}
+	return w
+}
+
+// calm disables faults and makes all validators honest.
+func (w *world) calm() {
+	w.faults, w.count = false, len(w.validators)
+}
+
+func (w *world) after(d time.Duration, do func()) {
+	w.events.Add(w.now+d, do)
+}
+
+// block makes a block unless a validator waits.
+func (w *world) block() {
+	if w.now < worldEnd-5*time.Second { // near the end, the world comes to rest
+		w.after(blockTime, w.block)
+	}
+	w.sync()
+	for _, v := range w.validators {
+		if len(v.Blocked()) > 0 {
+			w.seen["blocked"]++
+			return
+		}
+	}
+	w.head++
+	bytes := make([]uint64, w.ranges.Len())
+	for i := range bytes {
+		bytes[i] = uint64(100 + w.rng.IntN(1900))
+	}
+	for i := range w.validators {
+		w.tell(i, Committed{w.head, bytes})
+	}
+	w.sync()
+}
+
+// sync lets replicas log proved updates, and lets replicas that lag far behind fetch chunks.
+func (w *world) sync() {
+	for i := range w.ranges.Len() {
+		for _, n := range w.ranges.Shard(i).Replicas {
+			r := w.replicas[place{n, i}]
+			if w.down[n] {
+				continue
+			}
+			for r.durable+1 < w.head && r.holds[r.durable+1] {
+				r.durable++
+				delete(r.holds, r.durable)
+				r.stuck = w.now
+			}
+			if w.now-r.stuck > 4*time.Second && r.durable+2 < w.head {
+				w.seen["chunks"]++
+				r.durable = w.head - 2
+				r.stuck = w.now
+			}
+		}
+	}
+}
+
+// fault takes a node down, temporarily or permanently. Updates that are not logged are lost.
+func (w *world) fault() {
+	nodes := w.ranges.Nodes()
+	n := nodes[w.rng.IntN(len(nodes))]
+	if !w.faults || w.down[n] {
+		return
+	}
+	w.seen["crash"]++
+	w.down[n] = true
+	lost := w.rng.IntN(4) == 0
+	for i := range w.ranges.Len() {
+		if r := w.replicas[place{n, i}]; r != nil {
+			clear(r.holds)
+			if lost { // including its disk
+				r.durable = 0
+			}
+		}
+	}
+	if w.rng.IntN(3) == 0 && w.spare(n) {
+		w.broken[n] = true
+		return
+	}
+	w.after(time.Duration(w.rng.Int64N(int64(faultsEnd))), func() {
+		w.down[n] = false
+		for i := range w.ranges.Len() {
+			if r := w.replicas[place{n, i}]; r != nil {
+				r.stuck = w.now
+			}
+		}
+		if w.rng.IntN(2) == 0 {
+			for i := range w.validators {
+				w.tell(i, Up{n})
+			}
+		}
+	})
+}
+
+// spare reports whether blocks can be made without a node.
+func (w *world) spare(n dsm.NodeID) bool {
+	for _, i := range w.ranges.Of(n) {
+		left := 0
+		for _, other := range w.ranges.Shard(i).Replicas {
+			if other != n && !w.broken[other] {
+				left++
+			}
+		}
+		if left < w.policy.MinAcks {
+			return false
+		}
+	}
+	return true
+}
+
+// tell steps a validator and performs the resulting actions.
+func (w *world) tell(i int, e Event) {
+	v := w.validators[i]
+	actions, err := v.step(w.now, e)
+	if err != nil && w.err == nil {
+		w.err = fmt.Errorf("at %v, validator %d after %T%+v: %w", w.now, i, e, e, err)
+	}
+	for _, a := range actions {
+		switch a := a.(type) {
+		case Send:
+			w.after(w.wait(), func() { w.send(i, a) })
+		case Poll:
+			w.after(w.wait(), func() { w.poll(i, a) })
+		case Left:
+			w.seen["Left"]++
+		case Back:
+			w.seen["Back"]++
+		}
+	}
+}
+
+func (w *world) wait() time.Duration {
+	return w.latency/2 + time.Duration(w.rng.Int64N(int64(w.latency)))
+}
+
+func (w *world) send(i int, a Send) {
+	r := w.replicas[place{a.Node, a.Shard}]
+	if w.down[a.Node] {
+		w.after(w.wait(), func() { w.tell(i, NotSent{a.Node, a.Shard}) })
+		return
+	}
+	has := a.Height <= r.durable || r.holds[a.Height]
+	complete := true
+	switch {
+	case has && a.Probe:
+		w.seen["probe that found all"]++
+	case !has && a.Height > r.needs()+30: // beyond its memory limit
+		complete = false
+	default:
+		w.seen["update"]++
+		if !has {
+			r.holds[a.Height] = true
+		}
+	}
+	w.sync()
+	answer := Sent{a.Node, a.Shard, dsm.UpdateAnswer{Durable: r.durable, Needs: r.needs()}, complete}
+	w.after(w.wait(), func() { w.tell(i, answer) })
+}
+
+func (w *world) poll(i int, a Poll) {
+	if w.down[a.Node] {
+		w.after(w.wait(), func() { w.tell(i, NotPolled{a.Node}) })
+		return
+	}
+	answer := Claimed{Node: a.Node}
+	for _, s := range w.ranges.Of(a.Node) {
+		r := w.replicas[place{a.Node, s}]
+		answer.Claims = append(answer.Claims, dsm.Claim{Range: w.ranges.Shard(s).Range, Durable: r.durable, Needs: r.needs()})
+	}
+	w.after(w.wait(), func() { w.tell(i, answer) })
+}
+
+// Run implements worlds.World.
+func (w *world) Run(trace func(string, ...any)) error {
+
+	for steps := 0; w.now < worldEnd; steps++ {
+		next, who := worldEnd, -1
+		for i, v := range w.validators {
+			if at, has := v.Next(); has && at < next {
+				next, who = at, i
+			}
+		}
+		if at, planned := w.events.Next(); planned && at <= next {
+			_, do := w.events.Take()
+			w.now = max(w.now, at)
+			do()
+		} else if w.now = max(w.now, next); who >= 0 {
+			w.tell(who, Tick{})
+		}
+		trace("%v: head %d", w.now, w.head)
+		if w.err != nil {
+			return w.err
+		}
+		if steps > 2_000_000 {
+			return fmt.Errorf("at %v: too many steps", w.now)
+		}
+	}
+	return w.rest()
+}
+
+// rest checks the world after a period without faults.
+func (w *world) rest() error {
+	if least := int64((worldEnd - 2*faultsEnd - 10*time.Second) / blockTime / 2); w.head < least {
+		return fmt.Errorf("only %d blocks", w.head)
+	}
+	for i, v := range w.validators {
+		for s := range w.ranges.Len() {
+			for _, l := range v.Lags(s) {
+				r := w.replicas[place{l.Node, s}]
+				if w.broken[l.Node] {
+					if l.Within {
+						return fmt.Errorf("validator %d thinks that %s, which is down, is in step: %+v", i, l.Node, l)
+					}
+					continue
+				}
+				if l.State != InStep || r.durable < w.head-1 {
+					return fmt.Errorf("range %d, head %d, %s durable at %d, waiting for %d; validator %d says %+v", s, w.head, l.Node, r.durable, r.needs(), i, l)
+				}
+			}
+		}
+	}
+	return nil
+}

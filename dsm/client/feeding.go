@@ -1,0 +1,374 @@
+package client
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/client/feed"
+)
+
+// maxMaking is the maximum number of blocks that wait for their updates to be encoded. Each of them
+// keeps its versions in memory.
+const maxMaking = 4
+
+// feeding wraps a feed.Machine with its timer, the encoded updates, and the blocks whose updates
+// are not yet encoded.
+type feeding struct {
+	c      *Client
+	gauges []rangeGauges // by range
+	mu     struct {
+		sync.Mutex
+		machine    *feed.Machine // nil before Begin
+		validators feed.Validators
+		timer      *time.Timer
+		head       int64         // last block that the machine knows
+		last       int64         // height of the last call of Committed
+		updates    [][]*update   // by range: those that the machine has queued, up to head
+		making     []made        // by ascending height
+		wake       chan struct{} // capacity 1: making has grown
+		changed    chan struct{} // closed and replaced when callers of Room must check again
+		durable    int64
+		failed     error // why updates cannot be encoded at present
+		closed     bool
+	}
+}
+
+// rangeGauges are the metrics of a range.
+type rangeGauges struct{ lag, queued, behind prometheus.Gauge }
+
+// update is an encoded update.
+type update struct {
+	bytes []byte
+	sum   [32]byte
+}
+
+// made is a block whose updates are to be encoded. It holds a reference to each version.
+type made struct {
+	height  int64
+	v, base *avlstar.Version
+	changes []avlstar.Change
+}
+
+func (m made) release() {
+	m.v.Release()
+	if m.base != nil {
+		m.base.Release()
+	}
+}
+
+// check validates the policy and prepares f.
+func (f *feeding) check(c *Client) error {
+	f.c = c
+	for i := range c.o.Ranges.Len() {
+		name := c.o.Ranges.Shard(i).Range.String()
+		m := c.o.Metrics
+		f.gauges = append(f.gauges, rangeGauges{m.Lag.WithLabelValues(name), m.Queued.WithLabelValues(name), m.Behind.WithLabelValues(name)})
+	}
+	f.mu.updates, f.mu.wake, f.mu.changed = make([][]*update, c.o.Ranges.Len()), make(chan struct{}, 1), make(chan struct{})
+	f.mu.timer = time.AfterFunc(math.MaxInt64, func() { f.step(feed.Tick{}) })
+	_, err := feed.New(c.o.Ranges, c.o.Feed, 0)
+	return err
+}
+
+func (f *feeding) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.mu.closed = true
+	f.mu.timer.Stop()
+	for _, m := range f.mu.making {
+		m.release()
+	}
+	f.mu.making = nil
+	f.notify()
+}
+
+// notify wakes callers that wait in Room. The caller holds mu.
+func (f *feeding) notify() {
+	close(f.mu.changed)
+	f.mu.changed = make(chan struct{})
+}
+
+// step passes an event to the machine and performs its actions.
+func (f *feeding) step(e feed.Event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.locked(e)
+}
+
+// locked is step for a caller that holds mu.
+func (f *feeding) locked(e feed.Event) {
+	if f.mu.closed || f.mu.machine == nil {
+		return
+	}
+	for _, a := range f.mu.machine.Step(f.c.now(), e) {
+		f.perform(a)
+	}
+	if at, ok := f.mu.machine.Next(); ok {
+		f.mu.timer.Reset(max(at-f.c.now(), 0))
+	}
+	f.measure()
+	f.notify()
+}
+
+func (f *feeding) perform(a feed.Action) {
+	log := f.c.o.Logger
+	switch a := a.(type) {
+	case feed.Send:
+		of := f.mu.updates[a.Shard]
+		u := of[len(of)-1-int(f.mu.head-a.Height)]
+		f.c.wg.Go(func() { f.send(a, u) })
+	case feed.Poll:
+		f.c.wg.Go(func() {
+			if _, ok := f.c.peers[a.Node].poll(f.c.ctx); !ok {
+				f.step(feed.NotPolled{Node: a.Node})
+			}
+		})
+	case feed.Forget:
+		of := f.mu.updates[a.Shard]
+		n := len(of) - int(f.mu.head-a.Height)
+		clear(of[:n]) // append copies the rest, but not at once
+		f.mu.updates[a.Shard] = of[n:]
+	case feed.Left:
+		log.Error("a storage node is too far behind and receives no more updates: it must fetch its range again",
+			"node", a.Node, "range", f.c.o.Ranges.Shard(a.Shard).Range, "durable", a.Durable, "head", a.Head)
+	case feed.Back:
+		log.Info("a storage node has caught up", "node", a.Node, "range", f.c.o.Ranges.Shard(a.Shard).Range)
+	}
+}
+
+// MaxBehind is the number of blocks that a healthy replica may be behind: two are normal.
+const MaxBehind = 16
+
+// measure updates the durable height and the metrics of the ranges that the last step touched. The
+// caller holds mu.
+func (f *feeding) measure() {
+	m := f.mu.machine
+	for _, i := range m.Touched() {
+		f.gauges[i].lag.Set(float64(f.mu.head - m.Durable(i)))
+		f.gauges[i].queued.Set(float64(m.Queued(i)))
+		behind := 0
+		for _, l := range m.Lags(i) {
+			if l.State == feed.Unheard || l.Blocks > MaxBehind {
+				behind++
+			}
+		}
+		f.gauges[i].behind.Set(float64(behind))
+	}
+	f.mu.durable = max(f.mu.durable, m.AllDurable())
+	f.c.o.Metrics.Durable.Set(float64(f.mu.durable))
+}
+
+// Begin sets the height of the current state: the first block passed to Committed is the next one.
+// It must be called once.
+func (c *Client) Begin(height int64) {
+	f := &c.feeding
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.mu.closed || f.mu.machine != nil {
+		return
+	}
+	m, err := feed.New(c.o.Ranges, c.o.Feed, height)
+	if err != nil {
+		panic(err) // New has checked the policy
+	}
+	f.mu.machine, f.mu.head, f.mu.last = m, height, height
+	c.wg.Go(f.run)
+	if f.mu.validators.Count > 0 {
+		f.locked(f.mu.validators)
+	}
+	f.locked(feed.Tick{})
+}
+
+// Errors of Committed.
+var (
+	// ErrNotBegun: Begin has not been called.
+	ErrNotBegun = errors.New("Begin has not been called")
+	// ErrGap: the block does not follow the last one.
+	ErrGap = errors.New("the block does not follow the last one")
+)
+
+// Committed queues the changes of a block for all replicas and returns at once. v is the version
+// that Apply returned, before Shed; base is the version that it was applied to, or nil if unknown.
+// Committed retains both versions and does not modify them. The caller must not modify changes
+// afterwards. Errors: ErrNotBegun, ErrGap, ErrClosed.
+func (c *Client) Committed(height int64, v, base *avlstar.Version, changes []avlstar.Change) error {
+	f := &c.feeding
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.mu.closed:
+		return ErrClosed
+	case f.mu.machine == nil:
+		return fmt.Errorf("storage nodes: block %d: %w", height, ErrNotBegun)
+	case height != f.mu.last+1:
+		return fmt.Errorf("storage nodes: block %d after block %d: %w", height, f.mu.last, ErrGap)
+	}
+	v.Retain()
+	if base != nil {
+		base.Retain()
+	}
+	f.mu.last = height
+	f.mu.making = append(f.mu.making, made{height, v, base, changes})
+	select {
+	case f.mu.wake <- struct{}{}:
+	default: // already awake
+	}
+	return nil
+}
+
+// Room blocks while the next block must wait: while a range has fewer than feed.Policy.MinAcks
+// replicas within the allowed lag, or while too many blocks wait for their updates to be encoded.
+// It returns the error of ctx, or ErrClosed.
+func (c *Client) Room(ctx context.Context) error {
+	f := &c.feeding
+	began := time.Now()
+	var logged time.Time
+	defer func() { c.o.Metrics.Blocked.Add(time.Since(began).Seconds()) }()
+	for {
+		f.mu.Lock()
+		changed, closed := f.mu.changed, f.mu.closed
+		var blocked feed.Block
+		var waits bool // for replicas
+		if f.mu.machine != nil {
+			blocked, waits = f.mu.machine.FirstBlocked()
+		}
+		waiting := len(f.mu.making)
+		f.mu.Unlock()
+		switch {
+		case closed:
+			return ErrClosed
+		case !waits && waiting < maxMaking:
+			return nil
+		}
+		if now := time.Now(); waits && now.Sub(began) >= logAfter && now.Sub(logged) >= logEvery {
+			logged = now
+			c.o.Logger.Error("the next block waits: too few storage nodes of a range have the latest blocks on disk", "range", blocked.Range, "replicas", fmt.Sprintf("%+v", blocked.Replicas))
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			if waits {
+				return fmt.Errorf("storage nodes: too few storage nodes of range %v are within the allowed lag: %w", blocked.Range, ctx.Err())
+			}
+			return ctx.Err()
+		}
+	}
+}
+
+const (
+	logAfter = time.Second
+	logEvery = 10 * time.Second
+)
+
+// Durable returns the newest height that feed.Policy.MinAcks replicas of each range report as
+// durable. It never decreases; it is 0 while unknown.
+func (c *Client) Durable() int64 {
+	c.feeding.mu.Lock()
+	defer c.feeding.mu.Unlock()
+	return c.feeding.mu.durable
+}
+
+// Validators sets the number of validators and this node's index, self, in an order that all
+// validators know. self is negative if this node is not a validator. The indices decide which
+// validator sends which update.
+func (c *Client) Validators(count, self int) {
+	f := &c.feeding
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.mu.validators = feed.Validators{Count: count, Self: self}
+	f.locked(f.mu.validators)
+}
+
+// status returns the state of all updates.
+func (f *feeding) status() (st Status) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	st.Head, st.Durable = f.mu.head, f.mu.durable
+	if f.mu.failed != nil {
+		st.Failed = f.mu.failed.Error()
+	}
+	for i := range f.c.o.Ranges.Len() {
+		of := f.c.o.Ranges.Shard(i)
+		r := RangeStatus{Range: of.Range}
+		if f.mu.machine == nil {
+			for _, n := range of.Replicas {
+				r.Nodes = append(r.Nodes, NodeStatus{Lag: feed.Lag{Node: n}})
+			}
+		} else {
+			r.Durable, r.Queued = f.mu.machine.Durable(i), f.mu.machine.Queued(i)
+			for _, l := range f.mu.machine.Lags(i) {
+				r.Nodes = append(r.Nodes, NodeStatus{Lag: l})
+			}
+		}
+		st.Ranges = append(st.Ranges, r)
+	}
+	if f.mu.machine != nil {
+		for _, b := range f.mu.machine.Blocked() {
+			st.Blocked = append(st.Blocked, b.Range)
+		}
+	}
+	return st
+}
+
+// send sends an update to a replica, part by part, and reports the outcome to the machine.
+func (f *feeding) send(a feed.Send, u *update) {
+	answer, complete, err := f.parts(a, u)
+	if err != nil {
+		if f.c.ctx.Err() == nil {
+			f.c.o.Logger.Debug("an update was not sent", "node", a.Node, "range", f.c.o.Ranges.Shard(a.Shard).Range, "height", a.Height, "err", err)
+		}
+		f.step(feed.NotSent{Node: a.Node, Shard: a.Shard})
+		return
+	}
+	f.step(feed.Sent{Node: a.Node, Shard: a.Shard, Answer: answer, Complete: complete})
+}
+
+// partTimeout limits each part: 10 s allow 1 MiB at about 100 KiB/s.
+const partTimeout = 10 * time.Second
+
+func (f *feeding) parts(a feed.Send, u *update) (answer dsm.UpdateAnswer, complete bool, err error) {
+	r := f.c.o.Ranges.Shard(a.Shard).Range
+	offset, probe := 0, a.Probe
+	for {
+		at := offset
+		if probe {
+			at = len(u.bytes)
+		}
+		answer, err = f.part(a, dsm.PartOf(a.Height, r, u.bytes, u.sum, at))
+		have := int(answer.Have)
+		switch {
+		case err != nil:
+			return answer, false, err
+		case have >= len(u.bytes):
+			return answer, true, nil
+		case !probe && have < min(offset+dsm.MaxPartBytes, len(u.bytes)):
+			// The replica accepts no more of the update. An honest node accepts a whole part or
+			// nothing; a node that accepts one byte of each part would cost a MiB per byte.
+			return answer, false, nil
+		case probe && (answer.Needs == 0 || answer.Needs > a.Height):
+			return answer, false, nil
+		}
+		offset, probe = have, false
+	}
+}
+
+func (f *feeding) part(a feed.Send, p dsm.UpdatePart) (answer dsm.UpdateAnswer, err error) {
+	ctx, cancel := context.WithTimeout(f.c.ctx, partTimeout)
+	defer cancel()
+	b, err := f.c.peers[a.Node].call(ctx, dsm.MethodUpdate, p.Encode(), dsm.UpdateAnswerBytes)
+	if err != nil {
+		return answer, err
+	}
+	return dsm.DecodeUpdateAnswer(b)
+}
+
+func sumOf(b []byte) *update { return &update{b, sha256.Sum256(b)} }

@@ -1,0 +1,80 @@
+package client
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/seeds"
+)
+
+// The multiproof of an honest node never has more leaves than its wants explain. One neighbour for
+// each want, plus one more leaf, is too many.
+func TestUnaskedLeaves(t *testing.T) {
+	rng := seeds.Rand(t)
+	key := func(i int) []byte { return binary.BigEndian.AppendUint16(nil, uint16(i)) }
+	var changes []avlstar.Change
+	for i := 0; i < 4000; i += 4 {
+		changes = append(changes, avlstar.Change{Key: key(100 + i), Value: []byte("value")})
+	}
+	empty, err := avlstar.Empty(512)
+	require.NoError(t, err)
+	v, err := empty.Apply(changes)
+	require.NoError(t, err)
+	empty.Release()
+	defer v.Release()
+	multiproof := func(wants []avlstar.Want, below avlstar.Below) *avlstar.Multiproof {
+		all := slices.Clone(wants)
+		b, err := v.Multiproof(all, below)
+		require.NoError(t, err)
+		multiproof, err := avlstar.DecodeMultiproof(b)
+		require.NoError(t, err)
+		return multiproof
+	}
+	seen := 0
+	for range 300 {
+		var wants []avlstar.Want
+		for range 1 + rng.IntN(6) {
+			w := avlstar.Want{Key: key(rng.IntN(4200)), Deleted: rng.IntN(3) == 0}
+			switch rng.IntN(3) {
+			case 0:
+				w.Next = true
+			case 1:
+				w.Range = true
+				if rng.IntN(5) > 0 {
+					w.After = key(1 + int(binary.BigEndian.Uint16(w.Key)) + rng.IntN(300))
+				}
+			}
+			wants = append(wants, w)
+		}
+		wants = dsm.Normal(wants)
+		require.False(t, unaskedLeaves(multiproof(wants, avlstar.Below{Depth: rng.IntN(12)}), wants), "%v", wants)
+
+		salt, odds := byte(rng.Uint32()), byte(rng.Uint32())
+		part, err := v.Prune(func(s avlstar.Subtree) bool { return s.Hash[0]^salt < odds })
+		require.NoError(t, err)
+		all := slices.Clone(wants)
+		if _, held := part.Version().Missing(all); len(held) > 0 {
+			require.False(t, unaskedLeaves(multiproof(wants, avlstar.Below{Depth: math.MaxInt, Held: held}), wants), "%v", wants)
+			seen++
+		}
+		part.Release()
+	}
+	require.Positive(t, seen, "no multiproof below held hashes was requested")
+	for _, wants := range [][]avlstar.Want{
+		{{Key: key(1000), Range: true, After: key(1400)}},
+		{{Key: key(200)}, {Key: key(1000), Range: true, After: key(1400)}, {Key: key(1200), Range: true, After: key(1300)}},
+		{{Key: key(2000), Range: true, After: key(2001)}},
+	} {
+		more := bytes.Clone(wants[len(wants)-1].Key)
+		lie := append([]avlstar.Want{{Key: more, Range: true, After: key(3000)}}, wants...)
+		require.True(t, unaskedLeaves(multiproof(lie, avlstar.Below{}), wants))
+		require.False(t, unaskedLeaves(multiproof(wants, avlstar.Below{}), wants))
+	}
+}

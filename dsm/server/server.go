@@ -1,0 +1,195 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/server/witness"
+	"github.com/starling-kv/starling/transport"
+)
+
+// ServerOptions configure a Server.
+type ServerOptions struct {
+	// Allow reports whether a peer may send updates; nil: any peer may. False updates are detected
+	// without it, but unknown peers could occupy all slots for waiting updates.
+	Allow func(transport.ID) bool
+	// MaxMultiproofBytes limits a witness; default witness.DefaultMultiproofBytes. If a witness
+	// would be longer, the requester asks for less at once.
+	MaxMultiproofBytes int
+	// Making limits concurrent expensive answers, across all servers that share it: its capacity is
+	// the number of processors that they may use. nil: all but one, for this node alone.
+	Making chan struct{}
+	// Outline returns the outline of a snapshot. nil: the node has none.
+	Outline func(height int64) (outline []byte, ok bool)
+	// Failed, if not nil, is called with errors that Run does not return: a state could not be
+	// stored. The next due height is tried again.
+	Failed func(error)
+	// Broken, if not nil, is called with the error of a replica that accepts no further updates.
+	// The other replicas continue. nil: Run ends with the error.
+	Broken func(*Replica, error)
+}
+
+// Server answers the methods of package dsm from the replicas of several ranges.
+type Server struct {
+	o        ServerOptions
+	replicas []*Replica      // in key order
+	wake     []chan struct{} // of each replica; capacity 1
+}
+
+// NewServer returns a Server for replicas, whose ranges must not overlap. The caller keeps
+// ownership of the replicas.
+func NewServer(o ServerOptions, replicas ...*Replica) (*Server, error) {
+	n := &Server{o: o, replicas: slices.Clone(replicas)}
+	n.o.MaxMultiproofBytes = orDefault(n.o.MaxMultiproofBytes, witness.DefaultMultiproofBytes)
+	n.o.Making = witness.Places(n.o.Making)
+	slices.SortFunc(n.replicas, func(a, b *Replica) int { return bytes.Compare(a.o.Range.First, b.o.Range.First) })
+	for i, r := range n.replicas {
+		n.wake = append(n.wake, make(chan struct{}, 1))
+		if i == 0 {
+			continue
+		}
+		if before := n.replicas[i-1].o.Range; before.After == nil || bytes.Compare(before.After, r.o.Range.First) > 0 {
+			return nil, fmt.Errorf("storagenode: ranges %v and %v overlap", rangeOf(before), rangeOf(r.o.Range))
+		}
+	}
+	return n, nil
+}
+
+// Register registers the server's handlers.
+func (n *Server) Register(mux *transport.Mux) {
+	handle := func(method uint8, f func(r transport.Request) ([]byte, error)) {
+		mux.Handle(transport.Method(method), transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) { return f(r) }))
+	}
+	handle(dsm.MethodRanges, func(transport.Request) ([]byte, error) { return dsm.EncodeClaims(n.Claims()) })
+	witness.Costly(mux, n.o.Making, dsm.MethodWitness, n.witness, n.weighWitness)
+	witness.Costly(mux, n.o.Making, dsm.MethodUpper, n.upper, witness.WeighUpper)
+	handle(dsm.MethodUpdate, n.update)
+	handle(dsm.MethodOutline, n.answerOutline)
+}
+
+// Claims returns the claims of all replicas, in key order.
+func (n *Server) Claims() []dsm.Claim {
+	claims := make([]dsm.Claim, len(n.replicas))
+	for i, r := range n.replicas {
+		claims[i] = r.Claim()
+	}
+	return claims
+}
+
+// Run advances the replicas as updates and headers arrive, and stores states, until ctx ends. It
+// returns nil in that case, and otherwise, without ServerOptions.Broken, the first error of a
+// replica, which then accepts no further updates. A closed replica is skipped.
+func (n *Server) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failed := make(chan error, len(n.replicas))
+	var all sync.WaitGroup
+	for i, r := range n.replicas {
+		store := make(chan struct{}, 1)
+		all.Go(func() {
+			for wait(ctx, n.wake[i]) {
+				_, err := r.Advance()
+				if errors.Is(err, ErrClosed) {
+					return // it is being replaced; the other replicas continue
+				}
+				if err != nil && n.o.Broken != nil {
+					n.o.Broken(r, err)
+					return
+				}
+				if err != nil {
+					failed <- err
+					cancel()
+					return
+				}
+				nudge(store)
+			}
+		})
+		all.Go(func() {
+			for wait(ctx, store) {
+				if err := r.Store(); err != nil && n.o.Failed != nil {
+					n.o.Failed(err)
+				}
+			}
+		})
+	}
+	n.Proved() // for headers proved before Run
+	all.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+		return nil
+	}
+}
+
+func wait(ctx context.Context, c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func nudge(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // already awake
+	}
+}
+
+// Proved must be called after headers were proved; it wakes the replicas to check their waiting
+// updates. It does not block.
+func (n *Server) Proved() {
+	for _, c := range n.wake {
+		nudge(c)
+	}
+}
+
+// update adds a part of an update, and wakes the replica if the update is complete.
+func (n *Server) update(r transport.Request) ([]byte, error) {
+	if n.o.Allow != nil && !n.o.Allow(r.Peer) {
+		return nil, witness.Refused(fmt.Errorf("%w: it is not an allowed sender of updates", ErrRefusedSender))
+	}
+	p, err := dsm.DecodeUpdatePart(r.Body)
+	if err != nil {
+		return nil, witness.Refused(err)
+	}
+	i := slices.IndexFunc(n.replicas, func(r *Replica) bool { return rangeOf(r.o.Range).Equal(p.Range) })
+	if i < 0 {
+		return nil, fmt.Errorf("range %v: %w", p.Range, transport.ErrGone)
+	}
+	answer, err := n.replicas[i].Receive(r.Peer, p)
+	switch {
+	case err == nil, errors.Is(err, ErrFarAhead):
+	case errors.Is(err, ErrFull):
+		return nil, fmt.Errorf("%w: %w", transport.ErrBusy, err)
+	case errors.Is(err, ErrTooLarge), errors.Is(err, ErrRefusedSender), errors.Is(err, dsm.ErrSum), errors.Is(err, dsm.ErrOtherUpdate), errors.Is(err, dsm.ErrMessage):
+		return nil, witness.Refused(err)
+	default:
+		return nil, err
+	}
+	if answer.Have == p.Total {
+		nudge(n.wake[i])
+	}
+	return answer.Encode(), nil
+}
+
+// answerOutline answers with a part of an outline.
+func (n *Server) answerOutline(r transport.Request) ([]byte, error) {
+	o, err := dsm.DecodeOutlineRequest(r.Body)
+	if err != nil {
+		return nil, witness.Refused(err)
+	}
+	if n.o.Outline != nil {
+		if outline, ok := n.o.Outline(o.Height); ok {
+			return o.Of(outline), nil
+		}
+	}
+	return nil, transport.ErrGone
+}

@@ -1,0 +1,219 @@
+package server
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/transport"
+)
+
+// TestWaiting runs the files in testdata/waiting:
+//
+//	new next=N ahead=N senders=N update-bytes=N bytes=N patience=D rate=N refused=N
+//	step                                      one event per line; prints the result of add, and then the waiting updates
+//	    +DURATION                             time passes
+//	    SENDER HEIGHT UPDATE FROM-TO          bytes of an update, which is its name repeated to 100 bytes, or to LENGTH if UPDATE is NAME:LENGTH
+//	    probe SENDER HEIGHT UPDATE
+//	    candidate                             prints the candidate of the next height
+//	    refute SENDER
+//	    advance HEIGHT
+func TestWaiting(t *testing.T) {
+	datadriven.Walk(t, "testdata/waiting", func(t *testing.T, path string) {
+		var w *waiting
+		now := time.Unix(0, 0)
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			switch d.Cmd {
+			case "new":
+				w = newWaitingOf(t, d)
+				return ""
+			case "step":
+				var out strings.Builder
+				for line := range strings.Lines(d.Input) {
+					stepWaiting(t, w, &now, strings.Fields(line), &out)
+				}
+				return out.String()
+			}
+			d.Fatalf(t, "unknown command %s", d.Cmd)
+			return ""
+		})
+	})
+}
+
+func newWaitingOf(t *testing.T, d *datadriven.TestData) *waiting {
+	l, next := Limits{}, int64(1)
+	d.MaybeScanArgs(t, "next", &next)
+	d.MaybeScanArgs(t, "ahead", &l.Ahead)
+	d.MaybeScanArgs(t, "senders", &l.Senders)
+	d.MaybeScanArgs(t, "update-bytes", &l.UpdateBytes)
+	d.MaybeScanArgs(t, "bytes", &l.Bytes)
+	d.MaybeScanArgs(t, "rate", &l.Rate)
+	d.MaybeScanArgs(t, "refused", &l.Refused)
+	var patience string
+	if d.MaybeScanArgs(t, "patience", &patience); patience != "" {
+		var err error
+		l.Patience, err = time.ParseDuration(patience)
+		require.NoError(t, err)
+	}
+	return newWaiting(l, next)
+}
+
+// namedUpdate returns the update of a name: NAME or NAME:LENGTH.
+func namedUpdate(t *testing.T, name string) []byte {
+	name, length, has := strings.Cut(name, ":")
+	n := 100
+	if has {
+		_, err := fmt.Sscan(length, &n)
+		require.NoError(t, err)
+	}
+	return bytes.Repeat([]byte(name), n/len(name)+1)[:n]
+}
+
+func stepWaiting(t *testing.T, w *waiting, now *time.Time, words []string, out *strings.Builder) {
+	height := func(s string) (n int64) {
+		_, err := fmt.Sscan(s, &n)
+		require.NoError(t, err)
+		return n
+	}
+	add := func(sender string, p dsm.UpdatePart) {
+		have, err := w.add(*now, transport.ID(sender), p)
+		if err != nil {
+			fmt.Fprintf(out, "%s: %v\n", strings.Join(words, " "), err)
+		} else {
+			fmt.Fprintf(out, "%s: %d of %d\n", strings.Join(words, " "), have, p.Total)
+		}
+		for _, s := range w.takeSlow() {
+			fmt.Fprintf(out, "  slow: %s at %d\n", s.sender, s.height)
+		}
+	}
+	switch {
+	case strings.HasPrefix(words[0], "+"):
+		d, err := time.ParseDuration(words[0][1:])
+		require.NoError(t, err)
+		*now = now.Add(d)
+		return
+	case words[0] == "candidate":
+		a, ok := w.candidate()
+		if !ok {
+			fmt.Fprintln(out, "candidate: none")
+			return
+		}
+		fmt.Fprintf(out, "candidate: %.1s of %s\n", a.update, a.sender)
+		return
+	case words[0] == "refute":
+		w.refute(transport.ID(words[1]))
+	case words[0] == "advance":
+		w.advance(height(words[1]))
+	case words[0] == "probe":
+		update := namedUpdate(t, words[3])
+		p := dsm.PartOf(height(words[2]), avlstar.KeyRange{}, update, sha256.Sum256(update), len(update))
+		add(words[1], p)
+	default:
+		update := namedUpdate(t, words[2])
+		var from, to int
+		_, err := fmt.Sscanf(words[3], "%d-%d", &from, &to)
+		require.NoError(t, err)
+		sum := sha256.Sum256(update)
+		p := dsm.UpdatePart{Height: height(words[1]), Total: uint32(len(update)), Offset: uint32(from), Sum: sum, Part: update[from:to]}
+		if len(words) > 4 { // invalid bytes
+			p.Part = bytes.Repeat([]byte("!"), to-from)
+		}
+		add(words[0], p)
+	}
+	fmt.Fprintf(out, "  next %d, %d whole, %d begun, %d bytes\n", w.next, len(w.whole), len(w.begun), w.bytes)
+}
+
+// Whatever is sent, the waiting updates stay within the limits, their byte count is right, and the
+// next height gets a slot.
+func TestWaitingRandom(t *testing.T) {
+	rng := seeds.Rand(t)
+	l := Limits{Ahead: 5, Senders: 3, UpdateBytes: 2000, Bytes: 7000, Patience: time.Second, Rate: 1000, Refused: 10}
+	w := newWaiting(l, 1)
+	now := time.Unix(0, 0)
+	arrived := 0
+	for step := range 20_000 {
+		// New senders come now and then: if all were refused, no height would ever complete.
+		drawn := step/500*8 + rng.IntN(8)
+		sender := transport.ID(fmt.Sprint(drawn))
+		switch op := rng.IntN(400); {
+		case op < 2:
+			w.refute(sender)
+		case op < 20:
+			if a, ok := w.candidate(); ok {
+				require.Equal(t, w.next, a.height)
+				w.advance(a.height)
+				arrived++
+			}
+		case op < 24:
+			now = now.Add(time.Duration(rng.IntN(800)) * time.Millisecond)
+		default:
+			height := w.next - 2 + rng.Int64N(9)
+			if height < 1 {
+				continue
+			}
+			kind := (drawn + rng.IntN(10)/9) % 4
+			update := namedUpdate(t, fmt.Sprintf("%d:%d", height*10+int64(kind), 500+500*kind))
+			offset := 500 * rng.IntN(1+len(update)/500)
+			if b := w.find(sender, height); b != nil && rng.IntN(4) > 0 {
+				offset = min(int(b.have), len(update))
+			}
+			p := dsm.UpdatePart{Height: height, Total: uint32(len(update)), Offset: uint32(offset), Sum: sha256.Sum256(update)}
+			p.Part = update[offset:min(len(update), offset+500)]
+			if len(p.Part) == 0 {
+				p.Offset = 0
+			}
+			have, err := w.add(now, sender, p)
+			if err == nil && have == p.Total && height >= w.next {
+				require.True(t, w.has(height, p.Sum))
+			}
+		}
+		n, perHeight := 0, map[int64]int{}
+		for _, a := range w.whole {
+			n += len(a.update)
+			perHeight[a.height]++
+			require.Equal(t, a.sum, sha256.Sum256(a.update))
+		}
+		for _, b := range w.begun {
+			n += int(b.have)
+			perHeight[b.height]++
+		}
+		require.Equal(t, n, w.bytes)
+		require.LessOrEqual(t, n, 7000)
+		for height, n := range perHeight {
+			require.LessOrEqual(t, n, 3)
+			require.GreaterOrEqual(t, height, w.next)
+			require.Less(t, height, w.next+5)
+		}
+	}
+	require.Greater(t, arrived, 20)
+}
+
+// The only sender, after being cut off, is refused only for a time. If it were refused until the
+// next height, that height would never arrive.
+func TestTheOnlySenderComesBack(t *testing.T) {
+	w := newWaiting(Limits{}, 1)
+	update := bytes.Repeat([]byte("u"), 100)
+	sum := sha256.Sum256(update)
+	part := func(from, to int) dsm.UpdatePart {
+		return dsm.UpdatePart{Height: 1, Total: 100, Offset: uint32(from), Sum: sum, Part: update[from:to]}
+	}
+	began := time.Unix(0, 0)
+	_, err := w.add(began, "only", part(0, 10))
+	require.NoError(t, err)
+	back := began.Add(time.Hour)
+	_, err = w.add(back, "only", part(0, 100))
+	require.ErrorIs(t, err, ErrRefusedSender)
+	_, err = w.add(back.Add(w.limits.Patience), "only", part(0, 100))
+	require.NoError(t, err)
+	_, complete := w.candidate()
+	require.True(t, complete)
+}

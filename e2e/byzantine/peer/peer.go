@@ -1,0 +1,243 @@
+// Package peer is the Byzantine peer: a node that follows the chain like any other but misbehaves
+// in one or more modes.
+//
+//	home of `starlingd init` ──► node.New(WithApp(liar.Wrap), WithTransport(liar.Over), WithPrivValidator(voter.Wrap)) ──► attack.Run
+//
+// Its misbehaviours, the defence against each, and whether a joining node can prove it
+// (Mode.Provable):
+//
+//	serves nodes that join from it (package liar)                                             stopped by
+//	  mix, corrupt, truncate, swap, oversize, junk, empty   damaged chunks                    the chunk's proof           provable
+//	  equivocate     another damage for each peer                                             the chunk's proof           provable
+//	  stale          chunks, manifests, commitments of another height                         the height's proof          provable
+//	  manifest       damaged manifests                                                        the app hash                provable
+//	  commitment     a damaged commitment                                                     the app hash                provable
+//	  header         damaged, cut, or other headers                                           light client verification   provable
+//	  status         a status that cannot be decoded                                          strict decoding             provable
+//	  alias          in-band offers that count as the honest ones                             the offer read as one string (its chunks are)
+//	  lone, future   offers at heights that nobody else has, or that are years away           the newest proved header    (its chunks are)
+//	  withhold, gone, last   no answer, "I do not have it", all but the last chunk            asking other peers          no
+//	  slow, drip     correct data, late or at a few bytes a second                            asking a second peer        no
+//
+//	signs, if it is a validator (package voter)
+//	  double-vote    two votes in one round                                                   evidence in a block         on the chain
+//	  double-propose two proposals in one round, to different peers                           the round's majority        no
+//	  mute           no signatures, ten of twenty heights                                     more than two thirds sign   no
+//
+//	attacks the nodes in p2p.persistent_peers (package attack)
+//	  babble         meaningless p2p messages, and some that cannot be decoded                CometBFT drops it           no
+//	  spam           invalid transactions                                                     CheckTx                     no
+//	  flood          transport requests, as many at a time as allowed                         windows, workers            no
+//	  connect        a thousand connections held, half open, closed                           limits of each host         no
+//	  garbage        bytes that are not a handshake                                           limits before the handshake no
+//
+// cmd/localnet and the end-to-end tests start it. It is never linked into starlingd.
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/cometbft/cometbft/p2p"
+	"github.com/cometbft/cometbft/types"
+	"github.com/spf13/cobra"
+	"github.com/spf13/viper"
+
+	"github.com/starling-kv/starling/e2e/byzantine/attack"
+	"github.com/starling-kv/starling/e2e/byzantine/liar"
+	"github.com/starling-kv/starling/e2e/byzantine/voter"
+	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
+)
+
+// Main runs the command line of the process, and returns the exit status.
+func Main() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends it at once
+	err := command(os.Stderr).ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "byzantine: %v\n", err)
+		return 1
+	}
+	return 0
+}
+
+// options are the flags of the command line.
+type options struct {
+	home string
+	lie  string
+	seed uint64
+	rpc  []string
+	from string
+}
+
+func command(logs io.Writer) *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use:   "byzantine",
+		Short: "A Starling node that serves invalid data to nodes that join, or attacks its peers",
+		Example: "  starlingd init liar --chain-id demo-1 --home /tmp/liar\n  byzantine --home /tmp/liar --lie truncate\n" +
+			"  byzantine --home /tmp/liar --lie mix,flood,double-vote",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			set, err := liar.ParseSet(o.lie)
+			if err != nil {
+				return fmt.Errorf("--lie: %w", err)
+			}
+			if o.home == "" {
+				return errors.New("no home folder: give --home one that `starlingd init` made")
+			}
+			return run(cmd.Context(), o, set, logs)
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&o.home, "home", "", "home folder")
+	flags.StringVar(&o.lie, "lie", string(liar.Mix), "modes of misbehaviour, comma-separated: "+liar.Names())
+	flags.Uint64Var(&o.seed, "seed", 1, "seed of the misbehaviour")
+	flags.StringSliceVar(&o.rpc, "attack-rpc", nil, "RPC servers, host:port, for connect and garbage, in addition to the peers' p2p and transport")
+	flags.StringVar(&o.from, "attack-from", "", "source address of the attack's sockets, such as 127.0.0.66 (Linux)")
+	cmd.CompletionOptions.HiddenDefaultCmd = true
+	return cmd
+}
+
+// run runs the node until ctx ends.
+func run(ctx context.Context, o options, set liar.Set, logs io.Writer) error {
+	v := viper.New()
+	config.BindEnvironment(v)
+	conf, err := config.Load(o.home, v)
+	if err != nil {
+		return err
+	}
+	logger, err := config.NewLogger(logs, conf.CometBFT.LogLevel, conf.CometBFT.LogFormat)
+	if err != nil {
+		return err
+	}
+	genesis, err := config.LoadGenesis(conf.CometBFT.GenesisFile())
+	if err != nil {
+		return err
+	}
+	onto := attack.Options{Set: set, Seed: o.seed, ChainID: genesis.ChainID, RPC: o.rpc}
+	if onto.Targets, err = attack.ParseTargets(ctx, conf.CometBFT.P2P.PersistentPeers); err != nil {
+		return fmt.Errorf("p2p.persistent_peers: %w", err)
+	}
+	if err := checkFlags(ctx, o, &onto); err != nil {
+		return err
+	}
+	if set.Has(liar.Drip) {
+		conf.App.Transport.SendRatePerPeer = liar.DripRate
+	}
+	member := new(member)
+	n, err := node.New(ctx, conf, logger, member.options(set, o.seed, logger)...)
+	if err != nil {
+		return err
+	}
+	member.set(n)
+	if err := n.Start(ctx); err != nil {
+		return errors.Join(err, n.Stop())
+	}
+	attacking, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	onto.Peers = member.peers
+	onto.Report = func(counts string) { logger.Info("Attacking", "done", counts) }
+	wg.Go(func() {
+		if member.follows(attacking) {
+			attack.New(onto).Run(attacking)
+		}
+	})
+	select {
+	case <-ctx.Done():
+		err = nil
+	case err = <-n.Failed():
+	}
+	cancel()
+	wg.Wait()
+	return errors.Join(err, n.Stop())
+}
+
+// checkFlags checks the flags of an attack, and adds them to its options.
+func checkFlags(ctx context.Context, o options, onto *attack.Options) error {
+	for _, server := range o.rpc {
+		host, _, err := net.SplitHostPort(server)
+		if err == nil {
+			err = attack.CheckHost(ctx, host)
+		}
+		if err != nil {
+			return fmt.Errorf("--attack-rpc: %w", err)
+		}
+	}
+	if o.from != "" {
+		if onto.From = net.ParseIP(o.from); onto.From == nil {
+			return fmt.Errorf("--attack-from: %q is not an IP address", o.from)
+		}
+	}
+	return nil
+}
+
+// member holds the node. Its misbehaving parts need a reference before the node is made. mu guards
+// node.
+type member struct {
+	mu   sync.Mutex
+	node *node.Node
+}
+
+func (m *member) set(n *node.Node) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.node = n
+}
+
+// peers returns the peers that the node is connected to.
+func (m *member) peers() []p2p.Peer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.node == nil || m.node.Comet() == nil {
+		return nil
+	}
+	return m.node.Comet().Switch().Peers().Copy()
+}
+
+// follows waits until the node has its peers' blocks and takes part in consensus. An earlier attack
+// would only harm the attacker: the peers from which it fetches blocks would drop it.
+func (m *member) follows(ctx context.Context) bool {
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		if reactor := m.node.Comet().ConsensusReactor(); !reactor.WaitSync() {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-ticker.C:
+		}
+	}
+}
+
+// options replaces honest parts of a node with misbehaving ones.
+func (m *member) options(set liar.Set, seed uint64, logger log.Logger) []node.Option {
+	report := func(lie liar.Lie) {
+		logger.Info("Misbehaving: "+lie.About, "how", string(lie.How), "height", lie.Height, "chunk", lie.Chunk, "to", string(lie.To))
+	}
+	options := []node.Option{node.WithPrivValidator(func(honest types.PrivValidator) types.PrivValidator {
+		return voter.Wrap(honest, set, seed, m.peers, report)
+	})}
+	if mode := set.Serves(); mode != "" {
+		options = append(options,
+			node.WithApp(func(honest abci.Application) abci.Application { return liar.Wrap(honest, mode, seed, report) }),
+			node.WithTransport(liar.Over(mode, seed, report)))
+	}
+	return options
+}

@@ -1,0 +1,143 @@
+package storagenode
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/dsm/server"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/transport"
+)
+
+// flip changes a byte of each file that matches a pattern.
+func flip(t *testing.T, pattern string, at int) {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		require.NoError(t, err)
+		b[at] ^= 1
+		require.NoError(t, os.WriteFile(file, b, 0o600))
+	}
+}
+
+// A range whose data cannot be used is put aside and fetched again, at a start and while the node
+// runs. The node and its other range continue.
+func TestDamagedRangeIsFetchedAgain(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	c := newChain(t, twoRanges()...)
+	first, id := c.storageHome()
+	c.divide(first, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	a := c.start(first, log.NewNopLogger(), fromGenesis)
+	c.put(10, 30)
+	c.dial(a).feedAll("the first node's blocks")
+	second, id := c.storageHome()
+	c.divide(second, a.Address(), transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	dir := filepath.Join(rangesDir(nodetest.Load(t, second)), "000")
+	b := c.start(second, log.NewNopLogger(), 0)
+	nodetest.Until(t, "both ranges", func() bool { return len(b.Claims()) == 2 })
+
+	for _, test := range []struct {
+		name   string
+		damage func(t *testing.T)
+		says   string // in the log
+	}{
+		{"all states", func(t *testing.T) { flip(t, filepath.Join(dir, "states", "*.state"), 40) }, "at offset 0"},
+		{"the log", func(t *testing.T) { flip(t, filepath.Join(dir, "log", "000001.seg"), 60) }, "000001.seg"},
+		{"no state with the log", func(t *testing.T) {
+			states, err := filepath.Glob(filepath.Join(dir, "states", "*.state"))
+			require.NoError(t, err)
+			for _, file := range states {
+				require.NoError(t, os.Rename(file, filepath.Join(dir, "states", fmt.Sprintf("%020d.state", 1))))
+			}
+		}, "heights are missing"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			// so that the log has several updates
+			height := c.node.Application().Height() + 3
+			va, vb := c.dial(a), c.dial(b)
+			nodetest.Until(t, "more blocks", func() bool { return va.feed(height) && vb.feed(height) })
+			require.NoError(t, b.Stop())
+			test.damage(t)
+			logs := new(nodetest.LogBuffer)
+			b = c.start(second, logs.Logger(t), 0)
+			require.True(t, logs.Has("The data of a range cannot be used"))
+			require.True(t, logs.Has(test.says), test.says)
+			nodetest.Until(t, "the range", func() bool { return len(b.Claims()) == 2 })
+			c.requireSame(b)
+			require.Equal(t, dir+damagedSuffix, b.ranges().Ranges[0].Damaged)
+			require.Empty(t, b.ranges().Ranges[1].Damaged)
+			require.NoDirExists(t, filepath.Join(filepath.Dir(dir), "001"+damagedSuffix))
+		})
+	}
+
+	t.Run("while it runs", func(t *testing.T) {
+		logs := new(nodetest.LogBuffer)
+		require.NoError(t, b.Stop())
+		b = c.start(second, logs.Logger(t), 0)
+		require.NoError(t, os.RemoveAll(dir+damagedSuffix))
+		b.mu.Lock()
+		old := b.places[0].replica
+		b.mu.Unlock()
+		b.broken(old, fmt.Errorf("a replica: %w", server.ErrDamaged))
+		nodetest.Until(t, "the range", func() bool { return logs.Has("Took a range over") && len(b.Claims()) == 2 })
+		require.DirExists(t, dir+damagedSuffix)
+		c.requireSame(b)
+		require.Empty(t, b.failed)
+		b.broken(old, os.ErrPermission)
+		require.ErrorIs(t, <-b.Failed(), os.ErrPermission)
+	})
+}
+
+// Data that may be whole are never put aside: the node ends if the disk fails. Neither is a second
+// range's data, if the ranges have changed twice.
+func TestIsNotPutAside(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	c := newChain(t, twoRanges()...)
+	home, id := c.storageHome()
+	c.divide(home, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	n := c.start(home, log.NewNopLogger(), fromGenesis)
+	c.put(10, 12)
+	c.dial(n).feedAll("the node's blocks")
+	require.NoError(t, n.Stop())
+	dir := filepath.Join(rangesDir(nodetest.Load(t, home)), "000")
+	open := func() error {
+		n, err := New(t.Context(), Options{Config: nodetest.Load(t, home), Logger: log.NewNopLogger()})
+		if err == nil {
+			err = n.Stop()
+		}
+		return err
+	}
+	states, err := filepath.Glob(filepath.Join(dir, "states", "*.state"))
+	require.NoError(t, err)
+	require.NotEmpty(t, states)
+	for _, file := range states { // a folder opens, and cannot be read
+		require.NoError(t, os.Rename(file, file+".kept"))
+		require.NoError(t, os.Mkdir(file, 0o700))
+	}
+	require.Error(t, open())
+	require.DirExists(t, dir)
+	require.NoDirExists(t, dir+damagedSuffix)
+	for _, file := range states {
+		require.NoError(t, os.Remove(file))
+		require.NoError(t, os.Rename(file+".kept", file))
+	}
+	require.NoError(t, open())
+
+	other := filepath.Join(filepath.Dir(dir), "001")
+	require.NoError(t, os.RemoveAll(dir))
+	require.NoError(t, os.CopyFS(dir, os.DirFS(other)))
+	require.NoError(t, open(), "the data of another range are put aside")
+	require.DirExists(t, dir+damagedSuffix)
+	require.NoError(t, os.CopyFS(dir, os.DirFS(other)))
+	require.ErrorIs(t, open(), config.ErrInvalid, "not twice")
+	require.DirExists(t, dir)
+}

@@ -1,0 +1,383 @@
+package storagenode
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/server"
+	"github.com/starling-kv/starling/transport"
+)
+
+const (
+	// pageBytes is the approximate size of the leaves in one response, and multiproofBytes the
+	// limit of the response.
+	pageBytes       = 2 << 20
+	multiproofBytes = 8 << 20
+	// pagesAtOnce is the number of pages grafted together, and pageWorkers the number fetched
+	// concurrently.
+	pagesAtOnce = 16
+	pageWorkers = 4
+	// upperBytes limits the upper tree that a node sends: 65,536 stubs with keys.
+	upperBytes = 64 << 20
+	// callTimeout limits one request.
+	callTimeout = 30 * time.Second
+	// progressEvery is the interval of progress lines in the log.
+	progressEvery = 5 * time.Second
+)
+
+var (
+	// errEarly: no other replica has what the takeover would give up.
+	errEarly  = errors.New("no other replica has the range at this height and at a newer one")
+	errNobody = errors.New("no connected node has sent the range")
+	// errMissing: the response does not have all that was requested. This is no fault: a validator
+	// in sharded mode has only the parts of the state that its blocks needed.
+	errMissing = errors.New("the node does not have this part of the state")
+	// errLied: the response is not part of the requested state.
+	errLied = errors.New("the response is not part of the requested state")
+)
+
+// giver is a source: a node that may have the range.
+type giver struct {
+	transport.Conn
+	oldest, newest int64 // the heights that it reports; 0: none
+	lied           bool  // it has sent an invalid response, at any height
+	why            error // why it is not asked at the height being fetched; nil: it is
+}
+
+// claims reports whether a source reports to serve a height.
+func (g *giver) claims(height int64) bool { return g.oldest <= height && height <= g.newest }
+
+// replaces reports whether a source reports a newer height, and that it serves the range's height,
+// too. The genesis state, before the initial height, is never lost.
+func (g *giver) replaces(height, initial int64) bool {
+	return g.newest > max(height, 0) && (height < initial || g.claims(height))
+}
+
+// takeover fetches a range at one height from nodes that have it. All responses are verified by
+// hashes:
+//
+//	header H+1 ── app hash ──► commitment ──► upper tree ──► boundary proof ──► pages of leaves, several at a time
+//
+// If the range cannot be completed, the takeover tries the next lower reported height. It reuses
+// subtrees with equal hashes, from earlier attempts and from the range's old state.
+type takeover struct {
+	n       *Process
+	p       *place
+	height  int64
+	partial *avlstar.Partial // the subtrees fetched so far
+	began   time.Time
+	bytes   int
+	told    time.Time
+
+	mu     sync.Mutex
+	givers []*giver // mu guards lied and why of each giver; its other fields do not change
+}
+
+// maxHeights limits the heights that one attempt tries.
+const maxHeights = 8
+
+// byWitnesses is the filler that takes a range over by witnesses.
+type byWitnesses struct{ *Process }
+
+// fill implements filler.
+func (n byWitnesses) fill(ctx context.Context, p *place, v verifier, above int64, early bool) error {
+	givers, closeAll := n.givers(ctx, p)
+	defer closeAll()
+	if early && !slices.ContainsFunc(givers, func(g *giver) bool { return g.replaces(above, n.genesis.InitialHeight) }) {
+		return errEarly
+	}
+	newest, err := v.Newest(ctx)
+	if err != nil {
+		return err
+	}
+	heights := heightsOf(givers, newest-1, max(above, 0))
+	if len(heights) == 0 {
+		return fmt.Errorf("%w: none reports a height above %d", errNobody, max(above, 0))
+	}
+	errs := []error{}
+	for _, height := range heights {
+		err := n.takeOverAt(ctx, p, v, givers, height)
+		if err == nil || ctx.Err() != nil || isFinal(err) {
+			return err
+		}
+		errs = append(errs, fmt.Errorf("after block %d: %w", height, err))
+	}
+	return errors.Join(errs...)
+}
+
+// heightsOf returns the heights to try: first those that replicas report as their newest, in
+// descending order, then the last one, which full-state validators have. Reported heights more than
+// keepHeaders behind come last: a range could hardly follow from there. Reports are unverified; a
+// false one costs an attempt.
+func heightsOf(givers []*giver, last, above int64) (heights []int64) {
+	for _, g := range givers {
+		if height := min(g.newest, last); height > above {
+			heights = append(heights, height)
+		}
+	}
+	slices.SortFunc(heights, func(a, b int64) int { return cmp.Compare(b, a) })
+	heights = slices.Compact(heights)
+	heights = heights[:min(len(heights), maxHeights-1)]
+	if last <= above || slices.Contains(heights, last) {
+		return heights
+	}
+	at := slices.IndexFunc(heights, func(h int64) bool { return h < last-keepHeaders })
+	if at < 0 {
+		at = len(heights)
+	}
+	return slices.Insert(heights, at, last)
+}
+
+// takeOverAt fetches the range at a height. If it cannot be completed, the fetched part is kept for
+// the next attempt.
+func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers []*giver, height int64) error {
+	header, err := v.LightBlock(ctx, height+1)
+	if err != nil {
+		return err
+	}
+	for _, g := range givers {
+		if !g.lied {
+			g.why = nil
+		}
+	}
+	slices.SortStableFunc(givers, func(a, b *giver) int {
+		switch {
+		case a.claims(height) == b.claims(height):
+			return 0
+		case a.claims(height):
+			return -1
+		}
+		return 1
+	})
+	t := &takeover{n: n, p: p, height: height, givers: givers, began: time.Now(), told: time.Now()}
+	if err := t.begin(ctx, header.AppHash); err != nil {
+		return err
+	}
+	done := false
+	defer func() {
+		if !done {
+			p.leave(t.partial)
+		}
+	}()
+	n.log.Info("Taking a range over", "range", p.String(), "height", height, "nodes", len(givers))
+	if err := t.reuse(ctx); err != nil {
+		return err
+	}
+	p.leave(nil)
+	if err := t.fill(ctx); err != nil {
+		return err
+	}
+	err = n.create(p, height, func(o server.Options) error {
+		if err := server.CreateProved(o, height, t.partial); err != nil {
+			return err
+		}
+		t.partial.Release() // before it is read from disk: there may be memory for only one
+		done = true
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	n.log.Info("Took a range over", "range", p.String(), "height", height, "bytes", t.bytes, "seconds", time.Since(t.began).Seconds())
+	return nil
+}
+
+// givers connects to the other replicas of a range, and adds the nodes that are already connected.
+func (n *Process) givers(ctx context.Context, p *place) (givers []*giver, closeAll func()) {
+	ctx, cancel := context.WithTimeout(ctx, againAfter)
+	defer cancel()
+	var conns []transport.Conn
+	for _, node := range p.shard.Replicas {
+		if transport.ID(node) == n.ID() {
+			continue
+		}
+		conn, err := n.dialer.Dial(ctx, n.nodes.Addresses[node])
+		if err != nil {
+			n.log.Info("Cannot reach another replica of the range", "range", p.String(), "node", node, "err", err)
+			continue
+		}
+		conns = append(conns, conn)
+		g := &giver{Conn: conn}
+		b, err := conn.Call(ctx, transport.Call{Method: dsm.MethodRanges, Max: dsm.MaxClaimsBytes})
+		if err == nil {
+			claims, _ := dsm.DecodeClaims(b) // a node without claims is asked last
+			for _, c := range claims {
+				if c.Range.Equal(p.shard.Range) {
+					g.oldest, g.newest = c.Oldest, c.Newest
+				}
+			}
+		}
+		givers = append(givers, g)
+	}
+	for _, conn := range n.peers.Load().Conns() {
+		givers = append(givers, &giver{Conn: conn})
+	}
+	return givers, func() {
+		for _, c := range conns {
+			_ = c.Close() // no request is in flight
+		}
+	}
+}
+
+// call asks the sources in turn, beginning with the k-th, until check accepts a response. The error
+// wraps errNobody if no source had one, and says why for each of them.
+func (t *takeover) call(ctx context.Context, k int, c transport.Call, check func(answer []byte) error) error {
+	failed := errNobody
+	for i := range t.givers {
+		g := t.givers[(k+i)%len(t.givers)]
+		t.mu.Lock()
+		why := g.why
+		t.mu.Unlock()
+		if why == nil {
+			why = t.ask(ctx, g, c, check)
+		}
+		if why == nil || ctx.Err() != nil || errors.Is(why, errSplit) {
+			return cmp.Or(ctx.Err(), why)
+		}
+		failed = fmt.Errorf("%w; %s: %w", failed, g.Remote(), why)
+	}
+	return failed
+}
+
+// ask sends a request to one source. If the source does not have the answer, it is not asked again
+// at this height.
+func (t *takeover) ask(ctx context.Context, g *giver, c transport.Call, check func(answer []byte) error) error {
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	answer, err := g.Call(limited, c)
+	cancel()
+	if err == nil {
+		err = check(answer)
+	}
+	switch {
+	case err == nil, ctx.Err() != nil, errors.Is(err, errSplit), errors.Is(err, transport.ErrBusy):
+		return err
+	case errors.Is(err, errLied):
+		t.n.log.Error("A node sent an invalid response: not using it again for now", "node", g.Remote(), "range", t.p.String(), "height", t.height, "err", err)
+	default:
+		t.n.log.Debug("A node did not send a part of the range: not asking it again at this height", "node", g.Remote(), "range", t.p.String(), "height", t.height, "err", err)
+	}
+	t.mu.Lock()
+	g.why, g.lied = err, g.lied || errors.Is(err, errLied)
+	t.mu.Unlock()
+	return err
+}
+
+// begin fetches the commitment with the upper tree, and the paths to both edges.
+func (t *takeover) begin(ctx context.Context, appHash []byte) error {
+	request := func(depth uint8) transport.Call {
+		return transport.Call{Method: dsm.MethodUpper, Body: dsm.UpperRequest{Height: t.height, Depth: depth}.Encode(), Max: upperBytes}
+	}
+	err := t.call(ctx, 0, request(0), func(answer []byte) error {
+		u, err := dsm.DecodeUpper(answer)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errLied, err)
+		}
+		c, err := avlstar.DecodeCommitment(u.Commitment)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errLied, err)
+		}
+		if hash := c.AppHash(); !bytes.Equal(hash[:], appHash) {
+			return fmt.Errorf("%w: app hash %s, but the header has %X", errLied, hash, appHash)
+		}
+		t.partial, err = avlstar.NewPartial(c)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	root := t.partial.Commitment().Root
+	if depth := min(16, bits.Len64(root.Bytes/pageBytes)+1); depth > 1 {
+		err = t.call(ctx, 0, request(uint8(depth)), func(answer []byte) error {
+			u, err := dsm.DecodeUpper(answer)
+			if err != nil {
+				return fmt.Errorf("%w: %w", errLied, err)
+			}
+			return t.graftAll(u.Multiproof, root)
+		})
+	}
+	for err == nil { // a path may lead through several stubs
+		var missing *avlstar.MissingNodeError
+		if _, err = t.partial.Boundary(t.p.keys); !errors.As(err, &missing) {
+			break
+		}
+		wants := []avlstar.Want{{Key: missing.Key}}
+		err = t.fetch(ctx, 0, wants, []avlstar.Stub{missing.Node}, func(multiproof []byte) error { return t.graftAll(multiproof, missing.Node) })
+	}
+	if err != nil {
+		t.partial.Release()
+	}
+	return err
+}
+
+// graftAll grafts a multiproof whose trees begin at stubs.
+func (t *takeover) graftAll(b []byte, stubs ...avlstar.Stub) error {
+	multiproof, err := proofOf(b, stubs)
+	if err != nil {
+		return err
+	}
+	next, _, err := t.partial.Graft(multiproof)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errLied, err)
+	}
+	t.partial.Release()
+	t.partial = next
+	t.bytes += len(b)
+	return nil
+}
+
+// proofOf decodes a multiproof, whose trees must be exactly those of stubs. Errors: errMissing if
+// one of them is not there; errLied.
+func proofOf(b []byte, stubs []avlstar.Stub) (*avlstar.Multiproof, error) {
+	multiproof, err := avlstar.DecodeMultiproof(b)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errLied, err)
+	}
+	roots := multiproof.Roots()
+	for _, r := range roots {
+		if !slices.Contains(stubs, r) {
+			return nil, fmt.Errorf("%w: the subtree with hash %s was not requested", errLied, r.Hash)
+		}
+	}
+	for _, s := range stubs {
+		if !slices.Contains(roots, s) {
+			return nil, fmt.Errorf("%w: the subtree with hash %s", errMissing, s.Hash)
+		}
+	}
+	return multiproof, nil
+}
+
+// errSplit: the response would be too long.
+var errSplit = errors.New("the response would be too long")
+
+// fetch requests the wanted keys below stubs.
+func (t *takeover) fetch(ctx context.Context, k int, wants []avlstar.Want, stubs []avlstar.Stub, check func(multiproof []byte) error) error {
+	held := make([][32]byte, len(stubs))
+	for i, s := range stubs {
+		held[i] = s.Hash
+	}
+	slices.SortFunc(held, func(a, b [32]byte) int { return bytes.Compare(a[:], b[:]) })
+	body, err := dsm.Witness{Height: t.height, Depth: 255, MaxBytes: multiproofBytes, Held: slices.Compact(held), Wants: wants}.Encode()
+	if err != nil {
+		return err
+	}
+	return t.call(ctx, k, transport.Call{Method: dsm.MethodWitness, Body: body, Max: multiproofBytes}, func(answer []byte) error {
+		if len(answer) == 0 {
+			// The path to one key always fits. A node that denies that would get the same request
+			// forever.
+			if len(wants) == 1 && !wants[0].Range {
+				return fmt.Errorf("%w: no room for the path to one key", errLied)
+			}
+			return errSplit
+		}
+		return check(answer)
+	})
+}

@@ -1,0 +1,127 @@
+package treestore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/storage"
+)
+
+// ErrNotTheState: the leaves on disk differ from those that were stored.
+var ErrNotTheState = errors.New("it differs from what was stored")
+
+// Interruptible yields the leaves until ctx ends, and then the error of ctx. progress is called
+// from time to time, and at the end, with the number of leaves so far.
+func Interruptible(ctx context.Context, leaves iter.Seq2[record.Leaf, error], progress func(done uint64)) iter.Seq2[record.Leaf, error] {
+	return func(yield func(record.Leaf, error) bool) {
+		done := uint64(0)
+		for leaf, err := range leaves {
+			if done%(1<<12) == 0 && err == nil {
+				progress(done)
+				err = ctx.Err()
+			}
+			if !yield(leaf, err) || err != nil {
+				return
+			}
+			done++
+		}
+		progress(done)
+	}
+}
+
+// Recompute rebuilds the tree from the leaves of a stored state and compares its app hash with the
+// stored one. It fails with ErrNotTheState if they differ. Only the part above the pages stays in
+// memory, and pages cannot be read. The caller must release the version.
+func Recompute(ctx context.Context, meta storage.Meta, leaves iter.Seq2[record.Leaf, error], progress func(done uint64)) (*avlstar.Version, error) {
+	v, err := assemble(ctx, meta.ChunkBytes, &avlstar.Paging{}, leaves, progress)
+	if err != nil {
+		return nil, err
+	}
+	return same(v, meta)
+}
+
+// Read rebuilds the tree of the state on disk. progress is called from time to time with the number
+// of leaves read so far. Errors: storage.ErrCorrupt with a remedy, and read errors.
+func (s *Store) Read(ctx context.Context, progress func(done uint64)) (*avlstar.Version, error) {
+	meta, ok := s.zone.Meta()
+	if !ok {
+		return nil, errors.New("there is no state")
+	}
+	return s.read(ctx, meta, progress)
+}
+
+func (s *Store) read(ctx context.Context, meta storage.Meta, progress func(done uint64)) (*avlstar.Version, error) {
+	v, err := s.build(ctx, meta.ChunkBytes, progress)
+	if err != nil {
+		return nil, err
+	}
+	v, err = same(v, meta)
+	return v, unlikeStored(err)
+}
+
+// build rebuilds the tree from the leaves on disk: completely in memory or, with a cache, only the
+// part above the pages. Errors: storage.ErrCorrupt with a remedy, and read errors.
+func (s *Store) build(ctx context.Context, chunkBytes uint64, progress func(done uint64)) (*avlstar.Version, error) {
+	var paging *avlstar.Paging
+	if s.pages != nil {
+		paging = s.pages.paging()
+	}
+	v, err := assemble(ctx, chunkBytes, paging, s.zone.Scan(), progress)
+	if err != nil {
+		return nil, unlikeStored(err)
+	}
+	if s.pages != nil {
+		s.pages.account(v)
+	}
+	return v, nil
+}
+
+func unlikeStored(err error) error {
+	if errors.Is(err, ErrNotTheState) {
+		return Damaged(err)
+	}
+	return err
+}
+
+// same returns v if it is the state that meta describes. Otherwise it releases v and fails with
+// ErrNotTheState.
+func same(v *avlstar.Version, meta storage.Meta) (*avlstar.Version, error) {
+	if hash := v.AppHash(); !bytes.Equal(hash[:], meta.AppHash) {
+		v.Release()
+		return nil, fmt.Errorf("%w: the state at height %d has app hash %s, and had %X when it was stored", ErrNotTheState, meta.Height, hash, meta.AppHash)
+	}
+	return v, nil
+}
+
+// assemble builds a tree from leaves. It fails with ErrNotTheState if they do not form one. Without
+// paging, the whole tree stays in memory.
+func assemble(
+	ctx context.Context, chunkBytes uint64, paging *avlstar.Paging, leaves iter.Seq2[record.Leaf, error], progress func(done uint64),
+) (v *avlstar.Version, err error) {
+	var unread error
+	all := func(yield func(avlstar.Leaf, error) bool) {
+		for leaf, err := range Interruptible(ctx, leaves, progress) {
+			unread = err
+			if !yield(leaf, err) {
+				return
+			}
+		}
+	}
+	if paging == nil {
+		v, err = avlstar.FromLeaves(chunkBytes, all)
+	} else {
+		v, err = avlstar.FromLeavesPaged(chunkBytes, *paging, all)
+	}
+	switch {
+	case unread != nil:
+		return nil, unread
+	case err != nil:
+		return nil, fmt.Errorf("%w: %w", ErrNotTheState, err)
+	}
+	return v, nil
+}
