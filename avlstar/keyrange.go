@@ -24,9 +24,9 @@ func (r KeyRange) Covers(other KeyRange) bool {
 		(len(r.After) == 0 || len(other.After) > 0 && bytes.Compare(other.After, r.After) <= 0)
 }
 
-// overlaps reports whether r has keys from first up to after (nil: open).
-func (r KeyRange) overlaps(first, after []byte) bool {
-	return (len(r.After) == 0 || bytes.Compare(first, r.After) < 0) && (after == nil || bytes.Compare(after, r.First) > 0)
+// Overlaps reports whether a key is in both ranges.
+func (r KeyRange) Overlaps(other KeyRange) bool {
+	return (len(r.After) == 0 || bytes.Compare(other.First, r.After) < 0) && (len(other.After) == 0 || bytes.Compare(r.First, other.After) < 0)
 }
 
 // Equal reports whether two ranges contain the same keys.
@@ -132,7 +132,7 @@ func (p *Partial) Leaves(r KeyRange) iter.Seq2[Leaf, error] {
 // node that has the least key of s.
 func (v *Version) leavesIn(s Subtree, n ref, h uint8, r KeyRange, yield func(Leaf, error) bool) bool {
 	switch {
-	case !r.overlaps(s.First, s.After):
+	case !r.Overlaps(KeyRange{s.First, s.After}):
 		return true
 	case n == 0:
 		first := s.First

@@ -115,7 +115,7 @@ func (t *tree) fetchPage(s Subtree) (*Page, error) {
 // there (KeyRange.reaches). Subtrees that become pages have only keys of the range (sweep.walk). An
 // update may delete the keys between such a page and an edge, so that the page reaches the edge.
 func (v *Version) isAway(s Subtree) bool {
-	return v.tree.paging != nil && (v.full == nil || v.full.overlaps(s.First, s.After))
+	return v.tree.paging != nil && (v.full == nil || v.full.Overlaps(KeyRange{s.First, s.After}))
 }
 
 // page reads the page s, a stub on the path to key.

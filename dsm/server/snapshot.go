@@ -87,11 +87,11 @@ func outlineOf(p *avlstar.Partial, r avlstar.KeyRange) ([]byte, error) {
 	pruned, err := p.Prune(func(s avlstar.Subtree) bool { // from left to right, parents first
 		keys := avlstar.KeyRange{First: s.First, After: s.After}
 		switch {
-		case !touch(keys, r):
+		case !keys.Overlaps(r):
 			return true
-		case crossing && within(keys, chunk), s.Bytes > limit && s.Height > 0:
+		case crossing && chunk.Covers(keys), s.Bytes > limit && s.Height > 0:
 			return false
-		case within(keys, r):
+		case r.Covers(keys):
 			return true
 		}
 		crossing = true
@@ -114,15 +114,6 @@ func opened(p *avlstar.Partial) ([]byte, error) {
 		return p.Upper(0)
 	}
 	return multiproof, err
-}
-
-func touch(a, b avlstar.KeyRange) bool {
-	return (a.After == nil || bytes.Compare(b.First, a.After) < 0) && (b.After == nil || bytes.Compare(a.First, b.After) < 0)
-}
-
-// within reports whether a is contained in b.
-func within(a, b avlstar.KeyRange) bool {
-	return bytes.Compare(a.First, b.First) >= 0 && (b.After == nil || a.After != nil && bytes.Compare(a.After, b.After) <= 0)
 }
 
 // Outline returns the multiproof that other nodes need of this node's ranges to build their
@@ -208,7 +199,7 @@ func (s *Snapshot) chunks(keys [][]byte) (own []uint32) {
 	for k := range s.upper.Commitment().Chunks {
 		chunk := chunkRange(keys, k)
 		for _, r := range s.ranges {
-			if touch(chunk, r.keys) {
+			if chunk.Overlaps(r.keys) {
 				own = append(own, k)
 				break
 			}
@@ -232,7 +223,7 @@ func chunkRange(keys [][]byte, k uint32) (r avlstar.KeyRange) {
 // holder returns the range that contains all of keys, or nil if there is none.
 func (s *Snapshot) holder(keys avlstar.KeyRange) *avlstar.Partial {
 	for _, r := range s.ranges {
-		if within(keys, r.keys) {
+		if r.keys.Covers(keys) {
 			return r.partial
 		}
 	}

@@ -36,6 +36,13 @@ func (h *Heap[T]) Push(t T) { stdheap.Push((*ordered[T])(h), t) }
 // Remove removes t, which must be in the heap. What Before compares must be as it was at Push.
 func (h *Heap[T]) Remove(t T) { stdheap.Remove((*ordered[T])(h), *h.Place(t)-1) }
 
+// Discard removes t if it is in the heap.
+func (h *Heap[T]) Discard(t T) {
+	if h.Has(t) {
+		h.Remove(t)
+	}
+}
+
 // Check returns an error if elements are not where they say, or out of order: a caller has changed
 // what Before compares.
 func (h *Heap[T]) Check() error {

@@ -200,9 +200,7 @@ func (g *group) enqueue(it *item) {
 
 func (g *group) dequeue(it *item) {
 	g.order.Remove(it)
-	if g.fresh.Has(it) {
-		g.fresh.Remove(it)
-	}
+	g.fresh.Discard(it)
 	if g.index != nil {
 		g.index.remove(it)
 	}

@@ -221,7 +221,5 @@ func (s *Scheduler) startTimer(t *timer, at time.Duration) {
 }
 
 func (s *Scheduler) stopTimer(t *timer) {
-	if s.timers.Has(t) {
-		s.timers.Remove(t)
-	}
+	s.timers.Discard(t)
 }

@@ -128,9 +128,7 @@ func (m *Machine) unpin(q *queue) {
 		case Lagging:
 		}
 	}
-	if m.spare.Has(q) {
-		m.spare.Remove(q)
-	}
+	m.spare.Discard(q)
 	for q.first <= q.unpinned && m.head-q.first >= m.policy.KeepBlocks {
 		m.drop(q)
 	}
@@ -167,9 +165,7 @@ func (m *Machine) drop(q *queue) {
 
 // planPoll schedules the next Poll of a node.
 func (m *Machine) planPoll(n *node) {
-	if m.polls.Has(n) {
-		m.polls.Remove(n)
-	}
+	m.polls.Discard(n)
 	if n.polling {
 		return
 	}
@@ -182,9 +178,7 @@ func (m *Machine) planPoll(n *node) {
 
 // planSend schedules the next Send to a replica.
 func (m *Machine) planSend(r *replica) {
-	if m.sends.Has(r) {
-		m.sends.Remove(r)
-	}
+	m.sends.Discard(r)
 	if _, at, any := m.next(r); any {
 		r.sendAt = max(at, r.until)
 		m.sends.Push(r)
