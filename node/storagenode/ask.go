@@ -34,19 +34,10 @@ func Ask(ctx context.Context, conf *config.Config) ([]RangeStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	genesis, err := config.LoadGenesis(conf.CometBFT.GenesisFile())
+	dialer, err := dialerOf(conf)
 	if err != nil {
 		return nil, err
 	}
-	nodeKey, err := config.LoadNodeKey(conf.CometBFT)
-	if err != nil {
-		return nil, err
-	}
-	key, err := config.TransportKey(nodeKey)
-	if err != nil {
-		return nil, err
-	}
-	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: genesis.ChainID})
 	var mu sync.Mutex
 	claims, failures := map[dsm.NodeID][]dsm.Claim{}, map[dsm.NodeID]error{}
 	var all sync.WaitGroup
@@ -76,6 +67,23 @@ func Ask(ctx context.Context, conf *config.Config) ([]RangeStatus, error) {
 		}
 	}
 	return rows, nil
+}
+
+// dialerOf returns a dialer with a home's node key and chain.
+func dialerOf(conf *config.Config) (transport.Dialer, error) {
+	genesis, err := config.LoadGenesis(conf.CometBFT.GenesisFile())
+	if err != nil {
+		return nil, err
+	}
+	nodeKey, err := config.LoadNodeKey(conf.CometBFT)
+	if err != nil {
+		return nil, err
+	}
+	key, err := config.TransportKey(nodeKey)
+	if err != nil {
+		return nil, err
+	}
+	return tcp.NewDialer(tcp.Options{Key: key, ChainID: genesis.ChainID}), nil
 }
 
 func askClaims(ctx context.Context, dialer transport.Dialer, a transport.Address) ([]dsm.Claim, error) {

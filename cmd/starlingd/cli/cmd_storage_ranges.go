@@ -12,12 +12,14 @@ import (
 
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/storagenode"
+	"github.com/starling-kv/starling/transport"
 )
 
 func newStorageRangesCmd(env *cliEnv) *cobra.Command {
 	var (
 		split, replicas int
 		at, nodes       []string
+		from            string
 		single, write   bool
 	)
 	cmd := &cobra.Command{
@@ -27,22 +29,26 @@ func newStorageRangesCmd(env *cliEnv) *cobra.Command {
 of their ranges. The responses are not verified.
 
 With --at or --split, the command prints a new storage_nodes.toml instead, or writes it to
-the home folder with --write. --at lists the keys at which ranges begin; --split divides
-printable text keys into ranges of equal width. Two storage nodes keep each range unless
---replicas says otherwise. The file must be the same in every home.`,
+the home folder with --write. --at lists the keys at which ranges begin. --split divides
+the state of the node --from, which must have all of it, into ranges of about the same size;
+without --from, it divides printable text keys into ranges of equal width. Two storage nodes
+keep each range unless --replicas says otherwise. The file must be the same in every home.`,
 		Example: `  starlingd storage ranges
   starlingd storage ranges --at g,p --nodes ID@HOST:26666,ID@HOST:26666 --write
+  starlingd storage ranges --split 8 --from ID@HOST:26666 --nodes ID@HOST:26666,ID@HOST:26666 --write
   starlingd storage ranges --split 8 --single-replica --nodes ID@HOST:26666 > storage_nodes.toml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case split == 0 && len(at) == 0:
-				if len(nodes) > 0 || write {
+				if len(nodes) > 0 || write || from != "" {
 					return usagef("--split N or --at KEY,KEY is missing: it divides the keys into ranges")
 				}
 				return showRanges(cmd, env)
 			case split != 0 && len(at) > 0:
 				return usagef("use either --split or --at")
+			case split == 0 && from != "":
+				return usagef("--from needs --split: --at names the keys itself")
 			case split < 0 || split > config.MaxEvenRanges:
 				return usagef("--split is %d, it must be from 1 to %d", split, config.MaxEvenRanges)
 			case single && cmd.Flags().Changed("replicas"):
@@ -52,17 +58,42 @@ printable text keys into ranges of equal width. Two storage nodes keep each rang
 			case replicas == 1:
 				return usagef("with --replicas 1, a lost disk loses the state of a range: use 2 or more, or --single-replica for a demonstration, with state.min_acks = 1 at validators")
 			}
-			return divide(env, config.EvenEdges(split), at, nodes, replicas, write)
+			edges := config.EvenEdges(split)
+			if from != "" {
+				var err error
+				if edges, err = dataEdges(cmd, env, from, split); err != nil {
+					return err
+				}
+			}
+			return divide(env, edges, at, nodes, replicas, write)
 		},
 	}
 	flags := cmd.Flags()
-	flags.IntVar(&split, "split", 0, "number of ranges of equal width")
+	flags.IntVar(&split, "split", 0, "number of ranges")
+	flags.StringVar(&from, "from", "", "full-state node whose state --split divides, as ID@HOST:PORT of its transport; without it, text keys are divided")
 	flags.StringSliceVar(&at, "at", nil, "keys at which ranges begin, ascending: text, or hex after 0x")
 	flags.StringSliceVar(&nodes, "nodes", nil, "storage nodes, as ID@HOST:PORT")
 	flags.IntVar(&replicas, "replicas", 2, "number of storage nodes that keep each range")
 	flags.BoolVar(&single, "single-replica", false, "one storage node for each range: a lost disk loses its state")
 	flags.BoolVar(&write, "write", false, "write config/storage_nodes.toml of the home folder")
 	return cmd
+}
+
+// dataEdges returns the edges of n ranges with about the same number of bytes of a node's state.
+func dataEdges(cmd *cobra.Command, env *cliEnv, from string, n int) ([][]byte, error) {
+	address, err := transport.ParseAddress(from)
+	if err != nil {
+		return nil, usagef("--from: %w", err)
+	}
+	conf, err := config.Load(env.Home, env.V)
+	if err != nil {
+		return nil, err
+	}
+	edges, err := storagenode.DataEdges(cmd.Context(), conf, address, n)
+	if err == nil && len(edges) < n-1 {
+		fmt.Fprintf(env.Err, "warning: the state is too small for %d ranges: divided into %d\n", n, len(edges)+1)
+	}
+	return edges, err
 }
 
 // divide prints or writes a storage nodes file.

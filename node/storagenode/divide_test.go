@@ -1,0 +1,94 @@
+package storagenode
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/transport"
+)
+
+// Edges divide the bytes of a state evenly, whatever the keys are: here most keys have one prefix,
+// and a few values are large.
+func TestEvenEdges(t *testing.T) {
+	rng := seeds.Rand(t)
+	empty, err := avlstar.Empty(64 << 10)
+	require.NoError(t, err)
+	defer empty.Release()
+	var changes []avlstar.Change
+	for i := range 20_000 {
+		size := 20 + rng.IntN(100)
+		if rng.IntN(100) == 0 {
+			size = 4000
+		}
+		changes = append(changes, avlstar.Change{Key: fmt.Appendf(nil, "accounts/%06d", i), Value: make([]byte, size)})
+	}
+	v, err := empty.Apply(changes)
+	require.NoError(t, err)
+	defer v.Release()
+	for _, n := range []int{1, 2, 3, 8, 50} {
+		deep, err := v.Prune(func(s avlstar.Subtree) bool { return s.Bytes < 2000 })
+		require.NoError(t, err)
+		edges, err := evenEdges(deep, n)
+		deep.Release()
+		require.NoError(t, err)
+		require.Len(t, edges, n-1)
+		sizes := make([]float64, n)
+		for l, err := range v.Leaves() {
+			require.NoError(t, err)
+			at := 0
+			for at < len(edges) && string(l.Key) >= string(edges[at]) {
+				at++
+			}
+			sizes[at] += float64(len(record.Append(nil, l)))
+		}
+		even := float64(v.Root().Bytes) / float64(n)
+		for _, size := range sizes {
+			require.InDelta(t, even, size, even/16+8000, "%d ranges", n)
+		}
+	}
+	nothing, err := avlstar.Empty(64 << 10)
+	require.NoError(t, err)
+	defer nothing.Release()
+	few, err := nothing.Apply(changes[:3])
+	require.NoError(t, err)
+	defer few.Release()
+	p, err := few.Prune(func(avlstar.Subtree) bool { return false })
+	require.NoError(t, err)
+	defer p.Release()
+	edges, err := evenEdges(p, 10)
+	require.NoError(t, err)
+	require.Len(t, edges, 2, "more ranges than keys")
+	p, err = nothing.Prune(func(avlstar.Subtree) bool { return false })
+	require.NoError(t, err)
+	defer p.Release()
+	edges, err = evenEdges(p, 10)
+	require.NoError(t, err)
+	require.Empty(t, edges)
+}
+
+// The edges of a running validator's state divide it.
+func TestDataEdges(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	c := newChain(t, twoRanges()...)
+	client := nodetest.RPC(t, c.home)
+	for i := range 8 {
+		nodetest.Put(t, client, fmt.Sprintf("key-%02d", i), strings.Repeat("v", 5000))
+	}
+	conf := nodetest.Load(t, c.home)
+	edges, err := DataEdges(t.Context(), conf, c.transport, 4)
+	require.NoError(t, err)
+	var got []string
+	for _, e := range edges {
+		got = append(got, string(e))
+	}
+	require.Equal(t, []string{"key-02", "key-04", "key-06"}, got)
+	_, err = DataEdges(t.Context(), conf, transport.Address{ID: c.transport.ID, HostPort: "127.0.0.1:1"}, 4)
+	require.ErrorContains(t, err, "cannot be reached")
+}
