@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"path"
 	"slices"
 	"sort"
 	"sync"
@@ -25,6 +24,7 @@ import (
 	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
@@ -232,14 +232,13 @@ func (w *retelling) startNodes(rnd *rand.Rand) (stop func()) {
 
 // replica makes the replica of a range from the genesis state.
 func (w *retelling) replica(genesis *avlstar.Version, r avlstar.KeyRange) *server.Replica {
-	t, fsys, label := w.t, vfs.NewMem(), []byte("chain, range")
-	require.NoError(t, fsys.MkdirAll("/node", 0o755))
-	disk, err := server.OpenFiles(fsys, path.Join("/node", "states"), label)
+	t, fsys := w.t, vfs.NewMem()
+	log, err := server.OpenRedoLog(server.RedoOptions{FS: fsys, Dir: "/node/log", Label: []byte(testChain)})
 	require.NoError(t, err)
-	o := server.Options{
-		Range: r, Disk: disk, Headers: w, Log: server.LogOptions{FS: fsys, Dir: path.Join("/node", "log"), Label: label},
-		ServeHeights: 100, Interval: 1000,
-	}
+	t.Cleanup(func() { require.NoError(t, log.Close()) })
+	store, err := rangestore.Open(rangestore.Options{Dir: "/node/range", FS: fsys, Keys: r, ChainID: testChain, Memory: rangestore.NewMemory(1 << 20)})
+	require.NoError(t, err)
+	o := server.Options{Range: r, Store: store, Log: log, Headers: w, ServeHeights: 100}
 	boundary, err := genesis.Boundary(o.Range)
 	require.NoError(t, err)
 	leaves := func(yield func(avlstar.Leaf, error) bool) {
@@ -249,7 +248,7 @@ func (w *retelling) replica(genesis *avlstar.Version, r avlstar.KeyRange) *serve
 			}
 		}
 	}
-	require.NoError(t, server.Create(o, server.StateInfo{Commitment: genesis.Commitment(), Boundary: boundary}, leaves))
+	require.NoError(t, store.Create(0, genesis.Commitment(), boundary, leaves))
 	replica, err := server.Open(o)
 	require.NoError(t, err)
 	return replica

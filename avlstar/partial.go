@@ -171,6 +171,34 @@ func (p *Partial) Multiproof(wants []Want, below Below) ([]byte, error) {
 // Stubs does what Version.Stubs does.
 func (p *Partial) Stubs(from []byte) iter.Seq[Subtree] { return p.v.Stubs(from) }
 
+// Pages yields those of Stubs that are pages of the tree (FromRangePaged).
+func (p *Partial) Pages(from []byte) iter.Seq[Subtree] {
+	return func(yield func(Subtree) bool) {
+		for s := range p.v.Stubs(from) {
+			if p.v.isAway(s) && !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+// NewInner yields, in key order, the key and height of every inner node with a key in r that is not
+// in base, or whose height or leaf changed since base. p must be full inside r. base is an older
+// version of the same tree, and may have been released; if it is not the version on which Replay
+// was called, further nodes may be yielded. New nodes are in memory, so no page is read.
+func (p *Partial) NewInner(base *Partial, r KeyRange) iter.Seq2[[]byte, uint8] {
+	return func(yield func([]byte, uint8) bool) {
+		for key, height := range p.v.NewInner(base.v) {
+			if r.Contains(key) && !yield(key, height) {
+				return
+			}
+		}
+	}
+}
+
+// Stored does what Version.Stored does.
+func (p *Partial) Stored() { p.v.Stored() }
+
 // Retain does what Version.Retain does.
 func (p *Partial) Retain() { p.v.Retain() }
 

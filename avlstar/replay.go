@@ -180,6 +180,9 @@ type stretch struct {
 	sub            // a new node has hash 0, computed later
 	boundary uint8 // height of the inner node with its least key; ignored for the tree's first
 	whole    bool  // it is from the version before, so it can be taken apart
+	// moved says that the version before has no inner node with its least key and this height, or
+	// that the leaf with that key was put.
+	moved bool
 
 	// The following fields describe its least key. They are unset on the left edge of the tree.
 	prefix  uint64
@@ -399,7 +402,9 @@ func (r *replaying) inner(k uint32, _ Stat, lt, rt *sub) (ref, Hash) {
 	l, i := r.link(n), r.image(n)
 	*i = image{0: 0x01}
 	i.setEpoch(r.epoch)
-	i.setFlag(moved)
+	if x.moved {
+		i.setFlag(moved)
+	}
 	l.prefix = x.prefix
 	r.setChild(l, i, left, lt)
 	r.setChild(l, i, right, rt)
@@ -425,7 +430,7 @@ func (r *replaying) setChild(l *link, i *image, side int, c *sub) {
 func (r *replaying) boundary(items []boundaryItem) {
 	for k := range items {
 		it := &items[k]
-		x := stretch{sub: sub{Stub: it.stub}, boundary: it.boundary, key: it.key, prefix: prefixOf(it.key), keyHash: &it.keyHash}
+		x := stretch{sub: sub{Stub: it.stub}, boundary: it.boundary, moved: true, key: it.key, prefix: prefixOf(it.key), keyHash: &it.keyHash}
 		if it.value != nil {
 			x.sub = r.newLeafSub(it.key, it.value)
 			x.bearer = x.n

@@ -52,7 +52,8 @@ func (r *pagedReplica) paged(t require.TestingT, v *Version) *Partial {
 	return mustPagedReplica(t, v, r.disk, func() int64 { return r.budget })
 }
 
-// replay does what replica.replay does. Some reads fail first, and some versions are stored.
+// replay does what replica.replay does. Some reads fail first, and some versions are stored: the
+// newest, or an older one that is still kept, as by a disk that trails.
 func (r *pagedReplica) replay(t require.TestingT, v, base *Version, block []Change) {
 	r.budget = []int64{0, 0, 1000, 20_000, 1 << 40}[r.rnd.IntN(5)]
 	if r.rnd.IntN(3) == 0 {
@@ -69,8 +70,14 @@ func (r *pagedReplica) replay(t require.TestingT, v, base *Version, block []Chan
 	}
 	r.replica.replay(t, v, base, block)
 	if r.rnd.IntN(2) == 0 {
-		r.disk.store(t, r.p)
-		r.p.v.Stored()
+		p := r.p
+		if i := r.rnd.IntN(len(r.kept) + 2); i < len(r.kept) {
+			p = r.kept[i].p
+		}
+		if p.v.epoch > p.v.tree.paging.stored.Load() {
+			r.disk.store(t, p)
+			p.Stored()
+		}
 	}
 }
 

@@ -91,6 +91,9 @@ func (r *replica) replay(t require.TestingT, v, base *Version, block []Change) {
 	require.NoError(t, err)
 	require.Equal(t, v.Commitment(), next.Commitment())
 	if r.rnd.IntN(4) == 0 {
+		requireNewInner(t, next, r.p, r.r, u)
+	}
+	if r.rnd.IntN(4) == 0 {
 		r.kept = append(r.kept, keptReplica{r.p, r.p.Commitment().Root, mustReplicaLeaves(t, r.p, r.r)})
 	} else {
 		r.p.Release()
@@ -98,6 +101,28 @@ func (r *replica) replay(t require.TestingT, v, base *Version, block []Change) {
 	if r.p = next; len(r.kept) > 5 {
 		r.release(t)
 	}
+}
+
+// requireNewInner checks that p's new nodes since base, from which u made p, are exactly those that
+// a disk with base does not have.
+func requireNewInner(t require.TestingT, p, base *Partial, r KeyRange, u Update) {
+	before, puts := map[string]uint8{}, map[string]bool{}
+	for _, l := range mustReplicaLeaves(t, base, r) {
+		before[string(l.Key)] = l.Height
+	}
+	for _, c := range u.Changes {
+		puts[string(c.Key)] = c.Value != nil
+	}
+	var want, got []string
+	for _, l := range mustReplicaLeaves(t, p, r) {
+		if was, there := before[string(l.Key)]; l.Height > 0 && (!there || was != l.Height || puts[string(l.Key)]) {
+			want = append(want, fmt.Sprintf("%x %d", l.Key, l.Height))
+		}
+	}
+	for key, height := range p.NewInner(base, r) {
+		got = append(got, fmt.Sprintf("%x %d", key, height))
+	}
+	require.Equal(t, want, got)
 }
 
 // release releases any of the kept versions, which must be unchanged.

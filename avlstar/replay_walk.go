@@ -24,6 +24,7 @@ func (r *replaying) walk(page *run, s sub, low border, within [2]bool, from, to 
 		}
 		if from < to {
 			x.boundary = r.touched[from].height
+			x.moved = x.boundary != low.height
 		}
 		if low.n != 0 {
 			r.bear(&x, low)
@@ -130,12 +131,12 @@ func (r *replaying) walkLeaf(page *run, s sub, low border, from, to int) {
 		own = r.touched[at]
 		at++
 	}
-	x := stretch{sub: s, boundary: low.height, bearer: s.n}
+	x := stretch{sub: s, boundary: low.height, moved: low.n == 0 || own.value != nil, bearer: s.n}
 	if page != nil { // the leaf stays a stub
 		x.n, x.bearer, x.key = 0, 0, bytes.Clone(key)
 	}
 	if own.height > 0 {
-		x.boundary = own.height
+		x.boundary, x.moved = own.height, x.moved || own.height != low.height
 	}
 	if own.value != nil && !bytes.Equal(own.value, value) {
 		x.sub = r.newLeafSub(key, own.value)
@@ -162,7 +163,7 @@ func (r *replaying) insert(from, to int) {
 	for i := from; i < to; i++ {
 		switch t := &r.touched[i]; {
 		case t.value != nil:
-			x := stretch{sub: r.newLeafSub(t.key, t.value), boundary: t.height, prefix: r.ops[i].prefix}
+			x := stretch{sub: r.newLeafSub(t.key, t.value), boundary: t.height, moved: true, prefix: r.ops[i].prefix}
 			x.bearer = x.n
 			r.parts = append(r.parts, x)
 		case t.height > 0:

@@ -28,9 +28,9 @@ type waiting struct {
 }
 
 // bytesOf returns the size of a block as counted toward the limits, in bytes: its keys and values,
-// and an overhead for each, without its heights.
+// an overhead for each, and the extra, without its heights.
 func bytesOf(b Block) int64 {
-	n := int64(64 + 16*(len(b.Puts)+len(b.Deletes)))
+	n := int64(64 + 16*(len(b.Puts)+len(b.Deletes)) + len(b.Meta.Extra))
 	for _, l := range b.Puts {
 		n += int64(len(l.Key) + len(l.Value))
 	}

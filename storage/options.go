@@ -59,6 +59,9 @@ type Options struct {
 	PinDir      string // folder of the pins; default: the zone's folder + "-pins"
 	ReadOnly    bool   // nothing is written, removed or compacted
 
+	// Remedy ends the messages of ErrCorrupt. Default: the one for a node with its own state.
+	Remedy string
+
 	// MemTableBytes is the size of the database's memtable, which is flushed when it is full, even
 	// if no flush is due; default 4 MiB.
 	MemTableBytes uint64
@@ -86,6 +89,9 @@ func (o Options) withDefaults(dir string) Options {
 	setDefault(&o.MemTableBytes, 4<<20)
 	// Write must not wait for blocks whose flush is not due yet.
 	o.MaxLagBlocks, o.MaxLagBytes = max(o.MaxLagBlocks, o.FlushBlocks), max(o.MaxLagBytes, o.FlushBytes)
+	if o.Remedy == "" {
+		o.Remedy = "remove it with `starlingd unsafe-reset-all` and join again by state sync"
+	}
 	if o.PinDir == "" {
 		o.PinDir = dir + "-pins"
 	}

@@ -1,7 +1,6 @@
 package storage
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -114,7 +113,7 @@ func (r *Restore) commit(m Meta) error {
 			return err
 		}
 	}
-	m.AppHash = bytes.Clone(m.AppHash)
+	m = m.clone()
 	set := r.life.readable
 	if err := s.writeComplete(complete{m, uint64(len(set.runs)), set.bytes}); err != nil {
 		return err
@@ -192,4 +191,4 @@ func decodeComplete(b []byte) (complete, error) {
 }
 
 // maxCompleteBytes is a generous size limit of the file.
-const maxCompleteBytes = 4 << 10
+const maxCompleteBytes = 4<<10 + MaxExtra

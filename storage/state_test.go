@@ -234,35 +234,6 @@ func restored() model {
 	return m
 }
 
-func TestMetaEncoding(t *testing.T) {
-	m := testMeta(1 << 40)
-	b := m.encode()
-	got, err := decodeMeta(b)
-	require.NoError(t, err)
-	require.Equal(t, m, got)
-	for i := range b {
-		for bit := range 8 {
-			damaged := slices.Clone(b)
-			damaged[i] ^= 1 << bit
-			_, err := decodeMeta(damaged)
-			require.ErrorIs(t, err, errMetaForm)
-		}
-		_, err := decodeMeta(b[:i])
-		require.ErrorIs(t, err, errMetaForm)
-	}
-	_, err = decodeMeta(append(slices.Clone(b), 0))
-	require.ErrorIs(t, err, errMetaForm)
-}
-
-func FuzzDecodeMeta(f *testing.F) {
-	f.Add(testMeta(9).encode())
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if m, err := decodeMeta(b); err == nil {
-			require.Equal(t, b, m.encode())
-		}
-	})
-}
-
 func TestOpenRefusesUnreadableMeta(t *testing.T) {
 	newer := testMeta(1).encode()
 	newer = append(newer[:0:0], newer...)

@@ -1,7 +1,6 @@
 package storage
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -179,8 +178,7 @@ func open(dir string, opts Options) (*Zone, error) {
 // stateFolder returns the folder of a zone, as used in messages.
 func stateFolder(dir string, opts Options) engine.Folder {
 	return engine.Folder{
-		Zone: "state", Dir: dir, WayOut: "remove it with `starlingd unsafe-reset-all` and join again by state sync",
-		FS: opts.FS, Logger: opts.Logger,
+		Zone: "state", Dir: dir, WayOut: opts.Remedy, FS: opts.FS, Logger: opts.Logger,
 	}.WithDefaults()
 }
 
@@ -299,7 +297,7 @@ func (s *Zone) wipe() error {
 
 // setSafe sets the durable state. The caller holds s.mu.
 func (s *Zone) setSafe(m Meta) {
-	m.AppHash = bytes.Clone(m.AppHash)
+	m = m.clone()
 	s.mu.safe, s.mu.last = &m, max(s.mu.last, m.Height)
 }
 
@@ -310,9 +308,7 @@ func (s *Zone) Meta() (Meta, bool) {
 	if s.mu.safe == nil {
 		return Meta{}, false
 	}
-	m := *s.mu.safe
-	m.AppHash = bytes.Clone(m.AppHash)
-	return m, true
+	return s.mu.safe.clone(), true
 }
 
 // Safe returns the durable height, 0 if there is none.

@@ -15,6 +15,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/dsm/server"
+	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
@@ -23,6 +24,7 @@ import (
 // and the light client.
 type node struct {
 	replica *server.Replica
+	log     *server.RedoLog
 	node    *server.Server
 	server  *tcp.Server
 	address string
@@ -44,37 +46,28 @@ func (h *headers) AppHash(height int64) (avlstar.Hash, bool) {
 	return hash, ok
 }
 
-// replicaOptions returns the options of a replica in a folder. Parent and child must use the same
-// ones.
-func replicaOptions(dir string, r keyRange, h server.Headers) (server.Options, error) {
-	label := fmt.Appendf(nil, "%s %x %x", chainID, r.First, r.After)
-	disk, err := server.OpenFiles(vfs.Default, filepath.Join(dir, "states"), label)
-	if err != nil {
-		return server.Options{}, err
-	}
-	return server.Options{
-		Range: r.tree(), Disk: disk, Headers: h,
-		Log: server.LogOptions{FS: vfs.Default, Dir: filepath.Join(dir, "log"), Label: label},
-	}, nil
+// openStore opens the store of a range in a folder.
+func openStore(dir string, r keyRange) (*rangestore.Store, error) {
+	return rangestore.Open(rangestore.Options{
+		Dir: filepath.Join(dir, "state"), FS: vfs.Default, Keys: r.tree(), ChainID: chainID, Memory: rangestore.NewMemory(memoryBytes),
+	})
 }
 
 func openNode(b begin) (_ worker, a answer, err error) {
 	n := &node{headers: headers{hashes: map[int64]avlstar.Hash{}}}
-	o, err := replicaOptions(b.Dir, b.Range, &n.headers)
+	store, err := openStore(b.Dir, b.Range)
 	if err != nil {
 		return nil, a, err
 	}
-	if n.replica, err = server.Open(o); err != nil {
-		return nil, a, errors.Join(err, o.Disk.Close())
+	n.log, err = server.OpenRedoLog(server.RedoOptions{FS: vfs.Default, Dir: filepath.Join(b.Dir, "log"), Label: []byte(chainID)})
+	if err != nil {
+		return nil, a, errors.Join(err, store.Close())
 	}
-	failed := make(chan error, 1)
-	if n.node, err = server.NewServer(server.ServerOptions{Failed: func(err error) {
-		select {
-		case failed <- err:
-		default: // keep only the first error
-		}
-	}}, n.replica); err != nil {
-		return nil, a, errors.Join(err, n.replica.Close())
+	if n.replica, err = server.Open(server.Options{Range: b.Range.tree(), Store: store, Log: n.log, Headers: &n.headers}); err != nil {
+		return nil, a, errors.Join(err, store.Close(), n.log.Close())
+	}
+	if n.node, err = server.NewServer(server.ServerOptions{}, n.replica); err != nil {
+		return nil, a, errors.Join(err, n.close())
 	}
 	mux := new(transport.Mux)
 	n.node.Register(mux)
@@ -83,7 +76,7 @@ func openNode(b begin) (_ worker, a answer, err error) {
 		n.server, err = tcp.Listen("127.0.0.1:0", tcp.Options{Key: key, ChainID: chainID, Handler: mux})
 	}
 	if err != nil {
-		return nil, a, errors.Join(err, n.replica.Close())
+		return nil, a, errors.Join(err, n.close())
 	}
 	n.address = transport.Address{ID: tcp.IDOf(key.Public().(ed25519.PublicKey)), HostPort: n.server.Addr().String()}.String()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -91,13 +84,7 @@ func openNode(b begin) (_ worker, a answer, err error) {
 	go func() { ended <- n.node.Run(ctx) }()
 	n.end = func() error {
 		cancel()
-		err := <-ended
-		select {
-		case first := <-failed:
-			return errors.Join(err, first)
-		default:
-			return err
-		}
+		return <-ended
 	}
 	a.Address = n.address
 	return n, a, nil
@@ -122,4 +109,7 @@ func (n *node) Do(r request, _ *bufio.Reader) (a answer, err error) {
 }
 
 // Close implements child.Worker.
-func (n *node) Close() error { return errors.Join(n.server.Close(), n.end(), n.replica.Close()) }
+func (n *node) Close() error { return errors.Join(n.server.Close(), n.end(), n.close()) }
+
+// close closes the replica and its log.
+func (n *node) close() error { return errors.Join(n.replica.Close(), n.log.Close()) }

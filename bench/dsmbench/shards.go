@@ -15,7 +15,6 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
@@ -95,15 +94,15 @@ func startNodes(ctx context.Context, dir string, n int, v at) (s *storageNodes, 
 
 // createReplica stores the first state of a range, from the leaves of the full tree.
 func createReplica(dir string, r keyRange, v at, leaves iter.Seq2[avlstar.Leaf, error]) error {
-	o, err := replicaOptions(dir, r, nil)
+	store, err := openStore(dir, r)
 	if err != nil {
 		return err
 	}
 	boundary, err := v.Boundary(r.tree())
 	if err == nil {
-		err = server.Create(o, server.StateInfo{Height: v.height, Commitment: v.Commitment(), Boundary: boundary}, leaves)
+		err = store.Create(v.height, v.Commitment(), boundary, leaves)
 	}
-	return errors.Join(err, o.Disk.Close())
+	return errors.Join(err, store.Close())
 }
 
 // evenRanges divides the keys of v into n ranges with about the same number of keys.

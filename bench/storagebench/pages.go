@@ -5,14 +5,14 @@ import (
 	"iter"
 
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/storage/treestore"
+	statepages "github.com/starling-kv/starling/storage/pages"
 )
 
 // pages is the state of a node with its leaves on disk: only the tree above the pages is in memory.
 //
 //	key ──tree──▶ page: [first, after), hash ──▶ cache ──miss──▶ disk: the key's record, or the whole page, verified
 type pages struct {
-	treestore.Pages
+	statepages.Pages
 	tree  *avlstar.Version // nil until it is read
 	byKey avlstar.Records  // records of the open files; nil: accounts are read from pages
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
+	"github.com/starling-kv/starling/storage/treestore"
 )
 
 // starlingLayout is a node's own layout: the block store behind CometBFT's database interface, and
@@ -60,7 +61,8 @@ func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingL
 		l.memory = planPages(budget, l.pages.upper())
 		l.cache = r.mode.open(l.memory)
 		l.pages.Cache = l.cache
-		l.pages.byKey = l.pages.Records(l.state.Kept(l.height)) // l.state.Close releases it
+		// l.state.Close releases it.
+		l.pages.byKey = treestore.RecordsOf(&l.pages.Pages, l.state.Kept(l.height))
 	}
 	bo := blocks.Options{Logger: errorsOnly{}, Cache: l.cache, CacheBytes: l.memory.BlockCache / 2}
 	bo.MemTableBytes = uint64(l.memory.Memtables / 2 / blockMemtables)

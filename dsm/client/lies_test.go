@@ -161,6 +161,9 @@ func TestStaleAndBack(t *testing.T) {
 		defer func() { h.partial.Release() }()
 		h.read([]avlstar.Want{{Key: worldKey(1)}})
 		require.Zero(t, w.nodes[0].asked.Load())
+		for _, r := range w.nodes[0].replicas {
+			require.NoError(t, r.Close())
+		}
 		w.nodes[0].replicas = nil
 		w.open(0, w.nodes[0]) // its disk is lost: it restarts from the first state
 		w.nodes[1].listener.Close()

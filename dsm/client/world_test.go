@@ -22,6 +22,7 @@ import (
 	"github.com/starling-kv/starling/dsm/client"
 	"github.com/starling-kv/starling/dsm/client/feed"
 	"github.com/starling-kv/starling/dsm/server"
+	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
@@ -109,18 +110,17 @@ func (w *world) value() []byte {
 // open creates the replicas of a node with the first state, and starts its listener.
 func (w *world) open(number int, n *node) {
 	fsys := vfs.NewMem()
+	log, err := server.OpenRedoLog(server.RedoOptions{FS: fsys, Dir: "/node/log", Label: []byte(worldChain)})
+	require.NoError(w.t, err)
+	w.t.Cleanup(func() { require.NoError(w.t, log.Close()) })
+	memory := rangestore.NewMemory(1 << 20)
 	for _, i := range n.of {
 		r := w.ranges.Shard(i).Range
-		label := fmt.Appendf(nil, "world, range %d", i)
-		dir := path.Join("/node", fmt.Sprint("range-", i))
-		require.NoError(w.t, fsys.MkdirAll(dir, 0o755))
-		disk, err := server.OpenFiles(fsys, path.Join(dir, "states"), label)
+		store, err := rangestore.Open(rangestore.Options{
+			Dir: path.Join("/node", fmt.Sprint("range-", i)), FS: fsys, Keys: r, ChainID: worldChain, Memory: memory,
+		})
 		require.NoError(w.t, err)
-		o := server.Options{
-			Range: r, Disk: disk, Headers: w,
-			Log:          server.LogOptions{FS: fsys, Dir: path.Join(dir, "log"), Label: label},
-			ServeHeights: 8, Interval: 1000,
-		}
+		o := server.Options{Range: r, Store: store, Log: log, Headers: w, ServeHeights: 8}
 		boundary, err := w.full[0].Boundary(o.Range)
 		require.NoError(w.t, err)
 		leaves := func(yield func(avlstar.Leaf, error) bool) {
@@ -130,12 +130,11 @@ func (w *world) open(number int, n *node) {
 				}
 			}
 		}
-		require.NoError(w.t, server.Create(o, server.StateInfo{Commitment: w.full[0].Commitment(), Boundary: boundary}, leaves))
+		require.NoError(w.t, store.Create(0, w.full[0].Commitment(), boundary, leaves))
 		replica, err := server.Open(o)
 		require.NoError(w.t, err)
 		n.replicas = append(n.replicas, replica)
 	}
-	var err error
 	n.serving, err = server.NewServer(server.ServerOptions{Making: make(chan struct{}, 4)}, n.replicas...)
 	require.NoError(w.t, err)
 	mux := new(transport.Mux)

@@ -18,7 +18,8 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server"
-	"github.com/starling-kv/starling/dsm/server/disktest"
+	"github.com/starling-kv/starling/internal/crashfs"
+	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -145,21 +146,18 @@ func (c *chain) AppHash(height int64) (avlstar.Hash, bool) {
 	return c.at(height).AppHash(), true
 }
 
-// options returns the options of a replica of range i, on a file system that has disktest.Dir.
+// options returns the options of a replica of range i, on a file system that has crashfs.Dir. It
+// opens the store, which the replica closes, and the log, which needs no Close.
 func (c *chain) options(t testing.TB, fsys vfs.FS, i int) server.Options {
 	t.Helper()
-	dir := path.Join(disktest.Dir, fmt.Sprint("range-", i))
-	label := fmt.Appendf(nil, "chain, range %d", i)
-	require.NoError(t, fsys.MkdirAll(dir, 0o755))
-	parent, err := fsys.OpenDir(disktest.Dir)
+	log, err := server.OpenRedoLog(server.RedoOptions{FS: fsys, Dir: path.Join(crashfs.Dir, "log"), Label: []byte("chain"), FileBytes: 8 << 10})
 	require.NoError(t, err)
-	require.NoError(t, errors.Join(parent.Sync(), parent.Close()))
-	disk, err := server.OpenFiles(fsys, path.Join(dir, "states"), label)
+	store, err := rangestore.Open(rangestore.Options{
+		Dir: path.Join(crashfs.Dir, fmt.Sprint("range-", i)), FS: fsys, Keys: c.ranges[i], ChainID: "chain", Memory: rangestore.NewMemory(1 << 20),
+	})
 	require.NoError(t, err)
 	return server.Options{
-		Range: c.ranges[i], Disk: disk, Headers: c,
-		Log:          server.LogOptions{FS: fsys, Dir: path.Join(dir, "log"), Label: label, FileBytes: 8 << 10},
-		ServeHeights: 8, Interval: 5, Keep: 3,
+		Range: c.ranges[i], Store: store, Log: log, Headers: c, ServeHeights: 8,
 		Limits: server.Limits{UpdateBytes: 64 << 10, Patience: time.Hour},
 	}
 }
@@ -177,8 +175,20 @@ func (c *chain) create(t testing.TB, o server.Options, height int64) {
 			}
 		}
 	}
-	info := server.StateInfo{Height: height, Commitment: v.Commitment(), Boundary: boundary}
-	require.NoError(t, server.Create(o, info, leaves))
+	require.NoError(t, o.Store.Create(height, v.Commitment(), boundary, leaves))
+}
+
+func newCrashFS(t testing.TB) *crashfs.FS {
+	t.Helper()
+	return crashfs.New(t, rand.New(rand.NewPCG(0, 0)), 0)
+}
+
+func randomBytes(rng *rand.Rand, n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+	return b
 }
 
 func openReplica(t testing.TB, o server.Options) *server.Replica {
@@ -191,7 +201,7 @@ func openReplica(t testing.TB, o server.Options) *server.Replica {
 // newReplica opens a replica of range i from the first state.
 func (c *chain) newReplica(t testing.TB, i int, change func(*server.Options)) *server.Replica {
 	t.Helper()
-	o := c.options(t, newLogFS(t), i)
+	o := c.options(t, newCrashFS(t), i)
 	if change != nil {
 		change(&o)
 	}
@@ -275,4 +285,12 @@ type fullFS struct {
 
 func (f fullFS) OpenReadWrite(string, vfs.DiskWriteCategory, ...vfs.OpenOption) (vfs.File, error) {
 	return nil, f.err
+}
+
+// fullLog returns a log that fails to write.
+func fullLog(t testing.TB, err error) *server.RedoLog {
+	t.Helper()
+	log, opened := server.OpenRedoLog(server.RedoOptions{FS: fullFS{newCrashFS(t), err}, Dir: crashfs.Dir, Label: []byte("chain")})
+	require.NoError(t, opened)
+	return log
 }

@@ -1,24 +1,22 @@
 package server_test
 
 import (
-	"bytes"
+	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
-	"path"
 	"testing"
+	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server"
-	"github.com/starling-kv/starling/dsm/server/disktest"
+	"github.com/starling-kv/starling/internal/crashfs"
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// feed sends a replica the updates up to a height and stores due states.
+// feed sends a replica the updates up to a height.
 func (c *chain) feed(t testing.TB, r *server.Replica, i int, to int64) {
 	t.Helper()
 	c.proved.Store(max(to, c.proved.Load()))
@@ -26,55 +24,39 @@ func (c *chain) feed(t testing.TB, r *server.Replica, i int, to int64) {
 		c.send(t, r, i, height, "a")
 		_, err := r.Advance()
 		require.NoError(t, err)
-		require.NoError(t, r.Store())
 	}
-}
-
-var errSector = errors.New("unreadable sector")
-
-// unreadable is a Disk on which the state of one height cannot be read.
-type unreadable struct {
-	server.Disk
-	height int64
-}
-
-func (u unreadable) Open(height int64) (server.StoredState, error) {
-	if height == u.height {
-		return nil, errSector
-	}
-	return u.Disk.Open(height)
 }
 
 // After a crash before any change of the file system, a replica has every height that it had
-// acknowledged and ServeHeights heights in total; stored states and log are consistent, and the
-// replica continues.
+// acknowledged and ServeHeights heights in total, and continues.
 func TestCrash(t *testing.T) {
-	const blocks = 17
+	const blocks = 30
 	seed := seeds.New(t)
 	rng := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // it must be reproducible
 	c := newChain(t, rng, evenRanges(3), blocks+1)
 	c.proved.Store(blocks + 1)
-	run := func(fsys *disktest.CrashFS) {
-		c.create(t, c.options(t, fsys, 1), 0)
-		r := openReplica(t, c.options(t, fsys, 1))
+	run := func(fsys *crashfs.FS) {
+		o := c.options(t, fsys, 1)
+		c.create(t, o, 0)
 		fsys.Done.Add(1) // height + 1
+		r := openReplica(t, o)
 		for height := int64(1); height <= blocks; height++ {
 			c.send(t, r, 1, height, "a")
 			_, err := r.Advance()
 			require.NoError(t, err)
 			fsys.Done.Add(1)
-			require.NoError(t, r.Store())
-			if height == 8 { // the process is killed and restarts
+			if height%12 == 0 {
+				require.NoError(t, r.Close())
 				r = openReplica(t, c.options(t, fsys, 1))
 			}
 		}
 		require.NoError(t, r.Close())
 	}
-	step := int64(1)
+	step := int64(3)
 	if testing.Short() {
-		step = 3
+		step = 10
 	}
-	disktest.AtEachChange(t, seed, step, run, func(t *testing.T, fsys *disktest.CrashFS) {
+	crashfs.AtEachChange(t, seed, step, run, func(t *testing.T, fsys *crashfs.FS) {
 		o := c.options(t, fsys.Left, 1)
 		r, err := server.Open(o)
 		if fsys.Confirmed == 0 && err != nil {
@@ -83,20 +65,10 @@ func TestCrash(t *testing.T) {
 			r, err = server.Open(o)
 		}
 		require.NoError(t, err)
-		require.Empty(t, r.Recovered().Damaged)
 		newest := r.Claim().Newest
 		acknowledged := max(0, fsys.Confirmed-1)
 		require.Contains(t, []int64{acknowledged, acknowledged + 1}, newest)
 		c.requireSame(t, r, 1, max(0, newest-7), newest)
-		states, err := o.Disk.List()
-		require.NoError(t, err)
-		require.NotEmpty(t, states)
-		for _, height := range states { // each of them can be opened
-			stored, err := o.Disk.Open(height)
-			require.NoError(t, err)
-			require.Equal(t, c.at(height).Commitment(), stored.Info().Commitment)
-			require.NoError(t, stored.Close())
-		}
 		c.feed(t, r, 1, newest+1)
 		c.requireSame(t, r, 1, max(0, newest-6), newest+1)
 		require.NoError(t, r.Close())
@@ -106,114 +78,104 @@ func TestCrash(t *testing.T) {
 	})
 }
 
-// The last Keep states remain, and the log since the oldest of them.
-func TestStore(t *testing.T) {
-	c := newChain(t, seeds.Rand(t), evenRanges(2), 43)
-	fsys := newLogFS(t)
+// The log keeps only what follows the state on disk, which trails the served heights.
+func TestTheLogIsTruncated(t *testing.T) {
+	c := newChain(t, seeds.Rand(t), evenRanges(2), 60)
+	fsys := newCrashFS(t)
 	o := c.options(t, fsys, 0)
-	o.Log.FileBytes = 1
 	c.create(t, o, 0)
 	r := openReplica(t, o)
-	c.feed(t, r, 0, 43)
-	states, err := o.Disk.List()
-	require.NoError(t, err)
-	require.Equal(t, []int64{30, 35, 40}, states)
+	c.feed(t, r, 0, 50)
+	require.NoError(t, r.Close()) // it writes the state of the oldest height
+	o = c.options(t, fsys, 0)
+	r = openReplica(t, o)
+	require.Equal(t, server.Recovered{State: 43, Replayed: 7}, r.Recovered())
+	c.feed(t, r, 0, 60)
+	oldest, newest, _ := o.Log.Heights(server.RangeIDOf(o.Range))
+	require.LessOrEqual(t, oldest, int64(44))
+	require.Greater(t, oldest, int64(1))
+	require.EqualValues(t, 60, newest)
 	require.NoError(t, r.Close())
-	l, err := server.OpenLog(o.Log)
-	require.NoError(t, err)
-	oldest, newest, _ := l.Heights()
-	require.Equal(t, [2]int64{31, 43}, [2]int64{oldest, newest})
-	require.NoError(t, l.Close())
 }
 
-// Open takes the newest state from which all heights to be served follow. A damaged state is
-// reported and dropped, and another one is used.
-func TestOpen(t *testing.T) {
-	c := newChain(t, seeds.Rand(t), evenRanges(2), 43)
-	files := func(t *testing.T) (vfs.FS, func(height int64)) {
-		fsys := newLogFS(t)
-		o := c.options(t, fsys, 1)
-		c.create(t, o, 0)
-		r := openReplica(t, o)
-		c.feed(t, r, 1, 43)
-		require.NoError(t, r.Close())
-		return fsys, func(height int64) {
-			name := path.Join(disktest.Dir, "range-1", "states", fmt.Sprintf("%020d.state", height))
-			b := readFile(t, fsys, name)
-			b[len(b)-20] ^= 1
-			writeFile(t, fsys, name, b)
-		}
+// A range that waits for an update does not keep the whole log of the other ranges: at the limit its
+// newest state is written, and the older heights are no longer served.
+func TestTheLogIsBounded(t *testing.T) {
+	const blocks = 200
+	c := newChain(t, seeds.Rand(t), evenRanges(2), blocks)
+	fsys := newCrashFS(t)
+	waits, follows := c.options(t, fsys, 0), c.options(t, fsys, 1)
+	waits.LogBytes, follows.Log = 64<<10, waits.Log
+	c.create(t, waits, 0)
+	c.create(t, follows, 0)
+	r, other := openReplica(t, waits), openReplica(t, follows)
+	c.feed(t, r, 0, 5)
+	c.requireSame(t, r, 0, 0, 5)
+	n, err := server.NewServer(server.ServerOptions{}, r, other)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- n.Run(ctx) }()
+	c.proved.Store(blocks)
+	for height := int64(1); height <= blocks; height++ {
+		c.send(t, other, 1, height, "a")
+		n.Proved()
+		require.Eventually(t, func() bool { return other.Claim().Newest == height }, time.Minute, 100*time.Microsecond)
 	}
-	for _, test := range []struct {
-		damaged []int64
-		from    int64
-		oldest  int64
-	}{
-		{nil, 35, 36}, // with 40, only 4 heights could be served
-		{[]int64{35}, 30, 36},
-		{[]int64{40}, 35, 36}, // 40 was not read
-		{[]int64{30, 35}, 40, 40},
-	} {
-		t.Run(fmt.Sprint(test.damaged), func(t *testing.T) {
-			fsys, damage := files(t)
-			for _, height := range test.damaged {
-				damage(height)
-			}
-			r := openReplica(t, c.options(t, fsys, 1))
-			c.requireSame(t, r, 1, test.oldest, 43)
-			got := r.Recovered()
-			require.Equal(t, test.from, got.State)
-			require.EqualValues(t, 43-test.from, got.Replayed)
-			for _, err := range got.Damaged {
-				require.ErrorIs(t, err, server.ErrDamaged)
-			}
-			require.NoError(t, r.Close())
-			states, err := c.options(t, fsys, 1).Disk.List()
-			require.NoError(t, err)
-			require.Len(t, states, 3-len(got.Damaged))
-		})
-	}
-	t.Run("all", func(t *testing.T) {
-		fsys, damage := files(t)
-		for _, height := range []int64{30, 35, 40} {
-			damage(height)
-		}
-		_, err := server.Open(c.options(t, fsys, 1))
-		require.ErrorIs(t, err, server.ErrDamaged)
-	})
-	t.Run("unreadable", func(t *testing.T) { // the error may be temporary: the state is kept
-		fsys, _ := files(t)
-		o := c.options(t, fsys, 1)
-		o.Disk = unreadable{o.Disk, 35}
-		r := openReplica(t, o)
-		require.EqualValues(t, 30, r.Recovered().State)
-		require.Len(t, r.Recovered().Damaged, 1)
-		require.ErrorIs(t, r.Recovered().Damaged[0], errSector)
-		c.requireSame(t, r, 1, 36, 43)
-		require.NoError(t, r.Close())
-		states, err := c.options(t, fsys, 1).Disk.List()
-		require.NoError(t, err)
-		require.Len(t, states, 3)
-	})
-	t.Run("another range", func(t *testing.T) {
-		fsys, _ := files(t)
-		o := c.options(t, fsys, 1)
-		o.Range = c.ranges[0]
-		_, err := server.Open(o)
-		require.ErrorIs(t, err, server.ErrDamaged)
-	})
+	require.LessOrEqual(t, waits.Log.NeededBytes(server.RangeIDOf(waits.Range)), int64(64<<10+16<<10))
+	require.EqualValues(t, 5, r.Claim().Oldest)
+	c.feed(t, r, 0, 20)
+	cancel()
+	require.NoError(t, <-ended)
+	c.requireSame(t, r, 0, 13, 20)
+	require.NoError(t, errors.Join(r.Close(), other.Close()))
+	r = openReplica(t, c.options(t, fsys, 0))
+	require.EqualValues(t, 20, r.Claim().Newest)
+	require.NoError(t, r.Close())
+}
+
+// Without the log of a range, its replica continues from the state on disk.
+func TestWithoutTheLog(t *testing.T) {
+	c := newChain(t, seeds.Rand(t), evenRanges(2), 30)
+	fsys := newCrashFS(t)
+	o := c.options(t, fsys, 0)
+	c.create(t, o, 0)
+	r := openReplica(t, o)
+	c.feed(t, r, 0, 20)
+	require.NoError(t, r.Close())
+	o = c.options(t, fsys, 0)
+	require.NoError(t, o.Log.Forget(server.RangeIDOf(o.Range)))
+	r = openReplica(t, o)
+	c.requireSame(t, r, 0, 13, 13)
+	c.feed(t, r, 0, 30)
+	c.requireSame(t, r, 0, 23, 30)
+	require.NoError(t, r.Close())
+
+	// A gap between the state and the log is an error.
+	log := c.options(t, fsys, 1)
+	id := server.RangeIDOf(log.Range)
+	c.create(t, log, 5)
+	require.NoError(t, log.Log.Append(id, 8, c.blocks[7].updates[1]))
+	_, err := server.Open(log)
+	require.ErrorIs(t, err, server.ErrGap)
+	// Updates from before the state are forgotten: its creation was interrupted.
+	require.NoError(t, log.Log.Forget(id))
+	require.NoError(t, log.Log.Append(id, 3, c.blocks[2].updates[1]))
+	r = openReplica(t, log)
+	c.feed(t, r, 1, 9)
+	c.requireSame(t, r, 1, 5, 9)
+	require.NoError(t, r.Close())
 }
 
 // A first state is verified before it is kept.
 func TestCreate(t *testing.T) {
 	c := newChain(t, seeds.Rand(t), evenRanges(2), 1)
-	o := c.options(t, newLogFS(t), 0)
+	o := c.options(t, newCrashFS(t), 0)
 	_, err := server.Open(o)
 	require.ErrorIs(t, err, server.ErrNoState)
 	v := c.at(0)
 	boundary, err := v.Boundary(o.Range)
 	require.NoError(t, err)
-	info := server.StateInfo{Height: 0, Commitment: v.Commitment(), Boundary: boundary}
 	n := 0
 	less := func(yield func(avlstar.Leaf, error) bool) {
 		for l, err := range v.Leaves() {
@@ -225,69 +187,15 @@ func TestCreate(t *testing.T) {
 			}
 		}
 	}
-	require.ErrorIs(t, server.Create(o, info, less), avlstar.ErrOtherState)
+	require.ErrorIs(t, o.Store.Create(0, v.Commitment(), boundary, less), avlstar.ErrOtherState)
 	failed := errors.New("the source failed")
 	broken := func(yield func(avlstar.Leaf, error) bool) { yield(avlstar.Leaf{}, failed) }
-	require.ErrorIs(t, server.Create(o, info, broken), failed)
-	states, err := o.Disk.List()
-	require.NoError(t, err)
-	require.Empty(t, states)
-	c.create(t, o, 0)
-	require.Error(t, server.Create(o, info, less))
-	r := openReplica(t, o)
-	c.requireSame(t, r, 0, 0, 0)
-	require.NoError(t, r.Close())
-}
-
-// A tree that was verified by its hashes is stored as it is, unless part of the range is missing.
-func TestCreateProved(t *testing.T) {
-	const height = 7
-	c := newChain(t, seeds.Rand(t), evenRanges(3), 9)
-	o := c.options(t, newLogFS(t), 1)
-	v := c.at(height)
-	lacking, err := v.Prune(func(s avlstar.Subtree) bool { return s.Bytes < 200 })
-	require.NoError(t, err)
-	defer lacking.Release()
-	var missing *avlstar.MissingNodeError
-	require.ErrorAs(t, server.CreateProved(o, height, lacking), &missing)
-	states, err := o.Disk.List()
-	require.NoError(t, err)
-	require.Empty(t, states)
-
-	whole, err := v.Prune(func(s avlstar.Subtree) bool { // nodes outside of the range are missing
-		return s.After != nil && bytes.Compare(s.After, o.Range.First) < 0 || bytes.Compare(s.First, o.Range.After) > 0
-	})
-	require.NoError(t, err)
-	defer whole.Release()
-	require.NoError(t, server.CreateProved(o, height, whole))
-	require.Error(t, server.CreateProved(o, height, whole), "there is one already")
-	r := openReplica(t, o)
-	c.requireSame(t, r, 1, height, height)
-	c.feed(t, r, 1, 9)
-	c.requireSame(t, r, 1, height, 9)
-	require.NoError(t, r.Close())
-}
-
-// A range that was kept before is created again from a later height.
-func TestCreateAgain(t *testing.T) {
-	c := newChain(t, seeds.Rand(t), evenRanges(2), 30)
-	fsys := newLogFS(t)
-	o := c.options(t, fsys, 0)
-	c.create(t, o, 0)
-	r := openReplica(t, o)
-	c.feed(t, r, 0, 7)
-	require.NoError(t, r.Close())
-	states, err := o.Disk.List()
-	require.NoError(t, err)
-	for _, height := range states {
-		require.NoError(t, o.Disk.Drop(height))
-	}
+	require.ErrorIs(t, o.Store.Create(0, v.Commitment(), boundary, broken), failed)
 	_, err = server.Open(o)
 	require.ErrorIs(t, err, server.ErrNoState)
-	c.create(t, o, 20)
-	r = openReplica(t, o)
-	c.feed(t, r, 0, 30)
-	c.requireSame(t, r, 0, 23, 30)
+	c.create(t, o, 0)
+	r := openReplica(t, o)
+	c.requireSame(t, r, 0, 0, 0)
 	require.NoError(t, r.Close())
 }
 

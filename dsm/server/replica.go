@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +10,8 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -22,38 +25,42 @@ type Headers interface {
 // Options configure a replica.
 type Options struct {
 	Range   avlstar.KeyRange
-	Log     LogOptions
-	Disk    Disk // Replica.Close closes it
+	Store   *rangestore.Store // the range's state on disk; Replica.Close closes it
+	Log     *RedoLog          // of the node; the caller closes it after all replicas
 	Headers Headers
 	Limits  Limits
 	// ServeHeights is the number of recent heights served; default 64. It should exceed the
 	// greatest lag of updates, so that replicas at different heights have some heights in common.
 	ServeHeights int
-	// ServeBytes limits the memory that only older heights need; default 256 MiB. The newest height
-	// is always served.
+	// ServeBytes limits the memory that serving older heights takes: data that only they need, and
+	// changes that are not written to the store yet. Default 256 MiB. The newest height is always
+	// served.
 	ServeBytes uint64
-	// Interval is the number of heights between two stored states, Keep the number of stored
-	// states; defaults 1000 and 2. Keep-1 intervals must span at least ServeHeights-1 heights, so
-	// that a replica serves that many heights after a restart.
-	Interval int64
-	Keep     int
+	// LogBytes limits the files of the log that the range needs, with what other ranges have in them;
+	// default 1 GiB. Beyond it, the replica serves only the newest height, which it writes to the
+	// store.
+	LogBytes int64
+	// ScrubRate is the rate, in bytes of leaf records per second, at which the state on disk is read
+	// and verified; 0: it is not.
+	ScrubRate int64
+	// Loading, if not nil, is called from time to time while Open reads the stored state, with the
+	// number of leaves read.
+	Loading func(leaves uint64)
 	// Verdict, if not nil, is called with the sender of an invalid update (ErrFalse, dsm.ErrSum) or
 	// of a slow one (ErrSlow, which proves nothing). Receive and Advance call it, possibly
 	// concurrently.
 	Verdict func(Verdict)
 }
 
-func (o *Options) setDefaults() error {
+func (o *Options) setDefaults() {
 	o.ServeHeights = orDefault(o.ServeHeights, 64)
 	if o.ServeBytes == 0 {
 		o.ServeBytes = 256 << 20
 	}
-	o.Interval, o.Keep = orDefault(o.Interval, 1000), orDefault(o.Keep, 2)
-	if int64(o.Keep-1)*o.Interval < int64(o.ServeHeights-1) {
-		return fmt.Errorf("%d stored states at intervals of %d heights: a restarted replica could not serve %d heights; keep more states, or serve fewer heights",
-			o.Keep, o.Interval, o.ServeHeights)
+	o.LogBytes = orDefault(o.LogBytes, 1<<30)
+	if o.Loading == nil {
+		o.Loading = func(uint64) {}
 	}
-	return nil
 }
 
 // Verdict names the sender of an update and what is wrong with the update.
@@ -64,28 +71,34 @@ type Verdict struct {
 	Err    error
 }
 
-// Replica keeps one range.
+// Replica keeps one range. It serves the versions of the recent heights. Its store has the oldest of
+// them, and the log all updates since the store's durable state:
+//
+//	height   … 95      96      97 … 103    104
+//	log          │  u96     u97  …  u103   u104      synced before a height is served
+//	versions     │                  v103 … v104      in memory, without the pages that the store has
+//	store      durable ── waits ──► v103             each version follows when the one before retires
+//
+// So a replica that was killed serves the same heights again after it has replayed the log.
 //
 // Receive, At and Claim may be called concurrently with all methods. Concurrent calls of Advance
-// are serialized, and so are those of Store.
+// are serialized.
 type Replica struct {
-	o Options
+	o         Options
+	id        RangeID
+	recovered Recovered
 
 	advancing sync.Mutex // held by Advance
-	storing   sync.Mutex // held by Store
-	// logging guards log. It is held during file I/O.
-	logging sync.Mutex
-	log     *Log
-
-	recovered Recovered
+	truncated int64      // the log was truncated to this height; guarded by advancing
 
 	mu struct {
 		sync.Mutex
-		versions []version // ascending without gaps; the last is the newest. Only Advance adds.
-		waiting  *waiting
-		due      *version // state to be stored; holds a reference
-		failed   error    // log or tree error: no further updates are accepted
-		closed   bool
+		versions []version // ascending without gaps; the last is the newest. Only Advance changes it.
+		// snapshots is the number of open snapshots by height. The store keeps their pages.
+		snapshots map[int64]int
+		waiting   *waiting
+		failed    error // log, store or tree error: no further updates are accepted
+		closed    bool
 	}
 }
 
@@ -93,6 +106,10 @@ type Replica struct {
 type version struct {
 	height  int64
 	partial *avlstar.Partial // holds a reference
+	// changes are those of the block, until the version is written to the store. bytes is their
+	// size.
+	changes []avlstar.Change
+	bytes   uint64
 }
 
 // Receive adds a part of an update of this range and returns the update's progress. On ErrFarAhead
@@ -197,6 +214,9 @@ func (r *Replica) advance() (more bool, err error) {
 			return false, r.fail(fmt.Errorf("storagenode: update of height %d: %w", a.height, err))
 		}
 		r.publish(v)
+		if err := r.retire(r.o.ServeHeights); err != nil {
+			return false, r.fail(fmt.Errorf("storagenode: the state on disk: %w", err))
+		}
 		return true, nil
 	}
 }
@@ -223,13 +243,28 @@ func (r *Replica) replay(base version, hash avlstar.Hash, update []byte) (versio
 	if got := u.To.AppHash(); got != hash {
 		return version{}, fmt.Errorf("%w: it leads to app hash %s, the header has %s", ErrFalse, got, hash)
 	}
-	p, err := base.partial.Replay(r.o.Range, u)
+	v, err := r.apply(base, u, len(update))
 	if errors.Is(err, avlstar.ErrOtherState) {
 		return version{}, fmt.Errorf("%w: %w", ErrFalse, err)
-	} else if err != nil {
+	}
+	return v, err
+}
+
+// apply returns the version after an update of a length in bytes. ErrDamaged: the store does not
+// have a page of the base, or has other bytes.
+func (r *Replica) apply(base version, u avlstar.Update, length int) (version, error) {
+	p, err := base.partial.Replay(r.o.Range, u)
+	if errors.Is(err, storage.ErrNoPage) || errors.Is(err, storage.ErrCorrupt) {
+		err = fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if err != nil {
 		return version{}, err
 	}
-	return version{base.height + 1, p}, nil
+	v := version{height: base.height + 1, partial: p, bytes: uint64(length)}
+	for _, c := range u.Changes {
+		v.changes = append(v.changes, c.Change)
+	}
+	return v, nil
 }
 
 func (r *Replica) refute(a arrived, err error) {
@@ -241,9 +276,7 @@ func (r *Replica) refute(a arrived, err error) {
 
 // append durably logs the update that led to v. It releases v on an error.
 func (r *Replica) append(v version, update []byte) error {
-	r.logging.Lock()
-	defer r.logging.Unlock()
-	err := r.log.Append(v.height, update)
+	err := r.o.Log.Append(r.id, v.height, update)
 	if err != nil {
 		v.partial.Release()
 	}
@@ -253,38 +286,150 @@ func (r *Replica) append(v version, update []byte) error {
 func (r *Replica) fail(err error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.mu.failed = err
+	if r.mu.failed == nil {
+		r.mu.failed = err
+	}
 	return err
 }
 
-// publish starts to serve a height and releases old heights beyond the limits.
+// publish starts to serve a height.
 func (r *Replica) publish(v version) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.mu.versions = append(r.mu.versions, v)
 	r.mu.waiting.advance(v.height)
-	if v.height%r.o.Interval == 0 {
-		if r.mu.due != nil {
-			r.mu.due.partial.Release() // the newer state replaces it
-		}
-		v.partial.Retain()
-		r.mu.due = &v
-	}
-	r.giveUp()
 }
 
-// giveUp releases the oldest versions until the limits hold. The caller holds mu.
-func (r *Replica) giveUp() {
+// retire stops serving the oldest heights until the limits hold, and at most so many are served. It
+// writes each next version to the store, which may wait for the disk, and shortens the log. The
+// caller holds advancing.
+func (r *Replica) retire(heights int) error {
+	for {
+		r.mu.Lock()
+		if !r.beyond(heights) {
+			r.mu.Unlock()
+			break
+		}
+		old, next := r.mu.versions[0], r.mu.versions[1]
+		r.mu.Unlock()
+		if err := r.o.Store.Commit(next.height, next.partial, old.partial, next.changes); err != nil {
+			return err
+		}
+		r.mu.Lock()
+		r.mu.versions = slices.Delete(r.mu.versions, 0, 1)
+		r.mu.versions[0].changes, r.mu.versions[0].bytes = nil, 0
+		r.mu.Unlock()
+		old.partial.Release()
+	}
+	r.o.Store.Trim(r.oldestUsed())
+	return r.truncate()
+}
+
+// truncate drops the updates from the log that the durable state has. The caller holds advancing.
+func (r *Replica) truncate() error {
+	durable, ok := r.o.Store.Durable()
+	if !ok || durable <= r.truncated {
+		return nil
+	}
+	r.truncated = durable
+	return r.o.Log.Truncate(r.id, durable)
+}
+
+// shorten writes the newest version to the store if the log would otherwise become too long: while
+// a range waits for an update, its part of the log keeps the updates of all other ranges.
+func (r *Replica) shorten() error {
+	if r.o.Log.NeededBytes(r.id) <= r.o.LogBytes {
+		return nil
+	}
+	r.advancing.Lock()
+	defer r.advancing.Unlock()
+	r.mu.Lock()
+	err := r.failure()
+	r.mu.Unlock()
+	if err != nil {
+		return nil // it needs no log
+	}
+	if err := r.retire(1); err != nil {
+		return r.fail(err)
+	}
+	if err := r.o.Store.Flush(); err != nil {
+		return r.fail(err)
+	}
+	return r.truncate()
+}
+
+// beyond reports whether the versions are beyond the limits. The newest one never is. The caller
+// holds mu.
+func (r *Replica) beyond(heights int) bool {
+	switch n := len(r.mu.versions); {
+	case n <= 1:
+		return false
+	case n > heights:
+		return true
+	}
 	bytes := uint64(0)
 	for _, v := range r.mu.versions {
-		bytes += v.partial.HeldBytes()
+		bytes += v.partial.HeldBytes() + v.bytes
 	}
-	n := 0
-	for ; len(r.mu.versions)-n > r.o.ServeHeights || bytes > r.o.ServeBytes && len(r.mu.versions)-n > 1; n++ {
-		bytes -= min(bytes, r.mu.versions[n].partial.HeldBytes())
-		r.mu.versions[n].partial.Release()
+	return bytes > r.o.ServeBytes
+}
+
+// oldestUsed returns the oldest height that is served or has an open snapshot.
+func (r *Replica) oldestUsed() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	oldest := r.mu.versions[0].height
+	for height := range r.mu.snapshots {
+		oldest = min(oldest, height)
 	}
-	r.mu.versions = slices.Delete(r.mu.versions, 0, n)
+	return oldest
+}
+
+// beginSnapshot is At for a snapshot: the pages of that height stay readable until endSnapshot.
+func (r *Replica) beginSnapshot(height int64) (p *avlstar.Partial, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p, ok = r.at(height); ok {
+		r.mu.snapshots[height]++
+	}
+	return p, ok
+}
+
+func (r *Replica) endSnapshot(height int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.mu.snapshots[height]--; r.mu.snapshots[height] == 0 {
+		delete(r.mu.snapshots, height)
+	}
+}
+
+// Scrub reads and verifies the state on disk at the rate ScrubRate until ctx ends. Damage is
+// ErrDamaged, and final, as for Advance.
+func (r *Replica) Scrub(ctx context.Context) error {
+	if r.o.ScrubRate <= 0 {
+		return nil
+	}
+	err := r.o.Store.Scrub(ctx, r.latest, r.o.ScrubRate)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, storage.ErrCorrupt) {
+		err = fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return r.fail(fmt.Errorf("storagenode: scrub: %w", err))
+}
+
+// latest returns the newest version with a reference that the caller releases; nil: the replica is
+// closed.
+func (r *Replica) latest() *avlstar.Partial {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.mu.versions) == 0 {
+		return nil
+	}
+	p := r.newest().partial
+	p.Retain()
+	return p
 }
 
 // At returns the range's state after a block with a reference that the caller releases. ok is false
@@ -292,6 +437,11 @@ func (r *Replica) giveUp() {
 func (r *Replica) At(height int64) (p *avlstar.Partial, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.at(height)
+}
+
+// at is At for a caller that holds mu.
+func (r *Replica) at(height int64) (p *avlstar.Partial, ok bool) {
 	if len(r.mu.versions) == 0 {
 		return nil, false
 	}
@@ -340,7 +490,7 @@ func rangeOf(r avlstar.KeyRange) avlstar.KeyRange {
 	return avlstar.KeyRange{First: r.First, After: r.After}
 }
 
-// Close releases all versions and closes the files. References held by callers of At stay valid.
+// Close releases all versions and closes the store. References held by callers of At stay valid.
 func (r *Replica) Close() error {
 	r.mu.Lock()
 	closed := r.mu.closed
@@ -351,17 +501,11 @@ func (r *Replica) Close() error {
 	}
 	r.advancing.Lock() // waits for a running Advance
 	defer r.advancing.Unlock()
-	r.storing.Lock()
-	defer r.storing.Unlock()
 	r.mu.Lock()
-	if r.mu.due != nil {
-		r.mu.due.partial.Release()
-		r.mu.due = nil
-	}
 	for _, v := range r.mu.versions {
 		v.partial.Release()
 	}
 	r.mu.versions = nil
 	r.mu.Unlock()
-	return errors.Join(r.log.Close(), r.o.Disk.Close())
+	return r.o.Store.Close()
 }

@@ -26,9 +26,6 @@ type ServerOptions struct {
 	Making chan struct{}
 	// Outline returns the outline of a snapshot. nil: the node has none.
 	Outline func(height int64) (outline []byte, ok bool)
-	// Failed, if not nil, is called with errors that Run does not return: a state could not be
-	// stored. The next due height is tried again.
-	Failed func(error)
 	// Broken, if not nil, is called with the error of a replica that accepts no further updates.
 	// The other replicas continue. nil: Run ends with the error.
 	Broken func(*Replica, error)
@@ -81,39 +78,44 @@ func (n *Server) Claims() []dsm.Claim {
 	return claims
 }
 
-// Run advances the replicas as updates and headers arrive, and stores states, until ctx ends. It
-// returns nil in that case, and otherwise, without ServerOptions.Broken, the first error of a
+// Run advances the replicas as updates and headers arrive, and scrubs their states, until ctx ends.
+// It returns nil in that case, and otherwise, without ServerOptions.Broken, the first error of a
 // replica, which then accepts no further updates. A closed replica is skipped.
 func (n *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	failed := make(chan error, len(n.replicas))
+	failed := make(chan error, 1)
 	var all sync.WaitGroup
+	broken := func(r *Replica, err error) {
+		if n.o.Broken != nil {
+			n.o.Broken(r, err)
+			return
+		}
+		select {
+		case failed <- err: // the first error counts
+		default:
+		}
+		cancel()
+	}
 	for i, r := range n.replicas {
-		store := make(chan struct{}, 1)
 		all.Go(func() {
 			for wait(ctx, n.wake[i]) {
-				_, err := r.Advance()
+				heights, err := r.Advance()
 				if errors.Is(err, ErrClosed) {
 					return // it is being replaced; the other replicas continue
 				}
-				if err != nil && n.o.Broken != nil {
-					n.o.Broken(r, err)
-					return
-				}
 				if err != nil {
-					failed <- err
-					cancel()
+					broken(r, err)
 					return
 				}
-				nudge(store)
+				if heights > 0 {
+					n.shortenLog(broken)
+				}
 			}
 		})
 		all.Go(func() {
-			for wait(ctx, store) {
-				if err := r.Store(); err != nil && n.o.Failed != nil {
-					n.o.Failed(err)
-				}
+			if err := r.Scrub(ctx); err != nil {
+				broken(r, err)
 			}
 		})
 	}
@@ -124,6 +126,15 @@ func (n *Server) Run(ctx context.Context) error {
 		return err
 	default:
 		return nil
+	}
+}
+
+// shortenLog lets replicas that keep too much of the log write their states.
+func (n *Server) shortenLog(broken func(*Replica, error)) {
+	for _, r := range n.replicas {
+		if err := r.shorten(); err != nil {
+			broken(r, err)
+		}
 	}
 }
 

@@ -167,7 +167,6 @@ func TestNetwork(t *testing.T) {
 				for _, r := range replicas {
 					_, err := r.Advance()
 					require.NoError(t, err)
-					require.NoError(t, r.Store())
 				}
 				for k, node := range all {
 					b, err := n.call(nodeName(k), "anybody", dsm.MethodRanges, nil)
@@ -351,7 +350,7 @@ func TestRun(t *testing.T) {
 func TestRunFails(t *testing.T) {
 	c := newChain(t, seeds.Rand(t), evenRanges(1), 2)
 	failed := errors.New("the disk is full")
-	r := c.newReplica(t, 0, func(o *server.Options) { o.Log.FS = fullFS{o.Log.FS, failed} })
+	r := c.newReplica(t, 0, func(o *server.Options) { o.Log = fullLog(t, failed) })
 	node, err := server.NewServer(server.ServerOptions{}, r)
 	require.NoError(t, err)
 	c.send(t, r, 0, 1, "a")
@@ -364,7 +363,7 @@ func TestRunFails(t *testing.T) {
 func TestRunContinues(t *testing.T) {
 	c := newChain(t, seeds.Rand(t), evenRanges(2), 2)
 	failed := errors.New("the disk is full")
-	bad := c.newReplica(t, 0, func(o *server.Options) { o.Log.FS = fullFS{o.Log.FS, failed} })
+	bad := c.newReplica(t, 0, func(o *server.Options) { o.Log = fullLog(t, failed) })
 	good := c.newReplica(t, 1, nil)
 	broken := make(chan error, 1)
 	node, err := server.NewServer(server.ServerOptions{Broken: func(r *server.Replica, err error) {

@@ -25,7 +25,7 @@ var ErrOutline = errors.New("not an outline of that state")
 //	chunks     0   1   2   3
 //	         └──────┘└──────┘            leaves of this node's ranges
 //
-// Its versions stay in memory until Close. It must be used by one goroutine until all outlines are
+// Its versions stay readable until Close. It must be used by one goroutine until all outlines are
 // added; after that, Range may be called concurrently.
 type Snapshot struct {
 	Height  int64
@@ -35,8 +35,9 @@ type Snapshot struct {
 }
 
 type heldRange struct {
+	replica *Replica
 	keys    avlstar.KeyRange
-	partial *avlstar.Partial // holds a reference
+	partial *avlstar.Partial // holds a reference, until endSnapshot
 }
 
 // Snapshot returns the node's part of the state of a height. The caller closes it. Error:
@@ -44,8 +45,8 @@ type heldRange struct {
 func (n *Server) Snapshot(height int64) (*Snapshot, error) {
 	s := &Snapshot{Height: height}
 	for _, r := range n.replicas {
-		if p, ok := r.At(height); ok {
-			s.ranges = append(s.ranges, heldRange{r.o.Range, p})
+		if p, ok := r.beginSnapshot(height); ok {
+			s.ranges = append(s.ranges, heldRange{r, r.o.Range, p})
 		}
 	}
 	if len(s.ranges) == 0 {
@@ -262,6 +263,7 @@ func (s *Snapshot) HeldBytes() (n uint64) {
 func (s *Snapshot) Close() error {
 	for _, r := range s.ranges {
 		r.partial.Release()
+		r.replica.endSnapshot(s.Height)
 	}
 	if s.upper != nil {
 		s.upper.Release()

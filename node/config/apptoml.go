@@ -108,14 +108,10 @@ min_free_bytes = {{ .Disk.MinFreeBytes }}
 # For storage nodes only (` + "`starlingd storage start`" + `). File, relative to the home folder, that lists the key ranges and their storage nodes.
 ranges = "{{ .StorageNode.Ranges }}"
 
-# Number of recent heights served, and the memory limit, in bytes, for data that only older heights need. Snapshots served to joining nodes
-# may take as much again.
+# Number of recent heights served, and the memory limit, in bytes, for what that takes in all ranges: data that only older heights need, and
+# changes that are not written to the ranges yet. Snapshots served to joining nodes may take as much again.
 serve_heights = {{ .StorageNode.ServeHeights }}
 serve_bytes = {{ .StorageNode.ServeBytes }}
-
-# Each range is written to disk every "interval" blocks. The newest "keep" of these versions stay on disk, with all changes since.
-interval = {{ .StorageNode.Interval }}
-keep = {{ .StorageNode.Keep }}
 
 # IDs of the nodes that may send updates, comma-separated; "": any node of the chain. Invalid updates are always detected.
 senders = "{{ .StorageNode.Senders }}"

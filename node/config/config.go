@@ -172,12 +172,10 @@ type StorageNode struct {
 	// Ranges is the file that LoadStorageNodes reads; it lists this node by its ID.
 	Ranges string `mapstructure:"ranges"`
 	// ServeHeights is the number of recent heights whose witnesses are served. Data needed only by
-	// older heights take at most ServeBytes, and data needed only by snapshots as much again.
+	// older heights, and changes not written to the ranges yet, take at most ServeBytes for all
+	// ranges, and data needed only by snapshots as much again.
 	ServeHeights int   `mapstructure:"serve_heights"`
 	ServeBytes   int64 `mapstructure:"serve_bytes"`
-	// The state is stored every Interval blocks, and the newest Keep of these states are kept.
-	Interval int64 `mapstructure:"interval"`
-	Keep     int   `mapstructure:"keep"`
 	// Senders are the IDs of the nodes that may send updates; empty: any node of the chain.
 	Senders string `mapstructure:"senders"`
 }
@@ -222,7 +220,7 @@ func DefaultApp() App {
 			MinAcks: 2, MaxLagBlocks: 500, MaxLagBytes: 256 << 20, KeepUpdatesBytes: 256 << 20, WitnessTimeout: time.Second,
 		},
 		Snapshots:   Snapshots{Keep: 2},
-		StorageNode: StorageNode{Ranges: DefaultStorageNodesFile, ServeHeights: 1000, ServeBytes: 256 << 20, Interval: 1000, Keep: 2},
+		StorageNode: StorageNode{Ranges: DefaultStorageNodesFile, ServeHeights: 1000, ServeBytes: 256 << 20},
 		Disk: Disk{
 			CacheBytes: 256 << 20, StateInMemory: true,
 			FlushBlocks: 50, FlushBytes: 16 << 20, FlushInterval: 5 * time.Second, MaxBacklogBlocks: 200, MaxBacklogBytes: 64 << 20,
@@ -387,11 +385,6 @@ func (c StorageNode) validate() error {
 		return fmt.Errorf("storage_node.serve_heights is %d, it must be 1 or more", c.ServeHeights)
 	case c.ServeBytes < 0:
 		return fmt.Errorf("storage_node.serve_bytes is %d, it must be 0 (the newest height only) or more", c.ServeBytes)
-	case c.Interval < 1 || c.Keep < 1:
-		return fmt.Errorf("storage_node.interval is %d and storage_node.keep is %d, both must be 1 or more", c.Interval, c.Keep)
-	case int64(c.Keep-1)*c.Interval < int64(c.ServeHeights-1):
-		return fmt.Errorf("storage_node.keep is %d and storage_node.interval is %d: too few stored states to serve %d heights after a start (storage_node.serve_heights): set storage_node.keep to %d or more",
-			c.Keep, c.Interval, c.ServeHeights, (int64(c.ServeHeights-1)+c.Interval-1)/c.Interval+1)
 	}
 	for _, id := range c.SenderIDs() {
 		if err := id.Validate(); err != nil {

@@ -79,7 +79,7 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 	require.NoError(t, err)
 	for name, c := range map[string]struct{ app, from, to, want string }{
 		"unknown section":      {app: "[sate]\npruning_keep_recent = 1\n", want: "unknown field sate.pruning_keep_recent (did you mean state.pruning_keep_recent?)"},
-		"unknown field":        {app: "[state]\nkeep = 1\n", want: "unknown field state.keep (did you mean storage_node.keep?)"},
+		"unknown field":        {app: "[state]\nkeep = 1\n", want: "unknown field state.keep"},
 		"fraction":             {app: "[state]\npruning_keep_recent = 1.5\n", want: "state.pruning_keep_recent must be a whole number"},
 		"wrong kind":           {app: "[snapshots]\nkeep_recent = true\n", want: "snapshots.keep_recent must be a whole number"},
 		"negative bytes":       {app: "[state]\npruning_keep_recent_bytes = -1\n", want: "state.pruning_keep_recent_bytes is -1, it must be 0 (no limit) or more"},

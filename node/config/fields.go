@@ -132,6 +132,10 @@ func (f field) fits(value any) error {
 	return nil
 }
 
+// withdrawn are settings of earlier programs that have no effect any more, so that their files still
+// load.
+var withdrawn = []string{"storage_node.interval", "storage_node.keep"}
+
 // readFile reads a TOML file. A name that is not in fields is an error.
 func readFile(path string, fields []field) (*viper.Viper, error) {
 	v := viper.New()
@@ -146,6 +150,9 @@ func readFile(path string, fields []field) (*viper.Viper, error) {
 	keys := v.AllKeys()
 	slices.Sort(keys)
 	for _, key := range keys {
+		if slices.Contains(withdrawn, strings.ToLower(key)) {
+			continue
+		}
 		i := slices.IndexFunc(fields, func(f field) bool { return strings.EqualFold(f.name, key) })
 		if i < 0 {
 			return nil, fmt.Errorf("%s: unknown field %s%s: correct its name or remove it", path, key, suggestion(key, fields))

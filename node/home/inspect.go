@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/storage/pages"
 	"github.com/starling-kv/starling/storage/treestore"
 )
 
@@ -129,7 +130,7 @@ func (d *offline) inspectState(ctx context.Context, count bool, progress func(do
 	}
 	total := s.Keys
 	s.Keys, s.Exact = 0, true
-	for _, err := range treestore.Interruptible(ctx, d.state.Scan(), func(done uint64) { progress(done, max(done, total)) }) {
+	for _, err := range pages.Interruptible(ctx, d.state.Scan(), func(done uint64) { progress(done, max(done, total)) }) {
 		if err != nil {
 			return s, err
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/storage/rangestore"
 )
 
 const (
@@ -161,8 +162,8 @@ func (n *Process) createFromGenesis(p *place) error {
 			}
 		}
 	}
-	info := server.StateInfo{Height: n.genesis.InitialHeight - 1, Commitment: v.Commitment(), Boundary: boundary}
-	err = n.create(p, info.Height, func(o server.Options) error { return server.Create(o, info, leaves) })
+	height := n.genesis.InitialHeight - 1
+	err = n.create(p, height, func(s *rangestore.Store) error { return s.Create(height, v.Commitment(), boundary, leaves) })
 	if err != nil {
 		return err
 	}
@@ -171,20 +172,24 @@ func (n *Process) createFromGenesis(p *place) error {
 }
 
 // create replaces a range's state by one that write stores locally, and opens it.
-func (n *Process) create(p *place, height int64, write func(server.Options) error) error {
+func (n *Process) create(p *place, height int64, write func(*rangestore.Store) error) error {
 	next := p.dir + nextSuffix
 	if err := os.RemoveAll(next); err != nil {
 		return finalError{err}
 	}
-	o, err := n.replicaOptions(p, next)
+	store, err := n.openStore(p, next)
 	if err != nil {
 		return finalError{err}
 	}
-	if err := errors.Join(write(o), o.Disk.Close()); err != nil {
+	if err := errors.Join(write(store), store.Close()); err != nil {
 		return finalError{err}
 	}
 	p.leave(nil)
 	if err := n.dropReplica(p); err != nil {
+		return finalError{err}
+	}
+	// Without its updates, the old state is behind until it is replaced, but never wrong.
+	if err := n.redo.Forget(server.RangeIDOf(p.keys)); err != nil {
 		return finalError{err}
 	}
 	if err := replace(p.dir); err != nil {

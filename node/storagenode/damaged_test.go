@@ -41,43 +41,47 @@ func TestDamagedRangeIsFetchedAgain(t *testing.T) {
 	c.dial(a).feedAll("the first node's blocks")
 	second, id := c.storageHome()
 	c.divide(second, a.Address(), transport.Address{ID: id, HostPort: "127.0.0.1:1"})
-	dir := filepath.Join(rangesDir(nodetest.Load(t, second)), "000")
+	dir := filepath.Join(rangesDir(nodetest.Load(t, second)), "from-")
 	b := c.start(second, log.NewNopLogger(), 0)
 	nodetest.Until(t, "both ranges", func() bool { return len(b.Claims()) == 2 })
 
-	for _, test := range []struct {
-		name   string
-		damage func(t *testing.T)
-		says   string // in the log
-	}{
-		{"all states", func(t *testing.T) { flip(t, filepath.Join(dir, "states", "*.state"), 40) }, "at offset 0"},
-		{"the log", func(t *testing.T) { flip(t, filepath.Join(dir, "log", "000001.seg"), 60) }, "000001.seg"},
-		{"no state with the log", func(t *testing.T) {
-			states, err := filepath.Glob(filepath.Join(dir, "states", "*.state"))
-			require.NoError(t, err)
-			for _, file := range states {
-				require.NoError(t, os.Rename(file, filepath.Join(dir, "states", fmt.Sprintf("%020d.state", 1))))
-			}
-		}, "heights are missing"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			// so that the log has several updates
-			height := c.node.Application().Height() + 3
-			va, vb := c.dial(a), c.dial(b)
-			nodetest.Until(t, "more blocks", func() bool { return va.feed(height) && vb.feed(height) })
-			require.NoError(t, b.Stop())
-			test.damage(t)
-			logs := new(nodetest.LogBuffer)
-			b = c.start(second, logs.Logger(t), 0)
-			require.True(t, logs.Has("The data of a range cannot be used"))
-			require.True(t, logs.Has(test.says), test.says)
-			nodetest.Until(t, "the range", func() bool { return len(b.Claims()) == 2 })
-			c.requireSame(b)
-			require.Equal(t, dir+damagedSuffix, b.ranges().Ranges[0].Damaged)
-			require.Empty(t, b.ranges().Ranges[1].Damaged)
-			require.NoDirExists(t, filepath.Join(filepath.Dir(dir), "001"+damagedSuffix))
+	// so that the log has several updates
+	more := func(t *testing.T) int64 {
+		t.Helper()
+		height := c.node.Application().Height() + 3
+		va, vb := c.dial(a), c.dial(b)
+		nodetest.Until(t, "more blocks", func() bool {
+			one, other := va.feed(height), vb.feed(height)
+			return one && other
 		})
+		return height
 	}
+	t.Run("the state", func(t *testing.T) {
+		more(t)
+		require.NoError(t, b.Stop())
+		flip(t, filepath.Join(dir, "state", "*.sst"), 40)
+		logs := new(nodetest.LogBuffer)
+		b = c.start(second, logs.Logger(t), 0)
+		require.True(t, logs.Has("The data of a range cannot be used"))
+		nodetest.Until(t, "the range", func() bool { return len(b.Claims()) == 2 })
+		c.requireSame(b)
+		require.Equal(t, dir+damagedSuffix, b.ranges().Ranges[0].Damaged)
+		require.Empty(t, b.ranges().Ranges[1].Damaged)
+	})
+	t.Run("the log", func(t *testing.T) {
+		height := more(t)
+		require.NoError(t, b.Stop())
+		log := filepath.Join(filepath.Dir(dir), "log")
+		flip(t, filepath.Join(log, "000001.seg"), 60)
+		logs := new(nodetest.LogBuffer)
+		b = c.start(second, logs.Logger(t), 0)
+		require.True(t, logs.Has("The log of updates is damaged"))
+		require.DirExists(t, log+damagedSuffix)
+		require.False(t, logs.Has("The data of a range cannot be used"))
+		vb := c.dial(b)
+		nodetest.Until(t, "the heights that were in the log", func() bool { return vb.feed(height) })
+		c.requireSame(b)
+	})
 
 	t.Run("while it runs", func(t *testing.T) {
 		logs := new(nodetest.LogBuffer)
@@ -108,7 +112,7 @@ func TestIsNotPutAside(t *testing.T) {
 	c.put(10, 12)
 	c.dial(n).feedAll("the node's blocks")
 	require.NoError(t, n.Stop())
-	dir := filepath.Join(rangesDir(nodetest.Load(t, home)), "000")
+	dir := filepath.Join(rangesDir(nodetest.Load(t, home)), "from-")
 	open := func() error {
 		n, err := New(t.Context(), Options{Config: nodetest.Load(t, home), Logger: log.NewNopLogger()})
 		if err == nil {
@@ -116,7 +120,7 @@ func TestIsNotPutAside(t *testing.T) {
 		}
 		return err
 	}
-	states, err := filepath.Glob(filepath.Join(dir, "states", "*.state"))
+	states, err := filepath.Glob(filepath.Join(dir, "state", "MANIFEST-*"))
 	require.NoError(t, err)
 	require.NotEmpty(t, states)
 	for _, file := range states { // a folder opens, and cannot be read
@@ -132,7 +136,7 @@ func TestIsNotPutAside(t *testing.T) {
 	}
 	require.NoError(t, open())
 
-	other := filepath.Join(filepath.Dir(dir), "001")
+	other := filepath.Join(filepath.Dir(dir), fmt.Sprintf("from-%x", "key-20"))
 	require.NoError(t, os.RemoveAll(dir))
 	require.NoError(t, os.CopyFS(dir, os.DirFS(other)))
 	require.NoError(t, open(), "the data of another range are put aside")

@@ -1,6 +1,7 @@
 package storagenode
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -16,6 +17,9 @@ import (
 	"github.com/starling-kv/starling/internal/durable"
 	"github.com/starling-kv/starling/internal/durable/onvfs"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/rangestore"
 )
 
 // place is a range of this node and its folder.
@@ -56,16 +60,27 @@ func placesOf(ranges *dsm.Ranges, node dsm.NodeID, dir string) (places []*place)
 		shard := ranges.Shard(i)
 		places = append(places, &place{
 			number: i, shard: shard, keys: shard.Range,
-			dir: filepath.Join(dir, fmt.Sprintf("%03d", i)),
+			dir: filepath.Join(dir, folderOf(shard.Range)),
 		})
 	}
 	return places
 }
 
-// Names next to a range's folder while its state is replaced.
+// folderOf returns the name of a range's folder, which contains its first key, or the beginning of
+// it and a hash. So the folder stays that of the range when other ranges are divided.
+func folderOf(r avlstar.KeyRange) string {
+	const most = 64 // bytes of the key: file systems limit names to 255 bytes
+	if len(r.First) <= most {
+		return fmt.Sprintf("from-%x", r.First)
+	}
+	sum := sha256.Sum256(r.First)
+	return fmt.Sprintf("from-%x-%x", r.First[:most], sum[:8])
+}
+
+// Names next to a range's folder F while its state is replaced.
 //
-//	fetched:   NNN-next ── complete ──► NNN renamed NNN-old ──► NNN-next renamed NNN ──► NNN-old removed
-//	put aside: an older NNN-damaged removed ──► NNN renamed NNN-damaged
+//	fetched:   F-next ── complete ──► F renamed F-old ──► F-next renamed F ──► F-old removed
+//	put aside: an older F-damaged removed ──► F renamed F-damaged
 const (
 	nextSuffix    = "-next"
 	oldSuffix     = "-old"
@@ -75,8 +90,8 @@ const (
 // isBad reports whether an error says that the data of a range cannot be used. Errors of the disk,
 // such as a full one, do not: the data may be whole.
 func isBad(err error) bool {
-	return errors.Is(err, server.ErrDamaged) || errors.Is(err, server.ErrGap) || errors.Is(err, server.ErrOther) ||
-		errors.As(err, new(*avlstar.MissingNodeError))
+	return errors.Is(err, server.ErrDamaged) || errors.Is(err, server.ErrGap) || errors.Is(err, storage.ErrCorrupt) ||
+		errors.Is(err, server.ErrOther) || errors.Is(err, rangestore.ErrOther) || errors.As(err, new(*avlstar.MissingNodeError))
 }
 
 // putAside renames the folder of a range without a replica, for the reason why. The range is then
@@ -84,13 +99,16 @@ func isBad(err error) bool {
 // removed only if the range was damaged again, since its newer data came from other nodes.
 func (n *Process) putAside(p *place, why error) error {
 	aside := p.dir + damagedSuffix
-	if p.damaged() != "" && errors.Is(why, server.ErrOther) {
+	if p.damaged() != "" && (errors.Is(why, server.ErrOther) || errors.Is(why, rangestore.ErrOther)) {
 		return config.Invalid(fmt.Errorf("range %s in %q: %w: %q has the data of an earlier range: move it away", p, p.dir, why, aside))
 	}
 	if err := os.RemoveAll(aside); err != nil {
 		return err
 	}
 	if err := durable.Rename(p.dir, aside); err != nil {
+		return err
+	}
+	if err := n.redo.Forget(server.RangeIDOf(p.keys)); err != nil {
 		return err
 	}
 	n.log.Error("The data of a range cannot be used: putting its folder aside, and fetching the range from another node", "range", p.String(),
@@ -107,23 +125,83 @@ func (p *place) damaged() string {
 	return aside
 }
 
-// replicaOptions returns the options of a range whose files are in dir, which it creates.
-func (n *Process) replicaOptions(p *place, dir string) (o server.Options, err error) {
+// openStore opens the store of a range in a folder, which it creates.
+func (n *Process) openStore(p *place, dir string) (*rangestore.Store, error) {
 	if err := onvfs.MakeDir(vfs.Default, dir); err != nil {
-		return o, err
+		return nil, err
 	}
-	label := fmt.Appendf(nil, "%s, keys %x to %x", n.genesis.ChainID, p.keys.First, p.keys.After)
-	files, err := server.OpenFiles(vfs.Default, filepath.Join(dir, "states"), label)
-	if err != nil {
-		return o, err
+	return rangestore.Open(rangestore.Options{
+		Dir: filepath.Join(dir, "state"), FS: vfs.Default, Keys: p.keys, ChainID: n.genesis.ChainID, Memory: n.memory,
+		Logger: n.log.With("module", "state", "range", p.String()), Failed: n.storeFailed, Fatal: disk.EndProcess,
+	})
+}
+
+// storeFailed ends the node if a disk fails. A damaged range is put aside when it is next used.
+func (n *Process) storeFailed(err error) {
+	if !isBad(err) {
+		n.fail(err)
 	}
-	c := n.config.App.StorageNode
+}
+
+// replicaOptions returns the options of a range. The settings of the node are divided by its
+// ranges.
+func (n *Process) replicaOptions(p *place, store *rangestore.Store) server.Options {
+	c, ranges := n.config.App, len(n.places)
 	return server.Options{
-		Range: p.keys, Disk: files, Headers: &n.headers,
-		Log:          server.LogOptions{FS: vfs.Default, Dir: filepath.Join(dir, "log"), Label: label},
-		ServeHeights: c.ServeHeights, ServeBytes: uint64(c.ServeBytes), Interval: c.Interval, Keep: c.Keep,
-		Verdict: n.verdict,
-	}, nil
+		Range: p.keys, Store: store, Log: n.redo, Headers: &n.headers, Verdict: n.verdict,
+		ServeHeights: c.StorageNode.ServeHeights, ServeBytes: max(1, uint64(c.StorageNode.ServeBytes)/uint64(ranges)),
+		ScrubRate: c.Disk.ScrubRate / int64(ranges), Loading: n.loading(p),
+	}
+}
+
+// loading returns a function that logs the progress of a start.
+func (n *Process) loading(p *place) func(leaves uint64) {
+	logged := time.Now()
+	return func(leaves uint64) {
+		if time.Since(logged) >= progressEvery {
+			logged = time.Now()
+			n.log.Info("Reading a range", "range", p.String(), "leaves", leaves)
+		}
+	}
+}
+
+// openRedo opens the log of updates of all ranges. A damaged log is put aside: each range then
+// continues from its state on disk, and what is missing is fetched again.
+func (n *Process) openRedo() error {
+	dir := filepath.Join(rangesDir(n.config), "log")
+	o := server.RedoOptions{FS: vfs.Default, Dir: dir, Label: []byte(n.genesis.ChainID)}
+	log, err := server.OpenRedoLog(o)
+	if errors.Is(err, server.ErrDamaged) {
+		aside := dir + damagedSuffix
+		if err := os.RemoveAll(aside); err != nil {
+			return err
+		}
+		if err := durable.Rename(dir, aside); err != nil {
+			return err
+		}
+		n.log.Error("The log of updates is damaged: putting it aside; each range continues from its state on disk", "folder", aside, "err", err)
+		log, err = server.OpenRedoLog(o)
+	}
+	if err != nil {
+		return err
+	}
+	n.redo = log
+	if torn := log.Torn(); torn.Bytes > 0 {
+		n.log.Info("Truncated an incomplete write of the previous process", "file", torn.File, "bytes", torn.Bytes)
+	}
+	own := map[server.RangeID]bool{}
+	for _, p := range n.places {
+		own[server.RangeIDOf(p.keys)] = true
+	}
+	for _, r := range log.Ranges() {
+		if own[r] {
+			continue
+		}
+		if err := log.Forget(r); err != nil { // this node no longer has that range
+			return err
+		}
+	}
+	return nil
 }
 
 // openPlace opens a range, if it has a state, after completing an interrupted replacement of its
@@ -135,7 +213,7 @@ func (n *Process) openPlace(p *place) error {
 	err := n.openReplica(p)
 	switch {
 	case errors.Is(err, server.ErrNoState):
-		return nil
+		return n.redo.Forget(server.RangeIDOf(p.keys))
 	case isBad(err):
 		return n.putAside(p, err)
 	}
@@ -144,25 +222,19 @@ func (n *Process) openPlace(p *place) error {
 
 // openReplica opens a range. The error wraps server.ErrNoState if it has no state.
 func (n *Process) openReplica(p *place) error {
-	o, err := n.replicaOptions(p, p.dir)
+	store, err := n.openStore(p, p.dir)
 	if err != nil {
-		return err
+		return fmt.Errorf("range %s in %q: %w", p, p.dir, err)
 	}
 	began := time.Now()
-	replica, err := server.Open(o)
+	replica, err := server.Open(n.replicaOptions(p, store))
 	if err != nil {
-		return fmt.Errorf("range %s in %q: %w", p, p.dir, errors.Join(err, o.Disk.Close()))
+		return fmt.Errorf("range %s in %q: %w", p, p.dir, errors.Join(err, store.Close()))
 	}
 	n.mu.Lock()
 	p.replica = replica
 	n.mu.Unlock()
 	recovered, claim := replica.Recovered(), replica.Claim()
-	for _, why := range recovered.Damaged {
-		n.log.Error("Dropped a damaged stored state: recovered from an older one and the log", "range", p.String(), "err", why)
-	}
-	if recovered.Torn.Bytes > 0 {
-		n.log.Info("Truncated an incomplete write of the previous process", "range", p.String(), "file", recovered.Torn.File, "bytes", recovered.Torn.Bytes)
-	}
 	n.log.Info("Opened a range", "range", p.String(), "height", claim.Newest, "oldest", claim.Oldest, "stored", recovered.State,
 		"replayed", recovered.Replayed, "seconds", time.Since(began).Seconds())
 	return nil

@@ -28,6 +28,7 @@ import (
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/node/statuspage"
 	"github.com/starling-kv/starling/statesync/peers"
+	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
@@ -65,8 +66,10 @@ type Process struct {
 	young   int64                       // fromGenesis, except in tests
 	taking  sync.WaitGroup
 	metrics *metrics
-	chunks  *snapshots // nil: not opened yet
-	lock    io.Closer  // of data/ranges
+	memory  *rangestore.Memory // of all ranges
+	redo    *server.RedoLog    // of all ranges; nil: not opened yet
+	chunks  *snapshots         // nil: not opened yet
+	lock    io.Closer          // of data/ranges
 	filler  filler
 
 	handler  atomic.Pointer[transport.Mux] // handler of the current replicas
@@ -123,6 +126,10 @@ func (n *Process) open(ctx context.Context) error {
 		if err := n.o.Metrics.Register(n.metrics); err != nil {
 			return err
 		}
+	}
+	n.memory = rangestore.NewMemory(n.config.App.Disk.CacheBytes)
+	if err := n.openRedo(); err != nil {
+		return err
 	}
 	for _, p := range n.places {
 		if err := n.openPlace(p); err != nil {
@@ -282,6 +289,9 @@ func (n *Process) close() error {
 			errs = append(errs, p.replica.Close())
 		}
 	}
+	if n.redo != nil {
+		errs = append(errs, n.redo.Close())
+	}
 	if n.o.Metrics != nil && n.metrics != nil {
 		n.o.Metrics.Unregister(n.metrics)
 	}
@@ -302,12 +312,7 @@ func (n *Process) changed() error {
 			replicas = append(replicas, p.replica)
 		}
 	}
-	o := server.ServerOptions{Outline: n.chunks.outline, Broken: n.broken, Failed: func(err error) {
-		n.log.Error("A state could not be stored: retrying at the next store height; the log keeps all changes until then", "err", err)
-		if disk.IsFull(err) {
-			n.fail(err)
-		}
-	}}
+	o := server.ServerOptions{Outline: n.chunks.outline, Broken: n.broken}
 	if ids := n.config.App.StorageNode.SenderIDs(); len(ids) > 0 {
 		allowed := make(map[transport.ID]bool, len(ids))
 		for _, id := range ids {

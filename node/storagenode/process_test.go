@@ -175,7 +175,7 @@ func (c *chain) storageHomeAt(address string) (dir string, id transport.ID) {
 		o.Edit = func(conf *cfg.Config, a *config.App) {
 			edit(conf, a)
 			a.Join.Peers, a.Transport.ListenAddress = c.transport.String(), address
-			a.StorageNode.Interval, a.StorageNode.ServeHeights = 20, 20
+			a.StorageNode.ServeHeights = 20
 		}
 	})
 	return dir, transport.ID(made.NodeID)

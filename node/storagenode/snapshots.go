@@ -81,10 +81,10 @@ func newSnapshots(n *Process) (*snapshots, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, interval := n.config.App.StorageNode, genesis.SnapshotInterval
+	keep, interval := n.config.App.Snapshots.Keep, genesis.SnapshotInterval
 	s := &snapshots{
-		n: n, interval: interval, wake: make(chan struct{}, 1), keep: c.Keep, limit: uint64(c.ServeBytes),
-		manager: statesync.NewManager(statesync.Options{Logger: n.log.With("module", "snapshots"), Interval: interval, Keep: c.Keep}),
+		n: n, interval: interval, wake: make(chan struct{}, 1), keep: keep, limit: uint64(n.config.App.StorageNode.ServeBytes),
+		manager: statesync.NewManager(statesync.Options{Logger: n.log.With("module", "snapshots"), Interval: interval, Keep: keep}),
 	}
 	s.mu.outlines = map[int64][]byte{}
 	s.server = serve.New(serve.Options{

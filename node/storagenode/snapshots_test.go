@@ -34,9 +34,9 @@ func TestServesChunks(t *testing.T) {
 		nodetest.WriteFile(t, filepath.Join(home, config.DefaultStorageNodesFile), text)
 	}
 	logs := new(nodetest.LogBuffer)
-	start := func(i int, logger log.Logger, serveBytes int64) *Process {
+	start := func(i int, logger log.Logger, limit uint64) *Process {
 		conf := nodetest.Load(t, homes[i])
-		conf.App.StorageNode.Interval, conf.App.StorageNode.ServeHeights, conf.App.StorageNode.ServeBytes = 200, 200, serveBytes
+		conf.App.StorageNode.ServeHeights = 200
 		n, err := New(t.Context(), Options{Config: conf, Logger: logger})
 		require.NoError(t, err)
 		t.Cleanup(func() {
@@ -44,6 +44,7 @@ func TestServesChunks(t *testing.T) {
 				require.NoError(t, n.Stop())
 			}
 		})
+		n.chunks.limit = limit
 		n.Start()
 		return n
 	}

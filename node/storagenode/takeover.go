@@ -13,7 +13,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/dsm/server"
+	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -176,8 +176,12 @@ func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers [
 	if err := t.fill(ctx); err != nil {
 		return err
 	}
-	err = n.create(p, height, func(o server.Options) error {
-		if err := server.CreateProved(o, height, t.partial); err != nil {
+	err = n.create(p, height, func(s *rangestore.Store) error {
+		boundary, err := t.partial.Boundary(p.keys)
+		if err != nil {
+			return err
+		}
+		if err := s.Create(height, t.partial.Commitment(), boundary, t.partial.Leaves(p.keys)); err != nil {
 			return err
 		}
 		t.partial.Release() // before it is read from disk: there may be memory for only one

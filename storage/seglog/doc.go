@@ -24,7 +24,8 @@
 // before its first record. After a crash a Store still has all records in the index, if the index
 // took a Ref only after Sync. A Log has every record that was durable, and perhaps some after it,
 // without gaps. An incomplete end is overwritten. In a Log, damage to a record is ErrDamaged if a
-// later record proves that it was durable.
+// later record proves that it was durable. Records that were appended with one Sync (AppendGroup)
+// prove nothing about each other, and an incomplete group is cut off when the log is opened.
 //
 // The user must not call Append, Sync and the removing methods concurrently. All other methods may
 // be called concurrently.

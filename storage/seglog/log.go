@@ -27,6 +27,10 @@ const maxLogKey = 256
 type LogOptions struct {
 	Options        // Ends and ReadOnly are not used
 	Label   []byte // identifies the contents of the log, at most MaxLabel bytes
+	// Before returns, for a key, the total length of the records before it in its AppendGroup. The
+	// key's encoding must contain it, because recovery looks at single records. nil: there are no
+	// groups.
+	Before func(key []byte) uint64
 }
 
 // Log is a store that is its own index: all records are valid, from the first one in the oldest
@@ -88,11 +92,34 @@ func (l *Log) syncLast() (err error) {
 	if l.Active() == 0 {
 		return nil
 	}
+	if l.o.Before != nil && l.torn.Bytes > 0 {
+		if err := l.truncate(); err != nil {
+			return err
+		}
+	}
 	if l.w.file, err = l.openWriter(); err != nil {
 		return err
 	}
 	l.w.dirty = true
 	return errors.Join(l.Sync(), onvfs.SyncDir(l.o.FS, l.o.Dir))
+}
+
+// truncate removes the torn end from the file. It may contain whole records of the torn group,
+// which would become valid again after a record with the length of the torn one. And it may begin
+// after the limit, so that the next record is in another segment.
+func (l *Log) truncate() error {
+	number := l.Active()
+	file, err := l.acquire(number)
+	if err != nil {
+		return err
+	}
+	b, err := l.bytes(file, 0, l.torn.Offset)
+	l.release(file)
+	if err != nil {
+		return err
+	}
+	// A handle would stay on the replaced file.
+	return errors.Join(l.shut(file), onvfs.Write(l.o.FS, l.path(number), b))
 }
 
 // recover visits the records of a segment. It ends the last segment at the first invalid record.
@@ -135,8 +162,10 @@ func (l *Log) cut(number uint32, offset, size uint64, why error) error {
 	return nil
 }
 
-// later looks for the head of a record in the bytes [offset, size) of a segment.
+// later looks in the bytes [offset, size) of a segment for the head of a record whose group begins
+// there too: it was appended after a Sync of what is before offset.
 func (l *Log) later(number uint32, offset, size uint64) (at uint64, found bool, err error) {
+	begin := offset
 	const piece, longest = 1 << 20, headBytes + maxLogKey
 	file, err := l.acquire(number)
 	if err != nil {
@@ -156,8 +185,10 @@ func (l *Log) later(number uint32, offset, size uint64) (at uint64, found bool, 
 			if err != nil || h.key > maxLogKey {
 				continue
 			}
-			if _, _, err := decodeKey(b[i:], l.place(number, offset+uint64(i))); err == nil {
-				return offset + uint64(i), true, nil
+			at := offset + uint64(i)
+			_, key, err := decodeKey(b[i:], l.place(number, at))
+			if err == nil && (l.o.Before == nil || at-l.o.Before(key) >= begin) {
+				return at, true, nil
 			}
 		}
 	}
@@ -181,6 +212,19 @@ func (l *Log) Append(key, value []byte) (Ref, error) {
 		return Ref{}, err
 	}
 	return refs[0], nil
+}
+
+// AppendGroup appends the records of a group, which one Sync makes durable. After a crash before
+// Sync, the log has the first ones or none. LogOptions.Before must be set. Otherwise it is like
+// Append. The caller must call Sync before the next AppendGroup.
+func (l *Log) AppendGroup(g *Group) ([]Ref, error) {
+	for i := range g.records {
+		if n := len(g.Key(i)); n > maxLogKey {
+			return nil, fmt.Errorf("seglog: key of %d bytes", n)
+		}
+	}
+	refs, _, err := l.Store.Append(g)
+	return refs, err
 }
 
 // DropOldest removes the oldest segment, durably, unless it is the last one.

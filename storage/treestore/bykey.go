@@ -7,6 +7,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/pages"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
@@ -20,7 +21,7 @@ import (
 //
 // See docs/decisions/0031-reads-by-key.md for the complete argument.
 type records struct {
-	pages   *Pages
+	pages   *pages.Pages
 	state   *storage.Kept
 	height  int64
 	deleted *deletions
@@ -28,8 +29,8 @@ type records struct {
 
 var _ avlstar.Records = (*records)(nil)
 
-// Records returns the records of the version whose state is kept. It takes over the reference.
-func (p *Pages) Records(state *storage.Kept) avlstar.Records {
+// RecordsOf returns the records of the version whose state is kept. It takes over the reference.
+func RecordsOf(p *pages.Pages, state *storage.Kept) avlstar.Records {
 	return &records{p, state, state.Height(), &deletions{after: state.Height()}}
 }
 
@@ -140,7 +141,7 @@ func (k *keeper) block(height int64, keys [][]byte) {
 
 // give sets the records of v, the version at height, if a kept state has its pages. All blocks up
 // to height must have been recorded. v must not be shared yet.
-func (k *keeper) give(v *avlstar.Version, p *Pages, zone *storage.Zone, height int64) {
+func (k *keeper) give(v *avlstar.Version, p *pages.Pages, zone *storage.Zone, height int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	state := zone.Kept(height)

@@ -4,7 +4,7 @@
 //
 //	app ──Commit(H)──► Store ──changed leaves, new heights──► zone's queue ──flusher──► disk
 //	app ◄──Load─────── Store ◄──all leaves, in one pass─────────────────────────────── disk
-//	tree ──stub──────► Pages ──► cache shared with the block zone ──miss──────────────► disk
+//	tree ──stub──────► pages ──► cache shared with the block zone ──miss──────────────► disk
 //	Restorer ──verified chunk──► Target ──one sorted run──────────────────────────────► disk
 //
 // It does not decide what to fetch, whom to trust, or when to make a snapshot: statesync,

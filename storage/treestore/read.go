@@ -10,29 +10,11 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/pages"
 )
 
 // ErrNotTheState: the leaves on disk differ from those that were stored.
 var ErrNotTheState = errors.New("it differs from what was stored")
-
-// Interruptible yields the leaves until ctx ends, and then the error of ctx. progress is called
-// from time to time, and at the end, with the number of leaves so far.
-func Interruptible(ctx context.Context, leaves iter.Seq2[record.Leaf, error], progress func(done uint64)) iter.Seq2[record.Leaf, error] {
-	return func(yield func(record.Leaf, error) bool) {
-		done := uint64(0)
-		for leaf, err := range leaves {
-			if done%(1<<12) == 0 && err == nil {
-				progress(done)
-				err = ctx.Err()
-			}
-			if !yield(leaf, err) || err != nil {
-				return
-			}
-			done++
-		}
-		progress(done)
-	}
-}
 
 // Recompute rebuilds the tree from the leaves of a stored state and compares its app hash with the
 // stored one. It fails with ErrNotTheState if they differ. Only the part above the pages stays in
@@ -69,14 +51,14 @@ func (s *Store) read(ctx context.Context, meta storage.Meta, progress func(done 
 func (s *Store) build(ctx context.Context, chunkBytes uint64, progress func(done uint64)) (*avlstar.Version, error) {
 	var paging *avlstar.Paging
 	if s.pages != nil {
-		paging = s.pages.paging()
+		paging = pagingBy(s.pages)
 	}
 	v, err := assemble(ctx, chunkBytes, paging, s.zone.Scan(), progress)
 	if err != nil {
 		return nil, unlikeStored(err)
 	}
 	if s.pages != nil {
-		s.pages.account(v)
+		account(s.pages.Cache, v)
 	}
 	return v, nil
 }
@@ -105,7 +87,7 @@ func assemble(
 ) (v *avlstar.Version, err error) {
 	var unread error
 	all := func(yield func(avlstar.Leaf, error) bool) {
-		for leaf, err := range Interruptible(ctx, leaves, progress) {
+		for leaf, err := range pages.Interruptible(ctx, leaves, progress) {
 			unread = err
 			if !yield(leaf, err) {
 				return

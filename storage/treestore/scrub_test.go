@@ -15,6 +15,7 @@ import (
 	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/pages"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
@@ -68,7 +69,7 @@ func TestScrub(t *testing.T) {
 		for page := range s.v.Stubs(nil) {
 			all += page.Bytes
 		}
-		require.Greater(t, all, uint64(scrubStep))
+		require.Greater(t, all, uint64(pages.ScrubStep))
 		const rate = 10_000
 		began := time.Now()
 		s.start(rate)
@@ -76,7 +77,7 @@ func TestScrub(t *testing.T) {
 			bubble.Sleep(time.Second)
 			synctest.Wait()
 			done, allowed := s.store.ScrubStats().Bytes, uint64(rate*time.Since(began).Seconds())
-			require.LessOrEqual(t, done, allowed+scrubStep+4096)
+			require.LessOrEqual(t, done, allowed+pages.ScrubStep+4096)
 			require.GreaterOrEqual(t, done, allowed)
 		}
 		stats := s.store.ScrubStats()
@@ -121,7 +122,7 @@ func damageMiddle(t *testing.T, fs vfs.FS, path string) {
 
 // alteredReader alters the records of some reads in a way that checksums do not detect.
 type alteredReader struct {
-	PageReader
+	pages.Reader
 	reads, alter int64
 	left         atomic.Int64
 }
@@ -129,9 +130,9 @@ type alteredReader struct {
 func (r *alteredReader) Page(first, after []byte, bytes uint64, accept func([]byte) bool) error {
 	r.reads++
 	if r.reads < r.alter || r.left.Add(-1) < 0 {
-		return r.PageReader.Page(first, after, bytes, accept)
+		return r.Reader.Page(first, after, bytes, accept)
 	}
-	return r.PageReader.Page(first, after, bytes, func(records []byte) bool {
+	return r.Reader.Page(first, after, bytes, func(records []byte) bool {
 		altered := append([]byte(nil), records...)
 		altered[len(altered)-1] ^= 1
 		return accept(altered)
@@ -143,8 +144,8 @@ func (r *alteredReader) Page(first, after []byte, bytes uint64, accept func([]by
 func TestScrubBesideBlocks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScrubbed(t)
-		r := &alteredReader{PageReader: s.zone, alter: 1}
-		r.left.Store(100 * scrubTries)
+		r := &alteredReader{Reader: s.zone, alter: 1}
+		r.left.Store(100 * pages.ScrubTries)
 		s.store.pages.Zone = r
 		ctx, stop := context.WithCancel(t.Context())
 		s.stop = stop
@@ -171,16 +172,16 @@ func TestScrubBesideBlocks(t *testing.T) {
 // it stays so. A missing page may belong to a version that is no longer the newest.
 func TestScrubVerifiesPages(t *testing.T) {
 	rng := seeds.Rand(t)
-	for _, wrong := range []int64{1, scrubTries - 1, scrubTries} {
+	for _, wrong := range []int64{1, pages.ScrubTries - 1, pages.ScrubTries} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newScrubbed(t)
-			r := &alteredReader{PageReader: s.zone, alter: 1 + rng.Int64N(50)}
+			r := &alteredReader{Reader: s.zone, alter: 1 + rng.Int64N(50)}
 			r.left.Store(wrong)
 			s.store.pages.Zone = r
 			s.start(100_000)
 			bubble.Sleep(10 * time.Second)
 			synctest.Wait()
-			if wrong < scrubTries {
+			if wrong < pages.ScrubTries {
 				require.Empty(t, s.failed)
 				require.Greater(t, s.store.ScrubStats().Passes, uint64(2))
 			} else {

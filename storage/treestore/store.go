@@ -14,6 +14,7 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/pages"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
@@ -58,9 +59,9 @@ type Store struct {
 	chainID   string
 	failed    func(error)
 	index     bool
-	pages     *Pages  // nil: the whole state stays in memory
-	keeper    *keeper // only used with pages
-	scrubber  scrubber
+	pages     *pages.Pages // nil: the whole state stays in memory
+	keeper    *keeper      // only used with pages
+	scrubber  pages.Scrubber[*avlstar.Version]
 	snapshots Snapshots // nil: no state is kept; set before the first block
 	// pinning is set while a pin waits to be written. No second pin is made meanwhile: each pin
 	// costs a flush, so not all snapshots are stored if they are more frequent than flushes.
@@ -79,7 +80,7 @@ func New(o Options) *Store {
 		s.failed = func(error) {}
 	}
 	if o.Cache != nil {
-		s.pages = &Pages{Zone: o.Zone, Cache: o.Cache, Failed: s.failed, Logger: s.log}
+		s.pages = &pages.Pages{Zone: o.Zone, Cache: o.Cache, Failed: s.failed, Logger: s.log}
 	}
 	return s
 }
@@ -169,14 +170,14 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 	}
 	if s.pages != nil {
 		if base == nil {
-			v.EnablePaging(*s.pages.paging())
+			v.EnablePaging(*pagingBy(s.pages))
 			s.keeper.begin(height)
 		}
 		s.keeper.block(height, block.Deletes)
 		if v != base { // otherwise it has records already
 			s.keeper.give(v, s.pages, s.zone, height)
 		}
-		s.pages.account(v)
+		account(s.pages.Cache, v)
 	}
 	v.Retain()
 	if err := s.zone.Write(block); err != nil {

@@ -1,31 +1,28 @@
-package treestore
+package pages
 
 import (
+	"context"
 	"errors"
+	"iter"
 
 	"github.com/cometbft/cometbft/libs/log"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// PageReader reads the records of a key range, like storage.Zone.Page.
-type PageReader interface {
+// Reader reads the records of a key range, like storage.Zone.Page.
+type Reader interface {
 	Page(first, after []byte, bytes uint64, accept func(records []byte) bool) error
 }
 
-// Pages reads the pages of a tree that is larger than its memory: from the cache shared by the
-// zones, or from the state zone.
-//
-//	reader, Apply ──stub, key range──► cache ──miss──► state zone: newest state, then older ones that are kept
-//	                                     ▲                   │ records
-//	                                     └── verified page ◄─┘ avlstar.VerifyPage
-//
-// A page is identified by its hash, so a cached page is valid for every version that contains it.
-// The fields are set before the first read.
+// Pages reads the pages of a tree that is larger than its memory, from a cache or from the state
+// zone. A page is identified by its hash, so a cached page is valid for every version, of any tree,
+// that contains it. The fields are set before the first read.
 type Pages struct {
-	Zone   PageReader
+	Zone   Reader
 	Cache  *sgc.Cache
 	Failed func(error) // called when the disk cannot be read; may be nil
 	Logger log.Logger  // nil: silent
@@ -57,6 +54,9 @@ func (p *Pages) Page(s avlstar.Subtree) (*avlstar.Page, error) {
 	return page, nil
 }
 
+// Evicted implements avlstar.Paging.Evicted.
+func (p *Pages) Evicted(s avlstar.Stub) { p.Cache.Evicted(sgc.State, s.Hash[:], int(s.Bytes)) }
+
 // read reads and verifies the page s without the cache.
 func (p *Pages) read(s avlstar.Subtree) (page *avlstar.Page, err error) {
 	var refused error
@@ -70,19 +70,21 @@ func (p *Pages) read(s avlstar.Subtree) (page *avlstar.Page, err error) {
 	return page, err
 }
 
-// paging returns the paging options of a tree: the tree takes half of the zone's share of the
-// cache, its pages the rest.
-func (p *Pages) paging() *avlstar.Paging {
-	return &avlstar.Paging{
-		Pages:   p,
-		Budget:  func() int64 { return p.Cache.Target(sgc.State) / 2 },
-		Evicted: func(s avlstar.Stub) { p.Cache.Evicted(sgc.State, s.Hash[:], int(s.Bytes)) },
+// Interruptible yields the leaves until ctx ends, and then the error of ctx. progress is called
+// from time to time, and at the end, with the number of leaves so far.
+func Interruptible(ctx context.Context, leaves iter.Seq2[record.Leaf, error], progress func(done uint64)) iter.Seq2[record.Leaf, error] {
+	return func(yield func(record.Leaf, error) bool) {
+		done := uint64(0)
+		for leaf, err := range leaves {
+			if done%(1<<12) == 0 && err == nil {
+				progress(done)
+				err = ctx.Err()
+			}
+			if !yield(leaf, err) || err != nil {
+				return
+			}
+			done++
+		}
+		progress(done)
 	}
-}
-
-// account reports the memory of v's tree, which is outside of the cache, to the cache.
-func (p *Pages) account(v *avlstar.Version) {
-	m := v.Memory()
-	// At most half: the memory of the tree has gaps that fill again, and pages need space.
-	p.Cache.SetOther(sgc.State, min(int64(m.NodeBytes+m.LeafBytes), p.Cache.Target(sgc.State)/2))
 }

@@ -1,0 +1,272 @@
+package rangestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cometbft/cometbft/libs/log"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/pages"
+)
+
+// ErrOther: the folder has the state of another chain or key range.
+var ErrOther = errors.New("the state of another chain or key range")
+
+// remedy ends the messages of storage.ErrCorrupt.
+const remedy = "remove the folder, and the node fetches the range again"
+
+// databaseCache is the size of the block cache of each range's database, in bytes.
+const databaseCache = 4 << 20
+
+// Options configure a Store.
+type Options struct {
+	Dir     string // folder of the zone; created if necessary
+	FS      vfs.FS // default: the operating system's
+	Keys    avlstar.KeyRange
+	ChainID string
+	Memory  *Memory    // required; shared by the ranges of a node
+	Logger  log.Logger // default: silent
+	// Failed is called when a state cannot be made durable, or a page cannot be read. It is called
+	// by any goroutine, and must not call the store. Default: no call.
+	Failed func(error)
+	// Fatal is storage.Options.Fatal.
+	Fatal func(error)
+
+	blockCache int64 // default: databaseCache; tests read from the disk
+}
+
+// Store is a key range on disk. Create, Load, Commit and Trim are called by one goroutine at a
+// time; all other methods may be called concurrently.
+type Store struct {
+	zone     *storage.Zone
+	dir      string
+	keys     avlstar.KeyRange
+	chainID  string
+	memory   *Memory
+	share    *share
+	pages    *pages.Pages
+	scrubber pages.Scrubber[*avlstar.Partial]
+}
+
+// Open opens the store in o.Dir. It discards what an interrupted Create has left. Errors: ErrOther;
+// storage.ErrCorrupt; those of storage.Open.
+func Open(o Options) (*Store, error) {
+	if err := checkKeys(o.Keys); err != nil {
+		return nil, fmt.Errorf("range %s: %w", o.Keys, err)
+	}
+	if o.Logger == nil {
+		o.Logger = log.NewNopLogger()
+	}
+	if o.blockCache == 0 {
+		o.blockCache = databaseCache
+	}
+	if o.Failed == nil {
+		o.Failed = func(error) {}
+	}
+	zone, err := storage.Open(o.Dir, storage.Options{
+		FS: o.FS, Logger: o.Logger, Failed: o.Failed, Fatal: o.Fatal, CacheBytes: o.blockCache, Generations: true,
+		Remedy: remedy,
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{zone: zone, dir: o.Dir, keys: o.Keys, chainID: o.ChainID, memory: o.Memory}
+	unread := func(err error) {
+		if !errors.Is(err, storage.ErrClosed) { // versions may outlive the store
+			o.Failed(err)
+		}
+	}
+	s.pages = &pages.Pages{Zone: zone, Cache: o.Memory.cache, Failed: unread, Logger: o.Logger}
+	if _, _, _, err = s.state(); err == nil {
+		if _, interrupted := zone.Interrupted(); interrupted {
+			err = zone.Reset()
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, zone.Close())
+	}
+	s.share = o.Memory.join()
+	return s, nil
+}
+
+// Remove removes the folder of a closed store, or of one that Open refuses. After
+// storage.ErrCorrupt, call Remove, Open and Create: Create alone cannot replace a state if the
+// database does not open, or has failed.
+func Remove(fs vfs.FS, dir string) error {
+	if err := fs.RemoveAll(dir); err != nil {
+		return fmt.Errorf("state folder %s: remove: %w", dir, err)
+	}
+	return nil
+}
+
+// state describes the durable state; false if there is none. Errors: ErrOther, storage.ErrCorrupt.
+func (s *Store) state() (storage.Meta, extra, bool, error) {
+	meta, ok := s.zone.Meta()
+	if !ok {
+		return meta, extra{}, false, nil
+	}
+	if meta.ChainID != s.chainID {
+		return meta, extra{}, false, fmt.Errorf("state folder %s: %w: it is of chain %q, not %q", s.dir, ErrOther, meta.ChainID, s.chainID)
+	}
+	if len(meta.Extra) == 0 {
+		return meta, extra{}, false, fmt.Errorf("state folder %s: %w: it is not of a key range", s.dir, ErrOther)
+	}
+	e, err := decodeExtra(meta.Extra)
+	if err != nil {
+		return meta, extra{}, false, s.corrupt(err)
+	}
+	if !e.keys.Equal(s.keys) {
+		return meta, extra{}, false, fmt.Errorf("state folder %s: %w: it is of keys %s, not %s", s.dir, ErrOther, e.keys, s.keys)
+	}
+	if hash := e.commitment.AppHash(); string(hash[:]) != string(meta.AppHash) {
+		return meta, extra{}, false, s.corrupt(fmt.Errorf("its commitment has app hash %s, not %X", hash, meta.AppHash))
+	}
+	return meta, e, true, nil
+}
+
+func (s *Store) corrupt(err error) error {
+	return fmt.Errorf("state folder %s is %w: %w: %s", s.dir, storage.ErrCorrupt, err, remedy)
+}
+
+// meta describes a state.
+func (s *Store) meta(height int64, c avlstar.Commitment, boundary []byte) storage.Meta {
+	hash := c.AppHash()
+	return storage.Meta{
+		Height: height, AppHash: hash[:], ChunkBytes: c.ChunkBytes, ChainID: s.chainID,
+		Extra: extra{s.keys, c, boundary}.encode(),
+	}
+}
+
+// counted counts the pages that the tree reads.
+type counted struct{ *Store }
+
+// Page implements avlstar.Pages.
+func (c counted) Page(s avlstar.Subtree) (*avlstar.Page, error) {
+	c.memory.read(c.share)
+	return c.pages.Page(s)
+}
+
+func (s *Store) paging() avlstar.Paging {
+	return avlstar.Paging{
+		Pages: counted{s}, Evicted: s.pages.Evicted,
+		Budget: func() int64 { return s.memory.budget(s.share) },
+	}
+}
+
+// Commit queues the version next, and returns before it is durable. base is the version committed
+// before, or loaded, of the same tree: changes are all changes inside the range since then, with
+// any others, and must not be modified later. It waits while too much is queued. The caller may
+// release both versions afterwards. Pages of next may leave the tree once it is durable. Errors:
+// those of storage.Zone's Write; *avlstar.PageError.
+func (s *Store) Commit(height int64, next, base *avlstar.Partial, changes []avlstar.Change) error {
+	boundary, err := next.Boundary(s.keys)
+	if err != nil {
+		return fmt.Errorf("state folder %s: commit: %w", s.dir, err)
+	}
+	p := &pending{keys: s.keys, next: next, base: base}
+	block := storage.Block{Meta: s.meta(height, next.Commitment(), boundary), Owner: p}
+	for _, c := range changes {
+		switch {
+		case !s.keys.Contains(c.Key):
+		case c.Value == nil:
+			block.Deletes = append(block.Deletes, c.Key)
+		default:
+			block.Puts = append(block.Puts, record.Leaf{Key: c.Key, Value: c.Value})
+		}
+	}
+	next.Retain()
+	if err := s.zone.Write(block); err != nil {
+		p.release()
+		return err
+	}
+	return nil
+}
+
+// pending is a version that is not durable yet. It holds a reference to the version until the zone
+// has copied the heights.
+type pending struct {
+	keys     avlstar.KeyRange
+	next     *avlstar.Partial
+	base     *avlstar.Partial // may have been released
+	released bool
+}
+
+var _ storage.Owner = (*pending)(nil)
+
+// TakeHeights implements storage.Owner.
+func (p *pending) TakeHeights(add func(key []byte, height uint8)) {
+	for key, height := range p.next.NewInner(p.base, p.keys) {
+		add(key, height)
+	}
+	p.release()
+}
+
+// PinData implements storage.Owner. No block has a pin.
+func (p *pending) PinData() []byte { return nil }
+
+// Done implements storage.Owner.
+func (p *pending) Done(durable bool) {
+	if durable {
+		p.next.Stored()
+	}
+	p.release()
+}
+
+func (p *pending) release() {
+	if !p.released {
+		p.released = true
+		p.next.Release()
+	}
+}
+
+// Durable returns the height of the durable state; false if there is none.
+func (s *Store) Durable() (height int64, ok bool) {
+	meta, ok := s.zone.Meta()
+	return meta.Height, ok
+}
+
+// Flush waits until all committed versions are durable.
+func (s *Store) Flush() error {
+	if err := s.zone.Settle(context.Background()); err != nil {
+		return err
+	}
+	return s.zone.Flush()
+}
+
+// Trim says that versions below oldest are no longer used. The disk frees what only they need.
+func (s *Store) Trim(oldest int64) { s.zone.Trim(oldest, nil) }
+
+// Scrub repeatedly verifies all pages on disk, at most bytesPerSecond of leaf records. It may be
+// called once. latest returns the newest version, which Scrub releases; nil: none. It returns nil
+// when ctx ends or the store is closed. Errors: storage.ErrCorrupt; read errors.
+func (s *Store) Scrub(ctx context.Context, latest func() *avlstar.Partial, bytesPerSecond int64) error {
+	s.scrubber.Pages, s.scrubber.Latest, s.scrubber.Of = s.pages, latest, (*avlstar.Partial).Pages
+	err := s.scrubber.Scrub(ctx, bytesPerSecond)
+	if errors.Is(err, pages.ErrDamaged) {
+		return s.corrupt(err)
+	}
+	return err
+}
+
+// ScrubStats returns the counters of Scrub.
+func (s *Store) ScrubStats() pages.ScrubStats { return s.scrubber.Stats() }
+
+// Bytes returns the disk usage in bytes.
+func (s *Store) Bytes() uint64 { return s.zone.DiskBytes() }
+
+// Metrics returns the counters of the zone.
+func (s *Store) Metrics() storage.Metrics { return s.zone.Metrics() }
+
+// Close makes committed versions durable, unless the state that Create stored is not settled yet or
+// the disk has failed, and closes the store. Versions may be released later, but their pages can no
+// longer be read.
+func (s *Store) Close() error {
+	err := s.zone.Close()
+	s.memory.leave(s.share)
+	return err
+}
