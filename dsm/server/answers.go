@@ -2,11 +2,13 @@ package server
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm/server/witness"
+	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -55,7 +57,8 @@ func (n *Server) witness(body []byte) ([]byte, error) {
 	for _, r := range replicas {
 		if p, ok := r.At(w.Height); ok {
 			defer p.Release()
-			return witness.Multiproof(p.Version(), r.o.Range, w, n.o.MaxMultiproofBytes, false)
+			b, err := witness.Multiproof(p.Version(), r.o.Range, w, n.o.MaxMultiproofBytes, false)
+			return b, unlessTrimmed(err)
 		}
 	}
 	return nil, transport.ErrGone
@@ -63,6 +66,15 @@ func (n *Server) witness(body []byte) ([]byte, error) {
 
 func (n *Server) weighWitness(r transport.Request) int64 {
 	return witness.WeighWitness(r, n.o.MaxMultiproofBytes)
+}
+
+// unlessTrimmed replaces the error of a height whose pages were dropped during a request: the
+// replica had just stopped serving it.
+func unlessTrimmed(err error) error {
+	if errors.Is(err, storage.ErrNoPage) {
+		return transport.ErrGone
+	}
+	return err
 }
 
 // upper answers with the upper nodes of this node's ranges. Everything outside them stays a stub.
@@ -79,7 +91,7 @@ func (n *Server) upper(body []byte) ([]byte, error) {
 		}
 		joined, err = join(joined, p, int(u.Depth))
 		if err != nil {
-			return nil, err
+			return nil, unlessTrimmed(err)
 		}
 	}
 	if joined == nil {

@@ -281,13 +281,9 @@ func (n *Process) close() error {
 	if n.chunks != nil {
 		errs = append(errs, n.chunks.manager.Close())
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	for _, p := range n.places {
 		p.leave(nil)
-		if p.replica != nil {
-			errs = append(errs, p.replica.Close())
-		}
+		errs = append(errs, n.dropReplica(p)) // without mu, which storeFailed takes
 	}
 	if n.redo != nil {
 		errs = append(errs, n.redo.Close())
