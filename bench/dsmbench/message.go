@@ -19,8 +19,10 @@ type begin struct {
 	Window     int    `json:"window,omitempty"`
 	Dir        string `json:"dir,omitempty"`
 	PagedBytes int64  `json:"paged_bytes,omitempty"`
-	// Range is the range of a storage node.
-	Range keyRange `json:"range,omitzero"`
+	// Range is the range of a storage node, PagedBytes its memory, Heights the number of heights
+	// that it serves (0: the default).
+	Range   keyRange `json:"range,omitzero"`
+	Heights int      `json:"heights,omitempty"`
 	// Nodes are the storage nodes that a joiner uses.
 	Nodes []shard `json:"nodes,omitempty"`
 }
@@ -73,6 +75,7 @@ type answer struct {
 	Address string  `json:"address,omitempty"` // storage node
 	CPU     float64 `json:"cpu,omitempty"`     // seconds of this process so far
 	RSS     int64   `json:"rss,omitempty"`     // anonymous resident memory
+	Written uint64  `json:"written,omitempty"` // bytes of the state written to disk so far
 
 	Join Joined `json:"join,omitzero"`
 }

@@ -2,6 +2,7 @@ package dsmbench
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -24,6 +25,7 @@ import (
 // and the light client.
 type node struct {
 	replica *server.Replica
+	store   *rangestore.Store
 	log     *server.RedoLog
 	node    *server.Server
 	server  *tcp.Server
@@ -46,16 +48,17 @@ func (h *headers) AppHash(height int64) (avlstar.Hash, bool) {
 	return hash, ok
 }
 
-// openStore opens the store of a range in a folder.
-func openStore(dir string, r keyRange) (*rangestore.Store, error) {
+// openStore opens the store of a storage node's range.
+func openStore(b begin) (*rangestore.Store, error) {
+	memory := cmp.Or(b.PagedBytes, memoryBytes)
 	return rangestore.Open(rangestore.Options{
-		Dir: filepath.Join(dir, "state"), FS: vfs.Default, Keys: r.tree(), ChainID: chainID, Memory: rangestore.NewMemory(memoryBytes),
+		Dir: filepath.Join(b.Dir, "state"), FS: vfs.Default, Keys: b.Range.tree(), ChainID: chainID, Memory: rangestore.NewMemory(memory),
 	})
 }
 
 func openNode(b begin) (_ worker, a answer, err error) {
 	n := &node{headers: headers{hashes: map[int64]avlstar.Hash{}}}
-	store, err := openStore(b.Dir, b.Range)
+	store, err := openStore(b)
 	if err != nil {
 		return nil, a, err
 	}
@@ -63,9 +66,12 @@ func openNode(b begin) (_ worker, a answer, err error) {
 	if err != nil {
 		return nil, a, errors.Join(err, store.Close())
 	}
-	if n.replica, err = server.Open(server.Options{Range: b.Range.tree(), Store: store, Log: n.log, Headers: &n.headers}); err != nil {
+	if n.replica, err = server.Open(server.Options{
+		Range: b.Range.tree(), Store: store, Log: n.log, Headers: &n.headers, ServeHeights: b.Heights,
+	}); err != nil {
 		return nil, a, errors.Join(err, store.Close(), n.log.Close())
 	}
+	n.store = store
 	if n.node, err = server.NewServer(server.ServerOptions{}, n.replica); err != nil {
 		return nil, a, errors.Join(err, n.close())
 	}
@@ -95,6 +101,7 @@ func (n *node) Do(r request, _ *bufio.Reader) (a answer, err error) {
 	switch r.Op {
 	case opUsage:
 		a.CPU, a.RSS = harness.CPUTime().Seconds(), harness.OwnMemory().Anon
+		a.Written = n.store.Metrics().WrittenBytes
 	case opProve:
 		n.headers.mu.Lock()
 		for i, hash := range r.Hashes {

@@ -106,7 +106,11 @@ func (r *runner) put(ctx context.Context, nodes *storageNodes, row *ShardRow, si
 			row.UpdateBytes += len(updates[i][len(updates[i])-1])
 		}
 		puts += len(b.changes)
+		for _, c := range b.changes {
+			row.changed += uint64(len(c.Key) + len(c.Value))
+		}
 	}
+	row.puts, row.updates = puts, uint64(row.UpdateBytes)
 	row.UpdateBytes /= n
 	if err := nodes.prove(r.chain.recent[len(r.chain.recent)-n:]); err != nil {
 		return nil, err

@@ -32,10 +32,11 @@ const (
 	phaseApps  = "apps"
 	phaseNodes = "nodes"
 	phaseJoin  = "join"
+	phaseRange = "range"
 )
 
 // Phases lists all phases.
-var Phases = []string{phaseSizes, phaseApps, phaseNodes, phaseJoin}
+var Phases = []string{phaseSizes, phaseApps, phaseNodes, phaseJoin, phaseRange}
 
 // Flags adds the flags of dsm.
 func (o *Options) Flags(f *harness.Flags) {

@@ -44,6 +44,12 @@ type Result struct {
 	Deletions Row        `json:"deletions"` // 5 % of the transactions delete an account
 	ShardRows []ShardRow `json:"shard_rows"`
 	Join      Joined     `json:"join"`
+	Range     Range      `json:"range"`
+	// RangeDiskRatio is Range.PagedS relative to Range.MemoryS.
+	RangeDiskRatio  float64 `json:"range_disk_ratio"`
+	BytesPerChanged float64 `json:"bytes_per_changed"`
+	StartS          float64 `json:"start_s"` // of a storage node with all keys, after SIGKILL
+	StorageMB       float64 `json:"storage_rss_mb"`
 
 	Signers int              `json:"signers"`
 	BlockTx int              `json:"block_txs"`
@@ -110,6 +116,22 @@ type ShardRow struct {
 	PutCPUMicros float64 `json:"put_cpu_us"`
 	UpdateBytes  int     `json:"update_bytes"` // per block, for all nodes
 	MemoryBytes  int64   `json:"memory_bytes"` // anonymous memory of all nodes
+
+	puts             int    // changes
+	changed, updates uint64 // bytes of their keys and values, and of all updates of all nodes
+}
+
+// Range has the figures of a range on disk, in a storage node with a quarter of the memory that the
+// range takes.
+type Range struct {
+	Keys    int     `json:"keys"`     // changes that were measured
+	PagedS  float64 `json:"paged_s"`  // keys per second of CPU time
+	MemoryS float64 `json:"memory_s"` // of a storage node with enough memory
+	// BytesPerChanged is bytes written for each byte of changed keys and values, with the log.
+	BytesPerChanged float64 `json:"bytes_per_changed"`
+	StartS          float64 `json:"start_s"` // after SIGKILL, with the log replayed
+	MemoryBytes     int64   `json:"memory_bytes"`
+	RSS             int64   `json:"rss"` // anonymous memory
 }
 
 // Joined has the figures of a validator that joined.
@@ -147,6 +169,8 @@ func (r *Result) summarize() {
 		r.WitnessOpsS, r.WitnessCPUMicro, r.WitnessCPURatio = first.OpsCore, first.CPUMicros, harness.Ratio(last.CPUMicros, first.CPUMicros)
 		r.WitnessServedS, r.PutS = last.OpsS, last.PutS
 	}
+	r.RangeDiskRatio, r.BytesPerChanged = harness.Ratio(r.Range.PagedS, r.Range.MemoryS), r.Range.BytesPerChanged
+	r.StartS, r.StorageMB = r.Range.StartS, float64(r.Range.RSS)/1e6
 	r.JoinS, r.JoinBytes = r.Join.Seconds, r.Join.Bytes
 	r.Targets = r.targets()
 }

@@ -59,9 +59,6 @@ func startNodes(ctx context.Context, dir string, n int, v at) (s *storageNodes, 
 	leaf, err, more := next()
 	for i, r := range ranges {
 		own := filepath.Join(dir, fmt.Sprintf("%d-of-%d", i+1, n))
-		if err := os.MkdirAll(own, 0o750); err != nil {
-			return s, fmt.Errorf("creating a storage node's folder: %w", err)
-		}
 		leaves := func(yield func(avlstar.Leaf, error) bool) {
 			for more && (err != nil || r.tree().Contains(leaf.Key)) {
 				if !yield(leaf, err) {
@@ -70,35 +67,47 @@ func startNodes(ctx context.Context, dir string, n int, v at) (s *storageNodes, 
 				leaf, err, more = next()
 			}
 		}
-		if err := createReplica(own, r, v, leaves); err != nil {
+		b := begin{Role: roleNode, Dir: own, Range: r}
+		if err := createIn(b, v, leaves); err != nil {
 			return s, err
 		}
-		var a answer
-		p, err := harness.StartRunning(ctx, ChildName, fmt.Sprintf("storage node %d of %d", i+1, n), begin{Role: roleNode, Dir: own, Range: r}, &a)
-		if err != nil {
+		if err := s.start(ctx, dialer, fmt.Sprintf("storage node %d of %d", i+1, n), b); err != nil {
 			return s, err
 		}
-		s.nodes, s.shards = append(s.nodes, p), append(s.shards, shard{r, a.Address})
-		address, err := transport.ParseAddress(a.Address)
-		if err != nil {
-			return s, err
-		}
-		c, err := dialer.Dial(ctx, address)
-		if err != nil {
-			return s, err
-		}
-		s.conns = append(s.conns, c)
 	}
 	return s, nil
 }
 
-// createReplica stores the first state of a range, from the leaves of the full tree.
-func createReplica(dir string, r keyRange, v at, leaves iter.Seq2[avlstar.Leaf, error]) error {
-	store, err := openStore(dir, r)
+// start starts a storage node and connects to it.
+func (s *storageNodes) start(ctx context.Context, dialer transport.Dialer, name string, b begin) error {
+	var a answer
+	p, err := harness.StartRunning(ctx, ChildName, name, b, &a)
 	if err != nil {
 		return err
 	}
-	boundary, err := v.Boundary(r.tree())
+	s.nodes, s.shards = append(s.nodes, p), append(s.shards, shard{b.Range, a.Address})
+	address, err := transport.ParseAddress(a.Address)
+	if err != nil {
+		return err
+	}
+	c, err := dialer.Dial(ctx, address)
+	if err != nil {
+		return err
+	}
+	s.conns = append(s.conns, c)
+	return nil
+}
+
+// createIn stores the first state of a storage node's range, from the leaves of the full tree.
+func createIn(b begin, v at, leaves iter.Seq2[avlstar.Leaf, error]) error {
+	if err := os.MkdirAll(b.Dir, 0o750); err != nil {
+		return fmt.Errorf("creating a storage node's folder: %w", err)
+	}
+	store, err := openStore(b)
+	if err != nil {
+		return err
+	}
+	boundary, err := v.Boundary(b.Range.tree())
 	if err == nil {
 		err = store.Create(v.height, v.Commitment(), boundary, leaves)
 	}
@@ -135,16 +144,25 @@ func (s *storageNodes) end() {
 	}
 }
 
-// usage returns the CPU time that all nodes have used so far, and their memory.
-func (s *storageNodes) usage() (cpu float64, rss int64, err error) {
+// usages returns what each node has used so far.
+func (s *storageNodes) usages() (all []answer, err error) {
 	for _, p := range s.nodes {
 		var a answer
 		if err := p.Ask(request{Op: opUsage}, &a); err != nil {
-			return 0, 0, err
+			return nil, err
 		}
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+// usage returns the CPU time that all nodes have used so far, and their memory.
+func (s *storageNodes) usage() (cpu float64, rss int64, err error) {
+	all, err := s.usages()
+	for _, a := range all {
 		cpu, rss = cpu+a.CPU, rss+a.RSS
 	}
-	return cpu, rss, nil
+	return cpu, rss, err
 }
 
 // each calls f for all nodes concurrently.

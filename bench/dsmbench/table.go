@@ -12,6 +12,10 @@ func (r *Result) Print(out io.Writer) {
 	r.printApps(out)
 	r.printSizes(out)
 	r.printNodes(out)
+	if g := r.Range; g.Keys > 0 {
+		fmt.Fprintf(out, "\na range on disk  %.0f keys/s and core with %.0f MB, %.0f in memory; %.2f bytes written per changed byte; %.0f MB of memory; a start after SIGKILL %.2f s\n",
+			g.PagedS, float64(g.MemoryBytes)/1e6, g.MemoryS, g.BytesPerChanged, float64(g.RSS)/1e6, g.StartS)
+	}
 	if j := r.Join; j.Blocks > 0 {
 		fmt.Fprintf(out, "\njoin, without CometBFT  %.3f s, %.2f MB: the upper tree %.3f s, %.2f MB; then %s of %s transactions; %s, %.2f MB of requests, CPU %.2f s\n",
 			j.Seconds, float64(j.Bytes)/1e6, j.UpperS, float64(j.UpperBytes)/1e6, harness.Count(j.Blocks, "block"), harness.Group(r.BlockTx),
@@ -102,6 +106,8 @@ missed      paths in a multiproof of that age, to keys that existed then, that t
             changed below depth r, which a scheme without revision would reject
 nodes       processes that serve over TLS on loopback, all on this machine; the CPU time is theirs. A block's keys are requested together, below
             depth r. puts: updates of %d blocks, until all nodes have replayed, logged and synced them; puts/s is by wall time
+range       two storage nodes with all keys replay, log, sync and write the same updates: one has a quarter of the memory that its tree takes
+            in memory. They serve the last %d heights
 join        the upper tree from these nodes, and %d blocks without prefetched nodes, in a new process with dsm/client; bytes are those received
-`, harness.Group(r.BlockTx), harness.Group(r.Signers), keyBytes, valueBytes, r.PagedMB, r.Blocks, r.Window, imageBytes, putBlocks, joinBlocks)
+`, harness.Group(r.BlockTx), harness.Group(r.Signers), keyBytes, valueBytes, r.PagedMB, r.Blocks, r.Window, imageBytes, putBlocks, rangeHeights, joinBlocks)
 }

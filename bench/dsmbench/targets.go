@@ -31,6 +31,14 @@ func (r *Result) targets() (t []harness.Target) {
 		add("at least 100,000 keys per second and core", r.WitnessOpsS >= 100_000, r.WitnessOpsS, "%.0f", r.WitnessOpsS)
 		add(fmt.Sprintf("CPU per key with %d shards at most 1.1× that with %d", n, r.ShardRows[0].Shards), r.WitnessCPURatio <= 1.1, r.WitnessCPURatio, "%.3g×", r.WitnessCPURatio)
 	}
+	if r.Range.Keys > 0 {
+		add("a range of 4 × the memory at least 0.35 of one in memory", r.RangeDiskRatio >= 0.35, r.RangeDiskRatio, "%.3f, %.0f of %.0f keys per second and core",
+			r.RangeDiskRatio, r.Range.PagedS, r.Range.MemoryS)
+		add("at most 8 bytes written per changed byte", r.BytesPerChanged <= 8, r.BytesPerChanged, "%.2f", r.BytesPerChanged)
+		add("a start after SIGKILL at most 3 s, at 10,000,000 keys", r.StartS <= 3, r.StartS, "%.2f s at %s keys", r.StartS, harness.Group(r.Keys))
+		add("a storage node at most 400 MB, at 10,000,000 keys", r.StorageMB <= 400, r.StorageMB, "%.0f MB at %s keys, with %.0f MB for the range",
+			r.StorageMB, harness.Group(r.Keys), float64(r.Range.MemoryBytes)/1e6)
+	}
 	if r.JoinS > 0 {
 		add("a join at most 2 s in addition to CometBFT's 4 s", r.JoinS <= 2, r.JoinS, "%.2f s", r.JoinS)
 		add("a join at most 2 MB in addition to blocks", r.JoinBytes <= 2_000_000, float64(r.JoinBytes), "%.2f MB", float64(r.JoinBytes)/1e6)

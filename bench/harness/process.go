@@ -148,6 +148,17 @@ func (p *Process) died(cause error) error {
 // Ended reports whether the child has ended.
 func (p *Process) Ended() bool { return p.ended }
 
+// Kill ends the child by SIGKILL.
+func (p *Process) Kill() {
+	if p.ended {
+		return
+	}
+	p.ended = true
+	_ = p.cmd.Process.Kill() // it may have exited
+	_ = p.stdin.Close()
+	_ = p.cmd.Wait() // it was killed
+}
+
 // End lets the child close its resources, and waits until it exits. A child that hangs is killed.
 func (p *Process) End() {
 	if p == nil || p.ended {

@@ -23,6 +23,10 @@ const remedy = "remove the folder, and the node fetches the range again"
 // databaseCache is the size of the block cache of each range's database, in bytes.
 const databaseCache = 4 << 20
 
+// flushBlocks is the number of versions that a flush writes. Fewer take less memory until they are
+// durable, and less time to replay after a kill; more cost fewer bytes on disk.
+const flushBlocks = 10
+
 // Options configure a Store.
 type Options struct {
 	Dir     string // folder of the zone; created if necessary
@@ -69,7 +73,7 @@ func Open(o Options) (*Store, error) {
 		o.Failed = func(error) {}
 	}
 	zone, err := storage.Open(o.Dir, storage.Options{
-		FS: o.FS, Logger: o.Logger, Failed: o.Failed, Fatal: o.Fatal, CacheBytes: o.blockCache, Generations: true,
+		FS: o.FS, Logger: o.Logger, Failed: o.Failed, Fatal: o.Fatal, CacheBytes: o.blockCache, Generations: true, FlushBlocks: flushBlocks,
 		Remedy: remedy,
 	})
 	if err != nil {
