@@ -82,7 +82,7 @@ type Verdict struct {
 // So a replica that was killed serves the same heights again after it has replayed the log.
 //
 // Receive, At and Claim may be called concurrently with all methods. Concurrent calls of Advance
-// are serialized.
+// are serialized, and so are those of Scrub.
 type Replica struct {
 	o         Options
 	id        RangeID
@@ -90,6 +90,7 @@ type Replica struct {
 
 	advancing sync.Mutex // held by Advance
 	truncated int64      // the log was truncated to this height; guarded by advancing
+	scrubbing sync.Mutex // held by Scrub: the store has one scrubber
 
 	mu struct {
 		sync.Mutex
@@ -409,6 +410,8 @@ func (r *Replica) Scrub(ctx context.Context) error {
 	if r.o.ScrubRate <= 0 {
 		return nil
 	}
+	r.scrubbing.Lock() // a Server that is being replaced ends its call
+	defer r.scrubbing.Unlock()
 	err := r.o.Store.Scrub(ctx, r.latest, r.o.ScrubRate)
 	if err == nil {
 		return nil

@@ -51,8 +51,8 @@ type Version interface {
 	Release()
 }
 
-// Scrubber verifies the pages of one tree. The exported fields are set before Scrub, which may be
-// called once.
+// Scrubber verifies the pages of one tree. The exported fields are set before Scrub, which must not
+// be called concurrently. A further call continues with the next page.
 type Scrubber[V Version] struct {
 	Pages *Pages
 	// Latest returns the newest version, which the scrubber releases; nil: none.

@@ -245,9 +245,9 @@ func (s *Store) Flush() error {
 // Trim says that versions below oldest are no longer used. The disk frees what only they need.
 func (s *Store) Trim(oldest int64) { s.zone.Trim(oldest, nil) }
 
-// Scrub repeatedly verifies all pages on disk, at most bytesPerSecond of leaf records. It may be
-// called once. latest returns the newest version, which Scrub releases; nil: none. It returns nil
-// when ctx ends or the store is closed. Errors: storage.ErrCorrupt; read errors.
+// Scrub repeatedly verifies all pages on disk, at most bytesPerSecond of leaf records. It must not
+// be called concurrently. latest returns the newest version, which Scrub releases; nil: none. It
+// returns nil when ctx ends or the store is closed. Errors: storage.ErrCorrupt; read errors.
 func (s *Store) Scrub(ctx context.Context, latest func() *avlstar.Partial, bytesPerSecond int64) error {
 	s.scrubber.Pages, s.scrubber.Latest, s.scrubber.Of = s.pages, latest, (*avlstar.Partial).Pages
 	err := s.scrubber.Scrub(ctx, bytesPerSecond)
