@@ -249,7 +249,7 @@ func (w *retelling) replica(genesis *avlstar.Version, r avlstar.KeyRange) *serve
 		}
 	}
 	require.NoError(t, store.Create(0, genesis.Commitment(), boundary, leaves))
-	replica, err := server.Open(o)
+	replica, err := server.Open(t.Context(), o)
 	require.NoError(t, err)
 	return replica
 }

@@ -3,6 +3,7 @@ package storage
 import (
 	"bytes"
 	"errors"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -378,7 +379,8 @@ func (s *Zone) readErr(err error) error {
 }
 
 // Trim drops kept states, except: the newest; those above oldest, and the newest of the others; and
-// for each pinned height, the newest state at or below it. Pins on disk survive only at pinned
+// for each pinned height, the nearest state at or below it and the nearest at or above it, which has
+// the pages that became durable later. Pins on disk survive only at pinned
 // heights: the flusher removes the others after its next flush. Trim does no I/O.
 func (s *Zone) Trim(oldest int64, pinned []int64) {
 	if !s.users.enter() {
@@ -396,9 +398,19 @@ func (s *Zone) Trim(oldest int64, pinned []int64) {
 		}
 		return found
 	}
-	base, others := upTo(oldest), make([]int64, len(pinned))
-	for i, height := range pinned {
-		others[i] = upTo(height)
+	from := func(height int64) int64 {
+		found := int64(math.MaxInt64)
+		for _, g := range gs {
+			if g.height >= height {
+				found = min(found, g.height)
+			}
+		}
+		return found
+	}
+	base := upTo(oldest)
+	var others []int64
+	for _, height := range pinned {
+		others = append(others, upTo(height), from(height))
 	}
 	for _, g := range gs {
 		_ = g.release()

@@ -66,7 +66,7 @@ func openNode(b begin) (_ worker, a answer, err error) {
 	if err != nil {
 		return nil, a, errors.Join(err, store.Close())
 	}
-	if n.replica, err = server.Open(server.Options{
+	if n.replica, err = server.Open(context.Background(), server.Options{
 		Range: b.Range.tree(), Store: store, Log: n.log, Headers: &n.headers, ServeHeights: b.Heights,
 	}); err != nil {
 		return nil, a, errors.Join(err, store.Close(), n.log.Close())

@@ -131,7 +131,7 @@ func (w *world) open(number int, n *node) {
 			}
 		}
 		require.NoError(w.t, store.Create(0, w.full[0].Commitment(), boundary, leaves))
-		replica, err := server.Open(o)
+		replica, err := server.Open(w.t.Context(), o)
 		require.NoError(w.t, err)
 		n.replicas = append(n.replicas, replica)
 	}

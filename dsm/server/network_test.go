@@ -193,7 +193,7 @@ func randomBytes(rng *rand.Rand, n int) []byte {
 
 func openReplica(t testing.TB, o server.Options) *server.Replica {
 	t.Helper()
-	r, err := server.Open(o)
+	r, err := server.Open(t.Context(), o)
 	require.NoError(t, err)
 	return r
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,11 +28,11 @@ type Recovered struct {
 
 // Open opens the replica from its stored state and the log since that state. Errors: ErrNoState if
 // there is none, so the caller must create one (rangestore.Store.Create); ErrDamaged;
-// storage.ErrCorrupt; ErrGap. The store remains the caller's after an error.
-func Open(o Options) (*Replica, error) {
+// storage.ErrCorrupt; ErrGap; that of ctx. The store remains the caller's after an error.
+func Open(ctx context.Context, o Options) (*Replica, error) {
 	o.setDefaults()
 	r := &Replica{o: o, id: RangeIDOf(o.Range)}
-	if err := r.open(); err != nil {
+	if err := r.open(ctx); err != nil {
 		for _, v := range r.mu.versions {
 			v.partial.Release()
 		}
@@ -40,8 +41,8 @@ func Open(o Options) (*Replica, error) {
 	return r, nil
 }
 
-func (r *Replica) open() error {
-	height, p, ok, err := r.o.Store.Load(context.Background(), r.o.Loading)
+func (r *Replica) open(ctx context.Context) error {
+	height, p, ok, err := r.o.Store.Load(ctx, r.o.Loading)
 	switch {
 	case err != nil:
 		return err
@@ -51,7 +52,7 @@ func (r *Replica) open() error {
 	r.mu.snapshots = map[int64]int{}
 	r.mu.versions = []version{{height: height, partial: p}}
 	r.recovered.State = height
-	if err := r.replayLog(height); err != nil {
+	if err := r.replayLog(ctx, height); err != nil {
 		return err
 	}
 	r.mu.waiting = newWaiting(r.o.Limits, r.newest().height+1)
@@ -64,7 +65,7 @@ func (r *Replica) open() error {
 
 // replayLog applies the updates logged since the stored state. Updates of an earlier state of the
 // range are forgotten: its replacement was interrupted.
-func (r *Replica) replayLog(height int64) error {
+func (r *Replica) replayLog(ctx context.Context, height int64) error {
 	oldest, newest, logged := r.o.Log.Heights(r.id)
 	switch {
 	case !logged:
@@ -75,7 +76,7 @@ func (r *Replica) replayLog(height int64) error {
 		return fmt.Errorf("%w: the log starts at height %d, and the stored state is that of height %d", ErrGap, oldest, height)
 	}
 	for e, err := range r.o.Log.Since(r.id, height) {
-		if err != nil {
+		if err := cmp.Or(err, ctx.Err()); err != nil {
 			return err
 		}
 		u, err := avlstar.DecodeUpdate(e.Update)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -37,8 +38,7 @@ type Options struct {
 	// served.
 	ServeBytes uint64
 	// LogBytes limits the files of the log that the range needs, with what other ranges have in them;
-	// default 1 GiB. Beyond it, the replica serves only the newest height, which it writes to the
-	// store.
+	// default 1 GiB. Beyond it, the replica serves fewer heights.
 	LogBytes int64
 	// ScrubRate is the rate, in bytes of leaf records per second, at which the state on disk is read
 	// and verified; 0: it is not.
@@ -152,6 +152,13 @@ func (r *Replica) failure() error {
 		return ErrClosed
 	}
 	return r.mu.failed
+}
+
+// serves reports whether the replica accepts updates.
+func (r *Replica) serves() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failure() == nil
 }
 
 // ErrClosed: the replica was closed.
@@ -322,7 +329,7 @@ func (r *Replica) retire(heights int) error {
 		r.mu.Unlock()
 		old.partial.Release()
 	}
-	r.o.Store.Trim(r.oldestUsed())
+	r.o.Store.Trim(r.used())
 	return r.truncate()
 }
 
@@ -336,27 +343,42 @@ func (r *Replica) truncate() error {
 	return r.o.Log.Truncate(r.id, durable)
 }
 
-// shorten writes the newest version to the store if the log would otherwise become too long: while
-// a range waits for an update, its part of the log keeps the updates of all other ranges.
-func (r *Replica) shorten() error {
-	if r.o.Log.NeededBytes(r.id) <= r.o.LogBytes {
-		return nil
-	}
+// logIsLong reports whether the files of the log that the range needs exceed the limit.
+func (r *Replica) logIsLong() bool { return r.o.Log.NeededBytes(r.id) > r.o.LogBytes }
+
+// shorten shortens the part of the log that the range needs, if it is too long: it serves fewer
+// heights, at least the newest, and writes the others to the store. A range that waits for an
+// update, or changes little, would otherwise keep the updates of all other ranges.
+func (r *Replica) shorten(ctx context.Context) error {
 	r.advancing.Lock()
 	defer r.advancing.Unlock()
-	r.mu.Lock()
-	err := r.failure()
-	r.mu.Unlock()
-	if err != nil {
-		return nil // it needs no log
+	for r.logIsLong() {
+		r.mu.Lock()
+		err, n, newest := r.failure(), len(r.mu.versions), int64(0)
+		if n > 0 {
+			newest = r.newest().height
+		}
+		r.mu.Unlock()
+		if err != nil {
+			return nil // Server.boundLog forgets its updates
+		}
+		if n == 1 && r.truncated == newest {
+			return nil
+		}
+		if err := r.retire(max(1, n/2)); err != nil {
+			return r.fail(err)
+		}
+		if err := r.o.Store.Flush(ctx); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return r.fail(err)
+		}
+		if err := r.truncate(); err != nil {
+			return r.fail(err)
+		}
 	}
-	if err := r.retire(1); err != nil {
-		return r.fail(err)
-	}
-	if err := r.o.Store.Flush(); err != nil {
-		return r.fail(err)
-	}
-	return r.truncate()
+	return nil
 }
 
 // beyond reports whether the versions are beyond the limits. The newest one never is. The caller
@@ -369,21 +391,20 @@ func (r *Replica) beyond(heights int) bool {
 		return true
 	}
 	bytes := uint64(0)
-	for _, v := range r.mu.versions {
-		bytes += v.partial.HeldBytes() + v.bytes
+	for i, v := range r.mu.versions {
+		bytes += v.bytes
+		if i == 0 || v.partial.Version() != r.mu.versions[i-1].partial.Version() { // it changed something
+			bytes += v.partial.HeldBytes()
+		}
 	}
 	return bytes > r.o.ServeBytes
 }
 
-// oldestUsed returns the oldest height that is served or has an open snapshot.
-func (r *Replica) oldestUsed() int64 {
+// used returns the oldest height that is served, and the heights of open snapshots.
+func (r *Replica) used() (oldest int64, snapshots []int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	oldest := r.mu.versions[0].height
-	for height := range r.mu.snapshots {
-		oldest = min(oldest, height)
-	}
-	return oldest
+	return r.mu.versions[0].height, slices.Collect(maps.Keys(r.mu.snapshots))
 }
 
 // beginSnapshot is At for a snapshot: the pages of that height stay readable until endSnapshot.
@@ -492,6 +513,10 @@ func (r *Replica) Waiting() (updates, bytes int) {
 func rangeOf(r avlstar.KeyRange) avlstar.KeyRange {
 	return avlstar.KeyRange{First: r.First, After: r.After}
 }
+
+// StopSettling lets an Advance return that waits until a state that was created is in the database.
+// It is called before Close.
+func (r *Replica) StopSettling() { r.o.Store.StopSettling() }
 
 // Close releases all versions and closes the store. References held by callers of At stay valid.
 func (r *Replica) Close() error {

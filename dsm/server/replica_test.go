@@ -296,7 +296,7 @@ func TestVersionsAreGivenUp(t *testing.T) {
 		case 20:
 			held, _ = r.At(20)
 		case 59:
-			require.NoError(t, store.Flush()) // until then it refers to versions
+			require.NoError(t, store.Flush(t.Context())) // until then it refers to versions
 		}
 	}
 	p, ok := r.At(60)

@@ -108,8 +108,16 @@ func (n *Server) Run(ctx context.Context) error {
 					broken(r, err)
 					return
 				}
+				if err := r.shorten(ctx); err != nil {
+					broken(r, err)
+					return
+				}
 				if heights > 0 {
-					n.shortenLog(broken)
+					err = n.boundLog()
+				}
+				if err != nil {
+					broken(r, err)
+					return
 				}
 			}
 		})
@@ -129,13 +137,28 @@ func (n *Server) Run(ctx context.Context) error {
 	}
 }
 
-// shortenLog lets replicas that keep too much of the log write their states.
-func (n *Server) shortenLog(broken func(*Replica, error)) {
-	for _, r := range n.replicas {
-		if err := r.shorten(); err != nil {
-			broken(r, err)
+// boundLog wakes replicas that need too much of the log, and forgets updates of ranges without a
+// replica that keep too much of it.
+func (n *Server) boundLog() error {
+	for i, r := range n.replicas {
+		if r.logIsLong() {
+			nudge(n.wake[i])
 		}
 	}
+	o := n.replicas[0].o
+	for _, id := range o.Log.Ranges() {
+		if o.Log.NeededBytes(id) <= o.LogBytes {
+			continue
+		}
+		used := slices.ContainsFunc(n.replicas, func(r *Replica) bool { return r.id == id && r.serves() })
+		if used {
+			continue
+		}
+		if err := o.Log.Forget(id); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func wait(ctx context.Context, c <-chan struct{}) bool {

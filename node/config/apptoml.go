@@ -108,7 +108,7 @@ min_free_bytes = {{ .Disk.MinFreeBytes }}
 # For storage nodes only (` + "`starlingd storage start`" + `). File, relative to the home folder, that lists the key ranges and their storage nodes.
 ranges = "{{ .StorageNode.Ranges }}"
 
-# Number of recent heights served, and the memory limit, in bytes, for what that takes in all ranges: data that only older heights need, and
+# Number of recent heights served, and the memory limit, in bytes, in equal parts for all ranges, for what that takes: data that only older heights need, and
 # changes that are not written to the ranges yet. Snapshots served to joining nodes may take as much again.
 serve_heights = {{ .StorageNode.ServeHeights }}
 serve_bytes = {{ .StorageNode.ServeBytes }}

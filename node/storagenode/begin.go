@@ -188,14 +188,12 @@ func (n *Process) create(p *place, height int64, write func(*rangestore.Store) e
 	if err := n.dropReplica(p); err != nil {
 		return finalError{err}
 	}
-	// Without its updates, the old state is behind until it is replaced, but never wrong.
-	if err := n.redo.Forget(server.RangeIDOf(p.keys)); err != nil {
-		return finalError{err}
-	}
+	// Open forgets the updates of the old state. Forgetting them here, before a kill, would lose the
+	// end of the old state; the new one may lose to it in settle.
 	if err := replace(p.dir); err != nil {
 		return finalError{err}
 	}
-	if err := n.openReplica(p); err != nil {
+	if err := n.openReplica(n.ctx, p); err != nil {
 		return finalError{err}
 	}
 	if err := n.changed(); err != nil {

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
@@ -57,7 +58,7 @@ func TestDamagedRangeIsFetchedAgain(t *testing.T) {
 		return height
 	}
 	t.Run("the state", func(t *testing.T) {
-		more(t)
+		height := more(t)
 		require.NoError(t, b.Stop())
 		flip(t, filepath.Join(dir, "state", "*.sst"), 40)
 		logs := new(nodetest.LogBuffer)
@@ -67,6 +68,14 @@ func TestDamagedRangeIsFetchedAgain(t *testing.T) {
 		c.requireSame(b)
 		require.Equal(t, dir+damagedSuffix, b.ranges().Ranges[0].Damaged)
 		require.Empty(t, b.ranges().Ranges[1].Damaged)
+		kept, err := server.OpenRedoLog(server.RedoOptions{
+			FS: vfs.Default, Dir: filepath.Join(dir+damagedSuffix, "log"), Label: []byte(b.genesis.ChainID),
+		})
+		require.NoError(t, err)
+		_, newest, ok := kept.Heights(server.RangeIDOf(c.ranges[0]))
+		require.True(t, ok, "its updates are kept")
+		require.GreaterOrEqual(t, newest, height)
+		require.NoError(t, kept.Close())
 	})
 	t.Run("the log", func(t *testing.T) {
 		height := more(t)

@@ -1,6 +1,7 @@
 package storagenode
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -105,6 +106,9 @@ func (n *Process) putAside(p *place, why error) error {
 	if err := os.RemoveAll(aside); err != nil {
 		return err
 	}
+	if err := n.keepUpdates(p); err != nil {
+		return err
+	}
 	if err := durable.Rename(p.dir, aside); err != nil {
 		return err
 	}
@@ -114,6 +118,37 @@ func (n *Process) putAside(p *place, why error) error {
 	n.log.Error("The data of a range cannot be used: putting its folder aside, and fetching the range from another node", "range", p.String(),
 		"folder", aside, "err", why)
 	return nil
+}
+
+// keepUpdates copies the updates of a range that is put aside from the log of all ranges into a log
+// in its folder: they lead from its state on disk to the last height that it acknowledged.
+func (n *Process) keepUpdates(p *place) error {
+	id := server.RangeIDOf(p.keys)
+	oldest, _, logged := n.redo.Heights(id)
+	if !logged {
+		return nil
+	}
+	dir := filepath.Join(p.dir, "log")
+	if err := os.RemoveAll(dir); err != nil { // of an interrupted attempt
+		return err
+	}
+	kept, err := server.OpenRedoLog(server.RedoOptions{FS: vfs.Default, Dir: dir, Label: []byte(n.genesis.ChainID)})
+	if err != nil {
+		return err
+	}
+	for e, err := range n.redo.Since(id, oldest-1) {
+		if errors.Is(err, server.ErrDamaged) {
+			n.log.Error("Updates of a range that is put aside cannot be read", "range", p.String(), "err", err)
+			break
+		}
+		if err == nil {
+			err = kept.Append(id, e.Height, e.Update)
+		}
+		if err != nil {
+			return errors.Join(err, kept.Close())
+		}
+	}
+	return kept.Close()
 }
 
 // damaged returns the folder of unusable data that were put aside; "": none.
@@ -150,8 +185,16 @@ func (n *Process) replicaOptions(p *place, store *rangestore.Store) server.Optio
 	return server.Options{
 		Range: p.keys, Store: store, Log: n.redo, Headers: &n.headers, Verdict: n.verdict,
 		ServeHeights: c.StorageNode.ServeHeights, ServeBytes: max(1, uint64(c.StorageNode.ServeBytes)/uint64(ranges)),
-		ScrubRate: c.Disk.ScrubRate / int64(ranges), Loading: n.loading(p),
+		ScrubRate: scrubRate(c.Disk.ScrubRate, ranges), Loading: n.loading(p),
 	}
+}
+
+// scrubRate returns the part of a rate for each range; 0 stays 0, no scrub.
+func scrubRate(all int64, ranges int) int64 {
+	if all == 0 {
+		return 0
+	}
+	return max(1, all/int64(ranges))
 }
 
 // loading returns a function that logs the progress of a start.
@@ -185,32 +228,20 @@ func (n *Process) openRedo() error {
 	if err != nil {
 		return err
 	}
-	n.redo = log
+	n.redo = log // it may have ranges that this node no longer has: Server forgets them if they take much
 	if torn := log.Torn(); torn.Bytes > 0 {
 		n.log.Info("Truncated an incomplete write of the previous process", "file", torn.File, "bytes", torn.Bytes)
-	}
-	own := map[server.RangeID]bool{}
-	for _, p := range n.places {
-		own[server.RangeIDOf(p.keys)] = true
-	}
-	for _, r := range log.Ranges() {
-		if own[r] {
-			continue
-		}
-		if err := log.Forget(r); err != nil { // this node no longer has that range
-			return err
-		}
 	}
 	return nil
 }
 
 // openPlace opens a range, if it has a state, after completing an interrupted replacement of its
 // folder. A range that cannot be used is put aside.
-func (n *Process) openPlace(p *place) error {
+func (n *Process) openPlace(ctx context.Context, p *place) error {
 	if err := settle(p.dir); err != nil {
 		return err
 	}
-	err := n.openReplica(p)
+	err := n.openReplica(ctx, p)
 	switch {
 	case errors.Is(err, server.ErrNoState):
 		return n.redo.Forget(server.RangeIDOf(p.keys))
@@ -221,13 +252,13 @@ func (n *Process) openPlace(p *place) error {
 }
 
 // openReplica opens a range. The error wraps server.ErrNoState if it has no state.
-func (n *Process) openReplica(p *place) error {
+func (n *Process) openReplica(ctx context.Context, p *place) error {
 	store, err := n.openStore(p, p.dir)
 	if err != nil {
 		return fmt.Errorf("range %s in %q: %w", p, p.dir, err)
 	}
 	began := time.Now()
-	replica, err := server.Open(n.replicaOptions(p, store))
+	replica, err := server.Open(ctx, n.replicaOptions(p, store))
 	if err != nil {
 		return fmt.Errorf("range %s in %q: %w", p, p.dir, errors.Join(err, store.Close()))
 	}

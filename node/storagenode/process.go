@@ -132,7 +132,7 @@ func (n *Process) open(ctx context.Context) error {
 		return err
 	}
 	for _, p := range n.places {
-		if err := n.openPlace(p); err != nil {
+		if err := n.openPlace(ctx, p); err != nil {
 			return err
 		}
 	}
@@ -277,6 +277,13 @@ func (n *Process) close() error {
 	for _, s := range n.pages {
 		errs = append(errs, s.Close())
 	}
+	n.mu.Lock()
+	for _, p := range n.places {
+		if p.replica != nil {
+			p.replica.StopSettling() // an Advance may wait for it
+		}
+	}
+	n.mu.Unlock()
 	n.wg.Wait()
 	if n.chunks != nil {
 		errs = append(errs, n.chunks.manager.Close())

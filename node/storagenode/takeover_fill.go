@@ -85,8 +85,8 @@ func (t *takeover) reuseFrom(ctx context.Context, old *avlstar.Partial) error {
 		for _, p := range pages {
 			w := t.wants(p)[0]
 			b, err := old.Multiproof([]avlstar.Want{{Key: w.Key, Range: w.Range, After: w.After}}, avlstar.Below{MaxBytes: 2 * multiproofBytes, Partly: true})
-			if errors.Is(err, avlstar.ErrMultiproofTooLarge) {
-				continue // it will be fetched
+			if errors.Is(err, avlstar.ErrMultiproofTooLarge) || errors.As(err, new(*avlstar.PageError)) {
+				continue // too much, or damaged: it will be fetched
 			} else if err != nil {
 				return err
 			}

@@ -83,11 +83,11 @@ func (s *Scrubber[V]) Scrub(ctx context.Context, bytesPerSecond int64) error {
 			began := time.Now()
 			verified, err := s.step(v)
 			v.Release()
-			if err != nil {
-				if ctx.Err() == nil && !errors.Is(err, storage.ErrClosed) {
-					return err
-				}
+			switch {
+			case ctx.Err() != nil, errors.Is(err, storage.ErrClosed):
 				return nil
+			case err != nil:
+				return err
 			}
 			if verified > 0 {
 				pause = time.Duration(float64(verified) / float64(bytesPerSecond) * float64(time.Second))

@@ -53,8 +53,7 @@ func BenchmarkReplay(b *testing.B) {
 	m := inMemory.Memory()
 	s := open(b, vfs.Default, b.TempDir(), r, NewMemory(int64(m.NodeBytes+m.LeafBytes)/4))
 	require.NoError(b, s.Create(0, v.Commitment(), encoded, values(leaves)))
-	leaves = nil
-	require.NoError(b, s.Flush())
+	require.NoError(b, s.Flush(b.Context()))
 	height, p := load(b, s)
 
 	var took, tookInMemory time.Duration
@@ -79,7 +78,7 @@ func BenchmarkReplay(b *testing.B) {
 		require.NoError(b, err)
 		height++
 		require.NoError(b, s.Commit(height, after, p, changesOf(u)))
-		s.Trim(height)
+		s.Trim(height, nil)
 		took += time.Since(began)
 		p.Release()
 		p = after
@@ -88,7 +87,7 @@ func BenchmarkReplay(b *testing.B) {
 			changedBytes += len(c.Key) + len(c.Value)
 		}
 	}
-	require.NoError(b, s.Flush())
+	require.NoError(b, s.Flush(b.Context()))
 	after := s.Metrics()
 	b.ReportMetric(float64(changed)/took.Seconds(), "keys/s")
 	b.ReportMetric(float64(changed)/tookInMemory.Seconds(), "keys/s-in-memory")

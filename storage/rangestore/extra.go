@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/storage"
 )
 
 // extra describes the state of a range in storage.Meta.Extra. It is encoded as
@@ -32,11 +33,14 @@ func (e extra) encode() []byte {
 	return append(append(b, e.commitment.Encode()...), e.boundary...)
 }
 
-// decodeExtra is the inverse of encode. It does not decode the boundary proof. The result refers to
+// decodeExtra is the inverse of encode. Errors: errExtra, storage.ErrNewerFormat. It does not decode the boundary proof. The result refers to
 // b.
 func decodeExtra(b []byte) (e extra, err error) {
-	if len(b) == 0 || b[0] != extraVersion {
+	switch {
+	case len(b) == 0 || b[0] == 0:
 		return extra{}, fmt.Errorf("%w: version", errExtra)
+	case b[0] > extraVersion: // the record has a checksum
+		return extra{}, fmt.Errorf("key range of version %d: %w", b[0], storage.ErrNewerFormat)
 	}
 	b = b[1:]
 	for _, key := range []*[]byte{&e.keys.First, &e.keys.After} {

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/storage"
 )
 
 func testExtra(t testing.TB) extra {
@@ -42,7 +43,7 @@ func TestExtra(t *testing.T) {
 	}
 	b[0]++
 	_, err = decodeExtra(b)
-	require.ErrorIs(t, err, errExtra)
+	require.ErrorIs(t, err, storage.ErrNewerFormat)
 }
 
 func FuzzExtra(f *testing.F) {

@@ -27,6 +27,10 @@ const databaseCache = 4 << 20
 // durable, and less time to replay after a kill; more cost fewer bytes on disk.
 const flushBlocks = 10
 
+// flushBytes is the size of changes that are flushed at once, and a quarter of those that may wait:
+// a node has many ranges.
+const flushBytes = 4 << 20
+
 // Options configure a Store.
 type Options struct {
 	Dir     string // folder of the zone; created if necessary
@@ -74,6 +78,7 @@ func Open(o Options) (*Store, error) {
 	}
 	zone, err := storage.Open(o.Dir, storage.Options{
 		FS: o.FS, Logger: o.Logger, Failed: o.Failed, Fatal: o.Fatal, CacheBytes: o.blockCache, Generations: true, FlushBlocks: flushBlocks,
+		FlushBytes: flushBytes, MaxLagBytes: 4 * flushBytes,
 		Remedy: remedy,
 	})
 	if err != nil {
@@ -121,7 +126,10 @@ func (s *Store) state() (storage.Meta, extra, bool, error) {
 		return meta, extra{}, false, fmt.Errorf("state folder %s: %w: it is not of a key range", s.dir, ErrOther)
 	}
 	e, err := decodeExtra(meta.Extra)
-	if err != nil {
+	switch {
+	case errors.Is(err, storage.ErrNewerFormat):
+		return meta, extra{}, false, fmt.Errorf("state folder %s: %w", s.dir, err)
+	case err != nil:
 		return meta, extra{}, false, s.corrupt(err)
 	}
 	if !e.keys.Equal(s.keys) {
@@ -234,16 +242,21 @@ func (s *Store) Durable() (height int64, ok bool) {
 	return meta.Height, ok
 }
 
-// Flush waits until all committed versions are durable.
-func (s *Store) Flush() error {
-	if err := s.zone.Settle(context.Background()); err != nil {
+// Flush waits until all committed versions are durable, or ctx ends.
+func (s *Store) Flush(ctx context.Context) error {
+	if err := s.zone.Settle(ctx); err != nil {
 		return err
 	}
 	return s.zone.Flush()
 }
 
-// Trim says that versions below oldest are no longer used. The disk frees what only they need.
-func (s *Store) Trim(oldest int64) { s.zone.Trim(oldest, nil) }
+// Trim says that versions below oldest are no longer used, except those at the heights others. The
+// disk frees what only unused versions need.
+func (s *Store) Trim(oldest int64, others []int64) { s.zone.Trim(oldest, others) }
+
+// StopSettling lets Commit and Flush return that wait until the state that Create stored is in the
+// database. It is called before Close; the next Open continues.
+func (s *Store) StopSettling() { s.zone.StopSettling() }
 
 // Scrub repeatedly verifies all pages on disk, at most bytesPerSecond of leaf records. It must not
 // be called concurrently. latest returns the newest version, which Scrub releases; nil: none. It

@@ -219,7 +219,7 @@ func TestDamage(t *testing.T) {
 		s := open(t, fs, "range", upper, NewMemory(0))
 		create(t, s, 1, v)
 		if rng.IntN(2) == 0 {
-			require.NoError(t, s.Flush())
+			require.NoError(t, s.Flush(t.Context()))
 		}
 		require.NoError(t, s.Close())
 	}
@@ -297,13 +297,13 @@ func TestLoadVerifies(t *testing.T) {
 	fs := vfs.NewMem()
 	s := open(t, fs, "range", upper, NewMemory(0))
 	create(t, s, 1, tree(t, upperKeys))
-	require.NoError(t, s.Flush())
+	require.NoError(t, s.Flush(t.Context()))
 	_, p := load(t, s)
 	meta, _ := s.zone.Meta()
 	meta.Height = 2
 	require.NoError(t, s.zone.Write(storage.Block{Meta: meta, Puts: []avlstar.Leaf{{Key: key(6000), Value: []byte("value 6001")}}}))
-	require.NoError(t, s.Flush())
-	s.Trim(2)
+	require.NoError(t, s.Flush(t.Context()))
+	s.Trim(2, nil)
 	_, _, err := p.Get(key(6000))
 	require.ErrorIs(t, err, storage.ErrNoPage)
 	var page *avlstar.PageError
@@ -329,7 +329,7 @@ func TestScrub(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t, vfs.NewMem(), "range", upper, NewMemory(0))
 		create(t, s, 1, tree(t, upperKeys))
-		require.NoError(t, s.Flush())
+		require.NoError(t, s.Flush(t.Context()))
 		_, p := load(t, s)
 		all := uint64(0)
 		for page := range p.Pages(nil) {
@@ -349,8 +349,8 @@ func TestScrub(t *testing.T) {
 		meta, _ := s.zone.Meta()
 		meta.Height = 2
 		require.NoError(t, s.zone.Write(storage.Block{Meta: meta, Puts: []avlstar.Leaf{{Key: key(6000), Value: []byte("value 6001")}}}))
-		require.NoError(t, s.Flush())
-		s.Trim(2)
+		require.NoError(t, s.Flush(t.Context()))
+		s.Trim(2, nil)
 		require.ErrorIs(t, <-ended, storage.ErrCorrupt)
 		p.Release()
 		require.NoError(t, s.Close())
@@ -364,7 +364,7 @@ func TestScrubEnds(t *testing.T) {
 	cancel()
 	require.NoError(t, s.Scrub(ctx, func() *avlstar.Partial { return nil }, 1<<20))
 	require.NoError(t, s.Close())
-	require.Error(t, s.Flush())
+	require.Error(t, s.Flush(t.Context()))
 }
 
 // TestUncommittedStays: versions that were not committed stay in memory, even without a budget.

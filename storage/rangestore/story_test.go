@@ -131,7 +131,7 @@ func (r *ranged) commit(t *testing.T, s *story, trail int) {
 		delete(r.versions, h-1)
 		delete(r.changes, h)
 		if r.committed = h; s.rng.IntN(2) == 0 {
-			r.store.Trim(h)
+			r.store.Trim(h, nil)
 		}
 	}
 }
@@ -214,7 +214,7 @@ func TestRangesEqualTheFullTree(t *testing.T) {
 				readers.Wait()
 				r.commit(t, s, s.trail)
 				if rng.IntN(5) == 0 {
-					require.NoError(t, r.store.Flush())
+					require.NoError(t, r.store.Flush(t.Context()))
 					durable, _ := r.store.Durable()
 					require.Equal(t, r.committed, durable)
 				}
