@@ -77,27 +77,26 @@ func (s *Scrubber[V]) Scrub(ctx context.Context, bytesPerSecond int64) error {
 		return nil
 	}
 	var none V
-	for {
+	for ctx.Err() == nil {
 		pause := scrubIdle
 		if v := s.Latest(); v != none {
 			began := time.Now()
 			verified, err := s.step(v)
 			v.Release()
-			switch {
-			case ctx.Err() != nil, errors.Is(err, storage.ErrClosed):
-				return nil
-			case err != nil:
+			if err != nil && ctx.Err() == nil && !errors.Is(err, storage.ErrClosed) {
 				return err
+			}
+			if err != nil {
+				break
 			}
 			if verified > 0 {
 				pause = time.Duration(float64(verified) / float64(bytesPerSecond) * float64(time.Second))
 			}
 			pause = max(pause, scrubRest*time.Since(began))
 		}
-		if sleep.For(ctx, pause) != nil {
-			return nil
-		}
+		_ = sleep.For(ctx, pause) // the loop ends with ctx
 	}
+	return nil
 }
 
 // step verifies some pages of v and returns the bytes verified.
