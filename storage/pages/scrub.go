@@ -76,27 +76,34 @@ func (s *Scrubber[V]) Scrub(ctx context.Context, bytesPerSecond int64) error {
 	if bytesPerSecond <= 0 {
 		return nil
 	}
+	err := s.scrub(ctx, bytesPerSecond)
+	if ctx.Err() != nil || errors.Is(err, storage.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// scrub verifies pages until an error, or until ctx ends.
+func (s *Scrubber[V]) scrub(ctx context.Context, bytesPerSecond int64) error {
 	var none V
-	for ctx.Err() == nil {
+	for {
 		pause := scrubIdle
 		if v := s.Latest(); v != none {
 			began := time.Now()
 			verified, err := s.step(v)
 			v.Release()
-			if err != nil && ctx.Err() == nil && !errors.Is(err, storage.ErrClosed) {
-				return err
-			}
 			if err != nil {
-				break
+				return err
 			}
 			if verified > 0 {
 				pause = time.Duration(float64(verified) / float64(bytesPerSecond) * float64(time.Second))
 			}
 			pause = max(pause, scrubRest*time.Since(began))
 		}
-		_ = sleep.For(ctx, pause) // the loop ends with ctx
+		if err := sleep.For(ctx, pause); err != nil {
+			return err
+		}
 	}
-	return nil
 }
 
 // step verifies some pages of v and returns the bytes verified.
