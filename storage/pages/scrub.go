@@ -78,7 +78,7 @@ func (s *Scrubber[V]) Scrub(ctx context.Context, bytesPerSecond int64) error {
 	}
 	err := s.scrub(ctx, bytesPerSecond)
 	if ctx.Err() != nil || errors.Is(err, storage.ErrClosed) {
-		return nil
+		return nil //nolint:nilerr // the caller has ended it
 	}
 	return err
 }
