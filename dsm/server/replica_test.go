@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -239,11 +240,12 @@ func TestDiskFails(t *testing.T) {
 	c := newChain(t, seeds.Rand(t), evenRanges(2), 20)
 	for n := 1; n <= 8; n++ {
 		fsys := newCrashFS(t)
-		armed, changes := false, 0
+		var armed atomic.Bool
+		var changes atomic.Int64
 		o := c.options(t, errorfs.Wrap(fsys, errorfs.InjectorFunc(func(op errorfs.Op) error {
 			// The store's own files have their tests in packages storage and rangestore.
-			if armed && strings.Contains(op.Path, "/log/") && op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpFileClose {
-				if changes++; changes == n {
+			if armed.Load() && strings.Contains(op.Path, "/log/") && op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpFileClose {
+				if changes.Add(1) == int64(n) {
 					return errorfs.ErrInjected
 				}
 			}
@@ -251,7 +253,7 @@ func TestDiskFails(t *testing.T) {
 		})), 0)
 		c.create(t, o, 0)
 		r := openReplica(t, o)
-		armed = true
+		armed.Store(true)
 		height := int64(1)
 		c.proved.Store(20)
 		for ; ; height++ {
