@@ -12,6 +12,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm/client"
 	"github.com/starling-kv/starling/dsm/client/ask"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/dsm/server/witness"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
@@ -91,6 +92,15 @@ func TestOthers(t *testing.T) {
 		return honest(p.Version(), 1)
 	}
 	all := func(w *world) transport.Handler { return honest(w.full[1], 1) }
+	// later answers after nodes that answer at once, so that their answers are judged before the
+	// fetch ends.
+	later := func(w *world) transport.Handler {
+		h := all(w)
+		return transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
+			bubble.Sleep(10 * time.Millisecond)
+			return h.Serve(ctx, r)
+		})
+	}
 	liar := func(*world) transport.Handler {
 		return transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) { return []byte("multiproof"), nil })
 	}
@@ -104,7 +114,7 @@ func TestOthers(t *testing.T) {
 			func(*world) transport.Handler { return silent }, func(*world) transport.Handler { return silent },
 			func(*world) transport.Handler { return silent }, all,
 		}, time.Second, 0}, // the time limit of a proposal
-		"one is faulty": {[]func(w *world) transport.Handler{liar, all}, 500 * time.Millisecond, 1},
+		"one is faulty": {[]func(w *world) transport.Handler{liar, later}, 500 * time.Millisecond, 1},
 		"each has half of it": {[]func(w *world) transport.Handler{
 			func(w *world) transport.Handler { return half(w, true) }, func(w *world) transport.Handler { return half(w, false) },
 		}, 2 * time.Second, 0},
