@@ -86,7 +86,8 @@ func TestTheLogIsTruncated(t *testing.T) {
 	c.create(t, o, 0)
 	r := openReplica(t, o)
 	c.feed(t, r, 0, 50)
-	require.NoError(t, r.Close()) // it writes the state of the oldest height
+	require.NoError(t, o.Store.Flush(t.Context())) // the state of the oldest height
+	require.NoError(t, r.Close())
 	o = c.options(t, fsys, 0)
 	r = openReplica(t, o)
 	require.Equal(t, server.Recovered{State: 43, Replayed: 7}, r.Recovered())
@@ -144,6 +145,7 @@ func TestWithoutTheLog(t *testing.T) {
 	c.create(t, o, 0)
 	r := openReplica(t, o)
 	c.feed(t, r, 0, 20)
+	require.NoError(t, o.Store.Flush(t.Context())) // Close drops what waits for the first state to settle
 	require.NoError(t, r.Close())
 	o = c.options(t, fsys, 0)
 	require.NoError(t, o.Log.Forget(server.RangeIDOf(o.Range)))
