@@ -59,8 +59,13 @@ func TestDamagedRangeIsFetchedAgain(t *testing.T) {
 	}
 	t.Run("the state", func(t *testing.T) {
 		height := more(t)
+		tables := filepath.Join(dir, "state", "*.sst")
+		nodetest.Until(t, "the fetched state in the database", func() bool {
+			files, err := filepath.Glob(tables)
+			return err == nil && len(files) > 0
+		})
 		require.NoError(t, b.Stop())
-		flip(t, filepath.Join(dir, "state", "*.sst"), 40)
+		flip(t, tables, 40)
 		logs := new(nodetest.LogBuffer)
 		b = c.start(second, logs.Logger(t), 0)
 		require.True(t, logs.Has("The data of a range cannot be used"))
