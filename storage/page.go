@@ -379,9 +379,9 @@ func (s *Zone) readErr(err error) error {
 }
 
 // Trim drops kept states, except: the newest; those above oldest, and the newest of the others; and
-// for each pinned height, the nearest state at or below it and the nearest at or above it, which has
-// the pages that became durable later. Pins on disk survive only at pinned
-// heights: the flusher removes the others after its next flush. Trim does no I/O.
+// for each pinned height, the nearest state at or below it and the nearest at or above it, which
+// has the pages that became durable later. Pins on disk survive only at pinned heights: the flusher
+// removes the others after its next flush. Trim does no I/O.
 func (s *Zone) Trim(oldest int64, pinned []int64) {
 	if !s.users.enter() {
 		return

@@ -22,8 +22,8 @@ const (
 )
 
 // runRanges measures a range on disk: two storage nodes ingest the same updates, one of which has a
-// quarter of the memory that the range takes, the other one all that it wants. Then the first one is
-// killed and starts again.
+// quarter of the memory that the range takes, the other one all that it wants. Then the first one
+// is killed and starts again.
 func (r *runner) runRanges(ctx context.Context, dir string) error {
 	v := r.chain.newest()
 	size := int64(treeBytes(v.Memory()))

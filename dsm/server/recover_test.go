@@ -99,8 +99,8 @@ func TestTheLogIsTruncated(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// A range that waits for an update does not keep the whole log of the other ranges: at the limit its
-// newest state is written, and the older heights are no longer served.
+// A range that waits for an update does not keep the whole log of the other ranges: at the limit
+// its newest state is written, and the older heights are no longer served.
 func TestTheLogIsBounded(t *testing.T) {
 	const blocks = 200
 	c := newChain(t, seeds.Rand(t), evenRanges(2), blocks)
@@ -145,7 +145,8 @@ func TestWithoutTheLog(t *testing.T) {
 	c.create(t, o, 0)
 	r := openReplica(t, o)
 	c.feed(t, r, 0, 20)
-	require.NoError(t, o.Store.Flush(t.Context())) // Close drops what waits for the first state to settle
+	// Close would drop what waits for the first state to settle.
+	require.NoError(t, o.Store.Flush(t.Context()))
 	require.NoError(t, r.Close())
 	o = c.options(t, fsys, 0)
 	require.NoError(t, o.Log.Forget(server.RangeIDOf(o.Range)))

@@ -37,11 +37,11 @@ type Options struct {
 	// changes that are not written to the store yet. Default 256 MiB. The newest height is always
 	// served.
 	ServeBytes uint64
-	// LogBytes limits the files of the log that the range needs, with what other ranges have in them;
-	// default 1 GiB. Beyond it, the replica serves fewer heights.
+	// LogBytes limits the files of the log that the range needs, with what other ranges have in
+	// them; default 1 GiB. Beyond it, the replica serves fewer heights.
 	LogBytes int64
-	// ScrubRate is the rate, in bytes of leaf records per second, at which the state on disk is read
-	// and verified; 0: it is not.
+	// ScrubRate is the rate, in bytes of leaf records per second, at which the state on disk is
+	// read and verified; 0: it is not.
 	ScrubRate int64
 	// Loading, if not nil, is called from time to time while Open reads the stored state, with the
 	// number of leaves read.
@@ -71,8 +71,8 @@ type Verdict struct {
 	Err    error
 }
 
-// Replica keeps one range. It serves the versions of the recent heights. Its store has the oldest of
-// them, and the log all updates since the store's durable state:
+// Replica keeps one range. It serves the versions of the recent heights. Its store has the oldest
+// of them, and the log all updates since the store's durable state:
 //
 //	height   … 95      96      97 … 103    104
 //	log          │  u96     u97  …  u103   u104      synced before a height is served
@@ -94,7 +94,7 @@ type Replica struct {
 
 	mu struct {
 		sync.Mutex
-		versions []version // ascending without gaps; the last is the newest. Only Advance changes it.
+		versions []version // ascending without gaps; only Advance and shorten change it
 		// snapshots is the number of open snapshots by height. The store keeps their pages.
 		snapshots map[int64]int
 		waiting   *waiting
@@ -393,7 +393,8 @@ func (r *Replica) beyond(heights int) bool {
 	bytes := uint64(0)
 	for i, v := range r.mu.versions {
 		bytes += v.bytes
-		if i == 0 || v.partial.Version() != r.mu.versions[i-1].partial.Version() { // it changed something
+		// A height without changes has the version of the height before.
+		if i == 0 || v.partial.Version() != r.mu.versions[i-1].partial.Version() {
 			bytes += v.partial.HeldBytes()
 		}
 	}

@@ -1,5 +1,5 @@
-// Package crashfs is a file system in memory for tests: it is copied as a crash at some moment would
-// leave it.
+// Package crashfs is a file system in memory for tests: it is copied as a crash at some moment
+// would leave it.
 package crashfs
 
 import (

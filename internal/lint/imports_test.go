@@ -129,6 +129,7 @@ var arrows = map[string]struct {
 	"internal/bubble":     {nil, "it is for the tests of any package"},
 	"internal/upstream":   {nil, "it is for the tests of any package, in any module"},
 	"internal/copied":     {nil, "it compares arbitrary text"},
+	"internal/crashfs":    {nil, "it is for the tests of any package"},
 	"internal/seeds":      {nil, "it is for the tests of any package"},
 	"internal/worlds":     {nil, "it is for the tests of any package"},
 	"internal/smalldisk":  {nil, "it mounts disks for any use"},

@@ -77,7 +77,7 @@ keep_recent = {{ .Snapshots.Keep }}
 [disk]
 
 # Memory limit, in bytes, for caches of blocks and, unless the whole state is in memory, of the state. The cache that gains more from memory
-# gets more of it. In a storage node, limit for the pages and trees of all ranges together, besides what serve_bytes limits.
+# gets more of it. In a storage node, limit for the pages and trees of all ranges together, in addition to serve_bytes.
 cache_bytes = {{ .Disk.CacheBytes }}
 
 # true: the whole state is in memory (about 280 bytes per key, plus keys and values). false: for a state larger than memory; data not used

@@ -132,8 +132,8 @@ func (f field) fits(value any) error {
 	return nil
 }
 
-// withdrawn are settings of earlier programs that have no effect any more, so that their files still
-// load.
+// withdrawn are settings of earlier programs that have no effect any more, so that their files
+// still load.
 var withdrawn = []string{"storage_node.interval", "storage_node.keep"}
 
 // readFile reads a TOML file. A name that is not in fields is an error.

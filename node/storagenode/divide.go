@@ -18,14 +18,18 @@ import (
 // number of bytes. The node must have the whole state (local mode); its answer is only compared
 // with the commitment that it sends, since a wrong division costs balance, but no data. The edges
 // are keys at which subtrees begin. There are fewer than n-1 if the state has too few keys.
-func DataEdges(ctx context.Context, conf *config.Config, from transport.Address, n int) ([][]byte, error) {
+func DataEdges(ctx context.Context, conf *config.Config, from string, n int) ([][]byte, error) {
+	address, err := transport.ParseAddress(from)
+	if err != nil {
+		return nil, config.Invalid(err)
+	}
 	dialer, err := dialerOf(conf)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	conn, err := dialer.Dial(ctx, from)
+	conn, err := dialer.Dial(ctx, address)
 	if err != nil {
 		return nil, fmt.Errorf("node %s cannot be reached: %w", from, err)
 	}

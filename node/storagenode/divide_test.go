@@ -11,7 +11,6 @@ import (
 	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/node/internal/nodetest"
-	"github.com/starling-kv/starling/transport"
 )
 
 // Edges divide the bytes of a state evenly, whatever the keys are: here most keys have one prefix,
@@ -82,13 +81,13 @@ func TestDataEdges(t *testing.T) {
 		nodetest.Put(t, client, fmt.Sprintf("key-%02d", i), strings.Repeat("v", 5000))
 	}
 	conf := nodetest.Load(t, c.home)
-	edges, err := DataEdges(t.Context(), conf, c.transport, 4)
+	edges, err := DataEdges(t.Context(), conf, c.transport.String(), 4)
 	require.NoError(t, err)
 	var got []string
 	for _, e := range edges {
 		got = append(got, string(e))
 	}
 	require.Equal(t, []string{"key-02", "key-04", "key-06"}, got)
-	_, err = DataEdges(t.Context(), conf, transport.Address{ID: c.transport.ID, HostPort: "127.0.0.1:1"}, 4)
+	_, err = DataEdges(t.Context(), conf, string(c.transport.ID)+"@127.0.0.1:1", 4)
 	require.ErrorContains(t, err, "cannot be reached")
 }

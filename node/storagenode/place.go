@@ -228,7 +228,8 @@ func (n *Process) openRedo() error {
 	if err != nil {
 		return err
 	}
-	n.redo = log // it may have ranges that this node no longer has: Server forgets them if they take much
+	// It may have ranges that this node no longer has: Server forgets them if they take much space.
+	n.redo = log
 	if torn := log.Torn(); torn.Bytes > 0 {
 		n.log.Info("Truncated an incomplete write of the previous process", "file", torn.File, "bytes", torn.Bytes)
 	}

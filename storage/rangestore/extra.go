@@ -33,8 +33,8 @@ func (e extra) encode() []byte {
 	return append(append(b, e.commitment.Encode()...), e.boundary...)
 }
 
-// decodeExtra is the inverse of encode. Errors: errExtra, storage.ErrNewerFormat. It does not decode the boundary proof. The result refers to
-// b.
+// decodeExtra is the inverse of encode. Errors: errExtra, storage.ErrNewerFormat. It does not
+// decode the boundary proof. The result refers to b.
 func decodeExtra(b []byte) (e extra, err error) {
 	switch {
 	case len(b) == 0 || b[0] == 0:

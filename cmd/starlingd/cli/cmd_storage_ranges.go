@@ -12,7 +12,6 @@ import (
 
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/storagenode"
-	"github.com/starling-kv/starling/transport"
 )
 
 func newStorageRangesCmd(env *cliEnv) *cobra.Command {
@@ -81,15 +80,11 @@ keep each range unless --replicas says otherwise. The file must be the same in e
 
 // dataEdges returns the edges of n ranges with about the same number of bytes of a node's state.
 func dataEdges(cmd *cobra.Command, env *cliEnv, from string, n int) ([][]byte, error) {
-	address, err := transport.ParseAddress(from)
-	if err != nil {
-		return nil, usagef("--from: %w", err)
-	}
 	conf, err := config.Load(env.Home, env.V)
 	if err != nil {
 		return nil, err
 	}
-	edges, err := storagenode.DataEdges(cmd.Context(), conf, address, n)
+	edges, err := storagenode.DataEdges(cmd.Context(), conf, from, n)
 	if err == nil && len(edges) < n-1 {
 		fmt.Fprintf(env.Err, "warning: the state is too small for %d ranges: divided into %d\n", n, len(edges)+1)
 	}
