@@ -12,8 +12,8 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm/client"
 	"github.com/starling-kv/starling/dsm/client/ask"
-	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/dsm/server/witness"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
