@@ -29,8 +29,8 @@ import (
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
-// told is one block of a story: its transactions, and the results in full-state mode.
-type told struct {
+// storyBlock is one block of a story: its transactions, and the results in full-state mode.
+type storyBlock struct {
 	last abci.CommitInfo
 	txs  [][]byte
 	want *abci.ResponseFinalizeBlock
@@ -77,12 +77,12 @@ func TestShardedMetamorphic(t *testing.T) {
 }
 
 // tellStory runs random blocks in full-state mode.
-func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []told) {
+func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []storyBlock) {
 	local := startChain(t, &memoryStore{}, witnessedState)
 	m := &model{state: map[string]string{}, open: true}
 	g := &generator{Rand: rnd, t: t, names: []string{"alice", "bob", "carol", "root"}}
 	for i := range blocks {
-		b := told{txs: prefill(t)}
+		b := storyBlock{txs: prefill(t)}
 		if i > 0 {
 			b.last, b.txs = g.lastCommit(), nil
 			for waiting := map[string]uint64{}; len(b.txs) < 12; {
@@ -108,7 +108,7 @@ func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []told) {
 type retelling struct {
 	t         *testing.T
 	c         shardedConfig
-	story     []told
+	story     []storyBlock
 	network   transporttest.Network
 	ranges    *dsm.Ranges
 	addresses map[dsm.NodeID]transport.Address
@@ -133,7 +133,7 @@ func (s counted) Fetch(ctx context.Context, height int64, wants []avlstar.Want, 
 	return s.Client.Fetch(ctx, height, wants, below)
 }
 
-func retell(t *testing.T, rnd *rand.Rand, c shardedConfig, story []told) {
+func retell(t *testing.T, rnd *rand.Rand, c shardedConfig, story []storyBlock) {
 	w := &retelling{t: t, c: c, story: story, addresses: map[dsm.NodeID]transport.Address{}}
 	defer w.startNodes(rnd)()
 	w.start(0)

@@ -346,8 +346,8 @@ func (s *sweep) walk(n ref, at Subtree) swept {
 		}
 		s.drop(n)
 		s.pages++
-		if told := s.tree.paging.Evicted; told != nil {
-			told(at.Stub)
+		if evicted := s.tree.paging.Evicted; evicted != nil {
+			evicted(at.Stub)
 		}
 		if s.freed >= s.want {
 			s.to = at.After

@@ -89,15 +89,15 @@ func (v *Version) Boundary(r KeyRange) ([]byte, error) {
 	if len(r.After) > 0 {
 		wants = append(wants, Want{Key: r.After})
 	}
-	if err := v.lacksWay(wants); err != nil {
+	if err := v.pathMissing(wants); err != nil {
 		return nil, fmt.Errorf("avlstar: boundary proof: %w", err)
 	}
 	return v.Multiproof(wants, Below{})
 }
 
-// lacksWay returns a *MissingNodeError if a node on the path to a want is not in v, with the key
+// pathMissing returns a *MissingNodeError if a node on the path to a want is not in v, with the key
 // for fetching the rest of the path.
-func (v *Version) lacksWay(wants []Want) error {
+func (v *Version) pathMissing(wants []Want) error {
 	v.inUse()
 	defer runtime.KeepAlive(v)
 	if !v.lacking() {

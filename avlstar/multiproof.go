@@ -255,7 +255,7 @@ func (p *packing) visit(n ref) bool {
 // tree begins at Below.Depth, or at a stub that the receiver holds.
 func (p *packing) find(w nodes, s Subtree, n ref, depth int, wants []Want) error {
 	switch {
-	case len(wants) == 0, p.below.Partly && p.lacks(s, n):
+	case len(wants) == 0, p.below.Partly && p.unreadable(s, n):
 		return nil
 	case !p.visit(n):
 		return ErrMultiproofTooLarge
@@ -293,7 +293,7 @@ func (p *packing) find(w nodes, s Subtree, n ref, depth int, wants []Want) error
 // the subtree s, the higher child of its parent on one side, and in the inner child of s (see
 // sibling).
 func (p *packing) findSibling(w nodes, s Subtree, n ref, depth, side int) error {
-	if p.lacks(s, n) {
+	if p.unreadable(s, n) {
 		return nil
 	}
 	if p.isFull() || !p.visit(n) {
@@ -309,16 +309,16 @@ func (p *packing) findSibling(w nodes, s Subtree, n ref, depth, side int) error 
 	sides := [2]Subtree{}
 	sides[left], sides[right] = splitAt(w, s, n)
 	inner, c := sides[1-side], w.link(n).child[1-side]
-	if inner.Height > sides[side].Height && p.has(inner, depth+1) && !p.lacks(inner, c) {
+	if inner.Height > sides[side].Height && p.has(inner, depth+1) && !p.unreadable(inner, c) {
 		return p.begin(func() error { return p.root(w, inner, c, 0) })
 	}
 	return nil
 }
 
-// Whether the subtree s, whose root is n, is a stub that cannot be read. If no want leads to such a
-// node, it is a stub in the multiproof, and no tree begins there. So an incomplete tree can serve
-// multiproofs too.
-func (p *packing) lacks(s Subtree, n ref) bool { return n == 0 && !p.v.isAway(s) }
+// unreadable reports whether the subtree s, whose root is n, is a stub that cannot be read. If no
+// want leads to such a node, it is a stub in the multiproof, and no tree begins there. So an
+// incomplete tree can serve multiproofs too.
+func (p *packing) unreadable(s Subtree, n ref) bool { return n == 0 && !p.v.isAway(s) }
 
 // has reports whether a tree of the multiproof begins at the subtree s.
 func (p *packing) has(s Subtree, depth int) bool {
@@ -345,7 +345,7 @@ func (p *packing) isFull() bool {
 // open appends the items of the subtree s, which has depth inner nodes of the tree above it. bound
 // is the height of the inner node that has the least key of s.
 func (p *packing) open(w nodes, s Subtree, n ref, bound uint8, depth int, wants []Want) error {
-	absent := (p.upper > 0 || p.below.Partly) && p.lacks(s, n)
+	absent := (p.upper > 0 || p.below.Partly) && p.unreadable(s, n)
 	if len(wants) == 0 || depth > 0 && absent || p.upper > 0 && depth == p.upper {
 		p.stub(s, bound)
 		return nil
@@ -389,7 +389,7 @@ func isDeleted(w Want) bool { return w.Deleted }
 // the other side may rotate. The root of s is open, and the root of its inner child if that is
 // higher than the outer one.
 func (p *packing) sibling(w nodes, s Subtree, n ref, bound uint8, side int) error {
-	if p.lacks(s, n) {
+	if p.unreadable(s, n) {
 		p.stub(s, bound)
 		return nil
 	}
@@ -414,7 +414,7 @@ func (p *packing) sibling(w nodes, s Subtree, n ref, bound uint8, side int) erro
 
 // root appends the subtree s with only its root, an inner node, open.
 func (p *packing) root(w nodes, s Subtree, n ref, bound uint8) error {
-	if p.lacks(s, n) {
+	if p.unreadable(s, n) {
 		p.stub(s, bound)
 		return nil
 	}

@@ -52,7 +52,7 @@ func TestMultiproofOfPart(t *testing.T) {
 			require.NoError(t, err)
 			return p
 		}
-		has, lacks := sparse(), sparse()
+		has, without := sparse(), sparse()
 		for range 20 {
 			w := Want{Key: randomKey(rnd, 2*n), Next: rnd.IntN(4) == 0, Deleted: rnd.IntN(2) == 0}
 			var missing *MissingNodeError
@@ -65,13 +65,13 @@ func TestMultiproofOfPart(t *testing.T) {
 			if err == nil {
 				require.Equal(t, b, part)
 			}
-			_, held := lacks.Version().Missing([]Want{w})
+			_, held := without.Version().Missing([]Want{w})
 			if len(held) == 0 {
 				continue
 			}
 			b, err = has.Multiproof([]Want{w}, Below{Depth: math.MaxInt, Held: held, Partly: true})
 			multiproof := mustDecodeMultiproof(t, b, err)
-			next, done, err := lacks.Graft(multiproof)
+			next, done, err := without.Graft(multiproof)
 			require.NoError(t, err)
 			require.Equal(t, len(multiproof.Roots()) > 0, done.Inner+done.Leaves > 0, "it opened nodes that were not requested")
 			brought += done.Leaves
@@ -83,11 +83,11 @@ func TestMultiproofOfPart(t *testing.T) {
 			} else {
 				require.True(t, err == nil || errors.As(err, &missing))
 			}
-			lacks.Release()
-			lacks = next
+			without.Release()
+			without = next
 		}
 		has.Release()
-		lacks.Release()
+		without.Release()
 		full.Release()
 	}
 	require.NotZero(t, brought)

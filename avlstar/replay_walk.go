@@ -39,7 +39,7 @@ func (r *replaying) walk(page *run, s sub, low border, within [2]bool, from, to 
 		if page, s.n = r.open(s.Stub, key); s.n != 0 {
 			r.walk(page, s, low, within, from, to)
 		} else if r.err == nil {
-			r.err = r.lacks(s, from, to)
+			r.err = r.missing(s, from, to)
 		}
 		return
 	}
@@ -106,8 +106,8 @@ func (r *replaying) cuts(low border, from, to int) bool {
 	return from < to
 }
 
-// The error that the subtree s, a stub, is needed.
-func (r *replaying) lacks(s sub, from, to int) error {
+// missing returns the error that the subtree s, a stub, is needed.
+func (r *replaying) missing(s sub, from, to int) error {
 	key := r.r.First
 	if from < to {
 		key = r.touched[from].key

@@ -188,8 +188,8 @@ func (n *Process) create(p *place, height int64, write func(*rangestore.Store) e
 	if err := n.dropReplica(p); err != nil {
 		return finalError{err}
 	}
-	// Open forgets the updates of the old state. Forgetting them here, before a kill, would lose
-	// the end of the old state; the new one may lose to it in settle.
+	// openReplica forgets the logged updates of the old state. They must stay until then: after a
+	// kill in replace, the next start may continue with the old state.
 	if err := replace(p.dir); err != nil {
 		return finalError{err}
 	}

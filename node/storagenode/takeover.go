@@ -76,7 +76,7 @@ type takeover struct {
 	partial *avlstar.Partial // the subtrees fetched so far
 	began   time.Time
 	bytes   int
-	told    time.Time
+	logged  time.Time
 
 	mu     sync.Mutex
 	givers []*giver // mu guards lied and why of each giver; its other fields do not change
@@ -158,7 +158,7 @@ func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers [
 		}
 		return 1
 	})
-	t := &takeover{n: n, p: p, height: height, givers: givers, began: time.Now(), told: time.Now()}
+	t := &takeover{n: n, p: p, height: height, givers: givers, began: time.Now(), logged: time.Now()}
 	if err := t.begin(ctx, header.AppHash); err != nil {
 		return err
 	}

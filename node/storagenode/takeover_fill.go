@@ -128,8 +128,8 @@ func (t *takeover) fill(ctx context.Context) error {
 		if failed != nil {
 			return failed
 		}
-		if time.Since(t.told) >= progressEvery {
-			t.told = time.Now()
+		if time.Since(t.logged) >= progressEvery {
+			t.logged = time.Now()
 			rate := float64(t.bytes) / time.Since(t.began).Seconds()
 			t.n.log.Info("Taking a range over", "range", t.p.String(), "height", t.height, "bytes", t.bytes, "rate", humanize.IBytes(uint64(rate))+"/s")
 		}
