@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/tx"
 )
@@ -42,7 +43,7 @@ func FuzzABCI(f *testing.F) {
 // TestRandomABCI runs FuzzABCI on random bytes and checks that they reach every kind of call. Each
 // count sums over enough decisions that it cannot be 0 by chance.
 func TestRandomABCI(t *testing.T) {
-	seed, total := testSeed(t), map[string]int{}
+	seed, total := seeds.New(t), map[string]int{}
 	for i := range uint64(12) {
 		for what, n := range playABCI(t, randomDecisions(seed<<8+i, 4096)) {
 			total[what] += n

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -279,7 +279,7 @@ func TestRetainHeight(t *testing.T) {
 // With a store that is behind, nothing is pruned that a restart needs, published states do not
 // wait, and the blocks restore everything that a crash loses.
 func TestStoreFallsBehind(t *testing.T) {
-	rng := rand.New(rand.NewPCG(testSeed(t), 11))
+	rng := seeds.Rand(t)
 	store := &memoryStore{}
 	options := Options{Store: store, RetainBlocks: 1, KeepRecent: 2}
 	a, err := New(options)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -297,7 +298,7 @@ func TestManyRangesOverDeletedKeys(t *testing.T) {
 
 // The common prefix of a range, compared with the ends of the prefixes of its start.
 func TestCommonOfRange(t *testing.T) {
-	rng := newRand(testSeed(t))
+	rng := newRand(seeds.New(t))
 	word := func(least int) []byte {
 		b := make([]byte, least+rng.IntN(5))
 		for i := range b {

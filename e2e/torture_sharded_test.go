@@ -14,6 +14,7 @@ import (
 
 	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // shardedTorture is a network of two validators with the whole state, two with a partial state, and
@@ -47,7 +48,7 @@ const (
 //	start ──► (kill) ──► start ──► all validators make blocks again ──► … ──► compare
 func TestTortureSharded(t *testing.T) {
 	s := settingsOfTorture(t)
-	t.Logf("to repeat: %s=%d %s=%d go test -count=1 -v ./e2e -run '^TestTortureSharded$'", seedVariable, s.seed, killsVariable, s.kills)
+	t.Logf("to repeat: %s=%d %s=%d go test -count=1 -v ./e2e -run '^TestTortureSharded$'", seeds.Variable, s.seed, killsVariable, s.kills)
 	n := newShardedTorture(t, s)
 	var all []victims
 	for len(all) < s.kills {

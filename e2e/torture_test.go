@@ -21,6 +21,7 @@ import (
 
 	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -49,7 +50,7 @@ const (
 // the validator's signing state does not change.
 func TestTorture(t *testing.T) {
 	s := settingsOfTorture(t)
-	t.Logf("to repeat: %s=%d %s=%d %s=%t %s=%t go test -count=1 -v ./e2e -run '^TestTorture$'", seedVariable, s.seed, killsVariable, s.kills,
+	t.Logf("to repeat: %s=%d %s=%d %s=%t %s=%t go test -count=1 -v ./e2e -run '^TestTorture$'", seeds.Variable, s.seed, killsVariable, s.kills,
 		pagedVariable, s.paged, inBandVariable, s.inBand)
 	n := newTorture(t, s)
 	for i, kind := range n.rounds() {
@@ -60,7 +61,6 @@ func TestTorture(t *testing.T) {
 
 // Variables that configure the test.
 const (
-	seedVariable  = "STARLING_TEST_SEED"
 	killsVariable = "STARLING_TORTURE_KILLS"
 	// the victim keeps only a part of its state in memory
 	pagedVariable  = "STARLING_TORTURE_PAGED"
@@ -75,12 +75,8 @@ type tortureSettings struct {
 
 func settingsOfTorture(t *testing.T) tortureSettings {
 	t.Helper()
-	s := tortureSettings{seed: uint64(time.Now().UnixNano()), kills: shortTorture}
+	s := tortureSettings{seed: seeds.New(t), kills: shortTorture}
 	var err error
-	if v := os.Getenv(seedVariable); v != "" {
-		s.seed, err = strconv.ParseUint(v, 10, 64)
-		require.NoError(t, err, seedVariable)
-	}
 	if v := os.Getenv(killsVariable); v != "" {
 		s.kills, err = strconv.Atoi(v)
 		require.NoError(t, err, killsVariable)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
@@ -159,9 +159,7 @@ func TestValidatorsWhoseRelayBreaks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a network of four")
 	}
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // repeatable
+	rng := seeds.Rand(t)
 	var mu sync.Mutex
 	var twice atomic.Int64
 	n := startRelaying(t, 4, func(_ int, h transport.Handler) transport.Handler {

@@ -1,19 +1,18 @@
 package heap
 
 import (
-	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 type placed struct{ key, place int }
 
 func TestHeapIsASortedSlice(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := seeds.Rand(t)
 	h := Heap[*placed]{
 		Before: func(a, b *placed) bool { return a.key < b.key },
 		Place:  func(p *placed) *int { return &p.place },

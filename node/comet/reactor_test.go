@@ -12,15 +12,14 @@ import (
 	"github.com/cosmos/gogoproto/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 )
 
 // A response contains some of the known peers. Low ids, which anyone can grind, do not displace the
 // others.
 func TestNoIDIsKnownFirst(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	r := NewAddressReactor(rand.NewPCG(seed, 0), nil).attach()
+	r := NewAddressReactor(rand.NewPCG(seeds.New(t), 0), nil).attach()
 	r.SetLogger(log.NewNopLogger())
 	const peers, answers, room = 128, 400, 64
 	for range peers {

@@ -3,7 +3,6 @@ package relay
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -20,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/internal/bubble"
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
@@ -51,9 +51,7 @@ func newPair(t *testing.T, faults *transporttest.Faults, path func(transport.Con
 	require.NoError(t, err)
 	dialer := network.Dialer(transporttest.Config{ID: transporttest.ID(1), ChainID: testChain})
 	if faults != nil {
-		seed := rand.Uint64()
-		t.Logf("seed %d", seed)
-		dialer = &transporttest.Faulty{Dialer: dialer, Seed: seed, Faults: func(transport.Address) transporttest.Faults { return *faults }}
+		dialer = &transporttest.Faulty{Dialer: dialer, Seed: seeds.New(t), Faults: func(transport.Address) transporttest.Faults { return *faults }}
 	}
 	p.relay = New(Options{
 		Logger: log.NewNopLogger(), ChainID: testChain, Dialer: dialer, Path: path,

@@ -19,10 +19,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 func TestWhatIsWrittenIsRead(t *testing.T) {
-	random := seeded(t, 1)
+	random := seeds.Rand(t)
 	for _, keys := range []int{0, 1, 2, 50, 3000} {
 		for _, chunkBytes := range []uint64{1, 300, 4096, avlstar.MaxChunkBytes} {
 			src := state(t, random, keys, chunkBytes)
@@ -91,7 +92,7 @@ func TestFormat(t *testing.T) {
 }
 
 func TestTheSameStateGivesTheSameBytes(t *testing.T) {
-	src := state(t, seeded(t, 2), 2000, 2048)
+	src := state(t, seeds.Rand(t), 2000, 2048)
 	want := written(t, src, 1)
 	for workers := 2; workers < 6; workers++ {
 		require.True(t, bytes.Equal(want, written(t, src, workers)), "%d workers", workers)
@@ -99,7 +100,7 @@ func TestTheSameStateGivesTheSameBytes(t *testing.T) {
 }
 
 func TestProgressOfWriting(t *testing.T) {
-	src := state(t, seeded(t, 3), 1000, 2048)
+	src := state(t, seeds.Rand(t), 1000, 2048)
 	var last uint64
 	stats, err := Write(t.Context(), io.Discard, src, Options{ChainID: testChain, Progress: func(done, total uint64) {
 		require.Greater(t, done, last)
@@ -114,7 +115,7 @@ func TestProgressOfWriting(t *testing.T) {
 
 // Every flipped bit is detected and located.
 func TestEveryBitCounts(t *testing.T) {
-	src := state(t, seeded(t, 4), 60, 900)
+	src := state(t, seeds.Rand(t), 60, 900)
 	file, hash := written(t, src, 1), src.v.AppHash()
 	r, err := Open(bytes.NewReader(file), int64(len(file)))
 	require.NoError(t, err)
@@ -156,7 +157,7 @@ func TestEveryBitCounts(t *testing.T) {
 }
 
 func TestTruncated(t *testing.T) {
-	src := state(t, seeded(t, 5), 60, 900)
+	src := state(t, seeds.Rand(t), 60, 900)
 	file := written(t, src, 1)
 	for n := range file {
 		_, _, err := readAll(file[:n], src.v.AppHash())
@@ -166,7 +167,7 @@ func TestTruncated(t *testing.T) {
 }
 
 func TestTrailingBytes(t *testing.T) {
-	src := state(t, seeded(t, 6), 60, 900)
+	src := state(t, seeds.Rand(t), 60, 900)
 	file := written(t, src, 1)
 	for _, more := range [][]byte{{0}, make([]byte, 100), file} {
 		_, _, err := readAll(append(bytes.Clone(file), more...), src.v.AppHash())
@@ -186,7 +187,7 @@ func TestTrailingBytes(t *testing.T) {
 }
 
 func TestOtherFiles(t *testing.T) {
-	src := state(t, seeded(t, 7), 60, 900)
+	src := state(t, seeds.Rand(t), 60, 900)
 	file, hash := written(t, src, 1), src.v.AppHash()
 	_, _, err := readAll([]byte("PK\x03\x04 something else, and longer than a header"), hash)
 	require.ErrorIs(t, err, ErrNotArchive)
@@ -198,7 +199,7 @@ func TestOtherFiles(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotArchive)
 
 	// Another state: only the header is read.
-	other := state(t, seeded(t, 8), 61, 900)
+	other := state(t, seeds.Rand(t), 61, 900)
 	_, _, err = readAll(file, other.v.AppHash())
 	require.ErrorIs(t, err, ErrOtherState)
 	require.ErrorContains(t, err, hash.String())
@@ -216,7 +217,7 @@ func TestOtherFiles(t *testing.T) {
 
 // An attacker wrote the file: all checksums are right.
 func TestHostileFrames(t *testing.T) {
-	random := seeded(t, 9)
+	random := seeds.Rand(t)
 	src := state(t, random, 400, 4000)
 	hash := src.v.AppHash()
 	honest := func(_ uint32, chunk []byte) (byte, []byte) {
@@ -321,7 +322,7 @@ func TestAHeaderThatClaimsMuch(t *testing.T) {
 }
 
 func TestAChunkThatCannotBeRead(t *testing.T) {
-	src := state(t, seeded(t, 10), 400, 900)
+	src := state(t, seeds.Rand(t), 400, 900)
 	for name, bad := range map[string]func(k uint32, data []byte) ([]byte, error){
 		"failure":      func(uint32, []byte) ([]byte, error) { return nil, errTest },
 		"other length": func(_ uint32, data []byte) ([]byte, error) { return data[1:], nil },
@@ -353,7 +354,7 @@ func requireFiles(t *testing.T, dir string, want ...string) {
 }
 
 func TestWriteFile(t *testing.T) {
-	src := state(t, seeded(t, 11), 400, 900)
+	src := state(t, seeds.Rand(t), 400, 900)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "snapshot")
 	require.NoError(t, os.WriteFile(path+partial, []byte("left by a kill, and longer than it will be"), 0o600))
@@ -370,7 +371,7 @@ func TestWriteFile(t *testing.T) {
 	_, err = WriteFile(t.Context(), path, false, src, Options{ChainID: testChain})
 	require.ErrorIs(t, err, ErrExists)
 	requireFiles(t, dir, "snapshot")
-	other := state(t, seeded(t, 12), 40, 900)
+	other := state(t, seeds.Rand(t), 40, 900)
 	_, err = WriteFile(t.Context(), path, true, other, Options{ChainID: testChain})
 	require.NoError(t, err)
 	second, err := os.ReadFile(path)
@@ -389,7 +390,7 @@ func TestWriteFile(t *testing.T) {
 
 // Interrupted by ctx: the old file stays, and nothing of the new one remains.
 func TestInterruptedWriting(t *testing.T) {
-	src := state(t, seeded(t, 13), 400, 900)
+	src := state(t, seeds.Rand(t), 400, 900)
 	dir := t.TempDir()
 	path := filepath.Join(dir, "snapshot")
 	require.NoError(t, os.WriteFile(path, []byte("old"), 0o600))
@@ -412,7 +413,7 @@ func TestInterruptedWriting(t *testing.T) {
 
 // The source is not used after Write has returned.
 func TestWriteWaitsForItsWorkers(t *testing.T) {
-	src := state(t, seeded(t, 14), 400, 900)
+	src := state(t, seeds.Rand(t), 400, 900)
 	var mu sync.Mutex
 	over := false
 	src.bad = func(_ uint32, data []byte) ([]byte, error) {
@@ -442,7 +443,7 @@ func (f *failing) Write(b []byte) (int, error) {
 }
 
 func TestTwoWriters(t *testing.T) {
-	src := state(t, seeded(t, 15), 100, 900)
+	src := state(t, seeds.Rand(t), 100, 900)
 	path := filepath.Join(t.TempDir(), "snapshot")
 	src.bad = func(k uint32, data []byte) ([]byte, error) {
 		if k == 0 {
@@ -458,7 +459,7 @@ func TestTwoWriters(t *testing.T) {
 }
 
 func TestRefusedHeaders(t *testing.T) {
-	src := state(t, seeded(t, 16), 100, 900)
+	src := state(t, seeds.Rand(t), 100, 900)
 	for _, chain := range []string{"", string(make([]byte, 51))} {
 		_, err := Write(t.Context(), io.Discard, src, Options{ChainID: chain})
 		require.ErrorContains(t, err, "chain id")

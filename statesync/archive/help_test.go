@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
@@ -19,21 +18,6 @@ const (
 	testChain  = "test-chain"
 	testHeight = 1200
 )
-
-// seeded returns a random generator; a failing test prints its seed.
-func seeded(t *testing.T, seed uint64) *rand.Rand {
-	t.Helper()
-	if given := os.Getenv("STARLING_TEST_SEED"); given != "" {
-		_, err := fmt.Sscan(given, &seed)
-		require.NoError(t, err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("to repeat: STARLING_TEST_SEED=%d go test ./statesync/archive -run '%s'", seed, t.Name())
-		}
-	})
-	return rand.New(rand.NewPCG(seed, 0))
-}
 
 // source is a snapshot of a version; bad alters its chunks.
 type source struct {

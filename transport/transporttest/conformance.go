@@ -8,10 +8,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -567,13 +566,7 @@ func testManyConns(t *testing.T, tr Transport) {
 // testRandom mixes all kinds of calls on one connection. The expected result of each call is known
 // beforehand.
 func testRandom(t *testing.T, tr Transport) {
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("STARLING_SEED"); s != "" {
-		var err error
-		seed, err = strconv.ParseUint(s, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Logf("to repeat: STARLING_SEED=%d go test -run '%s'", seed, t.Name())
+	seed := seeds.New(t)
 	w := newWorld(t, tr, 8, func(ctx context.Context, r transport.Request) ([]byte, error) {
 		switch r.Method {
 		case someMethod:
