@@ -149,7 +149,8 @@ func TestSlowLinks(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newSlowNetwork(t, rand.New(rand.NewPCG(world, 7)), slow)
 				began, total, most := time.Now(), 0, 0
-				for range heights {
+				for len(n.rounds) < heights || n.decided == 0 { // a block can be empty
+					require.Less(t, len(n.rounds), 100*heights)
 					n.height()
 				}
 				for _, a := range n.validators {
@@ -159,7 +160,6 @@ func TestSlowLinks(t *testing.T) {
 					total, most = total+rounds, max(most, rounds)
 				}
 				t.Logf("requests of up to %v: %d heights with %d transactions in %d rounds, %d at most, %v", slow, heights, n.decided, total, most, time.Since(began).Round(time.Second))
-				require.Positive(t, n.decided)
 				// A Byzantine proposal or vote costs a round. A request that takes n times the
 				// limit costs n rounds, and nodes that have arrived stay.
 				require.LessOrEqual(t, most, 4*(n.liars+1)+int(2*slow/DefaultWitnessTimeout))
