@@ -228,7 +228,7 @@ func TestSiege(t *testing.T) {
 		t.Skip("NOT RUN: attackers need separate loopback addresses, as on Linux")
 	}
 	_, result, _ := measure[syncbench.SiegeResult](t, []string{"sybils", "idle", "no newcomer is kept out"},
-		"siege", "--keys", "30000", "--repeat", "1", "--blocks", "10", "--limit", "5", "--kinds", "sybils,idle")
+		"siege", "--keys", "30000", "--repeat", "1", "--blocks", "30", "--limit", "5", "--kinds", "sybils,idle")
 	require.Len(t, result.Kinds, 3)
 	require.Positive(t, result.Kinds["sybils"].JoinX)
 	require.Zero(t, result.Kinds["sybils"].BlockX)

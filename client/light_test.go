@@ -256,52 +256,62 @@ func TestImpossibleValidators(t *testing.T) {
 	require.ErrorContains(t, err, "no ed25519 key")
 }
 
+// In virtual time, since the second answer counts for only a while after the first one.
 func TestWitnesses(t *testing.T) {
-	chain := newFakeChain(t)
-	chain.grow(5)
-	primary := &fakeNode{chain: chain, name: "primary"}
-	honest := &fakeNode{chain: chain, name: "honest"}
-	dead := &fakeNode{chain: chain, name: "dead", lie: func(any) error { return errDial }}
-	// A header that nobody signed.
-	forger := &fakeNode{chain: chain, name: "forger", lie: func(a any) error {
-		if r, ok := a.(*ctypes.ResultCommit); ok {
-			r.Header.AppHash = make([]byte, 32)
-			r.Commit.BlockID.Hash = r.Header.Hash()
-		}
-		return nil
-	}}
-	// A fork that the same validators signed.
-	fork := &fakeNode{chain: chain, name: "fork", lie: func(a any) error {
-		if r, ok := a.(*ctypes.ResultCommit); ok {
-			b := signBlock(t, r.Height, r.Time, r.Header.LastBlockID, make([]byte, 32), chain.validators, chain.validators)
-			r.SignedHeader = *b.SignedHeader
-		}
-		return nil
-	}}
 	for _, test := range []struct {
 		name      string
-		witnesses []RPC
+		witnesses []string
 		err       error
 	}{
 		{"none", nil, nil},
-		{"honest", []RPC{honest}, nil},
-		{"honest and dead", []RPC{dead, honest}, nil},
-		{"honest and forger", []RPC{forger, honest}, nil},
-		{"dead", []RPC{dead}, ErrUntrusted},
-		{"forger", []RPC{forger}, ErrUntrusted},
-		{"fork", []RPC{fork}, ErrConflict},
-		{"honest and fork", []RPC{honest, fork}, ErrConflict},
+		{"honest", []string{"honest"}, nil},
+		{"honest and dead", []string{"dead", "honest"}, nil},
+		{"honest and forger", []string{"forger", "honest"}, nil},
+		{"dead", []string{"dead"}, ErrUntrusted},
+		{"forger", []string{"forger"}, ErrUntrusted},
+		{"fork", []string{"fork"}, ErrConflict},
+		{"honest and fork", []string{"honest", "fork"}, ErrConflict},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			c := trusting(t, Trust{Genesis: chain.genesis()}, append([]RPC{primary}, test.witnesses...)...)
-			_, err := c.Get(testContext(t), []byte("k"))
-			if test.err == nil {
-				require.NoError(t, err)
-			} else {
-				require.ErrorIs(t, err, test.err)
-			}
+			bubble(t, func(t *testing.T) {
+				chain := newFakeChain(t)
+				chain.grow(5)
+				nodes := []RPC{&fakeNode{chain: chain, name: "primary"}}
+				for _, name := range test.witnesses {
+					nodes = append(nodes, witness(t, chain, name))
+				}
+				c := trusting(t, Trust{Genesis: chain.genesis()}, nodes...)
+				_, err := c.Get(testContext(t), []byte("k"))
+				if test.err == nil {
+					require.NoError(t, err)
+				} else {
+					require.ErrorIs(t, err, test.err)
+				}
+			})
 		})
 	}
+}
+
+// witness returns a node that behaves as its name says.
+func witness(t *testing.T, chain *fakeChain, name string) *fakeNode {
+	lies := map[string]func(any) error{
+		"dead": func(any) error { return errDial },
+		"forger": func(a any) error { // a header that nobody signed
+			if r, ok := a.(*ctypes.ResultCommit); ok {
+				r.Header.AppHash = make([]byte, 32)
+				r.Commit.BlockID.Hash = r.Header.Hash()
+			}
+			return nil
+		},
+		"fork": func(a any) error { // a fork that the same validators signed
+			if r, ok := a.(*ctypes.ResultCommit); ok {
+				b := signBlock(t, r.Height, r.Time, r.Header.LastBlockID, make([]byte, 32), chain.validators, chain.validators)
+				r.SignedHeader = *b.SignedHeader
+			}
+			return nil
+		},
+	}
+	return &fakeNode{chain: chain, name: name, lie: lies[name]}
 }
 
 // TestHeaderComesLater: the header that proves the latest state is that of the next block.

@@ -94,9 +94,9 @@ func startOnDisk(t *testing.T, home *runner.Home, logs string, minFree int) *run
 }
 
 // fill writes until the node ends, and returns the values that the node confirmed.
-func fill(t *testing.T, ctx context.Context, home *runner.Home, ended <-chan struct{}) map[string][]byte {
+func fill(t *testing.T, parent context.Context, home *runner.Home, ended <-chan struct{}) map[string][]byte {
 	t.Helper()
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(parent)
 	defer cancel()
 	context.AfterFunc(ctx, cancel)
 	go func() {
@@ -118,8 +118,12 @@ func fill(t *testing.T, ctx context.Context, home *runner.Home, ended <-chan str
 			value[j] = 'a' + byte(random.IntN(26))
 		}
 		if _, err := c.PutText(ctx, []byte(key), value); err != nil {
-			<-ended
-			return committed
+			select {
+			case <-ended:
+				return committed
+			case <-parent.Done():
+				t.Fatal(err)
+			}
 		}
 		committed[key] = value
 	}
@@ -128,7 +132,7 @@ func fill(t *testing.T, ctx context.Context, home *runner.Home, ended <-chan str
 // requireDiskFull waits for the end of the node.
 func requireDiskFull(t *testing.T, node *runner.Process, disk, message string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	select {
 	case <-node.Done():

@@ -39,7 +39,7 @@ func demonstration(t *testing.T, way, keys, lies string, provable int, more []st
 	summary := filepath.Join(t.TempDir(), "out.json")
 	homes := filepath.Join(t.TempDir(), "homes")
 	args := append([]string{
-		"--validators", "2", "--liars", strconv.Itoa(liars), "--lie", lies, "--keys", keys, "--exit", "--json", summary, "--dir", homes, "--timeout", "2m",
+		"--validators", "2", "--liars", strconv.Itoa(liars), "--lie", lies, "--keys", keys, "--exit", "--json", summary, "--dir", homes, "--timeout", "5m",
 	}, more...)
 	out, err := exec.CommandContext(t.Context(), localnet, args...).CombinedOutput()
 	t.Logf("%s", out)
@@ -84,7 +84,7 @@ func demonstration(t *testing.T, way, keys, lies string, provable int, more []st
 func TestLocalnetSharded(t *testing.T) {
 	summary, homes := filepath.Join(t.TempDir(), "out.json"), filepath.Join(t.TempDir(), "homes")
 	out, err := exec.CommandContext(t.Context(), localnet, "--validators", "3", "--shards", "2", "--keys", "2000", "--exit", "--json", summary, "--dir", homes,
-		"--timeout", "2m").CombinedOutput()
+		"--timeout", "5m").CombinedOutput()
 	t.Logf("%s", out)
 	require.NoError(t, err)
 	content, err := os.ReadFile(summary)
@@ -134,7 +134,7 @@ func TestLocalnetTellsWhoDied(t *testing.T) {
 	cmd.Stderr = &stderr
 	require.NoError(t, cmd.Start())
 	lines := bufio.NewScanner(stdout)
-	for lines.Scan() && !strings.Contains(lines.Text(), "making blocks") {
+	for lines.Scan() && !strings.Contains(lines.Text(), "written, the last at height") { // then it only waits
 	}
 	kill(t, filepath.Join(homes, "validator-1"))
 	rest, err := io.ReadAll(stdout)

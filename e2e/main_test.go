@@ -43,17 +43,19 @@ func buildAll() error {
 	return runner.Install(ctx, stockCometBFT, stockVersion, cometbft)
 }
 
-// processes returns a supervisor for the test, whose context ends when a node dies or after limit.
+// processes returns a supervisor for the test, whose context ends when a node dies or after three
+// times limit, the usual time on a quiet machine.
 // The processes that it started end with the test.
 func processes(t *testing.T, limit time.Duration) (*runner.Processes, context.Context) {
 	t.Helper()
 	// registered before p.Stop: so all temporary folders are removed after the processes have ended
 	t.TempDir()
 	p := runner.NewProcesses(context.Background())
+	limit *= 3
 	ctx, cancel := context.WithTimeoutCause(p.Context(), limit, fmt.Errorf("not done within %v", limit))
 	t.Cleanup(func() {
 		cancel()
-		require.NoError(t, p.Stop(10*time.Second))
+		require.NoError(t, p.Stop(time.Minute))
 	})
 	return p, ctx
 }

@@ -55,7 +55,8 @@ func startRelaying(t *testing.T, validators int, wrap func(node int, h transport
 	}
 	nodetest.Until(t, "all take part", func() bool {
 		for _, node := range n.nodes {
-			if node.Comet().ConsensusReactor().WaitSync() || node.Application().Height() < 1 {
+			if node.Comet().ConsensusReactor().WaitSync() || node.Application().Height() < 1 ||
+				node.Comet().Switch().Peers().Size() < validators-1 { // CometBFT dials within 3 s
 				return false
 			}
 		}

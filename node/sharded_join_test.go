@@ -30,6 +30,7 @@ func TestShardedJoin(t *testing.T) {
 	nodetest.Until(t, "the storage nodes have what was written", func() bool { return n.Application().backing.(*sharded).store.Durable() > 10 })
 	joiner := w.shardedJoiner(n)
 	before := n.Application().Height()
+	nodetest.Until(t, "the storage nodes have that height", func() bool { return n.Application().backing.(*sharded).store.Durable() >= before })
 	logs := new(nodetest.LogBuffer)
 	began := time.Now()
 	j := start(t, joiner, logs.Logger(t))

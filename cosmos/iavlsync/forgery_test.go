@@ -45,6 +45,9 @@ func newHonest(t *testing.T, f iavlsync.Format, height int64, s iavlsynctest.Sta
 // randomHonest returns a state of a few stores and chunks, with an older one of the same chain.
 func randomHonest(t *testing.T, rnd *rand.Rand) *honest {
 	states := iavlsynctest.RandomStates(rnd, 150, 8)
+	for bytes.Equal(states[7].AppHash(), states[5].AppHash()) { // the older one must differ
+		states = iavlsynctest.RandomStates(rnd, 150, 8)
+	}
 	h := newHonest(t, iavlsync.Format32, 8, states[7])
 	h.stale = newHonest(t, iavlsync.Format32, 6, states[5])
 	return h

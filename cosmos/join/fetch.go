@@ -107,8 +107,11 @@ func (*joiner) Invalid(err error) bool { return isLie(err) }
 // Verified implements fetch.Work.
 func (j *joiner) Verified(r *fetch.Request[int], _ struct{}) {
 	j.moved = time.Now()
-	j.result.Fetched++
 	j.result.Bytes += r.Received.Load()
+	if !j.fetched[r.Item] { // two peers' answers may be verified
+		j.fetched[r.Item] = true
+		j.result.Fetched++
+	}
 }
 
 // At implements fetch.Work.

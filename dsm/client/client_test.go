@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -95,6 +96,7 @@ func TestRangeOfNobody(t *testing.T) {
 		require.ErrorIs(t, err, client.ErrUnserved)
 		require.ErrorContains(t, err, w.ranges.Shard(1).Range.String())
 		require.Len(t, multiproofs, 2)
+		synctest.Wait() // until the closed connection is noticed
 		st := s.Status()
 		require.Len(t, st.Waits, 1)
 		require.Equal(t, w.ranges.Shard(1).Range, st.Waits[0].Range)

@@ -95,7 +95,7 @@ func (h *Home) Header(ctx context.Context, height int64) (Header, error) {
 
 // client returns an RPC client. All share their connections.
 func (h *Home) client() (*rpchttp.HTTP, error) {
-	client, err := rpchttp.NewWithClient(h.RPC(), "/websocket", &http.Client{Timeout: 5 * time.Second})
+	client, err := rpchttp.NewWithClient(h.RPC(), "/websocket", &http.Client{Timeout: 30 * time.Second})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", h.Name, err)
 	}
@@ -107,7 +107,7 @@ type MetricValues map[string]float64
 
 // Scrape reads a node's Prometheus endpoint.
 func (h *Home) Scrape(ctx context.Context) (MetricValues, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, h.Metrics(), nil)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Variable is the environment variable that sets the seed of every test. .ci/run sets it, so that no
-// run of the gate depends on luck; elsewhere each run tries another seed.
+// Variable is the environment variable that sets the seed of every test. .ci/run sets it, so that
+// no run of the gate depends on luck; elsewhere each run tries another seed.
 const Variable = "STARLING_SEED"
 
 // New returns a seed that a failing test prints. It is different in each run, unless Variable sets

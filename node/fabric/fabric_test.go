@@ -99,6 +99,10 @@ func TestPathsAreCounted(t *testing.T) {
 		_, err := conn.Call(t.Context(), transport.Call{Method: 4, Into: make([]byte, 100_000)})
 		require.NoError(t, err)
 	}
+	nodetest.Until(t, "the server has counted the response", func() bool { // after the client has it
+		peers := server.Status("").Peers
+		return len(peers) > 0 && peers[0].SentBytes >= 100_000
+	})
 	require.GreaterOrEqual(t, value(t, registry, prefix+"bytes_total", "received", peer), 100_000.0)
 	require.GreaterOrEqual(t, value(t, others, prefix+"bytes_total", "sent", otherPeer), 100_000.0)
 	require.InEpsilon(t, 1.0, value(t, registry, prefix+"paths_up"), 0)

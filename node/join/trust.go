@@ -56,16 +56,16 @@ func (j *joining) trusted(ctx context.Context) error {
 		case <-tick.C:
 		}
 		final, text := heard.summary()
+		if time.Since(warned) >= trustReminder {
+			warned = time.Now()
+			j.log.Error("No peer has sent the trusted header yet: compare its height and hash with a trusted source",
+				"height", height, "hash", j.Config.CometBFT.StateSync.TrustHash, "answers", text)
+		}
 		if final && time.Since(began) >= trustGrace {
 			cancel()
 			<-result
 			return config.Invalid(fmt.Errorf("%w: all named peers have answered, and none has block %d with hash %s: %s: compare height and hash with a trusted source",
 				ErrTrust, height, j.Config.CometBFT.StateSync.TrustHash, text))
-		}
-		if time.Since(warned) >= trustReminder {
-			warned = time.Now()
-			j.log.Error("No peer has sent the trusted header yet: compare its height and hash with a trusted source",
-				"height", height, "hash", j.Config.CometBFT.StateSync.TrustHash, "answers", text)
 		}
 	}
 }

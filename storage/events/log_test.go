@@ -321,6 +321,8 @@ func TestDamagedWhileRunning(t *testing.T) {
 			require.NoError(t, l.Close())
 			l = open(t, fs, o) // no table is open, and no block is in memory
 			require.NoError(t, l.Begin(head))
+			require.Eventually(t, func() bool { return l.db.Metrics().Table.InitialStatsCollectionComplete }, time.Minute, time.Millisecond,
+				"a goroutine of Pebble reads the tables")
 			require.NotZero(t, spoilTables(t, fs))
 			meet(t, l)
 			require.EqualValues(t, 1, l.Stats().Replaced)

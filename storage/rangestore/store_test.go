@@ -232,7 +232,7 @@ func TestDamage(t *testing.T) {
 		require.NoError(t, s.Close())
 	}
 	refused, pages := 0, 0
-	for range rounds {
+	for round := 0; round < rounds || refused == 0 || pages == 0; round++ {
 		fs := vfs.NewMem()
 		stored(fs)
 		var files []string
@@ -287,8 +287,6 @@ func TestDamage(t *testing.T) {
 		p.Release()
 		require.NoError(t, s.Close())
 	}
-	require.Positive(t, refused)
-	require.Positive(t, pages)
 }
 
 // TestLoadVerifies: leaves with valid checksums that are not those of the commitment are refused,

@@ -26,7 +26,7 @@ const (
 	server = 1 // the node that listens
 	client = 2 // the node that dials
 	// patience ends a test that hangs. It does not decide the outcome of any test.
-	patience = 60 * time.Second
+	patience = 5 * time.Minute
 )
 
 // Methods of the suite. Their numbers have no meaning to a transport; testRandom uses them for

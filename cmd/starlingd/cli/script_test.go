@@ -68,6 +68,7 @@ func TestScripts(t *testing.T) {
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("STARLINGD_CONSENSUS_TIMEOUT_COMMIT", "20ms")
 			env.Setenv("STARLINGD_P2P_PEX", "false")
+			env.Setenv("STARLINGD_RPC_TIMEOUT_BROADCAST_TX_COMMIT", "5m")
 			env.Setenv("STARLINGD_LOG_LEVEL", "consensus:error,state:error,p2p:error,*:info")
 			return nil
 		},

@@ -25,6 +25,7 @@ func TestImportASnapshotAndFollow(t *testing.T) {
 	rpc, p2p := freeAddress(t), freeAddress(t)
 	t.Setenv("STARLINGD_P2P_ALLOW_DUPLICATE_IP", "true")
 	t.Setenv("STARLINGD_P2P_ADDR_BOOK_STRICT", "false")
+	t.Setenv("STARLINGD_RPC_TIMEOUT_BROADCAST_TX_COMMIT", "5m")
 
 	first := startProcess(t, dir, rpc, p2p)
 	require.NoError(t, waitHeight("http://"+rpc, 3))

@@ -165,6 +165,12 @@ func TestServe(t *testing.T) {
 		next := func(apps ...servertypes.Application) {
 			height++
 			hashes[height] = block(t, height, append(apps, plain, app)...)
+			if height%interval == 0 { // a state that is not listed before the next one is given up
+				require.Eventually(t, func() bool {
+					l := list(t, app)
+					return len(l) > 0 && l[len(l)-1].Height == uint64(height)
+				}, 2*time.Minute, time.Millisecond)
+			}
 		}
 		for range 14 {
 			next()

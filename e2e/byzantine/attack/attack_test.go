@@ -83,13 +83,14 @@ type hears struct {
 	mu   sync.Mutex
 	got  map[byte]int
 	done chan struct{} // closed when enough have come
+	once sync.Once
 }
 
 func (h *hears) TrySend(e p2p.Envelope) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.got[e.ChannelID]++; h.got[e.ChannelID] == 10 {
-		close(h.done)
+		h.once.Do(func() { close(h.done) })
 	}
 	return true
 }

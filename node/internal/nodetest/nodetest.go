@@ -45,6 +45,7 @@ func Home(t *testing.T, edit func(*home.InitOptions)) (string, home.InitResult) 
 			c.P2P.ListenAddress = fmt.Sprintf("tcp://127.0.0.1:%d", numbers[1])
 			c.P2P.AllowDuplicateIP, c.P2P.AddrBookStrict, c.P2P.PexReactor = true, false, false
 			c.Consensus.TimeoutCommit = 20 * time.Millisecond
+			c.RPC.TimeoutBroadcastTxCommit = Patience
 		},
 	}
 	if edit != nil {
