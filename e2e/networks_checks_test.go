@@ -16,6 +16,7 @@ import (
 	. "github.com/onsi/gomega"
 
 	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/e2e/byzantine/liar"
 	"github.com/starling-kv/starling/e2e/history"
 	"github.com/starling-kv/starling/e2e/manifest"
 	"github.com/starling-kv/starling/e2e/runner"
@@ -39,7 +40,12 @@ func (w *world) checkAcknowledged(ctx context.Context) {
 	w.log("%s", w.history.Summary())
 	Expect(w.history.WriteFile(filepath.Join(w.dir, "history.json"))).To(Succeed())
 	Expect(w.history.Acknowledged()).NotTo(BeEmpty())
-	if slices.ContainsFunc(w.m.Steps, func(s manifest.Step) bool { return s.Do == manifest.Kill && s.For > 0 }) {
+	// the chain waits for longer than clients do, and a node takes transactions
+	waits := func(s manifest.Step) bool {
+		return s.Do == manifest.Kill && time.Duration(s.For) > 8*time.Second &&
+			slices.ContainsFunc(w.honest(), func(n *testnet.Node) bool { return n.StartAt == 0 && !slices.Contains(s.Nodes, n.Name) })
+	}
+	if slices.ContainsFunc(w.m.Steps, waits) {
 		Expect(w.history.Count()[history.Maybe]).NotTo(BeZero(), "the chain waited for longer than the clients do")
 	}
 	for _, node := range w.honest() {
@@ -129,6 +135,35 @@ func (w *world) checkBans() {
 		}
 	}
 	w.log("%d bans, all of Byzantine nodes", banned)
+}
+
+// checkNamed checks that the logs of honest nodes name each storage node that sends false answers,
+// and no honest node.
+func (w *world) checkNamed() {
+	if w.m.Shards == 0 {
+		Skip("the state is not sharded")
+	}
+	named := map[string]int{}
+	for _, node := range w.network.Nodes() {
+		if node.Lies() {
+			continue
+		}
+		for _, line := range runner.Logged(node.Home.Log(), runner.LogInvalid...) {
+			for _, other := range w.network.Nodes() {
+				if strings.Contains(line.Fields["node"], other.Home.ID()) {
+					Expect(other.Lies()).To(BeTrue(), "%s blames %s: %v", node.Name, other.Name, line.Fields)
+					named[other.Name]++
+				}
+			}
+		}
+	}
+	for _, node := range w.network.Nodes() {
+		set, _ := liar.ParseSet(node.Lie) // nil: it is honest
+		if node.Stores() && set.Provable() {
+			Expect(named).To(HaveKey(node.Name))
+		}
+	}
+	w.log("false answers by node, as counted in logs: %v", named)
 }
 
 // checkLightClient reads keys that were written before the steps, and keys that were never written,

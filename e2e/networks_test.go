@@ -138,6 +138,7 @@ func describe(m *manifest.Manifest, provider string) {
 		It("is linearizable", func() { w.checkHistory(ctx) })
 		It("agrees on the app hash at every height", func() { w.checkAppHashes(ctx) })
 		It("has banned no honest node", func() { w.checkBans() })
+		It("names the storage nodes that sent false answers", func() { w.checkNamed() })
 		It("proves keys and their absence to a light client", func() { w.checkLightClient(ctx) })
 		It("shows the evidence of double votes", func() { w.checkEvidence(ctx) })
 	})

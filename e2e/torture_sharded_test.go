@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,8 +18,8 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// shardedTorture is a network of two validators with the whole state, two with a partial state, and
-// four storage nodes, two for each half of the keys.
+// shardedTorture is a network of four validators with a partial state, and of six storage nodes, two
+// for each third of the keys. No node has the whole state.
 type shardedTorture struct {
 	*testing.T
 	random              *rand.Rand
@@ -32,18 +33,22 @@ type shardedTorture struct {
 // victims names the processes that are killed at the same time.
 type victims string
 
+const tortureRanges = 3
+
 const (
-	oneReplica  victims = "a storage node"
-	wholeRange  victims = "both storage nodes of a range"
-	allStorage  victims = "all storage nodes"
-	oneSharded  victims = "a sharded validator"
-	bothSharded victims = "both sharded validators"
-	everybody   victims = "everybody"
+	oneReplica    victims = "a storage node"
+	wholeRange    victims = "both storage nodes of a range"
+	allStorage    victims = "all storage nodes"
+	oneValidator  victims = "a validator"
+	twoValidators victims = "two validators"
+	everybody     victims = "everybody"
+	// the replicas of its range are then at different heights
+	everybodyLater victims = "a storage node, and later everybody else"
 )
 
-// TestTortureSharded kills storage nodes and sharded validators at random instants, alone, together
-// and with all other nodes, while clients write. After each kill the network must recover by
-// itself, with the same app hashes in both modes, and with all acknowledged writes:
+// TestTortureSharded kills storage nodes and validators at random instants, alone, together and with
+// all other nodes, while clients write. After each kill the network must recover by itself, with the
+// same app hashes everywhere, and with all acknowledged writes:
 //
 //	start ──► (kill) ──► start ──► all validators make blocks again ──► … ──► compare
 func TestTortureSharded(t *testing.T) {
@@ -52,7 +57,7 @@ func TestTortureSharded(t *testing.T) {
 	n := newShardedTorture(t, s)
 	var all []victims
 	for len(all) < s.kills {
-		turn := []victims{oneReplica, oneSharded, wholeRange, everybody, bothSharded, allStorage}
+		turn := []victims{oneReplica, oneValidator, wholeRange, everybody, twoValidators, allStorage, everybodyLater}
 		n.random.Shuffle(len(turn), func(i, j int) { turn[i], turn[j] = turn[j], turn[i] })
 		all = append(all, turn...)
 	}
@@ -74,21 +79,21 @@ func newShardedTorture(t *testing.T, s tortureSettings) *shardedTorture {
 	n := &shardedTorture{T: t, random: rand.New(rand.NewPCG(s.seed, 15)), load: newLoad(s.valueBytes()), running: map[*runner.Home]*runner.Process{}}
 	n.procs, n.ctx = processes(t, 2*time.Minute+time.Duration(s.kills)*patienceAfterKill/2)
 	var names []string
-	for i := range 4 {
+	for i := range 2 * tortureRanges {
 		names = append(names, fmt.Sprintf("storage-%d", i))
 	}
 	for i := range 4 {
 		names = append(names, fmt.Sprintf("validator-%d", i))
 	}
 	homes := makeHomes(n.ctx, t, tortureChain, names...)
-	n.storage, n.validators = homes[:4:4], homes[4:]
+	n.storage, n.validators = homes[:2*tortureRanges:2*tortureRanges], homes[2*tortureRanges:]
 	_, err := runner.Genesis(n.validators, n.storage, tortureChain, map[string]any{
 		"chunk_bytes": 1024, "snapshot_interval": snapshotInterval, "open": false, "admins": []string{},
 		"grants": []map[string]any{{"grantee": "*", "prefix": torturePrefix}},
 	})
 	require.NoError(t, err)
 	// keys are torture/WRITER/HEX
-	ranges, err := runner.Divide(n.storage, 2, func(int) string { return torturePrefix + "2" })
+	ranges, err := runner.Divide(n.storage, tortureRanges, func(i int) string { return torturePrefix + strconv.Itoa(i) })
 	require.NoError(t, err)
 	for i, h := range homes {
 		require.NoError(t, h.SetRanges(ranges))
@@ -110,23 +115,15 @@ func newShardedTorture(t *testing.T, s tortureSettings) *shardedTorture {
 	return n
 }
 
-// isSharded reports whether a validator has a partial state: the last two do.
-func (n *shardedTorture) isSharded(h *runner.Home) bool { return slices.Index(n.validators, h) >= 2 }
-
 func (n *shardedTorture) start(h *runner.Home) {
 	n.Helper()
 	h.Release()
-	args := []string{"start", "--home", h.Dir}
-	var env []string
-	switch {
-	case slices.Contains(n.storage, h):
-		args = []string{"storage", "start", "--home", h.Dir}
-		// so that runs reach stored states, and starts from them
-		env = []string{"STARLINGD_STORAGE_NODE_INTERVAL=40", "STARLINGD_STORAGE_NODE_SERVE_HEIGHTS=32"}
-	case n.isSharded(h):
-		args = append(args, "--state.mode=sharded", "--state.retain_depth=3", "--state.retain_window_blocks=12", "--state.pruning_keep_recent=10")
+	args := []string{"start", "--home", h.Dir, "--state.mode=sharded", "--state.retain_depth=3", "--state.retain_window_blocks=12", "--state.pruning_keep_recent=40"}
+	if slices.Contains(n.storage, h) {
+		// few heights, so that states are written to disk, and starts begin with them
+		args = []string{"storage", "start", "--home", h.Dir, "--storage_node.serve_heights=32"}
 	}
-	process, err := n.procs.Start(runner.Spec{Name: h.Name, Path: starlingd, Args: args, Env: env, Log: h.Log()})
+	process, err := n.procs.Start(runner.Spec{Name: h.Name, Path: starlingd, Args: args, Log: h.Log()})
 	require.NoError(n, err)
 	n.running[h] = process
 }
@@ -135,16 +132,17 @@ func (n *shardedTorture) start(h *runner.Home) {
 func (n *shardedTorture) of(who victims) []*runner.Home {
 	switch who {
 	case oneReplica:
-		return []*runner.Home{n.storage[n.random.IntN(4)]}
+		return []*runner.Home{n.storage[n.random.IntN(len(n.storage))]}
 	case wholeRange:
-		i := n.random.IntN(2)
-		return []*runner.Home{n.storage[i], n.storage[i+2]}
+		i := n.random.IntN(tortureRanges)
+		return []*runner.Home{n.storage[i], n.storage[i+tortureRanges]}
 	case allStorage:
-		return n.storage
-	case oneSharded:
-		return []*runner.Home{n.validators[2+n.random.IntN(2)]}
-	case bothSharded:
-		return n.validators[2:]
+		return slices.Clone(n.storage)
+	case oneValidator:
+		return []*runner.Home{n.validators[n.random.IntN(4)]}
+	case twoValidators:
+		i := n.random.IntN(4)
+		return []*runner.Home{n.validators[i], n.validators[(i+1)%4]}
 	}
 	return slices.Concat(n.storage, n.validators)
 }
@@ -155,6 +153,11 @@ func (n *shardedTorture) round(i int, who victims) {
 	pause(n.ctx, delay)
 	victims := n.of(who)
 	n.random.Shuffle(len(victims), func(i, j int) { victims[i], victims[j] = victims[j], victims[i] })
+	if who == everybodyLater {
+		first := slices.IndexFunc(victims, func(h *runner.Home) bool { return slices.Contains(n.storage, h) })
+		n.running[victims[first]].Kill()
+		n.advance("blocks without "+victims[first].Name, 2)
+	}
 	for _, h := range victims {
 		n.running[h].Kill()
 	}

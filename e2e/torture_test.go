@@ -30,7 +30,7 @@ const (
 	snapshotInterval = 10
 	// shortTorture is the number of kills of a plain `go test`, tortureKills that of `make
 	// torture`.
-	shortTorture, tortureKills = 6, 50
+	shortTorture, tortureKills = 7, 50
 	// patienceAfterKill is the time limit for the victim to follow the network again.
 	patienceAfterKill = 90 * time.Second
 )
@@ -541,7 +541,7 @@ func (l *load) compare(ctx context.Context, t *testing.T, c *client.Client, writ
 	t.Helper()
 	state, height := map[string][]byte{}, int64(0)
 	for start := []byte(torturePrefix); start != nil; {
-		var options []client.ReadOption
+		options := []client.ReadOption{client.Limit(client.MaxRangeLimit)}
 		if height > 0 {
 			options = append(options, client.AtHeight(height))
 		}

@@ -18,7 +18,7 @@ func (m *Manifest) Check() error {
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	// the power of all validators, and of those that are Byzantine or start late
 	var power, absent int64
-	storage := 0
+	storage, lying := 0, 0
 	for _, name := range m.Names() {
 		n := m.Nodes[name]
 		if !namePattern.MatchString(name) {
@@ -39,8 +39,11 @@ func (m *Manifest) Check() error {
 			}
 		case Storage:
 			storage++
-			if n.Power != 0 || n.StartAt != 0 || n.Lie != "" || n.Paged || n.Sharded || n.Version != "" {
-				wrong("node %s: a storage node starts at genesis, and has no other settings", name)
+			if n.Lie != "" {
+				lying++
+			}
+			if n.Power != 0 || n.StartAt != 0 || n.Paged || n.Sharded || n.Version != "" {
+				wrong("node %s: a storage node starts at genesis, and has no other settings than lie and send_rate", name)
 			}
 		default:
 			wrong("node %s: mode %q is not one of %s, %s, %s", name, n.Mode, Validator, Full, Storage)
@@ -62,6 +65,9 @@ func (m *Manifest) Check() error {
 		if n.SendRate < 0 {
 			wrong("node %s: send_rate %d is below 0", name, n.SendRate)
 		}
+	}
+	if m.Shards > 0 && lying > 0 && storage-lying < m.Shards {
+		wrong("%d of %d storage nodes are Byzantine: each of %d ranges needs an honest one", lying, storage, m.Shards)
 	}
 	if m.Shards < 0 || m.Shards > storage || m.Shards == 0 && storage > 0 {
 		wrong("shards is %d and there are %d storage nodes: each range needs a storage node, and each storage node a range", m.Shards, storage)
@@ -131,6 +137,10 @@ func (m *Manifest) checkStep(s Step) error {
 			return fmt.Errorf("%s is named twice", name)
 		case s.Do == KillMidSync && (n.StartAt == 0 || n.Join != Transport):
 			return fmt.Errorf("%s does not join over the transport", name)
+		case s.Do == LoseDisk && n.Mode != Storage:
+			return fmt.Errorf("%s is not a storage node", name)
+		case s.Do == DeleteSnapshot && (n.Mode == Storage || n.Sharded):
+			return fmt.Errorf("%s stores no snapshots", name)
 		case s.Do == Upgrade && n.Version == "":
 			return fmt.Errorf("%s has no version to begin with", name)
 		}

@@ -117,6 +117,8 @@ const (
 	// Linux.
 	FullDisk       Kind = "full-disk"
 	DeleteSnapshot Kind = "delete-snapshot" // its snapshots on disk are removed while it is down
+	// SIGKILL of a storage node, a start without its data: it fetches its range again
+	LoseDisk Kind = "lose-disk"
 	// a node with start_at is started, killed during its join, started again
 	KillMidSync Kind = "kill-mid-sync"
 	Wait        Kind = "wait" // nothing happens for For
@@ -124,7 +126,7 @@ const (
 
 // Kinds lists all kinds.
 func Kinds() []Kind {
-	return []Kind{Kill, Pause, Restart, Disconnect, Partition, Bandwidth, Delay, Upgrade, FullDisk, DeleteSnapshot, KillMidSync, Wait}
+	return []Kind{Kill, Pause, Restart, Disconnect, Partition, Bandwidth, Delay, Upgrade, FullDisk, DeleteSnapshot, LoseDisk, KillMidSync, Wait}
 }
 
 // Step is one perturbation.

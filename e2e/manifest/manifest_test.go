@@ -25,7 +25,7 @@ func TestNetworksAreValid(t *testing.T) {
 			require.NoError(t, err, "%s: %s", path, liarName)
 		}
 	}
-	require.Equal(t, []string{"byzantine", "churn", "ci", "large", "long", "sharded", "wan"}, names)
+	require.Equal(t, []string{"byzantine", "churn", "ci", "large", "long", "sharded-byzantine", "sharded-churn", "sharded", "wan"}, names)
 }
 
 func TestGenerate(t *testing.T) {
@@ -110,6 +110,9 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		{good + "[[steps]]\ndo = 'delay'\nnodes = ['a']\nfor = '1s'\n", "delay belongs to"},
 		{good + "[[steps]]\ndo = 'kill-mid-sync'\nnodes = ['a']\n", "a does not join"},
 		{good + "[[steps]]\ndo = 'upgrade'\nnodes = ['a']\n", "no version to begin with"},
+		{good + "[[steps]]\ndo = 'lose-disk'\nnodes = ['a']\n", "a is not a storage node"},
+		{"shards = 1\n[node.a]\nsharded = true\n[node.s]\nmode = 'storage'\n[[steps]]\ndo = 'delete-snapshot'\nnodes = ['a']\n", "a stores no snapshots"},
+		{"shards = 2\n" + good + "[node.s]\nmode = 'storage'\n[node.t]\nmode = 'storage'\nlie = 'mix'\n", "1 of 2 storage nodes are Byzantine"},
 		{good + "[node.b]\nmode = 'full'\nstart_at = 3\n[[steps]]\ndo = 'kill'\nnodes = ['b']\n[[steps]]\ndo = 'kill-mid-sync'\nnodes = ['b']\n",
 			"step 1 (kill): b joins in a later step"},
 	} {

@@ -89,3 +89,7 @@ const (
 	LogRestored  = "Joining: the state is restored" // with all fields
 	LogBanned    = "Banned a peer that lied"
 )
+
+// LogInvalid are the messages of nodes that use storage nodes, about one that sent a false answer,
+// with node.
+var LogInvalid = []string{"a node sent an invalid answer", "A node sent an invalid response"}

@@ -181,15 +181,25 @@ func (n *Network) Follow(ctx context.Context) error {
 }
 
 // follow is Follow for some nodes, and ignores Byzantine ones. If a storage node is among them it
-// waits for all nodes: only the other nodes show whether a storage node works.
+// also waits for all other nodes, which need it.
 func (n *Network) follow(ctx context.Context, nodes []*Node) error {
-	if slices.ContainsFunc(nodes, (*Node).Stores) {
-		nodes = n.Running()
+	storage := slices.DeleteFunc(slices.Clone(nodes), func(node *Node) bool { return !node.Stores() })
+	if len(storage) > 0 {
+		nodes = append(n.Running(), storage...)
 	}
 	best, _ := n.Best(ctx)
 	return each(nodes, func(node *Node) error {
 		if node.Lies() {
 			return nil
+		}
+		if node.Stores() {
+			var at int64
+			return n.await(ctx, node, func() string { return fmt.Sprintf("to have its range up to height %d on disk (now %d)", best, at) },
+				func(ctx context.Context) bool {
+					values, err := node.Home.Scrape(ctx)
+					at = values.Starling("storagenode_durable_height") // 0: no state
+					return err == nil && at >= best
+				})
 		}
 		var last runner.Status
 		return n.await(ctx, node, func() string { return fmt.Sprintf("to follow the chain above height %d (now %+v)", best, last) },

@@ -39,7 +39,11 @@ func (n *Node) Stores() bool { return n.Mode == manifest.Storage }
 func (n *Node) Args(home string) []string {
 	switch {
 	case n.Lies():
-		return []string{"--home", home, "--lie", n.Lie, "--seed", fmt.Sprint(n.seed)}
+		args := []string{"--home", home, "--lie", n.Lie, "--seed", fmt.Sprint(n.seed)}
+		if n.Stores() {
+			args = append(args, "--storage")
+		}
+		return args
 	case n.Stores():
 		return []string{"storage", "start", "--home", home}
 	}

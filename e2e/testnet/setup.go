@@ -221,8 +221,8 @@ func environment(n *Node) []string {
 			env = append(env, "STARLINGD_STATE_MIN_ACKS=1")
 		}
 	}
-	if n.Stores() { // short, so that runs reach stored states
-		env = append(env, "STARLINGD_STORAGE_NODE_INTERVAL=40", "STARLINGD_STORAGE_NODE_SERVE_HEIGHTS=32", "STARLINGD_STORAGE_NODE_KEEP=2")
+	if n.Stores() { // few, so that runs write the states to disk, and drop old heights
+		env = append(env, "STARLINGD_STORAGE_NODE_SERVE_HEIGHTS=32")
 	}
 	if n.Paged {
 		env = append(env, "STARLINGD_DISK_STATE_IN_MEMORY=false", "STARLINGD_DISK_CACHE_BYTES=16777216")

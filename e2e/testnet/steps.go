@@ -64,6 +64,8 @@ func (n *Network) perturb(ctx context.Context, s manifest.Step, nodes []*Node) e
 			}
 			return nil
 		})
+	case manifest.LoseDisk:
+		return n.whileDown(ctx, nodes, p.Kill, (*Node).forget)
 	case manifest.DeleteSnapshot:
 		return n.deleteSnapshots(ctx, nodes)
 	case manifest.FullDisk:

@@ -69,6 +69,7 @@ func TestMethodNumbers(t *testing.T) {
 	for name, n := range map[string]transport.Method{
 		"status": liar.MethodStatus, "commitment": liar.MethodCommitment, "manifest": liar.MethodManifest, "chunk": liar.MethodChunk,
 		"sub-manifest": liar.MethodSubManifest, "light block": liar.MethodLightBlock, "peers": liar.MethodPeers, "genesis": liar.MethodGenesis,
+		"witness": liar.MethodWitness, "upper": liar.MethodUpper, "outline": liar.MethodOutline,
 	} {
 		require.Equal(t, listed[name], n, "%s of the Byzantine peer", name)
 	}

@@ -48,6 +48,8 @@ type Options struct {
 	Logger log.Logger
 	// Metrics is the registry for metrics; nil: no metrics.
 	Metrics prometheus.Registerer
+	// Wrap changes the handler of transport requests; nil: it stays.
+	Wrap func(transport.Handler) transport.Handler
 }
 
 // Process is a storage node. Fields outside of mu are set by New and do not change.

@@ -63,9 +63,13 @@ func (n *Process) serve() error {
 	for node := range n.nodes.Addresses {
 		named = append(named, transport.ID(node))
 	}
+	handler := transport.Handler(switching{n})
+	if n.o.Wrap != nil {
+		handler = n.o.Wrap(handler)
+	}
 	o := n.config.App.Transport
 	n.server, err = tcp.Listen(address, tcp.Options{
-		Key: key, ChainID: n.genesis.ChainID, Handler: switching{n}, MaxConns: o.MaxPeers, MaxConnsPerHost: o.MaxPeersPerHost,
+		Key: key, ChainID: n.genesis.ChainID, Handler: handler, MaxConns: o.MaxPeers, MaxConnsPerHost: o.MaxPeersPerHost,
 		Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer, Lanes: lanes(), Named: named, Hooks: n.metrics.hooks(), Sides: n.paths.Sides(),
 	})
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 // Mode is a kind of misbehaviour.
 type Mode string
 
-// Modes of serving nodes that join. The first modes damage chunks, in-band and over the transport.
+// Modes of serving nodes that join, and nodes with a sharded state. The first modes damage chunks,
+// in-band and over the transport, and the multiproofs, upper trees and outlines of a sharded state.
 // If the transport has a message for the object of a mode, "over the transport" describes it; modes
 // for the transport only serve chunks in-band as Mix does.
 const (

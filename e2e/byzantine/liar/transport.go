@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"hash/fnv"
 	"math/rand/v2"
+	"slices"
 
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 
@@ -42,12 +43,16 @@ const (
 	MethodLightBlock  transport.Method = 6
 	MethodPeers       transport.Method = 9
 	MethodGenesis     transport.Method = 10
+	MethodWitness     transport.Method = 13
+	MethodUpper       transport.Method = 14
+	MethodOutline     transport.Method = 20
 )
 
 // names are the names in reports of the messages that modes change.
 var names = map[transport.Method]string{
 	MethodStatus: "status", MethodCommitment: "commitment", MethodManifest: "manifest",
 	MethodChunk: "chunk", MethodSubManifest: "manifest of a chunk", MethodLightBlock: "light block",
+	MethodWitness: "multiproof", MethodUpper: "upper tree", MethodOutline: "outline",
 }
 
 // Serve implements transport.Handler. The layouts of the bodies are those of
@@ -64,6 +69,8 @@ func (s *Server) Serve(ctx context.Context, r transport.Request) ([]byte, error)
 		return s.lightBlock(ctx, r, truth), nil
 	case MethodCommitment, MethodManifest, MethodChunk, MethodSubManifest:
 		return s.snapshot(ctx, r, truth)
+	case MethodWitness, MethodUpper, MethodOutline:
+		return s.state(ctx, r, truth)
 	}
 	return truth, nil
 }
@@ -155,6 +162,37 @@ func (s *Server) snapshot(ctx context.Context, r transport.Request, truth []byte
 		return s.damaged(ctx, r, how, truth), nil
 	}
 	return truth, nil
+}
+
+// state damages or withholds parts of a sharded state. Each request begins with the height.
+func (s *Server) state(ctx context.Context, r transport.Request, truth []byte) ([]byte, error) {
+	switch s.mode {
+	case Withhold:
+		return s.never(ctx, r)
+	case Gone:
+		s.told(Gone, r)
+		return nil, transport.ErrGone
+	case Slow:
+		return s.late(ctx, r, truth)
+	case Stale, Swap:
+		ask := r
+		ask.Body = bytes.Clone(r.Body)
+		binary.BigEndian.PutUint64(ask.Body, binary.BigEndian.Uint64(r.Body)-1)
+		if other, err := s.honest.Serve(ctx, ask); err == nil && len(other) > 0 && !bytes.Equal(other, truth) {
+			s.told(Stale, r)
+			return other, nil
+		}
+	case Drip, Last:
+		return truth, nil
+	}
+	how := s.mode
+	if !slices.Contains(mixed, how) && how != Empty {
+		how = mixed[s.random(r).IntN(len(mixed))]
+	}
+	if how == Swap {
+		how = Corrupt // there is no other answer
+	}
+	return s.damaged(ctx, r, how, truth), nil
 }
 
 // way returns the kind of damage for a chunk; "" if there is none.

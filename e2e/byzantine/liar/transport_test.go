@@ -47,6 +47,10 @@ func (s serves) Serve(_ context.Context, r transport.Request) ([]byte, error) {
 		}
 		return lightBlock(int64(height)).Marshal()
 	}
+	switch r.Method {
+	case liar.MethodWitness, liar.MethodUpper, liar.MethodOutline:
+		height = 10 * ((height + 9) / 10) // 11 to 19 have the state of 20
+	}
 	version, ok := s[height]
 	if !ok {
 		return nil, transport.ErrGone
@@ -57,6 +61,8 @@ func (s serves) Serve(_ context.Context, r transport.Request) ([]byte, error) {
 		return c.Encode(), err
 	case liar.MethodManifest:
 		return version.Manifest().Encode(), nil
+	case liar.MethodWitness, liar.MethodUpper, liar.MethodOutline: // any bytes of the state
+		return version.Multiproof([]avlstar.Want{{Key: []byte("key-0042")}}, avlstar.Below{})
 	}
 	k := binary.BigEndian.Uint32(r.Body[8:])
 	if k >= version.NumChunks() {
@@ -243,6 +249,41 @@ func TestEquivocation(t *testing.T) {
 	require.Greater(t, len(answers), 2)
 }
 
+// Parts of a sharded state: no false answer is the correct one, and each is reported.
+func TestLiesAboutTheState(t *testing.T) {
+	honest := twoSnapshots(t, 100, 300)
+	for _, mode := range liar.Serving() {
+		for seed := range uint64(7) {
+			told := 0
+			server := liar.Over(mode, seed, func(l liar.Lie) {
+				require.NotEqual(t, liar.Mix, l.How)
+				told++
+			})(honest)
+			for _, method := range []transport.Method{liar.MethodWitness, liar.MethodUpper, liar.MethodOutline} {
+				ask := about(method, 11)
+				if mode == liar.Withhold || mode == liar.Slow {
+					continue // see TestSilenceOverTheTransport
+				}
+				truth, err := honest.Serve(t.Context(), ask)
+				require.NoError(t, err)
+				b, err := server.Serve(t.Context(), ask)
+				switch mode {
+				case liar.Gone:
+					require.ErrorIs(t, err, transport.ErrGone)
+					told--
+				case liar.Drip, liar.Last:
+					require.Equal(t, truth, b)
+				default:
+					require.NotEqual(t, truth, b, "%s, seed %d", mode, seed)
+					require.Equal(t, 1, told)
+					told--
+				}
+			}
+			require.Zero(t, told)
+		}
+	}
+}
+
 // A call that is never answered ends with the caller's time-out, and a late answer arrives.
 func TestSilenceOverTheTransport(t *testing.T) {
 	honest := twoSnapshots(t, 100, 300)
@@ -264,6 +305,8 @@ func TestSilenceOverTheTransport(t *testing.T) {
 			{liar.Last, chunk(last - 1), nil, 0},
 			{liar.Last, chunk(last), context.DeadlineExceeded, time.Minute},
 			{liar.Slow, chunk(3), nil, 2 * time.Second},
+			{liar.Withhold, about(liar.MethodWitness, 10), context.DeadlineExceeded, time.Minute},
+			{liar.Slow, about(liar.MethodUpper, 10), nil, 2 * time.Second},
 			{liar.Drip, chunk(3), nil, 0},
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -3,6 +3,10 @@
 //
 //	home of `starlingd init` ──► node.New(WithApp(liar.Wrap), WithTransport(liar.Over), WithPrivValidator(voter.Wrap)) ──► attack.Run
 //
+// or, with --storage, a storage node:
+//
+//	home of `starlingd storage init` ──► storagenode.New(Wrap: liar.Over)
+//
 // Its misbehaviours, the defence against each, and whether a joining node can prove it
 // (Mode.Provable):
 //
@@ -18,6 +22,9 @@
 //	  lone, future   offers at heights that nobody else has, or that are years away           the newest proved header    (its chunks are)
 //	  withhold, gone, last   no answer, "I do not have it", all but the last chunk            asking other peers          no
 //	  slow, drip     correct data, late or at a few bytes a second                            asking a second peer        no
+//
+//	serves parts of a sharded state (package liar)
+//	  the same modes damaged multiproofs, upper trees, outlines                               the app hash                provable
 //
 //	signs, if it is a validator (package voter)
 //	  double-vote    two votes in one round                                                   evidence in a block         on the chain
@@ -50,6 +57,7 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/cometbft/cometbft/p2p"
 	"github.com/cometbft/cometbft/types"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/viper"
 
@@ -58,6 +66,7 @@ import (
 	"github.com/starling-kv/starling/e2e/byzantine/voter"
 	"github.com/starling-kv/starling/node"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/storagenode"
 )
 
 // Main runs the command line of the process, and returns the exit status.
@@ -80,6 +89,8 @@ type options struct {
 	seed uint64
 	rpc  []string
 	from string
+	// a storage node, which serves a sharded state
+	storage bool
 }
 
 func command(logs io.Writer) *cobra.Command {
@@ -100,6 +111,9 @@ func command(logs io.Writer) *cobra.Command {
 			if o.home == "" {
 				return errors.New("no home folder: give --home one that `starlingd init` made")
 			}
+			if o.storage {
+				return runStorage(cmd.Context(), o, set, logs)
+			}
 			return run(cmd.Context(), o, set, logs)
 		},
 	}
@@ -107,21 +121,62 @@ func command(logs io.Writer) *cobra.Command {
 	flags.StringVar(&o.home, "home", "", "home folder")
 	flags.StringVar(&o.lie, "lie", string(liar.Mix), "modes of misbehaviour, comma-separated: "+liar.Names())
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of the misbehaviour")
+	flags.BoolVar(&o.storage, "storage", false, "the home is a storage node's")
 	flags.StringSliceVar(&o.rpc, "attack-rpc", nil, "RPC servers, host:port, for connect and garbage, in addition to the peers' p2p and transport")
 	flags.StringVar(&o.from, "attack-from", "", "source address of the attack's sockets, such as 127.0.0.66 (Linux)")
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	return cmd
 }
 
-// run runs the node until ctx ends.
-func run(ctx context.Context, o options, set liar.Set, logs io.Writer) error {
+// load reads the configuration of a home.
+func load(home string, logs io.Writer) (*config.Config, log.Logger, error) {
 	v := viper.New()
 	config.BindEnvironment(v)
-	conf, err := config.Load(o.home, v)
+	conf, err := config.Load(home, v)
+	if err != nil {
+		return nil, nil, err
+	}
+	logger, err := config.NewLogger(logs, conf.CometBFT.LogLevel, conf.CometBFT.LogFormat)
+	return conf, logger, err
+}
+
+// runStorage runs a storage node until ctx ends.
+func runStorage(ctx context.Context, o options, set liar.Set, logs io.Writer) error {
+	mode := set.Serves()
+	if mode == "" || len(set) != 1 || len(o.rpc) != 0 || o.from != "" {
+		return fmt.Errorf("--lie: a storage node has one of %v, and starts no attacks", liar.Serving())
+	}
+	conf, logger, err := load(o.home, logs)
 	if err != nil {
 		return err
 	}
-	logger, err := config.NewLogger(logs, conf.CometBFT.LogLevel, conf.CometBFT.LogFormat)
+	if mode == liar.Drip {
+		conf.App.Transport.SendRatePerPeer = liar.DripRate
+	}
+	n, err := storagenode.New(ctx, storagenode.Options{
+		Config: conf, Logger: logger, Metrics: prometheus.DefaultRegisterer, Wrap: liar.Over(mode, o.seed, report(logger)),
+	})
+	if err != nil {
+		return err
+	}
+	n.Start()
+	select {
+	case <-ctx.Done():
+	case err = <-n.Failed():
+	}
+	return errors.Join(err, n.Stop())
+}
+
+// report returns a function that logs an invalid response.
+func report(logger log.Logger) func(liar.Lie) {
+	return func(lie liar.Lie) {
+		logger.Info("Misbehaving: "+lie.About, "how", string(lie.How), "height", lie.Height, "chunk", lie.Chunk, "to", string(lie.To))
+	}
+}
+
+// run runs the node until ctx ends.
+func run(ctx context.Context, o options, set liar.Set, logs io.Writer) error {
+	conf, logger, err := load(o.home, logs)
 	if err != nil {
 		return err
 	}
@@ -228,9 +283,7 @@ func (m *member) follows(ctx context.Context) bool {
 
 // options replaces honest parts of a node with misbehaving ones.
 func (m *member) options(set liar.Set, seed uint64, logger log.Logger) []node.Option {
-	report := func(lie liar.Lie) {
-		logger.Info("Misbehaving: "+lie.About, "how", string(lie.How), "height", lie.Height, "chunk", lie.Chunk, "to", string(lie.To))
-	}
+	report := report(logger)
 	options := []node.Option{node.WithPrivValidator(func(honest types.PrivValidator) types.PrivValidator {
 		return voter.Wrap(honest, set, seed, m.peers, report)
 	})}
