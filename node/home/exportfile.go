@@ -73,7 +73,7 @@ func ExportSnapshot(ctx context.Context, conf *config.Config, o ExportOptions) (
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
 	if d.sharded {
-		return result, config.Invalid(fmt.Errorf("%w: export from a node with [state] mode = %q", ErrSharded, config.ModeLocal))
+		return result, config.Invalid(fmt.Errorf("%w: use --from-network, or export from a node with [state] mode = %q", ErrSharded, config.ModeLocal))
 	}
 	if d.state == nil {
 		return result, fmt.Errorf("%w: %q does not exist", ErrNoData, config.StateDir(d.dataDir()))

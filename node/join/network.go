@@ -22,6 +22,7 @@ import (
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/lightblocks"
 	"github.com/starling-kv/starling/statesync/peers"
+	"github.com/starling-kv/starling/statesync/restore"
 	"github.com/starling-kv/starling/statesync/snapshot"
 	"github.com/starling-kv/starling/statesync/view"
 	"github.com/starling-kv/starling/transport"
@@ -219,6 +220,20 @@ func (n *Network) Reach(ctx context.Context, timeout time.Duration) error {
 	case <-time.After(timeout):
 		return fmt.Errorf("%w within %s: %s", ErrNoTransport, timeout, strings.Join(n.peers.Failures(), "; "))
 	}
+}
+
+// Restore waits for the trusted header, and restores the newest usable snapshot to a target. interval
+// is the chain's snapshot interval, in blocks; progress may be nil. The caller releases the version
+// of the result. Errors: ErrTrust, and those of restore.Run.
+func (n *Network) Restore(ctx context.Context, target restore.Target, interval int64, progress func(Progress)) (*restore.Result, error) {
+	j := &joining{Options: Options{Config: n.o.Config, Logger: n.o.Logger}, log: n.o.Logger, network: n}
+	if err := j.trusted(ctx); err != nil {
+		return nil, err
+	}
+	return restore.Run(ctx, restore.Options{
+		Logger: n.o.Logger, Peers: n.peers, Headers: headers{n.verifier}, Target: target, Interval: interval,
+		MinHeight: n.o.Config.CometBFT.StateSync.TrustHeight - oldSnapshots*interval, MemoryBytes: n.o.Config.App.Join.MemoryBytes, Progress: progress,
+	})
 }
 
 // releaseOwn stops reading the node's own blocks, before they are removed.

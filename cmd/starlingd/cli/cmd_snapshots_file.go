@@ -12,13 +12,15 @@ import (
 
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
+	"github.com/starling-kv/starling/node/join"
 )
 
 func newSnapshotsExportCmd(env *cliEnv) *cobra.Command {
 	var o home.ExportOptions
+	network := false
 	cmd := &cobra.Command{
 		Use: "export FILE", Aliases: []string{"dump"},
-		Short: "Write a snapshot of a stopped node to a file",
+		Short: "Write a snapshot of a stopped node, or of the network, to a file",
 		Long: `Writes the newest stored snapshot of a stopped node to a file, or the state on disk if no
 snapshot is stored. Each chunk is verified before it is written. The same state gives the
 same file.
@@ -27,16 +29,31 @@ The data go to FILE.partial, which is renamed to FILE once it is complete; Ctrl-
 it. An import needs the app hash from another source: it is in the header of the block
 after the snapshot's height.
 
+With --from-network it fetches the newest snapshot from other nodes, while all of them
+run: the way to back up a network whose state is sharded. Of the home it uses only the
+configuration and the genesis file, so a node may run in it. Headers come from validators,
+chunks from all nodes that serve the snapshot, storage nodes among them. All of it is proved
+from the header of statesync.trust_height and trust_hash. The chunks are first stored in
+FILE.state: after Ctrl-C, the same command continues.
+
 Exit status 6 means that data are damaged: the message names the file or folder and
 the fix.`,
 		Example: `  starlingd snapshots export demo.snapshot
-  starlingd snapshots export demo.snapshot --height 12000 --overwrite`,
+  starlingd snapshots export demo.snapshot --height 12000 --overwrite
+  starlingd snapshots export demo.snapshot --from-network --join.peers ID@HOST:26666 \
+      --statesync.trust_height 1000 --statesync.trust_hash A1B2…`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.Height < 0 {
 				return usagef("--height is %d, it must be above 0", o.Height)
 			}
 			o.File = args[0]
+			if network {
+				if o.Height > 0 {
+					return usagef("--height cannot be used with --from-network: it fetches the newest snapshot")
+				}
+				return exportFromNetwork(cmd, env, home.NetworkExportOptions{File: o.File, Overwrite: o.Overwrite})
+			}
 			return offline(cmd, env, func(ctx context.Context, config *config.Config) error {
 				keys, bytes := stages{env: env, unit: "keys"}, stages{env: env, unit: bytesUnit}
 				o.Reading = func(done, total uint64) { keys.at("reading the state on disk", done, total) }
@@ -70,7 +87,47 @@ the fix.`,
 	}
 	cmd.Flags().Int64Var(&o.Height, "height", 0, "height of a stored snapshot, or of the state on disk (default: the newest)")
 	cmd.Flags().BoolVar(&o.Overwrite, "overwrite", false, "replace an existing FILE")
+	cmd.Flags().BoolVar(&network, "from-network", false, "fetch the newest snapshot from the network's nodes")
+	config.AddTrustFlags(cmd.Flags())
 	return cmd
+}
+
+// exportFromNetwork shows the progress of home.ExportFromNetwork, and its result.
+func exportFromNetwork(cmd *cobra.Command, env *cliEnv, o home.NetworkExportOptions) (err error) {
+	conf, err := config.Load(env.Home, env.V)
+	if err != nil {
+		return err
+	}
+	if o.Logger, err = config.NewLogger(env.Err, "error", conf.CometBFT.LogFormat); err != nil {
+		return err
+	}
+	ctx, cancel := untilSignal(cmd.Context())
+	defer cancel()
+	fetched, written := stages{env: env, unit: bytesUnit}, stages{env: env, unit: bytesUnit}
+	o.Fetching = func(p join.Progress) {
+		if p.Bytes > 0 {
+			fetched.at(fmt.Sprintf("fetching the state of height %d", p.Height), min(p.BytesDone, p.Bytes), p.Bytes)
+		}
+	}
+	o.Writing = func(done, total uint64) {
+		fetched.end()
+		written.at("writing "+o.File, done, total)
+	}
+	result, err := home.ExportFromNetwork(ctx, conf, o)
+	fetched.end()
+	written.end()
+	switch {
+	case err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled):
+		return errors.New("interrupted: the same command continues")
+	case errors.Is(err, home.ErrFileExists):
+		return fmt.Errorf("%w: choose another name, or use --overwrite", err)
+	case err != nil:
+		return err
+	case env.JSON():
+		return writeJSON(env.Out, result)
+	}
+	fmt.Fprintf(env.Out, "exported the network's snapshot: %s\n", snapshotLine(result))
+	return nil
 }
 
 func newSnapshotsImportCmd(env *cliEnv) *cobra.Command {
