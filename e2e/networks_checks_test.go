@@ -3,8 +3,10 @@ package e2e_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -164,6 +166,34 @@ func (w *world) checkNamed() {
 		}
 	}
 	w.log("false answers by node, as counted in logs: %v", named)
+}
+
+// checkExport exports the newest snapshot of a sharded network, in the home of a running validator,
+// and compares its app hash with the header that commits to it.
+func (w *world) checkExport(ctx context.Context) {
+	if w.m.Shards == 0 {
+		Skip("the state is not sharded")
+	}
+	if w.docker {
+		Skip("this process cannot reach the addresses in the homes")
+	}
+	nodes := w.honest()
+	home := nodes[len(nodes)-1].Home // it dials all others
+	first, err := nodes[0].Home.Header(ctx, 1)
+	Expect(err).NotTo(HaveOccurred())
+	file := filepath.Join(w.dir, "exported.snapshot")
+	out, err := exec.CommandContext(ctx, starlingd, "snapshots", "export", file, "--from-network", "--home", home.Dir, "--output", "json",
+		"--statesync.trust_height", "1", "--statesync.trust_hash", fmt.Sprintf("%X", first.Hash)).Output()
+	Expect(err).NotTo(HaveOccurred())
+	var exported struct {
+		Height  int64
+		AppHash string `json:"app_hash"`
+	}
+	Expect(json.Unmarshal(out, &exported)).To(Succeed())
+	header, err := nodes[0].Home.Header(ctx, exported.Height+1)
+	Expect(err).NotTo(HaveOccurred())
+	Expect(exported.AppHash).To(Equal(fmt.Sprintf("%X", []byte(header.AppHash))))
+	w.log("exported the state of height %d", exported.Height)
 }
 
 // checkLightClient reads keys that were written before the steps, and keys that were never written,

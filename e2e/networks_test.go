@@ -139,6 +139,7 @@ func describe(m *manifest.Manifest, provider string) {
 		It("agrees on the app hash at every height", func() { w.checkAppHashes(ctx) })
 		It("has banned no honest node", func() { w.checkBans() })
 		It("names the storage nodes that sent false answers", func() { w.checkNamed() })
+		It("is exported to a file while it runs", func() { w.checkExport(ctx) })
 		It("proves keys and their absence to a light client", func() { w.checkLightClient(ctx) })
 		It("shows the evidence of double votes", func() { w.checkEvidence(ctx) })
 	})
@@ -153,6 +154,7 @@ type world struct {
 	history *history.History
 	began   time.Time // of the spec
 	failed  bool
+	docker  bool // the nodes are in containers
 }
 
 func (w *world) log(format string, args ...any) {
@@ -170,7 +172,7 @@ func (w *world) setUp(name string) {
 	Expect(err).NotTo(HaveOccurred())
 	programs := testnet.Programs{Starlingd: starlingd, Byzantine: byzantine, Relay: relay}
 	var provider testnet.Provider = testnet.NewProcesses(context.Background(), programs.Relay)
-	if name == "docker" {
+	if w.docker = name == "docker"; w.docker {
 		provider, err = testnet.NewDocker(context.Background(), programs.Relay)
 		Expect(err).NotTo(HaveOccurred())
 	}
