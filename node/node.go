@@ -167,6 +167,9 @@ func New(ctx context.Context, config *config.Config, logger log.Logger, opts ...
 }
 
 func (n *Node) open(ctx context.Context, o options) error {
+	if err := join.Forked(n.config); err != nil {
+		return err
+	}
 	defer context.AfterFunc(ctx, n.endLife)()
 	validator, err := n.openKeys(ctx)
 	if err != nil {

@@ -31,7 +31,8 @@ func TestJoinWithALiar(t *testing.T) {
 	before := resources(t)
 	homes := makeHomes(t, ctx, 1, "validator", "joiner", "liar")
 	validator, joiner, liar := homes[0], homes[1], homes[2]
-	start(t, p, homes, 0, nil, starlingd, "start")
+	// The validator is slow, so that the join lasts until the other one is banned.
+	start(t, p, homes, 0, []string{"STARLINGD_TRANSPORT_SEND_RATE=500000"}, starlingd, "start")
 	start(t, p, homes, 2, nil, byzantine, "--lie", "corrupt")
 	await(t, ctx, validator, 1)
 	height := fill(t, validator)

@@ -135,8 +135,8 @@ func (m *Manifest) checkStep(s Step) error {
 			return fmt.Errorf("there is no node %q", name)
 		case slices.Contains(s.Nodes[:i], name):
 			return fmt.Errorf("%s is named twice", name)
-		case s.Do == KillMidSync && (n.StartAt == 0 || n.Join != Transport):
-			return fmt.Errorf("%s does not join over the transport", name)
+		case s.Do == KillMidSync && (n.StartAt == 0 || n.Join != Transport || n.Sharded):
+			return fmt.Errorf("%s does not join by a snapshot over the transport", name)
 		case s.Do == LoseDisk && n.Mode != Storage:
 			return fmt.Errorf("%s is not a storage node", name)
 		case s.Do == DeleteSnapshot && (n.Mode == Storage || n.Sharded):

@@ -135,7 +135,7 @@ func step(r *rand.Rand, m *Manifest, established, late, storage []string) Step {
 		case KillMidSync:
 			s.Nodes = some(r, late, 1)
 			again := slices.ContainsFunc(m.Steps, func(o Step) bool { return o.Do == KillMidSync })
-			if again || m.Nodes[s.Nodes[0]].Join != Transport {
+			if n := m.Nodes[s.Nodes[0]]; again || n.Join != Transport || n.Sharded {
 				continue
 			}
 		}

@@ -268,7 +268,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 		o.View.Over() // the node continues by blocks, or not at all
 	}
 	if errors.Is(err, lightblocks.ErrConflict) {
-		err = errors.Join(err, fmt.Errorf("evidence is in %q: ask the validators which chain is theirs before you join", evidenceDir(o.Config)))
+		err = config.Invalid(errors.Join(err, Forked(o.Config)))
 	}
 	if err != nil {
 		return err

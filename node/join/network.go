@@ -170,6 +170,19 @@ func evidenceDir(conf *config.Config) string {
 	return filepath.Join(conf.CometBFT.DBDir(), "conflicts")
 }
 
+// Forked returns an error if the home has evidence of two blocks of one height that are both proved:
+// no start decides by itself which of the two chains is right. The error matches config.ErrInvalid
+// and lightblocks.ErrConflict.
+func Forked(conf *config.Config) error {
+	path, found := lightblocks.Evidence(evidenceDir(conf))
+	if path == "" {
+		return nil
+	}
+	return config.Invalid(fmt.Errorf("%w on %s, see %q: ask the validators which chain is right, "+
+		"set statesync.trust_height and statesync.trust_hash to a header of it, reset this home if it followed the other chain, and move %q away",
+		lightblocks.ErrConflict, found.UTC().Format("2006-01-02 15:04:05 MST"), path, evidenceDir(conf)))
+}
+
 // trust returns the header to begin with: the last one of the node's own blocks if it is not too
 // old, otherwise the configured one.
 func (n *Network) trust() (lightblocks.Options, error) {

@@ -72,9 +72,11 @@ func (n *Process) tendPlace(ctx context.Context, p *place, v verifier) error {
 		if now.Before(p.tryFrom) {
 			return nil
 		}
-		newest := n.newest(ctx)
-		if newest == 0 {
-			return nil // no node has answered yet
+		limited, cancel := context.WithTimeout(ctx, claimTimeout)
+		newest, err := v.Newest(limited) // proved: a false height would keep the range from starting
+		cancel()
+		if err != nil {
+			return err
 		}
 		n.take(ctx, p, v, -1, newest-n.genesis.InitialHeight < n.young)
 		return nil

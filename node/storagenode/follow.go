@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/statesync/lightblocks"
 )
 
@@ -20,6 +22,10 @@ const (
 	idlePoll   = time.Second
 	// asked is the number of peers asked at a time.
 	asked = 3
+	// claimTimeout limits the time for a block at a height that a peer claims: the claim may be
+	// false. Then claims are ignored for doubtClaims.
+	claimTimeout = 2 * time.Second
+	doubtClaims  = time.Minute
 	// headerBatch is the number of headers fetched by their hashes below one proved by signatures.
 	headerBatch = 256
 	// stepTimeout limits proving a batch.
@@ -29,11 +35,6 @@ const (
 	// saveEvery is the interval of saving the newest header.
 	saveEvery = 10 * time.Second
 )
-
-// newest returns the greatest block height that peers report; 0: no peer answered.
-func (n *Process) newest(ctx context.Context) int64 {
-	return n.peers.Load().Newest(ctx, asked, idlePoll)
-}
 
 // verifier is the part of lightblocks.Verifier that the follower uses.
 type verifier interface {
@@ -50,16 +51,30 @@ func (n *Process) follow(ctx context.Context) error {
 		return err
 	}
 	defer network.Close()
-	defer n.saveTrust()
+	claimed := func(ctx context.Context) int64 { return network.Peers().Newest(ctx, asked, idlePoll) }
+	err = n.followWith(ctx, &target{verifier: network.Verifier(), claimed: claimed})
+	if errors.Is(err, lightblocks.ErrConflict) {
+		// The last header may be of the chain that is wrong. Forked refuses the next start.
+		if failed := os.Remove(n.trustedPath()); !errors.Is(failed, os.ErrNotExist) {
+			err = errors.Join(err, failed)
+		}
+		return config.Invalid(errors.Join(err, join.Forked(n.config)))
+	}
+	n.saveTrust()
+	return err
+}
+
+// followWith is follow with headers from v.
+func (n *Process) followWith(ctx context.Context, v *target) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer n.taking.Wait()
 	defer cancel()
 	var warned, saved time.Time
 	for ctx.Err() == nil {
-		more, err := n.step(ctx, network.Verifier())
+		more, err := n.step(ctx, v)
 		// Also without new headers, for example when the headers that one range needs are pruned
 		// everywhere.
-		if tended := n.tend(ctx, network.Verifier()); err == nil || isFinal(tended) {
+		if tended := n.tend(ctx, v); err == nil || isFinal(tended) {
 			err = tended
 		}
 		switch {
@@ -108,7 +123,7 @@ func (n *Process) position() (lowest int64, hungry, some bool) {
 }
 
 // step proves the next headers that the ranges need. more reports whether there are further ones.
-func (n *Process) step(ctx context.Context, v verifier) (more bool, err error) {
+func (n *Process) step(ctx context.Context, v *target) (more bool, err error) {
 	lowest, _, some := n.position()
 	if !some {
 		return false, nil
@@ -119,25 +134,11 @@ func (n *Process) step(ctx context.Context, v verifier) (more bool, err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	claimed := n.newest(ctx)
-	if claimed < next {
-		return false, nil
+	block, more, err := v.next(ctx, next)
+	if block == nil {
+		return false, err
 	}
-	to := min(claimed, next+headerBatch-1)
-	block, err := v.LightBlock(ctx, to)
-	if err != nil { // the reported height may be false
-		newest, other := v.Newest(ctx)
-		if other != nil {
-			return false, errors.Join(err, other)
-		}
-		if newest < next {
-			return false, nil
-		}
-		to = min(newest, next+headerBatch-1)
-		if block, err = v.LightBlock(ctx, to); err != nil {
-			return false, err
-		}
-	}
+	to := block.Height
 	found := []proved{{block.Height, block.AppHash, block.Hash(), block.Time}}
 	if to > next {
 		below, err := v.Ancestors(ctx, to-1, func(h *cmttypes.Header) bool { return h.Height <= next })
@@ -150,5 +151,38 @@ func (n *Process) step(ctx context.Context, v verifier) (more bool, err error) {
 	}
 	n.headers.add(found...)
 	n.proved()
-	return claimed > to, nil
+	return more, nil
+}
+
+// target chooses the blocks that the follower proves. Peers' claims of their newest height only save
+// time: strangers among them can make any claim.
+type target struct {
+	verifier
+	claimed func(ctx context.Context) int64 // greatest height that peers claim; 0: no peer answered
+	doubted time.Time                       // when a claimed block was last missing
+}
+
+// next returns the last proved block of the next batch, which begins at a height, and whether there
+// are further batches; nil: the chain has no such block yet.
+func (v *target) next(ctx context.Context, height int64) (block *cmttypes.LightBlock, more bool, err error) {
+	last := height + headerBatch - 1
+	if v.doubted.IsZero() || time.Since(v.doubted) >= doubtClaims {
+		claimed := v.claimed(ctx)
+		if claimed < height {
+			return nil, false, nil
+		}
+		limited, cancel := context.WithTimeout(ctx, claimTimeout)
+		block, err = v.LightBlock(limited, min(claimed, last))
+		cancel()
+		if err == nil || errors.Is(err, lightblocks.ErrConflict) || ctx.Err() != nil {
+			return block, claimed > last, err
+		}
+		v.doubted = time.Now()
+	}
+	newest, err := v.Newest(ctx)
+	if err != nil || newest < height {
+		return nil, false, err
+	}
+	block, err = v.LightBlock(ctx, min(newest, last))
+	return block, newest > last, err
 }

@@ -106,6 +106,9 @@ func New(ctx context.Context, o Options) (*Process, error) {
 }
 
 func (n *Process) open(ctx context.Context) error {
+	if err := join.Forked(n.config); err != nil {
+		return err
+	}
 	if err := n.load(); err != nil {
 		return err
 	}

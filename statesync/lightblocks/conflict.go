@@ -236,6 +236,24 @@ type keptEvidence struct {
 	Evidence []json.RawMessage `json:"evidence"`
 }
 
+// evidencePattern matches the names of the files in EvidenceDir.
+const evidencePattern = "light-client-attack-*.json"
+
+// Evidence returns the last file of evidence in an EvidenceDir, by its name, and when it was found.
+// The time is zero if the file cannot be read; path is "" if there is no file.
+func Evidence(dir string) (path string, found time.Time) {
+	paths, _ := filepath.Glob(filepath.Join(dir, evidencePattern)) // the pattern is valid
+	if len(paths) == 0 {
+		return "", found
+	}
+	path = paths[len(paths)-1]
+	var kept keptEvidence
+	if text, err := os.ReadFile(path); err == nil && json.Unmarshal(text, &kept) == nil {
+		found = kept.Found
+	}
+	return path, found
+}
+
 // keepEvidence writes a file atomically: it is complete or does not exist.
 func (v *Verifier) keepEvidence(ours, theirs transport.ID, evidence []*types.LightClientAttackEvidence) error {
 	if v.opts.EvidenceDir == "" {
