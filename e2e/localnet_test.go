@@ -134,8 +134,8 @@ func TestLocalnetTellsWhoDied(t *testing.T) {
 	cmd.Stderr = &stderr
 	require.NoError(t, cmd.Start())
 	lines := bufio.NewScanner(stdout)
-	for lines.Scan() && !strings.Contains(lines.Text(), "written, the last at height") { // then it only waits
-	}
+	for lines.Scan() && !strings.Contains(lines.Text(), "written, the last at height") {
+	} // from now on it only waits
 	kill(t, filepath.Join(homes, "validator-1"))
 	rest, err := io.ReadAll(stdout)
 	require.NoError(t, err)

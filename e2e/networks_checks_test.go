@@ -139,8 +139,8 @@ func (w *world) checkBans() {
 	w.log("%d bans, all of Byzantine nodes", banned)
 }
 
-// checkNamed checks that the logs of honest nodes name each storage node that has sent several false
-// answers, and no honest node.
+// checkNamed checks that the logs of honest nodes name each storage node that has sent several
+// false answers, and no honest node.
 func (w *world) checkNamed() {
 	if w.m.Shards == 0 {
 		Skip("the state is not sharded")

@@ -18,8 +18,8 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// shardedTorture is a network of four validators with a partial state, and of six storage nodes, two
-// for each third of the keys. No node has the whole state.
+// shardedTorture is a network of four validators with a partial state, and of six storage nodes,
+// two for each third of the keys. No node has the whole state.
 type shardedTorture struct {
 	*testing.T
 	random              *rand.Rand
@@ -46,9 +46,9 @@ const (
 	everybodyLater victims = "a storage node, and later everybody else"
 )
 
-// TestTortureSharded kills storage nodes and validators at random instants, alone, together and with
-// all other nodes, while clients write. After each kill the network must recover by itself, with the
-// same app hashes everywhere, and with all acknowledged writes:
+// TestTortureSharded kills storage nodes and validators at random instants, alone, together and
+// with all other nodes, while clients write. After each kill the network must recover by itself,
+// with the same app hashes everywhere, and with all acknowledged writes:
 //
 //	start ──► (kill) ──► start ──► all validators make blocks again ──► … ──► compare
 func TestTortureSharded(t *testing.T) {

@@ -14,8 +14,8 @@ var lies = []string{"mix", "corrupt", "truncate", "swap", "oversize", "equivocat
 // to two Byzantine full nodes, and two to four steps. The state of a third of the networks is
 // sharded: at most three validators, some of which can have the whole state, over one to three
 // ranges with two storage nodes each, one of which can be Byzantine. The network is small enough to
-// run on two cores. upgradeFrom is the commit of the first program of some nodes; empty: all nodes run the
-// present program.
+// run on two cores. upgradeFrom is the commit of the first program of some nodes; empty: all nodes
+// run the present program.
 func Generate(seed uint64, upgradeFrom string) *Manifest {
 	r := rand.New(rand.NewPCG(seed, 0x656e3265))
 	m := &Manifest{

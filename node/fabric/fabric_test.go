@@ -99,7 +99,8 @@ func TestPathsAreCounted(t *testing.T) {
 		_, err := conn.Call(t.Context(), transport.Call{Method: 4, Into: make([]byte, 100_000)})
 		require.NoError(t, err)
 	}
-	nodetest.Until(t, "the server has counted the response", func() bool { // after the client has it
+	// The client may have the response earlier.
+	nodetest.Until(t, "the server has counted the response", func() bool {
 		peers := server.Status("").Peers
 		return len(peers) > 0 && peers[0].SentBytes >= 100_000
 	})

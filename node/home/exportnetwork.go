@@ -43,8 +43,8 @@ type NetworkExportOptions struct {
 //	validators: headers ──► app hash ──┐
 //	storage nodes, full nodes: chunks ─┴─► FILE.state ─► FILE.partial ─► FILE
 //
-// Of the home it uses only the configuration and the genesis file: a node may run in it. Nodes are
-// found as by a join, and everything is verified as by a join, beginning with the header of the
+// It uses only the home's configuration and genesis file: a node may run in it. Nodes are found as
+// by a join, and everything is verified as by a join, beginning with the header of the
 // [statesync] section. After an interruption, the next call continues with FILE.state.
 func ExportFromNetwork(ctx context.Context, conf *config.Config, o NetworkExportOptions) (SnapshotFile, error) {
 	if _, err := os.Lstat(o.File); err == nil && !o.Overwrite {
@@ -131,7 +131,7 @@ func (e *networkExport) run(ctx context.Context, dir string) (result SnapshotFil
 func (e *networkExport) fetch(ctx context.Context, store *treestore.Store) (int64, *avlstar.Version, error) {
 	network, err := join.Connect(join.NetworkOptions{
 		Config: e.conf, Logger: e.o.Logger, Genesis: e.genesis, Addresses: e.addresses,
-		NodeKey: &p2p.NodeKey{PrivKey: ed25519.GenPrivKey()}, // a node with the home's key may be running
+		NodeKey: &p2p.NodeKey{PrivKey: ed25519.GenPrivKey()}, // the home's node may be running
 	})
 	if err != nil {
 		return 0, nil, err

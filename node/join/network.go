@@ -170,9 +170,9 @@ func evidenceDir(conf *config.Config) string {
 	return filepath.Join(conf.CometBFT.DBDir(), "conflicts")
 }
 
-// Forked returns an error if the home has evidence of two blocks of one height that are both proved:
-// no start decides by itself which of the two chains is right. The error matches config.ErrInvalid
-// and lightblocks.ErrConflict.
+// Forked returns an error if the home has evidence of two blocks of one height that are both
+// proved: no start decides by itself which of the two chains is right. The error matches
+// config.ErrInvalid and lightblocks.ErrConflict.
 func Forked(conf *config.Config) error {
 	path, found := lightblocks.Evidence(evidenceDir(conf))
 	if path == "" {
@@ -235,9 +235,9 @@ func (n *Network) Reach(ctx context.Context, timeout time.Duration) error {
 	}
 }
 
-// Restore waits for the trusted header, and restores the newest usable snapshot to a target. interval
-// is the chain's snapshot interval, in blocks; progress may be nil. The caller releases the version
-// of the result. Errors: ErrTrust, and those of restore.Run.
+// Restore waits for the trusted header, and restores the newest usable snapshot to a target.
+// interval is the chain's snapshot interval, in blocks; progress may be nil. The caller releases
+// the version of the result. Errors: ErrTrust, and those of restore.Run.
 func (n *Network) Restore(ctx context.Context, target restore.Target, interval int64, progress func(Progress)) (*restore.Result, error) {
 	j := &joining{Options: Options{Config: n.o.Config, Logger: n.o.Logger}, log: n.o.Logger, network: n}
 	if err := j.trusted(ctx); err != nil {

@@ -73,7 +73,7 @@ func (n *Process) tendPlace(ctx context.Context, p *place, v verifier) error {
 			return nil
 		}
 		limited, cancel := context.WithTimeout(ctx, claimTimeout)
-		newest, err := v.Newest(limited) // proved: a false height would keep the range from starting
+		newest, err := v.Newest(limited) // a false height would keep the range waiting
 		cancel()
 		if err != nil {
 			return err

@@ -154,8 +154,8 @@ func (n *Process) step(ctx context.Context, v *target) (more bool, err error) {
 	return more, nil
 }
 
-// target chooses the blocks that the follower proves. Peers' claims of their newest height only save
-// time: strangers among them can make any claim.
+// target chooses the blocks that the follower proves. Peers' claims of their newest height only
+// save time: strangers among them can make any claim.
 type target struct {
 	verifier
 	claimed func(ctx context.Context) int64 // greatest height that peers claim; 0: no peer answered

@@ -310,7 +310,8 @@ func TestReadsByKeyOfADamagedDisk(t *testing.T) {
 		s.commit(t)
 	}
 	require.NoError(t, s.zone.Flush())
-	require.NoError(t, s.zone.Compact(t.Context(), nil)) // or a later compaction might remove tables
+	// Otherwise a later compaction might remove tables.
+	require.NoError(t, s.zone.Compact(t.Context(), nil))
 	s.restart(t, map[int64]map[string]string{s.height: s.states[s.height].model})
 	told := 0
 	s.store.pages.Failed = func(error) { told++ }

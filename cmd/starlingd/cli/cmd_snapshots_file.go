@@ -30,8 +30,8 @@ it. An import needs the app hash from another source: it is in the header of the
 after the snapshot's height.
 
 With --from-network it fetches the newest snapshot from other nodes, while all of them
-run: the way to back up a network whose state is sharded. Of the home it uses only the
-configuration and the genesis file, so a node may run in it. Headers come from validators,
+run: the way to back up a network whose state is sharded. It uses only the home's
+configuration and genesis file, so a node may run there. Headers come from validators,
 chunks from all nodes that serve the snapshot, storage nodes among them. All of it is proved
 from the header of statesync.trust_height and trust_hash. The chunks are first stored in
 FILE.state: after Ctrl-C, the same command continues.
