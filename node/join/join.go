@@ -217,9 +217,9 @@ func interrupted(o Options) bool {
 }
 
 // Run does what Decide returned, until CometBFT can be made. Errors: ErrNoTransport and ErrTrust,
-// without any change; lightblocks.ErrConflict, with the folder of the evidence;
-// snapshot.ErrHopeless, if retrying does not help. After a kill at any point the next Run continues
-// where this one was. Run must not be called concurrently.
+// without any change; lightblocks.ErrConflict, as ForkError; snapshot.ErrHopeless, if retrying does
+// not help. After a kill at any point the next Run continues where this one was. Run must not be
+// called concurrently.
 func Run(ctx context.Context, way Way, o Options) error {
 	if way == None {
 		return nil
@@ -268,7 +268,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 		o.View.Over() // the node continues by blocks, or not at all
 	}
 	if errors.Is(err, lightblocks.ErrConflict) {
-		err = config.Invalid(errors.Join(err, Forked(o.Config)))
+		err = ForkError(o.Config, err)
 	}
 	if err != nil {
 		return err

@@ -178,9 +178,13 @@ func Forked(conf *config.Config) error {
 	if path == "" {
 		return nil
 	}
-	return config.Invalid(fmt.Errorf("%w on %s, see %q: ask the validators which chain is right, "+
-		"set statesync.trust_height and statesync.trust_hash to a header of it, reset this home if it followed the other chain, and move %q away",
-		lightblocks.ErrConflict, found.UTC().Format("2006-01-02 15:04:05 MST"), path, evidenceDir(conf)))
+	return ForkError(conf, fmt.Errorf("%w on %s (%q)", lightblocks.ErrConflict, found.UTC().Format("2006-01-02 15:04:05 MST"), path))
+}
+
+// ForkError adds to a lightblocks.ErrConflict what the operator has to do.
+func ForkError(conf *config.Config, err error) error {
+	return config.Invalid(fmt.Errorf("%w: ask the validators which chain is right, set statesync.trust_height and statesync.trust_hash to a header of it, "+
+		"reset this home if it followed the other chain, and move the evidence in %q away", err, evidenceDir(conf)))
 }
 
 // trust returns the header to begin with: the last one of the node's own blocks if it is not too

@@ -58,7 +58,7 @@ func (n *Process) follow(ctx context.Context) error {
 		if failed := os.Remove(n.trustedPath()); !errors.Is(failed, os.ErrNotExist) {
 			err = errors.Join(err, failed)
 		}
-		return config.Invalid(errors.Join(err, join.Forked(n.config)))
+		return join.ForkError(n.config, err)
 	}
 	n.saveTrust()
 	return err
