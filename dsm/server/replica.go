@@ -511,6 +511,15 @@ func (r *Replica) Waiting() (updates, bytes int) {
 	return len(r.mu.waiting.whole) + len(r.mu.waiting.begun), r.mu.waiting.bytes
 }
 
+// Sizes returns the bytes of the range's state on disk, and of its tree in memory.
+func (r *Replica) Sizes() (disk, memory uint64) {
+	if p := r.latest(); p != nil {
+		memory = p.Memory().Held
+		p.Release()
+	}
+	return r.o.Store.Bytes(), memory
+}
+
 func rangeOf(r avlstar.KeyRange) avlstar.KeyRange {
 	return avlstar.KeyRange{First: r.First, After: r.After}
 }

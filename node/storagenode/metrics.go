@@ -27,6 +27,8 @@ type metrics struct {
 	verdicts           *prometheus.CounterVec   // by sender and kind
 	oldest, newest     *prometheus.Desc         // by range
 	waiting, waitBytes *prometheus.Desc         // by range
+	disk, memory       *prometheus.Desc         // by range
+	logged             *prometheus.Desc
 	header, missing    *prometheus.Desc
 	damaged            *prometheus.Desc
 	snapshot           *prometheus.Desc
@@ -60,6 +62,9 @@ func newMetrics(n *Process) *metrics {
 		newest:    desc("durable_height", "Newest height on disk, by range.", "range"),
 		waiting:   desc("waiting_updates", "Updates waiting for a header or for earlier updates, by range.", "range"),
 		waitBytes: desc("waiting_bytes", "Bytes of updates waiting for a header or for earlier updates, by range.", "range"),
+		disk:      desc("range_bytes", "Bytes of the state on disk, by range.", "range"),
+		memory:    desc("range_memory_bytes", "Bytes of the tree in memory, by range.", "range"),
+		logged:    desc("log_bytes", "Bytes of the updates in the log of all ranges."),
 		header:    desc("header_height", "Height of the newest proved header."),
 		snapshot:  desc("snapshot_height", "Height of the newest snapshot whose chunks are served to joining full-state nodes; 0: none."),
 		missing:   desc("missing_ranges", "Ranges assigned to this storage node that have no state yet."),
@@ -74,7 +79,7 @@ func newMetrics(n *Process) *metrics {
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.oldest, m.newest, m.waiting, m.waitBytes, m.header, m.missing, m.damaged, m.snapshot} {
+	for _, d := range []*prometheus.Desc{m.oldest, m.newest, m.waiting, m.waitBytes, m.disk, m.memory, m.logged, m.header, m.missing, m.damaged, m.snapshot} {
 		to <- d
 	}
 	for _, c := range []prometheus.Collector{m.sent, m.received, m.requests, m.seconds, m.verdicts} {
@@ -103,8 +108,12 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		gauge(m.newest, float64(claim.Durable), p.String())
 		gauge(m.waiting, float64(updates), p.String())
 		gauge(m.waitBytes, float64(bytes), p.String())
+		disk, memory := p.replica.Sizes()
+		gauge(m.disk, float64(disk), p.String())
+		gauge(m.memory, float64(memory), p.String())
 	}
 	m.n.mu.Unlock()
+	gauge(m.logged, float64(m.n.redo.Bytes()))
 	gauge(m.missing, float64(missing))
 	gauge(m.damaged, float64(damaged))
 	gauge(m.snapshot, float64(m.n.chunks.newest()))

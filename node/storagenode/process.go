@@ -127,14 +127,14 @@ func (n *Process) open(ctx context.Context) error {
 	}
 	n.chunks = chunks
 	n.metrics = newMetrics(n)
+	n.memory = rangestore.NewMemory(n.config.App.Disk.CacheBytes)
+	if err := n.openRedo(); err != nil {
+		return err
+	}
 	if n.o.Metrics != nil {
 		if err := n.o.Metrics.Register(n.metrics); err != nil {
 			return err
 		}
-	}
-	n.memory = rangestore.NewMemory(n.config.App.Disk.CacheBytes)
-	if err := n.openRedo(); err != nil {
-		return err
 	}
 	for _, p := range n.places {
 		if err := n.openPlace(ctx, p); err != nil {
