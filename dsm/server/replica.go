@@ -511,10 +511,11 @@ func (r *Replica) Waiting() (updates, bytes int) {
 	return len(r.mu.waiting.whole) + len(r.mu.waiting.begun), r.mu.waiting.bytes
 }
 
-// Sizes returns the bytes of the range's state on disk, and of its tree in memory.
+// Sizes returns the bytes of the range's state on disk, and of its tree in memory, in use or not.
 func (r *Replica) Sizes() (disk, memory uint64) {
 	if p := r.latest(); p != nil {
-		memory = p.Memory().Held
+		m := p.Memory()
+		memory = m.NodeBytes + m.LeafBytes + m.IndexBytes
 		p.Release()
 	}
 	return r.o.Store.Bytes(), memory
