@@ -45,7 +45,9 @@ func transportLanes() []tcp.Lane {
 		// If a part must wait, it goes over p2p instead.
 		{Methods: []transport.Method{relay.Method}, Workers: 4},
 		// A sharded validator without a witness holds up its round: chunks must not delay it.
-		{Methods: []transport.Method{dsm.MethodWitness, dsm.MethodUpper}, Workers: 2},
+		{Methods: []transport.Method{dsm.MethodWitness}, Workers: 2},
+		// A request of nine bytes can cost as much as many witnesses.
+		{Methods: []transport.Method{dsm.MethodUpper}, Workers: 1},
 	}
 }
 

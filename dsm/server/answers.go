@@ -101,6 +101,11 @@ func (n *Server) upper(body []byte) ([]byte, error) {
 	return witness.Upper(joined.Version(), int(u.Depth))
 }
 
+// weighUpper counts the upper nodes of every replica.
+func (n *Server) weighUpper(r transport.Request) int64 {
+	return witness.WeighUpper(r) * int64(max(1, len(n.replicas)))
+}
+
 // join adds the upper nodes of p, the partial tree of a range, to joined, which is nil for the
 // first range. It consumes both references and returns one.
 func join(joined, p *avlstar.Partial, depth int) (*avlstar.Partial, error) {

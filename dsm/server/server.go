@@ -64,7 +64,7 @@ func (n *Server) Register(mux *transport.Mux) {
 	}
 	handle(dsm.MethodRanges, func(transport.Request) ([]byte, error) { return dsm.EncodeClaims(n.Claims()) })
 	witness.Costly(mux, n.o.Making, dsm.MethodWitness, n.witness, n.weighWitness)
-	witness.Costly(mux, n.o.Making, dsm.MethodUpper, n.upper, witness.WeighUpper)
+	witness.Costly(mux, n.o.Making, dsm.MethodUpper, n.upper, n.weighUpper)
 	handle(dsm.MethodUpdate, n.update)
 	handle(dsm.MethodOutline, n.answerOutline)
 }

@@ -23,7 +23,7 @@ import (
 )
 
 // lanes separates methods: an update never waits for a witness, regardless of the witness's cost,
-// nor for a chunk, which the other workers serve.
+// nor for a chunk, which the other workers serve; and a witness waits for at most one upper tree.
 func lanes() []tcp.Lane {
 	return []tcp.Lane{
 		{Methods: []transport.Method{dsm.MethodRanges}, Workers: 1},
@@ -31,7 +31,9 @@ func lanes() []tcp.Lane {
 		{Methods: []transport.Method{
 			protocol.MethodStatus, protocol.MethodCommitment, protocol.MethodPeers, protocol.MethodGenesis, protocol.MethodParts,
 		}, Workers: 1},
-		{Methods: []transport.Method{dsm.MethodWitness, dsm.MethodUpper}, Workers: max(4, 2*runtime.GOMAXPROCS(0))},
+		{Methods: []transport.Method{dsm.MethodWitness}, Workers: max(4, 2*runtime.GOMAXPROCS(0))},
+		// A request of nine bytes can cost as much as many witnesses.
+		{Methods: []transport.Method{dsm.MethodUpper}, Workers: 1},
 	}
 }
 
