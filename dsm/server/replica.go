@@ -30,6 +30,9 @@ type Options struct {
 	Log     *RedoLog          // of the node; the caller closes it after all replicas
 	Headers Headers
 	Limits  Limits
+	// Known reports whether a sender is one of those that the operator has named: the updates of
+	// others make room for its updates. nil: no sender is.
+	Known func(transport.ID) bool
 	// ServeHeights is the number of recent heights served; default 64. It should exceed the
 	// greatest lag of updates, so that replicas at different heights have some heights in common.
 	ServeHeights int

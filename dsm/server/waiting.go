@@ -67,14 +67,17 @@ const maxRefused = 1024
 //	height   next          next+1     …   next+Ahead-1
 //	whole    a's, b's      a's
 //	begun    c: 40 %       b: 10 %        (evicted for nearer heights when Bytes are used up)
+//
+// A known sender displaces an unknown one if all places of a height are taken.
 type waiting struct {
 	limits  Limits
-	next    int64     // next height to apply
-	whole   []arrived // in the order of arrival
-	begun   []*begun  // in the order of arrival
-	refused []refusal // in the order of refusal
-	bytes   int       // bytes received of whole and begun
-	slow    []late    // since the last takeSlow
+	known   func(transport.ID) bool // nil: nobody
+	next    int64                   // next height to apply
+	whole   []arrived               // in the order of arrival
+	begun   []*begun                // in the order of arrival
+	refused []refusal               // in the order of refusal
+	bytes   int                     // bytes received of whole and begun
+	slow    []late                  // since the last takeSlow
 }
 
 // late is an update that arrived too slowly.
@@ -138,7 +141,7 @@ func (w *waiting) add(now time.Time, sender transport.ID, p dsm.UpdatePart) (hav
 	case b == nil && (len(p.Part) == 0 || p.Offset > 0):
 		return 0, nil // a probe, or the rest of an evicted update
 	case b == nil:
-		if err := w.placeFor(p.Height); err != nil {
+		if err := w.placeFor(sender, p.Height); err != nil {
 			return 0, err
 		}
 		b = &begun{height: p.Height, sum: p.Sum, sender: sender, due: now.Add(w.limits.Patience)}
@@ -204,8 +207,9 @@ func (w *waiting) isRefused(now time.Time, sender transport.ID) bool {
 	})
 }
 
-// placeFor returns ErrFull if the maximum number of updates of a height is waiting.
-func (w *waiting) placeFor(height int64) error {
+// placeFor returns ErrFull if the maximum number of updates of a height is waiting. A known sender
+// gets the place of an unknown one.
+func (w *waiting) placeFor(sender transport.ID, height int64) error {
 	n := 0
 	for _, a := range w.whole {
 		if a.height == height {
@@ -217,10 +221,31 @@ func (w *waiting) placeFor(height int64) error {
 			n++
 		}
 	}
-	if n >= w.limits.Senders {
-		return fmt.Errorf("%w: %d of height %d", ErrFull, n, height)
+	if n < w.limits.Senders || w.isKnown(sender) && w.displace(height) {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%w: %d of height %d", ErrFull, n, height)
+}
+
+func (w *waiting) isKnown(sender transport.ID) bool { return w.known != nil && w.known(sender) }
+
+// displace drops the last update of a height from an unknown sender, an incomplete one if there is
+// one. It returns false if all senders of the height are known.
+func (w *waiting) displace(height int64) bool {
+	for _, b := range slices.Backward(w.begun) {
+		if b.height == height && !w.isKnown(b.sender) {
+			w.dropBegun(b)
+			return true
+		}
+	}
+	for i, a := range slices.Backward(w.whole) {
+		if a.height == height && !w.isKnown(a.sender) {
+			w.whole = slices.Delete(w.whole, i, i+1)
+			w.bytes -= len(a.update)
+			return true
+		}
+	}
+	return false
 }
 
 // roomFor makes room for bytes of a height by evicting updates of later heights, the latest first.

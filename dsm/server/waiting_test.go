@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +20,7 @@ import (
 
 // TestWaiting runs the files in testdata/waiting:
 //
-//	new next=N ahead=N senders=N update-bytes=N bytes=N patience=D rate=N refused=N
+//	new next=N ahead=N senders=N update-bytes=N bytes=N patience=D rate=N refused=N known=(SENDER,…)
 //	step                                      one event per line; prints the result of add, and then the waiting updates
 //	    +DURATION                             time passes
 //	    SENDER HEIGHT UPDATE FROM-TO          bytes of an update, which is its name repeated to 100 bytes, or to LENGTH if UPDATE is NAME:LENGTH
@@ -64,7 +65,11 @@ func newWaitingOf(t *testing.T, d *datadriven.TestData) *waiting {
 		l.Patience, err = time.ParseDuration(patience)
 		require.NoError(t, err)
 	}
-	return newWaiting(l, next)
+	w := newWaiting(l, next)
+	if arg, ok := d.Arg("known"); ok {
+		w.known = func(id transport.ID) bool { return slices.Contains(arg.Vals, string(id)) }
+	}
+	return w
 }
 
 // namedUpdate returns the update of a name: NAME or NAME:LENGTH.
@@ -138,6 +143,7 @@ func TestWaitingRandom(t *testing.T) {
 	rng := seeds.Rand(t)
 	l := Limits{Ahead: 5, Senders: 3, UpdateBytes: 2000, Bytes: 7000, Patience: time.Second, Rate: 1000, Refused: 10}
 	w := newWaiting(l, 1)
+	w.known = func(id transport.ID) bool { return strings.HasSuffix(string(id), "7") }
 	now := time.Unix(0, 0)
 	arrived := 0
 	for step := range 20_000 {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,7 +63,8 @@ type Process struct {
 	paths   *fabric.Paths // RDMA channels; nil: none
 	dialer  transport.Dialer
 	nodes   *config.StorageNodes
-	places  []*place // the ranges of this node, in key order
+	named   []transport.ID // validators that the operator has named
+	places  []*place       // the ranges of this node, in key order
 	headers headers
 	peers   atomic.Pointer[peers.Peers] // connected nodes; nil at first
 	young   int64                       // fromGenesis, except in tests
@@ -168,6 +170,7 @@ func (n *Process) load() (err error) {
 		return err
 	}
 	n.dialer = tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID, Sides: n.paths.Sides()})
+	n.named = append(config.NamedPeers(n.config), n.config.App.StorageNode.SenderIDs()...)
 	file := n.config.App.StorageNode.Ranges
 	if n.nodes, err = config.LoadStorageNodes(n.config.Home, file); err != nil {
 		return err
@@ -207,6 +210,9 @@ func (n *Process) isStorageNode(id transport.ID) bool {
 	_, is := n.nodes.Addresses[dsm.NodeID(id)]
 	return is
 }
+
+// isNamed reports whether the operator has named a node as a source of updates or headers.
+func (n *Process) isNamed(id transport.ID) bool { return slices.Contains(n.named, id) }
 
 // ID returns the node's ID.
 func (n *Process) ID() transport.ID { return transport.ID(n.nodeKey.ID()) }

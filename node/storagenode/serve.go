@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,7 +62,7 @@ func (n *Process) serve() error {
 	if err != nil {
 		return err
 	}
-	named := append(config.NamedPeers(n.config), n.config.App.StorageNode.SenderIDs()...)
+	named := slices.Clone(n.named)
 	for node := range n.nodes.Addresses {
 		named = append(named, transport.ID(node))
 	}
