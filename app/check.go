@@ -37,7 +37,9 @@ type checker struct {
 		unchecked map[[sha256.Size]byte]sender
 		// Transactions of unchecked that were still unchecked at the next commit, and are in no
 		// block. They keep their slots until the recheck or another commit.
-		left map[[sha256.Size]byte]struct{}
+		left map[[sha256.Size]byte]sender
+		// The numbers of entries of unchecked and left together, with sender.user and without.
+		users, others int
 	}
 }
 
@@ -47,14 +49,15 @@ type sender struct {
 	account  [AccountBytes]byte
 	nonce    uint64
 	newcomer bool // whether it was one when it was checked: see standing.newcomer
+	user     bool // whether the node knows that the account has sent transactions before
 }
 
 // maxAdmitted limits the remembered transactions, because CheckTx never learns whether the mempool
 // kept one. The oldest are forgotten first.
 const maxAdmitted = 1 << 16
 
-// maxUnchecked limits the transactions that wait for a block unchecked. They cost their senders
-// only a signature and a nonce.
+// maxUnchecked limits the transactions that wait for a block unchecked: those of users, and those
+// of all others, which cost their senders only a signature and a nonce.
 const maxUnchecked = 1 << 12
 
 // reset starts again on a committed state, which it retains. sameRights says that no block since
@@ -77,16 +80,44 @@ func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha25
 	c.mu.version, c.mu.params, c.mu.rewritten = v, params, rewritten
 	c.mu.waiting = make(map[[AccountBytes]byte]uint64)
 	c.mu.left = nil
-	if v != nil && len(c.mu.unchecked) > 0 {
-		c.mu.left = make(map[[sha256.Size]byte]struct{}, len(c.mu.unchecked))
-		for id := range c.mu.unchecked {
-			c.mu.left[id] = struct{}{}
-		}
+	if v != nil {
+		c.mu.left = c.mu.unchecked
 		for i := range included {
 			delete(c.mu.left, included[i].id)
 		}
 	}
-	c.mu.unchecked = nil
+	c.mu.unchecked, c.mu.users, c.mu.others = nil, 0, 0
+	for _, from := range c.mu.left {
+		*c.slots(from)++
+	}
+}
+
+// slots returns the number of slots of senders like this one. The caller holds the lock.
+func (c *checker) slots(from sender) *int {
+	if from.user {
+		return &c.mu.users
+	}
+	return &c.mu.others
+}
+
+// takeSlot gives a transaction a slot of unchecked. The caller holds the lock.
+func (c *checker) takeSlot(id [sha256.Size]byte, from sender) {
+	if c.mu.unchecked == nil {
+		c.mu.unchecked = make(map[[sha256.Size]byte]sender)
+	}
+	c.mu.unchecked[id] = from
+	*c.slots(from)++
+}
+
+// freeSlot frees the slot of a transaction, if it has one in a map, which is unchecked or left. The
+// caller holds the lock.
+func (c *checker) freeSlot(of map[[sha256.Size]byte]sender, id [sha256.Size]byte) (had bool) {
+	from, had := of[id]
+	if had {
+		delete(of, id)
+		*c.slots(from)--
+	}
+	return had
 }
 
 // refresh replaces the version that is checked against by another one of the same state, which it
@@ -128,6 +159,7 @@ func (c *checker) admit(id [sha256.Size]byte, from sender, whole, again bool) *t
 	if err != nil && known {
 		return refusal(err, tx.CodeUnreadable)
 	}
+	from.user = known && committed > 0
 	if _, ok := c.mu.admitted[id]; ok {
 		// The mempool may never have received it: anybody who saw the bytes can submit them over
 		// RPC. If the mempool has it, it drops the second copy.
@@ -154,7 +186,7 @@ func (c *checker) admit(id [sha256.Size]byte, from sender, whole, again bool) *t
 		return nil
 	}
 	c.mu.waiting[from.account] = waiting + 1
-	delete(c.mu.left, id)
+	c.freeSlot(c.mu.left, id)
 	c.remember(id, from)
 	return nil
 }
@@ -178,17 +210,11 @@ func (c *checker) leaveUnchecked(id [sha256.Size]byte, from sender, again bool) 
 	if _, ok := c.mu.unchecked[id]; ok {
 		return nil
 	}
-	if _, had := c.mu.left[id]; had {
-		delete(c.mu.left, id)
-		again = true
-	}
-	if len(c.mu.unchecked)+len(c.mu.left) >= maxUnchecked && !again {
+	again = c.freeSlot(c.mu.left, id) || again
+	if *c.slots(from) >= maxUnchecked && !again {
 		return tx.Errorf(tx.CodeBusy, "%d transactions wait for missing parts of this node's state: send it again later, or to another node", maxUnchecked)
 	}
-	if c.mu.unchecked == nil {
-		c.mu.unchecked = make(map[[sha256.Size]byte]sender)
-	}
-	c.mu.unchecked[id] = from
+	c.takeSlot(id, from)
 	return nil
 }
 
@@ -211,7 +237,7 @@ func (c *checker) checked(id [sha256.Size]byte, newcomer, text bool) {
 	if next, err := committedNonce(c.mu.version, from.account[:]); err != nil || !text && from.nonce < next {
 		return // the recheck refuses it
 	}
-	delete(c.mu.unchecked, id)
+	c.freeSlot(c.mu.unchecked, id)
 	if from.newcomer = newcomer; !text {
 		c.remember(id, from)
 	}
@@ -221,8 +247,8 @@ func (c *checker) checked(id [sha256.Size]byte, newcomer, text bool) {
 func (c *checker) drop(id [sha256.Size]byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.mu.unchecked, id)
-	delete(c.mu.left, id)
+	c.freeSlot(c.mu.unchecked, id)
+	c.freeSlot(c.mu.left, id)
 }
 
 // admittedEarlier returns a transaction that was admitted before the last commit. Only its nonce
@@ -338,7 +364,7 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	}
 	switch {
 	case t.Body != nil:
-		refused = a.check.admit(id, sender{[AccountBytes]byte(t.Body.Account), t.Body.Nonce, newcomer}, !unchecked, again)
+		refused = a.check.admit(id, sender{account: [AccountBytes]byte(t.Body.Account), nonce: t.Body.Nonce, newcomer: newcomer}, !unchecked, again)
 	case unchecked:
 		refused = a.check.leaveTextUnchecked(id, again)
 	}

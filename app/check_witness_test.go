@@ -98,6 +98,25 @@ func TestUncheckedTransactionsAreBounded(t *testing.T) {
 	})
 }
 
+// Strangers with fresh keys cannot take the slots of accounts that have sent transactions before.
+func TestStrangersLeaveSlotsToUsers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, local, a := startBeside(t, avlstar.Retention{Depth: 1, Window: 1})
+		defer a.Stop()
+		first := sign(t, "alice", 4, put("a7", "x"))
+		runBlock(t, local, first)
+		runBlock(t, a, first)
+		source.silence(true)
+		for i := range maxUnchecked {
+			require.Equal(t, tx.CodeOK, checked(t, a, sign(t, fmt.Sprint("stranger ", i), 0, put("c", "1")), abci.CheckTxType_New))
+		}
+		require.Equal(t, tx.CodeBusy, checked(t, a, sign(t, "one more", 0, put("c", "1")), abci.CheckTxType_New))
+		next := sign(t, "alice", 5, put("b", "x")) // that right is not in memory, the nonce is
+		require.Equal(t, tx.CodeOK, checked(t, a, next, abci.CheckTxType_New))
+		require.Equal(t, maxUnchecked+1, a.check.numUnchecked())
+	})
+}
+
 // The wants of proposers do not wait behind unchecked transactions, however many there are: they
 // are fetched while a request for the latter is pending.
 func TestStrangersDoNotDelayProposers(t *testing.T) {

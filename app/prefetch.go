@@ -84,7 +84,7 @@ func (a *App) askUnchecked(v *avlstar.Version, id [sha256.Size]byte, wants []avl
 	lacking, _ := v.Missing(wants)
 	lacking = lacking[:min(len(lacking), maxShare)]
 	a.ahead.add(a, lineOfChecks, lacking, func() {
-		if h := &a.ahead; len(h.mu.unchecked) < 2*maxUnchecked { // with those of the last block
+		if h := &a.ahead; len(h.mu.unchecked) < 4*maxUnchecked { // with those of the last block
 			h.mu.unchecked = append(h.mu.unchecked, asked{id, lacking})
 		}
 	})
