@@ -30,35 +30,27 @@ type Server struct {
 	states map[int64]*served // guarded by mu
 }
 
-// served is a state with its manifests, which are computed at the first request.
+// served is a state with the manifest that joiners request. The finer ones are for joins in-band:
+// to cut one takes seconds, so a request for it is refused.
 type served struct {
-	state     *nodedb.State
-	manifests map[iavlsync.Format]func() ([]byte, error)
+	state    *nodedb.State
+	manifest []byte
 }
 
-var formats = []iavlsync.Format{iavlsync.Format8192, iavlsync.Format512, iavlsync.Format32}
+const format = iavlsync.Format8192
 
 // New returns a Server without states.
 func New() *Server { return &Server{states: map[int64]*served{}} }
 
 // Add cuts a state into chunks, and offers it from then on.
 func (s *Server) Add(state *nodedb.State) error {
-	v := &served{state: state, manifests: map[iavlsync.Format]func() ([]byte, error){}}
-	for _, f := range formats {
-		v.manifests[f] = sync.OnceValues(func() ([]byte, error) {
-			m, err := state.Manifest(f)
-			if err != nil {
-				return nil, err
-			}
-			b := m.Encode()
-			if len(b) > iavlsync.MaxManifestBytes { // long keys; no joiner would accept it
-				return nil, fmt.Errorf("%w: its manifest has %d bytes", nodedb.ErrTooLarge, len(b))
-			}
-			return b, nil
-		})
-	}
-	if _, err := v.manifests[iavlsync.Format8192](); err != nil {
+	m, err := state.Manifest(format)
+	if err != nil {
 		return fmt.Errorf("serve height %d: %w", state.Height(), err)
+	}
+	v := &served{state, m.Encode()}
+	if n := len(v.manifest); n > iavlsync.MaxManifestBytes { // long keys; no joiner would accept it
+		return fmt.Errorf("serve height %d: %w: its manifest has %d bytes", state.Height(), nodedb.ErrTooLarge, n)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,22 +99,16 @@ func (s *Server) at(height int64) (*served, error) {
 
 func (s *Server) manifest(_ context.Context, r transport.Request) ([]byte, error) {
 	q, err := iavlsync.DecodeManifestRequest(r.Body)
-	if err != nil {
+	if err != nil || q.Format != format {
 		return nil, transport.ErrRefused
 	}
 	v, err := s.at(q.Height)
 	if err != nil {
 		return nil, err
 	}
-	m, err := v.manifests[q.Format]()
-	switch {
-	case errors.Is(err, nodedb.ErrTooLarge):
-		return nil, transport.ErrRefused
-	case err != nil:
-		return nil, s.failed(err)
-	}
-	from := min(q.Offset, int64(len(m)))
-	return m[from:min(from+iavlsync.ManifestPartBytes, int64(len(m)))], nil
+	n := int64(len(v.manifest))
+	from := min(q.Offset, n)
+	return v.manifest[from:min(from+iavlsync.ManifestPartBytes, n)], nil
 }
 
 // leafBytes is the assumed length of a leaf before it is read.
