@@ -73,15 +73,21 @@ func (n *block) encode() {
 	})
 }
 
-// find returns the numbers, in ascending order, of the events of keys from a number on.
-func (n *block) find(keys event.Keys, from uint32) []int {
-	n.encode()
-	lo := sort.Search(len(n.byKey), func(i int) bool { return bytes.Compare(n.events[n.byKey[i]].Key, keys.Start) >= 0 })
-	hi := len(n.byKey)
+// between returns the places in byKey of the events of keys. It requires that n is encoded.
+func (n *block) between(keys event.Keys) (lo, hi int) {
+	lo = sort.Search(len(n.byKey), func(i int) bool { return bytes.Compare(n.events[n.byKey[i]].Key, keys.Start) >= 0 })
+	hi = len(n.byKey)
 	if len(keys.End) > 0 {
 		hi = sort.Search(len(n.byKey), func(i int) bool { return bytes.Compare(n.events[n.byKey[i]].Key, keys.End) >= 0 })
 	}
-	if lo >= hi {
+	return lo, max(lo, hi)
+}
+
+// find returns the numbers, in ascending order, of the events of keys from a number on.
+func (n *block) find(keys event.Keys, from uint32) []int {
+	n.encode()
+	lo, hi := n.between(keys)
+	if lo == hi {
 		return nil
 	}
 	found := make([]int, 0, hi-lo)

@@ -15,7 +15,8 @@ type waiter struct {
 
 // waiters finds the requests that wait for an event: by the event's key, and by each prefix of the
 // key with a length in use. So an event costs one lookup for each length, regardless of the number
-// of requests. Other ranges are matched against the block one by one.
+// of requests. If there are many lengths, each prefix costs two searches in the block instead.
+// Other ranges are matched against the block one by one.
 type waiters struct {
 	sync.Mutex
 	number   int
@@ -103,12 +104,24 @@ func removeFrom(sets map[string]map[*waiter]struct{}, text []byte, w *waiter) {
 	}
 }
 
-// matching returns the requests that wait for a key that n changed.
+// searches is the approximate cost of a search in a block's keys, in lookups of a prefix.
+const searches = 32
+
+// matching returns the requests that wait for a key that n changed. n is encoded.
 func (s *waiters) matching(n *block) []*waiter {
 	found := map[*waiter]struct{}{}
 	add := func(set map[*waiter]struct{}) {
 		for w := range set {
 			found[w] = struct{}{}
+		}
+	}
+	lengths := s.lengths
+	if len(n.byKey)*len(s.lengths) > searches*len(s.prefixes) {
+		lengths = nil
+		for prefix, set := range s.prefixes {
+			if lo, hi := n.between(event.Keys{Start: []byte(prefix), End: prefixEnd([]byte(prefix))}); lo < hi {
+				add(set)
+			}
 		}
 	}
 	var last []byte
@@ -119,14 +132,14 @@ func (s *waiters) matching(n *block) []*waiter {
 		}
 		last = key
 		add(s.exact[string(key)])
-		for length := range s.lengths {
+		for length := range lengths {
 			if length <= len(key) {
 				add(s.prefixes[string(key[:length])])
 			}
 		}
 	}
 	for w := range s.ranges {
-		if len(n.find(w.keys, 0)) > 0 {
+		if lo, hi := n.between(w.keys); lo < hi {
 			found[w] = struct{}{}
 		}
 	}
