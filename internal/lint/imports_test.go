@@ -98,7 +98,7 @@ var arrows = map[string]struct {
 	"node/join": {[]string{"app", "avlstar", "statesync/catchup", "statesync/lightblocks", "node/buildinfo", "node/comet", "node/config", "statesync", "statesync/peers", "statesync/protocol", "statesync/restore", "statesync/snapshot", "statesync/view",
 		"storage", "transport", "transport/tcp"}, "a join reaches the node's state and CometBFT's databases through its own interfaces"},
 	"node/storagenode": {[]string{"app", "avlstar", "dsm", "dsm/server", "storage", "storage/rangestore", "node/health", "statesync/lightblocks", "statesync/lightclient", "node/buildinfo", "node/config",
-		"node/disk", "node/fabric", "node/join", "statesync", "statesync/peers", "statesync/protocol", "statesync/scheduler", "statesync/serve", "internal/durable", "internal/durable/onvfs", "node/statuspage", "transport", "transport/tcp"}, "a storage node that linked the validator process would open consensus and its keys"},
+		"node/disk", "node/fabric", "node/join", "statesync", "statesync/peers", "statesync/protocol", "statesync/scheduler", "statesync/serve", "internal/hedge", "internal/durable", "internal/durable/onvfs", "node/statuspage", "transport", "transport/tcp"}, "a storage node that linked the validator process would open consensus and its keys"},
 	"node/comet": {[]string{"statesync/catchup", "statesync/lightblocks", "node/config", "node/disk", "storage", "storage/blocks", "transport"},
 		"it adapts CometBFT to a node with any application; from storage it needs only errors"},
 	"node/config": {[]string{"app", "avlstar", "dsm", "tx", "statesync/lightclient", "node/statuspage", "transport"},

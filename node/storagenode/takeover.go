@@ -13,6 +13,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/hedge"
 	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 )
@@ -28,8 +29,11 @@ const (
 	pageWorkers = 4
 	// upperBytes limits the upper tree that a node sends: 65,536 stubs with keys.
 	upperBytes = 64 << 20
-	// callTimeout limits one request.
-	callTimeout = 30 * time.Second
+	// callTimeout limits one request. After slowAfter another source is asked as well, up to
+	// sourcesAtOnce.
+	callTimeout   = 30 * time.Second
+	slowAfter     = 2 * time.Second
+	sourcesAtOnce = 8
 	// progressEvery is the interval of progress lines in the log.
 	progressEvery = 5 * time.Second
 )
@@ -50,6 +54,7 @@ type giver struct {
 	transport.Conn
 	oldest, newest int64 // the heights that it reports; 0: none
 	lied           bool  // it has sent an invalid response, at any height
+	slow           int   // number of requests in which another source overtook it
 	why            error // why it is not asked at the height being fetched; nil: it is
 }
 
@@ -79,7 +84,7 @@ type takeover struct {
 	logged  time.Time
 
 	mu     sync.Mutex
-	givers []*giver // mu guards lied and why of each giver; its other fields do not change
+	givers []*giver // mu guards lied, slow and why of each giver; its other fields do not change
 }
 
 // maxHeights limits the heights that one attempt tries.
@@ -232,47 +237,111 @@ func (n *Process) givers(ctx context.Context, p *place) (givers []*giver, closeA
 	}
 }
 
-// call asks the sources in turn, beginning with the k-th, until check accepts a response. The error
-// wraps errNobody if no source had one, and says why for each of them.
+// call asks the sources until check accepts a response; check is not called concurrently, nor again
+// after that. k chooses the first one among the best. If it is slow, others are asked as well. The
+// error wraps errNobody if no source had a response, and says why for each of them.
 func (t *takeover) call(ctx context.Context, k int, c transport.Call, check func(answer []byte) error) error {
-	failed := errNobody
-	for i := range t.givers {
-		g := t.givers[(k+i)%len(t.givers)]
-		t.mu.Lock()
-		why := g.why
-		t.mu.Unlock()
-		if why == nil {
-			why = t.ask(ctx, g, c, check)
-		}
-		if why == nil || ctx.Err() != nil || errors.Is(why, errSplit) {
-			return cmp.Or(ctx.Err(), why)
-		}
-		failed = fmt.Errorf("%w; %s: %w", failed, g.Remote(), why)
+	sources, failed := t.sources(k)
+	var all sync.WaitGroup
+	defer all.Wait()
+	var mu sync.Mutex // guards accepted, and calls of check
+	accepted, split := false, false
+	search := hedge.Search[*giver, struct{}]{
+		Policy: hedge.Policy{Pace: hedge.EachSlow, Start: 1, Most: sourcesAtOnce, After: slowAfter},
+		Go:     func(f func()) { all.Go(f) },
+		More:   func() ([]*giver, <-chan struct{}) { return sources, nil },
+		Ask: func(ctx context.Context, g *giver) (struct{}, error) {
+			ctx, cancel := context.WithTimeout(ctx, callTimeout)
+			defer cancel()
+			answer, err := g.Call(ctx, c)
+			if err != nil {
+				return struct{}{}, err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if !accepted {
+				err = check(answer)
+				accepted = err == nil
+			}
+			return struct{}{}, err
+		},
+		Failed: func(g *giver, err error) bool {
+			if split = errors.Is(err, errSplit); !split {
+				failed = t.note(failed, g, err)
+			}
+			return split
+		},
+		Unheard: t.unheard,
+	}
+	err := search.Run(ctx)
+	mu.Lock()
+	defer mu.Unlock()
+	switch {
+	case err != nil:
+		return err
+	case accepted:
+		return nil
+	case split:
+		return errSplit
 	}
 	return failed
 }
 
-// ask sends a request to one source. If the source does not have the answer, it is not asked again
-// at this height.
-func (t *takeover) ask(ctx context.Context, g *giver, c transport.Call, check func(answer []byte) error) error {
-	limited, cancel := context.WithTimeout(ctx, callTimeout)
-	answer, err := g.Call(limited, c)
-	cancel()
-	if err == nil {
-		err = check(answer)
+// sources returns the usable sources, those that were not slow and claim the height first, and an
+// errNobody with the reasons why the others are not used.
+func (t *takeover) sources(k int) (usable []*giver, why error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	why = errNobody
+	for _, g := range t.givers {
+		if g.why == nil {
+			usable = append(usable, g)
+		} else {
+			why = fmt.Errorf("%w; %s: %w", why, g.Remote(), g.why)
+		}
 	}
+	rank := func(g *giver) int {
+		if g.claims(t.height) {
+			return 2 * g.slow
+		}
+		return 2*g.slow + 1
+	}
+	slices.SortStableFunc(usable, func(a, b *giver) int { return rank(a) - rank(b) })
+	if len(usable) == 0 {
+		return nil, why
+	}
+	best := 0
+	for best < len(usable) && rank(usable[best]) == rank(usable[0]) {
+		best++
+	}
+	return slices.Concat(usable[k%best:best], usable[:k%best], usable[best:]), why
+}
+
+// note adds the reason why a source was of no use to an error, and does not ask it again at this
+// height unless it is only busy.
+func (t *takeover) note(failed error, g *giver, err error) error {
+	failed = fmt.Errorf("%w; %s: %w", failed, g.Remote(), err)
 	switch {
-	case err == nil, ctx.Err() != nil, errors.Is(err, errSplit), errors.Is(err, transport.ErrBusy):
-		return err
+	case errors.Is(err, transport.ErrBusy):
+		return failed
 	case errors.Is(err, errLied):
 		t.n.log.Error("A node sent an invalid response: not using it again for now", "node", g.Remote(), "range", t.p.String(), "height", t.height, "err", err)
 	default:
 		t.n.log.Debug("A node did not send a part of the range: not asking it again at this height", "node", g.Remote(), "range", t.p.String(), "height", t.height, "err", err)
 	}
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	g.why, g.lied = err, g.lied || errors.Is(err, errLied)
-	t.mu.Unlock()
-	return err
+	return failed
+}
+
+// unheard notes that a source was overtaken by another one.
+func (t *takeover) unheard(g *giver, since time.Duration) {
+	if since >= slowAfter {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		g.slow++
+	}
 }
 
 // begin fetches the commitment with the upper tree, and the paths to both edges.

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
 	cmttypes "github.com/cometbft/cometbft/types"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/node/internal/nodetest"
 	"github.com/starling-kv/starling/statesync/lightblocks"
 	"github.com/starling-kv/starling/statesync/peers"
@@ -121,6 +124,36 @@ func TestNoRoomForOneKey(t *testing.T) {
 	require.NoError(t, over.fetch(t.Context(), 0, []avlstar.Want{{Key: []byte("k")}}, nil, take))
 	require.Equal(t, []byte("multiproof"), got)
 	require.True(t, liar.lied)
+}
+
+// late answers after 29 s, as a source that wants to hold up a takeover may.
+type late struct{ answering }
+
+func (l late) Call(ctx context.Context, c transport.Call) ([]byte, error) {
+	if err := sleep.For(ctx, 29*time.Second); err != nil {
+		return nil, err
+	}
+	return l.answering.Call(ctx, c)
+}
+
+// Slow sources delay one request, not each.
+func TestSlowSources(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := func() *giver {
+			return &giver{Conn: late{answering{answer: []byte("multiproof")}}, oldest: 1, newest: 1}
+		}
+		honest := &giver{Conn: answering{answer: []byte("multiproof")}, oldest: 1, newest: 1}
+		over := &takeover{height: 1, n: &Process{log: log.NewNopLogger()}, p: &place{}, givers: []*giver{slow(), slow(), slow(), honest}}
+		began, checks := time.Now(), 0
+		for k := range 100 {
+			require.NoError(t, over.fetch(t.Context(), k, []avlstar.Want{{Key: []byte("k")}}, nil, func([]byte) error {
+				checks++
+				return nil
+			}))
+		}
+		require.Equal(t, 100, checks)
+		require.LessOrEqual(t, time.Since(began), 3*slowAfter)
+	})
 }
 
 // chainHeaders are the headers of a chain whose node is trusted.
