@@ -33,6 +33,9 @@ type Options struct {
 	// Known reports whether a sender is one of those that the operator has named: the updates of
 	// others make room for its updates. nil: no sender is.
 	Known func(transport.ID) bool
+	// Strangers bounds the updates of all other senders, for all replicas of a node; nil: no bound
+	// but Limits.
+	Strangers *Strangers
 	// ServeHeights is the number of recent heights served; default 64. It should exceed the
 	// greatest lag of updates, so that replicas at different heights have some heights in common.
 	ServeHeights int
@@ -537,6 +540,9 @@ func (r *Replica) Close() error {
 	r.mu.Lock()
 	closed := r.mu.closed
 	r.mu.closed = true
+	if r.mu.waiting != nil {
+		r.mu.waiting.close()
+	}
 	r.mu.Unlock()
 	if closed {
 		return nil

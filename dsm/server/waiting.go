@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/starling-kv/starling/dsm"
@@ -57,6 +58,19 @@ func orDefault[N int | int64 | time.Duration](n, otherwise N) N {
 	return otherwise
 }
 
+// Strangers is the budget of all replicas of a node for the waiting updates of unknown senders. Its
+// methods may be called concurrently.
+type Strangers struct {
+	limit int64
+	used  atomic.Int64
+}
+
+// NewStrangers returns a budget in bytes.
+func NewStrangers(limit int64) *Strangers { return &Strangers{limit: limit} }
+
+// Used returns the bytes that wait. It can exceed the limit by a part of an update of each range.
+func (s *Strangers) Used() int64 { return s.used.Load() }
+
 // maxRefused limits the remembered refusals; the oldest are forgotten first.
 const maxRefused = 1024
 
@@ -70,14 +84,17 @@ const maxRefused = 1024
 //
 // A known sender displaces an unknown one if all places of a height are taken.
 type waiting struct {
-	limits  Limits
-	known   func(transport.ID) bool // nil: nobody
-	next    int64                   // next height to apply
-	whole   []arrived               // in the order of arrival
-	begun   []*begun                // in the order of arrival
-	refused []refusal               // in the order of refusal
-	bytes   int                     // bytes received of whole and begun
-	slow    []late                  // since the last takeSlow
+	limits    Limits
+	known     func(transport.ID) bool // nil: nobody
+	strangers *Strangers              // nil: no budget
+	charged   int64                   // to strangers
+
+	next    int64     // next height to apply
+	whole   []arrived // in the order of arrival
+	begun   []*begun  // in the order of arrival
+	refused []refusal // in the order of refusal
+	bytes   int       // bytes received of whole and begun
+	slow    []late    // since the last takeSlow
 }
 
 // late is an update that arrived too slowly.
@@ -121,6 +138,7 @@ func newWaiting(l Limits, next int64) *waiting {
 // ErrSum and ErrOtherUpdate of package dsm. ErrFalse and dsm.ErrSum prove that the sender is
 // faulty.
 func (w *waiting) add(now time.Time, sender transport.ID, p dsm.UpdatePart) (have uint32, err error) {
+	defer w.charge()
 	w.expire(now)
 	switch {
 	case p.Height < w.next:
@@ -154,7 +172,7 @@ func (w *waiting) add(now time.Time, sender transport.ID, p dsm.UpdatePart) (hav
 
 // addTo adds a part to an update that its sender has started.
 func (w *waiting) addTo(now time.Time, b *begun, p dsm.UpdatePart) (have uint32, err error) {
-	if err := w.roomFor(b.height, len(p.Part)); err != nil {
+	if err := w.roomFor(b.sender, b.height, len(p.Part)); err != nil {
 		if b.have == 0 { // an empty entry would occupy a slot
 			w.dropBegun(b)
 		}
@@ -248,9 +266,38 @@ func (w *waiting) displace(height int64) bool {
 	return false
 }
 
+// charge updates the charge to strangers.
+func (w *waiting) charge() {
+	if w.strangers == nil {
+		return
+	}
+	n := int64(0)
+	for _, a := range w.whole {
+		if !w.isKnown(a.sender) {
+			n += int64(len(a.update))
+		}
+	}
+	for _, b := range w.begun {
+		if !w.isKnown(b.sender) {
+			n += int64(b.have)
+		}
+	}
+	w.strangers.used.Add(n - w.charged)
+	w.charged = n
+}
+
+// close drops all updates.
+func (w *waiting) close() {
+	w.drop(func(int64, transport.ID) bool { return true })
+	w.charge()
+}
+
 // roomFor makes room for bytes of a height by evicting updates of later heights, the latest first.
-// It returns ErrFull if that does not suffice.
-func (w *waiting) roomFor(height int64, bytes int) error {
+// It returns ErrFull if that does not suffice, or if the budget for strangers is used up.
+func (w *waiting) roomFor(sender transport.ID, height int64, bytes int) error {
+	if s := w.strangers; s != nil && !w.isKnown(sender) && s.Used()+int64(bytes) > s.limit {
+		return fmt.Errorf("%w: senders that the operator has not named may have %d bytes in all ranges", ErrFull, s.limit)
+	}
 	for w.bytes+bytes > w.limits.Bytes {
 		latest := height
 		for _, a := range w.whole {
@@ -306,6 +353,7 @@ func (w *waiting) needs() int64 {
 
 // refute drops all updates of a faulty sender and refuses it for some heights.
 func (w *waiting) refute(sender transport.ID) {
+	defer w.charge()
 	w.drop(func(_ int64, s transport.ID) bool { return s == sender })
 	w.refuse(sender, w.next+w.limits.Refused, time.Time{})
 }
@@ -338,6 +386,7 @@ func (w *waiting) takeSlow() []late {
 
 // advance drops the updates of height and below: they are no longer needed.
 func (w *waiting) advance(height int64) {
+	defer w.charge()
 	w.next = height + 1
 	w.drop(func(h int64, _ transport.ID) bool { return h < w.next })
 	w.refused = slices.DeleteFunc(w.refused, func(r refusal) bool { return r.until <= w.next })

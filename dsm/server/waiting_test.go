@@ -144,6 +144,7 @@ func TestWaitingRandom(t *testing.T) {
 	l := Limits{Ahead: 5, Senders: 3, UpdateBytes: 2000, Bytes: 7000, Patience: time.Second, Rate: 1000, Refused: 10}
 	w := newWaiting(l, 1)
 	w.known = func(id transport.ID) bool { return strings.HasSuffix(string(id), "7") }
+	w.strangers = NewStrangers(5000)
 	now := time.Unix(0, 0)
 	arrived := 0
 	for step := range 20_000 {
@@ -182,17 +183,25 @@ func TestWaitingRandom(t *testing.T) {
 				require.True(t, w.has(height, p.Sum))
 			}
 		}
-		n, perHeight := 0, map[int64]int{}
+		n, strangers, perHeight := 0, 0, map[int64]int{}
 		for _, a := range w.whole {
 			n += len(a.update)
+			if !w.known(a.sender) {
+				strangers += len(a.update)
+			}
 			perHeight[a.height]++
 			require.Equal(t, a.sum, sha256.Sum256(a.update))
 		}
 		for _, b := range w.begun {
 			n += int(b.have)
+			if !w.known(b.sender) {
+				strangers += int(b.have)
+			}
 			perHeight[b.height]++
 		}
 		require.Equal(t, n, w.bytes)
+		require.EqualValues(t, strangers, w.strangers.Used())
+		require.LessOrEqual(t, strangers, 5000)
 		require.LessOrEqual(t, n, 7000)
 		for height, n := range perHeight {
 			require.LessOrEqual(t, n, 3)
@@ -201,6 +210,33 @@ func TestWaitingRandom(t *testing.T) {
 		}
 	}
 	require.Greater(t, arrived, 20)
+	w.close()
+	require.Zero(t, w.strangers.Used())
+}
+
+// The budget for strangers is that of all ranges together, and does not limit known senders.
+func TestStrangersShareABudget(t *testing.T) {
+	budget := NewStrangers(250)
+	of := func() *waiting {
+		w := newWaiting(Limits{}, 1)
+		w.known, w.strangers = func(id transport.ID) bool { return id == "known" }, budget
+		return w
+	}
+	a, b := of(), of()
+	send := func(w *waiting, sender transport.ID, height int64) error {
+		update := bytes.Repeat([]byte(sender[:1]), 100)
+		_, err := w.add(time.Unix(0, 0), sender, dsm.UpdatePart{Height: height, Total: 100, Sum: sha256.Sum256(update), Part: update})
+		return err
+	}
+	require.NoError(t, send(a, "stranger", 1))
+	require.NoError(t, send(b, "stranger", 1))
+	require.ErrorIs(t, send(b, "other", 2), ErrFull)
+	require.NoError(t, send(b, "known", 2))
+	require.EqualValues(t, 200, budget.Used())
+	a.advance(1)
+	require.NoError(t, send(b, "other", 3))
+	b.close()
+	require.Zero(t, budget.Used())
 }
 
 // The only sender, after being cut off, is refused only for a time. If it were refused until the

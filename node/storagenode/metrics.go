@@ -28,7 +28,7 @@ type metrics struct {
 	oldest, newest     *prometheus.Desc         // by range
 	waiting, waitBytes *prometheus.Desc         // by range
 	disk, memory       *prometheus.Desc         // by range
-	logged             *prometheus.Desc
+	logged, strangers  *prometheus.Desc
 	header, missing    *prometheus.Desc
 	damaged            *prometheus.Desc
 	snapshot           *prometheus.Desc
@@ -64,6 +64,7 @@ func newMetrics(n *Process) *metrics {
 		waitBytes: desc("waiting_bytes", "Bytes of updates waiting for a header or for earlier updates, by range.", "range"),
 		disk:      desc("range_bytes", "Bytes of the state on disk, by range.", "range"),
 		memory:    desc("range_memory_bytes", "Bytes of the tree in memory, by range.", "range"),
+		strangers: desc("stranger_bytes", "Bytes of updates waiting from senders that the operator has not named."),
 		logged:    desc("log_bytes", "Bytes of the updates in the log of all ranges."),
 		header:    desc("header_height", "Height of the newest proved header."),
 		snapshot:  desc("snapshot_height", "Height of the newest snapshot whose chunks are served to joining full-state nodes; 0: none."),
@@ -79,7 +80,7 @@ func newMetrics(n *Process) *metrics {
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.oldest, m.newest, m.waiting, m.waitBytes, m.disk, m.memory, m.logged, m.header, m.missing, m.damaged, m.snapshot} {
+	for _, d := range []*prometheus.Desc{m.oldest, m.newest, m.waiting, m.waitBytes, m.disk, m.memory, m.logged, m.strangers, m.header, m.missing, m.damaged, m.snapshot} {
 		to <- d
 	}
 	for _, c := range []prometheus.Collector{m.sent, m.received, m.requests, m.seconds, m.verdicts} {
@@ -114,6 +115,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	}
 	m.n.mu.Unlock()
 	gauge(m.logged, float64(m.n.redo.Bytes()))
+	gauge(m.strangers, float64(m.n.strangers.Used()))
 	gauge(m.missing, float64(missing))
 	gauge(m.damaged, float64(damaged))
 	gauge(m.snapshot, float64(m.n.chunks.newest()))

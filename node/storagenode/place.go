@@ -183,7 +183,7 @@ func (n *Process) storeFailed(err error) {
 func (n *Process) replicaOptions(p *place, store *rangestore.Store) server.Options {
 	c, ranges := n.config.App, len(n.places)
 	return server.Options{
-		Range: p.keys, Store: store, Log: n.redo, Headers: &n.headers, Verdict: n.verdict, Known: n.isNamed,
+		Range: p.keys, Store: store, Log: n.redo, Headers: &n.headers, Verdict: n.verdict, Known: n.isNamed, Strangers: n.strangers,
 		ServeHeights: c.StorageNode.ServeHeights, ServeBytes: max(1, uint64(c.StorageNode.ServeBytes)/uint64(ranges)),
 		ScrubRate: scrubRate(c.Disk.ScrubRate, ranges), Loading: n.loading(p),
 	}

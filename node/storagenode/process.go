@@ -40,6 +40,9 @@ var ErrDamaged = server.ErrDamaged
 // ErrStop: the node did not stop in time. No acknowledged data are lost.
 var ErrStop = errors.New("the storage node did not stop in time")
 
+// strangersBytes bounds the waiting updates of nodes that the operator has not named, for all ranges.
+const strangersBytes = 256 << 20
+
 // stopTimeout limits a clean stop, which waits for a state being written.
 const stopTimeout = 30 * time.Second
 
@@ -72,9 +75,11 @@ type Process struct {
 	metrics *metrics
 	memory  *rangestore.Memory // of all ranges
 	redo    *server.RedoLog    // of all ranges; nil: not opened yet
-	chunks  *snapshots         // nil: not opened yet
-	lock    io.Closer          // of data/ranges
-	filler  filler
+	// strangers is the budget for the waiting updates of nodes that the operator has not named
+	strangers *server.Strangers
+	chunks    *snapshots // nil: not opened yet
+	lock      io.Closer  // of data/ranges
+	filler    filler
 
 	handler  atomic.Pointer[transport.Mux] // handler of the current replicas
 	server   *tcp.Server                   // nil: not listening yet
@@ -98,7 +103,9 @@ type Process struct {
 // New opens the ranges that have a state, and serves them. Errors match config.ErrInvalid if the
 // operator must correct something. After an error, everything that was opened is closed.
 func New(ctx context.Context, o Options) (*Process, error) {
-	n := &Process{o: o, config: o.Config, log: o.Logger, failed: make(chan error, 1), young: fromGenesis}
+	n := &Process{
+		o: o, config: o.Config, log: o.Logger, failed: make(chan error, 1), young: fromGenesis, strangers: server.NewStrangers(strangersBytes),
+	}
 	n.filler = byWitnesses{n}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	if err := n.open(ctx); err != nil {
