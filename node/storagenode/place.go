@@ -242,7 +242,11 @@ func (n *Process) openPlace(ctx context.Context, p *place) error {
 	if err := settle(p.dir); err != nil {
 		return err
 	}
-	err := n.openReplica(ctx, p)
+	err := error(server.ErrNoState)
+	// An empty folder that is damaged later would replace the one that was put aside.
+	if _, failed := os.Lstat(p.dir); !errors.Is(failed, os.ErrNotExist) {
+		err = n.openReplica(ctx, p)
+	}
 	switch {
 	case errors.Is(err, server.ErrNoState):
 		return n.redo.Forget(server.RangeIDOf(p.keys))
