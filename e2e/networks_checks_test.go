@@ -194,7 +194,7 @@ func (w *world) checkExport(ctx context.Context) {
 	Expect(json.Unmarshal(out, &exported)).To(Succeed())
 	header, err := nodes[0].Home.Header(ctx, exported.Height+1)
 	Expect(err).NotTo(HaveOccurred())
-	Expect(exported.AppHash).To(Equal(fmt.Sprintf("%X", []byte(header.AppHash))))
+	Expect(exported.AppHash).To(Equal(fmt.Sprintf("%X", header.AppHash)))
 	w.log("exported the state of height %d", exported.Height)
 }
 

@@ -242,7 +242,7 @@ func (n *Process) openPlace(ctx context.Context, p *place) error {
 	if err := settle(p.dir); err != nil {
 		return err
 	}
-	err := error(server.ErrNoState)
+	err := server.ErrNoState
 	// An empty folder that is damaged later would replace the one that was put aside.
 	if _, failed := os.Lstat(p.dir); !errors.Is(failed, os.ErrNotExist) {
 		err = n.openReplica(ctx, p)
