@@ -40,7 +40,8 @@ var ErrDamaged = server.ErrDamaged
 // ErrStop: the node did not stop in time. No acknowledged data are lost.
 var ErrStop = errors.New("the storage node did not stop in time")
 
-// strangersBytes bounds the waiting updates of nodes that the operator has not named, for all ranges.
+// strangersBytes bounds the waiting updates of nodes that the operator has not named, for all
+// ranges.
 const strangersBytes = 256 << 20
 
 // stopTimeout limits a clean stop, which waits for a state being written.
