@@ -100,15 +100,6 @@ func (c *checker) slots(from sender) *int {
 	return &c.mu.others
 }
 
-// takeSlot gives a transaction a slot of unchecked. The caller holds the lock.
-func (c *checker) takeSlot(id [sha256.Size]byte, from sender) {
-	if c.mu.unchecked == nil {
-		c.mu.unchecked = make(map[[sha256.Size]byte]sender)
-	}
-	c.mu.unchecked[id] = from
-	*c.slots(from)++
-}
-
 // freeSlot frees the slot of a transaction, if it has one in a map, which is unchecked or left. The
 // caller holds the lock.
 func (c *checker) freeSlot(of map[[sha256.Size]byte]sender, id [sha256.Size]byte) (had bool) {
@@ -214,7 +205,11 @@ func (c *checker) leaveUnchecked(id [sha256.Size]byte, from sender, again bool) 
 	if *c.slots(from) >= maxUnchecked && !again {
 		return tx.Errorf(tx.CodeBusy, "%d transactions wait for missing parts of this node's state: send it again later, or to another node", maxUnchecked)
 	}
-	c.takeSlot(id, from)
+	if c.mu.unchecked == nil {
+		c.mu.unchecked = make(map[[sha256.Size]byte]sender)
+	}
+	c.mu.unchecked[id] = from
+	*c.slots(from)++
 	return nil
 }
 
@@ -364,7 +359,8 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	}
 	switch {
 	case t.Body != nil:
-		refused = a.check.admit(id, sender{account: [AccountBytes]byte(t.Body.Account), nonce: t.Body.Nonce, newcomer: newcomer}, !unchecked, again)
+		from := sender{account: [AccountBytes]byte(t.Body.Account), nonce: t.Body.Nonce, newcomer: newcomer}
+		refused = a.check.admit(id, from, !unchecked, again)
 	case unchecked:
 		refused = a.check.leaveTextUnchecked(id, again)
 	}

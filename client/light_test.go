@@ -296,7 +296,7 @@ func TestWitnesses(t *testing.T) {
 func witness(t *testing.T, chain *fakeChain, name string) *fakeNode {
 	lies := map[string]func(any) error{
 		"dead": func(any) error { return errDial },
-		"forger": func(a any) error { // a header that nobody signed
+		"forger": func(a any) error { // a header without valid signatures
 			if r, ok := a.(*ctypes.ResultCommit); ok {
 				r.Header.AppHash = make([]byte, 32)
 				r.Commit.BlockID.Hash = r.Header.Hash()

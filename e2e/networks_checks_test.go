@@ -44,7 +44,7 @@ func (w *world) checkAcknowledged(ctx context.Context) {
 	Expect(w.history.Acknowledged()).NotTo(BeEmpty())
 	// the chain waits for longer than clients do, and a node takes transactions
 	waits := func(s manifest.Step) bool {
-		return s.Do == manifest.Kill && time.Duration(s.For) > 8*time.Second &&
+		return s.Do == manifest.Kill && time.Duration(s.For) > history.DefaultPatience &&
 			slices.ContainsFunc(w.honest(), func(n *testnet.Node) bool { return n.StartAt == 0 && !slices.Contains(s.Nodes, n.Name) })
 	}
 	if slices.ContainsFunc(w.m.Steps, waits) {

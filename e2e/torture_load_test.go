@@ -98,7 +98,7 @@ func (l *ledger) check(height int64, state map[string][]byte) error {
 		}
 		if !good && !bytes.Equal(want, state[key]) {
 			errs = append(errs, fmt.Errorf("at height %d key %q has %s, the last operation on it wrote %s (%s)", height, key,
-				short(state[key]), short(want), told(writes)))
+				short(state[key]), short(want), historyOf(writes)))
 		}
 	}
 	if len(errs) > 5 {
@@ -146,7 +146,7 @@ func short(value []byte) string {
 	return fmt.Sprintf("%.12q… (%d bytes)", value, len(value))
 }
 
-func told(writes []write) string {
+func historyOf(writes []write) string {
 	text := "history:"
 	for _, w := range writes {
 		text += fmt.Sprintf(" %s in block %d;", short(w.value), w.height)

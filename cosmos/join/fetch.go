@@ -33,15 +33,21 @@ func (j *joiner) fetch() error {
 	}
 	j.began = time.Now()
 	j.moved, j.reported = j.began, j.began
+	j.missing = len(missing)
 	j.loop.Add(missing...)
-	return j.loop.Run(j.tick)
+	if err := j.loop.Run(j.tick); err != nil {
+		return err
+	}
+	j.result.Fetched = j.missing
+	return nil
 }
 
 // tick handles everything that depends on time.
 func (j *joiner) tick() {
 	if n := j.result.Bytes + j.loop.Arriving(); n > j.logged && time.Since(j.reported) >= j.o.Report {
 		j.logged, j.reported = n, time.Now()
-		j.say("%s", progress(len(j.state.installer.Missing()), j.result.Chunks, j.result.Fetched, n, time.Since(j.began)))
+		missing := len(j.state.installer.Missing())
+		j.say("%s", progress(missing, j.result.Chunks, j.missing-missing, n, time.Since(j.began)))
 	}
 	if time.Since(j.moved) > j.o.Stall {
 		j.loop.Fail(fmt.Errorf("%w: %d of %d chunks are missing", ErrStalled, len(j.state.installer.Missing()), j.result.Chunks))
@@ -108,10 +114,6 @@ func (*joiner) Invalid(err error) bool { return isLie(err) }
 func (j *joiner) Verified(r *fetch.Request[int], _ struct{}) {
 	j.moved = time.Now()
 	j.result.Bytes += r.Received.Load()
-	if !j.fetched[r.Item] { // two peers' answers may be verified
-		j.fetched[r.Item] = true
-		j.result.Fetched++
-	}
 }
 
 // At implements fetch.Work.

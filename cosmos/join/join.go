@@ -105,7 +105,7 @@ type joiner struct {
 	began    time.Time // when fetching chunks began
 	reported time.Time // time of the last progress line
 	logged   int64     // bytes in the last progress line
-	fetched  map[int]bool
+	missing  int       // number of chunks when fetching began
 	result   Result
 }
 
@@ -140,7 +140,6 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	j := &joiner{
 		o: o, ctx: ctx,
 		peers: map[scheduler.PeerID]*peer{}, banned: map[transport.ID]bool{}, wasted: map[transport.ID]time.Duration{},
-		fetched: map[int]bool{},
 	}
 	j.loop = fetch.New(ctx, o.MemoryBytes, weighed, j)
 	defer j.loop.Stop()

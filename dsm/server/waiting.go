@@ -85,7 +85,7 @@ const maxRefused = 1024
 // A known sender displaces an unknown one if all places of a height are taken.
 type waiting struct {
 	limits    Limits
-	known     func(transport.ID) bool // nil: nobody
+	known     func(transport.ID) bool // nil: no sender is known
 	strangers *Strangers              // nil: no budget
 	charged   int64                   // to strangers
 

@@ -48,6 +48,9 @@ type Config struct {
 // connectPatience limits the wait for a node's first answer: a paused node never sends it.
 const connectPatience = 2 * time.Second
 
+// DefaultPatience is the time after which a client gives up on a transaction.
+const DefaultPatience = 8 * time.Second
+
 // afterFailure is the pause of a client whose node did not answer, so that clients do not flood
 // nodes while the network is down.
 const afterFailure = 250 * time.Millisecond
@@ -62,7 +65,7 @@ func (c *Config) complete() error {
 	c.Nodes = slices.Clone(c.Nodes)
 	c.Clients, c.Keys, c.Group, c.Readers = cmp.Or(c.Clients, 5), cmp.Or(c.Keys, 4), cmp.Or(c.Group, 3), cmp.Or(c.Readers, 2)
 	c.ValueBytes = cmp.Or(c.ValueBytes, 64)
-	c.Patience, c.Pause = cmp.Or(c.Patience, 8*time.Second), cmp.Or(c.Pause, 100*time.Millisecond)
+	c.Patience, c.Pause = cmp.Or(c.Patience, DefaultPatience), cmp.Or(c.Pause, 100*time.Millisecond)
 	if c.connect == nil {
 		c.connect = func(ctx context.Context, node, account string) (store, error) {
 			return connectStarling(ctx, node, c.ChainID, account)

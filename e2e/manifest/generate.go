@@ -129,7 +129,7 @@ func step(r *rand.Rand, m *Manifest, established, late, storage []string) Step {
 				continue
 			}
 			s.Nodes = some(r, storage, 1)
-			if m.Nodes[m.otherReplica(s.Nodes[0])].Lie != "" { // nobody would have the range
+			if m.Nodes[m.otherReplica(s.Nodes[0])].Lie != "" { // the range would be lost
 				continue
 			}
 		case KillMidSync:

@@ -49,6 +49,13 @@ type SnapshotFile struct {
 	Seconds   float64 `json:"seconds"`
 }
 
+func snapshotFile(path, chainID string, height int64, hash avlstar.Hash, s archive.Stats, started time.Time) SnapshotFile {
+	return SnapshotFile{
+		File: path, ChainID: chainID, Height: height, AppHash: fmt.Sprintf("%X", hash[:]),
+		Chunks: s.Chunks, Bytes: s.Bytes, FileBytes: s.FileBytes, Seconds: seconds(started),
+	}
+}
+
 // Exported is the result of an export.
 type Exported struct {
 	SnapshotFile
@@ -102,10 +109,7 @@ func ExportSnapshot(ctx context.Context, conf *config.Config, o ExportOptions) (
 	case err != nil:
 		return result, err
 	}
-	result.SnapshotFile = SnapshotFile{
-		File: o.File, ChainID: exported.chainID, Height: exported.Height(), AppHash: fmt.Sprintf("%X", hash[:]),
-		Chunks: stats.Chunks, Bytes: stats.Bytes, FileBytes: stats.FileBytes, Seconds: seconds(started),
-	}
+	result.SnapshotFile = snapshotFile(o.File, exported.chainID, exported.Height(), hash, stats, started)
 	result.Stored, result.Header = exported.stored, header
 	return result, nil
 }

@@ -119,11 +119,7 @@ func (e *networkExport) run(ctx context.Context, dir string) (result SnapshotFil
 	if err != nil {
 		return result, err
 	}
-	hash := v.AppHash()
-	return SnapshotFile{
-		File: e.o.File, ChainID: e.genesis.ChainID, Height: height, AppHash: fmt.Sprintf("%X", hash[:]),
-		Chunks: stats.Chunks, Bytes: stats.Bytes, FileBytes: stats.FileBytes, Seconds: seconds(e.started),
-	}, nil
+	return snapshotFile(e.o.File, e.genesis.ChainID, height, v.AppHash(), stats, e.started), nil
 }
 
 // fetch restores the newest snapshot of the network, or continues with an earlier one. The caller

@@ -123,11 +123,9 @@ func ImportSnapshot(ctx context.Context, config *config.Config, o ImportOptions)
 	if err := i.install(ctx); err != nil {
 		return result, fileError(err)
 	}
-	info, hash := i.header, i.header.AppHash()
-	result.SnapshotFile = SnapshotFile{
-		File: o.File, ChainID: info.ChainID, Height: info.Height, AppHash: fmt.Sprintf("%X", hash[:]),
-		Chunks: info.Commitment.Chunks, Bytes: info.Commitment.Root.Bytes, FileBytes: file.Size(), Seconds: seconds(started),
-	}
+	info := i.header
+	stats := archive.Stats{Chunks: info.Commitment.Chunks, Bytes: info.Commitment.Root.Bytes, FileBytes: file.Size()}
+	result.SnapshotFile = snapshotFile(o.File, info.ChainID, info.Height, info.AppHash(), stats, started)
 	result.Trust, result.Executes = i.trust, i.executes
 	return result, nil
 }

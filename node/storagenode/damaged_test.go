@@ -13,7 +13,6 @@ import (
 	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/internal/nodetest"
-	"github.com/starling-kv/starling/transport"
 )
 
 // flip changes a byte of each file that matches a pattern.
@@ -35,13 +34,11 @@ func flip(t *testing.T, pattern string, at int) {
 func TestDamagedRangeIsFetchedAgain(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, twoRanges()...)
-	first, id := c.storageHome()
-	c.divide(first, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	first := c.replicaHome()
 	a := c.start(first, log.NewNopLogger(), fromGenesis)
 	c.put(10, 30)
 	c.dial(a).feedAll("the first node's blocks")
-	second, id := c.storageHome()
-	c.divide(second, a.Address(), transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	second := c.replicaHome(a.Address())
 	dir := filepath.Join(rangesDir(nodetest.Load(t, second)), "from-")
 	b := c.start(second, log.NewNopLogger(), 0)
 	nodetest.Until(t, "both ranges", func() bool { return len(b.Claims()) == 2 })
@@ -120,8 +117,7 @@ func TestDamagedRangeIsFetchedAgain(t *testing.T) {
 func TestIsNotPutAside(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, twoRanges()...)
-	home, id := c.storageHome()
-	c.divide(home, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	home := c.replicaHome()
 	n := c.start(home, log.NewNopLogger(), fromGenesis)
 	c.put(10, 12)
 	c.dial(n).feedAll("the node's blocks")

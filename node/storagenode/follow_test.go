@@ -17,7 +17,6 @@ import (
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/internal/nodetest"
 	"github.com/starling-kv/starling/statesync/lightblocks"
-	"github.com/starling-kv/starling/transport"
 )
 
 // tip is a verifier of a chain with that many blocks. It waits for any block above them, as if a
@@ -82,8 +81,7 @@ func TestFalseHeights(t *testing.T) {
 // After two blocks of one height were proved, no start follows one of them by itself.
 func TestForkStaysAnAlarm(t *testing.T) {
 	c := newChain(t, twoRanges()...)
-	dir, id := c.storageHome()
-	c.divide(dir, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	dir := c.replicaHome()
 	conf := nodetest.Load(t, dir)
 	evidence := filepath.Join(conf.CometBFT.DBDir(), "conflicts", "light-client-attack-7-AB.json")
 	require.NoError(t, os.MkdirAll(filepath.Dir(evidence), 0o700))

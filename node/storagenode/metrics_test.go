@@ -8,16 +8,13 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
-
-	"github.com/starling-kv/starling/transport"
 )
 
 // docs/metrics.md lists each metric, and the sizes of ranges and log count what is there.
 func TestMetrics(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, twoRanges()...)
-	dir, id := c.storageHome()
-	c.divide(dir, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	dir := c.replicaHome()
 	n := c.start(dir, log.NewNopLogger(), fromGenesis)
 	c.put(0, 20)
 	c.dial(n).feedAll("the blocks")

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/node/internal/nodetest"
-	"github.com/starling-kv/starling/transport"
 )
 
 // A kill at any step of replace leaves exactly one complete state of the range: the old one until
@@ -55,8 +54,7 @@ func TestSettleAfterAKill(t *testing.T) {
 // A start makes no folder for a range without a state.
 func TestNoFolderWithoutAState(t *testing.T) {
 	c := newChain(t, twoRanges()...)
-	dir, id := c.storageHome()
-	c.divide(dir, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	dir := c.replicaHome()
 	n, err := New(t.Context(), Options{Config: nodetest.Load(t, dir), Logger: log.NewNopLogger()})
 	require.NoError(t, err)
 	for _, p := range n.places {

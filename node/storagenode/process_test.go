@@ -181,6 +181,14 @@ func (c *chain) storageHomeAt(address string) (dir string, id transport.ID) {
 	return dir, transport.ID(made.NodeID)
 }
 
+// replicaHome is storageHome with a storage nodes file: others and this node have all ranges.
+func (c *chain) replicaHome(others ...transport.Address) string {
+	c.t.Helper()
+	dir, id := c.storageHome()
+	c.divide(dir, append(others, transport.Address{ID: id, HostPort: "127.0.0.1:1"})...)
+	return dir
+}
+
 // divide writes the storage nodes file: all nodes have all ranges.
 func (c *chain) divide(home string, nodes ...transport.Address) {
 	c.t.Helper()
@@ -331,8 +339,7 @@ func twoRanges() []avlstar.KeyRange {
 func TestFollowsAChain(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, twoRanges()...)
-	dir, id := c.storageHome()
-	c.divide(dir, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	dir := c.replicaHome()
 	logs := new(nodetest.LogBuffer)
 	n := c.start(dir, logs.Logger(t), fromGenesis)
 	v := c.dial(n)
@@ -377,15 +384,13 @@ func TestFollowsAChain(t *testing.T) {
 func TestTakesOver(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, twoRanges()...)
-	first, id := c.storageHome()
-	c.divide(first, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	first := c.replicaHome()
 	a := c.start(first, log.NewNopLogger(), fromGenesis)
 	v := c.dial(a)
 	c.put(10, 30)
 	v.feedAll("the first node's blocks")
 
-	second, id := c.storageHome()
-	c.divide(second, a.Address(), transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	second := c.replicaHome(a.Address())
 	logs := new(nodetest.LogBuffer)
 	b := c.start(second, logs.Logger(t), 0)
 	w := c.dial(b)

@@ -76,8 +76,7 @@ func TestReplaces(t *testing.T) {
 func TestTakesOverWhileTheChainIsYoung(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, twoRanges()...)
-	first, id := c.storageHome()
-	c.divide(first, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	first := c.replicaHome()
 	a := c.start(first, log.NewNopLogger(), fromGenesis)
 	v := c.dial(a)
 	c.put(10, 30)
@@ -222,9 +221,7 @@ func (r *replicaOf) listen(t *testing.T) transport.Address {
 // lonely is alone in a new home whose storage nodes file has these replicas of all ranges.
 func (c *chain) lonely(logs *nodetest.LogBuffer, replicas ...transport.Address) *Process {
 	c.t.Helper()
-	dir, id := c.storageHome()
-	c.divide(dir, append(replicas, transport.Address{ID: id, HostPort: "127.0.0.1:1"})...)
-	return c.alone(dir, logs)
+	return c.alone(c.replicaHome(replicas...), logs)
 }
 
 // alone creates a storage node that does not follow the chain.
@@ -244,8 +241,7 @@ func (c *chain) alone(dir string, logs *nodetest.LogBuffer) *Process {
 func TestTakesOverAtALowerHeight(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, twoRanges()...)
-	dir, id := c.storageHome()
-	c.divide(dir, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	dir := c.replicaHome()
 	a := c.start(dir, log.NewNopLogger(), fromGenesis)
 	v := c.dial(a)
 	c.put(10, 30)
@@ -362,8 +358,7 @@ func TestNodeWithoutTheSubtree(t *testing.T) {
 func TestTakeoverReuses(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, avlstar.KeyRange{})
-	dir, id := c.storageHome()
-	c.divide(dir, transport.Address{ID: id, HostPort: "127.0.0.1:1"})
+	dir := c.replicaHome()
 	a := c.start(dir, log.NewNopLogger(), fromGenesis)
 	v := c.dial(a)
 	client := nodetest.RPC(t, c.home)

@@ -64,11 +64,8 @@ the fix.`,
 				result, err := home.ExportSnapshot(ctx, config, o)
 				keys.end()
 				bytes.end()
-				if errors.Is(err, home.ErrFileExists) && !o.Overwrite {
-					return fmt.Errorf("%w: choose another name, or use --overwrite", err)
-				}
 				if err != nil {
-					return err
+					return exportError(err, o.Overwrite)
 				}
 				if env.JSON() {
 					return writeJSON(env.Out, result)
@@ -90,6 +87,15 @@ the fix.`,
 	cmd.Flags().BoolVar(&network, "from-network", false, "fetch the newest snapshot from the network's nodes")
 	config.AddTrustFlags(cmd.Flags())
 	return cmd
+}
+
+// exportError adds a hint to the error about an existing file, unless --overwrite is set already:
+// then another process writes the file, or it is not a regular one.
+func exportError(err error, overwrite bool) error {
+	if errors.Is(err, home.ErrFileExists) && !overwrite {
+		return fmt.Errorf("%w: choose another name, or use --overwrite", err)
+	}
+	return err
 }
 
 // exportFromNetwork shows the progress of home.ExportFromNetwork, and its result.
@@ -119,10 +125,8 @@ func exportFromNetwork(cmd *cobra.Command, env *cliEnv, o home.NetworkExportOpti
 	switch {
 	case err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return errors.New("interrupted: the same command continues")
-	case errors.Is(err, home.ErrFileExists):
-		return fmt.Errorf("%w: choose another name, or use --overwrite", err)
 	case err != nil:
-		return err
+		return exportError(err, o.Overwrite)
 	case env.JSON():
 		return writeJSON(env.Out, result)
 	}

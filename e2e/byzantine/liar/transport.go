@@ -75,8 +75,8 @@ func (s *Server) Serve(ctx context.Context, r transport.Request) ([]byte, error)
 	return truth, nil
 }
 
-// told reports an invalid response.
-func (s *Server) told(how Mode, r transport.Request) {
+// report calls onLie for an invalid response.
+func (s *Server) report(how Mode, r transport.Request) {
 	lie := Lie{How: how, About: names[r.Method], To: r.Peer}
 	if len(r.Body) >= 8 {
 		lie.Height = binary.BigEndian.Uint64(r.Body)
@@ -119,10 +119,10 @@ func (s *Server) status(r transport.Request, truth []byte) []byte {
 	}
 	switch s.mode {
 	case Status:
-		s.told(Truncate, r)
+		s.report(Truncate, r)
 		return bytes.Clone(truth[:len(truth)-1])
 	case Lone, Future:
-		s.told(s.mode, r)
+		s.report(s.mode, r)
 		lie := bytes.Clone(truth)
 		binary.BigEndian.PutUint16(lie[count:], binary.BigEndian.Uint16(lie[count:])+1)
 		return binary.BigEndian.AppendUint64(lie, binary.BigEndian.Uint64(truth[len(truth)-8:])+ahead[s.mode])
@@ -138,7 +138,7 @@ func (s *Server) snapshot(ctx context.Context, r transport.Request, truth []byte
 		return s.never(ctx, r)
 	case Gone:
 		if piece {
-			s.told(Gone, r)
+			s.report(Gone, r)
 			return nil, transport.ErrGone
 		}
 	case Slow:
@@ -170,7 +170,7 @@ func (s *Server) state(ctx context.Context, r transport.Request, truth []byte) (
 	case Withhold:
 		return s.never(ctx, r)
 	case Gone:
-		s.told(Gone, r)
+		s.report(Gone, r)
 		return nil, transport.ErrGone
 	case Slow:
 		return s.late(ctx, r, truth)
@@ -179,7 +179,7 @@ func (s *Server) state(ctx context.Context, r transport.Request, truth []byte) (
 		ask.Body = bytes.Clone(r.Body)
 		binary.BigEndian.PutUint64(ask.Body, binary.BigEndian.Uint64(r.Body)-1)
 		if other, err := s.honest.Serve(ctx, ask); err == nil && len(other) > 0 && !bytes.Equal(other, truth) {
-			s.told(Stale, r)
+			s.report(Stale, r)
 			return other, nil
 		}
 	case Drip, Last:
@@ -212,12 +212,12 @@ func (s *Server) way(r transport.Request, chunk uint32) Mode {
 func (s *Server) damaged(ctx context.Context, r transport.Request, how Mode, truth []byte) []byte {
 	if how == Swap {
 		if other := s.other(ctx, r, truth); other != nil {
-			s.told(Swap, r)
+			s.report(Swap, r)
 			return other
 		}
 		how = Corrupt // there is no other chunk
 	}
-	s.told(how, r)
+	s.report(how, r)
 	if how == Empty {
 		return []byte{}
 	}
@@ -250,7 +250,7 @@ func (s *Server) stale(ctx context.Context, r transport.Request, truth []byte) [
 		ask := r
 		ask.Body = append(bytes.Clone(status[len(status)-8:]), r.Body[8:]...)
 		if other, err := s.honest.Serve(ctx, ask); err == nil && len(other) > 0 && !bytes.Equal(other, truth) {
-			s.told(Stale, r)
+			s.report(Stale, r)
 			return other
 		}
 	}
@@ -259,14 +259,14 @@ func (s *Server) stale(ctx context.Context, r transport.Request, truth []byte) [
 
 // never does not answer until the caller gives up.
 func (s *Server) never(ctx context.Context, r transport.Request) ([]byte, error) {
-	s.told(Withhold, r)
+	s.report(Withhold, r)
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
 
 // late returns the correct answer, after a while.
 func (s *Server) late(ctx context.Context, r transport.Request, truth []byte) ([]byte, error) {
-	s.told(Slow, r)
+	s.report(Slow, r)
 	return truth, wait(ctx, s.random(r))
 }
 
@@ -289,16 +289,16 @@ func (s *Server) lightBlock(ctx context.Context, r transport.Request, truth []by
 		ask := r
 		ask.Body = binary.BigEndian.AppendUint64(nil, height-1)
 		if other, err := s.honest.Serve(ctx, ask); err == nil && height > 1 && len(other) > 0 {
-			s.told(Stale, r)
+			s.report(Stale, r)
 			return other
 		}
 	case Corrupt:
 		if forged := forge(truth); forged != nil {
-			s.told(Corrupt, r)
+			s.report(Corrupt, r)
 			return forged
 		}
 	}
-	s.told(Truncate, r)
+	s.report(Truncate, r)
 	return bytes.Clone(truth[:len(truth)-1])
 }
 

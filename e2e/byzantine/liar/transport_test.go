@@ -121,18 +121,18 @@ func TestNothingServedOverTheTransportPasses(t *testing.T) {
 				continue
 			}
 			for seed := range uint64(7) {
-				told := 0
+				reported := 0
 				server := liar.Over(mode, seed, func(l liar.Lie) {
 					require.NotEqual(t, liar.Mix, l.How)
 					require.EqualValues(t, "joiner", l.To)
-					told++
+					reported++
 				})(honest)
 				asked := 0
 				ask := func(r transport.Request) []byte {
 					asked++
 					b, err := server.Serve(t.Context(), r)
 					require.NoError(t, err)
-					require.LessOrEqual(t, told, asked)
+					require.LessOrEqual(t, reported, asked)
 					return b
 				}
 				for height, version := range honest {
@@ -156,7 +156,7 @@ func TestNothingServedOverTheTransportPasses(t *testing.T) {
 						require.NoError(t, err, "the honest bytes are unchanged")
 					}
 				}
-				require.Equal(t, asked, told, "every invalid response is reported")
+				require.Equal(t, asked, reported, "every invalid response is reported")
 			}
 		}
 	}
@@ -254,10 +254,10 @@ func TestLiesAboutTheState(t *testing.T) {
 	honest := twoSnapshots(t, 100, 300)
 	for _, mode := range liar.Serving() {
 		for seed := range uint64(7) {
-			told := 0
+			reported := 0
 			server := liar.Over(mode, seed, func(l liar.Lie) {
 				require.NotEqual(t, liar.Mix, l.How)
-				told++
+				reported++
 			})(honest)
 			for _, method := range []transport.Method{liar.MethodWitness, liar.MethodUpper, liar.MethodOutline} {
 				ask := about(method, 11)
@@ -270,16 +270,16 @@ func TestLiesAboutTheState(t *testing.T) {
 				switch mode {
 				case liar.Gone:
 					require.ErrorIs(t, err, transport.ErrGone)
-					told--
+					reported--
 				case liar.Drip, liar.Last:
 					require.Equal(t, truth, b)
 				default:
 					require.NotEqual(t, truth, b, "%s, seed %d", mode, seed)
-					require.Equal(t, 1, told)
-					told--
+					require.Equal(t, 1, reported)
+					reported--
 				}
 			}
-			require.Zero(t, told)
+			require.Zero(t, reported)
 		}
 	}
 }

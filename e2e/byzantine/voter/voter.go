@@ -97,7 +97,7 @@ func (v *Voter) SignVote(chainID string, vote *cmtproto.Vote) error {
 			sent = peer.TrySend(p2p.Envelope{ChannelID: consensus.VoteChannel, Message: &cmtconsensus.Vote{Vote: &copied}}) && sent
 		}
 		if sent {
-			v.told(liar.DoubleVote, "vote", vote.Height, peer)
+			v.report(liar.DoubleVote, "vote", vote.Height, peer)
 		}
 	}
 	return nil
@@ -125,7 +125,7 @@ func (v *Voter) SignProposal(chainID string, proposal *cmtproto.Proposal) error 
 	other.Signature = signature
 	for _, peer := range v.some(proposal.Height) {
 		if peer.TrySend(p2p.Envelope{ChannelID: consensus.DataChannel, Message: &cmtconsensus.Proposal{Proposal: other}}) {
-			v.told(liar.DoublePropose, "proposal", proposal.Height, peer)
+			v.report(liar.DoublePropose, "proposal", proposal.Height, peer)
 		}
 	}
 	return nil
@@ -153,6 +153,6 @@ func (v *Voter) noBlock(height int64, round int32) cmtproto.BlockID {
 	return cmtproto.BlockID{Hash: of(0), PartSetHeader: cmtproto.PartSetHeader{Total: 1, Hash: of(1)}}
 }
 
-func (v *Voter) told(how liar.Mode, about string, height int64, to p2p.Peer) {
+func (v *Voter) report(how liar.Mode, about string, height int64, to p2p.Peer) {
 	v.onLie(liar.Lie{How: how, About: about, Height: uint64(height), To: transport.ID(to.ID())})
 }
