@@ -13,6 +13,7 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/app/result"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/statesync"
@@ -361,7 +362,7 @@ func (w *abciWorld) recheck() {
 func (w *abciWorld) query(r *replica) {
 	w.did["query"]++
 	if w.decisions.choose(2) == 0 || r.Height() == 0 {
-		paths := []string{"", PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, "/nothing"}
+		paths := []string{"", PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, result.Path, "/nothing"}
 		_, err := r.Query(ctx, &abci.RequestQuery{
 			Path: paths[w.decisions.choose(len(paths))], Data: w.decisions.junk(40), Height: int64(w.decisions.choose(20)) - 2, Prove: w.decisions.choose(2) == 1,
 		})

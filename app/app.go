@@ -82,8 +82,8 @@ type Options struct {
 	Metrics       *Metrics // default: none
 	// Events receives the changes of blocks, for watchers. If it is nil, there are no watchers.
 	Events Events
-	// WatchWait limits the time for which a query for events waits for an event. If it is 0, the
-	// query does not wait.
+	// WatchWait limits the time for which a query waits for an event or a result. If it is 0, no
+	// query waits.
 	WatchWait time.Duration
 	// Source fetches nodes that are missing in the tree, which then need not have the whole state.
 	// If it is nil, the tree has the whole state.
@@ -92,10 +92,10 @@ type Options struct {
 	// always stay, and those of PreferNonces while the tree is within Retention.Budget.
 	// Retention.Least must return the number of blocks that no other node has on disk yet.
 	Retention avlstar.Retention
-	// Edges are the keys at which the state is divided. Every version that Commit hands over has
-	// the paths to them, even if leaves next to them were deleted. Retention.Keep should keep these
-	// paths.
-	Edges [][]byte
+	// Edges returns the keys at which the state is divided; nil: it is not. Every version that
+	// Commit hands over has the paths to those that were returned when its block began, even if
+	// leaves next to them were deleted. Retention.Keep should keep these paths.
+	Edges func() [][]byte
 	// Life ends all waiting for the Source, as Stop does. If it is nil, only Stop does.
 	Life context.Context //nolint:containedctx // it says how long the application lives
 	// WitnessTimeout limits the time for which a proposal waits for the Source. It is multiplied by
@@ -130,6 +130,7 @@ type App struct {
 	snapshots atomic.Pointer[Snapshots]
 	published atomic.Pointer[published]
 	check     checker
+	results   *results
 	passed    passedOver
 	ahead     ahead
 	queries   chan struct{}      // one element for each query that waits for the Source
@@ -195,7 +196,7 @@ func New(options Options) (*App, error) {
 	if options.WitnessBytes == 0 {
 		options.WitnessBytes = DefaultWitnessBytes
 	}
-	a := &App{options: options, logger: options.Logger, queries: make(chan struct{}, maxWaitingQueries)}
+	a := &App{options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries)}
 	a.state = onDisk{a}
 	if options.Source != nil {
 		a.state = byWitness{a}

@@ -207,7 +207,7 @@ func copyOf(t testing.TB, v *avlstar.Version) *avlstar.Version {
 	return c
 }
 
-func TestSnapshotsAreTold(t *testing.T) {
+func TestSnapshotsHearOfCommits(t *testing.T) {
 	store := &memoryStore{}
 	a := startChain(t, store, aliceOwnsA)
 	s := &fakeSnapshots{}
@@ -223,6 +223,28 @@ func TestSnapshotsAreTold(t *testing.T) {
 	res, err := again.Query(ctx, &abci.RequestQuery{Path: PathSnapshots})
 	require.NoError(t, err)
 	require.JSONEq(t, `[{"height": 8, "format": 1, "chunks": 2, "hash": "ab"}]`, string(res.Value))
+}
+
+// A joiner finds no snapshot without the two headers that it needs, if there is an older one.
+func TestSnapshotIsListedTwoBlocksLater(t *testing.T) {
+	a := startChain(t, &memoryStore{}, aliceOwnsA)
+	s := &fakeSnapshots{listed: []uint64{8}}
+	a.SetSnapshots(s)
+	first := func() uint64 {
+		list, err := a.ListSnapshots(ctx, &abci.RequestListSnapshots{})
+		require.NoError(t, err)
+		return list.Snapshots[0].Height
+	}
+	for a.Height() < 8 {
+		runBlock(t, a)
+	}
+	require.EqualValues(t, 8, first(), "the only one")
+	s.listed = []uint64{8, 4}
+	require.EqualValues(t, 4, first())
+	runBlock(t, a)
+	require.EqualValues(t, 4, first())
+	runBlock(t, a)
+	require.EqualValues(t, 8, first())
 }
 
 func TestWithoutSnapshots(t *testing.T) {

@@ -252,6 +252,7 @@ func (a *App) commit() (int64, *avlstar.Version, error) {
 	}
 	a.replace(p.height, p.version, p.params)
 	a.publish(p.rewritten, !changeRights(p.changes), p.executed)
+	a.results.add(p.height, p.txs, p.res.TxResults)
 	if a.options.Events != nil {
 		a.options.Events.Committed(p.height)
 	}

@@ -8,6 +8,7 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/app/result"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -174,7 +175,7 @@ func FuzzCheckTx(f *testing.F) {
 
 // Any query: no panic, and a refusal has the codespace of Starling.
 func FuzzQuery(f *testing.F) {
-	for _, path := range []string{PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, ""} {
+	for _, path := range []string{PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, result.Path, ""} {
 		f.Add(path, []byte("a"), int64(0), true)
 		f.Add(path, account("alice"), int64(1), false)
 	}

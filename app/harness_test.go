@@ -379,6 +379,7 @@ type fakeSnapshots struct {
 		heights []int64
 	}
 	oldest int64
+	listed []uint64 // the heights that ListSnapshots returns
 }
 
 func (f *fakeSnapshots) Committed(height int64, _ *avlstar.Version) {
@@ -394,5 +395,9 @@ func (f *fakeSnapshots) Offered() []SnapshotInfo {
 }
 
 func (f *fakeSnapshots) ListSnapshots(context.Context, *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
-	return &abci.ResponseListSnapshots{Snapshots: []*abci.Snapshot{{Height: 8, Format: 1, Chunks: 2, Hash: []byte{0xab}, Metadata: []byte("m")}}}, nil
+	list := &abci.ResponseListSnapshots{}
+	for _, h := range f.listed {
+		list.Snapshots = append(list.Snapshots, &abci.Snapshot{Height: h, Format: 1, Chunks: 2, Hash: []byte{0xab}, Metadata: []byte("m")})
+	}
+	return list, nil
 }

@@ -260,7 +260,7 @@ func (w *retelling) start(height int64) {
 	policy.Wants = w.c.wants
 	var err error
 	w.source, err = storage.New(storage.Options{
-		Ranges: w.ranges, Addresses: w.addresses, Ask: policy,
+		Map: storage.Map{Ranges: w.ranges, Addresses: w.addresses}, Ask: policy,
 		Dialer: w.network.Dialer(transporttest.Config{ID: transporttest.ID(1000), Host: "validator", ChainID: testChain}),
 	})
 	require.NoError(t, err)
@@ -269,7 +269,7 @@ func (w *retelling) start(height int64) {
 	w.last.Store(height)
 	edges := w.source.Edges()
 	w.app, err = New(Options{
-		Store: retold{w}, Source: counted{w.source, &w.fetches}, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour, Edges: edges,
+		Store: retold{w}, Source: counted{w.source, &w.fetches}, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour, Edges: w.source.Edges,
 		Retention: avlstar.Retention{
 			Depth: w.c.depth, Window: w.c.window,
 			Least: func() int { return int(max(0, w.last.Load()-w.source.Durable())) },

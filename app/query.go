@@ -11,6 +11,7 @@ import (
 	"github.com/cometbft/cometbft/proto/tendermint/crypto"
 
 	"github.com/starling-kv/starling/app/event"
+	"github.com/starling-kv/starling/app/result"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
 )
@@ -67,10 +68,13 @@ func (a *App) Query(ctx context.Context, req *abci.RequestQuery) (*abci.Response
 		res, err = a.querySnapshots()
 	case PathHeights:
 		res, err = a.queryHeights()
+	case result.Path:
+		res, err = a.queryResult(ctx, req)
 	case event.Path:
 		res, err = a.queryEvents(ctx, req)
 	default:
-		err = tx.Errorf(tx.CodeUnknownPath, "path %q: there are %s, %s, %s, %s, %s and %s", shorten([]byte(req.Path)), PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, event.Path)
+		err = tx.Errorf(tx.CodeUnknownPath, "path %q: there are %s, %s, %s, %s, %s, %s and %s",
+			shorten([]byte(req.Path)), PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, result.Path, event.Path)
 	}
 	if err != nil {
 		return &abci.ResponseQuery{Code: uint32(err.Code), Codespace: tx.Codespace, Log: err.Reason, Height: a.published.Load().height}, nil //nolint:nilerr // a refusal is an answer

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/app/result"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
 )
@@ -91,7 +92,7 @@ func askEverything(t *testing.T, a *App) {
 	var request RangeRequest
 	all, err := request.Marshal()
 	require.NoError(t, err)
-	for _, path := range []string{PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, "", "/nothing"} {
+	for _, path := range []string{PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, result.Path, "", "/nothing"} {
 		for _, data := range [][]byte{nil, all, []byte("a"), account("alice")} {
 			for height := range a.Height() + 2 {
 				for _, prove := range []bool{false, true} {

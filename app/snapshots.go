@@ -2,17 +2,33 @@ package app
 
 import (
 	"context"
+	"slices"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 )
 
 // ListSnapshots, OfferSnapshot, LoadSnapshotChunk and ApplySnapshotChunk call the methods of
 // Snapshots. Without Snapshots, nothing is offered and nothing is accepted.
+//
+// ListSnapshots omits a snapshot until two more blocks are committed, if it can list an older one.
+// CometBFT's state sync needs the headers of these blocks, and a joiner that asks too early refuses
+// the snapshot for ever. If blocks follow each other slowly, it would always find the newest one
+// too early.
 func (a *App) ListSnapshots(ctx context.Context, req *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
-	if s := a.snapshots.Load(); s != nil {
-		return (*s).ListSnapshots(ctx, req)
+	s := a.snapshots.Load()
+	if s == nil {
+		return &abci.ResponseListSnapshots{}, nil
 	}
-	return &abci.ResponseListSnapshots{}, nil
+	list, err := (*s).ListSnapshots(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	height := uint64(a.Height())
+	followed := func(s *abci.Snapshot) bool { return s.Height+2 <= height }
+	if i := slices.IndexFunc(list.Snapshots, followed); i > 0 {
+		list.Snapshots = list.Snapshots[i:] // the newest come first
+	}
+	return list, nil
 }
 
 // OfferSnapshot: see ListSnapshots.

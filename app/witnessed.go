@@ -64,7 +64,10 @@ func (a *App) witnessed(ctx context.Context, b block, txs []decoded, f *fetcher)
 // edges returns the wants of the paths to Options.Edges.
 func (a *App) edges() *needs {
 	n := newNeeds()
-	for _, key := range a.options.Edges {
+	if a.options.Edges == nil {
+		return n
+	}
+	for _, key := range a.options.Edges() {
 		n.add(avlstar.Want{Key: key})
 	}
 	return n

@@ -340,7 +340,7 @@ func TestLateConflict(t *testing.T) {
 		chain.grow(3)
 		fork := &fakeNode{chain: chain, name: "fork", lie: func(a any) error {
 			if r, ok := a.(*ctypes.ResultCommit); ok {
-				r.SignedHeader = *signBlock(t, r.Height, r.Time, r.Header.LastBlockID, make([]byte, 32), chain.validators, chain.validators).SignedHeader
+				r.SignedHeader = *signBlock(t, r.Height, r.Time, r.Header.LastBlockID, make([]byte, 32), noTransactions, chain.validators, chain.validators).SignedHeader
 			}
 			return nil
 		}}
@@ -417,11 +417,11 @@ func TestHeadersAreShared(t *testing.T) {
 		impatient, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		first := make(chan error)
-		go func() { _, err := c.verifier.await(impatient, height, nil); first <- err }()
+		go func() { _, err := c.verifier.await(impatient, height, nil, nil); first <- err }()
 		synctest.Wait()
 		rest := make(chan error)
 		for range 20 {
-			go func() { _, err := c.verifier.await(ctx, height, nil); rest <- err }()
+			go func() { _, err := c.verifier.await(ctx, height, nil, nil); rest <- err }()
 		}
 		require.Error(t, <-first)
 		require.NoError(t, sleep.For(ctx, time.Second))

@@ -75,6 +75,17 @@ func (w *wire) mine() {
 	w.pool = nil
 }
 
+// twoWires returns a chain with two nodes, and a client to which a is nearer than b.
+func twoWires(t *testing.T) (chain *fakeChain, a, b *wire, c *Client) {
+	t.Helper()
+	chain = newFakeChain(t)
+	a = &wire{fakeNode: &fakeNode{chain: chain, name: "a"}}
+	b = &wire{fakeNode: &fakeNode{chain: chain, name: "b", delay: time.Millisecond}}
+	c, err := New(testContext(t), []RPC{a, b}, WithKey(testKey))
+	require.NoError(t, err)
+	return chain, a, b, c
+}
+
 // TestSameBytesElsewhere: transactions accepted by a node that was then lost with its mempool are
 // sent to another node, with the same bytes and in their order: before the next transaction, and by
 // Wait.
@@ -82,11 +93,8 @@ func TestSameBytesElsewhere(t *testing.T) {
 	for name, next := range map[string]bool{"with a next one": true, "only waiting": false} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				chain := newFakeChain(t)
-				a, b := &wire{fakeNode: &fakeNode{chain: chain, name: "a"}}, &wire{fakeNode: &fakeNode{chain: chain, name: "b", delay: time.Millisecond}}
 				ctx := testContext(t)
-				c, err := New(ctx, []RPC{a, b}, WithKey(testKey))
-				require.NoError(t, err)
+				chain, a, b, c := twoWires(t)
 				var all []*Sent
 				for i := range 5 {
 					sent, err := c.Send(ctx, tx.NewPut([]byte("k"), fmt.Appendf(nil, "%d", i)))
@@ -275,11 +283,8 @@ func TestOnlyWrites(t *testing.T) {
 // that one and executed once.
 func TestNodeThatStopsAfterAccepting(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		chain := newFakeChain(t)
-		a, b := &wire{fakeNode: &fakeNode{chain: chain, name: "a"}}, &wire{fakeNode: &fakeNode{chain: chain, name: "b", delay: time.Millisecond}}
 		ctx := testContext(t)
-		c, err := New(ctx, []RPC{a, b}, WithKey(testKey))
-		require.NoError(t, err)
+		chain, a, b, c := twoWires(t)
 		sent, err := c.Send(ctx, tx.NewPut([]byte("k"), []byte("v")))
 		require.NoError(t, err)
 		require.Len(t, a.sent, 1)

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app/event"
+	"github.com/starling-kv/starling/app/result"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/tx"
@@ -101,35 +103,39 @@ func (c *fakeChain) grow(n int) {
 func (c *fakeChain) change(to []types.PrivValidator) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.sign(to)
+	c.sign(to, noTransactions)
 	c.validators = to
 	c.versions = append(c.versions, c.versions[len(c.versions)-1])
 }
 
 func (c *fakeChain) block(changes []avlstar.Change) {
-	c.sign(c.validators)
+	data := noTransactions
+	if len(changes) > 0 {
+		data = bytes.Repeat([]byte{1}, 32)
+	}
+	c.sign(c.validators, data)
 	v, err := c.versions[len(c.versions)-1].Apply(changes)
 	require.NoError(c.t, err)
 	c.versions = append(c.versions, v)
 }
 
 // sign appends a header for the current state.
-func (c *fakeChain) sign(next []types.PrivValidator) {
+func (c *fakeChain) sign(next []types.PrivValidator, data []byte) {
 	height := int64(len(c.blocks) + 1)
 	appHash := c.versions[len(c.versions)-1].AppHash()
 	var last types.BlockID
 	if height > 1 {
 		last = c.blocks[height-2].Commit.BlockID
 	}
-	c.blocks = append(c.blocks, signBlock(c.t, height, c.start.Add(time.Duration(height-1)*time.Second), last, appHash[:], c.validators, next))
+	c.blocks = append(c.blocks, signBlock(c.t, height, c.start.Add(time.Duration(height-1)*time.Second), last, appHash[:], data, c.validators, next))
 }
 
-func signBlock(t *testing.T, height int64, at time.Time, last types.BlockID, appHash []byte, signers, next []types.PrivValidator) *types.LightBlock {
+func signBlock(t *testing.T, height int64, at time.Time, last types.BlockID, appHash, data []byte, signers, next []types.PrivValidator) *types.LightBlock {
 	set := validatorSet(t, signers)
 	header := &types.Header{
 		Version: cmtversion.Consensus{Block: version.BlockProtocol}, ChainID: fakeChainID, Height: height, Time: at.UTC(), LastBlockID: last,
 		ValidatorsHash: set.Hash(), NextValidatorsHash: validatorSet(t, next).Hash(), ConsensusHash: make([]byte, 32),
-		AppHash: appHash, ProposerAddress: set.Validators[0].Address,
+		AppHash: appHash, DataHash: data, ProposerAddress: set.Validators[0].Address,
 	}
 	id := types.BlockID{Hash: header.Hash(), PartSetHeader: types.PartSetHeader{Total: 1, Hash: make([]byte, 32)}}
 	commit := &types.Commit{Height: height, BlockID: id, Signatures: make([]types.CommitSig, len(signers))}
@@ -256,6 +262,8 @@ type fakeNode struct {
 	delay   time.Duration // duration of each answer
 	stopped chan struct{} // the node answers nothing until it is closed
 	down    error         // result of every call, if not nil
+	old     bool          // it cannot be asked for results
+	eager   bool          // it answers from the state of its last block, which no header proves yet
 	calls   int           // number of calls
 
 	watchers int   // number of requests for events
@@ -319,11 +327,17 @@ func (n *fakeNode) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
 }
 
 func (n *fakeNode) ABCIQueryWithOptions(ctx context.Context, path string, data cmtbytes.HexBytes, opts rpcclient.ABCIQueryOptions) (*ctypes.ResultABCIQuery, error) {
+	if path == result.Path && !n.old {
+		return n.result(ctx, data)
+	}
 	return answer(ctx, n, func() (*ctypes.ResultABCIQuery, error) {
 		c := n.chain
 		height := opts.Height
 		if height == 0 {
 			height = int64(n.head()) - 1
+			if n.eager {
+				height++
+			}
 		}
 		if height >= int64(len(c.versions)-n.lag) {
 			return &ctypes.ResultABCIQuery{Response: abci.ResponseQuery{Code: uint32(tx.CodeUnknownHeight), Log: "too high"}}, nil
@@ -371,6 +385,29 @@ func (n *fakeNode) ABCIQueryWithOptions(ctx context.Context, path string, data c
 		}
 		return &ctypes.ResultABCIQuery{Response: r}, nil
 	})
+}
+
+// result waits for the result of a transaction.
+func (n *fakeNode) result(ctx context.Context, data []byte) (*ctypes.ResultABCIQuery, error) {
+	r, err := result.DecodeRequest(data)
+	require.NoError(n.chain.t, err)
+	for until := time.Now().Add(time.Duration(r.WaitMS) * time.Millisecond); ; {
+		found, err := answer(ctx, n, func() (*ctypes.ResultTx, error) { return n.chain.found[string(r.ID[:])], nil })
+		if err != nil {
+			return nil, err
+		}
+		res := &ctypes.ResultABCIQuery{Response: abci.ResponseQuery{Key: data}}
+		if found != nil {
+			res.Response.Value, err = (&abci.TxResult{Height: found.Height, Result: found.TxResult}).Marshal()
+			require.NoError(n.chain.t, err)
+		}
+		if found != nil || !time.Now().Before(until) {
+			return res, nil
+		}
+		if err := sleep.For(ctx, time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
 }
 
 func (n *fakeNode) BroadcastTxSync(ctx context.Context, raw types.Tx) (*ctypes.ResultBroadcastTx, error) {

@@ -94,30 +94,43 @@ func newVerifier(trust Trust) (*verifier, error) {
 // flight is the search for a header. Others that need the same one wait for it.
 type flight struct {
 	done   chan struct{} // closed once header and err are set
+	late   chan struct{} // closed once a node has said that it does not have the block yet
 	header *types.Header
 	err    error
 	gaveUp bool // because the context of the caller that searched has ended
 }
 
 // await waits until the chain reaches a height, and returns its verified header. It asks first
-// before the others.
-func (v *verifier) await(ctx context.Context, height int64, first *endpoint) (*types.Header, error) {
+// before the others. It calls late, which may be nil, if a node does not have the block yet.
+func (v *verifier) await(ctx context.Context, height int64, first *endpoint, late func()) (*types.Header, error) {
+	if late == nil {
+		late = func() {}
+	}
 	for {
 		v.mu.Lock()
 		f, joined := v.mu.flights[height]
 		if !joined {
-			f = &flight{done: make(chan struct{})}
+			f = &flight{done: make(chan struct{}), late: make(chan struct{})}
 			v.mu.flights[height] = f
 		}
 		v.mu.Unlock()
 		if !joined {
-			f.header, f.err = v.awaitAlone(ctx, height, first)
+			f.header, f.err = v.awaitAlone(ctx, height, first, sync.OnceFunc(func() {
+				close(f.late)
+				late()
+			}))
 			f.gaveUp = ctx.Err() != nil
 			v.mu.Lock()
 			delete(v.mu.flights, height)
 			v.mu.Unlock()
 			close(f.done)
 			return f.header, f.err
+		}
+		select {
+		case <-f.done:
+		case <-f.late:
+			late()
+		case <-ctx.Done():
 		}
 		select {
 		case <-f.done:
@@ -130,7 +143,7 @@ func (v *verifier) await(ctx context.Context, height int64, first *endpoint) (*t
 	}
 }
 
-func (v *verifier) awaitAlone(ctx context.Context, height int64, first *endpoint) (*types.Header, error) {
+func (v *verifier) awaitAlone(ctx context.Context, height int64, first *endpoint, late func()) (*types.Header, error) {
 	limited, cancel := context.WithTimeout(ctx, headerPatience)
 	defer cancel()
 	if err := v.start(limited); err != nil {
@@ -139,7 +152,7 @@ func (v *verifier) awaitAlone(ctx context.Context, height int64, first *endpoint
 		}
 		return nil, err
 	}
-	header, err := v.header(limited, height, first)
+	header, err := v.header(limited, height, first, late)
 	if errors.Is(err, errNotYet) || err != nil && limited.Err() != nil {
 		return nil, fmt.Errorf("%w: block %d, whose header proves the state after block %d, was not made in time: has the chain halted? An older height can be read at once (%w)",
 			ErrUntrusted, height, height-1, err)
@@ -147,9 +160,9 @@ func (v *verifier) awaitAlone(ctx context.Context, height int64, first *endpoint
 	return header, err
 }
 
-// header returns the verified header of a height. While no node has it, it asks again until ctx
-// ends.
-func (v *verifier) header(ctx context.Context, height int64, first *endpoint) (*types.Header, error) {
+// header returns the verified header of a height. While no node has it, it calls late, and asks
+// again until ctx ends.
+func (v *verifier) header(ctx context.Context, height int64, first *endpoint, late func()) (*types.Header, error) {
 	if err := v.start(ctx); err != nil {
 		return nil, err
 	}
@@ -170,7 +183,7 @@ func (v *verifier) header(ctx context.Context, height int64, first *endpoint) (*
 		what:  fmt.Sprintf("header %d", height),
 		first: first,
 		call: func(ctx context.Context, e *endpoint) ([]*types.LightBlock, error) {
-			target, err := v.fetch(ctx, e, height)
+			target, err := v.fetch(ctx, e, height, late)
 			if err != nil {
 				return nil, err
 			}
@@ -192,15 +205,18 @@ func (v *verifier) header(ctx context.Context, height int64, first *endpoint) (*
 	return target.Header, nil
 }
 
-// fetch fetches a block from a node. If the node does not have it yet, it asks again until ctx
-// ends.
-func (v *verifier) fetch(ctx context.Context, from *endpoint, height int64) (*types.LightBlock, error) {
+// fetch fetches a block from a node. If the node does not have it yet, fetch calls late, and asks
+// again until ctx ends. late may be nil, as for header.
+func (v *verifier) fetch(ctx context.Context, from *endpoint, height int64, late func()) (*types.LightBlock, error) {
 	for wait := firstPoll; ; wait = min(2*wait, headerPoll) {
 		block, err := fetchLightBlock(ctx, from, v.chainID, height)
 		if !errors.Is(err, errNotYet) {
 			return block, err
 		}
 		from.isAlive()
+		if late != nil {
+			late()
+		}
 		if sleep.For(ctx, wait) != nil {
 			return nil, err
 		}
@@ -241,7 +257,7 @@ func (v *verifier) start(ctx context.Context) error {
 // trustedHeader fetches the header that the user trusts. It waits for it, because the user may have
 // read the newest header at one node and then ask another node that is a block behind.
 func (v *verifier) trustedHeader(ctx context.Context, from *endpoint) (*types.LightBlock, error) {
-	root, err := v.fetch(ctx, from, v.trust.Height)
+	root, err := v.fetch(ctx, from, v.trust.Height, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -433,7 +449,7 @@ func (v *verifier) witness(ctx context.Context, witness, from *endpoint, trusted
 }
 
 func (v *verifier) compare(ctx context.Context, witness, from *endpoint, trusted, target *types.LightBlock) error {
-	theirs, err := v.fetch(ctx, witness, target.Height)
+	theirs, err := v.fetch(ctx, witness, target.Height, nil)
 	if err != nil {
 		return err
 	}

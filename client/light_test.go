@@ -31,7 +31,7 @@ func TestValidatorsChange(t *testing.T) {
 	node := &fakeNode{chain: chain, name: "primary"}
 	c := trusting(t, Trust{Genesis: chain.genesis()}, node)
 	for _, height := range []int64{43, 2, 3, 4, 25, 1} {
-		header, err := c.verifier.header(testContext(t), height, nil)
+		header, err := c.verifier.header(testContext(t), height, nil, nil)
 		require.NoError(t, err, height)
 		require.Equal(t, chain.blocks[height-1].Hash(), header.Hash())
 	}
@@ -44,9 +44,9 @@ func TestValidatorsChange(t *testing.T) {
 		return nil
 	}}
 	c = trusting(t, Trust{Height: 30, Hash: chain.blocks[29].Hash()}, pruned)
-	_, err := c.verifier.header(testContext(t), 43, nil)
+	_, err := c.verifier.header(testContext(t), 43, nil, nil)
 	require.NoError(t, err)
-	_, err = trusting(t, Trust{Genesis: chain.genesis()}, pruned).verifier.header(testContext(t), 43, nil)
+	_, err = trusting(t, Trust{Genesis: chain.genesis()}, pruned).verifier.header(testContext(t), 43, nil, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 }
 
@@ -61,7 +61,7 @@ func TestPrunedFromGenesis(t *testing.T) {
 		}
 		return nil
 	}}
-	header, err := trusting(t, Trust{Genesis: chain.genesis()}, pruned).verifier.header(testContext(t), 35, nil)
+	header, err := trusting(t, Trust{Genesis: chain.genesis()}, pruned).verifier.header(testContext(t), 35, nil, nil)
 	require.NoError(t, err)
 	require.Equal(t, chain.blocks[34].Hash(), header.Hash())
 }
@@ -79,7 +79,7 @@ func TestTrustedHeaderFromAWitness(t *testing.T) {
 		return nil
 	}}
 	honest := &fakeNode{chain: chain, name: "honest"}
-	header, err := trusting(t, trust, joined, honest).verifier.header(testContext(t), 8, nil)
+	header, err := trusting(t, trust, joined, honest).verifier.header(testContext(t), 8, nil, nil)
 	require.NoError(t, err)
 	require.Equal(t, chain.blocks[7].Hash(), header.Hash())
 
@@ -90,7 +90,7 @@ func TestTrustedHeaderFromAWitness(t *testing.T) {
 		}
 		return nil
 	}}
-	_, err = trusting(t, trust, joined, liar).verifier.header(testContext(t), 8, nil)
+	_, err = trusting(t, trust, joined, liar).verifier.header(testContext(t), 8, nil, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 	require.ErrorContains(t, err, "lowest height is 6")
 	require.ErrorContains(t, err, "or a Byzantine node")
@@ -104,13 +104,13 @@ func TestTrustedHeaderComesLater(t *testing.T) {
 		trust := Trust{Height: 6, Hash: chain.blocks[5].Hash()}
 		node := &fakeNode{chain: chain, name: "behind", lag: 1}
 		time.AfterFunc(3*time.Second, func() { node.change(func() { node.lag = 0 }) })
-		header, err := trusting(t, trust, node).verifier.await(testContext(t), 6, nil)
+		header, err := trusting(t, trust, node).verifier.await(testContext(t), 6, nil, nil)
 		require.NoError(t, err)
 		require.Equal(t, chain.blocks[5].Hash(), header.Hash())
 
 		node = &fakeNode{chain: chain, name: "behind for ever", lag: 1}
 		began := time.Now()
-		_, err = trusting(t, trust, node).verifier.await(testContext(t), 6, nil)
+		_, err = trusting(t, trust, node).verifier.await(testContext(t), 6, nil, nil)
 		require.ErrorIs(t, err, ErrUntrusted)
 		require.ErrorContains(t, err, "trusted header 6 was not available in time")
 		require.LessOrEqual(t, time.Since(began), headerPatience+time.Second)
@@ -122,7 +122,7 @@ func TestBackwards(t *testing.T) {
 	chain.grow(20)
 	node := &fakeNode{chain: chain, name: "primary"}
 	c := trusting(t, Trust{Height: 15, Hash: chain.blocks[14].Hash()}, node)
-	header, err := c.verifier.header(testContext(t), 9, nil)
+	header, err := c.verifier.header(testContext(t), 9, nil, nil)
 	require.NoError(t, err)
 	require.Equal(t, chain.blocks[8].Hash(), header.Hash())
 	node.lie = func(a any) error {
@@ -131,7 +131,7 @@ func TestBackwards(t *testing.T) {
 		}
 		return nil
 	}
-	_, err = c.verifier.header(testContext(t), 9, nil)
+	_, err = c.verifier.header(testContext(t), 9, nil, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 }
 
@@ -145,7 +145,7 @@ func TestBeforeTheFirstBlock(t *testing.T) {
 		if n := len(chain.blocks); n > 0 {
 			last = chain.blocks[n-1].Commit.BlockID
 		}
-		chain.blocks = append(chain.blocks, signBlock(t, height, chain.start.Add(time.Duration(height-100)*time.Second), last, make([]byte, 32), chain.validators, chain.validators))
+		chain.blocks = append(chain.blocks, signBlock(t, height, chain.start.Add(time.Duration(height-100)*time.Second), last, make([]byte, 32), noTransactions, chain.validators, chain.validators))
 	}
 	genesis := chain.genesis()
 	genesis.InitialHeight = 100
@@ -162,7 +162,7 @@ func TestBeforeTheFirstBlock(t *testing.T) {
 			c.verifier.root(chain.blocks[0])
 		}
 		for _, height := range []int64{99, 98, 1, 0, -1, -1 << 63} {
-			header, err := c.verifier.header(testContext(t), height, nil)
+			header, err := c.verifier.header(testContext(t), height, nil, nil)
 			require.Error(t, err, "%s %d: %v", name, height, header)
 		}
 	}
@@ -173,24 +173,24 @@ func TestTrustRoot(t *testing.T) {
 	node := &fakeNode{chain: chain, name: "primary"}
 	ctx := testContext(t)
 
-	_, err := trusting(t, Trust{Height: 2, Hash: make([]byte, 32)}, node).verifier.header(ctx, 2, nil)
+	_, err := trusting(t, Trust{Height: 2, Hash: make([]byte, 32)}, node).verifier.header(ctx, 2, nil, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 
 	other := newFakeChain(t)
 	other.validators = fakeValidators("other", 4)
 	other.blocks, other.versions = nil, other.versions[:1]
 	other.grow(5)
-	_, err = trusting(t, Trust{Genesis: other.genesis()}, node).verifier.header(ctx, 2, nil)
+	_, err = trusting(t, Trust{Genesis: other.genesis()}, node).verifier.header(ctx, 2, nil, nil)
 	require.ErrorIs(t, err, ErrUntrusted, "other validators")
 
 	old := trusting(t, Trust{Genesis: chain.genesis(), Period: time.Minute}, node)
-	_, err = old.verifier.header(ctx, 2, nil)
+	_, err = old.verifier.header(ctx, 2, nil, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 	require.ErrorContains(t, err, "older than the trust period")
 
 	early := trusting(t, Trust{Genesis: chain.genesis()}, node)
 	early.verifier.now = func() time.Time { return chain.start.Add(-time.Minute) }
-	_, err = early.verifier.header(ctx, 2, nil)
+	_, err = early.verifier.header(ctx, 2, nil, nil)
 	require.ErrorContains(t, err, "from the future")
 
 	for name, trust := range map[string]Trust{
@@ -231,10 +231,10 @@ func TestImpossibleValidators(t *testing.T) {
 				return nil
 			}}
 			for _, trust := range []Trust{{Genesis: chain.genesis()}, {Height: 2, Hash: chain.blocks[1].Hash()}} {
-				_, err := trusting(t, trust, node).verifier.header(testContext(t), 2, nil)
+				_, err := trusting(t, trust, node).verifier.header(testContext(t), 2, nil, nil)
 				require.ErrorIs(t, err, ErrUntrusted)
 			}
-			_, err := trusting(t, Trust{Genesis: chain.genesis()}, &fakeNode{chain: chain, name: "honest"}, node).verifier.header(testContext(t), 2, nil)
+			_, err := trusting(t, Trust{Genesis: chain.genesis()}, &fakeNode{chain: chain, name: "honest"}, node).verifier.header(testContext(t), 2, nil, nil)
 			require.ErrorIs(t, err, ErrUntrusted)
 		})
 	}
@@ -305,7 +305,7 @@ func witness(t *testing.T, chain *fakeChain, name string) *fakeNode {
 		},
 		"fork": func(a any) error { // a fork that the same validators signed
 			if r, ok := a.(*ctypes.ResultCommit); ok {
-				b := signBlock(t, r.Height, r.Time, r.Header.LastBlockID, make([]byte, 32), chain.validators, chain.validators)
+				b := signBlock(t, r.Height, r.Time, r.Header.LastBlockID, make([]byte, 32), noTransactions, chain.validators, chain.validators)
 				r.SignedHeader = *b.SignedHeader
 			}
 			return nil
@@ -314,9 +314,12 @@ func witness(t *testing.T, chain *fakeChain, name string) *fakeNode {
 	return &fakeNode{chain: chain, name: name, lie: lies[name]}
 }
 
-// TestHeaderComesLater: the header that proves the latest state is that of the next block.
+// TestHeaderComesLater: the header that proves the latest state is that of the next block, if the
+// last block has transactions.
 func TestHeaderComesLater(t *testing.T) {
 	chain := newFakeChain(t)
+	chain.sign(chain.validators, make([]byte, 32))
+	chain.versions = append(chain.versions, chain.versions[len(chain.versions)-1])
 	node := &fakeNode{chain: chain, name: "primary"}
 	c := trusting(t, Trust{Genesis: chain.genesis()}, node)
 	asked := 0
@@ -330,7 +333,7 @@ func TestHeaderComesLater(t *testing.T) {
 	}
 	v, err := c.Get(testContext(t), []byte("k"))
 	require.NoError(t, err)
-	require.EqualValues(t, 2, v.Height)
+	require.EqualValues(t, 3, v.Height)
 }
 
 func TestTrustedBlocksAreBounded(t *testing.T) {
@@ -338,10 +341,10 @@ func TestTrustedBlocksAreBounded(t *testing.T) {
 	chain.grow(2 * maxTrusted)
 	c := trusting(t, Trust{Genesis: chain.genesis()}, &fakeNode{chain: chain, name: "primary"})
 	for height := int64(1); height <= 2*maxTrusted; height++ {
-		_, err := c.verifier.header(testContext(t), height, nil)
+		_, err := c.verifier.header(testContext(t), height, nil, nil)
 		require.NoError(t, err)
 	}
 	require.Equal(t, maxTrusted, c.verifier.mu.trusted.Len())
-	_, err := c.verifier.header(testContext(t), 5, nil)
+	_, err := c.verifier.header(testContext(t), 5, nil, nil)
 	require.NoError(t, err, "the root of trust is still there")
 }

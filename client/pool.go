@@ -56,6 +56,7 @@ type record struct {
 	doubted  time.Time     // until then it counts as doubted
 	probed   time.Time     // time of the last status request
 	probing  bool
+	deaf     bool // it cannot be asked for results: see listen
 }
 
 func (r *record) rank(now time.Time) rank {
@@ -98,7 +99,9 @@ func (r *record) measured(took time.Duration) {
 	r.penalty = 0
 }
 
-func (r *record) lose(err error) { r.lost, r.admitted, r.latency, r.penalty = err, false, 0, 0 }
+func (r *record) lose(err error) {
+	r.lost, r.admitted, r.latency, r.penalty, r.deaf = err, false, 0, 0, false
+}
 
 // due reports whether it is time for a status request.
 func (r *record) due(now time.Time) bool {
@@ -136,8 +139,9 @@ func order(now time.Time, records []record, best int) []int {
 // endpoint is a node, with its recorded state.
 type endpoint struct {
 	RPC
-	witness bool // it is only asked for headers, to confirm those of others
-	mu      struct {
+	witness   bool          // it is only asked for headers, to confirm those of others
+	listening chan struct{} // an element for each request that waits for a result
+	mu        struct {
 		sync.Mutex
 		record
 	}
@@ -228,7 +232,7 @@ func newPool(nodes, witnesses []RPC, chainID string) *pool {
 	p.mu.chainID = chainID
 	for i, n := range slices.Concat(nodes, witnesses) {
 		if !slices.ContainsFunc(p.all, func(e *endpoint) bool { return e.Remote() == n.Remote() }) {
-			p.all = append(p.all, &endpoint{RPC: n, witness: i >= len(nodes)})
+			p.all = append(p.all, &endpoint{RPC: n, witness: i >= len(nodes), listening: make(chan struct{}, maxListening)})
 		}
 	}
 	p.nodes = len(p.all) - len(p.witnesses())

@@ -1,17 +1,21 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	rpcclient "github.com/cometbft/cometbft/rpc/client"
+	"github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/sleep"
+	"github.com/starling-kv/starling/statesync/lightclient"
 )
 
 const (
@@ -23,6 +27,12 @@ const (
 	// asked as well. The node may have reported a height that the chain has not reached.
 	secondOpinion = time.Second
 )
+
+// noTransactions is the DataHash of a block without transactions.
+var noTransactions = (&types.Data{}).Hash()
+
+// errNotIdle: the header of an answer's own block does not prove it.
+var errNotIdle = errors.New("the block has transactions, or a later state is known")
 
 // proof checks an answer against the app hash of its state.
 type proof func(appHash avlstar.Hash) error
@@ -145,7 +155,7 @@ func readProved[T any](ctx context.Context, c *Client, q query[T], avoid []*endp
 	}
 	outcomes := make(chan outcome, 2)
 	go func() {
-		state, err := c.prove(ctx, a.height, a.from, a.proof)
+		state, err := c.prove(ctx, a.height, q.height == 0, a.from, a.proof)
 		outcomes <- outcome{a, state, err}
 	}()
 	avoid = append(avoid[:len(avoid):len(avoid)], a.from)
@@ -183,13 +193,68 @@ func readProved[T any](ctx context.Context, c *Client, q query[T], avoid []*endp
 	return reply[T]{}, State{}, errors.Join(failures...)
 }
 
-// prove checks the proof of an answer at a height, and returns its state.
-func (c *Client) prove(ctx context.Context, height int64, from *endpoint, check proof) (State, error) {
-	header, err := c.verifier.await(ctx, height+1, from)
+// prove checks the proof of an answer at a height, and returns its state. The header that proves
+// the newest state is that of the next block, which an idle network does not make for a while. If
+// there is no such block yet, prove tries the header of the answer's own block as well.
+func (c *Client) prove(ctx context.Context, height int64, newest bool, from *endpoint, check proof) (State, error) {
+	if !newest {
+		return c.proveNext(ctx, height, from, check, nil)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type outcome struct {
+		state State
+		err   error
+	}
+	next, idle, late := make(chan outcome, 1), make(chan State, 1), make(chan struct{}, 1)
+	go func() {
+		s, err := c.proveNext(ctx, height, from, check, sync.OnceFunc(func() { late <- struct{}{} }))
+		next <- outcome{s, err}
+	}()
+	for {
+		select {
+		case <-late:
+			go func() {
+				if s, err := c.proveIdle(ctx, height, from, check); err == nil {
+					idle <- s
+				}
+			}()
+		case s := <-idle:
+			return s, nil
+		case o := <-next:
+			return o.state, o.err
+		}
+	}
+}
+
+// proveIdle proves an answer by the header of its own block, whose app hash is that of the state
+// before the block. That is sufficient if the block has no transactions: all writes that are known
+// to be done are in earlier blocks. The state is then that of the height below the answer's.
+func (c *Client) proveIdle(ctx context.Context, height int64, from *endpoint, check proof) (State, error) {
+	header, err := c.verifier.await(ctx, height, from, nil)
 	if err != nil {
 		return State{}, err
 	}
-	s := State{Height: height, Time: header.Time, Verified: true}
+	verified, claimed := c.pool.floors()
+	if lightclient.IsFirst(header) || !bytes.Equal(header.DataHash, noTransactions) || height <= max(verified, claimed) {
+		return State{}, errNotIdle
+	}
+	return stateOf(header, from, check)
+}
+
+// proveNext proves an answer at a height by the header of the next block. It calls late, which may
+// be nil, at most once, if there is no such block yet.
+func (c *Client) proveNext(ctx context.Context, height int64, from *endpoint, check proof, late func()) (State, error) {
+	header, err := c.verifier.await(ctx, height+1, from, late)
+	if err != nil {
+		return State{}, err
+	}
+	return stateOf(header, from, check)
+}
+
+// stateOf checks a proof against the app hash of a header, and returns the state before its block.
+func stateOf(header *types.Header, from *endpoint, check proof) (State, error) {
+	s := State{Height: header.Height - 1, Time: header.Time, Verified: true}
 	if len(header.AppHash) != len(s.AppHash) {
 		return State{}, fmt.Errorf("%w: header %d has an app hash of %d bytes: not a Starling chain", ErrUnproved, header.Height, len(header.AppHash))
 	}

@@ -81,7 +81,8 @@ func KeysOnly() ReadOption { return func(o *readOptions) { o.keysOnly = true } }
 func Reverse() ReadOption { return func(o *readOptions) { o.reverse = true } }
 
 // Get reads a key from the latest state, or from that of AtHeight. With verification it waits for
-// the header that proves the answer, which is that of the next block.
+// the header that proves the answer, which is that of the next block. If there is no next block yet
+// and the last one is empty, the answer is that of the height below, which the last header proves.
 func (c *Client) Get(ctx context.Context, key []byte, options ...ReadOption) (*Value, error) {
 	if len(key) < 1 || len(key) > avlstar.MaxKeyBytes {
 		return nil, fmt.Errorf("client: a key has 1 to %d bytes, this one has %d", avlstar.MaxKeyBytes, len(key))

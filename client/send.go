@@ -135,6 +135,13 @@ func (s *Sent) acceptedBy(e *endpoint) {
 	s.mu.at = e
 }
 
+// acceptor returns the node that accepted the transaction last; nil: none.
+func (s *Sent) acceptor() *endpoint {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.at
+}
+
 // stranded reports whether the node that accepted the transaction has been lost since, or is silent
 // while others answer. It may have stopped while no other node has the transaction. If it was only
 // slow, sending the same bytes to another node does no harm.

@@ -20,7 +20,8 @@ const (
 	// nonceAttempts limits how often a transaction is signed again because its nonce was used
 	// meanwhile.
 	nonceAttempts = 8
-	// The pause between polls for a transaction is a quarter of the time waited so far, between
+	// The pause between polls for a transaction is longPoll while a node is asked to say when it
+	// has executed it (see listen). Otherwise it is a quarter of the time waited so far, between
 	// firstPoll and longPoll. So a transaction is found at most that much later than it is
 	// available. Every askAllEvery polls, all nodes are asked, because the nearest one may have
 	// stopped following the chain.
@@ -119,7 +120,7 @@ func (c *Client) settle(ctx context.Context, sent *Sent, doubt error) (*TxResult
 // same each time, so it can be executed only once.
 func (s *Sent) Wait(ctx context.Context) (*TxResult, error) {
 	refusals := 0
-	result, err := s.client.waitTx(ctx, s.Hash, s.stranded, func() error {
+	result, err := s.client.waitTx(ctx, s.Hash, s.acceptor, s.stranded, func() error {
 		err := s.client.sendAgain(ctx, s)
 		if !errors.Is(err, &tx.Error{Code: tx.CodeBadNonce}) {
 			refusals = 0
@@ -141,29 +142,33 @@ func (s *Sent) Wait(ctx context.Context) (*TxResult, error) {
 // transactions ([tx_index] indexer = "kv", the default). When ctx ends, the error is an
 // *UnknownOutcomeError.
 func (c *Client) WaitTx(ctx context.Context, hash []byte) (*TxResult, error) {
-	return c.waitTx(ctx, hash, func() bool { return false }, func() error { return nil })
+	return c.waitTx(ctx, hash, func() *endpoint { return nil }, func() bool { return false }, func() error { return nil })
 }
 
-// waitTx polls for a transaction until it is in a block. It calls resend every resendEvery, and as
-// soon as stranded reports that no node is known to have the transaction.
-func (c *Client) waitTx(ctx context.Context, hash []byte, stranded func() bool, resend func() error) (*TxResult, error) {
+// waitTx waits until a transaction is in a block. It listens at the node that acceptor returns, and
+// polls others. It calls resend every resendEvery, and as soon as stranded reports that no node is
+// known to have the transaction.
+func (c *Client) waitTx(ctx context.Context, hash []byte, acceptor func() *endpoint, stranded func() bool, resend func() error) (*TxResult, error) {
+	l := &listener{c: c, hash: hash}
+	defer l.close()
+	l.moveTo(ctx, acceptor())
 	last := errNotFound
 	began := time.Now()
 	nextResend := began.Add(resendEvery)
-	for poll := 1; ; poll++ {
-		result, err := c.lookup(ctx, hash, poll%askAllEvery == 0)
-		var refused *TxError
-		if err == nil || errors.As(err, &refused) {
-			if err == nil {
-				c.pool.claimed(result.Height)
-			}
-			return result, err
+	for poll := 0; ; poll++ {
+		var result *TxResult
+		err := errNotFound
+		if poll > 0 || l.heard == nil {
+			result, err = c.lookup(ctx, hash, poll%askAllEvery == askAllEvery-1)
+		}
+		if done(err) {
+			return c.noted(result), err
 		}
 		if !errors.Is(err, context.DeadlineExceeded) {
 			last = err
 		}
 		var all *CallError
-		if errors.As(err, &all) && all.all(errNoIndex) {
+		if errors.As(err, &all) && all.all(errNoIndex) && l.heard == nil {
 			return nil, &UnknownOutcomeError{Hash: hash, Err: err}
 		}
 		if time.Now().After(nextResend) || stranded() {
@@ -172,10 +177,35 @@ func (c *Client) waitTx(ctx context.Context, hash []byte, stranded func() bool, 
 			}
 			nextResend = time.Now().Add(resendEvery)
 		}
-		if err := sleep.For(ctx, min(max(time.Since(began)/4, firstPoll), longPoll)); err != nil {
-			return nil, &UnknownOutcomeError{Hash: hash, Err: fmt.Errorf("%w while waiting for a block: %w", err, last)}
+		l.moveTo(ctx, acceptor())
+		pause := min(max(time.Since(began)/4, firstPoll), longPoll)
+		if l.heard != nil {
+			pause = longPoll
 		}
+		timer := time.NewTimer(pause)
+		select {
+		case h, ok := <-l.heard:
+			if ok {
+				return c.noted(h.result), h.err
+			}
+			l.heard = nil
+		case <-timer.C:
+		case <-ctx.Done():
+			return nil, &UnknownOutcomeError{Hash: hash, Err: fmt.Errorf("%w while waiting for a block: %w", ctx.Err(), last)}
+		}
+		timer.Stop()
 	}
+}
+
+// done reports whether err is that of a transaction in a block.
+func done(err error) bool { return err == nil || errors.As(err, new(*TxError)) }
+
+// noted remembers the height of a result; nil: there is none.
+func (c *Client) noted(result *TxResult) *TxResult {
+	if result != nil {
+		c.pool.claimed(result.Height)
+	}
+	return result
 }
 
 var errNoIndex = errors.New(`the node does not index transactions: set [tx_index] indexer = "kv" in its config.toml, or use another node`)
@@ -212,14 +242,8 @@ func (c *Client) lookup(ctx context.Context, hash []byte, everybody bool) (*TxRe
 		return nil, err
 	case found == nil:
 		return nil, errNotFound
-	case found.TxResult.Code != 0:
-		return nil, &TxError{Hash: hash, Height: found.Height, Code: txCode(found.TxResult.Code), Log: found.TxResult.Log}
 	}
-	result, err := tx.DecodeResult(found.TxResult.Data)
-	if err != nil {
-		return nil, fmt.Errorf("client: transaction %X is executed, but its result does not decode: %w", hash, err)
-	}
-	return &TxResult{Hash: hash, Height: found.Height, Results: result.Results}, nil
+	return resultOf(hash, found.Height, &found.TxResult)
 }
 
 // PutText writes value at key with an unsigned text transaction, which open chains accept (see the

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	rpcclient "github.com/cometbft/cometbft/rpc/client"
+	ctypes "github.com/cometbft/cometbft/rpc/core/types"
 
 	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/internal/sleep"
@@ -235,13 +236,8 @@ func (w *Watcher) poll(ctx context.Context, wait time.Duration) error {
 // query sends one request to a node.
 func (w *Watcher) query(ctx context.Context, e *endpoint, r event.Request) (event.Answer, error) {
 	return call(ctx, w.c.pool, e, false, func(ctx context.Context, e *endpoint) (event.Answer, error) {
-		limited, cancel := context.WithTimeout(ctx, silence)
-		defer cancel()
-		result, err := queryOne(limited, e, event.Path, r.Encode(), rpcclient.ABCIQueryOptions{})
+		result, err := queryWaiting(ctx, e, event.Path, r.Encode())
 		if err != nil {
-			if limited.Err() != nil && ctx.Err() == nil {
-				err = fmt.Errorf("%w for %v", errSilent, silence)
-			}
 			return event.Answer{}, err
 		}
 		answer, err := event.DecodeAnswer(result.Response.Value, &r)
@@ -250,6 +246,17 @@ func (w *Watcher) query(ctx context.Context, e *endpoint, r event.Request) (even
 		}
 		return answer, err
 	})
+}
+
+// queryWaiting queries a node that may wait for pollWait before it answers.
+func queryWaiting(ctx context.Context, e *endpoint, path string, data []byte) (*ctypes.ResultABCIQuery, error) {
+	limited, cancel := context.WithTimeout(ctx, silence)
+	defer cancel()
+	result, err := queryOne(limited, e, path, data, rpcclient.ABCIQueryOptions{})
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		err = fmt.Errorf("%w for %v", errSilent, silence)
+	}
+	return result, err
 }
 
 func eventOf(a *event.Event) Event {

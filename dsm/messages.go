@@ -19,6 +19,7 @@ const (
 	MethodUpper   = 14 // commitment and upper nodes of the tree
 	MethodUpdate  = 15 // part of a block's changes in a range
 	MethodOutline = 20 // upper tree over a node's ranges, of a snapshot
+	MethodMap     = 21 // newest map of the ranges that a node has
 )
 
 // Limits of the messages.
@@ -35,11 +36,17 @@ const (
 	// MaxOutlineRange is the maximum length of a part of an outline in one answer.
 	MaxOutlineRange = 8 << 20
 
+	// MaxMapBytes is the maximum length of a map of the ranges.
+	MaxMapBytes = MaxPartBytes
+	// MaxMapAnswerBytes is the maximum length of an answer to MethodMap.
+	MaxMapAnswerBytes = 8 + MaxMapBytes
+
 	MaxClaimsBytes    = 1 + 2 + MaxClaims*(2*(2+avlstar.MaxKeyBytes)+4*8)
 	UpdateAnswerBytes = 8 + 8 + 4
 
-	claimsVersion = 1
-	hashBytes     = 32
+	claimsVersion      = 1 // of ranges that do not overlap
+	overlappingVersion = 2
+	hashBytes          = 32
 )
 
 // ErrMessage is wrapped by the errors of all decoders: the bytes are malformed.
@@ -66,16 +73,22 @@ func (c Claim) check() error {
 	return checkRange(c.Range)
 }
 
-// EncodeClaims encodes claims that are in key order. It fails if the ranges overlap or do not
-// ascend, if there are more than MaxClaims, or if the heights of a claim are inconsistent.
+// EncodeClaims encodes claims that are in key order, by the first key and then by the end. It fails
+// if they do not ascend, if there are more than MaxClaims, or if the heights of a claim are
+// inconsistent. The version is 2 if ranges overlap, which they do while ranges are being divided or
+// merged, and otherwise 1.
 //
-//	version:u8 (1) ‖ n:u16be ‖ (range ‖ oldest:u64be ‖ newest:u64be ‖ durable:u64be ‖ needs:u64be) × n
+//	version:u8 ‖ n:u16be ‖ (range ‖ oldest:u64be ‖ newest:u64be ‖ durable:u64be ‖ needs:u64be) × n
 //	range = key ‖ key, empty: open;  key = length:u16be ‖ bytes
 func EncodeClaims(claims []Claim) ([]byte, error) {
+	version := byte(claimsVersion)
+	if overlap(claims) {
+		version = overlappingVersion
+	}
 	if err := checkClaims(claims); err != nil {
 		return nil, fmt.Errorf("dsm: claims: %w", err)
 	}
-	b := binary.BigEndian.AppendUint16([]byte{claimsVersion}, uint16(len(claims)))
+	b := binary.BigEndian.AppendUint16([]byte{version}, uint16(len(claims)))
 	for _, c := range claims {
 		b = appendRange(b, c.Range)
 		for _, h := range []int64{c.Oldest, c.Newest, c.Durable, c.Needs} {
@@ -85,6 +98,7 @@ func EncodeClaims(claims []Claim) ([]byte, error) {
 	return b, nil
 }
 
+// checkClaims checks the number of claims, each claim, and the order.
 func checkClaims(claims []Claim) error {
 	if len(claims) > MaxClaims {
 		return fmt.Errorf("%d ranges, the limit is %d", len(claims), MaxClaims)
@@ -93,11 +107,37 @@ func checkClaims(claims []Claim) error {
 		if err := c.check(); err != nil {
 			return fmt.Errorf("range %d: %w", i, err)
 		}
-		if i > 0 && !before(claims[i-1].Range, c.Range) {
+		if i > 0 && CompareRanges(claims[i-1].Range, c.Range) >= 0 {
 			return fmt.Errorf("%v does not follow %v", c.Range, claims[i-1].Range)
 		}
 	}
 	return nil
+}
+
+// overlap reports whether two ranges of ascending claims overlap.
+func overlap(claims []Claim) bool {
+	for i := 1; i < len(claims); i++ {
+		if !before(claims[i-1].Range, claims[i].Range) {
+			return true
+		}
+	}
+	return false
+}
+
+// CompareRanges orders ranges by their first keys, and then by their ends.
+func CompareRanges(a, b avlstar.KeyRange) int {
+	if c := bytes.Compare(a.First, b.First); c != 0 {
+		return c
+	}
+	switch open := len(a.After) == 0; {
+	case open && len(b.After) == 0:
+		return 0
+	case open:
+		return 1
+	case len(b.After) == 0:
+		return -1
+	}
+	return bytes.Compare(a.After, b.After)
 }
 
 // before reports whether all keys of r are below those of next.
@@ -108,7 +148,8 @@ func before(r, next avlstar.KeyRange) bool {
 // DecodeClaims is the inverse of EncodeClaims. The keys refer to b.
 func DecodeClaims(b []byte) ([]Claim, error) {
 	r := newReader(b)
-	if version := r.Byte("version"); r.Err() == nil && version != claimsVersion {
+	version := r.Byte("version")
+	if r.Err() == nil && version != claimsVersion && version != overlappingVersion {
 		return nil, fmt.Errorf("claims: version %d: %w", version, ErrMessage)
 	}
 	n := r.Count16("ranges", MaxClaims, 2*2+4*8)
@@ -123,7 +164,34 @@ func DecodeClaims(b []byte) ([]Claim, error) {
 	if err := checkClaims(claims); err != nil {
 		return nil, fmt.Errorf("claims: %w: %w", err, ErrMessage)
 	}
+	if overlap(claims) != (version == overlappingVersion) {
+		return nil, fmt.Errorf("claims: version %d does not fit the ranges: %w", version, ErrMessage)
+	}
 	return claims, nil
+}
+
+// Map is the body of a request for a newer map of the ranges, and the answer to it. In a request,
+// Version is that of the requester's map, and Text is empty unless the requester offers its map. In
+// an answer, Version is that of the answering node's map, and Text is empty unless that map is
+// newer. The map proves itself by its signature.
+//
+//	version:u64be ‖ text
+type Map struct {
+	Version uint64
+	Text    []byte
+}
+
+// Encode encodes a request or an answer.
+func (m Map) Encode() []byte {
+	return append(binary.BigEndian.AppendUint64(nil, m.Version), m.Text...)
+}
+
+// DecodeMap is the inverse of Encode. The text refers to b.
+func DecodeMap(b []byte) (Map, error) {
+	if len(b) < 8 || len(b) > MaxMapAnswerBytes {
+		return Map{}, fmt.Errorf("map of the ranges: %d bytes: %w", len(b), ErrMessage)
+	}
+	return Map{binary.BigEndian.Uint64(b), b[8:]}, nil
 }
 
 // Witness asks for a multiproof at one height that opens wants below the nodes that the requester

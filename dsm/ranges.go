@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 
@@ -127,6 +128,60 @@ func (r *Ranges) cover() error {
 		return &UncoveredError{Gaps: gaps}
 	}
 	return nil
+}
+
+// CheckNext checks ranges that are being filled to replace some of r. They must ascend, must not
+// overlap each other, and none of them is in r. The error wraps ErrRanges.
+func (r *Ranges) CheckNext(next []Placement) error {
+	for i, s := range next {
+		err := s.check()
+		_, found := r.Find(s.Range)
+		switch {
+		case err != nil:
+		case found:
+			err = fmt.Errorf("range %v is a range already", s.Range)
+		case i > 0 && !before(next[i-1].Range, s.Range):
+			err = fmt.Errorf("next ranges %v and %v overlap, or do not ascend", next[i-1].Range, s.Range)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %w", ErrRanges, err)
+		}
+	}
+	return nil
+}
+
+// All yields the ranges, and then those that are being filled to replace some of them.
+func (r *Ranges) All(next []Placement) iter.Seq2[Placement, bool] {
+	return func(yield func(s Placement, isNext bool) bool) {
+		for _, s := range r.shards {
+			if !yield(s, false) {
+				return
+			}
+		}
+		for _, s := range next {
+			if !yield(s, true) {
+				return
+			}
+		}
+	}
+}
+
+// Edges returns the keys at which ranges of All begin or end, ascending.
+func (r *Ranges) Edges(next []Placement) (edges [][]byte) {
+	for s := range r.All(next) {
+		for _, edge := range [][]byte{s.Range.First, s.Range.After} {
+			if len(edge) > 0 {
+				edges = append(edges, edge)
+			}
+		}
+	}
+	return AscendingKeys(edges)
+}
+
+// AscendingKeys sorts keys in place and removes duplicates.
+func AscendingKeys(keys [][]byte) [][]byte {
+	slices.SortFunc(keys, bytes.Compare)
+	return slices.CompactFunc(keys, bytes.Equal)
 }
 
 // Len returns the number of ranges.

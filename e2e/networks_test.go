@@ -24,7 +24,7 @@ import (
 // Variables choose which networks run; `make e2e-network`, `make e2e-docker` and `make e2e-random`
 // set them.
 const (
-	// names of e2e/networks/*.toml, comma-separated; default: ci,byzantine,sharded
+	// names of e2e/networks/*.toml, comma-separated; default: ci,byzantine,sharded,lan
 	networksVariable = "STARLING_E2E_NETWORKS"
 	providerVariable = "STARLING_E2E_PROVIDER" // process or docker; default: see providerOf
 	seedsVariable    = "STARLING_E2E_SEEDS"    // number of generated networks
@@ -91,7 +91,7 @@ func chosen() (manifests []*manifest.Manifest, _ error) {
 		}
 		return manifests, nil
 	}
-	for name := range strings.SplitSeq(cmp.Or(os.Getenv(networksVariable), "ci,byzantine,sharded"), ",") {
+	for name := range strings.SplitSeq(cmp.Or(os.Getenv(networksVariable), "ci,byzantine,sharded,lan"), ",") {
 		m, err := manifest.Read(filepath.Join("networks", name+".toml"))
 		if err != nil {
 			return nil, err

@@ -108,6 +108,7 @@ func newShardedTorture(t *testing.T, s tortureSettings) *shardedTorture {
 			c.LogLevel = "consensus:error,state:error,p2p:none,mempool:error,txindex:error,statesync:error,*:info"
 		}))
 	}
+	n.sign(homes)
 	for _, h := range homes {
 		n.start(h)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cometbft/cometbft/libs/log"
@@ -50,6 +51,10 @@ type ApplicationOptions struct {
 
 	// Sharded is used if Config says that storage nodes keep the state.
 	Sharded *ShardedOptions
+
+	// ProposeTimeout is the time for which other validators wait for a proposal; 0: CometBFT's
+	// default.
+	ProposeTimeout time.Duration
 
 	// SerialQueries: CometBFT sends one query at a time, so no query may wait.
 	SerialQueries bool
@@ -220,6 +225,9 @@ func (o ApplicationOptions) forApp(log *events.Log) (app.Options, error) {
 	}
 	if !o.SerialQueries {
 		options.WatchWait = watchWait
+	}
+	if o.ProposeTimeout > 0 {
+		options.ProposalTime = min(app.DefaultProposalTime, o.ProposeTimeout/4)
 	}
 	return options, err
 }

@@ -90,8 +90,9 @@ func (s *sharded) close() error { return s.source.Close() }
 func (s *sharded) report(status *statuspage.Status) { status.Sharded = s.status() }
 
 func (s *sharded) holders() (all []transport.Address) {
-	for _, id := range s.nodes.Ranges.Nodes() {
-		all = append(all, s.nodes.Addresses[id])
+	nodes := s.maps.Current()
+	for _, id := range nodes.Ranges.Nodes() {
+		all = append(all, nodes.Addresses[id])
 	}
 	return all
 }

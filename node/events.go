@@ -9,7 +9,7 @@ import (
 	"github.com/starling-kv/starling/storage/events"
 )
 
-// watchWait limits the time for which a watcher's query waits for an event. CometBFT's RPC server
+// watchWait limits the time for which a query waits for an event or a result. CometBFT's RPC server
 // ends a call after 10 s.
 const watchWait = 5 * time.Second
 

@@ -112,8 +112,8 @@ type Node struct {
 	serving serving
 	relay   *relay.Relay // nil: blocks go over p2p only
 	others  *peers.Peers // in sharded mode, nodes that may have witnesses; nil: none
-	// storageNodes is set in sharded mode, once the file has been read.
-	storageNodes     atomic.Pointer[config.StorageNodes]
+	// sharded is set in sharded mode, once the storage nodes file has been read.
+	sharded          atomic.Pointer[sharded]
 	transportMetrics *transportMetrics // nil: none
 	// joinView is the progress of a join over the transport. It is safe for concurrent use.
 	joinView    view.Join
@@ -333,6 +333,7 @@ func (n *Node) openApplication(ctx context.Context, have comet.Heights, validato
 		DataDir: n.config.CometBFT.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
 		NoBlocks: have.None(), Hint: comet.OtherBackend(n.config.CometBFT), BlocksFrom: have.Base,
 		KeepRestored: join.Allowed(n.config, isOnlyValidator(validator, n.genesis)), fs: options.faults.state,
+		ProposeTimeout: n.config.CometBFT.Consensus.TimeoutPropose,
 	}
 	if n.config.App.State.Sharded() {
 		if err := n.prepareSharded(&o, have, validator); err != nil {

@@ -27,6 +27,11 @@ func start(t *testing.T, home string, logger log.Logger, opts ...Option) *Node {
 	require.NoError(t, err)
 	stopped := false
 	t.Cleanup(func() {
+		if t.Failed() {
+			n.mu.Lock()
+			t.Logf("%s: height %d, failure: %v", home, n.Application().Height(), n.mu.failure)
+			n.mu.Unlock()
+		}
 		if !stopped && n.ctx.Err() == nil {
 			require.NoError(t, n.Stop())
 		}

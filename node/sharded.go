@@ -14,18 +14,19 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/client"
 	"github.com/starling-kv/starling/dsm/client/ask"
 	"github.com/starling-kv/starling/dsm/client/feed"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/rangemap"
 	"github.com/starling-kv/starling/transport"
 )
 
 // ShardedOptions configures an application whose state storage nodes keep.
 type ShardedOptions struct {
 	Home   string
+	ID     transport.ID
 	Dialer transport.Dialer // connects to the storage nodes
 	// Helpers is client.Options.Helpers.
 	Helpers func() []transport.Conn
@@ -46,7 +47,7 @@ type ShardedOptions struct {
 type sharded struct {
 	source *client.Client
 	store  *shardedStore
-	nodes  *config.StorageNodes
+	maps   *rangemap.Maps
 	self   crypto.Address
 	failed func(error) // stops the node
 	// Arguments of the last call of Validators; used by FinalizeBlock only.
@@ -74,7 +75,7 @@ func openSharded(o ApplicationOptions) (*sharded, error) {
 	policy.MinAcks, policy.MaxLagBlocks, policy.MaxLagBytes, policy.KeepBytes = c.MinAcks, c.MaxLagBlocks, uint64(c.MaxLagBytes), uint64(c.KeepUpdatesBytes)
 	logger := o.Logger.With("module", "storage-nodes")
 	s, err := client.New(client.Options{
-		Logger: logger, Ranges: nodes.Ranges, Addresses: nodes.Addresses, Dialer: o.Sharded.Dialer,
+		Logger: logger, Map: mapOf(nodes), Dialer: o.Sharded.Dialer,
 		Ask: ask.DefaultPolicy(), Feed: policy, Metrics: metrics, Helpers: o.Sharded.Helpers,
 	})
 	if err != nil {
@@ -87,10 +88,16 @@ func openSharded(o ApplicationOptions) (*sharded, error) {
 	if times == (storeTimes{}) {
 		times = defaultStoreTimes()
 	}
-	opened := &sharded{source: s, nodes: nodes, self: o.Sharded.Self, failed: o.Failed}
+	opened := &sharded{source: s, self: o.Sharded.Self, failed: o.Failed}
+	opened.maps, err = rangemap.New(rangemap.Options{
+		Logger: logger, Home: o.Sharded.Home, File: c.StorageNodes, ChainID: o.Genesis.ChainID, Self: o.Sharded.ID, Dialer: o.Sharded.Dialer,
+		Peers: o.Sharded.Helpers, Use: func(nodes *config.StorageNodes) error { return s.SetMap(mapOf(nodes)) },
+	}, nodes)
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
 	opened.store = &shardedStore{
-		log: logger, source: s, ranges: nodes.Ranges, own: o.Sharded.Own, joins: o.Sharded.Joins, depth: c.RetainDepth, life: o.Sharded.Life, times: times,
-		name: func(n dsm.NodeID) string { return nodes.Addresses[n].String() },
+		log: logger, source: s, nodes: opened.maps.Current, own: o.Sharded.Own, joins: o.Sharded.Joins, depth: c.RetainDepth, life: o.Sharded.Life, times: times,
 	}
 	opened.validators(genesisAddresses(o.Genesis))
 	if o.Sharded.Opened != nil {
@@ -99,6 +106,10 @@ func openSharded(o ApplicationOptions) (*sharded, error) {
 		}
 	}
 	return opened, nil
+}
+
+func mapOf(nodes *config.StorageNodes) client.Map {
+	return client.Map{Ranges: nodes.Ranges, Next: nodes.Next, Addresses: nodes.Addresses}
 }
 
 // checkSharded refuses a home of the other mode or of another chain, and a tree that does not fit
@@ -145,7 +156,7 @@ func (s *sharded) options(o ApplicationOptions, to *app.Options) {
 	c := o.Config.State
 	to.Store, to.Source, to.WitnessTimeout, to.Life = s.store, s.source, c.WitnessTimeout, o.Sharded.Life
 	to.BlockWitnessBytes = blockWitnessBytes()
-	to.Edges = s.source.Edges()
+	to.Edges = s.source.Edges
 	budget := o.Config.Disk.CacheBytes
 	to.Retention = avlstar.Retention{
 		Depth: c.RetainDepth, Window: c.Window, Keep: keepEdges(to.Edges), Least: s.store.unacknowledged,
@@ -154,9 +165,10 @@ func (s *sharded) options(o ApplicationOptions, to *app.Options) {
 }
 
 // keepEdges reports whether a subtree is on the path to an edge, or to the leaf before it: each
-// update contains these paths. edges are in ascending order.
-func keepEdges(edges [][]byte) func(first, after []byte) bool {
+// update contains these paths. The edges are in ascending order.
+func keepEdges(of func() [][]byte) func(first, after []byte) bool {
 	return func(first, after []byte) bool {
+		edges := of()
 		i := sort.Search(len(edges), func(i int) bool { return bytes.Compare(edges[i], first) >= 0 })
 		return i < len(edges) && (after == nil || bytes.Compare(edges[i], after) <= 0)
 	}

@@ -25,7 +25,7 @@ func (j joinSharded) Newest(ctx context.Context, limit int64) (int64, error) {
 	defer cancel()
 	claims, err := s.source.Claims(ctx)
 	// CometBFT can only be set to states after a block.
-	t := takeUp{ranges: s.ranges, name: s.name, initial: s.own.initial, least: s.own.initial, limit: limit, claims: claims}
+	t := takeUp{ranges: s.nodes().Ranges, name: s.name, initial: s.own.initial, least: s.own.initial, limit: limit, claims: claims}
 	height, why := t.height()
 	if why != nil && err != nil {
 		why = fmt.Errorf("%w (%w)", why, err)

@@ -105,10 +105,11 @@ func (n *Node) prepareSharded(o *ApplicationOptions, have comet.Heights, validat
 		Skip: n.isStorageNode,
 	})
 	o.Sharded = &ShardedOptions{
-		Home: n.config.Home, Dialer: dialer, Helpers: n.others.Conns, Own: own, Life: n.life,
+		Home: n.config.Home, ID: transport.ID(n.ID()), Dialer: dialer, Helpers: n.others.Conns, Own: own, Life: n.life,
 		Joins: have.None() && join.Allowed(n.config, isOnlyValidator(validator, n.genesis)),
 		Opened: func(s *sharded) error {
-			n.storageNodes.Store(s.nodes)
+			n.sharded.Store(s)
+			n.wg.Go(func() { s.maps.Run(n.life) })
 			if own.newest == 0 {
 				return nil // it does not wait
 			}
@@ -133,11 +134,11 @@ func (n *Node) prepareSharded(o *ApplicationOptions, have comet.Heights, validat
 // isStorageNode reports whether a node keeps a part of the state. Package dsm/client already
 // connects to these nodes, and they have neither blocks nor headers.
 func (n *Node) isStorageNode(id transport.ID) bool {
-	nodes := n.storageNodes.Load()
-	if nodes == nil {
+	s := n.sharded.Load()
+	if s == nil {
 		return false
 	}
-	_, is := nodes.Addresses[dsm.NodeID(id)]
+	_, is := s.maps.Current().Addresses[dsm.NodeID(id)]
 	return is
 }
 
@@ -181,6 +182,7 @@ func (n *Node) serveWaiting(have comet.Heights) error {
 		return protocol.Status{Base: have.Base, Height: have.Block}.Encode(), nil
 	}))
 	n.serving.light.Register(mux)
+	n.sharded.Load().maps.Register(mux)
 	if err := n.listen(mux); err != nil {
 		return err
 	}
@@ -250,6 +252,9 @@ func degraded(ranges []client.RangeStatus) string {
 	var parts []string
 	others := 0
 	for _, r := range ranges {
+		if r.Next {
+			continue // its nodes are still filling it
+		}
 		var missing []string
 		for _, n := range r.Nodes {
 			who, behind := fmt.Sprintf("%s@%s", n.Node, n.Address), english.Plural(int(n.Blocks), "block", "")+" behind"

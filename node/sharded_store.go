@@ -15,6 +15,7 @@ import (
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/client"
 	"github.com/starling-kv/starling/internal/sleep"
+	"github.com/starling-kv/starling/node/config"
 )
 
 // stateSource is the part of dsm/client that a node uses.
@@ -40,8 +41,7 @@ var ErrAway = errors.New("this node was away for too long")
 type shardedStore struct {
 	log    log.Logger
 	source stateSource
-	ranges *dsm.Ranges
-	name   func(dsm.NodeID) string // with its address
+	nodes  func() *config.StorageNodes
 	own    ownBlocks
 	joins  bool // Load has nothing to fetch: a join does
 	depth  int
@@ -134,6 +134,9 @@ func (s *shardedStore) Load() (int64, *avlstar.Version, error) {
 	}
 }
 
+// name returns a storage node with its address.
+func (s *shardedStore) name(n dsm.NodeID) string { return s.nodes().Addresses[n].String() }
+
 // begin returns the results of Load.
 func (s *shardedStore) begin(height int64, v *avlstar.Version) (int64, *avlstar.Version, error) {
 	s.last.Store(max(height, s.own.initial-1))
@@ -147,7 +150,7 @@ func (s *shardedStore) find(limit int64) (int64, error) {
 	defer cancel()
 	// An error means that a range has not answered; the claims show which.
 	claims, err := s.source.Claims(ctx)
-	t := takeUp{ranges: s.ranges, name: s.name, initial: s.own.initial, least: s.own.least, limit: limit, claims: claims}
+	t := takeUp{ranges: s.nodes().Ranges, name: s.name, initial: s.own.initial, least: s.own.least, limit: limit, claims: claims}
 	height, why := t.height()
 	if why != nil && err != nil {
 		why = fmt.Errorf("%w (%w)", why, err)
@@ -176,7 +179,7 @@ func (s *shardedStore) checkFirst() error {
 	ctx, cancel := context.WithTimeout(s.life, s.times.first)
 	defer cancel()
 	claims, _ := s.source.Claims(ctx) // the received claims, also with an error
-	t := takeUp{ranges: s.ranges, name: s.name, initial: s.own.initial, least: s.own.initial - 1, limit: s.own.initial - 1, claims: claims}
+	t := takeUp{ranges: s.nodes().Ranges, name: s.name, initial: s.own.initial, least: s.own.initial - 1, limit: s.own.initial - 1, claims: claims}
 	if _, err := t.height(); errors.Is(err, ErrAway) {
 		return err
 	}

@@ -108,6 +108,9 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 	}).Register(mux)
 	n.serving.light.Register(mux)
 	n.serving.blocks.Register(mux)
+	if s := n.sharded.Load(); s != nil {
+		s.maps.Register(mux)
+	}
 	if n.relay != nil {
 		n.relay.Register(mux)
 	}

@@ -18,19 +18,15 @@ import (
 // claimsGrace is how long Claims waits for the remaining nodes once each range has an answer.
 const claimsGrace = time.Second
 
-// claimed passes a node's claims to both machines and stores them.
+// claimed passes a node's claims to both machines.
 func (c *Client) claimed(n dsm.NodeID, claims []dsm.Claim) {
-	c.asking.step(ask.Claimed{Node: n, Claims: claims})
+	c.layout().asking.step(ask.Claimed{Node: n, Claims: claims})
 	c.feeding.step(feed.Claimed{Node: n, Claims: claims})
-	p := c.peers[n]
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.mu.claims = claims
 }
 
 // up tells both machines that a node is connected.
 func (c *Client) up(n dsm.NodeID) {
-	c.asking.step(ask.Up{Node: n})
+	c.layout().asking.step(ask.Up{Node: n})
 	c.feeding.step(feed.Up{Node: n})
 }
 
@@ -42,7 +38,8 @@ func (c *Client) Claims(ctx context.Context) ([]dsm.Claim, error) {
 	ctx, cancel := c.alive(ctx)
 	defer cancel()
 	began := time.Now()
-	nodes := c.o.Ranges.Nodes()
+	l := c.layout()
+	nodes := l.nodes()
 	answers := make(chan answer, len(nodes))
 	var asking sync.WaitGroup
 	defer asking.Wait()
@@ -50,7 +47,7 @@ func (c *Client) Claims(ctx context.Context) ([]dsm.Claim, error) {
 	for _, n := range nodes {
 		asking.Go(func() {
 			for ctx.Err() == nil {
-				if claims, ok := c.peers[n].poll(ctx); ok {
+				if claims, ok := l.peers[n].poll(ctx); ok {
 					answers <- answer{n, claims}
 					return
 				}
@@ -66,7 +63,7 @@ func (c *Client) Claims(ctx context.Context) ([]dsm.Claim, error) {
 			by[a.node] = a.claims
 		case <-wait.Done():
 		}
-		if _, is := c.silent(by); wait == ctx && !is {
+		if _, is := l.silent(by); wait == ctx && !is {
 			// Another replica may have more and answer a little later.
 			var end context.CancelFunc
 			wait, end = context.WithTimeout(ctx, claimsGrace)
@@ -78,7 +75,7 @@ func (c *Client) Claims(ctx context.Context) ([]dsm.Claim, error) {
 		claims = append(claims, by[n]...)
 	}
 	slices.SortStableFunc(claims, func(a, b dsm.Claim) int { return bytes.Compare(a.Range.First, b.Range.First) })
-	if r, is := c.silent(by); is {
+	if r, is := l.silent(by); is {
 		return claims, fmt.Errorf("no storage node of range %v has answered for %v: %w", r, time.Since(began).Round(time.Millisecond), ctx.Err())
 	}
 	return claims, nil
@@ -91,9 +88,9 @@ type answer struct {
 }
 
 // silent returns the first range that no replica claims.
-func (c *Client) silent(by map[dsm.NodeID][]dsm.Claim) (r avlstar.KeyRange, is bool) {
-	for i := range c.o.Ranges.Len() {
-		of := c.o.Ranges.Shard(i)
+func (l *layout) silent(by map[dsm.NodeID][]dsm.Claim) (r avlstar.KeyRange, is bool) {
+	for i := range l.Ranges.Len() {
+		of := l.Ranges.Shard(i)
 		if !slices.ContainsFunc(of.Replicas, func(n dsm.NodeID) bool {
 			return slices.ContainsFunc(by[n], func(c dsm.Claim) bool { return c.Range.Covers(of.Range) })
 		}) {

@@ -23,27 +23,32 @@ const maxMaking = 4
 // feeding wraps a feed.Machine with its timer, the encoded updates, and the blocks whose updates
 // are not yet encoded.
 type feeding struct {
-	c      *Client
-	gauges []rangeGauges // by range
-	mu     struct {
+	c  *Client
+	mu struct {
 		sync.Mutex
+		layout     Map
 		machine    *feed.Machine // nil before Begin
 		validators feed.Validators
 		timer      *time.Timer
-		head       int64         // last block that the machine knows
-		last       int64         // height of the last call of Committed
-		updates    [][]*update   // by range: those that the machine has queued, up to head
-		making     []made        // by ascending height
-		wake       chan struct{} // capacity 1: making has grown
-		changed    chan struct{} // closed and replaced when callers of Room must check again
+		head       int64          // last block that the machine knows
+		last       int64          // height of the last call of Committed
+		shards     []*shard       // the ranges of the machine, in the order of their keys
+		by         map[int]*shard // the same, by their numbers
+		making     []made         // by ascending height
+		wake       chan struct{}  // capacity 1: making has grown
+		changed    chan struct{}  // closed and replaced when callers of Room must check again
 		durable    int64
 		failed     error // why updates cannot be encoded at present
 		closed     bool
 	}
 }
 
-// rangeGauges are the metrics of a range.
-type rangeGauges struct{ lag, queued, behind prometheus.Gauge }
+// shard is a range. feeding.mu guards updates; the rest does not change.
+type shard struct {
+	feed.Shard
+	updates             []*update // those that the machine has queued, up to its head
+	lag, queued, behind prometheus.Gauge
+}
 
 // update is an encoded update.
 type update struct {
@@ -56,6 +61,7 @@ type made struct {
 	height  int64
 	v, base *avlstar.Version
 	changes []avlstar.Change
+	next    *Map // to be used after this block; nil: the map stays
 }
 
 func (m made) release() {
@@ -65,18 +71,48 @@ func (m made) release() {
 	}
 }
 
-// check validates the policy and prepares f.
-func (f *feeding) check(c *Client) error {
+// begin prepares f.
+func (f *feeding) begin(c *Client) {
 	f.c = c
-	for i := range c.o.Ranges.Len() {
-		name := c.o.Ranges.Shard(i).Range.String()
-		m := c.o.Metrics
-		f.gauges = append(f.gauges, rangeGauges{m.Lag.WithLabelValues(name), m.Queued.WithLabelValues(name), m.Behind.WithLabelValues(name)})
-	}
-	f.mu.updates, f.mu.wake, f.mu.changed = make([][]*update, c.o.Ranges.Len()), make(chan struct{}, 1), make(chan struct{})
+	f.mu.by, f.mu.wake, f.mu.changed = map[int]*shard{}, make(chan struct{}, 1), make(chan struct{})
 	f.mu.timer = time.AfterFunc(math.MaxInt64, func() { f.step(feed.Tick{}) })
-	_, err := feed.New(c.o.Ranges, c.o.Feed, 0)
-	return err
+}
+
+// change replaces the map. The policy is valid for it.
+func (f *feeding) change(m Map) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.mu.layout = m
+	f.locked(feed.Change{Ranges: m.Ranges, Next: m.Next})
+}
+
+// hasBegun reports whether Begin has been called.
+func (f *feeding) hasBegun() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mu.machine != nil
+}
+
+// renew takes the ranges from the machine, after its map has changed. The caller holds mu.
+func (f *feeding) renew() {
+	old, metrics := f.mu.by, f.c.o.Metrics
+	f.mu.shards, f.mu.by = nil, map[int]*shard{}
+	names := map[string]bool{}
+	for _, s := range f.mu.machine.Shards() {
+		name := s.Range.String()
+		to := &shard{Shard: s, lag: metrics.Lag.WithLabelValues(name), queued: metrics.Queued.WithLabelValues(name), behind: metrics.Behind.WithLabelValues(name)}
+		if was := old[s.Number]; was != nil {
+			to.updates = was.updates
+		}
+		f.mu.shards, f.mu.by[s.Number], names[name] = append(f.mu.shards, to), to, true
+	}
+	for _, was := range old {
+		if name := was.Range.String(); !names[name] {
+			for _, gauges := range []*prometheus.GaugeVec{metrics.Lag, metrics.Queued, metrics.Behind} {
+				gauges.DeleteLabelValues(name)
+			}
+		}
+	}
 }
 
 func (f *feeding) close() {
@@ -109,7 +145,11 @@ func (f *feeding) locked(e feed.Event) {
 	if f.mu.closed || f.mu.machine == nil {
 		return
 	}
-	for _, a := range f.mu.machine.Step(f.c.now(), e) {
+	actions := f.mu.machine.Step(f.c.now(), e)
+	if _, is := e.(feed.Change); is {
+		f.renew()
+	}
+	for _, a := range actions {
 		f.perform(a)
 	}
 	if at, ok := f.mu.machine.Next(); ok {
@@ -123,25 +163,33 @@ func (f *feeding) perform(a feed.Action) {
 	log := f.c.o.Logger
 	switch a := a.(type) {
 	case feed.Send:
-		of := f.mu.updates[a.Shard]
-		u := of[len(of)-1-int(f.mu.head-a.Height)]
-		f.c.wg.Go(func() { f.send(a, u) })
+		s := f.mu.by[a.Shard]
+		u := s.updates[len(s.updates)-1-int(f.mu.head-a.Height)]
+		f.c.wg.Go(func() { f.send(a, s.Range, u) })
 	case feed.Poll:
 		f.c.wg.Go(func() {
-			if _, ok := f.c.peers[a.Node].poll(f.c.ctx); !ok {
-				f.step(feed.NotPolled{Node: a.Node})
+			p := f.c.layout().peers[a.Node]
+			if p != nil {
+				if _, ok := p.poll(f.c.ctx); ok {
+					return
+				}
 			}
+			f.step(feed.NotPolled{Node: a.Node})
 		})
 	case feed.Forget:
-		of := f.mu.updates[a.Shard]
-		n := len(of) - int(f.mu.head-a.Height)
-		clear(of[:n]) // append copies the rest, but not at once
-		f.mu.updates[a.Shard] = of[n:]
+		s := f.mu.by[a.Shard]
+		n := len(s.updates) - int(f.mu.head-a.Height)
+		clear(s.updates[:n]) // append copies the rest, but not at once
+		s.updates = s.updates[n:]
 	case feed.Left:
-		log.Error("a storage node is too far behind and receives no more updates: it must fetch its range again",
-			"node", a.Node, "range", f.c.o.Ranges.Shard(a.Shard).Range, "durable", a.Durable, "head", a.Head)
+		if s := f.mu.by[a.Shard]; s.Next {
+			log.Info("a storage node does not have a new range yet", "node", a.Node, "range", s.Range)
+		} else {
+			log.Error("a storage node is too far behind and receives no more updates: it must fetch its range again",
+				"node", a.Node, "range", s.Range, "durable", a.Durable, "head", a.Head)
+		}
 	case feed.Back:
-		log.Info("a storage node has caught up", "node", a.Node, "range", f.c.o.Ranges.Shard(a.Shard).Range)
+		log.Info("a storage node has caught up", "node", a.Node, "range", f.mu.by[a.Shard].Range)
 	}
 }
 
@@ -153,15 +201,16 @@ const MaxBehind = 16
 func (f *feeding) measure() {
 	m := f.mu.machine
 	for _, i := range m.Touched() {
-		f.gauges[i].lag.Set(float64(f.mu.head - m.Durable(i)))
-		f.gauges[i].queued.Set(float64(m.Queued(i)))
+		s := f.mu.by[i]
+		s.lag.Set(float64(f.mu.head - m.Durable(i)))
+		s.queued.Set(float64(m.Queued(i)))
 		behind := 0
 		for _, l := range m.Lags(i) {
 			if l.State == feed.Unheard || l.Blocks > MaxBehind {
 				behind++
 			}
 		}
-		f.gauges[i].behind.Set(float64(behind))
+		s.behind.Set(float64(behind))
 	}
 	f.mu.durable = max(f.mu.durable, m.AllDurable())
 	f.c.o.Metrics.Durable.Set(float64(f.mu.durable))
@@ -176,11 +225,12 @@ func (c *Client) Begin(height int64) {
 	if f.mu.closed || f.mu.machine != nil {
 		return
 	}
-	m, err := feed.New(c.o.Ranges, c.o.Feed, height)
+	m, err := feed.New(f.mu.layout.Ranges, c.o.Feed, height)
 	if err != nil {
-		panic(err) // New has checked the policy
+		panic(err) // SetMap has checked the policy
 	}
 	f.mu.machine, f.mu.head, f.mu.last = m, height, height
+	f.locked(feed.Change{Ranges: f.mu.layout.Ranges, Next: f.mu.layout.Next})
 	c.wg.Go(f.run)
 	if f.mu.validators.Count > 0 {
 		f.locked(f.mu.validators)
@@ -217,7 +267,7 @@ func (c *Client) Committed(height int64, v, base *avlstar.Version, changes []avl
 		base.Retain()
 	}
 	f.mu.last = height
-	f.mu.making = append(f.mu.making, made{height, v, base, changes})
+	f.mu.making = append(f.mu.making, made{height, v, base, changes, c.due(v)})
 	select {
 	case f.mu.wake <- struct{}{}:
 	default: // already awake
@@ -296,18 +346,20 @@ func (f *feeding) status() (st Status) {
 	if f.mu.failed != nil {
 		st.Failed = f.mu.failed.Error()
 	}
-	for i := range f.c.o.Ranges.Len() {
-		of := f.c.o.Ranges.Shard(i)
-		r := RangeStatus{Range: of.Range}
-		if f.mu.machine == nil {
+	if f.mu.machine == nil {
+		for i := range f.mu.layout.Ranges.Len() {
+			of := f.mu.layout.Ranges.Shard(i)
+			r := RangeStatus{Range: of.Range}
 			for _, n := range of.Replicas {
 				r.Nodes = append(r.Nodes, NodeStatus{Lag: feed.Lag{Node: n}})
 			}
-		} else {
-			r.Durable, r.Queued = f.mu.machine.Durable(i), f.mu.machine.Queued(i)
-			for _, l := range f.mu.machine.Lags(i) {
-				r.Nodes = append(r.Nodes, NodeStatus{Lag: l})
-			}
+			st.Ranges = append(st.Ranges, r)
+		}
+	}
+	for _, s := range f.mu.shards {
+		r := RangeStatus{Range: s.Range, Next: s.Next, Durable: f.mu.machine.Durable(s.Number), Queued: f.mu.machine.Queued(s.Number)}
+		for _, l := range f.mu.machine.Lags(s.Number) {
+			r.Nodes = append(r.Nodes, NodeStatus{Lag: l})
 		}
 		st.Ranges = append(st.Ranges, r)
 	}
@@ -320,11 +372,11 @@ func (f *feeding) status() (st Status) {
 }
 
 // send sends an update to a replica, part by part, and reports the outcome to the machine.
-func (f *feeding) send(a feed.Send, u *update) {
-	answer, complete, err := f.parts(a, u)
+func (f *feeding) send(a feed.Send, r avlstar.KeyRange, u *update) {
+	answer, complete, err := f.parts(a, r, u)
 	if err != nil {
 		if f.c.ctx.Err() == nil {
-			f.c.o.Logger.Debug("an update was not sent", "node", a.Node, "range", f.c.o.Ranges.Shard(a.Shard).Range, "height", a.Height, "err", err)
+			f.c.o.Logger.Debug("an update was not sent", "node", a.Node, "range", r, "height", a.Height, "err", err)
 		}
 		f.step(feed.NotSent{Node: a.Node, Shard: a.Shard})
 		return
@@ -335,8 +387,7 @@ func (f *feeding) send(a feed.Send, u *update) {
 // partTimeout limits each part: 10 s allow 1 MiB at about 100 KiB/s.
 const partTimeout = 10 * time.Second
 
-func (f *feeding) parts(a feed.Send, u *update) (answer dsm.UpdateAnswer, complete bool, err error) {
-	r := f.c.o.Ranges.Shard(a.Shard).Range
+func (f *feeding) parts(a feed.Send, r avlstar.KeyRange, u *update) (answer dsm.UpdateAnswer, complete bool, err error) {
 	offset, probe := 0, a.Probe
 	for {
 		at := offset
@@ -364,7 +415,11 @@ func (f *feeding) parts(a feed.Send, u *update) (answer dsm.UpdateAnswer, comple
 func (f *feeding) part(a feed.Send, p dsm.UpdatePart) (answer dsm.UpdateAnswer, err error) {
 	ctx, cancel := context.WithTimeout(f.c.ctx, partTimeout)
 	defer cancel()
-	b, err := f.c.peers[a.Node].call(ctx, dsm.MethodUpdate, p.Encode(), dsm.UpdateAnswerBytes)
+	peer := f.c.layout().peers[a.Node]
+	if peer == nil {
+		return answer, errUnconnected
+	}
+	b, err := peer.call(ctx, dsm.MethodUpdate, p.Encode(), dsm.UpdateAnswerBytes)
 	if err != nil {
 		return answer, err
 	}

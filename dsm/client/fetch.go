@@ -29,9 +29,11 @@ var (
 	errLate      = errors.New("it did not arrive in time")
 )
 
-// asking wraps an ask.Machine with its timer, and the fetches and requests in flight.
+// asking wraps an ask.Machine with its timer, and the fetches and requests in flight. All of them
+// use one layout.
 type asking struct {
 	c  *Client
+	l  *layout
 	mu struct {
 		sync.Mutex
 		machine *ask.Machine
@@ -58,11 +60,24 @@ type fetching struct {
 	ended       chan struct{}
 }
 
-func (a *asking) begin(c *Client) {
-	a.c = c
-	a.mu.machine = ask.New(c.o.Ranges, c.o.Ask)
+func newAsking(c *Client, l *layout) *asking {
+	a := &asking{c: c, l: l}
+	a.mu.machine = ask.New(l.Ranges, c.o.Ask)
 	a.mu.fetches, a.mu.cancels, a.mu.silent = map[ask.FetchID]*fetching{}, map[ask.RequestID]context.CancelFunc{}, map[int]Wait{}
 	a.mu.timer = time.AfterFunc(math.MaxInt64, func() { a.step(ask.Tick{}) })
+	for n, p := range l.peers {
+		if claims := p.latest(); len(claims) > 0 {
+			a.step(ask.Claimed{Node: n, Claims: claims})
+		}
+	}
+	return a
+}
+
+// isIdle reports whether no fetch is in progress.
+func (a *asking) isIdle() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.mu.fetches) == 0
 }
 
 func (a *asking) close() {
@@ -115,7 +130,7 @@ func (a *asking) perform(action ask.Action) {
 	case ask.Cancel:
 		a.forget(action.Request)
 	case ask.Lied:
-		a.c.lied(action.Node, action.Shard, action.Verdict, (action.Until - a.c.now()).Round(time.Second))
+		a.lied(action.Node, action.Shard, action.Verdict, (action.Until - a.c.now()).Round(time.Second))
 	case ask.Missed:
 		if f := a.mu.fetches[action.Fetch]; f != nil {
 			a.missed(f, action)
@@ -137,7 +152,7 @@ func (a *asking) forget(id ask.RequestID) {
 
 // missed records why a part of a fetch did not arrive, for its caller and for operators.
 func (a *asking) missed(f *fetching, m ask.Missed) {
-	r := a.c.o.Ranges.Shard(m.Shard).Range
+	r := a.l.Ranges.Shard(m.Shard).Range
 	why := map[ask.Why]error{ask.Unserved: ErrUnserved, ask.Elsewhere: errElsewhere, ask.Oversized: ErrTooLarge, ask.Late: errLate}[m.Why]
 	err := fmt.Errorf("range %v at height %d: %w", r, m.Height, why)
 	if len(m.Tried) > 0 {
@@ -149,7 +164,7 @@ func (a *asking) missed(f *fetching, m ask.Missed) {
 	}
 	f.errs = append(f.errs, err)
 	if m.Oldest > 0 {
-		a.c.gone.add(goneKey{m.Shard, f.height}, r, m.Oldest)
+		a.c.gone.add(f.height, r, m.Oldest)
 	}
 	if m.Why != ask.Unserved || f.came[m.Shard] {
 		return
@@ -216,7 +231,7 @@ func (a *asking) request(ctx context.Context, f *fetching, action ask.Ask) {
 			return
 		}
 	}
-	b, err := a.c.call(ctx, f, action.Node, method, body)
+	b, err := a.call(ctx, f, action.Node, method, body)
 	switch {
 	case ctx.Err() != nil: // cancelled
 	case f.upper != nil:
@@ -228,12 +243,12 @@ func (a *asking) request(ctx context.Context, f *fetching, action ask.Ask) {
 }
 
 // call sends a request to a storage node or a helper.
-func (c *Client) call(ctx context.Context, f *fetching, n dsm.NodeID, method transport.Method, body []byte) ([]byte, error) {
-	if p := c.peers[n]; p != nil {
+func (a *asking) call(ctx context.Context, f *fetching, n dsm.NodeID, method transport.Method, body []byte) ([]byte, error) {
+	if p := a.l.peers[n]; p != nil {
 		return p.call(ctx, method, body, maxMultiproof)
 	}
 	b, err := f.helpers[n].Call(ctx, transport.Call{Method: method, Body: body, Max: maxMultiproof})
-	c.o.Metrics.called(otherNodes, method, len(body), len(b), err)
+	a.c.o.Metrics.called(otherNodes, method, len(body), len(b), err)
 	return b, err
 }
 
@@ -247,7 +262,7 @@ func (a *asking) report(f *fetching, action ask.Ask, e ask.Event, multiproof *av
 	if multiproof != nil && action.Kind != ask.Path {
 		f.multiproofs = append(f.multiproofs, multiproof)
 		f.came[action.Of] = true
-		a.c.gone.remove(goneKey{action.Of, f.height})
+		a.c.gone.remove(f.height, a.l.Ranges.Shard(action.Of).Range)
 	}
 	if failed, is := e.(ask.Failed); !is || failed.Reason == ask.Nothing {
 		delete(a.mu.silent, action.Shard)
@@ -260,7 +275,8 @@ func (a *asking) report(f *fetching, action ask.Ask, e ask.Event, multiproof *av
 // when the time to the first answer has passed again since that answer. The error says why
 // something is missing: it wraps ErrUnserved, ErrTooLarge, ErrClosed or the error of ctx.
 func (c *Client) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Multiproof, error) {
-	parts, err := c.route(wants)
+	l := c.layout()
+	parts, err := l.route(wants)
 	if err != nil {
 		return nil, err
 	}
@@ -269,11 +285,11 @@ func (c *Client) Fetch(ctx context.Context, height int64, wants []avlstar.Want, 
 	}
 	f := &fetching{depth: uint8(min(below.Depth, math.MaxUint8)), held: map[int][][32]byte{}}
 	e := ask.Fetch{Height: height, Parts: parts, MaxBytes: below.MaxBytes}
-	for i, held := range c.held(below, parts) {
+	for i, held := range l.held(below, parts) {
 		f.held[parts[i].Shard] = held
 		e.Held = append(e.Held, len(held))
 	}
-	if err := c.asking.fetch(ctx, f, e); err != nil {
+	if err := l.asking.fetch(ctx, f, e); err != nil {
 		return f.multiproofs, fmt.Errorf("storage nodes: %w", err)
 	}
 	return f.multiproofs, nil
@@ -281,24 +297,24 @@ func (c *Client) Fetch(ctx context.Context, height int64, wants []avlstar.Want, 
 
 // route assigns each want to the range that has it. The least key above another one may be the
 // first of the next range, so the path to that key is added to the wants.
-func (c *Client) route(wants []avlstar.Want) ([]dsm.Part, error) {
+func (l *layout) route(wants []avlstar.Want) ([]dsm.Part, error) {
 	all := make([]avlstar.Want, 0, len(wants))
 	for _, w := range wants {
 		all = append(all, w)
 		if !w.Next {
 			continue
 		}
-		if after := c.o.Ranges.Shard(c.o.Ranges.Index(w.Least())).Range.After; after != nil {
+		if after := l.Ranges.Shard(l.Ranges.Index(w.Least())).Range.After; after != nil {
 			all = append(all, avlstar.Want{Key: after}, avlstar.Want{Key: after, Next: true})
 		}
 	}
-	return c.o.Ranges.Route(all)
+	return l.Ranges.Route(all)
 }
 
 // held returns, for each part (parts ascend), the hashes of the stubs to ask below, ascending: the
 // stubs that may lie in its range, or all if none does. A request holds up to dsm.MaxHeld of them.
 // If there are more, each call picks a different subset, so later calls ask for the rest.
-func (c *Client) held(below avlstar.Below, parts []dsm.Part) [][][32]byte {
+func (l *layout) held(below avlstar.Below, parts []dsm.Part) [][][32]byte {
 	held := make([][][32]byte, len(parts))
 	add := func(i int, h avlstar.Hash) {
 		if len(held[i]) < dsm.MaxHeld { // map order is random: another subset each time
@@ -306,9 +322,9 @@ func (c *Client) held(below avlstar.Below, parts []dsm.Part) [][][32]byte {
 		}
 	}
 	for h, span := range below.Held {
-		from, to := c.o.Ranges.Index(span.From), c.o.Ranges.Len()-1
+		from, to := l.Ranges.Index(span.From), l.Ranges.Len()-1
 		if span.To != nil {
-			to = c.o.Ranges.Index(span.To)
+			to = l.Ranges.Index(span.To)
 		}
 		i, _ := slices.BinarySearchFunc(parts, from, func(p dsm.Part, shard int) int { return p.Shard - shard })
 		for ; i < len(parts) && parts[i].Shard <= to; i++ {

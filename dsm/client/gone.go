@@ -31,26 +31,27 @@ type gone struct {
 }
 
 type goneKey struct {
-	shard  int
+	first  string // key of the range
 	height int64
 }
 
 // remove records that a node served a part of the state.
-func (g *gone) remove(key goneKey) {
+func (g *gone) remove(height int64, r avlstar.KeyRange) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	key := goneKey{string(r.First), height}
 	delete(g.all, key)
 	delete(g.last, key)
 }
 
 // add records that a state is no longer available.
-func (g *gone) add(key goneKey, r avlstar.KeyRange, oldest int64) {
+func (g *gone) add(height int64, r avlstar.KeyRange, oldest int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.all == nil {
 		g.all, g.last = map[goneKey]Gone{}, map[goneKey]time.Time{}
 	}
-	now := time.Now()
+	now, key := time.Now(), goneKey{string(r.First), height}
 	entry, noted := g.all[key]
 	if !noted {
 		entry = Gone{Range: r, Height: key.height, Since: now}
@@ -69,9 +70,9 @@ func (g *gone) add(key goneKey, r avlstar.KeyRange, oldest int64) {
 func (c *Client) Gone(height int64) (found Gone, ok bool) {
 	c.gone.mu.Lock()
 	defer c.gone.mu.Unlock()
-	for _, shard := range slices.SortedFunc(maps.Keys(c.gone.all), func(a, b goneKey) int { return cmp.Compare(a.shard, b.shard) }) {
-		if shard.height == height {
-			return c.gone.all[shard], true
+	for _, key := range slices.SortedFunc(maps.Keys(c.gone.all), func(a, b goneKey) int { return cmp.Compare(a.first, b.first) }) {
+		if key.height == height {
+			return c.gone.all[key], true
 		}
 	}
 	return found, false

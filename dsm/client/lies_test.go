@@ -165,7 +165,7 @@ func TestStaleAndBack(t *testing.T) {
 			require.NoError(t, r.Close())
 		}
 		w.nodes[0].replicas = nil
-		w.open(0, w.nodes[0]) // its disk is lost: it restarts from the first state
+		w.open(w.nodes[0], 0) // its disk is lost: it restarts from the first state
 		w.nodes[1].listener.Close()
 		bubble.Sleep(5 * time.Second)
 		require.True(t, s.Status().Ranges[0].Nodes[0].Connected)

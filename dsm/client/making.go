@@ -2,9 +2,11 @@ package client
 
 import (
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm/client/feed"
 	"github.com/starling-kv/starling/internal/sleep"
 )
@@ -36,51 +38,70 @@ func (f *feeding) next() bool {
 	}
 	f.mu.Unlock()
 	defer m.release()
-	updates := f.make(m)
-	if updates == nil {
-		return false // closed
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.mu.closed {
+	if !f.encode(m) {
 		return false
 	}
-	e := feed.Committed{Height: m.height, Bytes: make([]uint64, len(updates))}
-	for i, u := range updates {
-		e.Bytes[i] = uint64(len(u.bytes))
-		f.mu.updates[i] = append(f.mu.updates[i], u)
+	if m.next != nil {
+		f.c.useDue(m.next)
+	}
+	return true
+}
+
+// encode encodes and queues the updates of the first block in making for all ranges. It retries
+// until it succeeds, or returns false once the Client is closed.
+func (f *feeding) encode(m made) bool {
+	updates := map[int]*update{} // by number of the range
+	for f.c.ctx.Err() == nil {
+		f.mu.Lock()
+		missing := slices.DeleteFunc(slices.Clone(f.mu.shards), func(s *shard) bool { return updates[s.Number] != nil })
+		if len(missing) == 0 || f.mu.closed {
+			defer f.mu.Unlock()
+			if !f.mu.closed {
+				f.queue(m, updates)
+			}
+			return !f.mu.closed
+		}
+		f.mu.Unlock()
+		for i, u := range f.make(m, missing) { // meanwhile, the map may change
+			updates[missing[i].Number] = u
+		}
+	}
+	return false
+}
+
+// queue passes the updates of the first block in making to the machine. The caller holds mu.
+func (f *feeding) queue(m made, updates map[int]*update) {
+	e := feed.Committed{Height: m.height, Bytes: make([]uint64, f.mu.machine.Numbers())}
+	for number, s := range f.mu.by {
+		u := updates[number]
+		e.Bytes[number] = uint64(len(u.bytes))
+		s.updates = append(s.updates, u)
 	}
 	f.mu.making[0].release()
 	f.mu.making = f.mu.making[1:]
 	f.mu.head, f.mu.failed = m.height, nil
 	f.locked(e)
-	return true
 }
 
-// make encodes the updates of a block for all ranges. It retries until it succeeds, or returns nil
-// once the Client is closed.
-func (f *feeding) make(m made) []*update {
-	updates := make([]*update, f.c.o.Ranges.Len())
+// make encodes the updates of a block for ranges. An update is nil if the Client was closed.
+func (f *feeding) make(m made, shards []*shard) []*update {
+	updates := make([]*update, len(shards))
 	slots := make(chan struct{}, runtime.GOMAXPROCS(0))
 	var all sync.WaitGroup
-	for i := range updates {
+	for i, s := range shards {
 		slots <- struct{}{}
 		all.Go(func() {
 			defer func() { <-slots }()
-			updates[i] = f.makeOf(m, i)
+			updates[i] = f.makeOf(m, s.Range)
 		})
 	}
 	all.Wait()
-	if f.c.ctx.Err() != nil {
-		return nil
-	}
 	return updates
 }
 
-func (f *feeding) makeOf(m made, shard int) *update {
+func (f *feeding) makeOf(m made, r avlstar.KeyRange) *update {
 	var logged time.Time
 	for f.c.ctx.Err() == nil {
-		r := f.c.o.Ranges.Shard(shard).Range
 		u, err := m.v.UpdateOf(m.base, r, m.changes)
 		if err == nil {
 			return sumOf(u.Encode())

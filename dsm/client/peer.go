@@ -27,6 +27,8 @@ type peer struct {
 	c       *Client
 	node    dsm.NodeID
 	address transport.Address
+	ctx     context.Context //nolint:containedctx // ends with the Client, or when no layout has the node
+	end     context.CancelFunc
 
 	mu struct {
 		sync.Mutex
@@ -40,19 +42,20 @@ type peer struct {
 
 func newPeer(c *Client, n dsm.NodeID, a transport.Address) *peer {
 	p := &peer{c: c, node: n, address: a}
+	p.ctx, p.end = context.WithCancel(c.ctx)
 	p.mu.attempt, p.mu.err = make(chan struct{}), errUnconnected
 	return p
 }
 
 // run maintains the connection, and polls for claims when none have arrived for a while. It returns
-// when the Client is closed.
+// after end.
 func (p *peer) run() {
 	pause := p.c.o.Feed.BackOff
-	for p.c.ctx.Err() == nil {
+	for p.ctx.Err() == nil {
 		conn, err := p.dial()
 		if err != nil {
 			p.c.o.Logger.Debug("cannot reach a storage node", "node", p.node, "address", p.address.HostPort, "err", err)
-			_ = sleep.For(p.c.ctx, pause)
+			_ = sleep.For(p.ctx, pause)
 			pause = min(2*pause, p.c.o.Feed.MaxBackOff)
 			p.again()
 			continue
@@ -67,7 +70,7 @@ func (p *peer) run() {
 
 // dial connects to the node. Requests wait for the outcome.
 func (p *peer) dial() (transport.Conn, error) {
-	ctx, cancel := context.WithTimeout(p.c.ctx, dialTimeout)
+	ctx, cancel := context.WithTimeout(p.ctx, dialTimeout)
 	defer cancel()
 	conn, err := p.c.o.Dialer.Dial(ctx, p.address)
 	if err != nil {
@@ -83,13 +86,13 @@ func (p *peer) serve(conn transport.Conn) {
 	defer every.Stop()
 	for first := true; ; first = false {
 		if first || p.isDue() {
-			p.c.wg.Go(func() { p.poll(p.c.ctx) })
+			p.c.wg.Go(func() { p.poll(p.ctx) })
 		}
 		select {
 		case <-every.C:
 		case <-conn.Done():
 			return
-		case <-p.c.ctx.Done():
+		case <-p.ctx.Done():
 			if err := conn.Close(); err != nil {
 				p.c.o.Logger.Debug("closing a connection", "node", p.node, "err", err)
 			}
@@ -126,7 +129,7 @@ func (p *peer) connection(ctx context.Context) (transport.Conn, error) {
 		case <-attempt:
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-p.c.ctx.Done():
+		case <-p.ctx.Done():
 			return nil, ErrClosed
 		}
 	}
@@ -167,6 +170,9 @@ func (p *peer) poll(ctx context.Context) (claims []dsm.Claim, ok bool) {
 		p.c.o.Logger.Error("a storage node sent malformed claims", "node", p.node, "err", err)
 		return nil, false
 	}
+	p.mu.Lock()
+	p.mu.claims = claims
+	p.mu.Unlock()
 	p.c.claimed(p.node, claims)
 	return claims, true
 }
@@ -176,6 +182,13 @@ func (p *peer) isDue() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return time.Since(p.mu.polled) >= p.c.o.Feed.Poll
+}
+
+// latest returns the claims that the node reported last.
+func (p *peer) latest() []dsm.Claim {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.mu.claims
 }
 
 // newest returns the newest height that the node claims for a range, or 0 if none.

@@ -30,6 +30,7 @@ type Status struct {
 // RangeStatus describes a range.
 type RangeStatus struct {
 	Range   avlstar.KeyRange
+	Next    bool   // its nodes fill it, to replace current ranges
 	Durable int64  // height that feed.Policy.MinAcks replicas have on disk
 	Queued  uint64 // bytes of queued updates
 	Nodes   []NodeStatus
@@ -63,12 +64,16 @@ type Liar struct {
 
 // Status returns the state of all ranges and nodes.
 func (c *Client) Status() Status {
+	l := c.layout()
 	st := c.feeding.status()
 	for i := range st.Ranges {
 		r := &st.Ranges[i]
 		for k := range r.Nodes {
 			n := &r.Nodes[k]
-			p := c.peers[n.Node]
+			p := l.peers[n.Node]
+			if p == nil {
+				continue // the map has just changed
+			}
 			n.Newest = p.newest(r.Range)
 			n.Address = p.address.HostPort
 			p.mu.Lock()
@@ -79,11 +84,11 @@ func (c *Client) Status() Status {
 			p.mu.Unlock()
 		}
 	}
-	c.asking.mu.Lock()
-	for _, w := range c.asking.mu.silent {
+	l.asking.mu.Lock()
+	for _, w := range l.asking.mu.silent {
 		st.Waits = append(st.Waits, w)
 	}
-	c.asking.mu.Unlock()
+	l.asking.mu.Unlock()
 	slices.SortFunc(st.Waits, func(a, b Wait) int { return bytes.Compare(a.Range.First, b.Range.First) })
 	st.Liars = c.liars.list()
 	return st
@@ -121,10 +126,10 @@ func (l *liars) list() []Liar {
 const otherNodes dsm.NodeID = "others"
 
 // lied logs, counts and records an invalid answer.
-func (c *Client) lied(n dsm.NodeID, shard int, v ask.Verdict, avoided time.Duration) {
-	r := c.o.Ranges.Shard(shard).Range
+func (a *asking) lied(n dsm.NodeID, shard int, v ask.Verdict, avoided time.Duration) {
+	c, r := a.c, a.l.Ranges.Shard(shard).Range
 	c.o.Logger.Error("a node sent an invalid answer and is avoided for a while", "node", n, "range", r, "reason", v, "for", avoided)
-	if c.peers[n] == nil {
+	if a.l.peers[n] == nil {
 		n = otherNodes
 	}
 	c.o.Metrics.Lies.WithLabelValues(string(n), r.String(), string(v)).Inc()

@@ -15,16 +15,25 @@ import (
 
 // run advances all storage nodes until stop is called.
 func (w *world) run() (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, len(w.nodes))
+	var stops []func()
 	for _, n := range w.nodes {
-		go func() { ended <- n.serving.Run(ctx) }()
+		stops = append(stops, w.advance(n))
 	}
 	return func() {
-		cancel()
-		for range w.nodes {
-			require.NoError(w.t, <-ended)
+		for _, stop := range stops {
+			stop()
 		}
+	}
+}
+
+// advance advances a storage node until stop is called.
+func (w *world) advance(n *node) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- n.serving.Run(ctx) }()
+	return func() {
+		cancel()
+		require.NoError(w.t, <-ended)
 	}
 }
 
@@ -32,7 +41,9 @@ func (w *world) run() (stop func()) {
 func (w *world) prove(height int64) {
 	w.proved.Store(height)
 	for _, n := range w.nodes {
-		n.serving.Proved()
+		if n.serving != nil { // it runs
+			n.serving.Proved()
+		}
 	}
 }
 

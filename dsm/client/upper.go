@@ -12,14 +12,10 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Edges returns the keys between adjacent ranges, ascending. A version must contain the paths to
-// these keys before updates can be derived from it.
-func (c *Client) Edges() (edges [][]byte) {
-	for i := 1; i < c.o.Ranges.Len(); i++ {
-		edges = append(edges, c.o.Ranges.Shard(i).Range.First)
-	}
-	return edges
-}
+// Edges returns the keys at which ranges begin or end, ascending, including those of a map that
+// SetMap has not applied yet. A version must contain the paths to these keys before updates can be
+// derived from it. The caller must not modify them.
+func (c *Client) Edges() [][]byte { return *c.edges.Load() }
 
 // maxUpperDepth is the maximum depth that nodes answer.
 const maxUpperDepth = 16
@@ -32,7 +28,7 @@ const maxUpperDepth = 16
 func (c *Client) Upper(ctx context.Context, height int64, appHash avlstar.Hash, depth int) (*avlstar.Partial, error) {
 	u := &upper{appHash: appHash}
 	f := &fetching{depth: uint8(max(0, min(depth, maxUpperDepth))), upper: u}
-	err := c.asking.fetch(ctx, f, ask.Fetch{Height: height, Upper: true})
+	err := c.layout().asking.fetch(ctx, f, ask.Fetch{Height: height, Upper: true})
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	tree := u.tree

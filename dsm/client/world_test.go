@@ -46,8 +46,9 @@ type world struct {
 // node is a storage node. If lie is set, its result replaces the node's witness answers.
 type node struct {
 	name     dsm.NodeID
+	address  transport.Address
 	listener *transporttest.Listener
-	of       []int // numbers of its ranges
+	of       []avlstar.KeyRange
 	replicas []*server.Replica
 	serving  *server.Server
 	lie      atomic.Pointer[func(ctx context.Context, r transport.Request, honest []byte) ([]byte, error)]
@@ -83,18 +84,23 @@ func newWorld(t *testing.T, rng *rand.Rand, shards, replicas int) *world {
 			s.Range.After = worldKey(edges[i])
 		}
 		for range replicas {
-			n := &node{name: dsm.NodeID(transporttest.ID(len(w.nodes))), of: []int{i}}
-			w.nodes = append(w.nodes, n)
+			n := w.add(s.Range)
+			w.open(n, 0)
 			s.Replicas = append(s.Replicas, n.name)
 		}
 		of = append(of, s)
 	}
 	w.ranges, err = dsm.NewRanges(of)
 	require.NoError(t, err)
-	for i, n := range w.nodes {
-		w.open(i, n)
-	}
 	return w
+}
+
+// add creates a node for a range. It does not run yet: see open.
+func (w *world) add(r avlstar.KeyRange) *node {
+	n := &node{name: dsm.NodeID(transporttest.ID(len(w.nodes))), of: []avlstar.KeyRange{r}}
+	n.address = transport.Address{ID: transport.ID(n.name), HostPort: fmt.Sprintf("node%d:1", len(w.nodes))}
+	w.nodes = append(w.nodes, n)
+	return n
 }
 
 func worldKey(i int) []byte { return fmt.Appendf(nil, "%05d", i) }
@@ -107,30 +113,29 @@ func (w *world) value() []byte {
 	return b
 }
 
-// open creates the replicas of a node with the first state, and starts its listener.
-func (w *world) open(number int, n *node) {
+// open creates the replicas of a node with the state of a height, and starts its listener.
+func (w *world) open(n *node, height int64) {
 	fsys := vfs.NewMem()
 	log, err := server.OpenRedoLog(server.RedoOptions{FS: fsys, Dir: "/node/log", Label: []byte(worldChain)})
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { require.NoError(w.t, log.Close()) })
 	memory := rangestore.NewMemory(1 << 20)
-	for _, i := range n.of {
-		r := w.ranges.Shard(i).Range
+	for i, r := range n.of {
 		store, err := rangestore.Open(rangestore.Options{
 			Dir: path.Join("/node", fmt.Sprint("range-", i)), FS: fsys, Keys: r, ChainID: worldChain, Memory: memory,
 		})
 		require.NoError(w.t, err)
 		o := server.Options{Range: r, Store: store, Log: log, Headers: w, ServeHeights: 8}
-		boundary, err := w.full[0].Boundary(o.Range)
+		boundary, err := w.full[height].Boundary(o.Range)
 		require.NoError(w.t, err)
 		leaves := func(yield func(avlstar.Leaf, error) bool) {
-			for l, err := range w.full[0].Leaves() {
+			for l, err := range w.full[height].Leaves() {
 				if (err != nil || o.Range.Contains(l.Key)) && !yield(l, err) {
 					return
 				}
 			}
 		}
-		require.NoError(w.t, store.Create(0, w.full[0].Commitment(), boundary, leaves))
+		require.NoError(w.t, store.Create(height, w.full[height].Commitment(), boundary, leaves))
 		replica, err := server.Open(w.t.Context(), o)
 		require.NoError(w.t, err)
 		n.replicas = append(n.replicas, replica)
@@ -149,7 +154,7 @@ func (w *world) open(number int, n *node) {
 		}
 		return b, err
 	})
-	n.listener, err = w.network.Listen(fmt.Sprintf("node%d:1", number), transporttest.Config{ID: transport.ID(n.name), ChainID: worldChain, Handler: handler})
+	n.listener, err = w.network.Listen(n.address.HostPort, transporttest.Config{ID: transport.ID(n.name), ChainID: worldChain, Handler: handler})
 	require.NoError(w.t, err)
 }
 
@@ -209,7 +214,7 @@ func (w *world) feed(height int64) {
 		w.proved.Store(h)
 		for _, n := range w.nodes {
 			for k, replica := range n.replicas {
-				r := w.ranges.Shard(n.of[k]).Range
+				r := n.of[k]
 				u, err := w.full[h].UpdateOf(w.full[h-1], r, w.changes[h])
 				require.NoError(w.t, err)
 				b := u.Encode()
@@ -225,11 +230,11 @@ func (w *world) feed(height int64) {
 // source returns a Client connected to all nodes.
 func (w *world) source(change func(*client.Options)) *client.Client {
 	o := client.Options{
-		Ranges: w.ranges, Addresses: map[dsm.NodeID]transport.Address{},
+		Map:    client.Map{Ranges: w.ranges, Addresses: map[dsm.NodeID]transport.Address{}},
 		Dialer: w.network.Dialer(transporttest.Config{ID: transporttest.ID(1000), Host: "validator", ChainID: worldChain}),
 	}
 	for _, n := range w.nodes {
-		o.Addresses[n.name] = n.listener.Address()
+		o.Map.Addresses[n.name] = n.address
 	}
 	if change != nil {
 		change(&o)
@@ -237,6 +242,10 @@ func (w *world) source(change func(*client.Options)) *client.Client {
 	s, err := client.New(o)
 	require.NoError(w.t, err)
 	return s
+}
+
+func (w *world) node(name dsm.NodeID) *node {
+	return w.nodes[slices.IndexFunc(w.nodes, func(n *node) bool { return n.name == name })]
 }
 
 func (w *world) close() {
@@ -265,6 +274,7 @@ type holder struct {
 	*world
 	s       *client.Client
 	partial *avlstar.Partial
+	base    *avlstar.Partial // to which the last block was applied; nil: no block yet
 	height  int64
 	fetches int
 }
@@ -323,8 +333,10 @@ func (h *holder) execute(changes []avlstar.Change) {
 		require.Less(h.t, rounds, 100)
 		next, err := h.partial.Apply(changes)
 		if err == nil {
-			h.partial.Release()
-			h.partial = next
+			if h.base != nil {
+				h.base.Release()
+			}
+			h.base, h.partial = h.partial, next
 			break
 		}
 		var missing *avlstar.MissingNodeError

@@ -12,8 +12,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// serving returns the replicas whose ranges contain all wants. There are two for the path to the
-// key with which the next range begins, if both ranges are here.
+// serving returns the replicas whose ranges contain all wants. There are several if ranges overlap,
+// and for the path to the key with which the next range begins, if both ranges are here.
 func (n *Server) serving(wants []avlstar.Want) ([]*Replica, error) {
 	var all []*Replica
 	known := false

@@ -1,7 +1,6 @@
 package server
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -34,24 +33,21 @@ type ServerOptions struct {
 // Server answers the methods of package dsm from the replicas of several ranges.
 type Server struct {
 	o        ServerOptions
-	replicas []*Replica      // in key order
+	replicas []*Replica      // as dsm.CompareRanges orders their ranges
 	wake     []chan struct{} // of each replica; capacity 1
 }
 
-// NewServer returns a Server for replicas, whose ranges must not overlap. The caller keeps
-// ownership of the replicas.
+// NewServer returns a Server for replicas of different ranges, which overlap while the map of the
+// ranges changes. The caller keeps ownership of the replicas.
 func NewServer(o ServerOptions, replicas ...*Replica) (*Server, error) {
 	n := &Server{o: o, replicas: slices.Clone(replicas)}
 	n.o.MaxMultiproofBytes = orDefault(n.o.MaxMultiproofBytes, witness.DefaultMultiproofBytes)
 	n.o.Making = witness.Places(n.o.Making)
-	slices.SortFunc(n.replicas, func(a, b *Replica) int { return bytes.Compare(a.o.Range.First, b.o.Range.First) })
+	slices.SortFunc(n.replicas, func(a, b *Replica) int { return dsm.CompareRanges(a.o.Range, b.o.Range) })
 	for i, r := range n.replicas {
 		n.wake = append(n.wake, make(chan struct{}, 1))
-		if i == 0 {
-			continue
-		}
-		if before := n.replicas[i-1].o.Range; before.After == nil || bytes.Compare(before.After, r.o.Range.First) > 0 {
-			return nil, fmt.Errorf("storagenode: ranges %v and %v overlap", rangeOf(before), rangeOf(r.o.Range))
+		if i > 0 && dsm.CompareRanges(n.replicas[i-1].o.Range, r.o.Range) == 0 {
+			return nil, fmt.Errorf("storagenode: two replicas of range %v", rangeOf(r.o.Range))
 		}
 	}
 	return n, nil
@@ -69,7 +65,7 @@ func (n *Server) Register(mux *transport.Mux) {
 	handle(dsm.MethodOutline, n.answerOutline)
 }
 
-// Claims returns the claims of all replicas, in key order.
+// Claims returns the claims of all replicas, as dsm.CompareRanges orders their ranges.
 func (n *Server) Claims() []dsm.Claim {
 	claims := make([]dsm.Claim, len(n.replicas))
 	for i, r := range n.replicas {

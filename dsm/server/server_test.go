@@ -318,7 +318,7 @@ func TestRefusals(t *testing.T) {
 	_, err = n.call("strict", "validator", dsm.MethodUpdate, update(func(*dsm.UpdatePart) {}))
 	require.NoError(t, err)
 	_, err = server.NewServer(server.ServerOptions{}, replicas[1], replicas[0], replicas[1])
-	require.ErrorContains(t, err, "overlap")
+	require.ErrorContains(t, err, "two replicas")
 }
 
 // Run applies updates and stores states until its context ends.

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -44,7 +46,11 @@ type heldRange struct {
 // transport.ErrGone if no replica serves that height.
 func (n *Server) Snapshot(height int64) (*Snapshot, error) {
 	s := &Snapshot{Height: height}
-	for _, r := range n.replicas {
+	for _, r := range n.widest() {
+		overlaps := slices.ContainsFunc(s.ranges, func(h heldRange) bool { return h.keys.Overlaps(rangeOf(r.o.Range)) })
+		if overlaps {
+			continue // another replica has these keys
+		}
 		if p, ok := r.beginSnapshot(height); ok {
 			s.ranges = append(s.ranges, heldRange{r, r.o.Range, p})
 		}
@@ -56,6 +62,19 @@ func (n *Server) Snapshot(height int64) (*Snapshot, error) {
 		return nil, errors.Join(fmt.Errorf("storagenode: snapshot of height %d: %w", height, err), s.Close())
 	}
 	return s, nil
+}
+
+// widest returns the replicas in key order. If several ranges begin with the same key, the widest
+// one is first: narrower ones may not be complete yet.
+func (n *Server) widest() []*Replica {
+	replicas := slices.Clone(n.replicas)
+	slices.SortStableFunc(replicas, func(a, b *Replica) int {
+		if c := bytes.Compare(a.o.Range.First, b.o.Range.First); c != 0 {
+			return c
+		}
+		return dsm.CompareRanges(b.o.Range, a.o.Range)
+	})
+	return replicas
 }
 
 // begin builds the upper tree of the node's own ranges, and the outline.

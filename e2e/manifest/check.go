@@ -62,6 +62,12 @@ func (m *Manifest) Check() error {
 		if n.Version != "" && !versionPattern.MatchString(n.Version) {
 			wrong("node %s: version %q is neither a tag nor a commit", name, n.Version)
 		}
+		if !slices.Contains([]Network{"", LAN, WAN}, n.Network) {
+			wrong("node %s: network %q is neither %s nor %s", name, n.Network, LAN, WAN)
+		}
+		if n.Network != "" && n.Version != "" {
+			wrong("node %s: network is for nodes of the present program, version names another one", name)
+		}
 		if n.SendRate < 0 {
 			wrong("node %s: send_rate %d is below 0", name, n.SendRate)
 		}

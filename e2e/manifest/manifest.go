@@ -9,6 +9,7 @@
 package manifest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -29,7 +30,8 @@ type Manifest struct {
 
 	ChunkBytes       uint64   `toml:"chunk_bytes"`
 	SnapshotInterval int64    `toml:"snapshot_interval"` // blocks
-	BlockPause       Duration `toml:"block_pause"`       // timeout_commit
+	BlockPause       Duration `toml:"block_pause"`       // timeout_commit, without a network
+	Network          Network  `toml:"network"`           // the nodes' default
 	Limit            Duration `toml:"limit"`             // for the whole run
 	// number of ranges of the state; storage nodes are assigned to them in turn; 0: no storage
 	// nodes
@@ -68,6 +70,15 @@ const (
 	Storage Mode = "storage"
 )
 
+// Network is a kind of network to which settings fit.
+type Network string
+
+// Kinds of networks.
+const (
+	LAN Network = "lan"
+	WAN Network = "wan"
+)
+
 // Join is the method by which a node that starts late gets the state.
 type Join string
 
@@ -91,6 +102,8 @@ type Node struct {
 	Paged    bool   `toml:"paged"`     // state_in_memory = false
 	Sharded  bool   `toml:"sharded"`   // state.mode = "sharded": needs storage nodes
 	SendRate int64  `toml:"send_rate"` // limit of its transport in bytes a second; 0: no limit
+	// the settings are those of starlingd init --network; empty: those of these tests
+	Network Network `toml:"network"`
 	// Version names the source of the node's first program: a name in testnet's table, a tag or a
 	// commit of this repository; empty: the present program. The step "upgrade" gives the node the
 	// present program.
@@ -221,6 +234,7 @@ func (m *Manifest) Complete() {
 		if n.StartAt > 0 && n.Join == "" {
 			n.Join = Transport
 		}
+		n.Network = cmp.Or(n.Network, m.Network)
 		m.Nodes[name] = n
 	}
 }

@@ -166,7 +166,11 @@ func (n *Network) makeHomes(ctx context.Context) error {
 		if disk, small := n.disks[node]; small {
 			dir = filepath.Join(disk, "home")
 		}
-		node.Home, err = runner.InitHome(ctx, node.Name, dir, program, n.options.Init(node.Name, dir)...)
+		args := n.options.Init(node.Name, dir)
+		if node.Network != "" {
+			args = append(args, "--network", string(node.Network))
+		}
+		node.Home, err = runner.InitHome(ctx, node.Name, dir, program, args...)
 		if err != nil {
 			return err
 		}
@@ -174,7 +178,7 @@ func (n *Network) makeHomes(ctx context.Context) error {
 		// not on a disk that a step fills
 		node.Home.LogFile = filepath.Join(n.options.Dir, node.Name+".log")
 		node.Env = append(environment(node), n.options.Env...)
-		return node.Home.Configure(n.configure)
+		return node.Home.Configure(func(c *cfg.Config) { n.configure(node, c) })
 	})
 	if err != nil {
 		return err
@@ -192,14 +196,16 @@ func (n *Network) makeHomes(ctx context.Context) error {
 	return err
 }
 
-// configure sets the settings that all nodes share.
-func (n *Network) configure(c *cfg.Config) {
-	trip := time.Duration(n.Manifest.Link.Delay)
-	c.Consensus.TimeoutCommit = time.Duration(n.Manifest.BlockPause)
-	// Short, for the rounds whose proposer is down.
-	c.Consensus.TimeoutPropose = time.Second + 4*trip
-	c.Consensus.TimeoutPrevote = 500*time.Millisecond + 2*trip
-	c.Consensus.TimeoutPrecommit = 500*time.Millisecond + 2*trip
+// configure sets the settings of CometBFT.
+func (n *Network) configure(node *Node, c *cfg.Config) {
+	if node.Network == "" { // otherwise its own program has chosen them
+		trip := time.Duration(n.Manifest.Link.Delay)
+		c.Consensus.TimeoutCommit = time.Duration(n.Manifest.BlockPause)
+		// Short, for the rounds whose proposer is down.
+		c.Consensus.TimeoutPropose = time.Second + 4*trip
+		c.Consensus.TimeoutPrevote = 500*time.Millisecond + 2*trip
+		c.Consensus.TimeoutPrecommit = 500*time.Millisecond + 2*trip
+	}
 	c.LogLevel = "consensus:error,state:error,p2p:error,mempool:error,txindex:error,*:info"
 	n.options.Configure(c)
 }

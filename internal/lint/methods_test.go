@@ -12,6 +12,7 @@ import (
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
+	"github.com/starling-kv/starling/node/rangemap"
 	"github.com/starling-kv/starling/node/relay"
 	"github.com/starling-kv/starling/statesync/catchup"
 	"github.com/starling-kv/starling/statesync/lightblocks"
@@ -31,7 +32,7 @@ func TestMethodNumbers(t *testing.T) {
 		"evidence": lightblocks.MethodEvidence, "headers": lightblocks.MethodHeaders,
 		"ranges": dsm.MethodRanges, "witness": dsm.MethodWitness,
 		"upper": dsm.MethodUpper, "update": dsm.MethodUpdate,
-		"blocks": catchup.MethodBlocks, "exchange": rdma.Method, "relay": relay.Method, "parts": protocol.MethodParts, "outline": dsm.MethodOutline,
+		"blocks": catchup.MethodBlocks, "exchange": rdma.Method, "relay": relay.Method, "parts": protocol.MethodParts, "outline": dsm.MethodOutline, "map": dsm.MethodMap,
 	}
 	spec, err := os.ReadFile("docs/spec/transport.md")
 	require.NoError(t, err)
@@ -53,6 +54,7 @@ func TestMethodNumbers(t *testing.T) {
 	require.NoError(t, err)
 	storage.Register(mux)
 	relay.New(relay.Options{}).Register(mux)
+	new(rangemap.Maps).Register(mux)
 	handled := map[transport.Method]bool{rdma.Method: true} // by package tcp, before any handler
 	require.Nil(t, mux[rdma.Method])
 	for n, h := range mux {

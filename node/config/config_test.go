@@ -21,22 +21,64 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Load reads back what init writes, so every name in CometBFT's template is known.
+// Load reads back what init writes, so every name in CometBFT's template is known. Each setting of
+// the network has its reason in config.toml.
 func TestConfigRoundTrip(t *testing.T) {
-	home, _ := nodetest.Home(t, func(o *home.InitOptions) { o.Edit = nil })
-	conf := nodetest.Load(t, home)
-	want := config.DefaultCometBFT()
-	want.SetRoot(home)
-	want.Moniker = "test"
-	want.StateSync.RPCServers = []string{}
-	require.Equal(t, want.RPC, conf.CometBFT.RPC)
-	require.Equal(t, want.Mempool, conf.CometBFT.Mempool)
-	require.Equal(t, want.StateSync, conf.CometBFT.StateSync)
-	require.Equal(t, want.Consensus, conf.CometBFT.Consensus)
-	require.Equal(t, want.BaseConfig, conf.CometBFT.BaseConfig)
-	require.Equal(t, config.DefaultApp(), conf.App)
-	require.Equal(t, 5*time.Second, conf.CometBFT.StateSync.DiscoveryTime)
-	require.NoError(t, config.CheckLimits(conf.CometBFT))
+	for _, network := range []config.Network{config.LAN, config.WAN} {
+		t.Run(string(network), func(t *testing.T) {
+			home, _ := nodetest.Home(t, func(o *home.InitOptions) { o.Edit, o.Network = nil, network })
+			conf := nodetest.Load(t, home)
+			want, app := config.DefaultCometBFT(), config.DefaultApp()
+			config.Tune(network, want, &app)
+			want.SetRoot(home)
+			want.Moniker = "test"
+			want.StateSync.RPCServers = []string{}
+			require.Equal(t, want.RPC, conf.CometBFT.RPC)
+			require.Equal(t, want.P2P.SendRate, conf.CometBFT.P2P.SendRate)
+			require.Equal(t, want.P2P.FlushThrottleTimeout, conf.CometBFT.P2P.FlushThrottleTimeout)
+			require.Equal(t, want.Mempool, conf.CometBFT.Mempool)
+			require.Equal(t, want.StateSync, conf.CometBFT.StateSync)
+			require.Equal(t, want.Consensus, conf.CometBFT.Consensus)
+			require.Equal(t, want.BaseConfig, conf.CometBFT.BaseConfig)
+			require.Equal(t, app, conf.App)
+			require.Equal(t, 5*time.Second, conf.CometBFT.StateSync.DiscoveryTime)
+			require.NoError(t, config.CheckLimits(conf.CometBFT))
+
+			text, err := os.ReadFile(config.CometFile(home))
+			require.NoError(t, err)
+			standard := cfg.DefaultConfig()
+			changed := 0
+			for _, same := range []bool{
+				want.EventBusBufferCapacity == standard.EventBusBufferCapacity,
+				want.P2P.FlushThrottleTimeout == standard.P2P.FlushThrottleTimeout,
+				want.P2P.SendRate == standard.P2P.SendRate, want.P2P.RecvRate == standard.P2P.RecvRate,
+				want.Mempool.Size == standard.Mempool.Size, want.Mempool.CacheSize == standard.Mempool.CacheSize,
+				want.Consensus.TimeoutPropose == standard.Consensus.TimeoutPropose,
+				want.Consensus.TimeoutProposeDelta == standard.Consensus.TimeoutProposeDelta,
+				want.Consensus.TimeoutPrevote == standard.Consensus.TimeoutPrevote,
+				want.Consensus.TimeoutPrevoteDelta == standard.Consensus.TimeoutPrevoteDelta,
+				want.Consensus.TimeoutPrecommit == standard.Consensus.TimeoutPrecommit,
+				want.Consensus.TimeoutPrecommitDelta == standard.Consensus.TimeoutPrecommitDelta,
+				want.Consensus.TimeoutCommit == standard.Consensus.TimeoutCommit,
+				want.Consensus.CreateEmptyBlocks == standard.Consensus.CreateEmptyBlocks,
+				want.Consensus.CreateEmptyBlocksInterval == standard.Consensus.CreateEmptyBlocksInterval,
+				want.Consensus.PeerGossipSleepDuration == standard.Consensus.PeerGossipSleepDuration,
+			} {
+				if !same {
+					changed++
+				}
+			}
+			require.Equal(t, changed, strings.Count(string(text), "# init --network "+string(network)))
+		})
+	}
+}
+
+func TestParseNetwork(t *testing.T) {
+	n, err := config.ParseNetwork("lan")
+	require.NoError(t, err)
+	require.Equal(t, config.LAN, n)
+	_, err = config.ParseNetwork("")
+	require.ErrorContains(t, err, `use "lan" or "wan"`)
 }
 
 func TestFlagsGoBeforeVariablesBeforeFiles(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	cmttime "github.com/cometbft/cometbft/types/time"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/internal/durable"
 	"github.com/starling-kv/starling/node/config"
 )
 
@@ -38,6 +39,7 @@ type InitOptions struct {
 	GenesisFile string
 	ChainID     string // default: starling- and six random letters
 	App         app.Genesis
+	Network     config.Network // default: config.WAN
 	// NoValidator: create no validator key, for a storage node. It requires GenesisFile.
 	NoValidator bool
 	// Edit changes the configuration before it is written; may be nil.
@@ -55,6 +57,10 @@ type InitResult struct {
 // removes everything that it created.
 func Init(opts InitOptions) (result InitResult, err error) {
 	conf, appConfig := config.DefaultCometBFT(), config.DefaultApp()
+	if opts.Network == "" {
+		opts.Network = config.WAN
+	}
+	config.Tune(opts.Network, conf, &appConfig)
 	conf.SetRoot(opts.Home)
 	conf.Moniker = opts.Moniker
 	if conf.Moniker == "" {
@@ -116,6 +122,9 @@ func Init(opts InitOptions) (result InitResult, err error) {
 		return InitResult{}, err
 	}
 	cfg.WriteConfigFile(config.CometFile(opts.Home), conf)
+	if err := explain(opts); err != nil {
+		return InitResult{}, err
+	}
 
 	nodeKey, err := p2p.LoadOrGenNodeKey(conf.NodeKeyFile())
 	if err != nil {
@@ -135,6 +144,16 @@ func Init(opts InitOptions) (result InitResult, err error) {
 		}
 	}
 	return result, doc.SaveAs(conf.GenesisFile())
+}
+
+// explain adds the reasons of settings to config.toml.
+func explain(opts InitOptions) error {
+	path := config.CometFile(opts.Home)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return durable.Write(path, []byte(config.Explain(opts.Network, string(text))), 0o600)
 }
 
 // initFiles lists the files that Init creates.
@@ -194,6 +213,9 @@ func saveValidator(v *privval.FilePV) (err error) {
 func initialGenesis(opts InitOptions) (*cmttypes.GenesisDoc, error) {
 	if opts.GenesisFile != "" {
 		return config.LoadGenesis(opts.GenesisFile)
+	}
+	if opts.App.SnapshotInterval == 0 {
+		opts.App.SnapshotInterval = opts.Network.SnapshotInterval(app.DefaultSnapshotInterval)
 	}
 	state, err := appState(opts.App)
 	if err != nil {

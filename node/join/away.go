@@ -2,7 +2,6 @@ package join
 
 import (
 	"fmt"
-	"path/filepath"
 	"strings"
 
 	"github.com/starling-kv/starling/node/config"
@@ -17,10 +16,7 @@ func Command(c *config.Config, height int64, hash []byte) string {
 	if known, err := config.JoinAddresses(c); err == nil && len(known) > 0 {
 		address = known[0].String()
 	}
-	file := c.App.State.StorageNodes
-	if !filepath.IsAbs(file) {
-		file = filepath.Join(c.Home, file)
-	}
+	file := config.StorageNodesPath(c.Home, c.App.State.StorageNodes)
 	words := []string{"starlingd join", address, "--home", quote(c.Home + "-new"), "--moniker", quote(c.CometBFT.Moniker), "--storage-nodes", quote(file)}
 	if height > 0 {
 		words = append(words, fmt.Sprintf("--trust-height %d --trust-hash %X", height, hash))

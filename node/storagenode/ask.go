@@ -8,6 +8,7 @@ import (
 
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/rangemap"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
@@ -23,6 +24,7 @@ type RangeStatus struct {
 	Newest  int64  `json:"newest"`
 	Durable int64  `json:"durable"`
 	Needs   int64  `json:"needs"`
+	Next    bool   `json:"next,omitempty"` // it will replace current ranges
 	// Error is the reason why there is no report; "": there is one.
 	Error string `json:"error,omitempty"`
 }
@@ -34,7 +36,7 @@ func Ask(ctx context.Context, conf *config.Config) ([]RangeStatus, error) {
 	if err != nil {
 		return nil, err
 	}
-	dialer, err := dialerOf(conf)
+	dialer, err := NewDialer(conf)
 	if err != nil {
 		return nil, err
 	}
@@ -51,10 +53,9 @@ func Ask(ctx context.Context, conf *config.Config) ([]RangeStatus, error) {
 	}
 	all.Wait()
 	var rows []RangeStatus
-	for i := range nodes.Ranges.Len() {
-		s := nodes.Ranges.Shard(i)
+	for s, next := range nodes.Ranges.All(nodes.Next) {
 		for _, node := range s.Replicas {
-			row := RangeStatus{Range: s.Range.String(), Node: nodes.Addresses[node].String(), Error: "the node has no state of this range"}
+			row := RangeStatus{Range: s.Range.String(), Node: nodes.Addresses[node].String(), Next: next, Error: "the node has no state of this range"}
 			for _, c := range claims[node] {
 				if c.Range.Equal(s.Range) {
 					row.Oldest, row.Newest, row.Durable, row.Needs, row.Error = c.Oldest, c.Newest, c.Durable, c.Needs, ""
@@ -69,8 +70,8 @@ func Ask(ctx context.Context, conf *config.Config) ([]RangeStatus, error) {
 	return rows, nil
 }
 
-// dialerOf returns a dialer with a home's node key and chain.
-func dialerOf(conf *config.Config) (transport.Dialer, error) {
+// NewDialer returns a dialer with a home's node key and chain.
+func NewDialer(conf *config.Config) (transport.Dialer, error) {
 	genesis, err := config.LoadGenesis(conf.CometBFT.GenesisFile())
 	if err != nil {
 		return nil, err
@@ -94,9 +95,5 @@ func askClaims(ctx context.Context, dialer transport.Dialer, a transport.Address
 		return nil, fmt.Errorf("the node cannot be reached: %w", err)
 	}
 	defer conn.Close()
-	b, err := conn.Call(ctx, transport.Call{Method: dsm.MethodRanges, Max: dsm.MaxClaimsBytes})
-	if err != nil {
-		return nil, err
-	}
-	return dsm.DecodeClaims(b)
+	return rangemap.Claims(ctx, conn)
 }

@@ -27,6 +27,9 @@ const (
 	stuckAfter = 5 * time.Minute
 	// earlyAfter is that time if another replica has all that the takeover gives up.
 	earlyAfter = 15 * time.Second
+	// nextAfter is that time for a next range: validators send it updates from some block on, and
+	// its state can be older.
+	nextAfter = 3 * time.Second
 	// againAfter is the time between two attempts to take over a range.
 	againAfter = 5 * time.Second
 )
@@ -41,7 +44,7 @@ func isFinal(err error) bool { return errors.As(err, new(finalError)) }
 // tend creates ranges that have no state, and takes over those that cannot continue.
 func (n *Process) tend(ctx context.Context, v verifier) error {
 	var errs []error
-	for _, p := range n.places {
+	for _, p := range n.all() {
 		if err := n.tendPlace(ctx, p, v); err != nil {
 			errs = append(errs, fmt.Errorf("range %s: %w", p, err))
 		}
@@ -54,8 +57,12 @@ func (n *Process) tendPlace(ctx context.Context, p *place, v verifier) error {
 		return nil
 	}
 	n.mu.Lock()
-	broken := p.broken
+	broken, role := p.broken, p.role
 	n.mu.Unlock()
+	if role == retired {
+		n.retire(ctx, p)
+		return nil
+	}
 	if broken != nil {
 		if err := n.dropReplica(p); err != nil {
 			return finalError{err}
@@ -78,7 +85,8 @@ func (n *Process) tendPlace(ctx context.Context, p *place, v verifier) error {
 		if err != nil {
 			return err
 		}
-		n.take(ctx, p, v, -1, newest-n.genesis.InitialHeight < n.young)
+		// A next range never begins with the genesis state: other nodes have its keys.
+		n.take(ctx, p, v, -1, role == current && newest-n.genesis.InitialHeight < n.young)
 		return nil
 	}
 	height, waits := p.replica.Newest()
@@ -90,7 +98,12 @@ func (n *Process) tendPlace(ctx context.Context, p *place, v verifier) error {
 		p.height, p.since = height, now
 		return nil
 	}
-	if waited := now.Sub(p.since); waited >= earlyAfter && !now.Before(p.tryFrom) {
+	waited := now.Sub(p.since)
+	switch {
+	case now.Before(p.tryFrom):
+	case role == next && waited >= nextAfter:
+		n.take(ctx, p, v, height, false) // the heights that it gives up serve no block
+	case waited >= earlyAfter:
 		n.take(ctx, p, v, height, waited < stuckAfter)
 	}
 	return nil
@@ -112,7 +125,9 @@ func (n *Process) take(ctx context.Context, p *place, v verifier, above int64, e
 	n.taking.Go(func() {
 		defer p.taken.Store(false)
 		err := n.filler.fill(ctx, p, v, above, early)
-		if err != nil && ctx.Err() == nil && !isFinal(err) && early && p.replica == nil {
+		// With a map that can change, other nodes may have the keys.
+		first := errors.Is(err, errEarly) || n.nodes.Load().Version == 0
+		if err != nil && ctx.Err() == nil && !isFinal(err) && early && first && p.replica == nil {
 			if !errors.Is(err, errEarly) {
 				n.log.Error("Cannot fetch a range from its other replicas now: beginning with the genesis state", "range", p.String(), "err", err)
 			}
@@ -226,7 +241,7 @@ func (n *Process) broken(r *server.Replica, err error) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, p := range n.places {
+	for _, p := range n.mu.places {
 		if p.replica == r {
 			p.broken = err
 		}

@@ -39,7 +39,7 @@ func TestDamagedRangeIsFetchedAgain(t *testing.T) {
 	c.put(10, 30)
 	c.dial(a).feedAll("the first node's blocks")
 	second := c.replicaHome(a.Address())
-	dir := filepath.Join(rangesDir(nodetest.Load(t, second)), "from-")
+	dir := filepath.Join(rangesDir(nodetest.Load(t, second)), folderOf(c.ranges[0]))
 	b := c.start(second, log.NewNopLogger(), 0)
 	nodetest.Until(t, "both ranges", func() bool { return len(b.Claims()) == 2 })
 
@@ -100,7 +100,7 @@ func TestDamagedRangeIsFetchedAgain(t *testing.T) {
 		b = c.start(second, logs.Logger(t), 0)
 		require.NoError(t, os.RemoveAll(dir+damagedSuffix))
 		b.mu.Lock()
-		old := b.places[0].replica
+		old := b.mu.places[0].replica
 		b.mu.Unlock()
 		b.broken(old, fmt.Errorf("a replica: %w", server.ErrDamaged))
 		nodetest.Until(t, "the range", func() bool { return logs.Has("Took a range over") && len(b.Claims()) == 2 })
@@ -118,11 +118,8 @@ func TestIsNotPutAside(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, twoRanges()...)
 	home := c.replicaHome()
-	n := c.start(home, log.NewNopLogger(), fromGenesis)
-	c.put(10, 12)
-	c.dial(n).feedAll("the node's blocks")
-	require.NoError(t, n.Stop())
-	dir := filepath.Join(rangesDir(nodetest.Load(t, home)), "from-")
+	c.stopped(home)
+	dir := filepath.Join(rangesDir(nodetest.Load(t, home)), folderOf(c.ranges[0]))
 	open := func() error {
 		n, err := New(t.Context(), Options{Config: nodetest.Load(t, home), Logger: log.NewNopLogger()})
 		if err == nil {
@@ -146,7 +143,7 @@ func TestIsNotPutAside(t *testing.T) {
 	}
 	require.NoError(t, open())
 
-	other := filepath.Join(filepath.Dir(dir), fmt.Sprintf("from-%x", "key-20"))
+	other := filepath.Join(filepath.Dir(dir), folderOf(c.ranges[1]))
 	require.NoError(t, os.RemoveAll(dir))
 	require.NoError(t, os.CopyFS(dir, os.DirFS(other)))
 	require.NoError(t, open(), "the data of another range are put aside")

@@ -23,7 +23,7 @@ func DataEdges(ctx context.Context, conf *config.Config, from string, n int) ([]
 	if err != nil {
 		return nil, config.Invalid(err)
 	}
-	dialer, err := dialerOf(conf)
+	dialer, err := NewDialer(conf)
 	if err != nil {
 		return nil, err
 	}

@@ -71,6 +71,9 @@ func (n *Process) followWith(ctx context.Context, v *target) error {
 	defer cancel()
 	var warned, saved time.Time
 	for ctx.Err() == nil {
+		if err := n.changeMap(ctx); err != nil {
+			return err
+		}
 		more, err := n.step(ctx, v)
 		// Also without new headers, for example when the headers that one range needs are pruned
 		// everywhere.
@@ -109,8 +112,8 @@ func (n *Process) followWith(ctx context.Context, v *target) error {
 func (n *Process) position() (lowest int64, hungry, some bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, p := range n.places {
-		if p.replica == nil {
+	for _, p := range n.mu.places {
+		if p.replica == nil || p.role == retired {
 			continue
 		}
 		height, waits := p.replica.Newest()

@@ -95,12 +95,14 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	}
 	missing, damaged := 0, 0
 	m.n.mu.Lock()
-	for _, p := range m.n.places {
+	for _, p := range m.n.mu.places {
 		if p.damaged() != "" {
 			damaged++
 		}
 		if p.replica == nil {
-			missing++
+			if p.role == current {
+				missing++
+			}
 			continue
 		}
 		claim := p.replica.Claim()
@@ -128,7 +130,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 var methodLabels = map[transport.Method]string{
 	dsm.MethodRanges: "ranges", dsm.MethodWitness: "witness",
 	dsm.MethodUpper: "upper", dsm.MethodUpdate: "update",
-	dsm.MethodOutline: "outline", protocol.MethodStatus: "status", protocol.MethodCommitment: "commitment",
+	dsm.MethodOutline: "outline", dsm.MethodMap: "map", protocol.MethodStatus: "status", protocol.MethodCommitment: "commitment",
 	protocol.MethodManifest: "manifest", protocol.MethodChunk: "chunk", protocol.MethodSubManifest: "sub_manifest",
 	protocol.MethodPeers: "peers", protocol.MethodGenesis: "genesis", protocol.MethodParts: "parts", 0: "unknown",
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -25,10 +27,11 @@ import (
 
 // place is a range of this node and its folder.
 type place struct {
-	number int // number in the storage nodes file
-	shard  dsm.Placement
-	keys   avlstar.KeyRange
-	dir    string
+	keys avlstar.KeyRange
+	dir  string
+	role role // guarded by Process.mu
+	// retiredAt is when role became retired; used by the follower.
+	retiredAt time.Time
 	// replica is nil while the range has no local state. New and the follower set it, under
 	// Process.mu; other goroutines read it under Process.mu.
 	replica *server.Replica
@@ -53,24 +56,35 @@ func (p *place) leave(partial *avlstar.Partial) {
 	p.left = partial
 }
 
-func (p *place) String() string { return p.shard.Range.String() }
+func (p *place) String() string { return p.keys.String() }
 
 // placesOf returns the ranges of a node.
-func placesOf(ranges *dsm.Ranges, node dsm.NodeID, dir string) (places []*place) {
-	for _, i := range ranges.Of(node) {
-		shard := ranges.Shard(i)
-		places = append(places, &place{
-			number: i, shard: shard, keys: shard.Range,
-			dir: filepath.Join(dir, folderOf(shard.Range)),
-		})
+func placesOf(nodes *config.StorageNodes, node dsm.NodeID, dir string) (places []*place) {
+	for s, isNext := range nodes.Ranges.All(nodes.Next) {
+		if !slices.Contains(s.Replicas, node) {
+			continue
+		}
+		p := &place{keys: s.Range, role: current, dir: filepath.Join(dir, folderOf(s.Range))}
+		if isNext {
+			p.role = next
+		}
+		places = append(places, p)
 	}
+	slices.SortFunc(places, func(a, b *place) int { return dsm.CompareRanges(a.keys, b.keys) })
 	return places
 }
 
 // folderOf returns the name of a range's folder, which contains its first key, or the beginning of
-// it and a hash. So the folder stays that of the range when other ranges are divided.
+// it, and a hash of the range: an old and a new range can begin with the same key.
 func folderOf(r avlstar.KeyRange) string {
 	const most = 64 // bytes of the key: file systems limit names to 255 bytes
+	id := server.RangeIDOf(r)
+	return fmt.Sprintf("from-%x-%x", r.First[:min(len(r.First), most)], id[:8])
+}
+
+// earlierFolderOf returns the name that earlier versions gave to the folder of a range.
+func earlierFolderOf(r avlstar.KeyRange) string {
+	const most = 64
 	if len(r.First) <= most {
 		return fmt.Sprintf("from-%x", r.First)
 	}
@@ -181,7 +195,7 @@ func (n *Process) storeFailed(err error) {
 // replicaOptions returns the options of a range. The settings of the node are divided by its
 // ranges.
 func (n *Process) replicaOptions(p *place, store *rangestore.Store) server.Options {
-	c, ranges := n.config.App, len(n.places)
+	c, ranges := n.config.App, max(1, len(n.all()))
 	return server.Options{
 		Range: p.keys, Store: store, Log: n.redo, Headers: &n.headers, Verdict: n.verdict, Known: n.isNamed, Strangers: n.strangers,
 		ServeHeights: c.StorageNode.ServeHeights, ServeBytes: max(1, uint64(c.StorageNode.ServeBytes)/uint64(ranges)),
@@ -239,6 +253,15 @@ func (n *Process) openRedo() error {
 // openPlace opens a range, if it has a state, after completing an interrupted replacement of its
 // folder. A range that cannot be used is put aside.
 func (n *Process) openPlace(ctx context.Context, p *place) error {
+	for _, suffix := range []string{"", nextSuffix, oldSuffix, damagedSuffix} {
+		earlier := filepath.Join(filepath.Dir(p.dir), earlierFolderOf(p.keys)) + suffix
+		if _, err := os.Lstat(p.dir + suffix); !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err := durable.Rename(earlier, p.dir+suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
 	if err := settle(p.dir); err != nil {
 		return err
 	}
@@ -254,6 +277,27 @@ func (n *Process) openPlace(ctx context.Context, p *place) error {
 		return n.putAside(p, err)
 	}
 	return err
+}
+
+// logOtherFolders names the folders of ranges that the map does not have: their data may be the
+// last copy, so they stay.
+func (n *Process) logOtherFolders() error {
+	entries, err := os.ReadDir(rangesDir(n.config))
+	if err != nil {
+		return err
+	}
+	var others []string
+	for _, e := range entries {
+		path := filepath.Join(rangesDir(n.config), e.Name())
+		known := slices.ContainsFunc(n.all(), func(p *place) bool { return path == p.dir || path == p.dir+damagedSuffix })
+		if e.IsDir() && strings.HasPrefix(e.Name(), "from-") && !known {
+			others = append(others, path)
+		}
+	}
+	if len(others) > 0 {
+		n.log.Info("Folders of ranges that the map does not have: remove them once the ranges with their keys follow the chain", "folders", named(others))
+	}
+	return nil
 }
 
 // openReplica opens a range. The error wraps server.ErrNoState if it has no state.

@@ -57,8 +57,23 @@ func TestNoFolderWithoutAState(t *testing.T) {
 	dir := c.replicaHome()
 	n, err := New(t.Context(), Options{Config: nodetest.Load(t, dir), Logger: log.NewNopLogger()})
 	require.NoError(t, err)
-	for _, p := range n.places {
+	for _, p := range n.all() {
 		require.NoDirExists(t, p.dir)
 	}
 	require.NoError(t, n.Stop())
+}
+
+// The folder of a range that an earlier version has named gets its new name.
+func TestEarlierFolder(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	c := newChain(t, twoRanges()...)
+	home := c.replicaHome()
+	n := c.stopped(home)
+	for _, p := range n.all() {
+		require.NoError(t, os.Rename(p.dir, filepath.Join(filepath.Dir(p.dir), earlierFolderOf(p.keys))))
+	}
+	logs := new(nodetest.LogBuffer)
+	n = c.alone(home, logs)
+	require.Len(t, n.Claims(), 2)
+	c.requireSame(n)
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/starling-kv/starling/node/disk"
 	"github.com/starling-kv/starling/node/fabric"
 	"github.com/starling-kv/starling/node/join"
+	"github.com/starling-kv/starling/node/rangemap"
 	"github.com/starling-kv/starling/node/statuspage"
 	"github.com/starling-kv/starling/statesync/peers"
 	"github.com/starling-kv/starling/storage/rangestore"
@@ -66,16 +67,21 @@ type Process struct {
 	nodeKey *p2p.NodeKey
 	paths   *fabric.Paths // RDMA channels; nil: none
 	dialer  transport.Dialer
-	nodes   *config.StorageNodes
-	named   []transport.ID // validators that the operator has named
-	places  []*place       // the ranges of this node, in key order
-	headers headers
-	peers   atomic.Pointer[peers.Peers] // connected nodes; nil at first
-	young   int64                       // fromGenesis, except in tests
-	taking  sync.WaitGroup
-	metrics *metrics
-	memory  *rangestore.Memory // of all ranges
-	redo    *server.RedoLog    // of all ranges; nil: not opened yet
+	maps    *rangemap.Maps
+	nodes   atomic.Pointer[config.StorageNodes] // that the follower has applied
+	newMap  atomic.Pointer[config.StorageNodes] // set by SetMap for the follower; nil: none
+	// changing is held while ranges are added, or removed with their folders
+	changing sync.Mutex
+	named    []transport.ID // validators that the operator has named
+	headers  headers
+	peers    atomic.Pointer[peers.Peers] // connected nodes; nil at first
+	young    int64                       // fromGenesis, except in tests
+	// retireAfter is the constant, except in tests.
+	retireAfter time.Duration
+	taking      sync.WaitGroup
+	metrics     *metrics
+	memory      *rangestore.Memory // of all ranges
+	redo        *server.RedoLog    // of all ranges; nil: not opened yet
 	// strangers is the budget for the waiting updates of nodes that the operator has not named
 	strangers *server.Strangers
 	chunks    *snapshots // nil: not opened yet
@@ -92,6 +98,7 @@ type Process struct {
 		sync.Mutex
 		node    *server.Server     // all places with a replica; nil: none
 		stopRun context.CancelFunc // stops node
+		places  []*place           // the ranges of this node, in key order; replaced as a whole
 		failure error
 	}
 
@@ -105,7 +112,7 @@ type Process struct {
 // operator must correct something. After an error, everything that was opened is closed.
 func New(ctx context.Context, o Options) (*Process, error) {
 	n := &Process{
-		o: o, config: o.Config, log: o.Logger, failed: make(chan error, 1), young: fromGenesis, strangers: server.NewStrangers(strangersBytes),
+		o: o, config: o.Config, log: o.Logger, failed: make(chan error, 1), young: fromGenesis, retireAfter: retireAfter, strangers: server.NewStrangers(strangersBytes),
 	}
 	n.filler = byWitnesses{n}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
@@ -146,10 +153,13 @@ func (n *Process) open(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, p := range n.places {
+	for _, p := range n.all() {
 		if err := n.openPlace(ctx, p); err != nil {
 			return err
 		}
+	}
+	if err := n.logOtherFolders(); err != nil {
+		return err
 	}
 	n.handler.Store(new(transport.Mux))
 	if err := n.changed(); err != nil {
@@ -180,11 +190,28 @@ func (n *Process) load() (err error) {
 	n.dialer = tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID, Sides: n.paths.Sides()})
 	n.named = append(config.NamedPeers(n.config), n.config.App.StorageNode.SenderIDs()...)
 	file := n.config.App.StorageNode.Ranges
-	if n.nodes, err = config.LoadStorageNodes(n.config.Home, file); err != nil {
+	nodes, err := config.LoadStorageNodes(n.config.Home, file)
+	if err != nil {
 		return err
 	}
-	n.places = placesOf(n.nodes.Ranges, dsm.NodeID(n.ID()), rangesDir(n.config))
-	if len(n.places) == 0 {
+	n.nodes.Store(nodes)
+	n.maps, err = rangemap.New(rangemap.Options{
+		Logger: n.log.With("module", "map"), Home: n.config.Home, File: file, ChainID: n.genesis.ChainID, Self: n.ID(), Dialer: n.dialer,
+		Peers: n.conns,
+		Use: func(m *config.StorageNodes) error {
+			n.SetMap(m)
+			return nil
+		},
+	}, nodes)
+	if err != nil {
+		return err
+	}
+	n.mu.places = placesOf(nodes, dsm.NodeID(n.ID()), rangesDir(n.config))
+	switch {
+	case len(n.mu.places) > 0:
+	case nodes.Version > 0:
+		n.log.Info("The map of the ranges does not have this node yet: waiting for a newer one", "node_id", n.ID(), "map_version", nodes.Version)
+	default:
 		return config.Invalid(fmt.Errorf("this node, %s, has no range in %q: add it there, and to the file of every node", n.ID(), file))
 	}
 	addresses, err := config.JoinAddresses(n.config)
@@ -212,10 +239,18 @@ func (n *Process) lockRanges() error {
 	return nil
 }
 
+// conns returns the connected validators and full-state nodes.
+func (n *Process) conns() []transport.Conn {
+	if p := n.peers.Load(); p != nil {
+		return p.Conns()
+	}
+	return nil
+}
+
 // isStorageNode reports whether the storage nodes file lists a node. Validators advertise such
 // nodes, but they have no headers.
 func (n *Process) isStorageNode(id transport.ID) bool {
-	_, is := n.nodes.Addresses[dsm.NodeID(id)]
+	_, is := n.nodes.Load().Addresses[dsm.NodeID(id)]
 	return is
 }
 
@@ -243,8 +278,9 @@ func (n *Process) Claims() []dsm.Claim {
 // Start begins to follow the chain and to fetch missing ranges. It returns at once.
 func (n *Process) Start() {
 	n.log.Info("Storage node started", "chain_id", n.genesis.ChainID, "node_id", n.ID(), "address", n.server.Addr(),
-		"ranges", len(n.places), "version", buildinfo.Read().Starling, "home", n.config.Home)
+		"ranges", len(n.all()), "version", buildinfo.Read().Starling, "home", n.config.Home)
 	n.wg.Go(func() { n.chunks.run(n.ctx) })
+	n.wg.Go(func() { n.maps.Run(n.ctx) })
 	n.wg.Go(func() {
 		err := n.follow(n.ctx)
 		if err != nil && n.ctx.Err() == nil {
@@ -297,7 +333,7 @@ func (n *Process) close() error {
 		errs = append(errs, s.Close())
 	}
 	n.mu.Lock()
-	for _, p := range n.places {
+	for _, p := range n.mu.places {
 		if p.replica != nil {
 			p.replica.StopSettling() // an Advance may wait for it
 		}
@@ -307,7 +343,7 @@ func (n *Process) close() error {
 	if n.chunks != nil {
 		errs = append(errs, n.chunks.manager.Close())
 	}
-	for _, p := range n.places {
+	for _, p := range n.all() {
 		p.leave(nil)
 		errs = append(errs, n.dropReplica(p)) // without mu, which storeFailed takes
 	}
@@ -329,7 +365,7 @@ func (n *Process) changed() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var replicas []*server.Replica
-	for _, p := range n.places {
+	for _, p := range n.mu.places {
 		if p.replica != nil {
 			replicas = append(replicas, p.replica)
 		}
@@ -349,6 +385,7 @@ func (n *Process) changed() error {
 	mux := new(transport.Mux)
 	node.Register(mux)
 	n.chunks.server.Register(mux)
+	n.maps.Register(mux)
 	n.handler.Store(mux)
 	if n.mu.stopRun != nil {
 		n.mu.stopRun()

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	cfg "github.com/cometbft/cometbft/config"
@@ -214,13 +215,23 @@ func (c *chain) start(home string, logger log.Logger, young int64) *Process {
 	c.t.Helper()
 	n, err := New(c.t.Context(), Options{Config: nodetest.Load(c.t, home), Logger: logger})
 	require.NoError(c.t, err)
-	n.young = young
+	n.young, n.retireAfter = young, time.Second
 	c.t.Cleanup(func() {
 		if n.ctx.Err() == nil {
 			require.NoError(c.t, n.Stop())
 		}
 	})
 	n.Start()
+	return n
+}
+
+// stopped runs a storage node in a home until it has a few blocks, and stops it.
+func (c *chain) stopped(home string) *Process {
+	c.t.Helper()
+	n := c.start(home, log.NewNopLogger(), fromGenesis)
+	c.put(10, 12)
+	c.dial(n).feedAll("the node's blocks")
+	require.NoError(c.t, n.Stop())
 	return n
 }
 
@@ -240,7 +251,7 @@ func (c *chain) dial(n *Process) *validator {
 	conn, err := tcp.NewDialer(tcp.Options{Key: key, ChainID: "test-chain"}).Dial(c.t.Context(), n.Address())
 	require.NoError(c.t, err)
 	c.t.Cleanup(func() { conn.Close() })
-	return &validator{c: c, conn: conn, ranges: len(n.places)}
+	return &validator{c: c, conn: conn, ranges: len(n.all())}
 }
 
 // feed sends each range the updates that it needs, and reports whether all have reached a height.
@@ -257,7 +268,7 @@ func (v *validator) feed(to int64) bool {
 		})
 		done = done && claim.Durable >= to
 		// Several heights: on a busy machine, blocks come faster than calls of feed.
-		for next, sent := claim.Needs, true; sent && next < claim.Needs+maxFed; {
+		for next, sent := claim.Needs, claim.Needs > 0; sent && next < claim.Needs+maxFed; {
 			next, sent = v.send(claim.Range, i, next)
 		}
 	}
@@ -308,7 +319,7 @@ func (v *validator) send(keys avlstar.KeyRange, i int, height int64) (needs int6
 // requireSame compares the newest height of each range with the validator's state.
 func (c *chain) requireSame(n *Process) {
 	c.t.Helper()
-	for i, p := range n.places {
+	for _, p := range n.all() {
 		claim := p.replica.Claim()
 		partial, ok := p.replica.At(claim.Newest)
 		require.True(c.t, ok)
@@ -317,13 +328,13 @@ func (c *chain) requireSame(n *Process) {
 		c.mu.Unlock()
 		require.Equal(c.t, want.AppHash(), partial.AppHash())
 		all := leaves(c.t, want)
-		for l, err := range partial.Leaves(c.ranges[i]) {
+		for l, err := range partial.Leaves(p.keys) {
 			require.NoError(c.t, err)
 			require.Equal(c.t, all[string(l.Key)], string(l.Value))
 			delete(all, string(l.Key))
 		}
 		for key := range all {
-			require.False(c.t, c.ranges[i].Contains([]byte(key)), "%s", key)
+			require.False(c.t, p.keys.Contains([]byte(key)), "%s", key)
 		}
 		partial.Release()
 	}

@@ -63,7 +63,7 @@ func (n *Process) serve() error {
 		return err
 	}
 	named := slices.Clone(n.named)
-	for node := range n.nodes.Addresses {
+	for node := range n.nodes.Load().Addresses {
 		named = append(named, transport.ID(node))
 	}
 	handler := transport.Handler(switching{n})
@@ -128,7 +128,10 @@ func (n *Process) Health() health.Report {
 	n.mu.Lock()
 	facts.Failed = n.mu.failure
 	var missing, behind []string
-	for _, p := range n.places {
+	for _, p := range n.mu.places {
+		if p.role != current {
+			continue
+		}
 		if p.replica == nil {
 			missing = append(missing, p.String())
 		} else if lag := newest.height - 1 - p.replica.Claim().Durable; lag > maxBehind {

@@ -93,9 +93,10 @@ func newSnapshots(n *Process) (*snapshots, error) {
 		Making: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
 		Peers: func() []transport.Address { // a node that knows one storage node finds the others
 			var all []transport.Address
-			for _, id := range n.nodes.Ranges.Nodes() {
+			nodes := n.nodes.Load()
+			for _, id := range nodes.Ranges.Nodes() {
 				if transport.ID(id) != n.ID() {
-					all = append(all, n.nodes.Addresses[id])
+					all = append(all, nodes.Addresses[id])
 				}
 			}
 			return all
@@ -218,17 +219,18 @@ func (s *snapshots) complete(ctx context.Context, snapshot *server.Snapshot) err
 		if err != nil || !lacks {
 			return err
 		}
-		shard := s.n.nodes.Ranges.Shard(s.n.nodes.Ranges.Index(key))
+		nodes := s.n.nodes.Load()
+		shard := nodes.Ranges.Shard(nodes.Ranges.Index(key))
 		at := slices.IndexFunc(shard.Replicas, func(node dsm.NodeID) bool { return !tried[node] && transport.ID(node) != s.n.ID() })
 		if at >= 0 {
 			node := shard.Replicas[at]
 			tried[node] = true
-			err := s.addOutline(ctx, snapshot, node)
+			err := s.addOutline(ctx, snapshot, nodes.Addresses[node])
 			switch {
 			case errors.Is(err, server.ErrOutline):
-				s.n.log.Error("A storage node sent an invalid outline", "node", s.n.nodes.Addresses[node], "height", snapshot.Height, "err", err)
+				s.n.log.Error("A storage node sent an invalid outline", "node", nodes.Addresses[node], "height", snapshot.Height, "err", err)
 			case err != nil:
-				s.n.log.Debug("A storage node did not send its outline", "node", s.n.nodes.Addresses[node], "height", snapshot.Height, "err", err)
+				s.n.log.Debug("A storage node did not send its outline", "node", nodes.Addresses[node], "height", snapshot.Height, "err", err)
 			}
 			continue
 		}
@@ -247,10 +249,10 @@ func (s *snapshots) complete(ctx context.Context, snapshot *server.Snapshot) err
 }
 
 // addOutline fetches the outline of a node and adds it.
-func (s *snapshots) addOutline(ctx context.Context, snapshot *server.Snapshot, node dsm.NodeID) error {
+func (s *snapshots) addOutline(ctx context.Context, snapshot *server.Snapshot, node transport.Address) error {
 	ctx, cancel := context.WithTimeout(ctx, outlineTimeout)
 	defer cancel()
-	conn, err := s.n.dialer.Dial(ctx, s.n.nodes.Addresses[node])
+	conn, err := s.n.dialer.Dial(ctx, node)
 	if err != nil {
 		return err
 	}

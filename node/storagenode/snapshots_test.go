@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
-	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/internal/nodetest"
@@ -74,7 +73,7 @@ func TestServesChunks(t *testing.T) {
 
 	var snapshot *server.Snapshot
 	nodetest.Until(t, "a height that is answered", func() (ok bool) {
-		height, _ := a.places[0].replica.Newest()
+		height, _ := a.all()[0].replica.Newest()
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		var err error
@@ -82,9 +81,9 @@ func TestServesChunks(t *testing.T) {
 		return err == nil
 	})
 	b.chunks.publish(snapshot.Height, []byte{1, 1})
-	require.ErrorIs(t, a.chunks.addOutline(t.Context(), snapshot, dsm.NodeID(b.ID())), server.ErrOutline)
+	require.ErrorIs(t, a.chunks.addOutline(t.Context(), snapshot, b.Address()), server.ErrOutline)
 	b.chunks.publish(snapshot.Height, nil)
-	require.Error(t, a.chunks.addOutline(t.Context(), snapshot, dsm.NodeID(b.ID())))
+	require.Error(t, a.chunks.addOutline(t.Context(), snapshot, b.Address()))
 	require.NoError(t, snapshot.Close())
 
 	require.NoError(t, a.Stop())

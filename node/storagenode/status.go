@@ -63,7 +63,7 @@ func (n *Process) ranges() *statuspage.Sharded {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, p := range n.places {
+	for _, p := range n.mu.places {
 		own := statuspage.ShardNode{ID: string(n.ID()), Address: n.addressOf(dsm.NodeID(n.ID())), Connected: true, State: stateFetched, LagBlocks: head}
 		r := statuspage.ShardRange{Range: p.String(), Damaged: p.damaged()}
 		if p.replica != nil {
@@ -79,7 +79,7 @@ func (n *Process) ranges() *statuspage.Sharded {
 		r.Durable = own.Durable
 		status.Durable = min(status.Durable, own.Durable)
 		r.Nodes = append(r.Nodes, own)
-		for _, other := range p.shard.Replicas {
+		for _, other := range replicasOf(n.nodes.Load(), p.keys) {
 			if other != dsm.NodeID(n.ID()) {
 				r.Nodes = append(r.Nodes, statuspage.ShardNode{ID: string(other), Address: n.addressOf(other), State: stateAnother})
 			}
@@ -90,7 +90,7 @@ func (n *Process) ranges() *statuspage.Sharded {
 	return status
 }
 
-func (n *Process) addressOf(node dsm.NodeID) string { return n.nodes.Addresses[node].HostPort }
+func (n *Process) addressOf(node dsm.NodeID) string { return n.nodes.Load().Addresses[node].HostPort }
 
 // listenStatus serves the status page with /livez and /readyz.
 func (n *Process) listenStatus(ctx context.Context) (err error) {

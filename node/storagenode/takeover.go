@@ -14,6 +14,8 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/internal/hedge"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/rangemap"
 	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 )
@@ -52,19 +54,59 @@ var (
 // giver is a source: a node that may have the range.
 type giver struct {
 	transport.Conn
-	oldest, newest int64 // the heights that it reports; 0: none
-	lied           bool  // it has sent an invalid response, at any height
-	slow           int   // number of requests in which another source overtook it
-	why            error // why it is not asked at the height being fetched; nil: it is
+	parts []dsm.Claim // what it reports about ranges that overlap the wanted one; nil: nothing
+	lied  bool        // it has sent an invalid response, at any height
+	slow  int         // number of requests in which another source overtook it
+	why   error       // why it is not asked at the height being fetched; nil: it is
 }
 
-// claims reports whether a source reports to serve a height.
-func (g *giver) claims(height int64) bool { return g.oldest <= height && height <= g.newest }
+// claims reports whether a source reports to serve keys at a height. Any source is asked for the
+// first key after a range that it has.
+func (g *giver) claims(keys avlstar.KeyRange, height int64) bool {
+	return slices.ContainsFunc(g.parts, func(c dsm.Claim) bool {
+		return c.Oldest <= height && height <= c.Newest && (c.Range.Covers(keys) || len(keys.First) > 0 && bytes.Equal(c.Range.After, keys.First) && isKey(keys))
+	})
+}
+
+// isKey reports whether a range has one key only.
+func isKey(r avlstar.KeyRange) bool {
+	return len(r.After) == len(r.First)+1 && bytes.HasPrefix(r.After, r.First) && r.After[len(r.First)] == 0
+}
+
+// onlyKey returns the range of one key.
+func onlyKey(key []byte) avlstar.KeyRange {
+	return avlstar.KeyRange{First: key, After: append(bytes.Clone(key), 0)}
+}
 
 // replaces reports whether a source reports a newer height, and that it serves the range's height,
 // too. The genesis state, before the initial height, is never lost.
 func (g *giver) replaces(height, initial int64) bool {
-	return g.newest > max(height, 0) && (height < initial || g.claims(height))
+	return slices.ContainsFunc(g.parts, func(c dsm.Claim) bool {
+		return c.Newest > max(height, 0) && (height < initial || c.Oldest <= height && height <= c.Newest)
+	})
+}
+
+// isCovered reports whether sources together report to serve all keys of a range at a height.
+func isCovered(givers []*giver, r avlstar.KeyRange, height int64) bool {
+	for key := r.First; ; {
+		var after []byte // how far the best source goes
+		found := false
+		for _, g := range givers {
+			for _, c := range g.parts {
+				switch {
+				case c.Oldest > height || height > c.Newest || !c.Range.Contains(key):
+				case len(c.Range.After) == 0 || len(r.After) > 0 && bytes.Compare(c.Range.After, r.After) >= 0:
+					return true
+				case !found || bytes.Compare(c.Range.After, after) > 0:
+					after, found = c.Range.After, true
+				}
+			}
+		}
+		if !found {
+			return false
+		}
+		key = after
+	}
 }
 
 // takeover fetches a range at one height from nodes that have it. All responses are verified by
@@ -79,6 +121,7 @@ type takeover struct {
 	p       *place
 	height  int64
 	partial *avlstar.Partial // the subtrees fetched so far
+	edges   [][]byte         // keys inside the range at which sources' ranges begin, ascending
 	began   time.Time
 	bytes   int
 	logged  time.Time
@@ -104,7 +147,7 @@ func (n byWitnesses) fill(ctx context.Context, p *place, v verifier, above int64
 	if err != nil {
 		return err
 	}
-	heights := heightsOf(givers, newest-1, max(above, 0))
+	heights := heightsOf(givers, p.keys, newest-1, max(above, 0))
 	if len(heights) == 0 {
 		return fmt.Errorf("%w: none reports a height above %d", errNobody, max(above, 0))
 	}
@@ -120,17 +163,29 @@ func (n byWitnesses) fill(ctx context.Context, p *place, v verifier, above int64
 }
 
 // heightsOf returns the heights to try: first those that replicas report as their newest, in
-// descending order, then the last one, which full-state validators have. Reported heights more than
+// descending order, then the last one, which full-state validators have. Heights at which the
+// replicas have only a part of the range come later. Reported heights more than
 // keepHeaders behind come last: a range could hardly follow from there. Reports are unverified; a
 // false one costs an attempt.
-func heightsOf(givers []*giver, last, above int64) (heights []int64) {
+func heightsOf(givers []*giver, r avlstar.KeyRange, last, above int64) (heights []int64) {
 	for _, g := range givers {
-		if height := min(g.newest, last); height > above {
-			heights = append(heights, height)
+		for _, c := range g.parts {
+			if height := min(c.Newest, last); height > above {
+				heights = append(heights, height)
+			}
 		}
 	}
 	slices.SortFunc(heights, func(a, b int64) int { return cmp.Compare(b, a) })
 	heights = slices.Compact(heights)
+	var partly []int64
+	heights = slices.DeleteFunc(heights, func(h int64) bool {
+		if isCovered(givers, r, h) {
+			return false
+		}
+		partly = append(partly, h)
+		return true
+	})
+	heights = append(heights, partly...)
 	heights = heights[:min(len(heights), maxHeights-1)]
 	if last <= above || slices.Contains(heights, last) {
 		return heights
@@ -154,16 +209,7 @@ func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers [
 			g.why = nil
 		}
 	}
-	slices.SortStableFunc(givers, func(a, b *giver) int {
-		switch {
-		case a.claims(height) == b.claims(height):
-			return 0
-		case a.claims(height):
-			return -1
-		}
-		return 1
-	})
-	t := &takeover{n: n, p: p, height: height, givers: givers, began: time.Now(), logged: time.Now()}
+	t := &takeover{n: n, p: p, height: height, givers: givers, edges: edgesIn(n.nodes.Load(), p.keys), began: time.Now(), logged: time.Now()}
 	if err := t.begin(ctx, header.AppHash); err != nil {
 		return err
 	}
@@ -200,32 +246,54 @@ func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers [
 	return nil
 }
 
-// givers connects to the other replicas of a range, and adds the nodes that are already connected.
+// edgesIn returns the keys inside a range at which other ranges of a map begin or end, ascending.
+func edgesIn(nodes *config.StorageNodes, r avlstar.KeyRange) [][]byte {
+	return slices.DeleteFunc(nodes.Ranges.Edges(nodes.Next), func(edge []byte) bool { return !r.Contains(edge) || bytes.Equal(edge, r.First) })
+}
+
+// holders returns the other nodes of a map that have keys of a range.
+func (n *Process) holders(nodes *config.StorageNodes, r avlstar.KeyRange) (all []dsm.NodeID) {
+	for s := range nodes.Ranges.All(nodes.Next) {
+		for _, node := range s.Replicas {
+			if s.Range.Overlaps(r) && transport.ID(node) != n.ID() && !slices.Contains(all, node) {
+				all = append(all, node)
+			}
+		}
+	}
+	return all
+}
+
+// overlapping returns the claims about ranges that overlap r.
+func overlapping(claims []dsm.Claim, r avlstar.KeyRange) []dsm.Claim {
+	return slices.DeleteFunc(slices.Clone(claims), func(c dsm.Claim) bool { return c.Newest == 0 || !c.Range.Overlaps(r) })
+}
+
+// mapped returns the claims about ranges of a map. Other ranges, which only a lying node or one
+// with another map claims, could make isCovered slow: many that overlap, with a height each.
+func mapped(claims []dsm.Claim, nodes *config.StorageNodes) []dsm.Claim {
+	return slices.DeleteFunc(claims, func(c dsm.Claim) bool { return replicasOf(nodes, c.Range) == nil })
+}
+
+// givers connects to the other nodes that have keys of a range, and adds the nodes that are already
+// connected, and this node itself, which can have other ranges with these keys.
 func (n *Process) givers(ctx context.Context, p *place) (givers []*giver, closeAll func()) {
 	ctx, cancel := context.WithTimeout(ctx, againAfter)
 	defer cancel()
+	own := slices.DeleteFunc(overlapping(n.Claims(), p.keys), func(c dsm.Claim) bool { return c.Range.Equal(p.keys) })
+	if len(own) > 0 {
+		givers = append(givers, &giver{Conn: itself{n}, parts: own})
+	}
 	var conns []transport.Conn
-	for _, node := range p.shard.Replicas {
-		if transport.ID(node) == n.ID() {
-			continue
-		}
-		conn, err := n.dialer.Dial(ctx, n.nodes.Addresses[node])
+	nodes := n.nodes.Load()
+	for _, node := range n.holders(nodes, p.keys) {
+		conn, err := n.dialer.Dial(ctx, nodes.Addresses[node])
 		if err != nil {
 			n.log.Info("Cannot reach another replica of the range", "range", p.String(), "node", node, "err", err)
 			continue
 		}
 		conns = append(conns, conn)
-		g := &giver{Conn: conn}
-		b, err := conn.Call(ctx, transport.Call{Method: dsm.MethodRanges, Max: dsm.MaxClaimsBytes})
-		if err == nil {
-			claims, _ := dsm.DecodeClaims(b) // a node without claims is asked last
-			for _, c := range claims {
-				if c.Range.Equal(p.shard.Range) {
-					g.oldest, g.newest = c.Oldest, c.Newest
-				}
-			}
-		}
-		givers = append(givers, g)
+		claims, _ := rangemap.Claims(ctx, conn) // a node without claims is asked last
+		givers = append(givers, &giver{Conn: conn, parts: mapped(overlapping(claims, p.keys), nodes)})
 	}
 	for _, conn := range n.peers.Load().Conns() {
 		givers = append(givers, &giver{Conn: conn})
@@ -237,11 +305,11 @@ func (n *Process) givers(ctx context.Context, p *place) (givers []*giver, closeA
 	}
 }
 
-// call asks the sources until check accepts a response; check is not called concurrently, nor again
-// after that. k chooses the first one among the best. If it is slow, others are asked as well. The
-// error wraps errNobody if no source had a response, and says why for each of them.
-func (t *takeover) call(ctx context.Context, k int, c transport.Call, check func(answer []byte) error) error {
-	sources, failed := t.sources(k)
+// call asks the sources of keys until check accepts a response; check is not called concurrently,
+// nor again after that. k chooses the first one among the best. If it is slow, others are asked as
+// well. The error wraps errNobody if no source had a response, and says why for each of them.
+func (t *takeover) call(ctx context.Context, k int, keys avlstar.KeyRange, c transport.Call, check func(answer []byte) error) error {
+	sources, failed := t.sources(k, keys)
 	var all sync.WaitGroup
 	defer all.Wait()
 	var mu sync.Mutex // guards accepted, and calls of check
@@ -289,11 +357,14 @@ func (t *takeover) call(ctx context.Context, k int, c transport.Call, check func
 
 // sources returns the usable sources, those that were not slow and claim the height first, and an
 // errNobody with the reasons why the others are not used.
-func (t *takeover) sources(k int) (usable []*giver, why error) {
+func (t *takeover) sources(k int, keys avlstar.KeyRange) (usable []*giver, why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	why = errNobody
 	for _, g := range t.givers {
+		if part := len(t.edges) > 0 && len(g.parts) > 0 && !g.claims(keys, t.height); part {
+			continue // it has other parts of the range
+		}
 		if g.why == nil {
 			usable = append(usable, g)
 		} else {
@@ -301,7 +372,7 @@ func (t *takeover) sources(k int) (usable []*giver, why error) {
 		}
 	}
 	rank := func(g *giver) int {
-		if g.claims(t.height) {
+		if g.claims(keys, t.height) {
 			return 2 * g.slow
 		}
 		return 2*g.slow + 1
@@ -349,7 +420,7 @@ func (t *takeover) begin(ctx context.Context, appHash []byte) error {
 	request := func(depth uint8) transport.Call {
 		return transport.Call{Method: dsm.MethodUpper, Body: dsm.UpperRequest{Height: t.height, Depth: depth}.Encode(), Max: upperBytes}
 	}
-	err := t.call(ctx, 0, request(0), func(answer []byte) error {
+	err := t.call(ctx, 0, onlyKey(t.p.keys.First), request(0), func(answer []byte) error {
 		u, err := dsm.DecodeUpper(answer)
 		if err != nil {
 			return fmt.Errorf("%w: %w", errLied, err)
@@ -369,7 +440,7 @@ func (t *takeover) begin(ctx context.Context, appHash []byte) error {
 	}
 	root := t.partial.Commitment().Root
 	if depth := min(16, bits.Len64(root.Bytes/pageBytes)+1); depth > 1 {
-		err = t.call(ctx, 0, request(uint8(depth)), func(answer []byte) error {
+		err = t.call(ctx, 0, onlyKey(t.p.keys.First), request(uint8(depth)), func(answer []byte) error {
 			u, err := dsm.DecodeUpper(answer)
 			if err != nil {
 				return fmt.Errorf("%w: %w", errLied, err)
@@ -382,13 +453,32 @@ func (t *takeover) begin(ctx context.Context, appHash []byte) error {
 		if _, err = t.partial.Boundary(t.p.keys); !errors.As(err, &missing) {
 			break
 		}
-		wants := []avlstar.Want{{Key: missing.Key}}
-		err = t.fetch(ctx, 0, wants, []avlstar.Stub{missing.Node}, func(multiproof []byte) error { return t.graftAll(multiproof, missing.Node) })
+		err = t.path(ctx, missing.Key, missing.Node)
+	}
+	// A subtree on both sides of an edge between sources cannot be fetched from either of them.
+	for i := 0; err == nil && i < len(t.edges); {
+		_, held := t.partial.Version().Missing([]avlstar.Want{{Key: t.edges[i]}})
+		if len(held) == 0 {
+			i++
+			continue
+		}
+		for s := range t.partial.Version().Stubs(t.p.keys.First) {
+			if _, on := held[s.Hash]; on {
+				err = t.path(ctx, t.edges[i], s.Stub)
+				break
+			}
+		}
 	}
 	if err != nil {
 		t.partial.Release()
 	}
 	return err
+}
+
+// path fetches the path to a key below a stub.
+func (t *takeover) path(ctx context.Context, key []byte, below avlstar.Stub) error {
+	wants := []avlstar.Want{{Key: key}}
+	return t.fetch(ctx, 0, onlyKey(key), wants, []avlstar.Stub{below}, func(multiproof []byte) error { return t.graftAll(multiproof, below) })
 }
 
 // graftAll grafts a multiproof whose trees begin at stubs.
@@ -432,7 +522,7 @@ func proofOf(b []byte, stubs []avlstar.Stub) (*avlstar.Multiproof, error) {
 var errSplit = errors.New("the response would be too long")
 
 // fetch requests the wanted keys below stubs.
-func (t *takeover) fetch(ctx context.Context, k int, wants []avlstar.Want, stubs []avlstar.Stub, check func(multiproof []byte) error) error {
+func (t *takeover) fetch(ctx context.Context, k int, keys avlstar.KeyRange, wants []avlstar.Want, stubs []avlstar.Stub, check func(multiproof []byte) error) error {
 	held := make([][32]byte, len(stubs))
 	for i, s := range stubs {
 		held[i] = s.Hash
@@ -442,7 +532,7 @@ func (t *takeover) fetch(ctx context.Context, k int, wants []avlstar.Want, stubs
 	if err != nil {
 		return err
 	}
-	return t.call(ctx, k, transport.Call{Method: dsm.MethodWitness, Body: body, Max: multiproofBytes}, func(answer []byte) error {
+	return t.call(ctx, k, keys, transport.Call{Method: dsm.MethodWitness, Body: body, Max: multiproofBytes}, func(answer []byte) error {
 		if len(answer) == 0 {
 			// The path to one key always fits. A node that denies that would get the same request
 			// forever.

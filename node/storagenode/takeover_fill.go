@@ -28,7 +28,7 @@ func (t *takeover) pages(from []byte) (pages []page) {
 		if !t.p.keys.Contains(s.First) {
 			continue
 		}
-		if len(last) > 0 && size+s.Bytes > pageBytes {
+		if len(last) > 0 && (size+s.Bytes > pageBytes || t.edge(last[0].First) != t.edge(s.First)) {
 			if pages = append(pages, last); len(pages) == pagesAtOnce {
 				return pages
 			}
@@ -48,11 +48,28 @@ func (t *takeover) wants(p page) []avlstar.Want {
 	if len(p) == 1 && p[0].Bytes > multiproofBytes/2 {
 		return []avlstar.Want{{Key: p[0].First}}
 	}
-	after := p[len(p)-1].After
-	if t.p.keys.After != nil && (after == nil || bytes.Compare(after, t.p.keys.After) > 0) {
-		after = t.p.keys.After
+	return []avlstar.Want{{Key: p[0].First, Range: true, After: t.after(p)}}
+}
+
+// after returns the end of the keys of a page, nil if it is open: the next edge at the latest.
+func (t *takeover) after(p page) []byte {
+	after, limit := p[len(p)-1].After, t.p.keys.After
+	if i := t.edge(p[0].First); i < len(t.edges) {
+		limit = t.edges[i]
 	}
-	return []avlstar.Want{{Key: p[0].First, Range: true, After: after}}
+	if limit != nil && (after == nil || bytes.Compare(after, limit) > 0) {
+		after = limit
+	}
+	return after
+}
+
+// edge returns the number of edges at or below a key.
+func (t *takeover) edge(key []byte) int {
+	i, found := slices.BinarySearchFunc(t.edges, key, bytes.Compare)
+	if found {
+		i++
+	}
+	return i
 }
 
 // reuse grafts subtrees of earlier attempts, and of the range's state at an older height, whose
@@ -166,10 +183,10 @@ func (t *takeover) multiproof(ctx context.Context, k int, p page) (multiproof *a
 		}
 		return err
 	}
-	err = t.fetch(ctx, k, t.wants(p), stubs, take)
+	err = t.fetch(ctx, k, avlstar.KeyRange{First: p[0].First, After: t.after(p)}, t.wants(p), stubs, take)
 	if errors.Is(err, errSplit) { // the path to one key always fits
 		stubs = stubs[:1]
-		err = t.fetch(ctx, k, []avlstar.Want{{Key: p[0].First}}, stubs, take)
+		err = t.fetch(ctx, k, onlyKey(p[0].First), []avlstar.Want{{Key: p[0].First}}, stubs, take)
 	}
 	return multiproof, err
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -43,11 +44,24 @@ func TestHeightsOf(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var givers []*giver
 			for _, newest := range c.claims {
-				givers = append(givers, &giver{newest: newest})
+				givers = append(givers, &giver{parts: []dsm.Claim{{Oldest: 1, Newest: newest}}})
 			}
-			require.Equal(t, c.want, heightsOf(givers, c.last, c.above))
+			require.Equal(t, c.want, heightsOf(givers, avlstar.KeyRange{}, c.last, c.above))
 		})
 	}
+}
+
+// Claims of ranges that are not in the map are ignored: a lying node could send very many.
+func TestClaimsOutsideTheMap(t *testing.T) {
+	whole, low, high := wholeAndHalves()
+	node := transport.Address{ID: "a"}
+	nodes := placed(t, 1, []dsm.Placement{at(low, node), at(high, node)}, []dsm.Placement{at(whole, node)}, node)
+	want := []dsm.Claim{{Range: low, Oldest: 1, Newest: 9}, {Range: whole, Oldest: 1, Newest: 9}}
+	claims := slices.Clone(want)
+	for i := range 100 {
+		claims = append(claims, dsm.Claim{Range: avlstar.KeyRange{First: []byte{byte(i)}}, Oldest: 1, Newest: int64(i + 1)})
+	}
+	require.Equal(t, want, mapped(claims, nodes))
 }
 
 // A range is taken over early only if another replica has all that it gives up.
@@ -66,7 +80,7 @@ func TestReplaces(t *testing.T) {
 		"only newer heights than this one": {16, 30, 15, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			require.Equal(t, c.want, (&giver{oldest: c.oldest, newest: c.newest}).replaces(c.height, initial))
+			require.Equal(t, c.want, (&giver{parts: []dsm.Claim{{Oldest: c.oldest, Newest: c.newest}}}).replaces(c.height, initial))
 		})
 	}
 }
@@ -87,7 +101,7 @@ func TestTakesOverWhileTheChainIsYoung(t *testing.T) {
 		giver.answers.Store(answers)
 		logs := new(nodetest.LogBuffer)
 		b := c.lonely(logs, giver.listen(t))
-		for _, p := range b.places {
+		for _, p := range b.all() {
 			b.take(t.Context(), p, chainHeaders{c}, -1, true)
 		}
 		b.taking.Wait()
@@ -118,9 +132,9 @@ func TestNoRoomForOneKey(t *testing.T) {
 		got = b
 		return nil
 	}
-	require.ErrorIs(t, over.fetch(t.Context(), 0, []avlstar.Want{{Key: []byte("k"), Range: true}}, nil, take), errSplit)
+	require.ErrorIs(t, over.fetch(t.Context(), 0, avlstar.KeyRange{}, []avlstar.Want{{Key: []byte("k"), Range: true}}, nil, take), errSplit)
 	require.False(t, liar.lied)
-	require.NoError(t, over.fetch(t.Context(), 0, []avlstar.Want{{Key: []byte("k")}}, nil, take))
+	require.NoError(t, over.fetch(t.Context(), 0, avlstar.KeyRange{}, []avlstar.Want{{Key: []byte("k")}}, nil, take))
 	require.Equal(t, []byte("multiproof"), got)
 	require.True(t, liar.lied)
 }
@@ -139,13 +153,13 @@ func (l late) Call(ctx context.Context, c transport.Call) ([]byte, error) {
 func TestSlowSources(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := func() *giver {
-			return &giver{Conn: late{answering{answer: []byte("multiproof")}}, oldest: 1, newest: 1}
+			return &giver{Conn: late{answering{answer: []byte("multiproof")}}, parts: []dsm.Claim{{Oldest: 1, Newest: 1}}}
 		}
-		honest := &giver{Conn: answering{answer: []byte("multiproof")}, oldest: 1, newest: 1}
+		honest := &giver{Conn: answering{answer: []byte("multiproof")}, parts: []dsm.Claim{{Oldest: 1, Newest: 1}}}
 		over := &takeover{height: 1, n: &Process{log: log.NewNopLogger()}, p: &place{}, givers: []*giver{slow(), slow(), slow(), honest}}
 		began, checks := time.Now(), 0
 		for k := range 100 {
-			require.NoError(t, over.fetch(t.Context(), k, []avlstar.Want{{Key: []byte("k")}}, nil, func([]byte) error {
+			require.NoError(t, over.fetch(t.Context(), k, avlstar.KeyRange{}, []avlstar.Want{{Key: []byte("k")}}, nil, func([]byte) error {
 				checks++
 				return nil
 			}))
@@ -252,7 +266,7 @@ func TestTakesOverAtALowerHeight(t *testing.T) {
 	liar := &replicaOf{n: a, claim: math.MaxInt64}
 	near := &replicaOf{n: a, claim: a.Claims()[0].Newest + 1} // its header exists
 	b := c.lonely(logs, liar.listen(t), near.listen(t), a.Address())
-	for _, p := range b.places {
+	for _, p := range b.all() {
 		c.fill(b, p, chainHeaders{c}, -1)
 	}
 	c.requireSame(b)
@@ -291,13 +305,13 @@ func TestTakesOverFromAReplicaOfOneRange(t *testing.T) {
 	second, id := c.storageHome()
 	c.assign(second, []transport.Address{a.Address(), {ID: id, HostPort: "127.0.0.1:1"}}, next)
 	b := c.alone(second, logs)
-	c.fill(b, b.places[0], chainHeaders{c}, -1)
+	c.fill(b, b.all()[0], chainHeaders{c}, -1)
 	c.requireSame(b)
 
 	old := b.Claims()[0].Newest
 	c.put(0, 10)
 	v.feedAll("the first node's blocks, once more")
-	c.fill(b, b.places[0], chainHeaders{c}, old)
+	c.fill(b, b.all()[0], chainHeaders{c}, old)
 	require.Greater(t, b.Claims()[0].Newest, old)
 	c.requireSame(b)
 }
@@ -336,7 +350,7 @@ func TestNodeWithoutTheSubtree(t *testing.T) {
 			g := &giver{Conn: answering{answer: c.answer}}
 			logs := new(nodetest.LogBuffer)
 			over := &takeover{height: 1, n: &Process{log: logs.Logger(t)}, p: &place{}, givers: []*giver{g}}
-			err := over.fetch(t.Context(), 0, wants, []avlstar.Stub{c.stub}, func(b []byte) error {
+			err := over.fetch(t.Context(), 0, avlstar.KeyRange{}, wants, []avlstar.Stub{c.stub}, func(b []byte) error {
 				_, err := proofOf(b, []avlstar.Stub{c.stub})
 				return err
 			})
@@ -371,7 +385,7 @@ func TestTakeoverReuses(t *testing.T) {
 	logs := new(nodetest.LogBuffer)
 	giver := &replicaOf{n: a}
 	b := c.lonely(logs, giver.listen(t))
-	p := b.places[0]
+	p := b.all()[0]
 	before := a.Claims()[0].Newest
 	headers := chainHeaders{c}
 	nodetest.Until(t, "the next header", func() bool { n, _ := headers.Newest(t.Context()); return n > before+1 })

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/node/config"
@@ -13,18 +14,24 @@ import (
 
 func newInitCmd(env *cliEnv) *cobra.Command {
 	var opts home.InitOptions
+	var network string
 	cmd := &cobra.Command{
 		Use:   "init [MONIKER]",
 		Short: "Create the home folder of a new node",
 		Long: `Creates configuration, keys and a genesis file that names this node as the only
 validator. Existing files are never overwritten.
 
-To join an existing network, pass its genesis file with --genesis.`,
-		Example: `  starlingd init alice --chain-id demo-1 --open
+To join an existing network, pass its genesis file with --genesis. The settings in
+config.toml and app.toml fit a network of several regions, or with --network lan one
+whose nodes are near each other.`,
+		Example: `  starlingd init alice --chain-id demo-1 --open --network lan
   starlingd init bob --genesis genesis.json --home ~/.starling-bob`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			opts.Home = env.Home
+			if opts.Network, err = config.ParseNetwork(network); err != nil {
+				return usagef("--network: %w", err)
+			}
 			if len(args) > 0 {
 				opts.Moniker = args[0]
 			}
@@ -59,9 +66,16 @@ To join an existing network, pass its genesis file with --genesis.`,
 	flags.Uint64Var(&opts.App.AdminThreshold, "admin-threshold", 0, "number of admins that must approve an operation (default 1)")
 	flags.BoolVar(&opts.App.Open, "open", false, "accept unsigned key=value transactions for keys that no grant covers")
 	flags.Uint64Var(&opts.App.ChunkBytes, "chunk-bytes", 0, "largest chunk in bytes (default 1 MiB)")
-	flags.Int64Var(&opts.App.SnapshotInterval, "snapshot-interval", 0, fmt.Sprintf("interval of snapshots, in blocks (default %d)", app.DefaultSnapshotInterval))
+	flags.Int64Var(&opts.App.SnapshotInterval, "snapshot-interval", 0, fmt.Sprintf("interval of snapshots, in blocks (default %d, in a lan %d)", app.DefaultSnapshotInterval, config.LAN.SnapshotInterval(app.DefaultSnapshotInterval)))
+	addNetwork(flags, &network)
 	flags.StringVar(&opts.GenesisFile, "genesis", "", "genesis file of an existing network to join; - is standard input")
 	return cmd
+}
+
+// addNetwork adds the flag for the network to which the settings fit.
+func addNetwork(flags *pflag.FlagSet, network *string) {
+	flags.StringVar(network, "network", string(config.WAN),
+		"settings for a network of this kind: lan (nodes within about 1 ms of each other) or wan; nodes with either work together")
 }
 
 func reportInit(env *cliEnv, opts home.InitOptions, result home.InitResult) error {

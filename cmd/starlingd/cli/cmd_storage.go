@@ -37,6 +37,7 @@ func newStorageInitCmd(env *cliEnv) *cobra.Command {
 		trustHeight      int64
 		trustHash        string
 		peers, address   string
+		network          string
 		storageNodesFile = config.DefaultStorageNodesFile
 	)
 	cmd := &cobra.Command{
@@ -52,8 +53,11 @@ header if the genesis validators signed it, or the header of --trust-height and
   starlingd storage init s1 --genesis genesis.json --peers ID@HOST:26666 --laddr 0.0.0.0:26666 \
       --trust-height 1000 --trust-hash A1B2…`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			opts.Home, opts.NoValidator = env.Home, true
+			if opts.Network, err = config.ParseNetwork(network); err != nil {
+				return usagef("--network: %w", err)
+			}
 			if len(args) > 0 {
 				opts.Moniker = args[0]
 			}
@@ -104,6 +108,7 @@ header if the genesis validators signed it, or the header of --trust-height and
 		},
 	}
 	flags := cmd.Flags()
+	addNetwork(flags, &network)
 	flags.StringVar(&opts.GenesisFile, "genesis", "", "genesis file of the network")
 	flags.StringVar(&peers, "peers", "", "transports of validators, as ID@HOST:26666, comma-separated")
 	flags.StringVar(&address, "laddr", "", "address to listen on (default: the p2p port + 10, 0.0.0.0:26666)")

@@ -23,7 +23,7 @@ func newStorageRangesCmd(env *cliEnv) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "ranges",
-		Short: "Show the storage nodes' ranges and heights, or assign ranges to nodes",
+		Short: "Show the storage nodes' ranges and heights, assign ranges to nodes, or change them",
 		Long: `Queries the storage nodes in config/storage_nodes.toml of the home folder for the heights
 of their ranges. The responses are not verified.
 
@@ -75,6 +75,7 @@ keep each range unless --replicas says otherwise. The file must be the same in e
 	flags.IntVar(&replicas, "replicas", 2, "number of storage nodes that keep each range")
 	flags.BoolVar(&single, "single-replica", false, "one storage node for each range: a lost disk loses its state")
 	flags.BoolVar(&write, "write", false, "write config/storage_nodes.toml of the home folder")
+	cmd.AddCommand(newStorageChangeCmds(env)...)
 	return cmd
 }
 
@@ -142,6 +143,9 @@ func showRanges(cmd *cobra.Command, env *cliEnv) error {
 	w := tabwriter.NewWriter(env.Out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "RANGE\tNODE\tHEIGHTS\tDURABLE\tNEEDS")
 	for _, r := range rows {
+		if r.Next {
+			r.Range = "next " + r.Range
+		}
 		if r.Error != "" {
 			fmt.Fprintf(w, "%s\t%s\t%s\t\t\n", r.Range, r.Node, r.Error)
 			continue

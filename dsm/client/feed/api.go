@@ -44,7 +44,9 @@ const minLagBlocks = 3
 // ErrPolicy is wrapped by the errors of New.
 var ErrPolicy = errors.New("invalid settings for storage nodes")
 
-func (p Policy) check(ranges *dsm.Ranges) error {
+// Check reports whether the policy is valid for ranges and for those that will replace some of
+// them. The error wraps ErrPolicy.
+func (p Policy) Check(ranges *dsm.Ranges, next []dsm.Placement) error {
 	switch {
 	case p.MaxLagBlocks < minLagBlocks:
 		return fmt.Errorf("%w: a lag of %d blocks: a replica acknowledges a block after the next one, so it must be at least %d",
@@ -54,8 +56,8 @@ func (p Policy) check(ranges *dsm.Ranges) error {
 	case p.MinAcks < 1:
 		return fmt.Errorf("%w: min_acks is %d, it must be at least 1", ErrPolicy, p.MinAcks)
 	}
-	for i := range ranges.Len() {
-		if s := ranges.Shard(i); len(s.Replicas) < p.MinAcks {
+	for s := range ranges.All(next) {
+		if len(s.Replicas) < p.MinAcks {
 			return fmt.Errorf("%w: range %v needs %d storage nodes (state.min_acks), it has %d; assign more, or set state.min_acks = 1 if a lost disk may lose the state",
 				ErrPolicy, s.Range, p.MinAcks, len(s.Replicas))
 		}
@@ -73,10 +75,19 @@ type (
 	// updates that no validator sends. Initially the caller is the only validator.
 	Validators struct{ Count, Self int }
 	// Committed: a block was committed, one height above the last, and its updates are available.
-	// Bytes are their lengths, by number of the range.
+	// Bytes are their lengths, by number of the range; those of ranges that are gone do not matter.
 	Committed struct {
 		Height int64
 		Bytes  []uint64
+	}
+	// Change: the map of the ranges has changed. Ranges that stay keep their numbers and updates.
+	// New ones get the next numbers, and begin with the next block. The caller drops the updates of
+	// ranges that are gone, and ignores what is still reported about them. No block waits for the
+	// ranges in Next, as dsm.(*Ranges).CheckNext accepts them. All ranges have at least MinAcks
+	// replicas (Policy.Check).
+	Change struct {
+		Ranges *dsm.Ranges
+		Next   []dsm.Placement
 	}
 	// Sent ends a Send with the replica's answer to the last part of the update, or to a probe that
 	// found nothing missing. Complete: the replica has the whole update.
@@ -91,8 +102,8 @@ type (
 		Node  dsm.NodeID
 		Shard int
 	}
-	// Claimed answers a Poll; it may also come without one. Claims ascend and do not overlap, as
-	// dsm.DecodeClaims returns them.
+	// Claimed answers a Poll; it may also come without one. Claims ascend, as dsm.DecodeClaims
+	// returns them.
 	Claimed struct {
 		Node   dsm.NodeID
 		Claims []dsm.Claim
@@ -107,6 +118,7 @@ type (
 
 func (Validators) event() {}
 func (Committed) event()  {}
+func (Change) event()     {}
 func (Sent) event()       {}
 func (NotSent) event()    {}
 func (Claimed) event()    {}
@@ -175,6 +187,13 @@ type Lag struct {
 	Blocks  int64  // blocks behind the last block
 	Bytes   uint64 // bytes of the updates of these blocks
 	Within  bool   // it counts towards MinAcks
+}
+
+// Shard is a range with its number.
+type Shard struct {
+	dsm.Placement
+	Number int
+	Next   bool // it will replace current ranges, and no block waits for it
 }
 
 // Block is a range that the next block waits for.

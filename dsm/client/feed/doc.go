@@ -26,7 +26,9 @@
 // plus one block. A replica that lags more leaves the queue once enough others are within the lag;
 // until then the next block waits (Blocked). In addition to the pinned updates, the latest updates
 // are kept for a replica that has left and is fetching its range at an earlier block: all ranges
-// share one budget (KeepBytes), and the oldest heights go first, whatever range they belong to.
+// share one budget (KeepBytes), and the oldest heights go first, whatever range they belong to. The
+// last few are always kept while a range has fewer than min_acks replicas in step: no block may
+// come after them.
 //
 // # What an event costs
 //

@@ -1,11 +1,11 @@
 package feed
 
 import (
-	"bytes"
 	"cmp"
 	"slices"
 	"time"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/internal/heap"
 )
@@ -13,14 +13,12 @@ import (
 // Machine decides which updates to send to which replicas. Create it with New. It must not be used
 // concurrently.
 type Machine struct {
-	ranges *dsm.Ranges
 	policy Policy
 	now    time.Duration
 
 	validators, self int
-	start            int64 // height at New: the first available update is the next one
-	head             int64 // of the last block; >= start
-	queues           []*queue
+	head             int64    // of the last block
+	queues           []*queue // by number; nil: the range is gone
 	byName           map[dsm.NodeID]*node
 	kept             uint64 // bytes of the updates of all queues
 	actions          []Action
@@ -32,7 +30,7 @@ type Machine struct {
 	sends   heap.Heap[*replica] // the replicas with an update to be sent, by sendAt
 	spare   heap.Heap[*queue]   // the queues whose first update no replica needs, by height
 	blocked heap.Heap[*queue]   // the queues with too few replicas within the lag
-	slowest heap.Heap[*queue]   // all queues, by durable height
+	slowest heap.Heap[*queue]   // the queues of current ranges, by durable height
 	visits  int                 // of a replica, by all Steps: their cost, for tests
 }
 
@@ -40,6 +38,8 @@ type Machine struct {
 // Machine's head.
 type queue struct {
 	shard    int
+	keys     avlstar.KeyRange
+	next     bool     // no block waits for it
 	updates  []update // of heights first, first + 1, …
 	first    int64
 	dropped  uint64 // bytes of all updates before first
@@ -63,10 +63,11 @@ type update struct {
 type replica struct {
 	node   *node
 	queue  *queue
-	number int // over all ranges: determines the order of senders
+	number int // over all ranges, in key order: determines the order of senders
 
 	state   State
-	durable int64          // as last reported; Unheard: the Machine's start
+	start   int64          // Machine.head when the replica was added
+	durable int64          // as last reported; Unheard: start
 	needs   int64          // as last reported; 0: it accepts no updates
 	since   time.Duration  // when needs last changed
 	asked   int64          // updates up to this height, reported missing, are due at once
@@ -110,11 +111,11 @@ func (f *failures) reset() { *f = failures{} }
 
 // New returns a Machine at time 0, for blocks above height head.
 func New(ranges *dsm.Ranges, policy Policy, head int64) (*Machine, error) {
-	if err := policy.check(ranges); err != nil {
+	if err := policy.Check(ranges, nil); err != nil {
 		return nil, err
 	}
 	m := &Machine{
-		ranges: ranges, policy: policy, validators: 1, start: head, head: head, byName: map[dsm.NodeID]*node{},
+		policy: policy, validators: 1, head: head, byName: map[dsm.NodeID]*node{},
 		polls: heap.Heap[*node]{
 			Before: func(a, b *node) bool { return cmp.Or(cmp.Compare(a.pollAt, b.pollAt), cmp.Compare(a.name, b.name)) < 0 },
 			Place:  func(n *node) *int { return &n.pollPlace },
@@ -142,24 +143,7 @@ func New(ranges *dsm.Ranges, policy Policy, head int64) (*Machine, error) {
 			Place: func(q *queue) *int { return &q.slowestPlace },
 		},
 	}
-	for _, name := range ranges.Nodes() {
-		n := &node{name: name}
-		m.byName[name] = n
-		m.planPoll(n)
-	}
-	number := 0
-	for i := range ranges.Len() {
-		q := &queue{shard: i, first: head + 1, forgotten: head}
-		for _, name := range ranges.Shard(i).Replicas {
-			r := &replica{node: m.byName[name], queue: q, number: number, durable: head, needs: head + 1, given: map[int64]bool{}}
-			number++
-			q.replicas = append(q.replicas, r)
-			r.node.replicas = append(r.node.replicas, r)
-		}
-		m.queues = append(m.queues, q)
-		m.blocked.Push(q)
-		m.slowest.Push(q)
-	}
+	m.change(Change{Ranges: ranges})
 	return m, nil
 }
 
@@ -211,7 +195,7 @@ func (m *Machine) FirstBlocked() (b Block, ok bool) {
 }
 
 func (m *Machine) block(q *queue) Block {
-	return Block{m.ranges.Shard(q.shard).Range, m.Lags(q.shard)}
+	return Block{q.keys, m.Lags(q.shard)}
 }
 
 // Lags returns how far the replicas of a range are behind, in configuration order.
@@ -231,7 +215,29 @@ func (m *Machine) Queued(shard int) uint64 { return m.queues[shard].total - m.qu
 // of the last block; 0 if fewer have reported.
 func (m *Machine) Durable(shard int) int64 { return m.queues[shard].durable }
 
-// AllDurable returns the lowest Durable of all ranges.
+// Shards returns the ranges, in the order of their keys.
+func (m *Machine) Shards() (shards []Shard) {
+	for _, q := range m.inOrder() {
+		s := Shard{Placement: dsm.Placement{Range: q.keys}, Number: q.shard, Next: q.next}
+		for _, r := range q.replicas {
+			s.Replicas = append(s.Replicas, r.node.name)
+		}
+		shards = append(shards, s)
+	}
+	return shards
+}
+
+// Numbers returns the number of ranges that there have been: the length of Committed.Bytes.
+func (m *Machine) Numbers() int { return len(m.queues) }
+
+// inOrder returns the queues in the order of their keys.
+func (m *Machine) inOrder() []*queue {
+	queues := slices.DeleteFunc(slices.Clone(m.queues), func(q *queue) bool { return q == nil })
+	slices.SortFunc(queues, func(a, b *queue) int { return dsm.CompareRanges(a.keys, b.keys) })
+	return queues
+}
+
+// AllDurable returns the lowest Durable of all current ranges.
 func (m *Machine) AllDurable() int64 {
 	q, _ := m.slowest.First() // there is at least one range
 	return q.durable
@@ -250,7 +256,7 @@ func byShard(a, b *queue) int { return cmp.Compare(a.shard, b.shard) }
 
 func (m *Machine) touch(queues ...*queue) {
 	for _, q := range queues {
-		if !q.touched {
+		if q != nil && !q.touched {
 			q.touched = true
 			m.touched = append(m.touched, q)
 		}
@@ -266,6 +272,8 @@ func (m *Machine) handle(e Event) {
 		m.touch(m.queues...)
 	case Committed:
 		m.committed(e)
+	case Change:
+		m.change(e)
 	case Sent:
 		if r := m.replica(e.Node, e.Shard); r != nil && r.sending > 0 {
 			m.sent(r, e)
@@ -301,14 +309,18 @@ func (m *Machine) handle(e Event) {
 
 // replica returns nil if a node does not keep a range.
 func (m *Machine) replica(name dsm.NodeID, shard int) *replica {
-	if shard < 0 || shard >= len(m.queues) {
+	if shard < 0 || shard >= len(m.queues) || m.queues[shard] == nil {
 		return nil
 	}
-	i := slices.IndexFunc(m.queues[shard].replicas, func(r *replica) bool { return r.node.name == name })
+	return m.queues[shard].replica(name)
+}
+
+func (q *queue) replica(name dsm.NodeID) *replica {
+	i := slices.IndexFunc(q.replicas, func(r *replica) bool { return r.node.name == name })
 	if i < 0 {
 		return nil
 	}
-	return m.queues[shard].replicas[i]
+	return q.replicas[i]
 }
 
 // committed panics if a height or an update is missing: the caller has lost track of the chain.
@@ -318,9 +330,11 @@ func (m *Machine) committed(e Committed) {
 	}
 	m.head = e.Height
 	for i, q := range m.queues {
-		q.total += e.Bytes[i]
-		m.kept += e.Bytes[i]
-		q.updates = append(q.updates, update{q.total, m.now})
+		if q != nil {
+			q.total += e.Bytes[i]
+			m.kept += e.Bytes[i]
+			q.updates = append(q.updates, update{q.total, m.now})
+		}
 	}
 	m.touch(m.queues...)
 }
@@ -351,12 +365,8 @@ func (m *Machine) claimed(n *node, claims []dsm.Claim) {
 	n.failures.reset()
 	m.planPoll(n)
 	for _, r := range n.replicas {
-		of := m.ranges.Shard(r.queue.shard).Range
-		i, found := slices.BinarySearchFunc(claims, of.First, func(c dsm.Claim, first []byte) int { return bytes.Compare(c.Range.First, first) })
+		i, found := slices.BinarySearchFunc(claims, r.queue.keys, func(c dsm.Claim, of avlstar.KeyRange) int { return dsm.CompareRanges(c.Range, of) })
 		if !found {
-			i-- // the last one that begins before the range
-		}
-		if i < 0 || !claims[i].Range.Covers(of) {
 			m.heard(r, 0, 0)
 			continue
 		}

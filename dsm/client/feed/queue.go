@@ -35,17 +35,19 @@ func (m *Machine) settle() {
 
 // count updates the indices of a queue.
 func (m *Machine) count(q *queue) {
-	if blocked := m.within(q) < m.policy.MinAcks; blocked != m.blocked.Has(q) {
+	if blocked := !q.next && m.within(q) < m.policy.MinAcks; blocked != m.blocked.Has(q) {
 		if blocked {
 			m.blocked.Push(q)
 		} else {
 			m.blocked.Remove(q)
 		}
 	}
-	if durable := m.durable(q); durable != q.durable {
-		m.slowest.Remove(q)
+	if durable := m.durable(q); durable != q.durable || q.next == m.slowest.Has(q) {
+		m.slowest.Discard(q)
 		q.durable = durable
-		m.slowest.Push(q)
+		if !q.next {
+			m.slowest.Push(q)
+		}
 	}
 }
 
@@ -88,8 +90,8 @@ func (m *Machine) within(q *queue) (n int) {
 	return n
 }
 
-// standing moves replicas into and out of the queue. A replica leaves only while enough others are
-// within the lag; otherwise blocks wait, so the queue does not grow.
+// standing moves replicas into and out of the queue. A replica of a current range leaves only while
+// enough others are within the lag; otherwise blocks wait, so the queue does not grow.
 func (m *Machine) standing(q *queue) {
 	for _, r := range q.replicas {
 		if r.state == Lagging && r.needs >= q.first && !m.beyond(r) {
@@ -97,7 +99,7 @@ func (m *Machine) standing(q *queue) {
 			m.act(Back{r.node.name, q.shard})
 		}
 	}
-	if m.within(q) < m.policy.MinAcks {
+	if !q.next && m.within(q) < m.policy.MinAcks {
 		return
 	}
 	for _, r := range q.replicas {
@@ -119,14 +121,21 @@ func (m *Machine) beyond(r *replica) bool {
 // are too old for a replica that comes back.
 func (m *Machine) unpin(q *queue) {
 	q.unpinned = m.head
+	inStep := 0
 	for _, r := range q.replicas {
 		switch r.state {
 		case Unheard:
-			q.unpinned = min(q.unpinned, m.start)
+			q.unpinned = min(q.unpinned, r.start)
 		case InStep:
+			inStep++
 			q.unpinned = min(q.unpinned, r.durable)
 		case Lagging:
 		}
+	}
+	if inStep < m.policy.MinAcks {
+		// Replicas that fetch the range continue from the last blocks. Blocks may wait for them, so
+		// there would be no later ones.
+		q.unpinned = min(q.unpinned, m.head-minLagBlocks)
 	}
 	m.spare.Discard(q)
 	for q.first <= q.unpinned && m.head-q.first >= m.policy.KeepBlocks {

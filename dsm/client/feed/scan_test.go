@@ -31,7 +31,7 @@ func (w *watch) scan() error {
 		}
 	}
 	all, kept, over := w.head, uint64(0), w.kept > w.policy.KeepBytes
-	for _, q := range w.queues {
+	for _, q := range w.inOrder() {
 		var heights []int64
 		for _, r := range q.replicas {
 			if _, at, any := w.Machine.next(r); any {
@@ -49,7 +49,9 @@ func (w *watch) scan() error {
 		if got := w.Durable(q.shard); got != durable {
 			return fmt.Errorf("range %d is durable at %d, not at %d", q.shard, durable, got)
 		}
-		all = min(all, durable)
+		if !q.next {
+			all = min(all, durable)
+		}
 		kept += w.Queued(q.shard)
 		if unpinned := q.first <= min(w.needed(q)-1, w.head); unpinned != w.spare.Has(q) || unpinned && over {
 			return fmt.Errorf("range %d keeps updates from %d on, replicas need %d; %d bytes are kept in all", q.shard, q.first, w.needed(q), w.kept)
@@ -78,14 +80,19 @@ func (w *watch) scan() error {
 // needed returns the lowest height that an unheard replica, or one in step, does not have on disk.
 func (w *watch) needed(q *queue) int64 {
 	height := w.head + 1
-	for _, l := range w.Lags(q.shard) {
-		switch l.State {
+	inStep := 0
+	for _, r := range q.replicas {
+		switch r.state {
 		case Unheard:
-			height = min(height, w.start+1)
+			height = min(height, r.start+1)
 		case InStep:
-			height = min(height, l.Durable+1)
+			inStep++
+			height = min(height, r.durable+1)
 		case Lagging:
 		}
+	}
+	if inStep < w.policy.MinAcks {
+		height = min(height, w.head-minLagBlocks+1)
 	}
 	return height
 }
@@ -174,19 +181,14 @@ func (l *large) step(e Event) {
 			l.n++
 			l.sends.Push(&sending{at: l.now + time.Duration(1+l.rng.IntN(50))*time.Millisecond, n: l.n, send: a})
 		case Poll:
-			e := Claimed{Node: a.Node}
-			for _, i := range l.m.ranges.Of(a.Node) {
-				durable := max(l.m.head-2, 0)
-				e.Claims = append(e.Claims, dsm.Claim{Range: l.m.ranges.Shard(i).Range, Durable: durable, Needs: l.m.head + 1})
-			}
-			l.step(e)
+			l.step(Claimed{a.Node, l.m.claims(a.Node, max(l.m.head-2, 0), l.m.head+1)})
 		}
 	}
 }
 
 // block makes a block with updates of the given size, and delivers it to all replicas.
 func (l *large) block(bytes uint64) {
-	sizes := make([]uint64, l.m.ranges.Len())
+	sizes := make([]uint64, len(l.m.queues))
 	for i := range sizes {
 		sizes[i] = bytes
 	}

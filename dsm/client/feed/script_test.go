@@ -26,6 +26,7 @@ import (
 //	    notsent NODE SHARD
 //	    claims NODE DURABLE NEEDS    for all ranges of the node; without numbers it claims no range
 //	    notpolled NODE  up NODE
+//	change                           replaces the map of the ranges, which come as in new; next ranges begin with "next"
 //	lags                             prints the lag of each replica, the queued bytes, and the ranges that a block waits for
 //
 // Every node is polled at the start, and whenever it has been silent for 500 ms.
@@ -56,6 +57,8 @@ func TestScripts(t *testing.T) {
 				for line := range strings.Lines(d.Input) {
 					sc.line(strings.TrimSpace(line))
 				}
+			case "change":
+				sc.change(d.Input)
 			case "lags":
 				sc.lags()
 			default:
@@ -78,7 +81,8 @@ func (sc *script) start(d *datadriven.TestData) string {
 	d.MaybeScanArgs(sc.t, "keep", &keep)
 	p.KeepBlocks, p.KeepBytes = int64(keep), 1500
 	p.MaxLagBlocks, p.MaxLagBytes = int64(lag), uint64(bytes)
-	m, err := New(scriptRanges(sc.t, d.Input), p, int64(head))
+	ranges, _ := scriptRanges(sc.t, d.Input)
+	m, err := New(ranges, p, int64(head))
 	if err != nil {
 		require.ErrorIs(sc.t, err, ErrPolicy)
 		return err.Error() + "\n"
@@ -94,19 +98,31 @@ func scriptKey(word string) []byte {
 	return []byte(word)
 }
 
-func scriptRanges(t *testing.T, input string) *dsm.Ranges {
+func scriptRanges(t *testing.T, input string) (ranges *dsm.Ranges, next []dsm.Placement) {
 	var shards []dsm.Placement
 	for line := range strings.Lines(input) {
-		f := strings.Fields(line)
+		rest, isNext := strings.CutPrefix(line, "next ")
+		f := strings.Fields(rest)
 		s := dsm.Placement{Range: avlstar.KeyRange{First: scriptKey(f[0]), After: scriptKey(f[1])}}
 		for _, n := range f[2:] {
 			s.Replicas = append(s.Replicas, dsm.NodeID(n))
 		}
-		shards = append(shards, s)
+		if isNext {
+			next = append(next, s)
+		} else {
+			shards = append(shards, s)
+		}
 	}
-	r, err := dsm.NewRanges(shards)
+	ranges, err := dsm.NewRanges(shards)
 	require.NoError(t, err)
-	return r
+	require.NoError(t, ranges.CheckNext(next))
+	return ranges, next
+}
+
+func (sc *script) change(input string) {
+	ranges, next := scriptRanges(sc.t, input)
+	require.NoError(sc.t, sc.w.policy.Check(ranges, next))
+	sc.step("change", Change{ranges, next})
 }
 
 func (sc *script) numbers(words []string) (n []int64) {
@@ -143,9 +159,7 @@ func (sc *script) line(line string) {
 	case "claims":
 		e := Claimed{Node: dsm.NodeID(args[0])}
 		if n := sc.numbers(args[1:]); len(n) > 0 {
-			for _, i := range sc.w.ranges.Of(e.Node) {
-				e.Claims = append(e.Claims, dsm.Claim{Range: sc.w.ranges.Shard(i).Range, Durable: n[0], Needs: n[1]})
-			}
+			e.Claims = sc.w.claims(e.Node, n[0], n[1])
 		}
 		sc.step(line, e)
 	case "notpolled":
@@ -194,9 +208,13 @@ func (sc *script) step(line string, e Event) {
 }
 
 func (sc *script) lags() {
-	for i := range sc.w.ranges.Len() {
-		fmt.Fprintf(&sc.out, "range %d, %d bytes:", i, sc.w.Queued(i))
-		for _, l := range sc.w.Lags(i) {
+	for _, s := range sc.w.Shards() {
+		next := ""
+		if s.Next {
+			next = "next "
+		}
+		fmt.Fprintf(&sc.out, "%srange %d, %d bytes:", next, s.Number, sc.w.Queued(s.Number))
+		for _, l := range sc.w.Lags(s.Number) {
 			fmt.Fprintf(&sc.out, " %s %s, %d blocks and %d bytes behind;", l.Node, l.State, l.Blocks, l.Bytes)
 		}
 		fmt.Fprintln(&sc.out)

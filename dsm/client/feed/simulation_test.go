@@ -1,8 +1,10 @@
 package feed
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,7 +17,8 @@ import (
 
 // TestRandomWorlds runs chains in virtual time whose validators send updates to simulated replicas.
 // Replicas crash, lose updates that they have not logged, are down temporarily or permanently, and
-// catch up from chunks; some validators send nothing. watch checks each step of each validator. In
+// catch up from chunks; some validators send nothing; ranges are divided, and replicas move, which
+// validators learn at different times. watch checks each step of each validator. In
 // addition, once the faults have ended, blocks must be made and each running replica must follow
 // the head.
 func TestRandomWorlds(t *testing.T) {
@@ -29,7 +32,7 @@ func TestRandomWorlds(t *testing.T) {
 	if n == 0 {
 		return
 	}
-	for _, what := range []string{"Left", "Back", "blocked", "probe that found all", "crash", "chunks"} {
+	for _, what := range []string{"Left", "Back", "blocked", "probe that found all", "crash", "chunks", "division", "move"} {
 		require.NotZero(t, sum[what], what)
 	}
 }
@@ -46,11 +49,7 @@ func TestNothingIsSentTwice(t *testing.T) {
 		w := newWorld(seed)
 		w.calm()
 		require.NoError(t, w.Run(func(string, ...any) {}), "seed %d", seed)
-		replicas := 0
-		for i := range w.ranges.Len() {
-			replicas += len(w.ranges.Shard(i).Replicas)
-		}
-		least := int(w.head) * replicas
+		least := int(w.head) * len(w.order)
 		require.GreaterOrEqual(t, w.seen["update"], least, "seed %d", seed)
 		require.LessOrEqual(t, w.seen["update"], least+least/10, "seed %d: updates sent in whole", seed)
 		require.Zero(t, w.seen["Left"], "seed %d", seed)
@@ -65,7 +64,13 @@ const (
 
 // world is a chain in virtual time: validators, some of which send nothing, and replicas.
 type world struct {
-	ranges     *dsm.Ranges
+	plan       Change  // the newest map
+	shards     []Shard // of the newest map
+	order      []place // all replicas
+	names      []dsm.NodeID
+	changes    []Change // the first map, and all changes
+	taken      int64    // head when all validators had the newest map; -1: not yet
+	leaving    []place  // replicas that the next change removes
 	policy     Policy
 	validators []*watch // the honest ones
 	count      int      // number of validators
@@ -116,34 +121,158 @@ func newWorld(seed uint64) *world {
 		}
 		shards = append(shards, s)
 	}
-	var err error
-	if w.ranges, err = dsm.NewRanges(shards); err != nil {
-		panic(err)
+	for n := range 4 {
+		w.names = append(w.names, dsm.NodeID(fmt.Sprintf("node%d", n)))
 	}
-	for i, s := range shards {
-		for _, n := range s.Replicas {
-			w.replicas[place{n, i}] = &simReplica{holds: map[int64]bool{}}
-		}
-	}
+	w.plan = Change{Ranges: rangesOf(shards)}
+	w.changes = []Change{w.plan}
 	for i := range 1 + rng.IntN(w.count) { // the others send nothing
-		m, err := New(w.ranges, w.policy, 0)
+		m, err := New(w.plan.Ranges, w.policy, 0)
 		if err != nil {
 			panic(err)
 		}
 		w.validators = append(w.validators, newWatch(m))
 		w.after(0, func() { w.tell(i, Validators{w.count, i}) })
 	}
+	w.renew()
 	w.after(blockTime, w.block)
+	if rng.IntN(2) == 0 {
+		w.after(time.Duration(rng.Int64N(int64(5*time.Second))), w.change)
+	}
 	for range rng.IntN(8) {
 		w.after(time.Duration(rng.Int64N(int64(faultsEnd))), w.fault)
 	}
 	return w
 }
 
-// calm disables faults and makes all validators honest.
+// calm disables faults and changes, and makes all validators honest.
 func (w *world) calm() {
 	w.faults, w.count = false, len(w.validators)
 }
+
+func rangesOf(shards []dsm.Placement) *dsm.Ranges {
+	ranges, err := dsm.NewRanges(shards)
+	if err != nil {
+		panic(err)
+	}
+	return ranges
+}
+
+// renew creates the replicas of the newest map that do not exist yet.
+func (w *world) renew() {
+	numbering, err := New(w.first(), w.policy, 0) // it numbers the ranges as all validators do
+	if err != nil {
+		panic(err)
+	}
+	for _, c := range w.changes {
+		numbering.Step(0, c)
+	}
+	w.shards = numbering.Shards()
+	for _, s := range w.shards {
+		for _, n := range s.Replicas {
+			p := place{n, s.Number}
+			if w.replicas[p] == nil {
+				w.replicas[p] = &simReplica{holds: map[int64]bool{}, stuck: w.now}
+				w.order = append(w.order, p)
+			}
+		}
+	}
+}
+
+// change begins or finishes a change of the map: a division of a range, or the move of a replica.
+func (w *world) change() {
+	if !w.faults || w.now > faultsEnd {
+		return
+	}
+	w.after(2*time.Second+time.Duration(w.rng.Int64N(int64(3*time.Second))), w.change)
+	var current []dsm.Placement
+	for i := range w.plan.Ranges.Len() {
+		s := w.plan.Ranges.Shard(i)
+		s.Replicas = slices.Clone(s.Replicas)
+		current = append(current, s)
+	}
+	next := w.plan.Next
+	switch {
+	case len(next)+len(w.leaving) > 0:
+		if !w.isReady() {
+			return
+		}
+		current = slices.DeleteFunc(current, func(s dsm.Placement) bool {
+			return slices.ContainsFunc(next, func(n dsm.Placement) bool { return n.Range.Overlaps(s.Range) })
+		})
+		current = append(current, next...)
+		for _, s := range w.shards {
+			for i := range current {
+				if current[i].Range.Equal(s.Range) {
+					current[i].Replicas = slices.DeleteFunc(current[i].Replicas, func(n dsm.NodeID) bool { return slices.Contains(w.leaving, place{n, s.Number}) })
+				}
+			}
+		}
+		next, w.leaving = nil, nil
+	case w.rng.IntN(2) == 0:
+		w.seen["division"]++
+		i := w.rng.IntN(len(current))
+		old := current[i]
+		edge := append(slices.Clone(old.Range.First), '5')
+		for len(old.Range.After) > 0 && bytes.Compare(edge, old.Range.After) >= 0 {
+			edge = append(edge[:len(edge)-1], "05"...)
+		}
+		next = []dsm.Placement{
+			{Range: avlstar.KeyRange{First: old.Range.First, After: edge}, Replicas: old.Replicas},
+			{Range: avlstar.KeyRange{First: edge, After: old.Range.After}, Replicas: old.Replicas},
+		}
+	default:
+		i := w.rng.IntN(len(current))
+		from, to := current[i].Replicas[0], w.names[w.rng.IntN(len(w.names))]
+		if slices.Contains(current[i].Replicas, to) || w.broken[to] {
+			return
+		}
+		w.seen["move"]++
+		current[i].Replicas = append(current[i].Replicas, to)
+		for _, s := range w.shards {
+			if s.Range.Equal(current[i].Range) {
+				w.leaving = []place{{from, s.Number}}
+			}
+		}
+	}
+	w.plan = Change{rangesOf(current), next}
+	w.changes = append(w.changes, w.plan)
+	w.renew()
+	plan, left := w.plan, len(w.validators)
+	w.taken = -1
+	for i := range w.validators { // the next change is at least two seconds later
+		w.after(time.Duration(w.rng.Int64N(int64(1500*time.Millisecond))), func() {
+			w.tell(i, plan)
+			if left--; left == 0 {
+				w.taken = w.head
+			}
+		})
+	}
+}
+
+// isReady reports whether enough replicas of each range, without those that leave, follow the
+// chain, with updates that all validators have.
+func (w *world) isReady() bool {
+	if w.taken < 0 {
+		return false
+	}
+	for _, s := range w.shards {
+		good := 0
+		for _, n := range s.Replicas {
+			p := place{n, s.Number}
+			if r := w.replicas[p]; !w.broken[n] && !w.down[n] && !slices.Contains(w.leaving, p) && r.durable+3 >= w.head && r.durable > w.taken {
+				good++
+			}
+		}
+		if good < w.policy.MinAcks {
+			return false
+		}
+	}
+	return true
+}
+
+// first returns the first map.
+func (w *world) first() *dsm.Ranges { return w.changes[0].Ranges }
 
 func (w *world) after(d time.Duration, do func()) {
 	w.events.Add(w.now+d, do)
@@ -151,7 +280,7 @@ func (w *world) after(d time.Duration, do func()) {
 
 // block makes a block unless a validator waits.
 func (w *world) block() {
-	if w.now < worldEnd-5*time.Second { // near the end, the world comes to rest
+	if w.now < worldEnd-10*time.Second { // near the end, the world comes to rest
 		w.after(blockTime, w.block)
 	}
 	w.sync()
@@ -162,11 +291,11 @@ func (w *world) block() {
 		}
 	}
 	w.head++
-	bytes := make([]uint64, w.ranges.Len())
-	for i := range bytes {
-		bytes[i] = uint64(100 + w.rng.IntN(1900))
-	}
-	for i := range w.validators {
+	for i, v := range w.validators {
+		bytes := make([]uint64, v.Numbers())
+		for k := range bytes {
+			bytes[k] = uint64(100 + w.rng.IntN(1900))
+		}
 		w.tell(i, Committed{w.head, bytes})
 	}
 	w.sync()
@@ -174,38 +303,35 @@ func (w *world) block() {
 
 // sync lets replicas log proved updates, and lets replicas that lag far behind fetch chunks.
 func (w *world) sync() {
-	for i := range w.ranges.Len() {
-		for _, n := range w.ranges.Shard(i).Replicas {
-			r := w.replicas[place{n, i}]
-			if w.down[n] {
-				continue
-			}
-			for r.durable+1 < w.head && r.holds[r.durable+1] {
-				r.durable++
-				delete(r.holds, r.durable)
-				r.stuck = w.now
-			}
-			if w.now-r.stuck > 4*time.Second && r.durable+2 < w.head {
-				w.seen["chunks"]++
-				r.durable = w.head - 2
-				r.stuck = w.now
-			}
+	for _, p := range w.order {
+		r := w.replicas[p]
+		if w.down[p.node] {
+			continue
+		}
+		for r.durable+1 < w.head && r.holds[r.durable+1] {
+			r.durable++
+			delete(r.holds, r.durable)
+			r.stuck = w.now
+		}
+		if w.now-r.stuck > 4*time.Second && r.durable+2 < w.head {
+			w.seen["chunks"]++
+			r.durable = w.head - 2
+			r.stuck = w.now
 		}
 	}
 }
 
 // fault takes a node down, temporarily or permanently. Updates that are not logged are lost.
 func (w *world) fault() {
-	nodes := w.ranges.Nodes()
-	n := nodes[w.rng.IntN(len(nodes))]
+	n := w.names[w.rng.IntN(len(w.names))]
 	if !w.faults || w.down[n] {
 		return
 	}
 	w.seen["crash"]++
 	w.down[n] = true
 	lost := w.rng.IntN(4) == 0
-	for i := range w.ranges.Len() {
-		if r := w.replicas[place{n, i}]; r != nil {
+	for _, p := range w.order {
+		if r := w.replicas[p]; p.node == n {
 			clear(r.holds)
 			if lost { // including its disk
 				r.durable = 0
@@ -218,9 +344,9 @@ func (w *world) fault() {
 	}
 	w.after(time.Duration(w.rng.Int64N(int64(faultsEnd))), func() {
 		w.down[n] = false
-		for i := range w.ranges.Len() {
-			if r := w.replicas[place{n, i}]; r != nil {
-				r.stuck = w.now
+		for _, p := range w.order {
+			if p.node == n {
+				w.replicas[p].stuck = w.now
 			}
 		}
 		if w.rng.IntN(2) == 0 {
@@ -233,10 +359,10 @@ func (w *world) fault() {
 
 // spare reports whether blocks can be made without a node.
 func (w *world) spare(n dsm.NodeID) bool {
-	for _, i := range w.ranges.Of(n) {
+	for _, s := range w.shards {
 		left := 0
-		for _, other := range w.ranges.Shard(i).Replicas {
-			if other != n && !w.broken[other] {
+		for _, other := range s.Replicas {
+			if other != n && !w.broken[other] && !slices.Contains(w.leaving, place{other, s.Number}) {
 				left++
 			}
 		}
@@ -274,7 +400,7 @@ func (w *world) wait() time.Duration {
 
 func (w *world) send(i int, a Send) {
 	r := w.replicas[place{a.Node, a.Shard}]
-	if w.down[a.Node] {
+	if w.down[a.Node] || r == nil {
 		w.after(w.wait(), func() { w.tell(i, NotSent{a.Node, a.Shard}) })
 		return
 	}
@@ -301,12 +427,28 @@ func (w *world) poll(i int, a Poll) {
 		w.after(w.wait(), func() { w.tell(i, NotPolled{a.Node}) })
 		return
 	}
+	w.sync() // also if nothing is sent any more
 	answer := Claimed{Node: a.Node}
-	for _, s := range w.ranges.Of(a.Node) {
-		r := w.replicas[place{a.Node, s}]
-		answer.Claims = append(answer.Claims, dsm.Claim{Range: w.ranges.Shard(s).Range, Durable: r.durable, Needs: r.needs()})
+	for _, s := range w.known() {
+		if r := w.replicas[place{a.Node, s.Number}]; r != nil {
+			answer.Claims = append(answer.Claims, dsm.Claim{Range: s.Range, Durable: r.durable, Needs: r.needs()})
+		}
 	}
 	w.after(w.wait(), func() { w.tell(i, answer) })
+}
+
+// known returns the ranges of all maps: a node answers for those that it has had.
+func (w *world) known() []Shard {
+	all := slices.Clone(w.shards)
+	for _, v := range w.validators {
+		for _, s := range v.Shards() { // some validators may have an earlier map
+			if !slices.ContainsFunc(all, func(o Shard) bool { return o.Number == s.Number }) {
+				all = append(all, s)
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b Shard) int { return dsm.CompareRanges(a.Range, b.Range) })
+	return all
 }
 
 // Run implements worlds.World.
@@ -340,10 +482,15 @@ func (w *world) Run(trace func(string, ...any)) error {
 // rest checks the world after a period without faults.
 func (w *world) rest() error {
 	if least := int64((worldEnd - 2*faultsEnd - 10*time.Second) / blockTime / 2); w.head < least {
-		return fmt.Errorf("only %d blocks", w.head)
+		var blocked []Block
+		for _, v := range w.validators {
+			blocked = append(blocked, v.Blocked()...)
+		}
+		return fmt.Errorf("only %d blocks: nodes that broke %v; blocked %+v", w.head, w.broken, blocked)
 	}
 	for i, v := range w.validators {
-		for s := range w.ranges.Len() {
+		for _, shard := range v.Shards() {
+			s := shard.Number
 			for _, l := range v.Lags(s) {
 				r := w.replicas[place{l.Node, s}]
 				if w.broken[l.Node] {

@@ -2,7 +2,9 @@ package feed
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/starling-kv/starling/dsm"
@@ -26,15 +28,46 @@ type place struct {
 
 func newWatch(m *Machine) *watch {
 	w := &watch{Machine: m, sending: map[place]int64{}, polling: map[dsm.NodeID]bool{}, forgot: map[int]int64{}, states: map[place]State{}}
-	for i := range m.ranges.Len() {
-		w.forgot[i] = m.head
+	for _, s := range m.Shards() {
+		w.forgot[s.Number] = m.head
 	}
 	return w
+}
+
+// claims returns claims of all ranges of a node.
+func (m *Machine) claims(node dsm.NodeID, durable, needs int64) (claims []dsm.Claim) {
+	for _, s := range m.Shards() {
+		if slices.Contains(s.Replicas, node) {
+			claims = append(claims, dsm.Claim{Range: s.Range, Durable: durable, Needs: needs})
+		}
+	}
+	return claims
+}
+
+// changed forgets what was known about ranges and replicas that are gone, once a Change has been
+// applied.
+func (w *watch) changed() {
+	stays := map[place]bool{}
+	for _, s := range w.Shards() {
+		if _, known := w.forgot[s.Number]; !known {
+			w.forgot[s.Number] = w.head
+		}
+		for _, n := range s.Replicas {
+			stays[place{n, s.Number}] = true
+		}
+	}
+	gone := func(p place) bool { return !stays[p] }
+	maps.DeleteFunc(w.sending, func(p place, _ int64) bool { return gone(p) })
+	maps.DeleteFunc(w.states, func(p place, _ State) bool { return gone(p) })
+	maps.DeleteFunc(w.polling, func(n dsm.NodeID, _ bool) bool { return w.byName[n] == nil })
 }
 
 func (w *watch) step(now time.Duration, e Event) ([]Action, error) {
 	w.event(e)
 	actions := w.Step(now, e)
+	if _, is := e.(Change); is {
+		w.changed()
+	}
 	for _, a := range actions {
 		if err := w.action(a); err != nil {
 			return actions, fmt.Errorf("%s%+v: %w", reflect.TypeOf(a).Name(), a, err)
@@ -63,8 +96,10 @@ func (w *watch) event(e Event) {
 		delete(w.sending, place{e.Node, e.Shard})
 	case Claimed:
 		delete(w.polling, e.Node)
-		for _, i := range w.ranges.Of(e.Node) {
-			hear(place{e.Node, i})
+		for _, s := range w.Shards() {
+			if slices.Contains(s.Replicas, e.Node) {
+				hear(place{e.Node, s.Number})
+			}
 		}
 	case NotPolled:
 		delete(w.polling, e.Node)
@@ -95,7 +130,7 @@ func (w *watch) action(a Action) error {
 		}
 		w.forgot[a.Shard] = a.Height
 		for _, l := range w.Lags(a.Shard) {
-			if state := w.states[place{l.Node, a.Shard}]; state == Unheard || state == InStep && l.Durable < a.Height {
+			if state := w.states[place{l.Node, a.Shard}]; (state == Unheard || state == InStep) && l.Durable < a.Height {
 				return fmt.Errorf("%s is %v, and has %d", l.Node, l.State, l.Durable)
 			}
 		}
@@ -106,7 +141,7 @@ func (w *watch) action(a Action) error {
 				within++
 			}
 		}
-		if w.states[place{a.Node, a.Shard}] == Lagging || within < w.policy.MinAcks {
+		if w.states[place{a.Node, a.Shard}] == Lagging || within < w.policy.MinAcks && !w.queues[a.Shard].next {
 			return fmt.Errorf("it had left, or only %d others are within the lag", within)
 		}
 		w.states[place{a.Node, a.Shard}] = Lagging
@@ -125,8 +160,8 @@ func (w *watch) check(now time.Duration) error {
 	for _, b := range w.Blocked() {
 		blocked[b.Range.String()] = true
 	}
-	for i := range w.ranges.Len() {
-		within := 0
+	for _, s := range w.Shards() {
+		i, within := s.Number, 0
 		for _, l := range w.Lags(i) {
 			if state := w.states[place{l.Node, i}]; state != l.State {
 				return fmt.Errorf("%s is %v, and was %v", l.Node, l.State, state)
@@ -135,7 +170,7 @@ func (w *watch) check(now time.Duration) error {
 				within++
 			}
 		}
-		if blocked[w.ranges.Shard(i).Range.String()] != (within < w.policy.MinAcks) {
+		if blocked[s.Range.String()] != (within < w.policy.MinAcks && !s.Next) {
 			return fmt.Errorf("%d replicas of range %d are within the lag, and blocked: %v", within, i, blocked)
 		}
 		// The most recent block may exceed the limit.

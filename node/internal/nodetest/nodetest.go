@@ -140,6 +140,13 @@ func (b *LogBuffer) Write(p []byte) (int, error) {
 	return b.buf.Write(p)
 }
 
+// String returns the whole log.
+func (b *LogBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
 // Has reports whether the log contains a text.
 func (b *LogBuffer) Has(text string) bool {
 	b.mu.Lock()
@@ -157,8 +164,15 @@ func (b *LogBuffer) Find(t *testing.T, expression string) string {
 	return found[1]
 }
 
+// Logger returns a logger that writes to the buffer. A test that fails prints the buffer's end.
 func (b *LogBuffer) Logger(t *testing.T) log.Logger {
 	t.Helper()
+	t.Cleanup(func() {
+		if t.Failed() {
+			lines := strings.Split(b.String(), "\n")
+			t.Logf("the end of a log:\n%s", strings.Join(lines[max(len(lines)-100, 0):], "\n"))
+		}
+	})
 	logger, err := config.NewLogger(b, "info", cfg.LogFormatPlain)
 	require.NoError(t, err)
 	return logger

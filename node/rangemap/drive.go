@@ -1,0 +1,318 @@
+package rangemap
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/durable"
+	"github.com/starling-kv/starling/internal/sleep"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/transport"
+)
+
+const (
+	pollEvery = time.Second
+	// steady is the number of polls in a row in which new replicas must follow the old ones.
+	steady = 3
+	// closeBy is the number of blocks that a replica which follows may be behind the best one.
+	closeBy = 3
+	// settling is the number of blocks after which all validators that have a map send the updates
+	// of its ranges: replicas are up to two blocks behind the head, and a validator may need a
+	// block for the paths to new edges.
+	settling = 5
+)
+
+// Driver makes changes of a running network's map on behalf of the operator.
+type Driver struct {
+	Dialer transport.Dialer
+	Key    ed25519.PrivateKey // of the map's operator
+	Path   string             // where new versions are written before a node gets them
+	// Others are further nodes that get new versions, such as validators. They come first: if one
+	// of them refuses a map, no storage node gets it.
+	Others []transport.Address
+	// Progress is called about once a second while a step takes time.
+	Progress func(Progress)
+	Every    time.Duration // between polls; 0: a second
+}
+
+// ErrRefused: a validator refuses a map. The change was taken back.
+var ErrRefused = errors.New("a validator refuses the map, and its log says why: perhaps a range would have fewer storage nodes than its state.min_acks")
+
+// Progress describes a step of a change.
+type Progress struct {
+	Version uint64 // of the map that nodes take
+	// Waits are the nodes and ranges that the step waits for.
+	Waits []string
+}
+
+func (p Progress) String() string {
+	return fmt.Sprintf("map version %d: waiting for %s", p.Version, strings.Join(p.Waits, "; "))
+}
+
+// Change spreads a planned map, waits until its new replicas follow the chain, and finishes the
+// change. It returns the last map that was spread, also with an error; Continue then goes on.
+func (d *Driver) Change(ctx context.Context, old, during *config.StorageNodes) (*config.StorageNodes, error) {
+	signed, err := d.Spread(ctx, old, during)
+	if err != nil {
+		return signed, err
+	}
+	replicas := added(old, signed)
+	if !IsChanging(signed) { // nothing goes: a replica was added
+		return signed, d.wait(ctx, signed, replicas)
+	}
+	after, err := Finish(signed)
+	if err != nil {
+		return signed, err
+	}
+	return d.finish(ctx, signed, after, replicas)
+}
+
+// Continue finishes a change that was interrupted.
+func (d *Driver) Continue(ctx context.Context, during *config.StorageNodes) (*config.StorageNodes, error) {
+	after, err := Finish(during)
+	if err != nil {
+		return during, err
+	}
+	d.push(ctx, during)
+	all := slices.Clone(during.Next)
+	for _, l := range during.Leaving { // it is not known which of the other replicas was added
+		i, _ := during.Ranges.Find(l.Range)
+		stay := during.Ranges.Shard(i)
+		stay.Replicas = slices.DeleteFunc(slices.Clone(stay.Replicas), func(n dsm.NodeID) bool { return slices.Contains(l.Replicas, n) })
+		all = append(all, stay)
+	}
+	return d.finish(ctx, during, after, all)
+}
+
+// finish spreads the map after a change, once replicas follow the chain.
+func (d *Driver) finish(ctx context.Context, during, after *config.StorageNodes, replicas []dsm.Placement) (*config.StorageNodes, error) {
+	if err := d.wait(ctx, during, replicas); err != nil {
+		return during, err
+	}
+	signed, err := d.Spread(ctx, during, after)
+	if err != nil {
+		return signed, err
+	}
+	return signed, d.wait(ctx, signed, nil)
+}
+
+// Spread signs and writes the map that follows old, and offers it to all nodes, without waiting for
+// them. It returns the last map that it has written, also with an error.
+func (d *Driver) Spread(ctx context.Context, old, m *config.StorageNodes) (*config.StorageNodes, error) {
+	signed, err := d.write(m)
+	if err != nil {
+		return old, err
+	}
+	if d.offer(ctx, signed) {
+		d.push(ctx, signed)
+		return signed, nil
+	}
+	back := edited(signed)
+	back.Addresses = maps.Clone(old.Addresses)
+	signed, err = d.write(settled(back, old.Ranges))
+	if err != nil {
+		return signed, errors.Join(ErrRefused, err)
+	}
+	d.offer(ctx, signed)
+	d.push(ctx, signed)
+	return signed, ErrRefused
+}
+
+// write signs a map and writes it, before any node gets it.
+func (d *Driver) write(m *config.StorageNodes) (*config.StorageNodes, error) {
+	signed, err := m.Sign(d.Key)
+	if err != nil {
+		return nil, err
+	}
+	return signed, durable.Write(d.Path, signed.Text, 0o600)
+}
+
+// offer offers a map to Others, and reports whether none of them refuses it. Nodes that have the
+// whole state take no map.
+func (d *Driver) offer(ctx context.Context, m *config.StorageNodes) bool {
+	var refused atomic.Bool
+	d.each(ctx, d.Others, func(ctx context.Context, _ transport.Address, conn transport.Conn) {
+		if has, err := Ask(ctx, conn, dsm.Map{Version: m.Version}); err != nil || has.Version == 0 || has.Version >= m.Version {
+			return
+		}
+		if _, err := Ask(ctx, conn, dsm.Map{Version: m.Version, Text: m.Text}); errors.Is(err, transport.ErrRefused) {
+			refused.Store(true)
+		}
+	})
+	return !refused.Load()
+}
+
+// push offers a map to all storage nodes. Those that it does not reach ask others for it.
+func (d *Driver) push(ctx context.Context, m *config.StorageNodes) {
+	d.each(ctx, slices.Collect(maps.Values(m.Addresses)), func(ctx context.Context, _ transport.Address, conn transport.Conn) {
+		_, _ = Ask(ctx, conn, dsm.Map{Version: m.Version, Text: m.Text})
+	})
+}
+
+// each calls f concurrently with a connection to each node that can be reached.
+func (d *Driver) each(ctx context.Context, addresses []transport.Address, f func(context.Context, transport.Address, transport.Conn)) {
+	var all sync.WaitGroup
+	for _, a := range addresses {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, askTimeout)
+			defer cancel()
+			conn, err := d.Dialer.Dial(ctx, a)
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			f(ctx, a, conn)
+		})
+	}
+	all.Wait()
+}
+
+// added returns the replicas that a map has and an older one does not have.
+func added(old, m *config.StorageNodes) (all []dsm.Placement) {
+	all = slices.Clone(m.Next)
+	for i := range m.Ranges.Len() {
+		s := m.Ranges.Shard(i)
+		k, same := old.Ranges.Find(s.Range)
+		if !same {
+			continue
+		}
+		before := old.Ranges.Shard(k).Replicas
+		fresh := slices.DeleteFunc(slices.Clone(s.Replicas), func(n dsm.NodeID) bool { return slices.Contains(before, n) })
+		if len(fresh) > 0 {
+			all = append(all, dsm.Placement{Range: s.Range, Replicas: fresh})
+		}
+	}
+	return all
+}
+
+// report is what a node says about itself.
+type report struct {
+	version uint64
+	claims  []dsm.Claim
+}
+
+// wait returns once all nodes that can be reached have a map, and replicas follow the current
+// ranges with their keys.
+func (d *Driver) wait(ctx context.Context, m *config.StorageNodes, replicas []dsm.Placement) error {
+	every := d.Every
+	if every == 0 {
+		every = pollEvery
+	}
+	need := 1
+	if len(replicas) > 0 {
+		need = steady
+	}
+	waits := []string{"its nodes"} // until they were asked
+	common := int64(-1)            // newest height when all nodes had the map; -1: they do not yet
+	for good := 0; ; {
+		reports := d.reports(ctx, m)
+		if ctx.Err() == nil { // otherwise, they are not complete
+			if waits = withoutMap(m, reports); len(waits) == 0 {
+				if common < 0 {
+					common = newest(m, reports, avlstar.KeyRange{})
+				}
+				waits = behind(m, replicas, reports, common)
+			}
+		}
+		if good++; len(waits) > 0 {
+			good = 0
+		}
+		switch {
+		case ctx.Err() != nil:
+			return fmt.Errorf("map version %d is not complete yet (waiting for %s): %w", m.Version, strings.Join(waits, "; "), context.Cause(ctx))
+		case good >= need:
+			return nil
+		case len(waits) > 0 && d.Progress != nil:
+			d.Progress(Progress{m.Version, waits})
+		}
+		_ = sleep.For(ctx, every)
+	}
+}
+
+func (d *Driver) reports(ctx context.Context, m *config.StorageNodes) map[dsm.NodeID]report {
+	var mu sync.Mutex
+	reports := map[dsm.NodeID]report{}
+	d.each(ctx, append(slices.Collect(maps.Values(m.Addresses)), d.Others...), func(ctx context.Context, a transport.Address, conn transport.Conn) {
+		answer, err := Ask(ctx, conn, dsm.Map{Version: m.Version})
+		if err == nil && answer.Version < m.Version { // push did not reach it
+			answer, err = Ask(ctx, conn, dsm.Map{Version: m.Version, Text: m.Text})
+		}
+		if err != nil {
+			return // it does not answer, or it has the whole state and takes no map
+		}
+		r := report{version: answer.Version}
+		r.claims, _ = Claims(ctx, conn) // no claims: it is a validator, or it has no range yet
+		mu.Lock()
+		defer mu.Unlock()
+		reports[dsm.NodeID(a.ID)] = r
+	})
+	return reports
+}
+
+// withoutMap returns the nodes with an older map.
+func withoutMap(m *config.StorageNodes, reports map[dsm.NodeID]report) (waits []string) {
+	for n, r := range reports {
+		if r.version < m.Version {
+			waits = append(waits, fmt.Sprintf("%s, which has map version %d", n, r.version))
+		}
+	}
+	slices.Sort(waits)
+	return waits
+}
+
+// behind returns the replicas that do not follow yet, with updates that all validators send: those
+// from some block after common on.
+func behind(m *config.StorageNodes, replicas []dsm.Placement, reports map[dsm.NodeID]report, common int64) (waits []string) {
+	for _, p := range replicas {
+		best := newest(m, reports, p.Range)
+		for _, n := range p.Replicas {
+			r, answers := reports[n]
+			i := slices.IndexFunc(r.claims, func(c dsm.Claim) bool { return c.Range.Equal(p.Range) })
+			switch {
+			case !answers:
+				waits = append(waits, fmt.Sprintf("%s, which does not answer", m.Addresses[n]))
+			case i < 0 || r.claims[i].Newest == 0:
+				waits = append(waits, fmt.Sprintf("range %v at %s, which is fetching it", p.Range, m.Addresses[n]))
+			case best == 0 || r.claims[i].Newest < best-closeBy:
+				waits = append(waits, fmt.Sprintf("range %v at %s, which is at block %d of %d", p.Range, m.Addresses[n], r.claims[i].Newest, best))
+			case r.claims[i].Oldest == r.claims[i].Newest:
+				// It has the state that it fetched, and no update since. Perhaps no validator has
+				// the next one.
+				waits = append(waits, fmt.Sprintf("range %v at %s, which needs the update of block %d", p.Range, m.Addresses[n], r.claims[i].Newest+1))
+			case r.claims[i].Newest < common+settling:
+				waits = append(waits, fmt.Sprintf("range %v at %s, which is at block %d: all validators send it updates from block %d on",
+					p.Range, m.Addresses[n], r.claims[i].Newest, common+settling))
+			}
+		}
+	}
+	slices.Sort(waits)
+	return slices.Compact(waits)
+}
+
+// newest returns the newest height that a replica of a current range with keys of r reports.
+func newest(m *config.StorageNodes, reports map[dsm.NodeID]report, r avlstar.KeyRange) (best int64) {
+	for i := range m.Ranges.Len() {
+		s := m.Ranges.Shard(i)
+		if !s.Range.Overlaps(r) {
+			continue
+		}
+		for _, n := range s.Replicas {
+			for _, c := range reports[n].claims {
+				if c.Range.Equal(s.Range) {
+					best = max(best, c.Newest)
+				}
+			}
+		}
+	}
+	return best
+}

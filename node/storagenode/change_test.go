@@ -1,0 +1,191 @@
+package storagenode
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/transport"
+)
+
+// wholeAndHalves are a range of all keys and the two that divide it.
+func wholeAndHalves() (whole, low, high avlstar.KeyRange) {
+	two := twoRanges()
+	return avlstar.KeyRange{}, two[0], two[1]
+}
+
+// ranged writes the storage nodes file of a home: one node for each of ascending ranges.
+func (c *chain) ranged(home string, nodes map[string]transport.Address, firsts ...string) {
+	c.t.Helper()
+	text := ""
+	for _, first := range firsts {
+		text += fmt.Sprintf("[[range]]\nfirst = %q\nnodes = [%q]\n", first, nodes[first].String())
+	}
+	nodetest.WriteFile(c.t, filepath.Join(home, config.DefaultStorageNodesFile), text)
+}
+
+// wholeHome makes a home whose storage nodes file names only its own node, for all keys.
+func (c *chain) wholeHome() (dir string, self transport.Address) {
+	c.t.Helper()
+	dir, id := c.storageHome()
+	self = transport.Address{ID: id, HostPort: "127.0.0.1:1"}
+	c.ranged(dir, map[string]transport.Address{"": self}, "")
+	return dir, self
+}
+
+// placed returns a map of ranges and next ranges, which the same nodes keep.
+func placed(t *testing.T, version uint64, ranges, next []dsm.Placement, nodes ...transport.Address) *config.StorageNodes {
+	t.Helper()
+	all, err := dsm.NewRanges(ranges)
+	require.NoError(t, err)
+	m := &config.StorageNodes{Version: version, Ranges: all, Next: next, Addresses: map[dsm.NodeID]transport.Address{}}
+	for _, a := range nodes {
+		m.Addresses[dsm.NodeID(a.ID)] = a
+	}
+	return m
+}
+
+func at(r avlstar.KeyRange, nodes ...transport.Address) dsm.Placement {
+	p := dsm.Placement{Range: r}
+	for _, a := range nodes {
+		p.Replicas = append(p.Replicas, dsm.NodeID(a.ID))
+	}
+	return p
+}
+
+// A node divides its only range while it follows the chain. The old range goes once the new ones
+// have replaced it, and not before.
+func TestDividesARange(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	whole, low, high := wholeAndHalves()
+	c := newChain(t, whole, low, high)
+	dir, self := c.wholeHome()
+	a := c.start(dir, log.NewNopLogger(), fromGenesis)
+	v := c.dial(a)
+	c.put(10, 30)
+	v.feedAll("the whole range")
+	old := a.all()[0]
+
+	a.SetMap(placed(t, 2, []dsm.Placement{at(whole, self)}, []dsm.Placement{at(low, self), at(high, self)}, self))
+	v.ranges = 3
+	nodetest.Until(t, "all three ranges", func() bool { return v.feed(1) })
+	c.put(30, 40)
+	v.feedAll("the whole range and its halves")
+	c.requireSame(a)
+	require.NoError(t, a.Stop())
+
+	// The next start knows only the old map, and finds the old range. The new ones stay on disk.
+	logs := new(nodetest.LogBuffer)
+	a = c.start(dir, logs.Logger(t), fromGenesis)
+	require.True(t, logs.Has("Folders of ranges that the map does not have"))
+	v = c.dial(a)
+	c.put(40, 45)
+	v.feedAll("the whole range again")
+	a.SetMap(placed(t, 3, []dsm.Placement{at(low, self), at(high, self)}, nil, self))
+	v.ranges = 2
+	require.DirExists(t, old.dir)
+	c.put(45, 50)
+	nodetest.Until(t, "the halves alone", func() bool {
+		v.feed(1)
+		_, err := os.Lstat(old.dir)
+		return len(a.all()) == 2 && len(a.Claims()) == 2 && errors.Is(err, os.ErrNotExist)
+	})
+	v.feedAll("the halves")
+	c.requireSame(a)
+}
+
+// A range that replaces two is filled from two nodes, each of which has one of them.
+func TestMergesFromTwoNodes(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	whole, low, high := wholeAndHalves()
+	c := newChain(t, low, high, whole)
+	c.put(10, 30)
+	var sources []*Process
+	addresses := map[string]transport.Address{}
+	homes := map[string]string{}
+	for _, r := range []avlstar.KeyRange{low, high} {
+		dir, id := c.storageHome()
+		addresses[string(r.First)] = transport.Address{ID: id, HostPort: "127.0.0.1:1"}
+		homes[string(r.First)] = dir
+	}
+	for _, r := range []avlstar.KeyRange{low, high} {
+		c.ranged(homes[string(r.First)], addresses, "", string(high.First))
+		a := c.start(homes[string(r.First)], log.NewNopLogger(), fromGenesis)
+		sources = append(sources, a)
+		addresses[string(r.First)] = a.Address()
+	}
+	// They follow the chain all the time: they serve few heights, and need one in common.
+	var feeders []*validator
+	for _, a := range sources {
+		feeders = append(feeders, c.dial(a))
+		feeders[len(feeders)-1].feedAll("half of the keys")
+	}
+	logs := new(nodetest.LogBuffer)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(logs)
+			for _, s := range sources {
+				t.Log(s.Claims())
+			}
+		}
+	})
+	dir, self := c.wholeHome()
+	b := c.alone(dir, logs)
+	m := placed(t, 2, []dsm.Placement{at(low, sources[0].Address()), at(high, sources[1].Address())}, []dsm.Placement{at(whole, self)},
+		self, sources[0].Address(), sources[1].Address())
+	b.SetMap(m)
+	require.NoError(t, b.changeMap(t.Context()))
+	require.Len(t, b.all(), 1)
+	nodetest.Until(t, "the merged range", func() bool {
+		height := c.node.Application().Height()
+		for _, v := range feeders {
+			v.feed(height)
+		}
+		tended := b.tend(t.Context(), chainHeaders{c})
+		b.taking.Wait()
+		return tended == nil && len(b.Claims()) == 1
+	})
+	require.True(t, logs.Has("Took a range over"))
+	require.False(t, logs.Has("Created a range from the genesis file"))
+	c.requireSame(b)
+}
+
+// A range that is no longer in the map stays while the nodes that should have its keys do not.
+func TestKeepsARangeThatNobodyElseHas(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	whole, low, high := wholeAndHalves()
+	c := newChain(t, whole)
+	dir, self := c.wholeHome()
+	a := c.start(dir, log.NewNopLogger(), fromGenesis)
+	v := c.dial(a)
+	c.put(10, 20)
+	v.feedAll("the whole range")
+	other, _ := c.wholeHome()
+	b := c.alone(other, new(nodetest.LogBuffer)) // it has no state
+	require.NoError(t, a.Stop())
+	a = c.alone(dir, new(nodetest.LogBuffer))
+	height, _ := a.all()[0].replica.Newest()
+	m := placed(t, 2, []dsm.Placement{at(low, self, b.Address()), at(high, b.Address())}, nil, self, b.Address())
+	a.SetMap(m)
+	require.NoError(t, a.changeMap(t.Context()))
+	require.Len(t, a.all(), 2)
+	require.False(t, a.isReplaced(t.Context(), whole, height))
+	a.retireAfter = 0
+	for _, p := range a.all() {
+		if p.keys.Equal(whole) {
+			a.retire(t.Context(), p)
+		}
+	}
+	a.taking.Wait()
+	require.Len(t, a.all(), 2)
+	require.Len(t, a.Claims(), 1, "it still serves")
+}
