@@ -6,7 +6,7 @@
 //	├── sync, byzantine, hiccup, siege        syncbench       joins, against the SDK and memiavl; Byzantine peers
 //	├── cosmos                                syncbench       joins of SDK nodes by verified chunks; stores below the SDK
 //	├── e2e, joiners                          e2ebench        a network of validators, against CometBFT's kvstore
-//	├── client, watch                         clientbench     clients, against etcd
+//	├── client, watch, latency, timeline      clientbench     clients, against etcd and kvstore
 //	├── dsm                                   dsmbench        a state sharded over storage nodes, against full-state nodes
 //	├── join                                  joinbench       fetching a chain's blocks, by transport and by block sync
 //	├── relay                                 relaybench      the propagation of large blocks to validators
@@ -98,6 +98,10 @@ func newRoot() *cobra.Command {
 			"joiners --joiners 4 --keys 2000", e2ebench.RunJoiners),
 		benchmark("client", "Measures client operations on a network, against etcd",
 			"client --rounds 1 --seconds 2", clientbench.Run),
+		benchmark("latency", "Measures how long writes and newest reads take, against CometBFT's kvstore and etcd",
+			"latency --rounds 1 --seconds 2", clientbench.RunLatency),
+		benchmark("timeline", "Measures where the time of a put goes, step by step",
+			"timeline --seconds 3 --validators 4 --delays 0,20 --svg timeline.svg", clientbench.RunTimeline),
 		benchmark("watch", "Measures what watchers cost a node, and how fast a watcher catches up",
 			"watch --rounds 1 --seconds 5 --watchers 100 --heights 100", clientbench.RunWatch),
 		benchmark("dsm", "Measures a state sharded over storage nodes, against full-state nodes",

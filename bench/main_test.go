@@ -319,6 +319,29 @@ func TestClient(t *testing.T) {
 	require.Nil(t, result.Operations[4].Etcd, "etcd proves nothing")
 }
 
+func TestLatency(t *testing.T) {
+	t.Parallel() // mostly waits for blocks
+	_, result, figures := measure[clientbench.LatencyResult](t, []string{"starling, lan", "kvstore, defaults", "put, one dead", "event at most 5 ms", "kvstore, defaults, regions"},
+		"latency", "--rounds", "1", "--seconds", "1", "--keys", "100", "--workers", "2", "--delay", "20ms")
+	require.Len(t, result.Stores, 9)
+	positive(t, figures, "put_p50_ms", "put_p99_ms", "etcd_put_p50_ms", "kvstore_put_p50_ms", "kvstore_lan_put_p50_ms", "newest_p50_ms", "put_over_kvstore", "wan_over_floor",
+		"signed_x", "text_x", "batch32_x", "cpu_x", "gets_x", "proved_gets_x", "range_x")
+}
+
+func TestTimeline(t *testing.T) {
+	t.Parallel() // mostly waits for blocks
+	svg := filepath.Join(t.TempDir(), "timeline.svg")
+	_, result, _ := measure[clientbench.TimelineResult](t, []string{"1 validator", "4 validators, 5 ms apart", "precommit", "left out"},
+		"timeline", "--seconds", "1", "--workers", "2", "--validators", "1,4", "--delays", "5", "--svg", svg)
+	require.Len(t, result.Lines, 2)
+	for _, l := range result.Lines {
+		require.Positive(t, l.Puts)
+		require.Positive(t, l.PutMS)
+		require.Len(t, l.Steps, 8)
+	}
+	require.FileExists(t, svg)
+}
+
 // The run itself checks that no watcher misses an event.
 func TestWatch(t *testing.T) {
 	t.Parallel() // mostly waits for blocks

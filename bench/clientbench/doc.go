@@ -8,6 +8,13 @@
 //	          ▼
 //	   Result (result.go) ─▶ table, JSON
 //
+//	RunLatency (latency.go): starlingd, CometBFT's kvstore (kvstore.go) and etcd, in turns
+//	   └─▶ LatencyResult (latencyresult.go) ─▶ table, JSON
+//
+//	RunTimeline (timeline.go): networks of starlingd, one after the other
+//	   ├─ timelinesvg.go  the drawing
+//	   └─ syncs.go        syncs of the disk, counted by strace
+//
 //	RunWatch (watch.go): one node
 //	   ├─ changes.go    writes at a fixed rate
 //	   ├─ crowd.go      with and without watchers, in turns: missed events? block times?

@@ -47,10 +47,22 @@ type etcd struct {
 	o       Options
 	members []*harness.Process
 	client  *harness.Process
+	end     context.CancelFunc // kills them
+	late    *time.Timer        // calls end, until all keys are loaded
+}
+
+// etcdPatience limits the start and the load of etcd. Rarely, its members never find each other.
+const etcdPatience = 2 * time.Minute
+
+// buildEtcdStore builds bench/etcdstore, unless given names a program that is already built.
+func buildEtcdStore(ctx context.Context, given string, progress *harness.Progress) (string, error) {
+	return harness.Build(ctx, given, "bench/etcdstore", ".", progress)
 }
 
 func startEtcd(ctx context.Context, o Options, program, dir string) (store, error) {
 	e := &etcd{o: o}
+	ctx, e.end = context.WithCancel(ctx)
+	e.late = time.AfterFunc(etcdPatience, e.end)
 	if err := e.start(ctx, program, dir); err != nil {
 		return nil, errors.Join(err, e.close())
 	}
@@ -89,6 +101,8 @@ func (e *etcd) start(ctx context.Context, program, dir string) error {
 }
 
 func (e *etcd) close() error {
+	e.late.Stop()
+	defer e.end()
 	e.client.End()
 	var wg sync.WaitGroup
 	for _, p := range e.members {
@@ -98,7 +112,13 @@ func (e *etcd) close() error {
 	return nil
 }
 
-func (e *etcd) load(context.Context) error { return e.client.Ask(EtcdRequest{}, nil) }
+func (e *etcd) load(context.Context) error {
+	err := e.client.Ask(EtcdRequest{}, nil)
+	if !e.late.Stop() {
+		return errors.Join(fmt.Errorf("etcd did not start and load its keys within %v", etcdPatience), err)
+	}
+	return err
+}
 
 func (e *etcd) run(_ context.Context, what string, seed uint64) (Figures, error) {
 	var a EtcdAnswer

@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"time"
 
+	cfg "github.com/cometbft/cometbft/config"
+
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/node/config"
 )
 
 // Options configure a run against etcd.
@@ -15,21 +18,43 @@ type Options struct {
 	RangeKeys  int // in one range
 	Workers    int // concurrent operations
 	Validators int // Starling's; etcd has three members
+	Operations []string
 	EtcdStore  string
+
+	writers int // clients of puts, each with a key of its own; 0: one for all
 }
 
 // common has the options of both benchmarks.
 type common struct {
 	Rounds        int
 	Seconds       int           // for each operation or phase of a round
-	TimeoutCommit time.Duration // pause between blocks
+	Network       string        // config.LAN or config.WAN: settings of the nodes
+	TimeoutCommit time.Duration // pause between blocks; 0: that of Network
 	Starlingd     string
+
+	delay time.Duration // one way, between every two validators
+}
+
+// configure changes the settings of a node of Network.
+func (n *common) configure(c *cfg.Config) {
+	if n.TimeoutCommit > 0 {
+		c.Consensus.TimeoutCommit = n.TimeoutCommit
+	}
+}
+
+// pause returns the pause between blocks.
+func (n *common) pause() time.Duration {
+	c, a := config.DefaultCometBFT(), config.DefaultApp()
+	config.Tune(config.Network(n.Network), c, &a)
+	n.configure(c)
+	return c.Consensus.TimeoutCommit
 }
 
 func (n *common) flags(f *harness.Flags, seconds int) {
 	f.Int(&n.Rounds, "rounds", 3, 1, 100, "number of rounds; each measures everything once")
 	f.Int(&n.Seconds, "seconds", seconds, 1, 3600, "duration of each measurement in a round, in seconds")
-	f.Time(&n.TimeoutCommit, "timeout-commit", time.Second, 0, time.Minute, "pause between blocks (default: CometBFT's)")
+	f.OneOf(&n.Network, "network", []string{string(config.WAN), string(config.LAN)}, "settings of the nodes, as for starlingd init")
+	f.Time(&n.TimeoutCommit, "timeout-commit", 0, 0, time.Minute, "pause between blocks (0: that of --network)")
 	f.Program(&n.Starlingd, "starlingd")
 }
 
@@ -41,6 +66,11 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.RangeKeys, "range-keys", 100, 1, 1000, "number of keys in a range")
 	f.Int(&o.Workers, "workers", 32, 1, 256, "number of concurrent operations")
 	f.Int(&o.Validators, "validators", 3, 1, 16, "number of Starling validators (four are needed to survive one stopped or Byzantine validator)")
+	var names []string
+	for _, op := range operations {
+		names = append(names, op.name)
+	}
+	f.Names(&o.Operations, "operations", names, names, "operations to measure")
 	f.Program(&o.EtcdStore, "etcdstore")
 }
 

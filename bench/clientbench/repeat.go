@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 )
 
 // keyPrefix is the prefix of all keys.
@@ -33,13 +34,15 @@ type Figures struct {
 	P99MS  float64 `json:"p99_ms"`
 	Rate   float64 `json:"per_second"` // all workers together
 	Number int     `json:"number"`     // operations
+
+	CPUMicros float64 `json:"cpu_us,omitempty"` // CPU time of all validators for one operation
 }
 
 // newFigures summarises operations: the duration of each in ns, and the seconds that all took
 // together.
 func newFigures(nanos []int64, seconds float64) Figures {
 	took := harness.Each(nanos, func(n int64) float64 { return float64(n) / 1e6 })
-	return Figures{harness.Median(took), harness.Percentile(took, 99), harness.Ratio(float64(len(nanos)), seconds), len(nanos)}
+	return Figures{P50MS: harness.Median(took), P99MS: harness.Percentile(took, 99), Rate: harness.Ratio(float64(len(nanos)), seconds), Number: len(nanos)}
 }
 
 // Patience is the time limit of one operation. A store that does not answer ends the run with an
@@ -81,4 +84,24 @@ func Repeat(ctx context.Context, work []Operation, seed uint64, duration time.Du
 	}
 	workers.Wait()
 	return slices.Concat(took...), time.Since(began).Seconds(), context.Cause(ctx)
+}
+
+// repeatFigures is Repeat, and measures the CPU time of a network's validators, unless net is nil.
+func repeatFigures(ctx context.Context, net *network.Network, work []Operation, seed uint64, duration time.Duration) (Figures, error) {
+	if net == nil {
+		nanos, seconds, err := Repeat(ctx, work, seed, duration)
+		return newFigures(nanos, seconds), err
+	}
+	before, err := net.CPUSeconds(ctx)
+	if err != nil {
+		return Figures{}, err
+	}
+	nanos, seconds, err := Repeat(ctx, work, seed, duration)
+	if err != nil {
+		return Figures{}, err
+	}
+	after, err := net.CPUSeconds(ctx)
+	f := newFigures(nanos, seconds)
+	f.CPUMicros = harness.Ratio((after-before)*1e6, float64(f.Number))
+	return f, err
 }

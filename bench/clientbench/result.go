@@ -3,6 +3,7 @@ package clientbench
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/starling-kv/starling/bench/harness"
 )
@@ -22,6 +23,7 @@ type Result struct {
 	Workers         int             `json:"workers"`
 	Validators      int             `json:"validators"`
 	Members         int             `json:"etcd_members"`
+	Network         string          `json:"network"`
 	TimeoutCommitMS float64         `json:"timeout_commit_ms"`
 	Machine         harness.Machine `json:"machine"`
 }
@@ -39,9 +41,12 @@ const promise = "etcd's members trust each other (crash faults), Starling's vali
 func newResult(o Options, rounds map[string]map[string][]Figures) *Result {
 	r := &Result{
 		Promise: promise, Rounds: o.Rounds, Seconds: o.Seconds, Keys: o.Keys, ValueBytes: o.ValueBytes, RangeKeys: o.RangeKeys, Workers: o.Workers,
-		Validators: o.Validators, Members: members, TimeoutCommitMS: float64(o.TimeoutCommit.Microseconds()) / 1e3, Machine: harness.ThisMachine(),
+		Validators: o.Validators, Members: members, Network: o.Network, TimeoutCommitMS: float64(o.pause().Microseconds()) / 1e3, Machine: harness.ThisMachine(),
 	}
 	for _, op := range operations {
+		if !slices.Contains(o.Operations, op.name) {
+			continue
+		}
 		r.Operations = append(r.Operations, OperationResult{op.name, medians(rounds[nameStarling][op.name]), medians(rounds[nameEtcd][op.name])})
 	}
 	return r
@@ -54,7 +59,7 @@ func medians(rounds []Figures) *Figures {
 	}
 	f := &Figures{
 		P50MS: harness.MedianOf(rounds, func(f Figures) float64 { return f.P50MS }), P99MS: harness.MedianOf(rounds, func(f Figures) float64 { return f.P99MS }),
-		Rate: harness.MedianOf(rounds, func(f Figures) float64 { return f.Rate }),
+		Rate: harness.MedianOf(rounds, func(f Figures) float64 { return f.Rate }), CPUMicros: harness.MedianOf(rounds, func(f Figures) float64 { return f.CPUMicros }),
 	}
 	for _, round := range rounds {
 		f.Number += round.Number
@@ -78,16 +83,16 @@ Different guarantees: %s.
 
 %s on one machine, new stores each time, in turn; medians of rounds of %d s for each operation, %d at a time
 keys         %s keys of 14 bytes, values of %d bytes; chosen at random
-put          Starling: until the client knows that it is in a block, one every timeout_commit (%.0f ms) or more (client.Put);
+put          Starling: until the client knows that it is in a block, one every timeout_commit (%.0f ms, settings for a %s) or more (client.Put);
              etcd: until it is in the log of a majority
 transaction  if the key is there, then put, else get
 get, range   from one node, unverified (etcd: serializable); a range has %d keys
 ordered      linearizable; with Starling a transaction with a read, which takes a block (client.Read)
 proved       against the newest header: the state of one block before
-newest       of the newest state: the read waits for the next block, whose header proves it
+newest       of the newest state: the read waits for the next block, whose header proves it, unless the last block is empty
 watch        from the sending of a put until a watcher of the key has its event
 `, r.Promise, harness.Count(r.Validators, "validator"), tolerated(r.Validators), r.Members, (r.Members-1)/2,
-		harness.Count(r.Rounds, "round"), r.Seconds, r.Workers, harness.Group(r.Keys), r.ValueBytes, r.TimeoutCommitMS, r.RangeKeys)
+		harness.Count(r.Rounds, "round"), r.Seconds, r.Workers, harness.Group(r.Keys), r.ValueBytes, r.TimeoutCommitMS, r.Network, r.RangeKeys)
 }
 
 func (f *Figures) cells() []string {

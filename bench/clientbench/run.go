@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/network"
@@ -89,14 +90,16 @@ func (r *run) build(ctx context.Context) (err error) {
 	if r.programs[nameStarling], err = network.Starlingd(ctx, r.o.Starlingd, r.progress); err != nil {
 		return err
 	}
-	r.programs[nameEtcd], err = harness.Build(ctx, r.o.EtcdStore, "bench/etcdstore", ".", r.progress)
+	r.programs[nameEtcd], err = buildEtcdStore(ctx, r.o.EtcdStore, r.progress)
 	return err
 }
 
 // number returns the number of operations that a round measures.
 func (r *run) number() (n int) {
 	for _, op := range operations {
-		n += len(op.of)
+		if slices.Contains(r.o.Operations, op.name) {
+			n += len(op.of)
+		}
 	}
 	return n
 }
@@ -119,39 +122,50 @@ func (r *run) measure(ctx context.Context, round int, name string) error {
 	return nil
 }
 
-// turn measures all operations on a new store.
+// turn measures the operations of a store.
 func (r *run) turn(ctx context.Context, round int, name string) (figures map[string]Figures, err error) {
-	r.progress.Working(name)
 	r.turns++
-	dir := filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns))
-	if err := os.MkdirAll(dir, 0o750); err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	start := startStarling
 	if name == nameEtcd {
 		start = startEtcd
 	}
-	s, err := start(ctx, r.o, r.programs[name], dir)
-	if err != nil {
+	var ops []string
+	for _, op := range operations {
+		if slices.Contains(op.of, name) && slices.Contains(r.o.Operations, op.name) {
+			ops = append(ops, op.name)
+		}
+	}
+	t := turn{name: name, dir: filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns)), operations: ops, seed: uint64(round), progress: r.progress}
+	return t.measure(ctx, func(dir string) (store, error) { return start(ctx, r.o, r.programs[name], dir) })
+}
+
+// turn measures operations on a new store, in a folder of its own, which it removes.
+type turn struct {
+	name, dir  string
+	operations []string
+	seed       uint64
+	progress   *harness.Progress
+}
+
+func (t turn) measure(ctx context.Context, start func(dir string) (store, error)) (figures map[string]Figures, err error) {
+	t.progress.Working(t.name)
+	if err := os.MkdirAll(t.dir, 0o750); err != nil {
 		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(t.dir)) }()
+	s, err := start(t.dir)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", t.name, err)
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	if err := s.load(ctx); err != nil {
-		return nil, fmt.Errorf("%s: load: %w", name, err)
+		return nil, fmt.Errorf("%s: load: %w", t.name, err)
 	}
 	figures = map[string]Figures{}
-	for _, op := range operations {
-		for _, of := range op.of {
-			if of != name {
-				continue
-			}
-			r.progress.Working(name + ", " + op.name)
-			f, err := s.run(ctx, op.name, uint64(round))
-			if err != nil {
-				return nil, fmt.Errorf("%s: %s: %w", name, op.name, err)
-			}
-			figures[op.name] = f
+	for _, op := range t.operations {
+		t.progress.Working(t.name + ", " + op)
+		if figures[op], err = s.run(ctx, op, t.seed); err != nil {
+			return nil, fmt.Errorf("%s: %s: %w", t.name, op, err)
 		}
 	}
 	return figures, nil

@@ -25,20 +25,27 @@ type starling struct {
 	o        Options
 	net      *network.Network
 	believer *client.Client
+	writers  []*client.Client // of the puts
 	verifier *client.Client
 	old      atomic.Int64 // a retained height whose state can be proved without waiting
 }
 
 // start starts a network in which all accounts may write keys with keyPrefix.
-func start(ctx context.Context, program, dir string, validators int, edit func(*cfg.Config)) (*network.Network, error) {
+func (n *common) start(ctx context.Context, program, dir string, validators int, edit func(*cfg.Config)) (*network.Network, error) {
 	return network.Start(ctx, network.Options{
-		Program: program, Dir: dir, Validators: validators, Edit: edit,
+		Program: program, Dir: dir, Validators: validators, Delay: n.delay, Edit: edit,
+		Init:     initWith(n.Network),
 		AppState: map[string]any{"admins": []string{}, "grants": []map[string]string{{"grantee": "*", "prefix": keyPrefix}}},
 	})
 }
 
+// initWith returns the arguments with which starlingd creates a home for a kind of network.
+func initWith(kind string) func(name, dir string) []string {
+	return func(name, dir string) []string { return append(network.InitStarlingd(name, dir), "--network", kind) }
+}
+
 func startStarling(ctx context.Context, o Options, program, dir string) (_ store, err error) {
-	net, err := start(ctx, program, dir, o.Validators, func(c *cfg.Config) { c.Consensus.TimeoutCommit = o.TimeoutCommit })
+	net, err := o.start(ctx, program, dir, o.Validators, o.configure)
 	if err != nil {
 		return nil, err
 	}
@@ -53,6 +60,15 @@ func (s *starling) connect(ctx context.Context) (err error) {
 	key := client.WithKey(ed25519.GenPrivKeyFromSecret([]byte("bench")))
 	if s.believer, err = client.Dial(ctx, s.net.RPCs(), key, client.WithChainID(network.ChainID)); err != nil {
 		return err
+	}
+	s.writers = []*client.Client{s.believer}
+	for i := 1; i < s.o.writers; i++ {
+		key := client.WithKey(ed25519.GenPrivKeyFromSecret(fmt.Append(nil, "bench", i)))
+		c, err := client.Dial(ctx, s.net.RPCs(), key, client.WithChainID(network.ChainID))
+		if err != nil {
+			return err
+		}
+		s.writers = append(s.writers, c)
 	}
 	s.verifier, err = client.Dial(ctx, s.net.RPCs(), client.WithVerification(client.Trust{Genesis: s.net.Genesis}))
 	return err
@@ -84,7 +100,21 @@ func (s *starling) load(ctx context.Context) error {
 }
 
 func (s *starling) run(ctx context.Context, what string, seed uint64) (Figures, error) {
-	work := make([]Operation, s.o.Workers)
+	switch what {
+	case opNewest:
+		what = opGetProvedNewest
+	case opNewestBusy:
+		return s.newestBusy(ctx, seed)
+	case opEventAfter:
+		return s.eventAfter(ctx, seed)
+	case opDead:
+		return s.oneDead(ctx, seed)
+	}
+	workers, measured := s.o.Workers, (*network.Network)(nil)
+	if what == opPutLoad || what == opBatchLoad {
+		workers, measured = loadWorkers, s.net
+	}
+	work := make([]Operation, workers)
 	for i := range work {
 		do, err := s.operation(ctx, what, i)
 		if err != nil {
@@ -110,11 +140,11 @@ func (s *starling) run(ctx context.Context, what string, seed uint64) (Figures, 
 	})
 	defer looks.Wait()
 	defer end()
-	nanos, seconds, err := Repeat(ctx, work, seed, time.Duration(s.o.Seconds)*time.Second)
+	f, err := repeatFigures(ctx, measured, work, seed, time.Duration(s.o.Seconds)*time.Second)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", what, err)
 	}
-	return newFigures(nanos, seconds), err
+	return f, err
 }
 
 // look finds the newest height that can be proved without waiting, because the next header exists.
@@ -153,9 +183,20 @@ func (s *starling) operation(ctx context.Context, what string, worker int) (Oper
 	newest := func() []client.ReadOption { return nil }
 	before := func() []client.ReadOption { return []client.ReadOption{client.AtHeight(s.old.Load())} }
 	switch what {
-	case OpPut:
+	case OpPut, opPutShared, opPutLoad, opBatchLoad:
+		writer, number := s.writers[worker%len(s.writers)], 1
+		switch what {
+		case opPutShared:
+			writer = s.believer
+		case opBatchLoad:
+			number = batchPuts
+		}
 		return func(ctx context.Context, random *rand.Rand) error {
-			_, err := s.believer.Put(ctx, Key(random.IntN(s.o.Keys)), NewValue(random, s.o.ValueBytes))
+			puts := make([]tx.Operation, number)
+			for i := range puts {
+				puts[i] = tx.NewPut(Key(random.IntN(s.o.Keys)), NewValue(random, s.o.ValueBytes))
+			}
+			_, err := writer.Submit(ctx, puts...)
 			return err
 		}, nil
 	case OpTxn:

@@ -55,7 +55,7 @@ type node struct {
 }
 
 func (r *watchRun) start(ctx context.Context, name string, edit func(*cfg.Config)) (*node, error) {
-	net, err := start(ctx, r.program, filepath.Join(r.dir, name), 1, edit)
+	net, err := r.o.start(ctx, r.program, filepath.Join(r.dir, name), 1, edit)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +69,7 @@ func (r *watchRun) start(ctx context.Context, name string, edit func(*cfg.Config
 // watchers measures the blocks of a node without and with watchers, in turns.
 func (r *watchRun) watchers(ctx context.Context) (err error) {
 	n, err := r.start(ctx, "watched", func(c *cfg.Config) {
-		c.Consensus.TimeoutCommit = r.o.TimeoutCommit
+		r.o.configure(c)
 		c.RPC.MaxOpenConnections = r.o.Watchers + r.o.All + 100
 	})
 	if err != nil {

@@ -62,7 +62,7 @@ const (
 func newWatchResult(o WatchOptions) WatchResult {
 	return WatchResult{
 		Watchers: o.Watchers, All: o.All, Shared: o.Shared, Changes: o.Changes, TxChanges: o.TxChanges, Seconds: o.Seconds,
-		TimeoutCommitMS: float64(o.TimeoutCommit.Microseconds()) / 1e3, Machine: harness.ThisMachine(),
+		TimeoutCommitMS: float64(o.pause().Microseconds()) / 1e3, Machine: harness.ThisMachine(),
 	}
 }
 

@@ -112,7 +112,7 @@ func (j *joiner) join(ctx context.Context, r request) (done Joined, err error) {
 
 // connect returns the source that a real node would use.
 func (j *joiner) connect() (*client.Client, error) {
-	o := client.Options{Dialer: j.dialer, Addresses: map[dsm.NodeID]transport.Address{}}
+	o := client.Options{Dialer: j.dialer, Map: client.Map{Addresses: map[dsm.NodeID]transport.Address{}}}
 	var shards []dsm.Placement
 	for _, n := range j.Nodes {
 		address, err := transport.ParseAddress(n.Address)
@@ -120,11 +120,11 @@ func (j *joiner) connect() (*client.Client, error) {
 			return nil, err
 		}
 		id := dsm.NodeID(address.ID)
-		o.Addresses[id] = address
+		o.Map.Addresses[id] = address
 		shards = append(shards, dsm.Placement{Range: avlstar.KeyRange{First: n.Range.First, After: n.Range.After}, Replicas: []dsm.NodeID{id}})
 	}
 	var err error
-	if o.Ranges, err = dsm.NewRanges(shards); err != nil {
+	if o.Map.Ranges, err = dsm.NewRanges(shards); err != nil {
 		return nil, err
 	}
 	return client.New(o)

@@ -23,7 +23,9 @@ import (
 	"github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/e2e/relay/link"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/ports"
 )
 
 const (
@@ -62,7 +64,8 @@ type Options struct {
 	Validators int
 	BlockBytes int64             // maximum block size; 0: the default
 	Host       string            // p2p address; "": loopback
-	Edit       func(*cfg.Config) // changes each validator's configuration
+	Delay      time.Duration     // one way, between every two validators
+	Edit       func(*cfg.Config) // changes each validator's configuration; may be nil
 	Env        []string          // environment of each validator
 }
 
@@ -73,6 +76,8 @@ type Network struct {
 
 	o         Options
 	processes *runner.Processes
+	running   map[*runner.Home]*runner.Process
+	relay     *link.Relay // nil without Options.Delay
 }
 
 // Start creates homes, starts the validators, and waits until all take part in consensus.
@@ -80,7 +85,7 @@ func Start(ctx context.Context, o Options) (*Network, error) {
 	if o.Init == nil {
 		o.Init = InitStarlingd
 	}
-	n := &Network{o: o, processes: runner.NewProcesses(ctx)}
+	n := &Network{o: o, processes: runner.NewProcesses(ctx), running: map[*runner.Home]*runner.Process{}}
 	if err := n.start(); err != nil {
 		return nil, errors.Join(err, n.Stop())
 	}
@@ -121,25 +126,64 @@ func (n *Network) start() (err error) {
 			}
 		}
 	}
-	var peers []string
-	for _, h := range n.Validators {
-		p2p, err := P2P(h, n.o.Host)
-		if err != nil {
+	p2p := make([]string, len(n.Validators))
+	for i, h := range n.Validators {
+		if p2p[i], err = P2P(h, n.o.Host); err != nil {
 			return err
+		}
+	}
+	reach, err := n.delayed(p2p)
+	if err != nil {
+		return err
+	}
+	for i, h := range n.Validators {
+		var peers []string
+		for j := range i {
+			peers = append(peers, n.Validators[j].PeerAt(reach(i, j)))
 		}
 		err = h.Configure(func(c *cfg.Config) {
 			// Only one node of each pair dials: if both dial at the same time, both connections may
 			// fail and be retried only after seconds.
 			c.P2P.PersistentPeers = strings.Join(peers, ",")
-			c.P2P.ListenAddress = "tcp://" + p2p
-			n.o.Edit(c)
+			c.P2P.ListenAddress = "tcp://" + p2p[i]
+			if n.o.Edit != nil {
+				n.o.Edit(c)
+			}
 		})
 		if err != nil {
 			return err
 		}
-		peers = append(peers, h.PeerAt(p2p))
 	}
 	return n.runAll(ctx)
+}
+
+// delayed starts a relay between every two validators, if there is a delay. p2p are the validators'
+// addresses. The function that it returns says at which address validator i dials validator j, for
+// j < i.
+func (n *Network) delayed(p2p []string) (reach func(i, j int) string, err error) {
+	if n.o.Delay == 0 {
+		return func(_, j int) string { return p2p[j] }, nil
+	}
+	var links []link.Link
+	held, err := ports.Hold(len(n.Validators) * (len(n.Validators) - 1) / 2)
+	if err != nil {
+		return nil, err
+	}
+	number := func(i, j int) int { return i*(i-1)/2 + j } // of the pair, in the order of links
+	var settings []link.Setting
+	for i, from := range n.Validators {
+		for j, to := range n.Validators[:i] {
+			links = append(links, link.Link{From: from.Name, To: to.Name, Listen: held.Address(number(i, j)), Target: p2p[j]})
+			for _, way := range [][2]string{{from.Name, to.Name}, {to.Name, from.Name}} {
+				settings = append(settings, link.Setting{From: way[0], To: way[1], Treatment: link.Treatment{Delay: n.o.Delay}})
+			}
+		}
+	}
+	held.Release()
+	if n.relay, err = link.New(links); err != nil {
+		return nil, err
+	}
+	return func(i, j int) string { return links[number(i, j)].Listen }, n.relay.Set(settings...)
 }
 
 // P2P returns the p2p address of a node, with host in place of the loopback address unless host is
@@ -217,13 +261,25 @@ func (n *Network) Homes(ctx context.Context, role string, count int) ([]*runner.
 // Run starts one node.
 func (n *Network) Run(h *runner.Home) error {
 	h.Release()
-	_, err := n.processes.Start(runner.Spec{Name: h.Name, Path: n.o.Program, Args: []string{"start", "--home", h.Dir}, Env: n.o.Env, Log: h.Log()})
+	p, err := n.processes.Start(runner.Spec{Name: h.Name, Path: n.o.Program, Args: []string{"start", "--home", h.Dir}, Env: n.o.Env, Log: h.Log()})
+	if err == nil {
+		n.running[h] = p
+	}
 	return err
 }
+
+// Kill ends a node as a crash does.
+func (n *Network) Kill(h *runner.Home) { n.running[h].Kill() }
+
+// Pid returns the process ID of a running node.
+func (n *Network) Pid(h *runner.Home) int { return n.running[h].Pid() }
 
 // Stop stops all nodes and removes the homes.
 func (n *Network) Stop() error {
 	err := n.processes.Stop(StopGrace)
+	if n.relay != nil {
+		n.relay.Close()
+	}
 	release(n.Validators)
 	return errors.Join(err, os.RemoveAll(n.o.Dir))
 }
