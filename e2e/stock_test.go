@@ -60,7 +60,6 @@ func TestStockCometBFT(t *testing.T) {
 		c.StateSync.RPCServers = []string{validator.RPC(), validator.RPC()}
 		c.StateSync.TrustHeight = trusted.Height
 		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
-		c.StateSync.DiscoveryTime = 5 * time.Second
 	}))
 	startStock(t, p, ctx, joiner)
 	await(t, ctx, joiner, snapshot)

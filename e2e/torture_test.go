@@ -419,7 +419,6 @@ func (n *torture) join() {
 	joinsFrom(n.T, n.ctx, n.victim, nil, n.others[0], at.Height, func(c *cfg.Config) {
 		if n.inBand {
 			c.StateSync.RPCServers = []string{n.others[0].RPC(), n.others[1].RPC()}
-			c.StateSync.DiscoveryTime = 5 * time.Second
 		}
 	})
 	n.startVictim()

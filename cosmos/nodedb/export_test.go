@@ -1,5 +1,7 @@
 package nodedb
 
+import "testing"
+
 // Swept reports whether a store has been swept, and whether the sweep is still kept.
 func (s *State) Swept(store string) (made, kept bool) {
 	w := &s.byName[store].sweeping
@@ -31,4 +33,11 @@ func (s *State) Changes(store string) (n int, ok bool) {
 func (s *State) Compare(store string, most int) error {
 	_, err := s.byName[store].difference(most)
 	return err
+}
+
+// SetDiscardedKeys sets the number of keys that Discard deletes in a batch, until the test ends.
+func SetDiscardedKeys(t *testing.T, n int) {
+	before := discardedKeys
+	t.Cleanup(func() { discardedKeys = before })
+	discardedKeys = n
 }

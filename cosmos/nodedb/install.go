@@ -14,7 +14,7 @@ import (
 var (
 	// ErrNotEmpty reports a database that has a state or any other key.
 	ErrNotEmpty = errors.New("the database is not empty")
-	// ErrOtherJoin reports a database with an unfinished join of another state.
+	// ErrOtherJoin reports a database with an unfinished join of another state, which Discard deletes.
 	ErrOtherJoin = errors.New("the database has an unfinished join of another state")
 )
 
@@ -124,6 +124,62 @@ func Unfinished(db DB) (f iavlsync.Format, manifest []byte, err error) {
 	return iavlsync.Format(binary.BigEndian.Uint32(b)), b[4:], nil
 }
 
+var discardedKeys = 1 << 14 // keys that Discard deletes in a batch; tests set it
+
+// Discard deletes an unfinished installation, so that another state can be installed. It does
+// nothing if the database has none. After a crash, the installation is still there, with fewer
+// chunks.
+func Discard(db DB) error {
+	if _, begun, err := Unfinished(db); err != nil || begun == nil {
+		return err
+	}
+	manifest, chunks := []byte(joinKey), []byte(joinChunksKey)
+	// The marks of chunks go first: a join that resumes does not fetch a chunk that has a mark. The
+	// manifest goes last: without it, the other keys would be somebody else's.
+	for _, keys := range [][2][]byte{{chunks, after(chunks)}, {nil, manifest}, {after(manifest), nil}, {manifest, after(manifest)}} {
+		if err := deleteRange(db, keys[0], keys[1]); err != nil {
+			return fmt.Errorf("discard an unfinished join: %w", err)
+		}
+	}
+	return nil
+}
+
+// after returns the first key after all keys with this prefix.
+func after(prefix []byte) []byte {
+	b := slices.Clone(prefix)
+	b[len(b)-1]++
+	return b
+}
+
+// deleteRange deletes the keys in [from, to), durably. It deletes from the start, in batches.
+func deleteRange(db DB, from, to []byte) error {
+	for {
+		// The iterator is closed before the batch is written: a database may lock while one is open.
+		it, err := db.Iterator(from, to)
+		if err != nil {
+			return err
+		}
+		var keys [][]byte
+		for ; it.Valid() && len(keys) < discardedKeys; it.Next() {
+			keys = append(keys, slices.Clone(it.Key()))
+		}
+		if err := errors.Join(it.Error(), it.Close()); err != nil || len(keys) == 0 {
+			return err
+		}
+		b := db.NewBatch()
+		for _, key := range keys {
+			err = errors.Join(err, b.Delete(key))
+		}
+		if err == nil {
+			err = b.WriteSync() // synced for the reason given in write
+		}
+		if err = errors.Join(err, b.Close()); err != nil {
+			return err
+		}
+		from = keys[len(keys)-1]
+	}
+}
+
 func (in *Installer) begin(described []byte) error {
 	it, err := in.db.Iterator(nil, nil)
 	if err != nil {
@@ -148,7 +204,8 @@ func (in *Installer) begin(described []byte) error {
 }
 
 func (in *Installer) resume() (err error) {
-	it, err := in.db.Iterator([]byte(joinChunksKey), []byte(joinChunksKey[:len(joinChunksKey)-1]+"0"))
+	chunks := []byte(joinChunksKey)
+	it, err := in.db.Iterator(chunks, after(chunks))
 	if err != nil {
 		return fmt.Errorf("look for chunks: %w", err)
 	}

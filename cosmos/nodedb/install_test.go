@@ -133,6 +133,51 @@ func TestDatabasesThatAreNotEmpty(t *testing.T) {
 	}
 }
 
+// TestDiscard stops a join at a random chunk, and discards it for a join of another state. It kills
+// the program at every write: both the old state and the new one can be installed afterwards.
+func TestDiscard(t *testing.T) {
+	nodedb.SetDiscardedKeys(t, 50)
+	rnd := seeds.Rand(t)
+	left, naive := randomState(rnd, 300), randomState(rnd, 200)
+	old, m := nodedbtest.Manifest(t, iavlsync.Format32, height, left), nodedbtest.Manifest(t, iavlsync.Format32, height, naive)
+	oldChunks, chunks := nodedbtest.Chunks(t, old, left), nodedbtest.Chunks(t, m, naive)
+	begun := func() *nodedbtest.Mem {
+		db := nodedbtest.NewMem()
+		db.KillAfter(2 + rnd.IntN(len(oldChunks)))
+		_, err := install(rnd, db, old, oldChunks)
+		require.ErrorIs(t, err, nodedbtest.ErrKilled)
+		return db.Crash(0)
+	}
+	for n, killed := 0, true; killed; n++ {
+		db := begun()
+		db.KillAfter(n)
+		err := nodedb.Discard(db)
+		if killed = err != nil; killed {
+			require.ErrorIs(t, err, nodedbtest.ErrKilled)
+		}
+		db = db.Crash(db.Unsynced())
+		_, unfinished, err := nodedb.Unfinished(db)
+		require.NoError(t, err)
+		require.Equal(t, killed, unfinished != nil)
+		if killed && rnd.IntN(2) == 0 {
+			_, err = install(rnd, db, old, oldChunks)
+			require.NoError(t, err)
+			same(t, db, iavlsync.Format32, left)
+			continue
+		}
+		require.NoError(t, nodedb.Discard(db))
+		require.Empty(t, db.Keys())
+		_, err = install(rnd, db, m, chunks)
+		require.NoError(t, err)
+		same(t, db, iavlsync.Format32, naive)
+	}
+	// A database without an unfinished join stays as it is.
+	db := nodedbtest.NewMem()
+	db.Set([]byte("any"), []byte("thing"))
+	require.NoError(t, nodedb.Discard(db))
+	require.Len(t, db.Keys(), 1)
+}
+
 // TestHalves: chunks that arrive in parts of any shape result in the same records.
 func TestHalves(t *testing.T) {
 	rnd := seeds.Rand(t)

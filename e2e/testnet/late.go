@@ -117,7 +117,6 @@ func (n *Network) Trust(node *Node, trusted runner.Header) error {
 		c.StateSync.TrustHash = fmt.Sprintf("%X", trusted.Hash)
 		if node.Join == manifest.InBand {
 			c.StateSync.RPCServers = servers
-			c.StateSync.DiscoveryTime = 5 * time.Second // CometBFT's minimum
 		}
 	})
 }

@@ -426,7 +426,7 @@ func DefaultCometBFT() *cfg.Config {
 	c.DBBackend = BlockZoneBackend
 	c.RPC.MaxBodyBytes = defaultMaxBodyBytes
 	c.Mempool.MaxTxBytes = defaultMaxTxBytes
-	c.StateSync.DiscoveryTime = minDiscovery
+	c.StateSync.DiscoveryTime = snapshotDiscovery
 	// CometBFT's own default is currently the same.
 	c.StateSync.TrustPeriod = lightclient.DefaultTrustPeriod
 	return c

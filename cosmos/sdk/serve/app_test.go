@@ -338,16 +338,16 @@ func TestOtherFormat(t *testing.T) {
 	}
 	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(to, s))
 	theirs := &abci.Snapshot{Height: s.Height, Format: 3, Chunks: 1, Hash: s.Hash}
-	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer(to, theirs))
+	require.Equal(t, abci.ResponseOfferSnapshot_REJECT_FORMAT, offer(to, theirs))
 	chunk, err := from.LoadSnapshotChunk(&abci.RequestLoadSnapshotChunk{Height: s.Height, Format: s.Format})
 	require.NoError(t, err)
 	r, err := to.ApplySnapshotChunk(&abci.RequestApplySnapshotChunk{Chunk: chunk.Chunk})
 	require.NoError(t, err)
 	require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, r.Result)
-	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer(to, theirs))
+	require.Equal(t, abci.ResponseOfferSnapshot_REJECT_FORMAT, offer(to, theirs))
 	// The same after a restart: only the installed nodes are left.
 	again := wrapped(newApp, generation.NewNopLogger(), db, options{})
-	require.Equal(t, abci.ResponseOfferSnapshot_ABORT, offer(again, theirs))
+	require.Equal(t, abci.ResponseOfferSnapshot_REJECT_FORMAT, offer(again, theirs))
 	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offer(again, s))
 	require.NoError(t, again.Close())
 	require.NoError(t, from.Close())

@@ -90,10 +90,16 @@ func (a *App) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSn
 	s := r.Snapshot
 	if s == nil || !isOurs(s.Format) {
 		// The SDK's restore would overwrite nodes that our join has installed. While a.joining is
-		// set, ApplySnapshotChunk would also treat its chunks as ours.
-		if _, begun, err := nodedb.Unfinished(nodedb.Of(a.db)); a.joining != nil || err != nil || begun != nil {
-			a.logger.Error("cannot restore the SDK's snapshot over an unfinished join in verified chunks: restart to resume that join, or start with an empty database", "err", err)
+		// set, ApplySnapshotChunk would also treat its chunks as ours. Peers can offer any snapshot
+		// of the SDK without proof, so that does not end the join either.
+		_, begun, err := nodedb.Unfinished(nodedb.Of(a.db))
+		switch {
+		case err != nil:
+			a.logger.Error("the database cannot be joined into", "err", err)
 			return answer(abci.ResponseOfferSnapshot_ABORT)
+		case a.joining != nil || begun != nil:
+			a.logger.Info("rejected the SDK's snapshot format: a join in verified chunks is unfinished; to use the SDK's, remove data/application.db and restart")
+			return answer(abci.ResponseOfferSnapshot_REJECT_FORMAT)
 		}
 		return a.Application.OfferSnapshot(r)
 	}
@@ -114,7 +120,17 @@ func (a *App) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSn
 		a.logger.Error("rejected a snapshot", "height", s.Height, "err", err)
 		return answer(abci.ResponseOfferSnapshot_REJECT)
 	}
-	if j.installer, err = nodedb.NewInstaller(nodedb.Of(a.db), j.m); err != nil {
+	db := nodedb.Of(a.db)
+	j.installer, err = nodedb.NewInstaller(db, j.m)
+	if errors.Is(err, nodedb.ErrOtherJoin) {
+		// CometBFT offers the newest snapshot that its peers have, and never returns to one that it
+		// has given up. So nobody will complete the join that is in the database.
+		a.logger.Info("another state is offered: discarding an unfinished join", "height", s.Height)
+		if err = nodedb.Discard(db); err == nil {
+			j.installer, err = nodedb.NewInstaller(db, j.m)
+		}
+	}
+	if err != nil {
 		a.logger.Error("the database cannot be joined into", "err", err)
 		return answer(abci.ResponseOfferSnapshot_ABORT)
 	}

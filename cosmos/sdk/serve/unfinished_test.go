@@ -97,3 +97,53 @@ func TestFullDiskInBand(t *testing.T) {
 	})
 	require.NoError(t, from.Close())
 }
+
+// TestOtherSnapshotInBand joins from another snapshot than the one that a join has begun with, as
+// CometBFT does when peers no longer have the first one: in the same process, and after a restart.
+func TestOtherSnapshotInBand(t *testing.T) {
+	from := wrapped(newApp, generation.NewNopLogger(), open(t, dbm.GoLevelDBBackend, t.TempDir()), serving())
+	begin(t, from)
+	hashes := headers{}
+	for h := int64(1); h <= 2*interval; h++ {
+		hashes[h] = block(t, h, from)
+		if h%interval == 0 {
+			require.Eventually(t, func() bool { return len(list(t, from)) == int(h/interval) }, time.Minute, 10*time.Millisecond)
+		}
+	}
+	apply := func(to servertypes.Application, s *abci.Snapshot, chunks uint32) {
+		t.Helper()
+		r, err := to.OfferSnapshot(&abci.RequestOfferSnapshot{Snapshot: s, AppHash: hashes[int64(s.Height)]})
+		require.NoError(t, err)
+		require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, r.Result)
+		for k := range chunks {
+			chunk, err := from.LoadSnapshotChunk(&abci.RequestLoadSnapshotChunk{Height: s.Height, Format: s.Format, Chunk: k})
+			require.NoError(t, err)
+			r, err := to.ApplySnapshotChunk(&abci.RequestApplySnapshotChunk{Index: k, Chunk: chunk.Chunk, Sender: "honest"})
+			require.NoError(t, err)
+			require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, r.Result)
+		}
+	}
+	forEngines(t, func(t *testing.T, engine dbm.BackendType) {
+		for _, restart := range []bool{false, true} {
+			db := open(t, engine, t.TempDir())
+			to := wrapped(newApp, generation.NewNopLogger(), db, options{})
+			first, then := list(t, from)[0], list(t, from)[1]
+			require.NotEqual(t, first.Height, then.Height)
+			require.Greater(t, first.Chunks, uint32(1))
+			apply(to, first, first.Chunks-1)
+			if restart { // the process dies
+				to = wrapped(newApp, generation.NewNopLogger(), db, options{})
+			}
+			apply(to, then, then.Chunks)
+			info, err := to.Info(&abci.RequestInfo{})
+			require.NoError(t, err)
+			require.EqualValues(t, then.Height, info.LastBlockHeight)
+			require.Equal(t, hashes[int64(then.Height)], info.LastBlockAppHash)
+			if h := info.LastBlockHeight + 1; hashes[h] != nil {
+				require.Equal(t, hashes[h], block(t, h, to))
+			}
+			require.NoError(t, to.Close())
+		}
+	})
+	require.NoError(t, from.Close())
+}
