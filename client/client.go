@@ -20,6 +20,7 @@ type Client struct {
 	chainID   string
 	key       ed25519.PrivKey // nil: reads only
 	verifier  *verifier       // nil: nodes are trusted
+	groups    *groups         // from WithGroupCommit
 
 	accounts struct {
 		sync.Mutex

@@ -47,12 +47,20 @@ type TxResult struct {
 
 // Put writes value at key.
 func (c *Client) Put(ctx context.Context, key, value []byte) (*TxResult, error) {
-	return c.Submit(ctx, tx.NewPut(key, value))
+	return c.write(ctx, tx.NewPut(key, value), len(key)+len(value))
 }
 
 // Delete removes key. Results[0].Found reports whether it existed.
 func (c *Client) Delete(ctx context.Context, key []byte) (*TxResult, error) {
-	return c.Submit(ctx, tx.NewDelete(key))
+	return c.write(ctx, tx.NewDelete(key), len(key))
+}
+
+// write executes one operation, whose key and value have this size.
+func (c *Client) write(ctx context.Context, operation tx.Operation, bytes int) (*TxResult, error) {
+	if c.groups == nil || c.key == nil {
+		return c.Submit(ctx, operation)
+	}
+	return c.groups.write(ctx, operation, bytes)
 }
 
 // CompareAndPut writes value at key if the key's value is expected (empty: if the key is absent).
@@ -81,12 +89,18 @@ func (c *Client) Read(ctx context.Context, key []byte) (value []byte, found bool
 // still be executed; this is also the error if ctx ends after it was sent. Any other error means
 // that it was not sent.
 func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxResult, error) {
+	sent, err := c.send(ctx, operations)
+	if sent == nil {
+		return nil, err
+	}
+	return c.outcome(ctx, sent, err, operations)
+}
+
+// outcome waits until a transaction that was sent is executed. doubt is that of settle. If the nonce
+// was used meanwhile, outcome signs and sends the operations again.
+func (c *Client) outcome(ctx context.Context, sent *Sent, doubt error, operations []tx.Operation) (*TxResult, error) {
 	for attempt := 1; ; attempt++ {
-		sent, err := c.send(ctx, operations)
-		if sent == nil {
-			return nil, err
-		}
-		result, err := c.settle(ctx, sent, err)
+		result, err := c.settle(ctx, sent, doubt)
 		if !nonceRefused(err) || attempt == nonceAttempts {
 			return result, err
 		}
@@ -95,6 +109,9 @@ func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxRes
 		// signed again. Otherwise the same bytes could still be executed.
 		if next, nonceErr := c.Nonce(ctx, c.Account()); nonceErr != nil || next <= sent.nonce {
 			return nil, err
+		}
+		if sent, doubt = c.send(ctx, operations); sent == nil {
+			return nil, doubt
 		}
 	}
 }
