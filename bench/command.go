@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,7 +14,7 @@ import (
 
 // benchmark returns the command of a benchmark. O are the benchmark's options, which define its
 // flags; every benchmark has --json and --dir, too. The command fails before measuring if a flag is
-// invalid or the JSON file cannot be written.
+// invalid or an output file cannot be written.
 func benchmark[O any, R interface{ Print(io.Writer) }, P interface {
 	*O
 	Flags(*harness.Flags)
@@ -28,13 +27,13 @@ func benchmark[O any, R interface{ Print(io.Writer) }, P interface {
 	)
 	flags.SortFlags = false
 	P(&o).Flags(flags)
-	flags.StringVar(&file, "json", "", "also write the result to this file, as JSON")
+	flags.Output(&file, "json", "also write the result to this file, as JSON")
 	flags.StringVar(&dir, "dir", "", "folder for the run's files, which are removed at the end (default: the system's temporary folder)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := flags.Check(); err != nil {
 			return fmt.Errorf("%w\n'starling-bench %s --help' shows an example", err, name)
 		}
-		discard, err := reserve(file)
+		discard, err := flags.Reserve()
 		if err != nil {
 			return err
 		}
@@ -49,26 +48,6 @@ func benchmark[O any, R interface{ Print(io.Writer) }, P interface {
 		return save(file, result)
 	}
 	return cmd
-}
-
-// reserve opens file to check that it can be written. discard removes file unless it existed
-// before.
-func reserve(file string) (discard func(), err error) {
-	if file == "" {
-		return func() {}, nil
-	}
-	_, err = os.Stat(file)
-	isNew := errors.Is(err, os.ErrNotExist)
-	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE, 0o644) //nolint:gosec // results are world-readable
-	if err != nil {
-		return nil, fmt.Errorf("--json: cannot write the result; name a file in an existing folder: %w", err)
-	}
-	f.Close()
-	return func() {
-		if isNew {
-			_ = os.Remove(file) // a leftover empty file is harmless
-		}
-	}, nil
 }
 
 // save writes a result to a file as JSON. It does nothing if the name is empty.

@@ -81,17 +81,18 @@ const (
 	opEventAfter = "event after put"   // from the end of a put until its event arrives
 	opDead       = "put, one dead"     // a put while one of the validators is dead
 	opPutLoad    = "put, 64 clients"
+	opGroupLoad  = "put, 64 grouped"     // puts that share transactions (client.WithGroupCommit)
 	opBatchLoad  = "32 puts, 64 clients" // in one transaction
 )
 
-// loadWorkers is the number of concurrent clients of the last two, and batchPuts of puts in a
+// loadWorkers is the number of concurrent clients of the last three, and batchPuts of puts in a
 // transaction.
 const loadWorkers, batchPuts = 64, 32
 
 // The operations of the stores, in the order of the table. opDead comes last: the validator stays
 // dead.
 var (
-	allOps   = []string{OpPut, opPutShared, opPutLoad, opBatchLoad, OpGet, opGetProved, OpRange, opNewest, opNewestBusy, opEventAfter, opDead}
+	allOps   = []string{OpPut, opPutShared, opPutLoad, opGroupLoad, opBatchLoad, OpGet, opGetProved, OpRange, opNewest, opNewestBusy, opEventAfter, opDead}
 	wanOps   = []string{OpPut, opPutShared, opNewest, opNewestBusy, opEventAfter, opDead}
 	etcdOps  = []string{OpPut, OpGet, OpRange}
 	loadOps  = []string{OpPut, opPutLoad}
@@ -123,6 +124,7 @@ type latencyRun struct {
 	progress *harness.Progress
 	rounds   map[string]map[string][]Figures // by store, then by operation
 	turns    int
+	retries  []string // see turn
 
 	starlingd, cometbft, etcdstore string // paths of the programs
 }
@@ -162,12 +164,9 @@ func (r *latencyRun) build(ctx context.Context) (err error) {
 // turn measures all operations of a store.
 func (r *latencyRun) turn(ctx context.Context, round int, s latencyStore) error {
 	r.turns++
-	t := turn{name: s.name, dir: filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns)), operations: s.operations, seed: uint64(round), progress: r.progress}
+	t := turn{name: s.name, dir: filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns)), operations: s.operations, seed: uint64(round), progress: r.progress, retries: &r.retries}
 	start := func(dir string) (store, error) { return s.start(r, ctx, s, dir) }
 	figures, err := t.measure(ctx, start)
-	if err != nil && s.name == nameEtcd && ctx.Err() == nil {
-		figures, err = t.measure(ctx, start) // as in run.measure
-	}
 	if err != nil {
 		return err
 	}

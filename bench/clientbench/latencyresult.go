@@ -24,6 +24,7 @@ type LatencyResult struct {
 	DeadProposerMS    float64 `json:"dead_proposer_ms"` // p99, one dead, less p50
 	SignedX           float64 `json:"signed_x"`         // puts a second over kvstore's
 	TextX             float64 `json:"text_x"`           // the same with text transactions
+	GroupedX          float64 `json:"grouped_x"`        // the same, opGroupLoad
 	Batch32X          float64 `json:"batch32_x"`        // the same, opBatchLoad
 	CPUX              float64 `json:"cpu_x"`            // of a text transaction: textCPUMicros
 	GetsX             float64 `json:"gets_x"`           // gets a second over etcd's
@@ -33,6 +34,8 @@ type LatencyResult struct {
 	PutOverKVStoreLAN float64 `json:"put_over_kvstore_lan"`
 	FloorMS           float64 `json:"wan_floor_ms"`   // of a put between regions: see hops
 	WANOverFloor      float64 `json:"wan_over_floor"` // p50, better settings; 0: not measured
+
+	EtcdRetries []string `json:"etcd_retries,omitempty"` // see Result
 
 	Targets    []harness.Target `json:"targets"`
 	Rounds     int              `json:"rounds"`
@@ -55,7 +58,7 @@ const textCPUMicros = 506
 
 func (r *latencyRun) result() *LatencyResult {
 	o := r.o
-	l := &LatencyResult{Rounds: o.Rounds, Seconds: o.Seconds, Workers: o.Workers, Validators: o.Validators, Delay: o.Delay, Machine: harness.ThisMachine()}
+	l := &LatencyResult{Rounds: o.Rounds, Seconds: o.Seconds, Workers: o.Workers, Validators: o.Validators, Delay: o.Delay, EtcdRetries: r.retries, Machine: harness.ThisMachine()}
 	figures := func(store, op string) Figures {
 		if f := medians(r.rounds[store][op]); f != nil {
 			return *f
@@ -78,6 +81,7 @@ func (r *latencyRun) result() *LatencyResult {
 	l.PutOverKVStore, l.PutOverKVStoreLAN = harness.Ratio(put.P50MS, l.KVStorePutP50MS), harness.Ratio(put.P50MS, l.KVStoreLANP50MS)
 	load := figures(nameKVStoreLAN, opPutLoad).Rate
 	l.SignedX = harness.Ratio(figures(nameStarlingLAN, opPutLoad).Rate, load)
+	l.GroupedX = harness.Ratio(figures(nameStarlingLAN, opGroupLoad).Rate, load)
 	l.Batch32X = harness.Ratio(batchPuts*figures(nameStarlingLAN, opBatchLoad).Rate, load)
 	text := figures(nameText, opPutLoad)
 	l.TextX, l.CPUX = harness.Ratio(text.Rate, load), text.CPUMicros/textCPUMicros
@@ -129,10 +133,12 @@ func (l *LatencyResult) Print(out io.Writer) {
 		}
 	}
 	harness.PrintAligned(out, cells)
+	printRetries(out, l.EtcdRetries)
 	fmt.Fprintf(out, `
 %s of %d s each, %d operations at a time, on one machine, in turn; medians of the rounds
 starling  %d validators with the settings of init --network wan and lan, signed puts (client.Put), each client with a key of its own,
           or all with one
+grouped   the clients share one key and their transactions: client.WithGroupCommit
 kvstore   CometBFT's, as many validators, with CometBFT's default settings and with ours for a lan; unsigned transactions (broadcast_tx_commit)
 etcd      three members, which trust each other
 text      the same unsigned transactions as kvstore's

@@ -67,6 +67,12 @@ func medians(rounds []Figures) *Figures {
 	return f
 }
 
+func printRetries(out io.Writer, retries []string) {
+	for _, why := range retries {
+		fmt.Fprintf(out, "\netcd was measured again after an error: %s\n", why)
+	}
+}
+
 // Print writes the table, and explains it.
 func (r *Result) Print(out io.Writer) {
 	cells := [][]string{{"", nameStarling + " p50, ms", "p99, ms", "a second", nameEtcd + " p50, ms", "p99, ms", "a second"}}
@@ -74,9 +80,7 @@ func (r *Result) Print(out io.Writer) {
 		cells = append(cells, append(append([]string{op.Name}, op.Starling.cells()...), op.Etcd.cells()...))
 	}
 	harness.PrintAligned(out, cells)
-	for _, why := range r.EtcdRetries {
-		fmt.Fprintf(out, "\netcd was measured again after an error: %s\n", why)
-	}
+	printRetries(out, r.EtcdRetries)
 	fmt.Fprintf(out, `
 Different guarantees: %s.
 %s of Starling survive %d stopped or Byzantine; %d members of etcd survive %d stopped, and no Byzantine one.

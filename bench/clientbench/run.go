@@ -65,7 +65,7 @@ type run struct {
 	programs map[string]string
 	rounds   map[string]map[string][]Figures // by store, then by operation
 	turns    int
-	retries  []string // errors of etcd after which it was measured again
+	retries  []string // see turn
 }
 
 // Run runs the benchmark. It reports to progress, and always stops its processes.
@@ -104,14 +104,9 @@ func (r *run) number() (n int) {
 	return n
 }
 
-// measure adds the figures of one store in one round. An error of etcd does not end a run of hours:
-// it is measured once more, and the result reports that.
+// measure adds the figures of one store in one round.
 func (r *run) measure(ctx context.Context, round int, name string) error {
 	figures, err := r.turn(ctx, round, name)
-	if err != nil && name == nameEtcd && ctx.Err() == nil {
-		r.retries = append(r.retries, err.Error())
-		figures, err = r.turn(ctx, round, name)
-	}
 	if err != nil {
 		return err
 	}
@@ -135,7 +130,7 @@ func (r *run) turn(ctx context.Context, round int, name string) (figures map[str
 			ops = append(ops, op.name)
 		}
 	}
-	t := turn{name: name, dir: filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns)), operations: ops, seed: uint64(round), progress: r.progress}
+	t := turn{name: name, dir: filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns)), operations: ops, seed: uint64(round), progress: r.progress, retries: &r.retries}
 	return t.measure(ctx, func(dir string) (store, error) { return start(ctx, r.o, r.programs[name], dir) })
 }
 
@@ -145,9 +140,21 @@ type turn struct {
 	operations []string
 	seed       uint64
 	progress   *harness.Progress
+	retries    *[]string // errors of etcd after which it was measured again
 }
 
-func (t turn) measure(ctx context.Context, start func(dir string) (store, error)) (figures map[string]Figures, err error) {
+// measure measures the operations. An error of etcd does not end a run of hours: etcd is measured
+// once more, and the result reports that.
+func (t turn) measure(ctx context.Context, start func(dir string) (store, error)) (map[string]Figures, error) {
+	figures, err := t.once(ctx, start)
+	if err != nil && t.name == nameEtcd && ctx.Err() == nil {
+		*t.retries = append(*t.retries, err.Error())
+		return t.once(ctx, start)
+	}
+	return figures, err
+}
+
+func (t turn) once(ctx context.Context, start func(dir string) (store, error)) (figures map[string]Figures, err error) {
 	t.progress.Working(t.name)
 	if err := os.MkdirAll(t.dir, 0o750); err != nil {
 		return nil, err

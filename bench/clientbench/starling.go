@@ -26,6 +26,7 @@ type starling struct {
 	net      *network.Network
 	believer *client.Client
 	writers  []*client.Client // of the puts
+	grouped  *client.Client   // of opGroupLoad
 	verifier *client.Client
 	old      atomic.Int64 // a retained height whose state can be proved without waiting
 }
@@ -70,6 +71,10 @@ func (s *starling) connect(ctx context.Context) (err error) {
 		}
 		s.writers = append(s.writers, c)
 	}
+	key = client.WithKey(ed25519.GenPrivKeyFromSecret([]byte("bench, grouped")))
+	if s.grouped, err = client.Dial(ctx, s.net.RPCs(), key, client.WithChainID(network.ChainID), client.WithGroupCommit()); err != nil {
+		return err
+	}
 	s.verifier, err = client.Dial(ctx, s.net.RPCs(), client.WithVerification(client.Trust{Genesis: s.net.Genesis}))
 	return err
 }
@@ -111,7 +116,7 @@ func (s *starling) run(ctx context.Context, what string, seed uint64) (Figures, 
 		return s.oneDead(ctx, seed)
 	}
 	workers, measured := s.o.Workers, (*network.Network)(nil)
-	if what == opPutLoad || what == opBatchLoad {
+	if what == opPutLoad || what == opGroupLoad || what == opBatchLoad {
 		workers, measured = loadWorkers, s.net
 	}
 	work := make([]Operation, workers)
@@ -183,6 +188,11 @@ func (s *starling) operation(ctx context.Context, what string, worker int) (Oper
 	newest := func() []client.ReadOption { return nil }
 	before := func() []client.ReadOption { return []client.ReadOption{client.AtHeight(s.old.Load())} }
 	switch what {
+	case opGroupLoad:
+		return func(ctx context.Context, random *rand.Rand) error {
+			_, err := s.grouped.Put(ctx, Key(random.IntN(s.o.Keys)), NewValue(random, s.o.ValueBytes))
+			return err
+		}, nil
 	case OpPut, opPutShared, opPutLoad, opBatchLoad:
 		writer, number := s.writers[worker%len(s.writers)], 1
 		switch what {

@@ -42,7 +42,7 @@ func (o *TimelineOptions) Flags(f *harness.Flags) {
 	f.Ints(&o.Delays, "delays", []int{0, 1, 20, 80}, 0, 1000, "delays between every two validators in ms, one way; a single validator has none")
 	f.OneOf(&o.Network, "network", []string{string(config.LAN), string(config.WAN)}, "settings of the nodes, as for starlingd init")
 	f.Time(&o.Pause, "timeout-commit", 0, 0, time.Minute, "pause between blocks (0: that of --network)")
-	f.StringVar(&o.SVG, "svg", "", "also draw the time line to this file")
+	f.Output(&o.SVG, "svg", "also draw the time line to this file")
 	f.Program(&o.Starlingd, "starlingd")
 }
 

@@ -14,7 +14,8 @@ import (
 // outside its range.
 type Flags struct {
 	*pflag.FlagSet
-	checks []func() error
+	checks  []func() error
+	outputs []output
 }
 
 // Check returns an error that names the flag and its range.
