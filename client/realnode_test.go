@@ -72,7 +72,7 @@ func startNetwork() error {
 			a.State.KeepRecent = 100_000
 			c.RPC.ListenAddress = "tcp://" + network.address
 			c.P2P.ListenAddress = "tcp://127.0.0.1:0"
-			c.Consensus.TimeoutCommit = 100 * time.Millisecond
+			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 100*time.Millisecond, 0
 			c.Instrumentation.Prometheus = false
 		},
 	})

@@ -44,7 +44,9 @@ func fullDisk(t *testing.T, minFree int, message string) {
 	dir := filepath.Join(disk, "home")
 	home, err := runner.NewHome(ctx, "node", dir, starlingd, "init", "node", "--chain-id", "full", "--open", "--home", dir)
 	require.NoError(t, err)
-	require.NoError(t, home.Configure(func(c *cfg.Config) { c.Consensus.TimeoutCommit = 10 * time.Millisecond }))
+	require.NoError(t, home.Configure(func(c *cfg.Config) {
+		c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 10*time.Millisecond, 0
+	}))
 	home.Release()
 	logs := filepath.Join(t.TempDir(), "node.log") // on another disk
 

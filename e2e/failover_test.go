@@ -28,7 +28,9 @@ func TestClientFailover(t *testing.T) {
 	var nodes []*runner.Process
 	var addresses []string
 	for _, home := range homes {
-		require.NoError(t, home.Configure(func(c *cfg.Config) { c.Consensus.TimeoutCommit = 200 * time.Millisecond }))
+		require.NoError(t, home.Configure(func(c *cfg.Config) {
+			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 200*time.Millisecond, 0
+		}))
 		home.Release()
 		nodes = append(nodes, start(t, p, runner.Spec{Name: home.Name, Path: starlingd, Args: []string{"start", "--home", home.Dir}, Log: home.Log()}))
 		addresses = append(addresses, home.RPC())

@@ -85,7 +85,7 @@ func joinNetwork(t *testing.T, homes []*runner.Home, signing, dialled int) *type
 	require.NoError(t, err)
 	for i, home := range homes {
 		require.NoError(t, home.Configure(func(c *cfg.Config) {
-			c.Consensus.TimeoutCommit, c.Consensus.TimeoutPropose = 400*time.Millisecond, 600*time.Millisecond
+			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval, c.Consensus.TimeoutPropose = 400*time.Millisecond, 0, 600*time.Millisecond
 			// only one node of each pair dials the other
 			c.P2P.PersistentPeers = runner.Peers(homes[:min(i, dialled)]...)
 		}))

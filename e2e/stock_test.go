@@ -104,7 +104,7 @@ func stockHome(t *testing.T, ctx context.Context, name string) *runner.Home {
 	require.NoError(t, home.Configure(func(c *cfg.Config) {
 		c.ProxyApp = "unix://" + filepath.Join(dir, "app.sock")
 		c.DBBackend = cfg.DefaultConfig().DBBackend // only starlingd has the block store
-		c.Consensus.TimeoutCommit = 400 * time.Millisecond
+		c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 400*time.Millisecond, 0
 	}))
 	return home
 }

@@ -102,7 +102,7 @@ func newShardedTorture(t *testing.T, s tortureSettings) *shardedTorture {
 			if i < len(n.storage) {
 				c.P2P.PersistentPeers = runner.Peers(n.validators...)
 			}
-			c.Consensus.TimeoutCommit = 100 * time.Millisecond
+			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 100*time.Millisecond, 0
 			c.Consensus.TimeoutPropose = 600 * time.Millisecond
 			c.Consensus.TimeoutPrevote, c.Consensus.TimeoutPrecommit = 200*time.Millisecond, 200*time.Millisecond
 			c.LogLevel = "consensus:error,state:error,p2p:none,mempool:error,txindex:error,statesync:error,*:info"

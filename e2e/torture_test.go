@@ -195,7 +195,7 @@ func (n *torture) homes(validators int) {
 		require.NoError(n, h.Configure(func(c *cfg.Config) {
 			// only one node of each pair dials the other
 			c.P2P.PersistentPeers = runner.Peers(all[:i]...)
-			c.Consensus.TimeoutCommit = 100 * time.Millisecond
+			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 100*time.Millisecond, 0
 			// short, for the rounds whose proposer is the killed victim
 			c.Consensus.TimeoutPropose = 600 * time.Millisecond
 			c.Consensus.TimeoutPrevote, c.Consensus.TimeoutPrecommit = 200*time.Millisecond, 200*time.Millisecond

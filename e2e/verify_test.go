@@ -32,7 +32,9 @@ func TestGetVerify(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "node")
 	home, err := runner.NewHome(ctx, "node", dir, starlingd, "init", "node", "--chain-id", "verify", "--open", "--home", dir)
 	require.NoError(t, err)
-	require.NoError(t, home.Configure(func(c *cfg.Config) { c.Consensus.TimeoutCommit = 200 * time.Millisecond }))
+	require.NoError(t, home.Configure(func(c *cfg.Config) {
+		c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 200*time.Millisecond, 0
+	}))
 	home.Release()
 	start(t, p, runner.Spec{Name: "node", Path: starlingd, Args: []string{"start", "--home", dir}, Log: home.Log()})
 	await(t, ctx, home, 1)

@@ -28,7 +28,7 @@ func longChain(t *testing.T, blocks int64) (dir string, n *Node, first home.Init
 	nodetest.Until(t, "blocks", func() bool { return n.Comet().BlockStore().Height() >= blocks })
 	require.NoError(t, n.Stop())
 	conf := nodetest.Load(t, dir)
-	conf.CometBFT.Consensus.TimeoutCommit = 350 * time.Millisecond
+	conf.CometBFT.Consensus.TimeoutCommit, conf.CometBFT.Consensus.CreateEmptyBlocksInterval = 350*time.Millisecond, 0
 	n, err := New(t.Context(), conf, log.NewNopLogger())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, n.Stop()) })

@@ -31,7 +31,7 @@ func fastNetwork(t *testing.T, keys int) (dir string, n *Node, first home.InitRe
 		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
 			// nobody can follow more than about seven blocks per second by gossip
-			c.Consensus.TimeoutCommit = 350 * time.Millisecond
+			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 350*time.Millisecond, 0
 		}
 	})
 	n = start(t, dir, log.NewNopLogger())

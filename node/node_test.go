@@ -266,7 +266,7 @@ func TestJoinByStateSync(t *testing.T) {
 		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
 			// nobody can follow more than about seven blocks per second by gossip
-			c.Consensus.TimeoutCommit = 200 * time.Millisecond
+			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 200*time.Millisecond, 0
 		}
 	})
 	n := start(t, dir, log.NewNopLogger())

@@ -58,7 +58,7 @@ func newShardedNetworkOf(t *testing.T, genesis app.Genesis, edges []string, keep
 			a.Transport.ListenAddress = w.transport
 			a.State.Mode, a.State.RetainDepth, a.State.Window, a.State.MinAcks = config.ModeSharded, 3, 8, 1
 			// nobody can follow more than about seven blocks per second by gossip
-			c.Consensus.TimeoutCommit = 350 * time.Millisecond
+			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 350*time.Millisecond, 0
 			a.Status.ListenAddress = fmt.Sprint("127.0.0.1:", nodetest.FreePorts(t, 1)[0])
 		}
 	})

@@ -77,7 +77,9 @@ func newDockerNetwork(t *testing.T, validators int) *dockerNetwork {
 	})
 	require.NoError(t, err)
 	for _, home := range homes {
-		require.NoError(t, home.Configure(func(c *cfg.Config) { c.Consensus.TimeoutCommit = 200 * time.Millisecond }))
+		require.NoError(t, home.Configure(func(c *cfg.Config) {
+			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 200*time.Millisecond, 0
+		}))
 	}
 	begin := time.Now()
 	require.NoError(t, n.Prepare(ctx, n.dir, n.nodes))

@@ -200,7 +200,7 @@ func (n *Network) makeHomes(ctx context.Context) error {
 func (n *Network) configure(node *Node, c *cfg.Config) {
 	if node.Network == "" { // otherwise its own program has chosen them
 		trip := time.Duration(n.Manifest.Link.Delay)
-		c.Consensus.TimeoutCommit = time.Duration(n.Manifest.BlockPause)
+		c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = time.Duration(n.Manifest.BlockPause), 0
 		// Short, for the rounds whose proposer is down.
 		c.Consensus.TimeoutPropose = time.Second + 4*trip
 		c.Consensus.TimeoutPrevote = 500*time.Millisecond + 2*trip

@@ -86,13 +86,19 @@ var lanTunings = []tuning{
 
 var wanTunings = []tuning{
 	eventBus,
+	{"p2p", "flush_throttle_timeout", func(c *cfg.Config) { c.P2P.FlushThrottleTimeout = 2 * time.Millisecond },
+		"A vote waits this long for others to share its packet, on every hop. Risk: more packets."},
 	{"p2p", "send_rate", func(c *cfg.Config) { c.P2P.SendRate = 20_000_000 },
 		"A full block takes 0.2 s instead of a second. Risk: one peer can use this much of the network."},
 	{"p2p", "recv_rate", func(c *cfg.Config) { c.P2P.RecvRate = 20_000_000 },
 		"See send_rate."},
-	{"consensus", "timeout_commit", func(c *cfg.Config) { c.Consensus.TimeoutCommit = 500 * time.Millisecond },
-		"The pause after a block, in which votes from far away still count. Risk: a shorter pause leaves out the signatures of far validators."},
-	{"consensus", "peer_gossip_sleep_duration", func(c *cfg.Config) { c.Consensus.PeerGossipSleepDuration = 10 * time.Millisecond },
+	{"consensus", "timeout_commit", func(c *cfg.Config) { c.Consensus.TimeoutCommit = 120 * time.Millisecond },
+		"The pause after a block, in which late votes still count. It is longer than the way between most regions, so that the next transaction of a " +
+			"client that waited comes into the next block. Risk: while transactions wait, signatures of validators that are further away are left out."},
+	{"consensus", "create_empty_blocks_interval", func(c *cfg.Config) { c.Consensus.CreateEmptyBlocksInterval = 380 * time.Millisecond },
+		"Without transactions, the next block waits this much longer, so that an idle network makes no more than two blocks a second. " +
+			"Risk: none; a transaction ends the wait."},
+	{"consensus", "peer_gossip_sleep_duration", func(c *cfg.Config) { c.Consensus.PeerGossipSleepDuration = 5 * time.Millisecond },
 		"A vote or block part waits up to this long on every hop. Risk: processor time that grows with the number of peers."},
 }
 
@@ -101,23 +107,28 @@ func Tune(n Network, c *cfg.Config, a *App) {
 	for _, t := range n.tunings() {
 		t.set(c)
 	}
-	if n != LAN {
-		return
+	// What counts blocks covers as much time as with a block per second. Limits in bytes and in
+	// seconds stay.
+	rate := n.blocksPerSecond()
+	a.State.KeepRecent *= rate
+	a.State.KeepEvents *= int64(rate)
+	a.State.MaxLagBlocks *= int64(rate)
+	a.StorageNode.ServeHeights *= rate
+	a.CatchUp.StateThresholdBlocks *= int64(rate)
+	if n == LAN {
+		a.Disk.FlushBlocks *= rate // at the rate of a wan, flush_interval ends first
+		a.Disk.MaxBacklogBlocks *= rate
+		a.State.WitnessTimeout = 250 * time.Millisecond // half of timeout_propose
 	}
-	// What counts blocks covers as much time as with a block per second, if there are 20. Limits
-	// in bytes and in seconds stay.
-	a.State.KeepRecent *= blocksPerSecond
-	a.State.KeepEvents *= blocksPerSecond
-	a.State.MaxLagBlocks *= blocksPerSecond
-	a.StorageNode.ServeHeights *= blocksPerSecond
-	a.Disk.FlushBlocks *= blocksPerSecond
-	a.Disk.MaxBacklogBlocks *= blocksPerSecond
-	a.CatchUp.StateThresholdBlocks *= blocksPerSecond
-	a.State.WitnessTimeout = 250 * time.Millisecond // half of timeout_propose
 }
 
-// blocksPerSecond is the assumed rate of a busy LAN.
-const blocksPerSecond = 20
+// blocksPerSecond is the assumed rate of a busy network.
+func (n Network) blocksPerSecond() int {
+	if n == LAN {
+		return 20
+	}
+	return 2
+}
 
 // SnapshotInterval returns the default interval of snapshots of a new network, in blocks.
 func (n Network) SnapshotInterval(usual int64) int64 {

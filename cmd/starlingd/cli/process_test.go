@@ -17,7 +17,7 @@ import (
 func startProcess(t *testing.T, home, rpc, p2p string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "start", "--home", home, "--rpc.laddr", "tcp://"+rpc, "--p2p.laddr", "tcp://"+p2p,
-		"--consensus.timeout_commit", "10ms", "--log_level", "error")
+		"--consensus.timeout_commit", "10ms", "--consensus.create_empty_blocks_interval", "0s", "--log_level", "error")
 	cmd.Env = append(os.Environ(), programVariable+"=1")
 	logs, err := os.OpenFile(filepath.Join(home, "node.log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	require.NoError(t, err)

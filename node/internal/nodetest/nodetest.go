@@ -44,7 +44,7 @@ func Home(t *testing.T, edit func(*home.InitOptions)) (string, home.InitResult) 
 			c.RPC.ListenAddress = fmt.Sprintf("tcp://127.0.0.1:%d", numbers[0])
 			c.P2P.ListenAddress = fmt.Sprintf("tcp://127.0.0.1:%d", numbers[1])
 			c.P2P.AllowDuplicateIP, c.P2P.AddrBookStrict, c.P2P.PexReactor = true, false, false
-			c.Consensus.TimeoutCommit = 20 * time.Millisecond
+			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 20*time.Millisecond, 0
 			c.RPC.TimeoutBroadcastTxCommit = Patience
 		},
 	}
