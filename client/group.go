@@ -21,8 +21,9 @@ const (
 // write does not wait. The transactions of many concurrent writes are fewer, and cost all nodes
 // less.
 //
-// Each write still succeeds or fails on its own: if a transaction of several writes is refused, each
-// of them is sent in a transaction of its own. Watchers see the writes of one transaction together.
+// Each write still succeeds or fails on its own: if a transaction of several writes is refused,
+// each of them is sent in a transaction of its own. Watchers see the writes of one transaction
+// together.
 func WithGroupCommit() Option {
 	return func(c *Client) error {
 		c.groups = &groups{client: c}

@@ -73,8 +73,8 @@ func TestGroupCommit(t *testing.T) {
 	})
 }
 
-// TestGroupCommitLimits: a transaction has at most maxGroupWrites writes and maxGroupBytes bytes, or
-// one larger write.
+// TestGroupCommitLimits: a transaction has at most maxGroupWrites writes and maxGroupBytes bytes,
+// or one larger write.
 func TestGroupCommitLimits(t *testing.T) {
 	g := &groups{}
 	wait := func(sizes ...int) {
@@ -119,8 +119,8 @@ func TestGroupCommitRefused(t *testing.T) {
 	})
 }
 
-// TestGroupCommitCancelled: a caller whose context ends leaves its group. Its write is not sent if it
-// still waits; otherwise its outcome is unknown, and the others of the group are not affected.
+// TestGroupCommitCancelled: a caller whose context ends leaves its group. Its write is not sent if
+// it still waits; otherwise its outcome is unknown, and the others of the group are not affected.
 func TestGroupCommitCancelled(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		ctx, chain, node, c := grouping(t)

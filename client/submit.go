@@ -96,8 +96,8 @@ func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxRes
 	return c.outcome(ctx, sent, err, operations)
 }
 
-// outcome waits until a transaction that was sent is executed. doubt is that of settle. If the nonce
-// was used meanwhile, outcome signs and sends the operations again.
+// outcome waits until a transaction that was sent is executed. doubt is that of settle. If the
+// nonce was used meanwhile, outcome signs and sends the operations again.
 func (c *Client) outcome(ctx context.Context, sent *Sent, doubt error, operations []tx.Operation) (*TxResult, error) {
 	for attempt := 1; ; attempt++ {
 		result, err := c.settle(ctx, sent, doubt)

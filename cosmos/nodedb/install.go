@@ -14,7 +14,8 @@ import (
 var (
 	// ErrNotEmpty reports a database that has a state or any other key.
 	ErrNotEmpty = errors.New("the database is not empty")
-	// ErrOtherJoin reports a database with an unfinished join of another state, which Discard deletes.
+	// ErrOtherJoin reports a database with an unfinished join of another state, which Discard
+	// deletes.
 	ErrOtherJoin = errors.New("the database has an unfinished join of another state")
 )
 
@@ -154,7 +155,8 @@ func after(prefix []byte) []byte {
 // deleteRange deletes the keys in [from, to), durably. It deletes from the start, in batches.
 func deleteRange(db DB, from, to []byte) error {
 	for {
-		// The iterator is closed before the batch is written: a database may lock while one is open.
+		// The iterator is closed before the batch is written: a database may lock while one is
+		// open.
 		it, err := db.Iterator(from, to)
 		if err != nil {
 			return err

@@ -42,7 +42,8 @@ func TestConfigRoundTrip(t *testing.T) {
 			require.Equal(t, want.Consensus, conf.CometBFT.Consensus)
 			require.Equal(t, want.BaseConfig, conf.CometBFT.BaseConfig)
 			require.Equal(t, app, conf.App)
-			// A request that comes when a server closes its idle connection fails, and the join with it.
+			// A request that comes when a server closes its idle connection fails, and the join
+			// with it.
 			wait, idle := conf.CometBFT.StateSync.DiscoveryTime, rpcserver.DefaultConfig().ReadTimeout
 			for tries := time.Duration(1); tries < 10; tries++ {
 				require.Greater(t, (tries*wait - idle).Abs(), time.Second)

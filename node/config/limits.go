@@ -18,11 +18,12 @@ import (
 var ErrLimits = errors.New("too low for the largest value (1 MiB)")
 
 const (
-	// snapshotDiscovery is how long CometBFT's state sync waits for snapshots before it asks the RPC
-	// servers for headers. Its light client keeps connections open, and does not repeat a request
-	// that fails because the server closes the connection at that moment. RPC servers close one after
-	// 10 s without a request (rpcserver.Config.ReadTimeout), which is two of the shortest waits that
-	// CometBFT accepts (5 s): a joiner that found a snapshot at the second try then failed.
+	// snapshotDiscovery is how long CometBFT's state sync waits for snapshots before it asks the
+	// RPC servers for headers. Its light client keeps connections open, and does not repeat a
+	// request that fails because the server closes the connection at that moment. RPC servers close
+	// one after 10 s without a request (rpcserver.Config.ReadTimeout), which is two of the shortest
+	// waits that CometBFT accepts (5 s): a joiner that found a snapshot at the second try then
+	// failed.
 	snapshotDiscovery = 6 * time.Second
 
 	// rpcEnvelope is the size of a JSON-RPC request around the transaction, which is in base64.

@@ -137,7 +137,7 @@ func (d *node) configure() {
 	d.set("config/config.toml", map[string]string{
 		"rpc.laddr": quoted("tcp://" + held.Address(portRPC)), "rpc.pprof_laddr": `""`, "p2p.laddr": quoted("tcp://" + held.Address(portP2P)),
 		"p2p.addr_book_strict": "false", "p2p.allow_duplicate_ip": "true", "p2p.pex": "false",
-		"consensus.timeout_commit": quoted(commitTimeout), "statesync.discovery_time": `"6s"`, // see snapshotDiscovery of starlingd (node/config)
+		"consensus.timeout_commit": quoted(commitTimeout), "statesync.discovery_time": `"6s"`,
 	})
 	d.set("config/app.toml", map[string]string{
 		"pruning": `"custom"`, "pruning-keep-recent": quoted(keepRecent), "pruning-interval": `"10"`, "grpc.address": `"127.0.0.1:0"`,
