@@ -121,7 +121,7 @@ func (g *groups) next() (context.Context, *group) {
 		g.sending = false
 		return nil, nil
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:gosec // finish and leave call it
 	next := &group{members: slices.Clone(g.waiting[:n]), cancel: cancel, callers: n}
 	g.waiting = slices.Delete(g.waiting, 0, n)
 	for _, m := range next.members {

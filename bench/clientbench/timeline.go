@@ -18,6 +18,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/tx"
 )
@@ -87,6 +88,13 @@ type Timeline struct {
 	Puts       int                `json:"puts"`
 	Left       int                `json:"left_out"` // several rounds, or events are missing
 	Syncs      *Syncs             `json:"syncs,omitempty"`
+	Idle       idle               `json:"idle"`
+}
+
+// idle has figures of a network without traffic.
+type idle struct {
+	CPU    float64 `json:"cpu_ms_s"`     // ms of CPU time of all validators in a second
+	Blocks float64 `json:"blocks_per_s"` // empty blocks
 }
 
 func (l *Timeline) name() string {
@@ -165,6 +173,9 @@ func (o *TimelineOptions) measure(ctx context.Context, l *Timeline, program, dir
 		return fmt.Errorf("load: %w", err)
 	}
 	net := s.(*starling)
+	if l.Idle, err = net.idle(ctx); err != nil {
+		return fmt.Errorf("idle: %w", err)
+	}
 	events := &blockEvents{of: map[int64]*heightEvents{}}
 	stop, err := events.follow(ctx, net.net.RPCs())
 	if err != nil {
@@ -178,6 +189,29 @@ func (o *TimelineOptions) measure(ctx context.Context, l *Timeline, program, dir
 	l.add(puts, events)
 	l.Syncs, err = countSyncs(ctx, net)
 	return err
+}
+
+// idle measures the network without traffic.
+func (s *starling) idle(ctx context.Context) (idle, error) {
+	at := func() (cpu float64, height int64, err error) {
+		status, err := s.believer.Status(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		cpu, err = s.net.CPUSeconds(ctx)
+		return cpu, status.SyncInfo.LatestBlockHeight, err
+	}
+	began := time.Now()
+	cpu, height, err := at()
+	if err != nil {
+		return idle{}, err
+	}
+	if err := sleep.For(ctx, time.Duration(s.o.Seconds)*time.Second); err != nil {
+		return idle{}, err
+	}
+	cpuAfter, heightAfter, err := at()
+	seconds := time.Since(began).Seconds()
+	return idle{CPU: (cpuAfter - cpu) * 1e3 / seconds, Blocks: float64(heightAfter-height) / seconds}, err
 }
 
 // timedPut is one put: its height, and when it began, was accepted and was answered.
@@ -406,6 +440,8 @@ func (r *TimelineResult) Print(out io.Writer) {
 	row("left out", func(l *Timeline) string { return harness.Group(l.Left) })
 	row("syncs a block", func(l *Timeline) string { return l.Syncs.perBlock() })
 	row("ms a sync", func(l *Timeline) string { return l.Syncs.each() })
+	row("idle, CPU", func(l *Timeline) string { return milliseconds(l.Idle.CPU) })
+	row("idle, blocks", func(l *Timeline) string { return fmt.Sprintf("%.2f", l.Idle.Blocks) })
 	harness.PrintAligned(out, cells)
 	fmt.Fprintf(out, `
 %d s each, %d puts at a time, settings of init --network %s with timeout_commit %g ms. Each step lasts until
@@ -420,6 +456,7 @@ answer     the client's node has executed and stored the block, and the client h
 floor      four ways between validators, and %d syncs of %s ms, the median on this disk
 left out   puts in blocks of several rounds, or with events that did not arrive
 syncs      of one validator's disk, for a block, counted by strace in a run of their own
+idle       CPU time of all validators in a second without puts, in ms, and empty blocks a second
 The times are those at which this program, on the same machine, receives the nodes' events.
 `, r.Seconds, r.Workers, r.Network, r.PauseMS, neededSyncs, milliseconds(r.SyncMS))
 }
