@@ -1,6 +1,10 @@
 package app
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/starling-kv/starling/internal/keyspace"
+)
 
 // grant is a grant that applies to a key: its prefix, and its quota in bytes (0: no limit).
 type grant struct {
@@ -55,7 +59,7 @@ func (o *overlay) grantFor(account, key []byte) (g grant, ok bool, err error) {
 
 // anyUnder reports whether there is a record whose key starts with head.
 func (o *overlay) anyUnder(head []byte) (bool, error) {
-	k, _, err := o.nearest(prefixEnd(head), true) // not nil: head starts with 0x00
+	k, _, err := o.nearest(keyspace.PrefixEnd(head), true) // not nil: head starts with 0x00
 	return k != nil && bytes.HasPrefix(k, head), err
 }
 

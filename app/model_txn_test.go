@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/tx"
 )
@@ -77,7 +78,7 @@ func (m *model) readRange(op *tx.ReadRange) (tx.Code, tx.OperationResult) {
 func (m *model) mayDelete(who string, op *tx.DeleteRange) bool {
 	for n := 0; n <= len(op.Start); n++ {
 		prefix := string(op.Start[:n])
-		after := prefixEnd([]byte(prefix))
+		after := keyspace.PrefixEnd([]byte(prefix))
 		if after != nil && (len(op.End) == 0 || string(op.End) > string(after)) {
 			continue
 		}
@@ -211,7 +212,7 @@ func (g *generator) inBranch() tx.Operation {
 func (g *generator) bounds() (start, end []byte) {
 	start, end = []byte(g.key()), []byte(g.pick("", g.key()))
 	if g.IntN(2) == 0 {
-		end = prefixEnd(start)
+		end = keyspace.PrefixEnd(start)
 	}
 	if len(end) > 0 && string(end) <= string(start) {
 		end = append(start[:len(start):len(start)], 0xff)
@@ -309,14 +310,14 @@ func TestCommonOfRange(t *testing.T) {
 	for range 100_000 {
 		start, end := word(1), word(0)
 		if rng.IntN(3) == 0 {
-			end = prefixEnd(start[:rng.IntN(len(start)+1)])
+			end = keyspace.PrefixEnd(start[:rng.IntN(len(start)+1)])
 		}
 		if len(end) > 0 && string(start) >= string(end) {
 			continue
 		}
 		n := len(start)
 		for ; n > 0; n-- {
-			if after := prefixEnd(start[:n]); after == nil || len(end) > 0 && string(end) <= string(after) {
+			if after := keyspace.PrefixEnd(start[:n]); after == nil || len(end) > 0 && string(end) <= string(after) {
 				break
 			}
 		}

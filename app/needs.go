@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -227,5 +228,5 @@ func KeepRecords(first, after []byte) bool {
 // requests it, and the recheck uses it.
 func PreferNonces(first, after []byte) bool {
 	nonces := record(tagNonce)
-	return bytes.Compare(first, nonces) >= 0 && len(after) > 0 && bytes.Compare(after, prefixEnd(nonces)) <= 0
+	return bytes.Compare(first, nonces) >= 0 && len(after) > 0 && bytes.Compare(after, keyspace.PrefixEnd(nonces)) <= 0
 }

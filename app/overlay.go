@@ -254,15 +254,3 @@ func recordBytes(key, value []byte) uint64 {
 	}
 	return avlstar.RecordBytes(len(key), len(value))
 }
-
-// prefixEnd returns the least key above all keys that start with prefix, or nil if there is none.
-func prefixEnd(prefix []byte) []byte {
-	for i := len(prefix) - 1; i >= 0; i-- {
-		if prefix[i] != 0xff {
-			end := bytes.Clone(prefix[:i+1])
-			end[i]++
-			return end
-		}
-	}
-	return nil
-}

@@ -166,9 +166,3 @@ func TestLongestPrefix(t *testing.T) {
 		require.Equal(t, len(prefixes) > 0, must(o.anyUnder(record(tagGrant, grantee))))
 	})
 }
-
-func TestPrefixEnd(t *testing.T) {
-	require.Nil(t, prefixEnd(nil))
-	require.Nil(t, prefixEnd([]byte{0xff, 0xff}))
-	require.Equal(t, []byte{2}, prefixEnd([]byte{1, 0xff}))
-}

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -78,7 +79,7 @@ func (o *overlay) quotaOfEveryone() (uint64, error) {
 		sum += quota
 	}
 	start := record(tagGrant, everyone)
-	end := prefixEnd(start)
+	end := keyspace.PrefixEnd(start)
 	for kv, err := range o.base.Ascend(start, end) {
 		if err != nil {
 			return 0, o.lacked(err, avlstar.Want{Range: true, Key: start, After: end})

@@ -8,6 +8,7 @@ import (
 
 	abci "github.com/cometbft/cometbft/abci/types"
 
+	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -95,7 +96,7 @@ func encodeThreshold(admins uint64) []byte {
 // number follows from the total length.
 func (x *executor) countAdmins() (uint64, error) {
 	start := record(tagAdmin)
-	end := prefixEnd(start)
+	end := keyspace.PrefixEnd(start)
 	sum, err := x.baseBytes(start, end)
 	if err != nil {
 		return 0, err

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/keyspace"
 )
 
 // usages counts the bytes of all leaf records under the prefixes whose quota was checked in this
@@ -37,7 +38,7 @@ func (o *overlay) usage(prefix []byte) (uint64, error) {
 	if used, ok := o.quotas.bytes[string(prefix)]; ok {
 		return *used, nil
 	}
-	start, end := prefix, prefixEnd(prefix)
+	start, end := prefix, keyspace.PrefixEnd(prefix)
 	if len(start) == 0 {
 		start = []byte{reserved + 1}
 	}

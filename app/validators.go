@@ -9,6 +9,7 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -56,7 +57,7 @@ func (x *executor) countValidators() (*validators, error) {
 		return x.validators, nil
 	}
 	start := record(tagValidator)
-	end := prefixEnd(start)
+	end := keyspace.PrefixEnd(start)
 	v := &validators{}
 	for kv, err := range x.base.Ascend(start, end) {
 		if err != nil {
@@ -142,7 +143,7 @@ func (x *executor) setValidator(account []byte, op *tx.SetValidator) (bool, *abc
 func (o *overlay) validatorUpdates() []abci.ValidatorUpdate {
 	start := record(tagValidator)
 	var updates []abci.ValidatorUpdate
-	o.ascend(start, prefixEnd(start), func(e *overlayEntry) {
+	o.ascend(start, keyspace.PrefixEnd(start), func(e *overlayEntry) {
 		if power := decodeUint64(e.value); power != decodeUint64(e.before) {
 			updates = append(updates, abci.Ed25519ValidatorUpdate(e.key[len(start):], int64(power)))
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/cometbft/cometbft/proto/tendermint/crypto"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/keyspace"
 )
 
 const (
@@ -234,16 +235,7 @@ func (c *Client) Scan(ctx context.Context, start, end []byte, options ...ReadOpt
 
 // PrefixEnd returns the least key above all keys with a prefix, or nil (open) if there is none. The
 // range of a prefix is [prefix, PrefixEnd(prefix)).
-func PrefixEnd(prefix []byte) []byte {
-	for i := len(prefix) - 1; i >= 0; i-- {
-		if prefix[i] < 0xff {
-			end := bytes.Clone(prefix[:i+1])
-			end[i]++
-			return end
-		}
-	}
-	return nil
-}
+func PrefixEnd(prefix []byte) []byte { return keyspace.PrefixEnd(prefix) }
 
 func (c *Client) readOptions(options []ReadOption) readOptions {
 	o := readOptions{limit: DefaultRangeLimit}

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/internal/keyspace"
 )
 
 var (
@@ -137,19 +138,12 @@ func Discard(db DB) error {
 	manifest, chunks := []byte(joinKey), []byte(joinChunksKey)
 	// The marks of chunks go first: a join that resumes does not fetch a chunk that has a mark. The
 	// manifest goes last: without it, the other keys would be somebody else's.
-	for _, keys := range [][2][]byte{{chunks, after(chunks)}, {nil, manifest}, {after(manifest), nil}, {manifest, after(manifest)}} {
+	for _, keys := range [][2][]byte{{chunks, keyspace.PrefixEnd(chunks)}, {nil, manifest}, {keyspace.PrefixEnd(manifest), nil}, {manifest, keyspace.PrefixEnd(manifest)}} {
 		if err := deleteRange(db, keys[0], keys[1]); err != nil {
 			return fmt.Errorf("discard an unfinished join: %w", err)
 		}
 	}
 	return nil
-}
-
-// after returns the first key after all keys with this prefix.
-func after(prefix []byte) []byte {
-	b := slices.Clone(prefix)
-	b[len(b)-1]++
-	return b
 }
 
 // deleteRange deletes the keys in [from, to), durably. It deletes from the start, in batches.
@@ -207,7 +201,7 @@ func (in *Installer) begin(described []byte) error {
 
 func (in *Installer) resume() (err error) {
 	chunks := []byte(joinChunksKey)
-	it, err := in.db.Iterator(chunks, after(chunks))
+	it, err := in.db.Iterator(chunks, keyspace.PrefixEnd(chunks))
 	if err != nil {
 		return fmt.Errorf("look for chunks: %w", err)
 	}

@@ -162,12 +162,13 @@ var arrows = map[string]struct {
 	"internal/backoff":       {nil, "it computes without a clock, so that simulations can use it"},
 	"internal/sleep":         {nil, "it waits for any caller"},
 	"internal/heap":          {nil, "it orders arbitrary values"},
+	"internal/keyspace":      {nil, "it computes with the keys of any store"},
 
 	"e2e/byzantine/voter": {[]string{"transport", "e2e/byzantine/liar"}, "it signs; the node around it is honest"},
 }
 
 // helpers may be imported by every package: they import no other package of this module.
-var helpers = []string{"internal/backoff", "internal/crc32c", "internal/durable", "internal/durable/onvfs", "internal/heap", "internal/protowalk", "internal/sleep", "internal/wire"}
+var helpers = []string{"internal/backoff", "internal/crc32c", "internal/durable", "internal/durable/onvfs", "internal/heap", "internal/keyspace", "internal/protowalk", "internal/sleep", "internal/wire"}
 
 type goPackage struct {
 	ImportPath string

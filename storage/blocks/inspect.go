@@ -7,6 +7,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2/sstable"
 
+	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/storage/seglog"
 )
 
@@ -18,7 +19,7 @@ func (z *Zone) Bytes(id string) (uint64, error) {
 	}
 	defer release()
 	prefix := append([]byte{byte(len(id))}, id...)
-	bytes, err := z.db.EstimateDiskUsage(prefix, after(prefix))
+	bytes, err := z.db.EstimateDiskUsage(prefix, keyspace.PrefixEnd(prefix))
 	if id == partsID {
 		bytes += z.parts.store.Bytes()
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/storage/seglog"
 )
 
@@ -413,7 +414,7 @@ func (z *Zone) verifySegment(at *pebble.Snapshot, number uint32) (referred int, 
 // references counts the references to each segment.
 func (z *Zone) references(at *pebble.Snapshot) (map[uint32]int, error) {
 	prefix := append([]byte{byte(len(partsID))}, partsID...)
-	it, err := at.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: after(prefix)})
+	it, err := at.NewIter(&pebble.IterOptions{LowerBound: prefix, UpperBound: keyspace.PrefixEnd(prefix)})
 	if err != nil {
 		return nil, err
 	}

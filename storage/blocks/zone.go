@@ -1,7 +1,6 @@
 package blocks
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -13,6 +12,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 	dbm "github.com/cometbft/cometbft-db"
 
+	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/storage/internal/engine"
 	"github.com/starling-kv/starling/storage/sgc"
 )
@@ -277,18 +277,7 @@ func (z *Zone) DB(id string) dbm.DB {
 		panic(fmt.Sprintf("blocks: database ID of %d bytes, want 1 to %d", len(id), maxID))
 	}
 	prefix := append([]byte{byte(len(id))}, id...)
-	return &database{z: z, prefix: prefix, end: after(prefix), parts: id == partsID}
-}
-
-// after returns the first key that does not begin with prefix.
-func after(prefix []byte) []byte {
-	end := bytes.Clone(prefix)
-	// ends at the latest at the first byte, the length, which is less
-	for end[len(end)-1] == 0xff {
-		end = end[:len(end)-1]
-	}
-	end[len(end)-1]++
-	return end
+	return &database{z: z, prefix: prefix, end: keyspace.PrefixEnd(prefix), parts: id == partsID}
 }
 
 // IDs returns the IDs of the databases that have keys, ordered by length and then by bytes.
@@ -310,7 +299,7 @@ func (z *Zone) IDs() ([]string, error) {
 			return nil, errors.Join(z.folder.Corrupt(fmt.Errorf("key %x", key)), it.Close())
 		}
 		ids = append(ids, string(key[1:1+n]))
-		ok = it.SeekGE(after(key[:1+n]))
+		ok = it.SeekGE(keyspace.PrefixEnd(key[:1+n]))
 	}
 	return ids, z.readErr(errors.Join(it.Error(), it.Close()))
 }

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/starling-kv/starling/app/event"
+	"github.com/starling-kv/starling/internal/keyspace"
 )
 
 // waiter is a request that waits for an event of its keys. It is woken once.
@@ -39,22 +40,10 @@ func shape(k event.Keys) (text []byte, exact, prefix bool) {
 	switch {
 	case len(k.End) == n+1 && k.End[n] == 0 && bytes.Equal(k.End[:n], k.Start):
 		return k.Start, true, false
-	case bytes.Equal(k.End, prefixEnd(k.Start)):
+	case bytes.Equal(k.End, keyspace.PrefixEnd(k.Start)):
 		return k.Start, false, true
 	}
 	return nil, false, false
-}
-
-// prefixEnd returns the least key above all keys with a prefix, nil if there is none.
-func prefixEnd(prefix []byte) []byte {
-	for i := len(prefix) - 1; i >= 0; i-- {
-		if prefix[i] != 0xff {
-			end := bytes.Clone(prefix[:i+1])
-			end[i]++
-			return end
-		}
-	}
-	return nil
 }
 
 func (s *waiters) add(w *waiter) {
@@ -119,7 +108,7 @@ func (s *waiters) matching(n *block) []*waiter {
 	if len(n.byKey)*len(s.lengths) > searches*len(s.prefixes) {
 		lengths = nil
 		for prefix, set := range s.prefixes {
-			if lo, hi := n.between(event.Keys{Start: []byte(prefix), End: prefixEnd([]byte(prefix))}); lo < hi {
+			if lo, hi := n.between(event.Keys{Start: []byte(prefix), End: keyspace.PrefixEnd([]byte(prefix))}); lo < hi {
 				add(set)
 			}
 		}

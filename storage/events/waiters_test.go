@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app/event"
+	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
@@ -34,7 +35,7 @@ func TestMatching(t *testing.T) {
 			case 0:
 				w.keys.End = append(slices.Clone(w.keys.Start), 0)
 			case 1:
-				w.keys.End = prefixEnd(w.keys.Start)
+				w.keys.End = keyspace.PrefixEnd(w.keys.Start)
 			default:
 				w.keys.End = []byte(word(most))
 			}
