@@ -196,7 +196,9 @@ func New(options Options) (*App, error) {
 	if options.WitnessBytes == 0 {
 		options.WitnessBytes = DefaultWitnessBytes
 	}
-	a := &App{options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries)}
+	a := &App{
+		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries),
+	}
 	a.state = onDisk{a}
 	if options.Source != nil {
 		a.state = byWitness{a}

@@ -55,7 +55,8 @@ func edgesOfRandomBlocks(t *testing.T, rng *rand.Rand) {
 	store := &edgedStore{shardedStore{t: t, height: height, at: v.Commitment()}, [][]byte{[]byte("a100"), []byte("a1505"), []byte("a250")}}
 	v.Release()
 	a, err := New(Options{
-		Store: store, Source: source, Retention: avlstar.Retention{Depth: 2, Window: 2}, KeepRecent: 2, ChainID: testChain, Edges: func() [][]byte { return store.edges },
+		Store: store, Source: source, Retention: avlstar.Retention{Depth: 2, Window: 2},
+		KeepRecent: 2, ChainID: testChain, Edges: func() [][]byte { return store.edges },
 	})
 	require.NoError(t, err)
 	later := 0

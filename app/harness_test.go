@@ -397,7 +397,8 @@ func (f *fakeSnapshots) Offered() []SnapshotInfo {
 func (f *fakeSnapshots) ListSnapshots(context.Context, *abci.RequestListSnapshots) (*abci.ResponseListSnapshots, error) {
 	list := &abci.ResponseListSnapshots{}
 	for _, h := range f.listed {
-		list.Snapshots = append(list.Snapshots, &abci.Snapshot{Height: h, Format: 1, Chunks: 2, Hash: []byte{0xab}, Metadata: []byte("m")})
+		s := &abci.Snapshot{Height: h, Format: 1, Chunks: 2, Hash: []byte{0xab}, Metadata: []byte("m")}
+		list.Snapshots = append(list.Snapshots, s)
 	}
 	return list, nil
 }

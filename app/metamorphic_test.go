@@ -269,7 +269,8 @@ func (w *retelling) start(height int64) {
 	w.last.Store(height)
 	edges := w.source.Edges()
 	w.app, err = New(Options{
-		Store: retold{w}, Source: counted{w.source, &w.fetches}, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour, Edges: w.source.Edges,
+		Store: retold{w}, Source: counted{w.source, &w.fetches}, KeepRecent: 4,
+		ChainID: testChain, ProposalTime: time.Hour, Edges: w.source.Edges,
 		Retention: avlstar.Retention{
 			Depth: w.c.depth, Window: w.c.window,
 			Least: func() int { return int(max(0, w.last.Load()-w.source.Durable())) },

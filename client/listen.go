@@ -71,7 +71,7 @@ func (c *Client) listen(ctx context.Context, e *endpoint, hash []byte) <-chan he
 				if time.Since(began) < pollWait/2 {
 					return // the node does not wait
 				}
-			case err == nil || errors.As(err, new(*TxError)):
+			case done(err):
 				heard <- heardResult{result, err}
 				return
 			default:

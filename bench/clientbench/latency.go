@@ -92,7 +92,10 @@ const loadWorkers, batchPuts = 64, 32
 // The operations of the stores, in the order of the table. opDead comes last: the validator stays
 // dead.
 var (
-	allOps   = []string{OpPut, opPutShared, opPutLoad, opGroupLoad, opBatchLoad, OpGet, opGetProved, OpRange, opNewest, opNewestBusy, opEventAfter, opDead}
+	allOps = []string{
+		OpPut, opPutShared, opPutLoad, opGroupLoad, opBatchLoad, OpGet, opGetProved, OpRange, opNewest, opNewestBusy,
+		opEventAfter, opDead,
+	}
 	wanOps   = []string{OpPut, opPutShared, opNewest, opNewestBusy, opEventAfter, opDead}
 	etcdOps  = []string{OpPut, OpGet, OpRange}
 	loadOps  = []string{OpPut, opPutLoad}
@@ -164,7 +167,10 @@ func (r *latencyRun) build(ctx context.Context) (err error) {
 // turn measures all operations of a store.
 func (r *latencyRun) turn(ctx context.Context, round int, s latencyStore) error {
 	r.turns++
-	t := turn{name: s.name, dir: filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns)), operations: s.operations, seed: uint64(round), progress: r.progress, retries: &r.retries}
+	t := turn{
+		name: s.name, dir: filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns)), operations: s.operations,
+		seed: uint64(round), progress: r.progress, retries: &r.retries,
+	}
 	start := func(dir string) (store, error) { return s.start(r, ctx, s, dir) }
 	figures, err := t.measure(ctx, start)
 	if err != nil {

@@ -130,7 +130,10 @@ func (r *run) turn(ctx context.Context, round int, name string) (figures map[str
 			ops = append(ops, op.name)
 		}
 	}
-	t := turn{name: name, dir: filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns)), operations: ops, seed: uint64(round), progress: r.progress, retries: &r.retries}
+	t := turn{
+		name: name, dir: filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns)), operations: ops,
+		seed: uint64(round), progress: r.progress, retries: &r.retries,
+	}
 	return t.measure(ctx, func(dir string) (store, error) { return start(ctx, r.o, r.programs[name], dir) })
 }
 

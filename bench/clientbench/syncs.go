@@ -41,7 +41,7 @@ func countSyncs(ctx context.Context, s *starling) (*Syncs, error) {
 	}
 	var report bytes.Buffer
 	pid := strconv.Itoa(s.net.Pid(s.net.Validators[0]))
-	counting, end := context.WithTimeout(ctx, time.Minute)
+	counting, end := context.WithCancel(ctx)
 	defer end()
 	//nolint:gosec // the process ID is that of a process of this run
 	cmd := exec.CommandContext(counting, strace, "-f", "-c", "-w", "-e", "trace=fsync,fdatasync,sync_file_range",

@@ -160,12 +160,6 @@ func parseStorageNodes(b []byte, verify bool) (*StorageNodes, error) {
 		if err != nil {
 			return nil, fmt.Errorf("next range %d: %w", i+1, err)
 		}
-		if len(next.Range.First) == 0 {
-			next.Range.First = nil
-		}
-		if len(next.Range.After) == 0 {
-			next.Range.After = nil
-		}
 		s.Next = append(s.Next, next)
 	}
 	if verify && s.Version == 0 && len(s.Next)+len(s.Leaving) > 0 {
@@ -197,9 +191,13 @@ func (s *StorageNodes) replicas(names []string) (replicas []dsm.NodeID, err erro
 	return replicas, nil
 }
 
+// parseFirst parses a key; nil: the empty key.
 func parseFirst(s *string) ([]byte, error) {
 	if s == nil {
 		return nil, errors.New(`"first" is missing`)
+	}
+	if *s == "" || *s == "0x" {
+		return nil, nil
 	}
 	digits, isHex := strings.CutPrefix(*s, "0x")
 	if !isHex {

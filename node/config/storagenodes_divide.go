@@ -23,14 +23,23 @@ func DivideStorageNodes(edges [][]byte, nodes []string, replicas int) ([]byte, e
 	for i, first := range append([][]byte{nil}, edges...) {
 		var of []string
 		for k := range replicas {
-			of = append(of, fmt.Sprintf("%q", nodes[(i+k)%len(nodes)]))
+			of = append(of, nodes[(i+k)%len(nodes)])
 		}
-		fmt.Fprintf(&b, "\n[[range]]\nfirst = %s\nnodes = [%s]\n", formatFirst(first), strings.Join(of, ", "))
+		fmt.Fprintf(&b, "\n[[range]]\nfirst = %s\nnodes = %s\n", formatFirst(first), formatList(of))
 	}
 	if _, err := ParseStorageNodes(b.Bytes()); err != nil {
 		return nil, Invalid(err)
 	}
 	return b.Bytes(), nil
+}
+
+// formatList formats a list of texts.
+func formatList[S ~string](texts []S) string {
+	quoted := make([]string, len(texts))
+	for i, text := range texts {
+		quoted[i] = fmt.Sprintf("%q", text)
+	}
+	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
 // formatFirst formats a key for parseFirst: as text if it is printable, otherwise as hex.

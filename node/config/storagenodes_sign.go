@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/starling-kv/starling/dsm"
 )
@@ -136,24 +135,14 @@ func (s *StorageNodes) format(b *bytes.Buffer, table string, p dsm.Placement) {
 	if table == "next" && len(p.Range.After) > 0 {
 		fmt.Fprintf(b, "after = %s\n", formatFirst(p.Range.After))
 	}
-	b.WriteString("nodes = [")
-	for i, node := range p.Replicas {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		fmt.Fprintf(b, "%q", s.Addresses[node].String())
+	var addresses []string
+	for _, node := range p.Replicas {
+		addresses = append(addresses, s.Addresses[node].String())
 	}
-	b.WriteString("]\n")
+	fmt.Fprintf(b, "nodes = %s\n", formatList(addresses))
 	for _, l := range s.Leaving {
 		if table == "range" && l.Range.Equal(p.Range) {
-			fmt.Fprintf(b, "leaving = [\"%s\"]\n", strings.Join(names(l.Replicas), `", "`))
+			fmt.Fprintf(b, "leaving = %s\n", formatList(l.Replicas))
 		}
 	}
-}
-
-func names(nodes []dsm.NodeID) (all []string) {
-	for _, n := range nodes {
-		all = append(all, string(n))
-	}
-	return all
 }

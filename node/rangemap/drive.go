@@ -88,7 +88,7 @@ func (d *Driver) Continue(ctx context.Context, during *config.StorageNodes) (*co
 	for _, l := range during.Leaving { // it is not known which of the other replicas was added
 		i, _ := during.Ranges.Find(l.Range)
 		stay := during.Ranges.Shard(i)
-		stay.Replicas = slices.DeleteFunc(slices.Clone(stay.Replicas), func(n dsm.NodeID) bool { return slices.Contains(l.Replicas, n) })
+		stay.Replicas = without(stay.Replicas, l.Replicas)
 		all = append(all, stay)
 	}
 	return d.finish(ctx, during, after, all)
@@ -186,9 +186,7 @@ func added(old, m *config.StorageNodes) (all []dsm.Placement) {
 		if !same {
 			continue
 		}
-		before := old.Ranges.Shard(k).Replicas
-		fresh := slices.DeleteFunc(slices.Clone(s.Replicas), func(n dsm.NodeID) bool { return slices.Contains(before, n) })
-		if len(fresh) > 0 {
+		if fresh := without(s.Replicas, old.Ranges.Shard(k).Replicas); len(fresh) > 0 {
 			all = append(all, dsm.Placement{Range: s.Range, Replicas: fresh})
 		}
 	}

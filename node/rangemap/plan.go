@@ -149,7 +149,7 @@ func Finish(m *config.StorageNodes) (*config.StorageNodes, error) {
 	for _, l := range m.Leaving {
 		for i := range all {
 			if all[i].Range.Equal(l.Range) {
-				all[i].Replicas = slices.DeleteFunc(all[i].Replicas, func(n dsm.NodeID) bool { return slices.Contains(l.Replicas, n) })
+				all[i].Replicas = without(all[i].Replicas, l.Replicas)
 			}
 		}
 	}
@@ -166,6 +166,11 @@ func Abort(m *config.StorageNodes) (*config.StorageNodes, error) {
 		return nil, fmt.Errorf("%w to abort", ErrNoChange)
 	}
 	return settled(edited(m), m.Ranges), nil
+}
+
+// without returns the nodes that are not among others.
+func without(nodes, others []dsm.NodeID) []dsm.NodeID {
+	return slices.DeleteFunc(slices.Clone(nodes), func(n dsm.NodeID) bool { return slices.Contains(others, n) })
 }
 
 // settled sets the ranges of an edited map without a change, and forgets nodes that keep none.

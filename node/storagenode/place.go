@@ -74,22 +74,24 @@ func placesOf(nodes *config.StorageNodes, node dsm.NodeID, dir string) (places [
 	return places
 }
 
+// maxFolderKey is the number of bytes of a key in the name of a folder: file systems limit names to
+// 255 bytes.
+const maxFolderKey = 64
+
 // folderOf returns the name of a range's folder, which contains its first key, or the beginning of
 // it, and a hash of the range: an old and a new range can begin with the same key.
 func folderOf(r avlstar.KeyRange) string {
-	const most = 64 // bytes of the key: file systems limit names to 255 bytes
 	id := server.RangeIDOf(r)
-	return fmt.Sprintf("from-%x-%x", r.First[:min(len(r.First), most)], id[:8])
+	return fmt.Sprintf("from-%x-%x", r.First[:min(len(r.First), maxFolderKey)], id[:8])
 }
 
 // earlierFolderOf returns the name that earlier versions gave to the folder of a range.
 func earlierFolderOf(r avlstar.KeyRange) string {
-	const most = 64
-	if len(r.First) <= most {
+	if len(r.First) <= maxFolderKey {
 		return fmt.Sprintf("from-%x", r.First)
 	}
 	sum := sha256.Sum256(r.First)
-	return fmt.Sprintf("from-%x-%x", r.First[:most], sum[:8])
+	return fmt.Sprintf("from-%x-%x", r.First[:maxFolderKey], sum[:8])
 }
 
 // Names next to a range's folder F while its state is replaced.
