@@ -139,7 +139,7 @@ func (l *LatencyResult) Print(out io.Writer) {
 starling  %d validators with the settings of init --network wan and lan, signed puts (client.Put), each client with a key of its own,
           or all with one
 grouped   the clients share one key and their transactions: client.WithGroupCommit
-kvstore   CometBFT's, as many validators, with CometBFT's default settings and with ours for a lan; unsigned transactions (broadcast_tx_commit)
+kvstore   CometBFT's, as many validators, with CometBFT's default settings and with ours for a LAN; unsigned transactions (broadcast_tx_commit)
 etcd      three members, which trust each other
 text      the same unsigned transactions as kvstore's
 CPU       of all validators, for one operation

@@ -116,7 +116,7 @@ func Tune(n Network, c *cfg.Config, a *App) {
 	a.StorageNode.ServeHeights *= rate
 	a.CatchUp.StateThresholdBlocks *= int64(rate)
 	if n == LAN {
-		a.Disk.FlushBlocks *= rate // at the rate of a wan, flush_interval ends first
+		a.Disk.FlushBlocks *= rate // at the rate of a WAN, flush_interval ends first
 		a.Disk.MaxBacklogBlocks *= rate
 		a.State.WitnessTimeout = 250 * time.Millisecond // half of timeout_propose
 	}

@@ -66,7 +66,7 @@ whose nodes are near each other.`,
 	flags.Uint64Var(&opts.App.AdminThreshold, "admin-threshold", 0, "number of admins that must approve an operation (default 1)")
 	flags.BoolVar(&opts.App.Open, "open", false, "accept unsigned key=value transactions for keys that no grant covers")
 	flags.Uint64Var(&opts.App.ChunkBytes, "chunk-bytes", 0, "largest chunk in bytes (default 1 MiB)")
-	flags.Int64Var(&opts.App.SnapshotInterval, "snapshot-interval", 0, fmt.Sprintf("interval of snapshots, in blocks (default %d, in a lan %d)", app.DefaultSnapshotInterval, config.LAN.SnapshotInterval(app.DefaultSnapshotInterval)))
+	flags.Int64Var(&opts.App.SnapshotInterval, "snapshot-interval", 0, fmt.Sprintf("interval of snapshots, in blocks (default %d, in a LAN %d)", app.DefaultSnapshotInterval, config.LAN.SnapshotInterval(app.DefaultSnapshotInterval)))
 	addNetwork(flags, &network)
 	flags.StringVar(&opts.GenesisFile, "genesis", "", "genesis file of an existing network to join; - is standard input")
 	return cmd

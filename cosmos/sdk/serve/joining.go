@@ -123,8 +123,8 @@ func (a *App) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSn
 	db := nodedb.Of(a.db)
 	j.installer, err = nodedb.NewInstaller(db, j.m)
 	if errors.Is(err, nodedb.ErrOtherJoin) {
-		// CometBFT offers the newest snapshot that its peers have, and never returns to one that it
-		// has given up. So nobody will complete the join that is in the database.
+		// CometBFT offers the newest snapshot of its peers. It never offers one again that it has
+		// given up, so the join in the database would never end.
 		a.logger.Info("another state is offered: discarding an unfinished join", "height", s.Height)
 		if err = nodedb.Discard(db); err == nil {
 			j.installer, err = nodedb.NewInstaller(db, j.m)
