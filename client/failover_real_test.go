@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/client"
@@ -17,8 +18,9 @@ var swallow func(t *testing.T) string
 
 // TestFailoverOverTCP: three addresses of a real node, one of which is killed, stopped or a black
 // hole. No call is lost, reads stay fast, and a watch moves.
-func TestFailoverOverTCP(t *testing.T) {
-	address, genesis := demo()
+func TestFailoverOverTCP(t *testing.T) { endpoints(t, testFailover) }
+
+func testFailover(t *testing.T, scheme, address string, genesis *types.GenesisDoc) {
 	rounds := 20
 	if testing.Short() {
 		rounds = 6
@@ -33,13 +35,13 @@ func TestFailoverOverTCP(t *testing.T) {
 				relays := []*relay{newRelay(t, address), newRelay(t, address), newRelay(t, address)}
 				var addresses []string
 				for _, r := range relays {
-					addresses = append(addresses, r.address)
+					addresses = append(addresses, scheme+r.address)
 				}
 				if mode == "black hole" {
 					if swallow == nil {
 						t.Skip("no black hole on this system")
 					}
-					addresses[0] = swallow(t)
+					addresses[0] = scheme + swallow(t)
 				}
 				c, err := client.Dial(ctx, addresses, append(options, client.WithKey(admin))...)
 				require.NoError(t, err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/client"
@@ -15,18 +16,22 @@ import (
 )
 
 // TestRealNode uses a real CometBFT node with the real application.
-func TestRealNode(t *testing.T) {
+func TestRealNode(t *testing.T) { endpoints(t, testRealNode) }
+
+func testRealNode(t *testing.T, scheme, address string, genesis *types.GenesisDoc) {
 	// The limit is for a node that hangs. A minute was too short under the race detector with other
 	// packages running.
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	address, genesis := demo()
+	address = scheme + address
 	verified := client.WithVerification(client.Trust{Genesis: genesis})
-	c, err := client.Dial(ctx, []string{"tcp://" + address}, client.WithKey(admin), verified)
+	c, err := client.Dial(ctx, []string{address}, client.WithKey(admin), verified)
 	require.NoError(t, err)
 
 	// The largest value can be written and read with its proof, and so can the largest transaction.
 	large := bytes.Repeat([]byte{0, 1, 2, 0xff}, tx.MaxValueBytes/4)
+	_, err = c.Delete(ctx, []byte("test/large"))
+	require.NoError(t, err)
 	result, err := c.Put(ctx, []byte("test/large"), large)
 	require.NoError(t, err)
 	v, err := c.Get(ctx, []byte("test/large"))
@@ -100,6 +105,10 @@ func TestRealNode(t *testing.T) {
 	require.Equal(t, 20, count)
 
 	_, err = c.PutText(ctx, []byte("anybody"), fmt.Appendf(nil, "may %x", guest.PubKey().Address()))
+	require.NoError(t, err)
+	_, err = c.PutText(ctx, []byte("anybody"), fmt.Appendf(nil, "may %x", guest.PubKey().Address()))
+	require.ErrorIs(t, err, client.ErrRepeatedText)
+	_, err = c.WaitTx(ctx, result.Hash)
 	require.NoError(t, err)
 	_, err = c.Query(ctx, "/nope", nil, 0, false)
 	require.ErrorIs(t, err, &tx.Error{Code: tx.CodeUnknownPath})

@@ -29,7 +29,8 @@ var admin = ed25519.GenPrivKeyFromSecret([]byte("the admin of the examples"))
 // A network of one real node in this process, started when the first test needs it.
 var network struct {
 	sync.Once
-	address string
+	address string // of RPC
+	grpc    string // of the gRPC endpoint
 	genesis *types.GenesisDoc
 	err     error
 	stop    func()
@@ -51,17 +52,26 @@ func demo() (address string, genesis *types.GenesisDoc) {
 	return network.address, network.genesis
 }
 
+// endpoints calls test with the addresses of both endpoints of the demo network's node. Each is a
+// scheme and a host:port, so that a test can replace the host:port by that of a relay.
+func endpoints(t *testing.T, test func(t *testing.T, scheme, address string, genesis *types.GenesisDoc)) {
+	t.Helper()
+	address, genesis := demo()
+	t.Run("rpc", func(t *testing.T) { test(t, "tcp://", address, genesis) })
+	t.Run("grpc", func(t *testing.T) { test(t, "grpc://", network.grpc, genesis) })
+}
+
 func startNetwork() error {
 	dir, err := os.MkdirTemp("", "starling-client")
 	if err != nil {
 		return err
 	}
-	held, err := ports.Hold(1) // CometBFT itself binds the port
+	held, err := ports.Hold(2) // the node itself binds them
 	if err != nil {
 		return err
 	}
 	held.Release()
-	network.address = held.Address(0)
+	network.address, network.grpc = held.Address(0), held.Address(1)
 	account := hex.EncodeToString(admin.PubKey().Bytes())
 	_, err = home.Init(home.InitOptions{
 		Home: dir, ChainID: "demo-1",
@@ -71,6 +81,7 @@ func startNetwork() error {
 			// A test asks for an older height, and the machine may be slow.
 			a.State.KeepRecent = 100_000
 			c.RPC.ListenAddress = "tcp://" + network.address
+			a.GRPC.ListenAddress = network.grpc
 			c.P2P.ListenAddress = "tcp://127.0.0.1:0"
 			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 100*time.Millisecond, 0
 			c.Instrumentation.Prometheus = false

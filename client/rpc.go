@@ -57,11 +57,15 @@ type node struct {
 var _ RPC = (*node)(nil)
 
 // NewRPC returns the RPC of the node at an address such as 127.0.0.1:26657, optionally with
-// http://, https:// or, as in config.toml, tcp://. It does not connect.
+// http://, https:// or, as in config.toml, tcp://. With grpc://, or grpcs:// for TLS, it is the
+// address of the node's gRPC endpoint. NewRPC does not connect.
 func NewRPC(address string) (RPC, error) {
 	u, err := parseAddress(address)
 	if err != nil {
 		return nil, err
+	}
+	if u.Scheme == schemeGRPC || u.Scheme == schemeGRPCS {
+		return newGRPC(address, u)
 	}
 	hc, err := newTransport(address, u)
 	if err != nil {
@@ -84,6 +88,9 @@ func NewHTTP(address string) (*rpchttp.HTTP, error) {
 	u, err := parseAddress(address)
 	if err != nil {
 		return nil, err
+	}
+	if u.Scheme == schemeGRPC || u.Scheme == schemeGRPCS {
+		return nil, fmt.Errorf("address %q is that of a gRPC endpoint: this call needs the RPC address, such as http://127.0.0.1:26657", address)
 	}
 	hc, err := newTransport(address, u)
 	if err != nil {
@@ -127,9 +134,9 @@ func parseAddress(address string) (*url.URL, error) {
 	switch u.Scheme {
 	case "tcp":
 		u.Scheme = "http"
-	case "http", "https":
+	case "http", "https", schemeGRPC, schemeGRPCS:
 	default:
-		return nil, fmt.Errorf("address %q: scheme %q is not http, https or tcp", address, u.Scheme)
+		return nil, fmt.Errorf("address %q: scheme %q is not http, https, tcp, grpc or grpcs", address, u.Scheme)
 	}
 	if u.Host == "" {
 		return nil, fmt.Errorf("address %q has no host, write it as http://127.0.0.1:26657", address)
@@ -176,5 +183,5 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 // notSent reports whether err shows that a request was never sent.
 func notSent(err error) bool {
 	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial"
+	return errors.As(err, &op) && op.Op == "dial" || errors.Is(err, errNotConnected)
 }

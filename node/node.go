@@ -26,6 +26,7 @@ import (
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
 	"github.com/starling-kv/starling/node/fabric"
+	"github.com/starling-kv/starling/node/grpcserver"
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/node/relay"
 	"github.com/starling-kv/starling/node/statuspage"
@@ -122,6 +123,7 @@ type Node struct {
 	// way is the task of Start over the transport before CometBFT is made.
 	way    join.Way
 	status *statuspage.Server // nil: none
+	grpc   *grpcserver.Server // nil: none
 
 	mu struct {
 		sync.Mutex
@@ -200,7 +202,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		Application: comet.NewHalter(o.wrap(n.application), n.config.App.HaltHeight, n.application.CanGoOn, n.fail),
 		Height:      n.application.Height, Restored: n.application.joined.Load,
 		Validator: validator, Signer: n.signer, WrapValidator: o.wrapValidator,
-		Reactor: n.serving.reactor, WrapConsensus: n.wrapConsensus(), Serve: n.serving.setStores, Failed: n.fail, ConsensusEnded: n.consensusFailed, HeaderMissing: n.headerMissing,
+		Reactor: n.serving.reactor, WrapConsensus: n.wrapConsensus(), Serve: n.useStores, Failed: n.fail, ConsensusEnded: n.consensusFailed, HeaderMissing: n.headerMissing,
 	})
 	n.joinOptions = join.Options{
 		Config: n.config, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, OnlyValidator: onlyValidator, Sides: n.paths.Sides(),
@@ -225,6 +227,9 @@ func (n *Node) open(ctx context.Context, o options) error {
 		if err := n.databases.ForgetState(); err != nil {
 			return err
 		}
+	}
+	if err := n.serveGRPC(ctx); err != nil {
+		return err
 	}
 	if err := n.serve(o.wrapTransport); err != nil {
 		return err
@@ -264,7 +269,7 @@ func (n *Node) openKeys(ctx context.Context) (validator cmttypes.PrivValidator, 
 	if validator, err = config.LoadValidator(bft); err != nil {
 		return nil, err
 	}
-	if err := config.CheckAddresses(ctx, bft, n.config.App.Status.ListenAddress); err != nil {
+	if err := config.CheckAddresses(ctx, bft, n.config.App); err != nil {
 		return nil, err
 	}
 	if bft.PrivValidatorListenAddr != "" {
@@ -507,6 +512,7 @@ func (n *Node) Stop() error {
 func (n *Node) close() error {
 	n.cancel()
 	n.endLife()
+	n.grpc.Close()
 	errs := []error{n.stopStatus(), n.stopServing()}
 	if n.application != nil {
 		errs = append(errs, n.application.StopJoining())

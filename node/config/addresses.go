@@ -15,16 +15,17 @@ import (
 // ErrAddress: a configured address cannot be listened on.
 var ErrAddress = errors.New("cannot listen")
 
-// CheckAddresses tries every address that CometBFT and the status page will listen on, so that an
-// occupied port is reported with its setting before anything is opened. (The metrics server would
-// only log it.)
-func CheckAddresses(ctx context.Context, c *cfg.Config, status string) error {
+// CheckAddresses tries every address that CometBFT, the status page and gRPC will listen on, so
+// that an occupied port is reported with its setting before anything is opened. (The metrics server
+// would only log it.)
+func CheckAddresses(ctx context.Context, c *cfg.Config, app App) error {
 	wanted := []struct{ setting, addresses string }{
 		{"rpc.laddr", c.RPC.ListenAddress},
 		{"rpc.grpc_laddr", c.RPC.GRPCListenAddress},
 		{"rpc.pprof_laddr", c.RPC.PprofListenAddress},
 		{"p2p.laddr", c.P2P.ListenAddress},
-		{"status.laddr", status},
+		{"status.laddr", app.Status.ListenAddress},
+		{"grpc.laddr", app.GRPC.ListenAddress},
 	}
 	if c.Instrumentation.Prometheus {
 		wanted = append(wanted, struct{ setting, addresses string }{"instrumentation.prometheus_listen_addr", c.Instrumentation.PrometheusListenAddr})

@@ -198,6 +198,13 @@ public = {{ .Status.Public }}
 # Host names under which browsers may open the page, comma-separated. Requests for any other name are refused, so that a web site whose own
 # name points here cannot read the page. localhost and IP addresses are always accepted.
 allowed_hosts = "{{ .Status.Hosts }}"
+
+[grpc]
+
+# Address of the gRPC endpoint, which serves clients in less time than RPC and in other languages (docs/spec/grpc.md). Example:
+# "127.0.0.1:26690". "": none. It has the limits of RPC ([rpc] grpc_max_open_connections and max_body_bytes in config.toml) and, if RPC
+# has one, its certificate (tls_cert_file and tls_key_file). Like RPC, it does not ask clients who they are.
+laddr = "{{ .GRPC.ListenAddress }}"
 `))
 
 func WriteApp(path string, c App) error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -42,6 +43,12 @@ type App struct {
 	Join        Join        `mapstructure:"join"`
 	CatchUp     CatchUp     `mapstructure:"catch_up"`
 	Status      Status      `mapstructure:"status"`
+	GRPC        GRPC        `mapstructure:"grpc"`
+}
+
+// GRPC is the section [grpc].
+type GRPC struct {
+	ListenAddress string `mapstructure:"laddr"` // of the gRPC endpoint; "": none
 }
 
 // Status is the section [status].
@@ -259,7 +266,7 @@ func (c App) validate() error {
 	if err := errors.Join(c.State.validateSharded(), c.StorageNode.validate()); err != nil {
 		return err
 	}
-	return errors.Join(c.Transport.validate(), c.Join.validate(), c.CatchUp.validate(), c.Status.validate())
+	return errors.Join(c.Transport.validate(), c.Join.validate(), c.CatchUp.validate(), c.Status.validate(), c.GRPC.validate())
 }
 
 func (c Status) validate() error {
@@ -272,6 +279,16 @@ func (c Status) validate() error {
 		return fmt.Errorf("status.laddr is %w: give it a loopback address, such as 127.0.0.1:26680, or set status.public = true", err)
 	case err != nil:
 		return fmt.Errorf("status.laddr is %w", err)
+	}
+	return nil
+}
+
+func (c GRPC) validate() error {
+	if c.ListenAddress == "" {
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(c.ListenAddress); err != nil {
+		return fmt.Errorf("grpc.laddr is %q (%w): give it an address such as 127.0.0.1:26690", c.ListenAddress, err)
 	}
 	return nil
 }

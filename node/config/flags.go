@@ -67,6 +67,7 @@ var shown = map[string]string{
 	"join.peers":                      "transports to join from: id@host:port or host:port, comma-separated",
 	"status.laddr":                    "address of the status page; empty: none",
 	"status.public":                   "allow a status.laddr that other machines can reach",
+	"grpc.laddr":                      "address of the gRPC endpoint; empty: none",
 }
 
 // AddFlags adds a flag for every setting of config.toml and app.toml, with the setting's name.

@@ -1,0 +1,232 @@
+package grpcserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/cometbft/cometbft/libs/log"
+	cometnode "github.com/cometbft/cometbft/node"
+	"github.com/cometbft/cometbft/rpc/core"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/net/netutil"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+
+	"github.com/starling-kv/starling/api"
+)
+
+const (
+	// MaxCalls limits the calls in progress, over all connections. Together they hold at most
+	// MaxCalls requests and responses. localCalls of them are for callers on this machine, so that
+	// strangers cannot keep its operator out.
+	MaxCalls   = 1024
+	localCalls = 128
+	// maxStreams limits the calls in progress on one connection.
+	maxStreams = 256
+	// callTimeout limits a call, including the time in which the client reads the response. In a
+	// watch it limits one response.
+	callTimeout = 30 * time.Second
+	// A connection without calls is closed after idleTimeout, and one that does not answer a ping
+	// after pingEvery and pingTimeout.
+	idleTimeout            = 10 * time.Minute
+	pingEvery, pingTimeout = time.Minute, 20 * time.Second
+	// minPing is how often a client may send pings.
+	minPing = 5 * time.Second
+)
+
+// Options configures a Server.
+type Options struct {
+	// Address is the address to listen on, host:port.
+	Address string
+	// CertFile and KeyFile are PEM files for TLS; "": no TLS.
+	CertFile, KeyFile string
+	// MaxConnections limits the connections; 0: no limit. MaxRequestBytes limits the length of a
+	// request.
+	MaxConnections, MaxRequestBytes int
+
+	// Query answers ABCI queries. It is called concurrently.
+	Query   func(context.Context, *abci.RequestQuery) (*abci.ResponseQuery, error)
+	Version string // of the program
+	Logger  log.Logger
+	Metrics prometheus.Registerer // nil: none
+}
+
+// Server serves gRPC. A nil *Server does nothing.
+type Server struct {
+	api.UnimplementedNodeServer
+	o        Options
+	listener net.Listener
+	grpc     *grpc.Server
+	serving  sync.WaitGroup
+	calls    atomic.Int64 // in progress
+	counted  *prometheus.CounterVec
+
+	// comet guards the CometBFT: calls hold it for reading while they use it.
+	comet struct {
+		sync.RWMutex
+		rpc *core.Environment // its methods are CometBFT's RPC; nil: there is none
+	}
+}
+
+// Listen starts a server. Until SetComet it answers only queries.
+func Listen(ctx context.Context, o Options) (*Server, error) {
+	s := &Server{o: o}
+	options := []grpc.ServerOption{
+		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(o.MaxRequestBytes), grpc.WaitForHandlers(true),
+		grpc.InTapHandle(s.admit), grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleTimeout, Time: pingEvery, Timeout: pingTimeout}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
+	}
+	if o.CertFile != "" {
+		tls, err := credentials.NewServerTLSFromFile(o.CertFile, o.KeyFile)
+		if err != nil {
+			return nil, fmt.Errorf("rpc.tls_cert_file and rpc.tls_key_file: %w", err)
+		}
+		options = append(options, grpc.Creds(tls))
+	}
+	if err := s.register(o.Metrics); err != nil {
+		return nil, err
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.Address)
+	if err != nil {
+		return nil, err
+	}
+	s.listener = listener
+	if o.MaxConnections > 0 {
+		s.listener = netutil.LimitListener(listener, o.MaxConnections)
+	}
+	s.grpc = grpc.NewServer(options...)
+	api.RegisterNodeServer(s.grpc, s)
+	reflection.Register(s.grpc)
+	s.serving.Go(func() { _ = s.grpc.Serve(s.listener) }) // Close ends it
+	return s, nil
+}
+
+// Addr returns the listening address, host:port.
+func (s *Server) Addr() string { return s.listener.Addr().String() }
+
+// Close ends all calls and connections. Nothing of Options is called after it returns.
+func (s *Server) Close() {
+	if s == nil {
+		return
+	}
+	s.grpc.Stop()
+	s.serving.Wait()
+	if s.o.Metrics != nil {
+		s.o.Metrics.Unregister(s.counted)
+	}
+}
+
+// SetComet sets the CometBFT that the server uses; nil: none. It returns once the previous one is
+// no longer used.
+func (s *Server) SetComet(comet *cometnode.Node) {
+	if s == nil {
+		return
+	}
+	s.comet.Lock()
+	defer s.comet.Unlock()
+	s.comet.rpc = nil
+	if comet == nil {
+		return
+	}
+	rpc, err := comet.ConfigureRPC()
+	if err != nil {
+		s.o.Logger.Error("The gRPC endpoint answers only queries", "err", err)
+		return
+	}
+	s.comet.rpc = rpc
+}
+
+// withComet calls f with the CometBFT.
+func (s *Server) withComet(f func(*core.Environment) error) error {
+	s.comet.RLock()
+	defer s.comet.RUnlock()
+	if s.comet.rpc == nil {
+		return status.Error(codes.Unavailable, "the node is starting: ask again later, or ask another node")
+	}
+	return f(s.comet.rpc)
+}
+
+// end is the key of a call's context.CancelFunc in its context.
+type end struct{}
+
+// admit admits a call before its request is read. A call ends with its context even if the client
+// does not read the response.
+func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, error) {
+	places := int64(MaxCalls)
+	if !isLocal(ctx) {
+		places -= localCalls
+	}
+	if s.calls.Add(1) > places {
+		s.calls.Add(-1)
+		return nil, status.Error(codes.ResourceExhausted, "too many calls are in progress: call again later, or call another node")
+	}
+	context.AfterFunc(ctx, func() { s.calls.Add(-1) }) // gRPC cancels it when the call has ended
+	if info.FullMethodName == api.Node_Watch_FullMethodName {
+		limited, cancel := context.WithCancel(ctx)
+		return context.WithValue(limited, end{}, cancel), nil
+	}
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	context.AfterFunc(ctx, cancel)
+	return limited, nil
+}
+
+func isLocal(ctx context.Context) bool {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return false
+	}
+	address, tcp := p.Addr.(*net.TCPAddr)
+	return tcp && address.IP.IsLoopback()
+}
+
+func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	response, err := handler(ctx, req)
+	return response, s.ended(info.FullMethod, err)
+}
+
+func (s *Server) stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	return s.ended(info.FullMethod, handler(server, stream))
+}
+
+// ended counts a call, and converts its error to one of gRPC.
+func (s *Server) ended(method string, err error) error {
+	if _, is := status.FromError(err); !is {
+		switch {
+		case errors.Is(err, context.Canceled):
+			err = status.Error(codes.Canceled, err.Error())
+		case errors.Is(err, context.DeadlineExceeded):
+			err = status.Error(codes.DeadlineExceeded, err.Error())
+		default:
+			err = status.Error(codes.Unknown, err.Error())
+		}
+	}
+	if s.counted != nil {
+		s.counted.WithLabelValues(method[1:], status.Code(err).String()).Inc()
+	}
+	return err
+}
+
+// register registers the metrics. The labels have few values: gRPC calls interceptors only for
+// methods that exist.
+func (s *Server) register(metrics prometheus.Registerer) error {
+	if metrics == nil {
+		return nil
+	}
+	s.counted = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Namespace: "starling", Subsystem: "grpc", Name: "calls_total", Help: "Calls of the gRPC endpoint that have ended.",
+	}, []string{"method", "code"})
+	return metrics.Register(s.counted)
+}
