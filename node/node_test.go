@@ -153,16 +153,17 @@ func TestOccupiedPortNamesItsSetting(t *testing.T) {
 	occupied, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer occupied.Close()
-	for setting, edit := range map[string]func(*cfg.Config){
-		"rpc.laddr":       func(c *cfg.Config) { c.RPC.ListenAddress = "tcp://" + occupied.Addr().String() },
-		"p2p.laddr":       func(c *cfg.Config) { c.P2P.ListenAddress = "tcp://" + occupied.Addr().String() },
-		"rpc.pprof_laddr": func(c *cfg.Config) { c.RPC.PprofListenAddress = occupied.Addr().String() },
-		"instrumentation.prometheus_listen_addr": func(c *cfg.Config) {
+	for setting, edit := range map[string]func(*cfg.Config, *config.App){
+		"rpc.laddr":       func(c *cfg.Config, _ *config.App) { c.RPC.ListenAddress = "tcp://" + occupied.Addr().String() },
+		"p2p.laddr":       func(c *cfg.Config, _ *config.App) { c.P2P.ListenAddress = "tcp://" + occupied.Addr().String() },
+		"rpc.pprof_laddr": func(c *cfg.Config, _ *config.App) { c.RPC.PprofListenAddress = occupied.Addr().String() },
+		"grpc.laddr":      func(_ *cfg.Config, a *config.App) { a.GRPC.ListenAddress = occupied.Addr().String() },
+		"instrumentation.prometheus_listen_addr": func(c *cfg.Config, _ *config.App) {
 			c.Instrumentation.Prometheus, c.Instrumentation.PrometheusListenAddr = true, occupied.Addr().String()
 		},
 	} {
 		conf := nodetest.Load(t, home)
-		edit(conf.CometBFT)
+		edit(conf.CometBFT, &conf.App)
 		_, err := New(t.Context(), conf, log.NewNopLogger())
 		require.ErrorIs(t, err, config.ErrAddress)
 		require.ErrorContains(t, err, setting)

@@ -55,6 +55,7 @@ const valueBytes = 128
 const (
 	nameStarlingWAN = "starling, wan"
 	nameStarlingLAN = "starling, lan"
+	nameStarlingRPC = "starling, lan, rpc"  // clients use RPC; those of the others use gRPC
 	nameText        = "starling, lan, text" // with kvstore's unsigned transactions
 	nameKVStore     = "kvstore, defaults"
 	nameKVStoreLAN  = "kvstore, lan"
@@ -101,11 +102,13 @@ var (
 	loadOps  = []string{OpPut, opPutLoad}
 	puts     = []string{OpPut}
 	textLoad = []string{opPutLoad}
+	rpcOps   = []string{OpPut, opPutLoad, OpGet, opGetProved, OpRange}
 )
 
 var latencyStores = []latencyStore{
 	{nameStarlingWAN, (*latencyRun).starling, config.WAN, false, wanOps},
 	{nameStarlingLAN, (*latencyRun).starling, config.LAN, false, allOps},
+	{nameStarlingRPC, (*latencyRun).starling, config.LAN, false, rpcOps},
 	{nameKVStore, (*latencyRun).kvstore, "", false, puts},
 	{nameText, (*latencyRun).text, config.LAN, false, textLoad},
 	{nameKVStoreLAN, (*latencyRun).kvstore, config.LAN, false, loadOps},
@@ -195,8 +198,12 @@ func (r *latencyRun) etcd(ctx context.Context, s latencyStore, dir string) (stor
 
 // options returns those of a store of the benchmark client.
 func (r *latencyRun) options(s latencyStore) Options {
+	endpoint := endpointGRPC
+	if s.name == nameStarlingRPC {
+		endpoint = endpointRPC
+	}
 	return Options{
-		common: common{Seconds: r.o.Seconds, Network: string(s.network), delay: r.delay(s)},
+		common: common{Seconds: r.o.Seconds, Network: string(s.network), Endpoint: endpoint, delay: r.delay(s)},
 		Keys:   r.o.Keys, ValueBytes: valueBytes, RangeKeys: min(100, r.o.Keys), Workers: r.o.Workers, Validators: r.o.Validators, writers: max(r.o.Workers, loadWorkers),
 	}
 }

@@ -32,7 +32,16 @@ type common struct {
 	TimeoutCommit time.Duration // pause between blocks; 0: that of Network
 	Starlingd     string
 
+	Endpoint string // of the nodes, for clients: endpointGRPC or endpointRPC
+
 	delay time.Duration // one way, between every two validators
+}
+
+// The endpoints of a node.
+const endpointGRPC, endpointRPC = "grpc", "rpc"
+
+func endpointFlag(f *harness.Flags, endpoint *string) {
+	f.OneOf(endpoint, "endpoint", []string{endpointGRPC, endpointRPC}, "endpoint of the nodes that clients use")
 }
 
 // configure changes the settings of a node of Network.
@@ -61,6 +70,7 @@ func (n *common) flags(f *harness.Flags, seconds int) {
 // Flags adds the flags of client.
 func (o *Options) Flags(f *harness.Flags) {
 	o.flags(f, 10)
+	endpointFlag(f, &o.Endpoint)
 	f.Int(&o.Keys, "keys", 10_000, 1, 10_000_000, "number of keys written before the measurement")
 	f.Int(&o.ValueBytes, "value-bytes", 128, 16, 4096, "length of a value")
 	f.Int(&o.RangeKeys, "range-keys", 100, 1, 1000, "number of keys in a range")

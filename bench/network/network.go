@@ -67,6 +67,7 @@ type Options struct {
 	Delay      time.Duration     // one way, between every two validators
 	Edit       func(*cfg.Config) // changes each validator's configuration; may be nil
 	Env        []string          // environment of each validator
+	GRPC       bool              // the validators, of starlingd, have a gRPC endpoint
 }
 
 // Network is a network of running validators.
@@ -77,7 +78,8 @@ type Network struct {
 	o         Options
 	processes *runner.Processes
 	running   map[*runner.Home]*runner.Process
-	relay     *link.Relay // nil without Options.Delay
+	relay     *link.Relay  // nil without Options.Delay
+	grpc      *ports.Ports // of the validators' gRPC endpoints; nil without Options.GRPC
 }
 
 // Start creates homes, starts the validators, and waits until all take part in consensus.
@@ -114,6 +116,12 @@ func (n *Network) start() (err error) {
 	defer cancel()
 	if n.Validators, err = n.Homes(ctx, "validator", n.o.Validators); err != nil {
 		return err
+	}
+	if n.o.GRPC {
+		if n.grpc, err = ports.Hold(len(n.Validators)); err != nil {
+			return err
+		}
+		n.grpc.Release() // the homes hold the neighbouring ports until they start
 	}
 	if n.Genesis, err = runner.Genesis(n.Validators, nil, ChainID, n.o.AppState); err != nil {
 		return err
@@ -261,7 +269,11 @@ func (n *Network) Homes(ctx context.Context, role string, count int) ([]*runner.
 // Run starts one node.
 func (n *Network) Run(h *runner.Home) error {
 	h.Release()
-	p, err := n.processes.Start(runner.Spec{Name: h.Name, Path: n.o.Program, Args: []string{"start", "--home", h.Dir}, Env: n.o.Env, Log: h.Log()})
+	env := n.o.Env
+	if i := slices.Index(n.Validators, h); i >= 0 && n.grpc != nil {
+		env = append(slices.Clone(env), "STARLINGD_GRPC_LADDR="+n.grpc.Address(i))
+	}
+	p, err := n.processes.Start(runner.Spec{Name: h.Name, Path: n.o.Program, Args: []string{"start", "--home", h.Dir}, Env: env, Log: h.Log()})
 	if err == nil {
 		n.running[h] = p
 	}
@@ -313,6 +325,19 @@ func (n *Network) RPCs() []string {
 			}
 		}
 	})
+}
+
+// Endpoints returns the addresses of the validators for a client: of their gRPC endpoints if they
+// have one, otherwise of RPC.
+func (n *Network) Endpoints() []string {
+	if n.grpc == nil {
+		return n.RPCs()
+	}
+	addresses := make([]string, len(n.Validators))
+	for i := range n.Validators {
+		addresses[i] = "grpc://" + n.grpc.Address(i)
+	}
+	return addresses
 }
 
 // CopyGenesis copies the genesis file of one home to others.

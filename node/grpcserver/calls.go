@@ -251,7 +251,7 @@ func (s *Server) Watch(r *api.WatchRequest, stream api.Node_WatchServer) error {
 				Height: e.Height, Index: e.Index, TxHash: e.Tx, Kind: e.Kind, Key: e.Key, Value: e.Value, Previous: e.Previous, Omitted: e.Omitted,
 			}
 		}
-		slow := time.AfterFunc(callTimeout, finish)
+		slow := time.AfterFunc(s.o.timeout, finish)
 		err = stream.Send(response)
 		slow.Stop()
 		if err != nil {

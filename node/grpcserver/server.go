@@ -1,6 +1,7 @@
 package grpcserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,7 +35,7 @@ const (
 	MaxCalls   = 1024
 	localCalls = 128
 	// maxStreams limits the calls in progress on one connection.
-	maxStreams = 256
+	maxStreams = MaxCalls / 2
 	// callTimeout limits a call, including the time in which the client reads the response. In a
 	// watch it limits one response.
 	callTimeout = 30 * time.Second
@@ -61,6 +62,8 @@ type Options struct {
 	Version string // of the program
 	Logger  log.Logger
 	Metrics prometheus.Registerer // nil: none
+
+	timeout time.Duration // for tests; 0: callTimeout
 }
 
 // Server serves gRPC. A nil *Server does nothing.
@@ -82,6 +85,7 @@ type Server struct {
 
 // Listen starts a server. Until SetComet it answers only queries.
 func Listen(ctx context.Context, o Options) (*Server, error) {
+	o.timeout = cmp.Or(o.timeout, callTimeout)
 	s := &Server{o: o}
 	options := []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(o.MaxRequestBytes), grpc.WaitForHandlers(true),
@@ -178,7 +182,7 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 		limited, cancel := context.WithCancel(ctx)
 		return context.WithValue(limited, end{}, cancel), nil
 	}
-	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	limited, cancel := context.WithTimeout(ctx, s.o.timeout)
 	context.AfterFunc(ctx, cancel)
 	return limited, nil
 }
