@@ -19,7 +19,7 @@ func (n *Node) serveGRPC(ctx context.Context) (err error) {
 		return nil
 	}
 	o := grpcserver.Options{
-		Address: address, MaxConnections: rpc.GRPCMaxOpenConnections, MaxRequestBytes: int(rpc.MaxBodyBytes),
+		Address: address, MaxConnections: rpc.GRPCMaxOpenConnections,
 		Query: n.application.Query, Version: buildinfo.Read().Starling, Logger: n.log.With("module", "grpc"), Metrics: n.registry(),
 	}
 	if rpc.IsTLSEnabled() {

@@ -97,7 +97,7 @@ func TestGRPC(t *testing.T) {
 	require.Len(t, results, len(batch))
 	for i, r := range results {
 		hash := types.Tx(batch[i]).Hash()
-		require.Equal(t, []byte(hash), r.GetHash())
+		require.Equal(t, hash, r.GetHash())
 		switch i {
 		case 3:
 			require.Contains(t, r.GetError(), "already exists in cache")
@@ -165,8 +165,8 @@ func TestGRPC(t *testing.T) {
 	for receive := 3; len(events) < receive; {
 		some, err := watch.Recv()
 		require.NoError(t, err)
-		if events = append(events, some.GetEvents()...); len(events) == 3 && receive == 3 { // one more, while the watch waits
-			receive++
+		if events = append(events, some.GetEvents()...); len(events) == 3 && receive == 3 {
+			receive++ // one more, while the watch waits
 			one, err := client.Submit(ctx, &api.SubmitRequest{Transactions: [][]byte{sign(3, key(0), "eaten")}})
 			require.NoError(t, err)
 			require.Zero(t, one.GetResults()[0].GetCode(), one.GetResults()[0].GetLog())

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
@@ -87,10 +88,15 @@ func TestMetricsAreDocumented(t *testing.T) {
 			edit(c, a)
 			c.Instrumentation.Prometheus, c.Instrumentation.PrometheusListenAddr = true, fmt.Sprintf("127.0.0.1:%d", port)
 			a.Transport.Relay = config.RelayAll
+			a.GRPC.ListenAddress = "127.0.0.1:0"
 		}
 	})
 	n := start(t, home, log.NewNopLogger())
 	nodetest.Put(t, nodetest.RPC(t, home), "a", "1")
+	rpc, err := client.NewRPC("grpc://" + n.grpc.Addr())
+	require.NoError(t, err)
+	_, err = rpc.Status(t.Context())
+	require.NoError(t, err)
 	url := fmt.Sprintf("http://127.0.0.1:%d/metrics", port)
 	nodetest.Until(t, "the metrics server is up", func() bool {
 		resp, err := http.Get(url) //nolint:noctx // a test

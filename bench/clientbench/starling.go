@@ -35,7 +35,7 @@ type starling struct {
 func (n *common) start(ctx context.Context, program, dir string, validators int, edit func(*cfg.Config)) (*network.Network, error) {
 	return network.Start(ctx, network.Options{
 		Program: program, Dir: dir, Validators: validators, Delay: n.delay, Edit: edit,
-		Init:     initWith(n.Network), GRPC: n.Endpoint == endpointGRPC,
+		Init: initWith(n.Network), GRPC: n.Endpoint == endpointGRPC,
 		AppState: map[string]any{"admins": []string{}, "grants": []map[string]string{{"grantee": "*", "prefix": keyPrefix}}},
 	})
 }

@@ -202,8 +202,8 @@ allowed_hosts = "{{ .Status.Hosts }}"
 [grpc]
 
 # Address of the gRPC endpoint, which serves clients in less time than RPC and in other languages (docs/spec/grpc.md). Example:
-# "127.0.0.1:26690". "": none. It has the limits of RPC ([rpc] grpc_max_open_connections and max_body_bytes in config.toml) and, if RPC
-# has one, its certificate (tls_cert_file and tls_key_file). Like RPC, it does not ask clients who they are.
+# "127.0.0.1:26690". "": none. [rpc] grpc_max_open_connections of config.toml limits its connections. If RPC
+# has a certificate (tls_cert_file and tls_key_file), it uses the same. Like RPC, it does not ask clients who they are.
 laddr = "{{ .GRPC.ListenAddress }}"
 `))
 

@@ -207,7 +207,8 @@ func (s *Server) GetTransaction(ctx context.Context, r *api.GetTransactionReques
 	if err != nil || found != nil {
 		return &api.GetTransactionResponse{Result: found}, err
 	}
-	err = s.withComet(func(rpc *core.Environment) error { // executed long ago, or before the last start
+	// It may have been executed long ago, or before the last start.
+	err = s.withComet(func(rpc *core.Environment) error {
 		indexed, err := rpc.Tx(new(rpctypes.Context), r.GetHash(), false)
 		switch {
 		case err == nil:

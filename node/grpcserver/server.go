@@ -29,11 +29,13 @@ import (
 )
 
 const (
-	// MaxCalls limits the calls in progress, over all connections. Together they hold at most
-	// MaxCalls requests and responses. localCalls of them are for callers on this machine, so that
-	// strangers cannot keep its operator out.
+	// MaxCalls limits the calls in progress, over all connections, and so the memory of requests
+	// and responses. localCalls of them are for callers on this machine, so that strangers cannot
+	// keep its operator out.
 	MaxCalls   = 1024
 	localCalls = 128
+	// MaxRequestBytes limits a request: the largest transaction fits.
+	MaxRequestBytes = 4 << 20
 	// maxStreams limits the calls in progress on one connection.
 	maxStreams = MaxCalls / 2
 	// callTimeout limits a call, including the time in which the client reads the response. In a
@@ -53,9 +55,8 @@ type Options struct {
 	Address string
 	// CertFile and KeyFile are PEM files for TLS; "": no TLS.
 	CertFile, KeyFile string
-	// MaxConnections limits the connections; 0: no limit. MaxRequestBytes limits the length of a
-	// request.
-	MaxConnections, MaxRequestBytes int
+	// MaxConnections limits the connections; 0: no limit.
+	MaxConnections int
 
 	// Query answers ABCI queries. It is called concurrently.
 	Query   func(context.Context, *abci.RequestQuery) (*abci.ResponseQuery, error)
@@ -88,7 +89,7 @@ func Listen(ctx context.Context, o Options) (*Server, error) {
 	o.timeout = cmp.Or(o.timeout, callTimeout)
 	s := &Server{o: o}
 	options := []grpc.ServerOption{
-		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(o.MaxRequestBytes), grpc.WaitForHandlers(true),
+		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(MaxRequestBytes), grpc.WaitForHandlers(true),
 		grpc.InTapHandle(s.admit), grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleTimeout, Time: pingEvery, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),

@@ -27,7 +27,7 @@ type asked func(context.Context, *abci.RequestQuery) (*abci.ResponseQuery, error
 
 func listen(t *testing.T, query asked, edit func(*Options)) (*Server, api.NodeClient) {
 	t.Helper()
-	o := Options{Address: "127.0.0.1:0", MaxRequestBytes: 1 << 20, Query: query, Logger: log.NewNopLogger()}
+	o := Options{Address: "127.0.0.1:0", Query: query, Logger: log.NewNopLogger()}
 	if edit != nil {
 		edit(&o)
 	}
@@ -172,7 +172,7 @@ func TestRefusals(t *testing.T) {
 	require.Equal(t, codes.InvalidArgument, status.Code(err))
 	_, err = client.GetTransaction(t.Context(), &api.GetTransactionRequest{Hash: []byte("short")})
 	require.Equal(t, codes.InvalidArgument, status.Code(err))
-	_, err = client.Submit(t.Context(), &api.SubmitRequest{Transactions: [][]byte{make([]byte, 2<<20)}})
+	_, err = client.Submit(t.Context(), &api.SubmitRequest{Transactions: [][]byte{make([]byte, MaxRequestBytes)}})
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "longer than MaxRequestBytes")
 
 	// There is no CometBFT yet.
