@@ -35,48 +35,133 @@ type question[A any] struct {
 
 // ask asks the best node, and the next one after hedgeAfter or as soon as a node fails. It returns
 // the first answer and its node. The error is a node's if it is final, otherwise a *CallError.
+//
+// Usually the first node answers. It is asked on the caller's goroutine, because a goroutine and a
+// search cost a third of a read.
 func ask[A any](ctx context.Context, p *pool, q question[A]) (answer A, from *endpoint, err error) {
 	p.refresh(ctx)
-	candidates := append(p.order(q.first, q.avoid), q.also...)
-	t := newTally(q.what)
-	var last error
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	a := &asking[A]{pool: p, question: q, candidates: append(p.order(q.first, q.avoid), q.also...), tally: newTally(q.what)}
+	if len(a.candidates) == 0 {
+		return answer, nil, a.tally.error(ctx.Err())
+	}
 	patient, giveUp := context.WithCancel(ctx)
 	defer giveUp()
-	search := hedge.Search[*endpoint, A]{
-		Policy: hedge.Policy{Pace: hedge.Doubling, Start: 1, Most: max(len(candidates), 1), After: hedgeAfter},
-		Go:     func(f func()) { go f() },
-		More:   func() ([]*endpoint, <-chan struct{}) { return candidates, nil },
-		Ask: func(ctx context.Context, e *endpoint) (A, error) {
-			t.asked(e)
-			return call(ctx, p, e, q.short, q.call)
-		},
-		Proved:  func(e *endpoint, a A) { answer, from = a, e },
-		Unheard: func(e *endpoint, since time.Duration) { t.unheard(e, since) },
-		Failed: func(e *endpoint, err error) bool {
-			t.failed(e, err)
-			if heard(err) {
-				timer := time.AfterFunc(t.grace(candidates), giveUp)
-				context.AfterFunc(ctx, func() { timer.Stop() })
-			}
-			if q.final != nil && q.final(err) {
-				last = err
-			}
-			return last != nil
-		},
+	a.giveUp = giveUp
+	calling, overtake := context.WithCancel(patient)
+	defer overtake()
+	first, others := a.candidates[0], a.candidates[1:]
+	done := make(chan struct{})
+	searching := time.AfterFunc(hedgeAfter, func() {
+		defer close(done)
+		if a.search(patient, others); a.from != nil || a.final() != nil {
+			overtake()
+		}
+	})
+	began := time.Now()
+	a.tally.asked(first)
+	answer, err = call(calling, p, first, q.short, q.call)
+	alone := searching.Stop()
+	if err == nil {
+		if !alone {
+			giveUp()
+			<-done
+			a.stopGrace()
+			a.tally.silent(first, hedgeAfter)
+		}
+		return answer, first, nil
 	}
-	if err := search.Run(patient); err != nil {
-		t.abandoned()
+	overtaken := calling.Err() != nil
+	if !overtaken {
+		a.failed(first, err)
 	}
 	switch {
-	case from != nil:
-		return answer, from, nil
-	case last != nil:
-		return answer, nil, last
-	default:
-		return answer, nil, t.error(ctx.Err())
+	case a.final() != nil:
+		giveUp()
+	case alone && patient.Err() == nil:
+		a.search(patient, others)
 	}
+	if !alone {
+		<-done
+	}
+	a.stopGrace()
+	switch final := a.final(); {
+	case a.from != nil:
+		if overtaken {
+			a.tally.unheard(first, time.Since(began))
+		}
+		return a.answer, a.from, nil
+	case final != nil:
+		return answer, nil, final
+	case patient.Err() != nil:
+		a.tally.silent(nil, hedgeAfter/4)
+	}
+	return answer, nil, a.tally.error(ctx.Err())
+}
+
+// asking is the state of an ask.
+type asking[A any] struct {
+	pool       *pool
+	question   question[A]
+	candidates []*endpoint
+	tally      *tally
+	giveUp     context.CancelFunc // ends the wait for silent nodes
+
+	answer A // set by search
+	from   *endpoint
+
+	mu struct {
+		sync.Mutex
+		final error
+		grace []*time.Timer // call giveUp
+	}
+}
+
+// failed records that a node has not answered the question.
+func (a *asking[A]) failed(e *endpoint, err error) {
+	a.tally.failed(e, err)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if heard(err) {
+		a.mu.grace = append(a.mu.grace, time.AfterFunc(a.tally.grace(a.candidates), a.giveUp))
+	}
+	if a.question.final != nil && a.question.final(err) {
+		a.mu.final = err
+	}
+}
+
+// final returns the error that every node would give; nil: there is none.
+func (a *asking[A]) final() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mu.final
+}
+
+func (a *asking[A]) stopGrace() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, timer := range a.mu.grace {
+		timer.Stop()
+	}
+}
+
+// search asks other nodes than the first.
+func (a *asking[A]) search(ctx context.Context, others []*endpoint) {
+	search := hedge.Search[*endpoint, A]{
+		Policy: hedge.Policy{Pace: hedge.Doubling, Start: 1, Most: max(len(others), 1), After: hedgeAfter},
+		Go:     func(f func()) { go f() },
+		More:   func() ([]*endpoint, <-chan struct{}) { return others, nil },
+		Ask: func(ctx context.Context, e *endpoint) (A, error) {
+			a.tally.asked(e)
+			return call(ctx, a.pool, e, a.question.short, a.question.call)
+		},
+		Proved:  func(e *endpoint, answer A) { a.answer, a.from = answer, e },
+		Unheard: func(e *endpoint, since time.Duration) { a.tally.unheard(e, since) },
+		Failed: func(e *endpoint, err error) bool {
+			a.failed(e, err)
+			return a.final() != nil
+		},
+	}
+	_ = search.Run(ctx) // the caller finds out whether ctx has ended
 }
 
 // call admits a node, asks it, and records how it answers.
@@ -152,12 +237,12 @@ func (t *tally) unheard(e *endpoint, since time.Duration) {
 	}
 }
 
-// abandoned records that the call was given up before all nodes had answered.
-func (t *tally) abandoned() {
+// silent records which nodes, other than the one that answered, have not answered for that long.
+func (t *tally) silent(answered *endpoint, least time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, n := range t.mu.nodes {
-		if since := time.Since(n.since); n.err == nil && since >= hedgeAfter/4 {
+		if since := time.Since(n.since); n.node != answered && n.err == nil && since >= least {
 			n.node.overtaken(since)
 		}
 	}

@@ -29,6 +29,9 @@ import (
 	"github.com/starling-kv/starling/api"
 )
 
+// windowGRPC is the number of bytes that may be in flight from a node: the largest page of a range.
+const windowGRPC = 4 << 20
+
 // The schemes of a gRPC address, without and with TLS.
 const schemeGRPC, schemeGRPCS = "grpc", "grpcs"
 
@@ -51,6 +54,8 @@ func newGRPC(address string, u *url.URL) (RPC, error) {
 	}
 	conn, err := grpc.NewClient("passthrough:///"+u.Host,
 		grpc.WithTransportCredentials(transport), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
+		// With a fixed window, gRPC does not measure the connection by a ping for nearly every call.
+		grpc.WithInitialWindowSize(windowGRPC), grpc.WithInitialConnWindowSize(windowGRPC),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)), grpc.WithIdleTimeout(time.Minute),
 		grpc.WithContextDialer(func(ctx context.Context, host string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", host)

@@ -133,6 +133,9 @@ func (s *Server) Submit(ctx context.Context, r *api.SubmitRequest) (*api.SubmitR
 		}
 		response.Results[i] = submitted
 	}
+	if r.GetWaitMs() == 0 {
+		return response, nil
+	}
 	for _, accepted := range response.GetResults() {
 		if accepted.GetError() != "" || accepted.GetCode() != 0 {
 			continue

@@ -45,6 +45,9 @@ const (
 	// after pingEvery and pingTimeout.
 	idleTimeout            = 10 * time.Minute
 	pingEvery, pingTimeout = time.Minute, 20 * time.Second
+	// window is the number of bytes that may be in flight to the server, on a connection and in a
+	// call. gRPC's default measures the connection, by a ping for nearly every call.
+	window = 1 << 20
 	// minPing is how often a client may send pings.
 	minPing = 5 * time.Second
 )
@@ -90,6 +93,7 @@ func Listen(ctx context.Context, o Options) (*Server, error) {
 	s := &Server{o: o}
 	options := []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(MaxRequestBytes), grpc.WaitForHandlers(true),
+		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window),
 		grpc.InTapHandle(s.admit), grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleTimeout, Time: pingEvery, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
@@ -178,13 +182,16 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 		s.calls.Add(-1)
 		return nil, status.Error(codes.ResourceExhausted, "too many calls are in progress: call again later, or call another node")
 	}
-	context.AfterFunc(ctx, func() { s.calls.Add(-1) }) // gRPC cancels it when the call has ended
-	if info.FullMethodName == api.Node_Watch_FullMethodName {
-		limited, cancel := context.WithCancel(ctx)
-		return context.WithValue(limited, end{}, cancel), nil
-	}
 	limited, cancel := context.WithTimeout(ctx, s.o.timeout)
-	context.AfterFunc(ctx, cancel)
+	if info.FullMethodName == api.Node_Watch_FullMethodName {
+		cancel()
+		limited, cancel = context.WithCancel(ctx)
+		limited = context.WithValue(limited, end{}, cancel)
+	}
+	context.AfterFunc(ctx, func() { // gRPC cancels it when the call has ended
+		s.calls.Add(-1)
+		cancel()
+	})
 	return limited, nil
 }
 
