@@ -29,7 +29,8 @@ import (
 	"github.com/starling-kv/starling/api"
 )
 
-// windowGRPC is the number of bytes that may be in flight from a node: the largest page of a range.
+// windowGRPC is the number of bytes that may be in flight from a node: the largest page of a range
+// fits. With a fixed window, gRPC does not measure the connection by a ping for nearly every call.
 const windowGRPC = 4 << 20
 
 // The schemes of a gRPC address, without and with TLS.
@@ -54,7 +55,6 @@ func newGRPC(address string, u *url.URL) (RPC, error) {
 	}
 	conn, err := grpc.NewClient("passthrough:///"+u.Host,
 		grpc.WithTransportCredentials(transport), grpc.WithNoProxy(), grpc.WithDisableServiceConfig(),
-		// With a fixed window, gRPC does not measure the connection by a ping for nearly every call.
 		grpc.WithInitialWindowSize(windowGRPC), grpc.WithInitialConnWindowSize(windowGRPC),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)), grpc.WithIdleTimeout(time.Minute),
 		grpc.WithContextDialer(func(ctx context.Context, host string) (net.Conn, error) {
@@ -84,9 +84,12 @@ func (n *grpcNode) converted(ctx context.Context, err error) error {
 		return err
 	case ctx.Err() != nil:
 		return fmt.Errorf("%w: %w", ctx.Err(), err)
-	case s.Code() == codes.Unavailable && strings.Contains(s.Message(), "while dialing"):
-		return fmt.Errorf("%w: %w", errNotConnected, err)
-	case s.Code() == codes.Unavailable, s.Code() == codes.Canceled, s.Code() == codes.DeadlineExceeded:
+	case s.Code() == codes.Unavailable:
+		if _, cause, dialing := strings.Cut(s.Message(), "Error while dialing: "); dialing {
+			return fmt.Errorf("%w: %s", errNotConnected, strings.TrimSuffix(cause, `"`))
+		}
+		return errors.New(s.Message())
+	case s.Code() == codes.Canceled, s.Code() == codes.DeadlineExceeded:
 		return err
 	default:
 		return &rpctypes.RPCError{Code: int(s.Code()), Message: s.Message(), Data: s.Code().String()}

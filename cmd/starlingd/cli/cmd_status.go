@@ -17,6 +17,7 @@ import (
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/node"
+	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/statuspage"
 )
 
@@ -100,7 +101,7 @@ func askStatus(ctx context.Context, address string) (status, error) {
 	}
 	rpc, err := client.NewHTTP(address)
 	if err != nil {
-		return failed(err)
+		return status{}, config.Invalid(err)
 	}
 	node, err := rpc.Status(ctx)
 	if err != nil {
