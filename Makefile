@@ -149,7 +149,7 @@ fuzz: ## run every fuzz target for FUZZTIME (30s)
 	  done; done
 
 proto: ## regenerate the protobuf code (needs protoc)
-	$(GO) generate ./tx ./app
+	$(GO) generate ./api ./tx ./app
 
 kernels: ## regenerate the assembly of sha256mb (avo is a dependency of _gen/avo.mod, not of the node's go.mod)
 	$(GO) generate ./avlstar/sha256mb

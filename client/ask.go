@@ -53,7 +53,7 @@ func ask[A any](ctx context.Context, p *pool, q question[A]) (answer A, from *en
 	done := make(chan struct{})
 	searching := time.AfterFunc(hedgeAfter, func() {
 		defer close(done)
-		if a.search(patient, others); a.from != nil || a.final() != nil {
+		if a.search(patient, time.Now(), others); a.from != nil || a.final() != nil {
 			overtake()
 		}
 	})
@@ -78,7 +78,7 @@ func ask[A any](ctx context.Context, p *pool, q question[A]) (answer A, from *en
 	case a.final() != nil:
 		giveUp()
 	case alone && patient.Err() == nil:
-		a.search(patient, others)
+		a.search(patient, began, others)
 	}
 	if !alone {
 		<-done
@@ -144,9 +144,10 @@ func (a *asking[A]) stopGrace() {
 	}
 }
 
-// search asks other nodes than the first.
-func (a *asking[A]) search(ctx context.Context, others []*endpoint) {
+// search asks other nodes than the first, as if it had begun then.
+func (a *asking[A]) search(ctx context.Context, began time.Time, others []*endpoint) {
 	search := hedge.Search[*endpoint, A]{
+		Began:  began,
 		Policy: hedge.Policy{Pace: hedge.Doubling, Start: 1, Most: max(len(others), 1), After: hedgeAfter},
 		Go:     func(f func()) { go f() },
 		More:   func() ([]*endpoint, <-chan struct{}) { return others, nil },

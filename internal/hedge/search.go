@@ -10,6 +10,9 @@ import (
 // goroutines; all other functions run in the goroutine of Run.
 type Search[C, A any] struct {
 	Policy Policy
+	// Began is when the question was first asked, if that was before Run. Optional: it counts
+	// towards Policy.After.
+	Began time.Time
 	// Go starts a goroutine. It may do nothing once the context of Run has ended. Run does not wait
 	// for cancelled goroutines; the provider of Go does.
 	Go func(func())
@@ -50,6 +53,9 @@ func (s *Search[C, A]) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	r := &run[C, A]{Search: s, ctx: ctx, machine: New(s.Policy), began: time.Now(), results: make(chan result[A])}
+	if !s.Began.IsZero() {
+		r.began = s.Began
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	<-timer.C
