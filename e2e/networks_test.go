@@ -24,7 +24,8 @@ import (
 // Variables choose which networks run; `make e2e-network`, `make e2e-docker` and `make e2e-random`
 // set them.
 const (
-	// names of e2e/networks/*.toml, comma-separated; default: ci,byzantine,sharded,lan
+	// names of e2e/networks/*.toml, comma-separated, each optionally with a kind of network whose
+	// settings the nodes get (byzantine@lan); default: ci,byzantine,sharded,lan
 	networksVariable = "STARLING_E2E_NETWORKS"
 	providerVariable = "STARLING_E2E_PROVIDER" // process or docker; default: see providerOf
 	seedsVariable    = "STARLING_E2E_SEEDS"    // number of generated networks
@@ -92,7 +93,11 @@ func chosen() (manifests []*manifest.Manifest, _ error) {
 		return manifests, nil
 	}
 	for name := range strings.SplitSeq(cmp.Or(os.Getenv(networksVariable), "ci,byzantine,sharded,lan"), ",") {
+		name, kind, has := strings.Cut(name, "@")
 		m, err := manifest.Read(filepath.Join("networks", name+".toml"))
+		if err == nil && has {
+			err = m.On(manifest.Network(kind))
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -2,6 +2,9 @@ package node
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"net"
 
 	sm "github.com/cometbft/cometbft/state"
 	"github.com/cometbft/cometbft/store"
@@ -25,8 +28,12 @@ func (n *Node) serveGRPC(ctx context.Context) (err error) {
 	if rpc.IsTLSEnabled() {
 		o.CertFile, o.KeyFile = rpc.CertFile(), rpc.KeyFile()
 	}
-	if n.grpc, err = grpcserver.Listen(ctx, o); err != nil {
+	n.grpc, err = grpcserver.Listen(ctx, o)
+	switch {
+	case errors.As(err, new(*net.OpError)):
 		return config.AddressError("grpc.laddr", address, err)
+	case err != nil:
+		return config.Invalid(fmt.Errorf("gRPC cannot be served: %w", err))
 	}
 	n.log.Info("Serving gRPC", "address", n.grpc.Addr(), "tls", rpc.IsTLSEnabled())
 	return nil

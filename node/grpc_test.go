@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/cometbft/cometbft/libs/log"
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
@@ -28,6 +29,7 @@ import (
 	"github.com/starling-kv/starling/api"
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 	"github.com/starling-kv/starling/node/internal/nodetest"
 	"github.com/starling-kv/starling/tx"
@@ -49,6 +51,17 @@ func certify(t *testing.T, certFile, keyFile string) *x509.CertPool {
 	pool := x509.NewCertPool()
 	require.True(t, pool.AppendCertsFromPEM(certificate))
 	return pool
+}
+
+func TestGRPCWithoutItsCertificate(t *testing.T) {
+	folder, _ := nodetest.Home(t, nil)
+	conf := nodetest.Load(t, folder)
+	conf.App.GRPC.ListenAddress = "127.0.0.1:0"
+	conf.CometBFT.RPC.TLSCertFile, conf.CometBFT.RPC.TLSKeyFile = "absent.pem", "key.pem"
+	_, err := New(t.Context(), conf, log.NewNopLogger())
+	require.ErrorIs(t, err, config.ErrInvalid)
+	require.ErrorContains(t, err, "rpc.tls_cert_file")
+	require.ErrorContains(t, err, "absent.pem")
 }
 
 // TestGRPC makes every call of the gRPC endpoint, over TLS, as a program in another language would.

@@ -239,6 +239,29 @@ func (m *Manifest) Complete() {
 	}
 }
 
+// lanBlocks is how many times more blocks a LAN makes than a network without a kind.
+const lanBlocks = 20
+
+// On gives all nodes the settings of a kind of network, except those that have one, and those of an
+// earlier build, which may not know it. In a LAN, heights are multiplied, so that nodes join at
+// about the same time.
+func (m *Manifest) On(kind Network) error {
+	m.Name += "@" + string(kind)
+	for name, n := range m.Nodes {
+		if n.Version == "" {
+			n.Network = cmp.Or(n.Network, kind)
+		}
+		if kind == LAN {
+			n.StartAt *= lanBlocks
+		}
+		m.Nodes[name] = n
+	}
+	if kind == LAN {
+		m.SnapshotInterval *= lanBlocks
+	}
+	return m.Check()
+}
+
 // Names returns the nodes' names, in order.
 func (m *Manifest) Names() []string { return slices.Sorted(maps.Keys(m.Nodes)) }
 

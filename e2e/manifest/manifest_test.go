@@ -28,6 +28,33 @@ func TestNetworksAreValid(t *testing.T) {
 	require.Equal(t, []string{"byzantine", "churn", "ci", "lan", "large", "long", "sharded-byzantine", "sharded-churn", "sharded", "wan"}, names)
 }
 
+func TestOn(t *testing.T) {
+	const text = `
+snapshot_interval = 10
+[node.a]
+[node.b]
+network = "wan"
+[node.c]
+version = "previous"
+[node.d]
+[node.joiner]
+mode = "full"
+start_at = 12
+`
+	m, err := manifest.Parse("some", []byte(text))
+	require.NoError(t, err)
+	require.NoError(t, m.On(manifest.LAN))
+	require.Equal(t, "some@lan", m.Name)
+	for name, want := range map[string]manifest.Network{"a": manifest.LAN, "b": manifest.WAN, "c": "", "joiner": manifest.LAN} {
+		require.Equal(t, want, m.Nodes[name].Network, name)
+	}
+	require.EqualValues(t, 200, m.SnapshotInterval)
+	require.EqualValues(t, 240, m.Nodes["joiner"].StartAt)
+	m, err = manifest.Parse("some", []byte(text))
+	require.NoError(t, err)
+	require.ErrorContains(t, m.On("moon"), "neither lan nor wan")
+}
+
 func TestGenerate(t *testing.T) {
 	kinds, liars := map[manifest.Kind]bool{}, 0
 	for seed := range uint64(500) {

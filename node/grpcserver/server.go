@@ -105,12 +105,12 @@ func Listen(ctx context.Context, o Options) (*Server, error) {
 		}
 		options = append(options, grpc.Creds(tls))
 	}
-	if err := s.register(o.Metrics); err != nil {
-		return nil, err
-	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.Address)
 	if err != nil {
 		return nil, err
+	}
+	if err := s.register(o.Metrics); err != nil {
+		return nil, errors.Join(err, listener.Close())
 	}
 	s.listener = listener
 	if o.MaxConnections > 0 {
