@@ -51,7 +51,7 @@ func TestFlagsAreWrittenAndReadAgain(t *testing.T) {
 		"status.laddr": "127.0.0.1:1", "transport.laddr": "127.0.0.1:2", "db_backend": "goleveldb", "log_format": "json",
 		"p2p.persistent_peers": "0123456789012345678901234567890123456789@h:1", "p2p.seeds": "0123456789012345678901234567890123456789@h:2",
 		"abci": "grpc", "blocksync.version": "v0", "tx_index.indexer": "null", "mempool.type": "nop", "mempool.version": "v0",
-		"rpc.laddr": "tcp://127.0.0.1:3", "statesync.trust_hash": "", "transport.relay": "all",
+		"rpc.laddr": "tcp://127.0.0.1:3", "grpc.laddr": "127.0.0.1:4", "statesync.trust_hash": "", "transport.relay": "all",
 	}
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	config.AddFlags(flags)
