@@ -50,7 +50,8 @@ const (
 	maxUpperDepth = 16
 )
 
-// upperTree returns the upper nodes of a node's newest state. The caller releases it.
+// upperTree returns the upper nodes of a node's newest state, or of the one before it while the
+// node executes its last block: it stores a block before it has the state. The caller releases it.
 func upperTree(ctx context.Context, conn transport.Conn, depth uint8) (*avlstar.Partial, error) {
 	b, err := conn.Call(ctx, transport.Call{Method: protocol.MethodStatus, Max: protocol.MaxStatusBytes})
 	if err != nil {
@@ -63,8 +64,14 @@ func upperTree(ctx context.Context, conn transport.Conn, depth uint8) (*avlstar.
 	if status.Height == 0 {
 		return nil, errors.New("it has no block yet")
 	}
-	request := dsm.UpperRequest{Height: status.Height, Depth: depth}
-	b, err = conn.Call(ctx, transport.Call{Method: dsm.MethodUpper, Body: request.Encode(), Max: upperBytes})
+	upperAt := func(height int64) ([]byte, error) {
+		request := dsm.UpperRequest{Height: height, Depth: depth}
+		return conn.Call(ctx, transport.Call{Method: dsm.MethodUpper, Body: request.Encode(), Max: upperBytes})
+	}
+	b, err = upperAt(status.Height)
+	if errors.Is(err, transport.ErrGone) && status.Height > 1 {
+		b, err = upperAt(status.Height - 1)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package storagenode
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -9,8 +10,11 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/dsm/server/witness"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/statesync/protocol"
+	"github.com/starling-kv/starling/transport"
 )
 
 // Edges divide the bytes of a state evenly, whatever the keys are: here most keys have one prefix,
@@ -70,6 +74,46 @@ func TestEvenEdges(t *testing.T) {
 	edges, err = evenEdges(p, 10)
 	require.NoError(t, err)
 	require.Empty(t, edges)
+}
+
+// executing is a node whose status has a block that it has not executed yet.
+type executing struct {
+	transport.Conn
+
+	height int64 // of the newest state
+	mux    *transport.Mux
+}
+
+func (e executing) Call(ctx context.Context, c transport.Call) ([]byte, error) {
+	if c.Method == protocol.MethodStatus {
+		return protocol.Status{Base: 1, Height: e.height + 1}.Encode(), nil
+	}
+	return e.mux.Serve(ctx, transport.Request{Method: c.Method, Body: c.Body})
+}
+
+func (e executing) Version(height int64) (*avlstar.Version, bool) {
+	if height != e.height {
+		return nil, false
+	}
+	empty, err := avlstar.Empty(1 << 10)
+	if err != nil {
+		return nil, false
+	}
+	defer empty.Release()
+	v, err := empty.Apply([]avlstar.Change{{Key: []byte("key"), Value: []byte("value")}})
+	return v, err == nil
+}
+
+// A node that executes its last block divides the state before it.
+func TestUpperTreeWhileExecuting(t *testing.T) {
+	node := executing{height: 7, mux: new(transport.Mux)}
+	witness.New(witness.Options{Versions: node}).Register(node.mux)
+	upper, err := upperTree(t.Context(), node, 6)
+	require.NoError(t, err)
+	upper.Release()
+	node.height = 0
+	_, err = upperTree(t.Context(), node, 6)
+	require.ErrorIs(t, err, transport.ErrGone)
 }
 
 // The edges of a running validator's state divide it.
