@@ -47,7 +47,7 @@ type NodeClient interface {
 	// Query is abci_query: any query of docs/spec/queries.md. Refusals are in the response.
 	Query(ctx context.Context, in *QueryRequest, opts ...grpc.CallOption) (*QueryResponse, error)
 	// Submit passes transactions to the mempool, in order, and optionally waits until they are executed. A refusal of one does not end
-	// the call: see SubmitResponse.
+	// the call: see Result.
 	Submit(ctx context.Context, in *SubmitRequest, opts ...grpc.CallOption) (*SubmitResponse, error)
 	// GetTransaction returns the result of an executed transaction. NOT_FOUND: the node does not know of a block with it.
 	GetTransaction(ctx context.Context, in *GetTransactionRequest, opts ...grpc.CallOption) (*GetTransactionResponse, error)
@@ -185,7 +185,7 @@ type NodeServer interface {
 	// Query is abci_query: any query of docs/spec/queries.md. Refusals are in the response.
 	Query(context.Context, *QueryRequest) (*QueryResponse, error)
 	// Submit passes transactions to the mempool, in order, and optionally waits until they are executed. A refusal of one does not end
-	// the call: see SubmitResponse.
+	// the call: see Result.
 	Submit(context.Context, *SubmitRequest) (*SubmitResponse, error)
 	// GetTransaction returns the result of an executed transaction. NOT_FOUND: the node does not know of a block with it.
 	GetTransaction(context.Context, *GetTransactionRequest) (*GetTransactionResponse, error)

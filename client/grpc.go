@@ -36,11 +36,12 @@ const windowGRPC = 4 << 20
 // The schemes of a gRPC address, without and with TLS.
 const schemeGRPC, schemeGRPCS = "grpc", "grpcs"
 
+func isGRPC(u *url.URL) bool { return u.Scheme == schemeGRPC || u.Scheme == schemeGRPCS }
+
 // grpcNode is an RPC over gRPC.
 type grpcNode struct {
-	api  api.NodeClient
-	conn *grpc.ClientConn
-	url  *url.URL
+	api api.NodeClient
+	url *url.URL
 }
 
 var _ RPC = (*grpcNode)(nil)
@@ -67,7 +68,7 @@ func newGRPC(address string, u *url.URL) (RPC, error) {
 	if err != nil {
 		return nil, fmt.Errorf("address %q: %w", address, err)
 	}
-	return &grpcNode{api: api.NewNodeClient(conn), conn: conn, url: u}, nil
+	return &grpcNode{api: api.NewNodeClient(conn), url: u}, nil
 }
 
 // Remote hides a password in the address.
@@ -77,7 +78,7 @@ func (n *grpcNode) Remote() string { return n.url.Redacted() }
 var errNotConnected = errors.New("not connected")
 
 // converted converts the error of a call: an answer of the node becomes an *rpctypes.RPCError.
-func (n *grpcNode) converted(ctx context.Context, err error) error {
+func converted(ctx context.Context, err error) error {
 	s, is := status.FromError(err)
 	switch {
 	case err == nil || !is:
@@ -99,7 +100,7 @@ func (n *grpcNode) converted(ctx context.Context, err error) error {
 func (n *grpcNode) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
 	r, err := n.api.Status(ctx, &api.StatusRequest{})
 	if err != nil {
-		return nil, n.converted(ctx, err)
+		return nil, converted(ctx, err)
 	}
 	return &ctypes.ResultStatus{
 		NodeInfo: p2p.DefaultNodeInfo{Network: r.GetChainId(), DefaultNodeID: p2p.ID(r.GetNodeId()), Moniker: r.GetMoniker(), Version: r.GetVersion()},
@@ -113,7 +114,7 @@ func (n *grpcNode) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
 func (n *grpcNode) ABCIQueryWithOptions(ctx context.Context, path string, data cmtbytes.HexBytes, o rpcclient.ABCIQueryOptions) (*ctypes.ResultABCIQuery, error) {
 	r, err := n.api.Query(ctx, &api.QueryRequest{Path: path, Data: data, Height: o.Height, Prove: o.Prove})
 	if err != nil {
-		return nil, n.converted(ctx, err)
+		return nil, converted(ctx, err)
 	}
 	answer := abci.ResponseQuery{
 		Code: r.GetCode(), Codespace: r.GetCodespace(), Log: r.GetLog(), Key: r.GetKey(), Value: r.GetValue(), Height: r.GetHeight(),
@@ -131,7 +132,7 @@ func (n *grpcNode) BroadcastTxSync(ctx context.Context, raw types.Tx) (*ctypes.R
 	r, err := n.api.Submit(ctx, &api.SubmitRequest{Transactions: [][]byte{raw}})
 	switch {
 	case err != nil:
-		return nil, n.converted(ctx, err)
+		return nil, converted(ctx, err)
 	case len(r.GetResults()) != 1:
 		return nil, fmt.Errorf("%w: %d results of 1 transaction", ErrUnproved, len(r.GetResults()))
 	case r.GetResults()[0].GetError() != "":
@@ -144,7 +145,7 @@ func (n *grpcNode) BroadcastTxSync(ctx context.Context, raw types.Tx) (*ctypes.R
 func (n *grpcNode) Tx(ctx context.Context, hash []byte, _ bool) (*ctypes.ResultTx, error) {
 	r, err := n.api.GetTransaction(ctx, &api.GetTransactionRequest{Hash: hash})
 	if err != nil {
-		return nil, n.converted(ctx, err)
+		return nil, converted(ctx, err)
 	}
 	result := r.GetResult()
 	return &ctypes.ResultTx{Hash: hash, Height: result.GetHeight(), TxResult: abci.ExecTxResult{
@@ -155,7 +156,7 @@ func (n *grpcNode) Tx(ctx context.Context, hash []byte, _ bool) (*ctypes.ResultT
 func (n *grpcNode) Commit(ctx context.Context, height *int64) (*ctypes.ResultCommit, error) {
 	r, err := n.api.GetHeader(ctx, &api.GetHeaderRequest{Height: heightOrLatest(height)})
 	if err != nil {
-		return nil, n.converted(ctx, err)
+		return nil, converted(ctx, err)
 	}
 	var encoded cmtproto.SignedHeader
 	if err := encoded.Unmarshal(r.GetSignedHeader()); err != nil {
@@ -178,7 +179,7 @@ func (n *grpcNode) Validators(ctx context.Context, height *int64, page, perPage 
 	}
 	r, err := n.api.GetValidators(ctx, request)
 	if err != nil {
-		return nil, n.converted(ctx, err)
+		return nil, converted(ctx, err)
 	}
 	result := &ctypes.ResultValidators{BlockHeight: r.GetHeight(), Count: len(r.GetValidators()), Total: int(r.GetTotal())}
 	for _, b := range r.GetValidators() {

@@ -33,9 +33,9 @@ func TestGRPCErrors(t *testing.T) {
 	held, err := ports.Hold(1)
 	require.NoError(t, err)
 	held.Release()
-	nobody, err := NewRPC("grpc://" + held.Address(0))
+	closed, err := NewRPC("grpc://" + held.Address(0))
 	require.NoError(t, err)
-	_, err = nobody.BroadcastTxSync(t.Context(), []byte("a=1"))
+	_, err = closed.BroadcastTxSync(t.Context(), []byte("a=1"))
 	require.True(t, notSent(err), err)
 	require.ErrorContains(t, err, "not connected: dial tcp "+held.Address(0))
 	require.NotContains(t, err.Error(), `"`)
@@ -44,7 +44,7 @@ func TestGRPCErrors(t *testing.T) {
 		codes.Unavailable: false, codes.Canceled: false, codes.DeadlineExceeded: false,
 		codes.NotFound: true, codes.OutOfRange: true, codes.ResourceExhausted: true, codes.FailedPrecondition: true, codes.Unknown: true,
 	} {
-		err := new(grpcNode).converted(t.Context(), status.Error(code, "because"))
+		err := converted(t.Context(), status.Error(code, "because"))
 		require.ErrorContains(t, err, "because")
 		require.Equal(t, answer, answered(err), code)
 		require.False(t, notSent(err), code)

@@ -64,16 +64,12 @@ func NewRPC(address string) (RPC, error) {
 	if err != nil {
 		return nil, err
 	}
-	if u.Scheme == schemeGRPC || u.Scheme == schemeGRPCS {
+	if isGRPC(u) {
 		return newGRPC(address, u)
 	}
-	hc, err := newTransport(address, u)
+	c, hc, err := newHTTP(address, u)
 	if err != nil {
 		return nil, err
-	}
-	c, err := rpchttp.NewWithClient(u.String(), "/websocket", hc)
-	if err != nil {
-		return nil, fmt.Errorf("address %q: %w", address, err)
 	}
 	caller, err := jsonrpc.NewWithHTTPClient(u.String(), hc)
 	if err != nil {
@@ -89,24 +85,18 @@ func NewHTTP(address string) (*rpchttp.HTTP, error) {
 	if err != nil {
 		return nil, err
 	}
-	if u.Scheme == schemeGRPC || u.Scheme == schemeGRPCS {
+	if isGRPC(u) {
 		return nil, fmt.Errorf("address %q is that of a gRPC endpoint: this call needs the RPC address, such as http://127.0.0.1:26657", address)
 	}
-	hc, err := newTransport(address, u)
-	if err != nil {
-		return nil, err
-	}
-	c, err := rpchttp.NewWithClient(u.String(), "/websocket", hc)
-	if err != nil {
-		return nil, fmt.Errorf("address %q: %w", address, err)
-	}
-	return c, nil
+	c, _, err := newHTTP(address, u)
+	return c, err
 }
 
-func newTransport(address string, u *url.URL) (*http.Client, error) {
+// newHTTP returns CometBFT's client of a node with its HTTP client, which is limited.
+func newHTTP(address string, u *url.URL) (*rpchttp.HTTP, *http.Client, error) {
 	hc, err := jsonrpc.DefaultHTTPClient(u.String())
 	if err != nil {
-		return nil, fmt.Errorf("address %q: %w", address, err)
+		return nil, nil, fmt.Errorf("address %q: %w", address, err)
 	}
 	hc.Timeout = callTimeout
 	if t, ok := hc.Transport.(*http.Transport); ok {
@@ -118,7 +108,11 @@ func newTransport(address string, u *url.URL) (*http.Client, error) {
 		t.IdleConnTimeout = time.Minute
 	}
 	hc.Transport = limitedTransport{hc.Transport}
-	return hc, nil
+	c, err := rpchttp.NewWithClient(u.String(), "/websocket", hc)
+	if err != nil {
+		return nil, nil, fmt.Errorf("address %q: %w", address, err)
+	}
+	return c, hc, nil
 }
 
 // parseAddress converts any form of an RPC address to a URL.

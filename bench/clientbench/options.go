@@ -40,10 +40,6 @@ type common struct {
 // The endpoints of a node.
 const endpointGRPC, endpointRPC = "grpc", "rpc"
 
-func endpointFlag(f *harness.Flags, endpoint *string) {
-	f.OneOf(endpoint, "endpoint", []string{endpointGRPC, endpointRPC}, "endpoint of the nodes that clients use")
-}
-
 // configure changes the settings of a node of Network.
 func (n *common) configure(c *cfg.Config) {
 	if n.TimeoutCommit > 0 {
@@ -70,7 +66,7 @@ func (n *common) flags(f *harness.Flags, seconds int) {
 // Flags adds the flags of client.
 func (o *Options) Flags(f *harness.Flags) {
 	o.flags(f, 10)
-	endpointFlag(f, &o.Endpoint)
+	f.OneOf(&o.Endpoint, "endpoint", []string{endpointGRPC, endpointRPC}, "endpoint of the nodes that clients use")
 	f.Int(&o.Keys, "keys", 10_000, 1, 10_000_000, "number of keys written before the measurement")
 	f.Int(&o.ValueBytes, "value-bytes", 128, 16, 4096, "length of a value")
 	f.Int(&o.RangeKeys, "range-keys", 100, 1, 1000, "number of keys in a range")

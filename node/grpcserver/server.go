@@ -182,11 +182,13 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 		s.calls.Add(-1)
 		return nil, status.Error(codes.ResourceExhausted, "too many calls are in progress: call again later, or call another node")
 	}
-	limited, cancel := context.WithTimeout(ctx, s.o.timeout)
+	var limited context.Context
+	var cancel context.CancelFunc
 	if info.FullMethodName == api.Node_Watch_FullMethodName {
-		cancel()
 		limited, cancel = context.WithCancel(ctx)
 		limited = context.WithValue(limited, end{}, cancel)
+	} else {
+		limited, cancel = context.WithTimeout(ctx, s.o.timeout)
 	}
 	context.AfterFunc(ctx, func() { // gRPC cancels it when the call has ended
 		s.calls.Add(-1)
