@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
@@ -29,11 +28,6 @@ import (
 )
 
 const (
-	// MaxCalls limits the calls in progress, over all connections, and so the memory of requests
-	// and responses. localCalls of them are for callers on this machine, so that strangers cannot
-	// keep its operator out.
-	MaxCalls   = 1024
-	localCalls = 128
 	// MaxRequestBytes limits a request: the largest transaction fits.
 	MaxRequestBytes = 4 << 20
 	// maxStreams limits the calls in progress on one connection.
@@ -77,7 +71,7 @@ type Server struct {
 	listener net.Listener
 	grpc     *grpc.Server
 	serving  sync.WaitGroup
-	calls    atomic.Int64 // in progress
+	calls    places
 	counted  *prometheus.CounterVec
 
 	// comet guards the CometBFT: calls hold it for reading while they use it.
@@ -174,12 +168,12 @@ type end struct{}
 // admit admits a call before its request is read. A call ends with its context even if the client
 // does not read the response.
 func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, error) {
-	places := int64(MaxCalls)
-	if !isLocal(ctx) {
-		places -= localCalls
+	var caller net.Addr
+	if p, ok := peer.FromContext(ctx); ok {
+		caller = p.Addr
 	}
-	if s.calls.Add(1) > places {
-		s.calls.Add(-1)
+	release := s.calls.take(caller)
+	if release == nil {
 		return nil, status.Error(codes.ResourceExhausted, "too many calls are in progress: call again later, or call another node")
 	}
 	var limited context.Context
@@ -191,19 +185,10 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 		limited, cancel = context.WithTimeout(ctx, s.o.timeout)
 	}
 	context.AfterFunc(ctx, func() { // gRPC cancels it when the call has ended
-		s.calls.Add(-1)
+		release()
 		cancel()
 	})
 	return limited, nil
-}
-
-func isLocal(ctx context.Context) bool {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return false
-	}
-	address, tcp := p.Addr.(*net.TCPAddr)
-	return tcp && address.IP.IsLoopback()
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

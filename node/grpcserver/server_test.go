@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"net"
 	"testing"
 	"time"
 
@@ -16,9 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/tap"
 
 	"github.com/starling-kv/starling/api"
 	"github.com/starling-kv/starling/app/event"
@@ -82,7 +79,7 @@ func TestCallsAreBounded(t *testing.T) {
 	for range MaxCalls {
 		require.Equal(t, codes.Canceled, status.Code(<-ended))
 	}
-	require.Eventually(t, func() bool { return s.calls.Load() == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return s.calls.inProgress() == 0 }, time.Minute, time.Millisecond)
 	_, err = first.Get(t.Context(), now)
 	require.NoError(t, err)
 	s.Close()
@@ -91,24 +88,6 @@ func TestCallsAreBounded(t *testing.T) {
 		require.NoError(t, s.counted.WithLabelValues("starling.v1.Node/Get", code).Write(&m))
 		require.Equal(t, want, int(m.GetCounter().GetValue()), code)
 	}
-}
-
-// Callers from other machines leave places for those on this one.
-func TestStrangersLeavePlaces(t *testing.T) {
-	s := &Server{o: Options{timeout: time.Minute}}
-	from := func(ip string) error {
-		ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(ip)}})
-		_, err := s.admit(ctx, &tap.Info{FullMethodName: api.Node_Get_FullMethodName})
-		return err
-	}
-	for range MaxCalls - localCalls {
-		require.NoError(t, from("192.0.2.1"))
-	}
-	require.Equal(t, codes.ResourceExhausted, status.Code(from("192.0.2.2")))
-	for range localCalls {
-		require.NoError(t, from("127.0.0.1"))
-	}
-	require.Equal(t, codes.ResourceExhausted, status.Code(from("::1")))
 }
 
 func TestCloseEndsCalls(t *testing.T) {
@@ -154,7 +133,7 @@ func TestSlowReaders(t *testing.T) {
 	require.NoError(t, err)
 	_, err = watch.Recv()
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return s.calls.Load() == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return s.calls.inProgress() == 0 }, time.Minute, time.Millisecond)
 	for err == nil {
 		_, err = watch.Recv()
 	}
