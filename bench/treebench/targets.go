@@ -6,7 +6,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// undecidedExport is the reason why the export target is not judged; docs/benchmarks.md has the
+// undecidedExport is the reason why the export target is not judged; docs/benchmark-runs.md has the
 // details.
 const undecidedExport = "memiavl writes and syncs files, Starling stays in memory"
 
