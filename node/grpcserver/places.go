@@ -21,9 +21,9 @@ type places struct {
 	hosts map[netip.Prefix]int // guarded by mu
 }
 
-// take takes a place for a caller. A host on another machine may have as many places as it leaves
-// free for others: one host has half of them at most, and no host can keep all others out. release
-// gives the place back; it is nil if there is none.
+// take takes a place for a caller. A host on another machine gets at most half of the places that
+// others leave, so that it cannot keep all of them out. release gives the place back; it is nil if
+// there is none.
 func (p *places) take(caller net.Addr) (release func()) {
 	host, local := hostOf(caller)
 	p.mu.Lock()
@@ -56,8 +56,7 @@ func hostOf(a net.Addr) (host netip.Prefix, local bool) {
 	if !ok {
 		return host, false
 	}
-	ip, _ := netip.AddrFromSlice(t.IP)
-	ip = ip.Unmap()
+	ip := t.AddrPort().Addr().Unmap()
 	host, _ = ip.Prefix(min(64, ip.BitLen())) //nolint:errcheck // an address has that many bits
 	return host, ip.IsLoopback()
 }

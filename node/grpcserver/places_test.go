@@ -18,8 +18,8 @@ func (p *places) inProgress() int {
 
 func at(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip)} }
 
-// Callers from other machines leave places for those on this one, and a host leaves as many for
-// other hosts as it has.
+// Callers from other machines leave places for those on this one, and a host gets half of the
+// places that others leave.
 func TestHostsLeavePlaces(t *testing.T) {
 	var p places
 	left := MaxCalls - localCalls

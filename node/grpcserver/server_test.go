@@ -3,6 +3,7 @@ package grpcserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -15,7 +16,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 
 	"github.com/starling-kv/starling/api"
 	"github.com/starling-kv/starling/app/event"
@@ -88,6 +91,28 @@ func TestCallsAreBounded(t *testing.T) {
 		require.NoError(t, s.counted.WithLabelValues("starling.v1.Node/Get", code).Write(&m))
 		require.Equal(t, want, int(m.GetCounter().GetValue()), code)
 	}
+}
+
+// Callers from other machines leave places for other hosts, and for callers on this machine.
+func TestStrangersLeavePlaces(t *testing.T) {
+	s := &Server{o: Options{timeout: time.Minute}}
+	from := func(ip string) error {
+		ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: at(ip)})
+		_, err := s.admit(ctx, &tap.Info{FullMethodName: api.Node_Get_FullMethodName})
+		return err
+	}
+	strangers := 0
+	for host := range 10 {
+		for from(fmt.Sprintf("192.0.2.%d", host)) == nil {
+			strangers++
+		}
+	}
+	require.Equal(t, MaxCalls-localCalls, strangers)
+	require.Equal(t, codes.ResourceExhausted, status.Code(from("192.0.2.10")))
+	for range localCalls {
+		require.NoError(t, from("127.0.0.1"))
+	}
+	require.Equal(t, codes.ResourceExhausted, status.Code(from("::1")))
 }
 
 func TestCloseEndsCalls(t *testing.T) {
