@@ -65,6 +65,8 @@ func (rs *Store) Commit() types.CommitID {
 		rs.last.Store(info)
 		return rs.log(b, info, commits)
 	}, func() error {
+		rs.db.whole.Store(true)
+		defer rs.db.whole.Store(false)
 		rs.sdkStore.Commit()
 		return nil
 	})
