@@ -133,7 +133,7 @@ func (i *Instance) Make(ctx context.Context) (err error) {
 		conf, logger = withoutRPC(conf), joinLog{logger, i.o.Failed}
 	}
 	i.mu.Unlock()
-	var opts []cometnode.Option
+	opts := []cometnode.Option{batchTransactions}
 	if r := i.o.Reactor; r != nil {
 		opts = append(opts, cometnode.CustomReactors(map[string]p2p.Reactor{"STARLING_ADDRESSES": r.attach()}))
 	}
