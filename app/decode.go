@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -87,21 +88,70 @@ type decoded struct {
 	err *tx.Error
 }
 
-// decodeAll decodes the transactions of a block on all processors.
+// maxBatch is the largest number of transactions whose signatures are verified together. Larger
+// batches gain little.
+const maxBatch = 64
+
+// decodeAll decodes the transactions of a block on all processors, in batches.
 func (d *decoder) decodeAll(raw [][]byte, chainID string) []decoded {
-	all := make([]decoded, len(raw))
 	var (
+		all     = make([]decoded, len(raw))
+		size    = min(maxBatch, 1+len(raw)/(4*runtime.GOMAXPROCS(0)))
+		batches = (len(raw) + size - 1) / size
 		next    atomic.Int64
 		workers sync.WaitGroup
 	)
-	for range min(runtime.GOMAXPROCS(0), len(raw)) {
+	for range min(runtime.GOMAXPROCS(0), batches) {
 		workers.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(raw); i = int(next.Add(1)) - 1 {
-				all[i].id = sha256.Sum256(raw[i])
-				all[i].tx, all[i].err = d.decode(all[i].id, raw[i], chainID)
+			for i := int(next.Add(1)) - 1; i < batches; i = int(next.Add(1)) - 1 {
+				from, to := i*size, min((i+1)*size, len(raw))
+				d.decodeBatch(all[from:to], raw[from:to], chainID)
 			}
 		})
 	}
 	workers.Wait()
 	return all
+}
+
+// decodeBatch decodes raw into all.
+func (d *decoder) decodeBatch(all []decoded, raw [][]byte, chainID string) {
+	var (
+		unknown [][]byte
+		at      []int // indexes of unknown in raw
+	)
+	for i, b := range raw {
+		all[i].id = sha256.Sum256(b)
+		if all[i].tx = d.lookup(all[i].id, chainID); all[i].tx == nil {
+			unknown, at = append(unknown, b), append(at, i)
+		}
+	}
+	txs, errs := tx.DecodeAll(unknown, chainID)
+	for n, i := range at {
+		if all[i].tx = txs[n]; errs[n] != nil {
+			all[i].err = refusal(errs[n], tx.CodeMalformed)
+			continue
+		}
+		d.remember(all[i].id, txs[n], len(raw[i]))
+	}
+}
+
+// Verify returns the transactions that decode, with a right signature if they are signed. It verifies
+// signatures in batches, on the caller's goroutine, and remembers the valid transactions for
+// CheckTx. Before there is a state it returns all.
+func (a *App) Verify(raw [][]byte) (valid [][]byte) {
+	v, params := a.check.state()
+	if v == nil {
+		return raw
+	}
+	defer v.Release()
+	for batch := range slices.Chunk(raw, maxBatch) {
+		all := make([]decoded, len(batch))
+		a.decoder.decodeBatch(all, batch, params.ChainId)
+		for i := range all {
+			if all[i].err == nil {
+				valid = append(valid, batch[i])
+			}
+		}
+	}
+	return valid
 }

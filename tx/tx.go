@@ -63,23 +63,74 @@ func (t *Text) Bytes() []byte {
 // Decode decodes a transaction and checks everything that can be checked without the state. Every
 // error is an *Error.
 func Decode(b []byte, chainID string) (*Tx, error) {
+	t, signature, err := decode(b, chainID)
+	if err != nil || signature == nil {
+		return t, err
+	}
+	if !ed25519.PubKey(t.Body.Account).VerifySignature(signature.signed, signature.bytes) {
+		return nil, errSignature(t.Body.Account, chainID)
+	}
+	return t, nil
+}
+
+// DecodeAll decodes transactions as Decode does. It verifies their signatures in a batch, which takes
+// half the time for 64 of them. With a wrong signature among them, it takes longer than Decode. One
+// of txs[i] and errs[i] is nil.
+func DecodeAll(raw [][]byte, chainID string) (txs []*Tx, errs []error) {
+	if len(raw) == 1 { // a batch of one takes longer
+		t, err := Decode(raw[0], chainID)
+		return []*Tx{t}, []error{err}
+	}
+	txs, errs = make([]*Tx, len(raw)), make([]error, len(raw))
+	batch := ed25519.NewBatchVerifier()
+	var signed []int // indexes of the transactions in batch
+	for i, b := range raw {
+		var s *signature
+		if txs[i], s, errs[i] = decode(b, chainID); s == nil {
+			continue
+		}
+		if err := batch.Add(ed25519.PubKey(txs[i].Body.Account), s.signed, s.bytes); err != nil {
+			txs[i], errs[i] = nil, errSignature(txs[i].Body.Account, chainID)
+			continue
+		}
+		signed = append(signed, i)
+	}
+	if len(signed) == 0 {
+		return txs, errs
+	}
+	if all, valid := batch.Verify(); !all {
+		for n, i := range signed {
+			if !valid[n] {
+				txs[i], errs[i] = nil, errSignature(txs[i].Body.Account, chainID)
+			}
+		}
+	}
+	return txs, errs
+}
+
+// signature is that of a transaction, with the bytes that it signs.
+type signature struct{ signed, bytes []byte }
+
+// decode decodes a transaction and checks everything except its signature, which is nil for a text
+// transaction.
+func decode(b []byte, chainID string) (*Tx, *signature, error) {
 	switch {
 	case len(b) == 0:
-		return nil, Errorf(CodeMalformed, "the transaction is empty")
+		return nil, nil, Errorf(CodeMalformed, "the transaction is empty")
 	case len(b) > MaxBytes:
-		return nil, Errorf(CodeTooLarge, "the transaction has %d bytes, at most %d are allowed", len(b), MaxBytes)
+		return nil, nil, Errorf(CodeTooLarge, "the transaction has %d bytes, at most %d are allowed", len(b), MaxBytes)
 	case b[0] == marker:
-		body, err := decodeSigned(b[1:], chainID)
+		body, signature, err := decodeSigned(b[1:], chainID)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		return &Tx{Body: body}, nil
+		return &Tx{Body: body}, signature, nil
 	default:
 		text, err := decodeText(b)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		return &Tx{Text: text}, nil
+		return &Tx{Text: text}, nil, nil
 	}
 }
 
@@ -97,45 +148,46 @@ func decodeText(b []byte) (*Text, error) {
 	return text, nil
 }
 
-func decodeSigned(b []byte, chainID string) (*Body, error) {
+func decodeSigned(b []byte, chainID string) (*Body, *signature, error) {
 	var signed SignedTx
 	if err := signed.Unmarshal(b); err != nil {
-		return nil, Errorf(CodeMalformed, "not a SignedTx message: %v", err)
+		return nil, nil, Errorf(CodeMalformed, "not a SignedTx message: %v", err)
 	}
 	if !encodesTo(&signed, b) {
-		return nil, Errorf(CodeMalformed, "the SignedTx is not in its only encoding (fields in order, no unknown ones, shortest integers)")
+		return nil, nil, Errorf(CodeMalformed, "the SignedTx is not in its only encoding (fields in order, no unknown ones, shortest integers)")
 	}
 	if len(signed.Signature) != ed25519.SignatureSize {
-		return nil, Errorf(CodeMalformed, "the signature has %d bytes, an ed25519 signature has %d", len(signed.Signature), ed25519.SignatureSize)
+		return nil, nil, Errorf(CodeMalformed, "the signature has %d bytes, an ed25519 signature has %d", len(signed.Signature), ed25519.SignatureSize)
 	}
 	// Count before anything is allocated: a decoded operation takes many times its encoded length.
 	n, ok := countOperations(signed.Body)
 	if !ok {
-		return nil, Errorf(CodeMalformed, "not a Body message: a field is cut off, or has a wire type that no field of a Body has")
+		return nil, nil, Errorf(CodeMalformed, "not a Body message: a field is cut off, or has a wire type that no field of a Body has")
 	}
 	if n > MaxOperations {
-		return nil, Errorf(CodeTooLarge, "more than %d operations in a transaction", MaxOperations)
+		return nil, nil, Errorf(CodeTooLarge, "more than %d operations in a transaction", MaxOperations)
 	}
 	if err := protowalk.Walk(signed.Body, &bodyTable); err != nil {
-		return nil, errBodyEncoding()
+		return nil, nil, errBodyEncoding()
 	}
 	if nested(signed.Body) > MaxOperations {
-		return nil, Errorf(CodeTooLarge, "more than %d compares and operations in the txns of a transaction", MaxOperations)
+		return nil, nil, Errorf(CodeTooLarge, "more than %d compares and operations in the txns of a transaction", MaxOperations)
 	}
 	body := new(Body)
 	if err := body.Unmarshal(signed.Body); err != nil {
-		return nil, Errorf(CodeMalformed, "not a Body message: %v", err)
+		return nil, nil, Errorf(CodeMalformed, "not a Body message: %v", err)
 	}
 	if !encodesTo(body, signed.Body) {
-		return nil, errBodyEncoding()
+		return nil, nil, errBodyEncoding()
 	}
 	if err := body.check(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if !ed25519.PubKey(body.Account).VerifySignature(SignBytes(chainID, signed.Body), signed.Signature) {
-		return nil, Errorf(CodeBadSignature, "the signature does not fit account %x on chain %q: made with another key, for another chain, or the transaction was changed after signing", body.Account, chainID)
-	}
-	return body, nil
+	return body, &signature{SignBytes(chainID, signed.Body), signed.Signature}, nil
+}
+
+func errSignature(account []byte, chainID string) *Error {
+	return Errorf(CodeBadSignature, "the signature does not fit account %x on chain %q: made with another key, for another chain, or the transaction was changed after signing", account, chainID)
 }
 
 func errBodyEncoding() *Error {

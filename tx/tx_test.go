@@ -15,6 +15,8 @@ import (
 	"pgregory.net/rapid"
 
 	stded25519 "crypto/ed25519"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 var update = flag.Bool("update", false, "write testdata/vectors.json again")
@@ -289,6 +291,47 @@ func TestSignDecode(t *testing.T) {
 	})
 }
 
+// DecodeAll must accept exactly what Decode accepts, in any batch: blocks contain what either of
+// them verified. The vectors have signatures on which verifiers differ.
+func TestDecodeAll(t *testing.T) {
+	rng := seeds.Rand(t)
+	stored, err := os.ReadFile(vectorsFile)
+	require.NoError(t, err)
+	var vectors []vector
+	require.NoError(t, json.Unmarshal(stored, &vectors))
+	var good, all [][]byte
+	for _, v := range vectors {
+		b := parseRuns(t, v.Tx)
+		if len(b) > 64<<10 {
+			continue
+		}
+		all = append(all, b)
+		if v.ChainID == vectorChain && v.Code == CodeOK {
+			good = append(good, b)
+		}
+	}
+	check := func(batch [][]byte) {
+		txs, errs := DecodeAll(batch, vectorChain)
+		for i, b := range batch {
+			x, err := Decode(b, vectorChain)
+			require.Equal(t, x, txs[i], "%x", b)
+			require.Equal(t, err, errs[i], "%x", b)
+		}
+	}
+	check(good)
+	check(all)
+	for range 200 {
+		batch := make([][]byte, rng.IntN(20))
+		for i := range batch {
+			batch[i] = good[rng.IntN(len(good))]
+			if rng.IntN(8) == 0 {
+				batch[i] = all[rng.IntN(len(all))]
+			}
+		}
+		check(batch)
+	}
+}
+
 func TestErrorIs(t *testing.T) {
 	err := fmt.Errorf("check: %w", Errorf(CodeBadNonce, "is %d", 3))
 	require.ErrorIs(t, err, &Error{Code: CodeBadNonce})
@@ -309,6 +352,9 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		x, err := Decode(b, "starling-1")
+		txs, errs := DecodeAll([][]byte{b, []byte("k=v"), b}, "starling-1")
+		require.Equal(t, []*Tx{x, {Text: &Text{Key: []byte("k"), Value: []byte("v")}}, x}, txs)
+		require.Equal(t, []error{err, nil, err}, errs)
 		if err != nil {
 			var refused *Error
 			require.ErrorAs(t, err, &refused)
