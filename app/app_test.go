@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -365,6 +366,24 @@ func TestDecoderForgets(t *testing.T) {
 		require.LessOrEqual(t, d.mu.cost, maxDecoderCost)
 		require.LessOrEqual(t, len(d.mu.recent)+len(d.mu.older), 16)
 	}
+}
+
+// Verify refuses what CheckTx would refuse for its bytes, and CheckTx finds the rest decoded.
+func TestVerify(t *testing.T) {
+	txs := [][]byte{sign(t, "alice", 0, put("a", "1")), []byte("no text"), []byte("k=v"), sign(t, "bob", 7, put("b", "2"))}
+	forged := bytes.Clone(txs[0])
+	forged[len(forged)-1] ^= 1
+	txs = append(txs, forged)
+	before, err := New(Options{Store: &memoryStore{}})
+	require.NoError(t, err)
+	require.Equal(t, txs, before.Verify(txs), "without a state the chain is not known")
+	a := startChain(t, &memoryStore{}, `{}`)
+	valid := a.Verify(txs)
+	require.Equal(t, [][]byte{txs[0], txs[2], txs[3]}, valid)
+	for _, b := range valid {
+		require.NotNil(t, a.decoder.lookup(sha256.Sum256(b), testChain))
+	}
+	require.Nil(t, a.decoder.lookup(sha256.Sum256(forged), testChain))
 }
 
 // A block of 10,000 puts under a quota takes linear time. Summing up all keys for each put would

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -136,21 +135,19 @@ func (d *decoder) decodeBatch(all []decoded, raw [][]byte, chainID string) {
 }
 
 // Verify returns the transactions that decode, with a right signature if they are signed. It verifies
-// signatures in batches, on the caller's goroutine, and remembers the valid transactions for
-// CheckTx. Before there is a state it returns all.
+// the signatures in one batch, and remembers the valid transactions for CheckTx. It returns all if
+// there is no state yet.
 func (a *App) Verify(raw [][]byte) (valid [][]byte) {
 	v, params := a.check.state()
 	if v == nil {
 		return raw
 	}
 	defer v.Release()
-	for batch := range slices.Chunk(raw, maxBatch) {
-		all := make([]decoded, len(batch))
-		a.decoder.decodeBatch(all, batch, params.ChainId)
-		for i := range all {
-			if all[i].err == nil {
-				valid = append(valid, batch[i])
-			}
+	all := make([]decoded, len(raw))
+	a.decoder.decodeBatch(all, raw, params.ChainId)
+	for i := range all {
+		if all[i].err == nil {
+			valid = append(valid, raw[i])
 		}
 	}
 	return valid

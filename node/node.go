@@ -200,6 +200,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 	n.instance = comet.New(comet.Options{
 		Config: n.config.CometBFT, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, Databases: n.databases,
 		Application: comet.NewHalter(o.wrap(n.application), n.config.App.HaltHeight, n.application.CanGoOn, n.fail),
+		Verify:      n.application.Verify,
 		Height:      n.application.Height, Restored: n.application.joined.Load,
 		Validator: validator, Signer: n.signer, WrapValidator: o.wrapValidator,
 		Reactor: n.serving.reactor, WrapConsensus: n.wrapConsensus(), Serve: n.useStores, Failed: n.fail, ConsensusEnded: n.consensusFailed, HeaderMissing: n.headerMissing,

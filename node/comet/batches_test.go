@@ -2,6 +2,7 @@ package comet
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -50,12 +51,12 @@ func TestBatchOfAMillisecond(t *testing.T) {
 			require.True(t, b.Send(message(fmt.Append(nil, i))))
 		}
 		require.Empty(t, r.got)
-		time.Sleep(batchWait)
+		<-time.After(batchWait)
 		synctest.Wait()
 		require.Len(t, r.got, 1)
 		require.Len(t, r.got[0], 100)
 		require.True(t, b.Send(message([]byte("later"))))
-		time.Sleep(batchWait)
+		<-time.After(batchWait)
 		synctest.Wait()
 		require.Equal(t, [][]byte{[]byte("later")}, r.got[1])
 	})
@@ -64,8 +65,9 @@ func TestBatchOfAMillisecond(t *testing.T) {
 // Every transaction arrives once and in order, in messages within the limit, whatever p2p refuses.
 func TestBatches(t *testing.T) {
 	rng := seeds.Rand(t)
+	refusals := rand.New(rand.NewPCG(rng.Uint64(), 0)) // of another goroutine
 	synctest.Test(t, func(t *testing.T) {
-		r := &receiver{gone: make(chan struct{}), refuse: func() bool { return rng.IntN(10) == 0 }}
+		r := &receiver{gone: make(chan struct{}), refuse: func() bool { return refusals.IntN(10) == 0 }}
 		b := newBatcher(r, batchBytes)
 		var sent [][]byte
 		for i := range 5000 {
@@ -77,10 +79,10 @@ func TestBatches(t *testing.T) {
 			sent = append(sent, tx)
 			require.True(t, b.Send(message(tx)))
 			if rng.IntN(300) == 0 {
-				time.Sleep(time.Duration(rng.IntN(3)) * batchWait)
+				<-time.After(time.Duration(rng.IntN(3)) * batchWait)
 			}
 		}
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		synctest.Wait()
 		var got [][]byte
 		for _, txs := range r.got {
@@ -100,7 +102,7 @@ func TestBatchOfALostPeer(t *testing.T) {
 		r := &receiver{gone: make(chan struct{}), refuse: func() bool { return true }}
 		b := newBatcher(r, batchBytes)
 		require.True(t, b.Send(message([]byte("lost"))))
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		close(r.gone)
 		synctest.Wait() // the bubble ends only once no goroutine is left
 		require.Empty(t, r.got)

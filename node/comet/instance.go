@@ -27,6 +27,9 @@ type Options struct {
 	Databases *Databases
 	// Application is called by CometBFT, up to its last block.
 	Application *Halter
+	// Verify gets transactions from a peer before CheckTx does, and returns the valid ones. nil:
+	// CheckTx sees each as soon as it comes.
+	Verify func(txs [][]byte) (valid [][]byte)
 	// Height returns the height of the application's last block, Restored the height of the
 	// snapshot restored by this process; 0: none.
 	Height, Restored func() int64
@@ -133,7 +136,7 @@ func (i *Instance) Make(ctx context.Context) (err error) {
 		conf, logger = withoutRPC(conf), joinLog{logger, i.o.Failed}
 	}
 	i.mu.Unlock()
-	opts := []cometnode.Option{batchTransactions}
+	opts := []cometnode.Option{batchTransactions(i.o.Verify)}
 	if r := i.o.Reactor; r != nil {
 		opts = append(opts, cometnode.CustomReactors(map[string]p2p.Reactor{"STARLING_ADDRESSES": r.attach()}))
 	}

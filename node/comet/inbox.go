@@ -1,0 +1,138 @@
+package comet
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/cometbft/cometbft/mempool"
+	"github.com/cometbft/cometbft/p2p"
+	protomem "github.com/cometbft/cometbft/proto/tendermint/mempool"
+)
+
+// inboxKey is the key of a peer's inbox among the values of the peer.
+const inboxKey = "Starling.inbox"
+
+// Receive implements p2p.Reactor. It leaves transactions in the peer's inbox, because the goroutine
+// that calls it reads everything from the peer: votes would wait until CheckTx has seen all
+// transactions that came before them.
+func (r *batchReactor) Receive(e p2p.Envelope) {
+	m, is := e.Message.(*protomem.Txs)
+	if !is || r.verify == nil || r.WaitSync() {
+		r.Reactor.Receive(e)
+		return
+	}
+	in, is := e.Src.Get(inboxKey).(*inbox)
+	if !is { // the first message of this peer; only one goroutine receives from it
+		in = newInbox()
+		e.Src.Set(inboxKey, in)
+		go r.check(e.Src, in)
+	}
+	in.put(m.GetTxs(), e.Src.Quit())
+}
+
+// check passes the transactions of a peer to CheckTx, in order, until the peer disconnects.
+func (r *batchReactor) check(peer p2p.Peer, in *inbox) {
+	defer func() {
+		if cause := recover(); cause != nil { // as p2p does where it calls Receive
+			r.Switch.StopPeerForError(peer, fmt.Errorf("transactions: %w", Panicked(cause)))
+		}
+	}()
+	for {
+		txs := in.take(peer.Quit())
+		if txs == nil {
+			return
+		}
+		if txs = r.verified(txs); len(txs) > 0 {
+			r.Reactor.Receive(p2p.Envelope{Src: peer, ChannelID: mempool.MempoolChannel, Message: &protomem.Txs{Txs: txs}})
+		}
+	}
+}
+
+func (r *batchReactor) verified(txs [][]byte) [][]byte {
+	r.turns <- struct{}{}
+	defer func() { <-r.turns }()
+	return r.verify(txs)
+}
+
+// inbox holds the transactions of a peer that CheckTx has not seen yet. One goroutine puts them in,
+// another takes them out.
+type inbox struct {
+	more, less chan struct{} // have an element after a change; capacity 1
+	mu         struct {
+		sync.Mutex
+		txs   [][]byte
+		bytes int // of memory that txs take
+	}
+}
+
+func newInbox() *inbox {
+	return &inbox{more: make(chan struct{}, 1), less: make(chan struct{}, 1)}
+}
+
+// put waits until there is room for the transactions of a message, or the peer disconnects.
+func (in *inbox) put(txs [][]byte, quit <-chan struct{}) {
+	for !in.add(txs) {
+		select {
+		case <-in.less:
+		case <-quit:
+			return
+		}
+	}
+}
+
+func (in *inbox) add(txs [][]byte) bool {
+	bytes := memory(txs)
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if len(in.mu.txs) > 0 && in.mu.bytes+bytes > inboxBytes {
+		return false
+	}
+	in.mu.txs, in.mu.bytes = append(in.mu.txs, txs...), in.mu.bytes+bytes
+	signal(in.more)
+	return true
+}
+
+// take waits for transactions, and returns the first ones, at most batchTxs; nil once the peer has
+// disconnected.
+func (in *inbox) take(quit <-chan struct{}) [][]byte {
+	for {
+		if txs := in.next(); txs != nil {
+			return txs
+		}
+		select {
+		case <-in.more:
+		case <-quit:
+			return nil
+		}
+	}
+}
+
+func (in *inbox) next() (txs [][]byte) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if len(in.mu.txs) == 0 {
+		return nil
+	}
+	first := in.mu.txs[:min(batchTxs, len(in.mu.txs))]
+	txs = slices.Clone(first)
+	clear(first) // the array may be used for longer than they are
+	in.mu.txs, in.mu.bytes = in.mu.txs[len(first):], in.mu.bytes-memory(txs)
+	signal(in.less)
+	return txs
+}
+
+// memory returns the bytes that transactions take, with their slices.
+func memory(txs [][]byte) (n int) {
+	for _, tx := range txs {
+		n += len(tx) + 40
+	}
+	return n
+}
+
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // the receiver will look anyway
+	}
+}
