@@ -38,6 +38,13 @@ func (r *receiver) Send(e p2p.Envelope) bool {
 	return true
 }
 
+// messages returns the transactions of each message so far.
+func (r *receiver) messages() [][][]byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.got
+}
+
 func message(txs ...[]byte) p2p.Envelope {
 	return p2p.Envelope{ChannelID: mempool.MempoolChannel, Message: &protomem.Txs{Txs: txs}}
 }
@@ -50,15 +57,15 @@ func TestBatchOfAMillisecond(t *testing.T) {
 		for i := range 100 {
 			require.True(t, b.Send(message(fmt.Append(nil, i))))
 		}
-		require.Empty(t, r.got)
+		require.Empty(t, r.messages())
 		<-time.After(batchWait)
 		synctest.Wait()
-		require.Len(t, r.got, 1)
-		require.Len(t, r.got[0], 100)
+		require.Len(t, r.messages(), 1)
+		require.Len(t, r.messages()[0], 100)
 		require.True(t, b.Send(message([]byte("later"))))
 		<-time.After(batchWait)
 		synctest.Wait()
-		require.Equal(t, [][]byte{[]byte("later")}, r.got[1])
+		require.Equal(t, [][]byte{[]byte("later")}, r.messages()[1])
 	})
 }
 
@@ -85,14 +92,14 @@ func TestBatches(t *testing.T) {
 		<-time.After(time.Minute)
 		synctest.Wait()
 		var got [][]byte
-		for _, txs := range r.got {
+		for _, txs := range r.messages() {
 			m := protomem.Txs{Txs: txs}
 			n := m.Size()
 			require.True(t, n <= batchBytes || len(txs) == 1, "%d bytes in %d transactions", n, len(txs))
 			got = append(got, txs...)
 		}
 		require.Equal(t, sent, got)
-		require.Less(t, len(r.got), 200)
+		require.Less(t, len(r.messages()), 200)
 	})
 }
 
@@ -105,6 +112,6 @@ func TestBatchOfALostPeer(t *testing.T) {
 		<-time.After(time.Second)
 		close(r.gone)
 		synctest.Wait() // the bubble ends only once no goroutine is left
-		require.Empty(t, r.got)
+		require.Empty(t, r.messages())
 	})
 }
