@@ -134,9 +134,9 @@ func (d *decoder) decodeBatch(all []decoded, raw [][]byte, chainID string) {
 	}
 }
 
-// Verify returns the transactions that decode, with a right signature if they are signed. It verifies
-// the signatures in one batch, and remembers the valid transactions for CheckTx. It returns all if
-// there is no state yet.
+// Verify returns the transactions that decode, with a right signature if they are signed. It
+// verifies the signatures in one batch, and remembers the valid transactions for CheckTx. It
+// returns all if there is no state yet.
 func (a *App) Verify(raw [][]byte) (valid [][]byte) {
 	v, params := a.check.state()
 	if v == nil {

@@ -73,9 +73,9 @@ func Decode(b []byte, chainID string) (*Tx, error) {
 	return t, nil
 }
 
-// DecodeAll decodes transactions as Decode does. It verifies their signatures in a batch, which takes
-// half the time for 64 of them. With a wrong signature among them, it takes longer than Decode. One
-// of txs[i] and errs[i] is nil.
+// DecodeAll decodes transactions as Decode does. It verifies their signatures in a batch, which
+// takes half the time for 64 of them. With a wrong signature among them, it takes longer than
+// Decode. One of txs[i] and errs[i] is nil.
 func DecodeAll(raw [][]byte, chainID string) (txs []*Tx, errs []error) {
 	if len(raw) == 1 { // a batch of one takes longer
 		t, err := Decode(raw[0], chainID)

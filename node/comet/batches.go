@@ -31,7 +31,8 @@ const (
 
 // batchTransactions returns an option for CometBFT: its mempool sends transactions in batches, and
 // verify, if it is not nil, gets those from peers before CheckTx does and returns the valid ones. A
-// message for each transaction, as CometBFT sends, costs a quarter of the CPU time of a transaction.
+// message for each transaction, as CometBFT sends, costs a quarter of the CPU time of a
+// transaction.
 func batchTransactions(verify func(txs [][]byte) (valid [][]byte)) cometnode.Option {
 	return func(n *cometnode.Node) {
 		reactor, _ := n.Switch().Reactor("MEMPOOL")
@@ -49,8 +50,8 @@ func batchTransactions(verify func(txs [][]byte) (valid [][]byte)) cometnode.Opt
 	}
 }
 
-// batchReactor is CometBFT's mempool reactor, which sends to batchers instead of peers, and receives
-// from inboxes.
+// batchReactor is CometBFT's mempool reactor, which sends to batchers instead of peers, and
+// receives from inboxes.
 type batchReactor struct {
 	*mempool.Reactor
 	limit  int                                 // of the bytes of a batch

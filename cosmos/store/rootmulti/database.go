@@ -32,8 +32,8 @@ var errBatch = errors.New("the SDK's multi-store does not make a version durable
 type database struct {
 	dbm.DB
 	merge func(*types.CommitInfo, dbm.Batch) error // nil: no version is being written
-	// whole is set while a commit writes. iavl, which looks at the sizes of its batches, then writes
-	// the version of a store in one batch. Pruning reads whole on goroutines of its own.
+	// whole is set while a commit writes. iavl, which looks at the sizes of its batches, then
+	// writes the version of a store in one batch. Pruning reads whole on goroutines of its own.
 	whole atomic.Bool
 }
 
@@ -96,9 +96,9 @@ func (b *batch) Set(key, value []byte) error {
 	return b.Batch.Set(key, value)
 }
 
-// GetByteSize implements dbm.Batch. A batch of a commit says that it is empty: iavl writes a batch of
-// 100 KB and begins another, so that a killed process leaves a part of a version. After a restart,
-// iavl takes that part for the version, and iterators see its values (pull request 1107 of
+// GetByteSize implements dbm.Batch. A batch of a commit says that it is empty: iavl writes a batch
+// of 100 KB and begins another, so that a killed process leaves a part of a version. After a
+// restart, iavl takes that part for the version, and iterators see its values (pull request 1107 of
 // cosmos/iavl).
 func (b *batch) GetByteSize() (int, error) {
 	if b.db.whole.Load() {
