@@ -77,8 +77,10 @@ func (d *decoder) remember(id [sha256.Size]byte, t *tx.Tx, size int) {
 	if d.mu.recent == nil || d.mu.cost+cost > maxDecoderCost {
 		d.mu.recent, d.mu.older, d.mu.cost = make(map[[sha256.Size]byte]*tx.Tx), d.mu.recent, 0
 	}
-	d.mu.recent[id] = t
-	d.mu.cost += cost
+	if _, ok := d.mu.recent[id]; !ok {
+		d.mu.recent[id] = t
+		d.mu.cost += cost
+	}
 }
 
 type decoded struct {

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/mempool"
 	cometnode "github.com/cometbft/cometbft/node"
 	"github.com/cometbft/cometbft/p2p"
@@ -19,8 +20,7 @@ const (
 	// batchTxs limits the transactions of a peer that are verified together. Then it is the turn of
 	// another peer.
 	batchTxs = 64
-	// inboxBytes limits the transactions of a peer that wait for CheckTx, unless they came in a
-	// single message.
+	// inboxBytes limits the transactions of a peer that wait for CheckTx, if there are several.
 	inboxBytes = 1 << 20
 	// batchWait is how long a transaction waits for others.
 	batchWait = time.Millisecond
@@ -42,6 +42,8 @@ func batchTransactions(verify func(txs [][]byte) (valid [][]byte)) cometnode.Opt
 		}
 		r := &batchReactor{
 			Reactor: flood,
+			pool:    n.Mempool(),
+			conf:    n.Config().Mempool,
 			limit:   min(batchBytes, n.Config().Mempool.MaxTxBytes),
 			verify:  verify,
 			turns:   make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2)),
@@ -54,10 +56,13 @@ func batchTransactions(verify func(txs [][]byte) (valid [][]byte)) cometnode.Opt
 // receives from inboxes.
 type batchReactor struct {
 	*mempool.Reactor
+	pool   mempool.Mempool
+	conf   *cfg.MempoolConfig
 	limit  int                                 // of the bytes of a batch
 	verify func(txs [][]byte) (valid [][]byte) // nil: CheckTx verifies each transaction
 	// turns has an element for each peer whose transactions are being verified, so that peers that
-	// send without end leave half of the processors to consensus.
+	// send without end do not take all processors: verification takes half of them, or one, and
+	// CheckTx, which has an order, one.
 	turns chan struct{}
 }
 

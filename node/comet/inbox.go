@@ -43,16 +43,34 @@ func (r *batchReactor) check(peer p2p.Peer, in *inbox) {
 		if txs == nil {
 			return
 		}
-		if txs = r.verified(txs); len(txs) > 0 {
+		if txs = r.verified(txs, peer.Quit()); len(txs) > 0 {
 			r.Reactor.Receive(p2p.Envelope{Src: peer, ChannelID: mempool.MempoolChannel, Message: &protomem.Txs{Txs: txs}})
+		}
+		select {
+		case <-peer.Quit():
+			return
+		default:
 		}
 	}
 }
 
-func (r *batchReactor) verified(txs [][]byte) [][]byte {
-	r.turns <- struct{}{}
-	defer func() { <-r.turns }()
-	return r.verify(txs)
+// verified waits for the peer's turn, and returns the valid transactions; none if the peer
+// disconnects. If the mempool is full, CheckTx refuses all of them without looking.
+func (r *batchReactor) verified(txs [][]byte, quit <-chan struct{}) [][]byte {
+	if r.full(txs[0]) {
+		return txs
+	}
+	select {
+	case r.turns <- struct{}{}:
+		defer func() { <-r.turns }()
+		return r.verify(txs)
+	case <-quit:
+		return nil
+	}
+}
+
+func (r *batchReactor) full(tx []byte) bool {
+	return r.pool.Size() >= r.conf.Size || r.pool.SizeBytes()+int64(len(tx)) > r.conf.MaxTxsBytes
 }
 
 // inbox holds the transactions of a peer that CheckTx has not seen yet. One goroutine puts them in,
@@ -70,9 +88,9 @@ func newInbox() *inbox {
 	return &inbox{more: make(chan struct{}, 1), less: make(chan struct{}, 1)}
 }
 
-// put waits until there is room for the transactions of a message, or the peer disconnects.
+// put puts the transactions of a message in as there is room for them, until the peer disconnects.
 func (in *inbox) put(txs [][]byte, quit <-chan struct{}) {
-	for !in.add(txs) {
+	for txs = in.add(txs); len(txs) > 0; txs = in.add(txs) {
 		select {
 		case <-in.less:
 		case <-quit:
@@ -81,16 +99,21 @@ func (in *inbox) put(txs [][]byte, quit <-chan struct{}) {
 	}
 }
 
-func (in *inbox) add(txs [][]byte) bool {
-	bytes := memory(txs)
+// add puts those transactions in that fit, and returns the rest. The first one fits if it is alone.
+func (in *inbox) add(txs [][]byte) (rest [][]byte) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if len(in.mu.txs) > 0 && in.mu.bytes+bytes > inboxBytes {
-		return false
+	n := 0
+	for ; n < len(txs); n++ {
+		bytes := memory(txs[n])
+		if len(in.mu.txs)+n > 0 && in.mu.bytes+bytes > inboxBytes {
+			break
+		}
+		in.mu.bytes += bytes
 	}
-	in.mu.txs, in.mu.bytes = append(in.mu.txs, txs...), in.mu.bytes+bytes
+	in.mu.txs = append(in.mu.txs, txs[:n]...)
 	signal(in.more)
-	return true
+	return txs[n:]
 }
 
 // take waits for transactions, and returns the first ones, at most batchTxs; nil once the peer has
@@ -116,19 +139,17 @@ func (in *inbox) next() (txs [][]byte) {
 	}
 	first := in.mu.txs[:min(batchTxs, len(in.mu.txs))]
 	txs = slices.Clone(first)
+	for _, tx := range txs {
+		in.mu.bytes -= memory(tx)
+	}
 	clear(first) // the array may be used for longer than they are
-	in.mu.txs, in.mu.bytes = in.mu.txs[len(first):], in.mu.bytes-memory(txs)
+	in.mu.txs = in.mu.txs[len(first):]
 	signal(in.less)
 	return txs
 }
 
-// memory returns the bytes that transactions take, with their slices.
-func memory(txs [][]byte) (n int) {
-	for _, tx := range txs {
-		n += len(tx) + 40
-	}
-	return n
-}
+// memory returns the bytes that a transaction takes, with its slice.
+func memory(tx []byte) int { return len(tx) + 40 }
 
 func signal(c chan<- struct{}) {
 	select {

@@ -40,7 +40,11 @@ func TestInbox(t *testing.T) {
 				synctest.Wait() // the writer waits for room, or has ended
 			}
 			in.mu.Lock()
-			require.Equal(t, memory(in.mu.txs), in.mu.bytes)
+			sum := 0
+			for _, tx := range in.mu.txs {
+				sum += memory(tx)
+			}
+			require.Equal(t, sum, in.mu.bytes)
 			require.LessOrEqual(t, in.mu.bytes, inboxBytes)
 			in.mu.Unlock()
 			txs := in.take(quit)
@@ -96,7 +100,7 @@ func (c checked) CheckTx(_ context.Context, req *abci.RequestCheckTx) (*abci.Res
 }
 
 // Receive does not wait for CheckTx, which sees the valid transactions in order. A panic of CheckTx
-// stops the peer only.
+// stops the peer only. Nothing is verified while the mempool is full, or for a peer that has gone.
 func TestReceive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		app := checked{txs: make(chan string)}
@@ -106,6 +110,8 @@ func TestReceive(t *testing.T) {
 		pool := mempool.NewCListMempool(conf.Mempool, proxy.NewAppConnMempool(client, proxy.NopMetrics()), 0)
 		r := &batchReactor{
 			Reactor: mempool.NewReactor(conf.Mempool, pool, false),
+			pool:    pool,
+			conf:    conf.Mempool,
 			turns:   make(chan struct{}, 1),
 			verify: func(txs [][]byte) [][]byte {
 				return slices.DeleteFunc(txs, func(tx []byte) bool { return string(tx) == "wrong" })
@@ -129,6 +135,18 @@ func TestReceive(t *testing.T) {
 		}
 		<-peer.stopped
 		require.Equal(t, 3, pool.Size())
+
+		conf.Mempool.Size = 3
+		peer.values = map[string]any{} // another peer
+		r.verify = func([][]byte) [][]byte { panic("the mempool is full") }
+		receive("4")
+		synctest.Wait()
+		conf.Mempool.Size = 4
+
+		r.turns <- struct{}{} // another peer's
+		receive("5")
+		synctest.Wait()
 		close(peer.gone)
+		synctest.Wait() // the bubble ends only once no goroutine is left: the turn never comes
 	})
 }

@@ -3,6 +3,7 @@ package rootmulti
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync/atomic"
 
@@ -96,13 +97,14 @@ func (b *batch) Set(key, value []byte) error {
 	return b.Batch.Set(key, value)
 }
 
-// GetByteSize implements dbm.Batch. A batch of a commit says that it is empty: iavl writes a batch
-// of 100 KB and begins another, so that a killed process leaves a part of a version. After a
-// restart, iavl takes that part for the version, and iterators see its values (pull request 1107 of
-// cosmos/iavl).
+// GetByteSize implements dbm.Batch. A batch of a commit never seems to be full: iavl writes a batch
+// before an entry with which it would exceed 100 KB, and begins another, so that a killed process
+// leaves a part of a version. After a restart, iavl takes that part for the version, and iterators
+// see its values (pull request 1107 of cosmos/iavl). A batch thus takes as much memory as a version
+// changes in a store.
 func (b *batch) GetByteSize() (int, error) {
 	if b.db.whole.Load() {
-		return 0, nil
+		return math.MinInt32, nil
 	}
 	return b.Batch.GetByteSize()
 }
