@@ -145,7 +145,7 @@ func toEntryJSON(key, value []byte) entryJSON {
 
 func newGetCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "get KEY",
+		Use: "get KEY", SuggestFor: []string{"query"},
 		Short: "Read a key, with a proof on request",
 		Long:  "Read a key.\n\n" + absentHelp + "\n\n" + verifyHelp,
 		Example: `  starlingd get fruit/apple

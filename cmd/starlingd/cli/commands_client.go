@@ -26,14 +26,6 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// clientCommands are the commands that use a running network through package client.
-func clientCommands(env *cliEnv) []*cobra.Command {
-	return []*cobra.Command{
-		newTxCmd(env), newTxnCmd(env), newGetCmd(env), newRangeCmd(env), newWatchCmd(env), newKeysCmd(env),
-		newGrantCmd(env), newRevokeCmd(env), newGrantsCmd(env), newValidatorCmd(env), newAdminCmd(env), newUpgradeCmd(env), newSnapshotsCmd(env),
-	}
-}
-
 // group runs a command that only has subcommands.
 func group(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {

@@ -13,11 +13,6 @@ import (
 	"github.com/starling-kv/starling/node/config"
 )
 
-// offlineCommands work on the data of a stopped node.
-func offlineCommands(env *cliEnv) []*cobra.Command {
-	return []*cobra.Command{newVerifyCmd(env), newInspectCmd(env), newCompactCmd(env), newRollbackCmd(env)}
-}
-
 // offlineConfig returns the configuration of a home, or the defaults if the home has only been used
 // by `starlingd abci`.
 func offlineConfig(env *cliEnv) (*config.Config, error) {

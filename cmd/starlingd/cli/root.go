@@ -150,12 +150,31 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 	root.Version = v.Starling
 	root.SetVersionTemplate(versionText(v))
 
-	root.AddCommand(
-		newInitCmd(env), newGenesisCmd(env), newStartCmd(env), newStorageCmd(env), newJoinCmd(env), newABCICmd(env), newResetCmd(env),
-		newStatusCmd(env), newHealthCmd(env), newRDMACmd(env), newVersionCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env),
-	)
-	root.AddCommand(offlineCommands(env)...)
-	root.AddCommand(clientCommands(env)...)
+	for _, task := range []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Run a node:", []*cobra.Command{
+			newInitCmd(env), newJoinCmd(env), newStartCmd(env), newStatusCmd(env), newHealthCmd(env), newStorageCmd(env),
+		}},
+		{"Set up a network:", []*cobra.Command{newGenesisCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env)}},
+		{"Read and write:", []*cobra.Command{
+			newKeysCmd(env), newTxCmd(env), newTxnCmd(env), newGetCmd(env), newRangeCmd(env), newWatchCmd(env),
+		}},
+		{"Administer a network:", []*cobra.Command{
+			newAdminCmd(env), newGrantsCmd(env), newGrantCmd(env), newRevokeCmd(env), newValidatorCmd(env), newUpgradeCmd(env),
+		}},
+		{"Look after the data of a node:", []*cobra.Command{
+			newSnapshotsCmd(env), newVerifyCmd(env), newInspectCmd(env), newCompactCmd(env), newRollbackCmd(env), newResetCmd(env),
+		}},
+	} {
+		root.AddGroup(&cobra.Group{ID: task.title, Title: task.title})
+		for _, cmd := range task.commands {
+			cmd.GroupID = task.title
+			root.AddCommand(cmd)
+		}
+	}
+	root.AddCommand(newABCICmd(env), newRDMACmd(env), newVersionCmd(env))
 	root.InitDefaultCompletionCmd() // created now so that its arguments are checked as well
 	for _, cmd := range root.Commands() {
 		if cmd.Name() == "completion" {
@@ -166,12 +185,12 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 	return root
 }
 
-// suggestions returns the commands that an unknown command may mean, in quotes: commands of that
-// name in a group (put: tx put), otherwise commands with a similar name.
+// suggestions returns the commands that an unknown command may mean, in quotes: subcommands of that
+// name or alias (put: tx put), otherwise commands with a similar name.
 func suggestions(root *cobra.Command, name string) (near []string) {
 	for _, group := range root.Commands() {
 		for _, cmd := range group.Commands() {
-			if cmd.Name() == name && cmd.IsAvailableCommand() {
+			if (cmd.Name() == name || cmd.HasAlias(name)) && cmd.IsAvailableCommand() {
 				near = append(near, fmt.Sprintf("%q", group.Name()+" "+name))
 			}
 		}
