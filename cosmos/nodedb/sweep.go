@@ -55,7 +55,7 @@ const (
 	regionBuffer = 64 // records written to a region at a time
 	// worthRecords is the maximum number of records read per leaf: two for a leaf and an inner node
 	// of the tree, and those of older versions that are not pruned. A walk takes as long as reading
-	// 5 to 15 records per leaf (docs/decisions/0050-iavl-homes.md).
+	// 5 to 15 records per leaf.
 	worthRecords = 8
 	mostSwept    = 1 << 24 // maximum number of leaves in a state's sweeps, to limit memory
 	sweepPieces  = 64      // ranges of versions, which processors take one by one
