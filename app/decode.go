@@ -74,13 +74,14 @@ func (d *decoder) remember(id [sha256.Size]byte, t *tx.Tx, size int) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if _, ok := d.mu.recent[id]; ok {
+		return
+	}
 	if d.mu.recent == nil || d.mu.cost+cost > maxDecoderCost {
 		d.mu.recent, d.mu.older, d.mu.cost = make(map[[sha256.Size]byte]*tx.Tx), d.mu.recent, 0
 	}
-	if _, ok := d.mu.recent[id]; !ok {
-		d.mu.recent[id] = t
-		d.mu.cost += cost
-	}
+	d.mu.recent[id] = t
+	d.mu.cost += cost
 }
 
 type decoded struct {

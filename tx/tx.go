@@ -63,14 +63,9 @@ func (t *Text) Bytes() []byte {
 // Decode decodes a transaction and checks everything that can be checked without the state. Every
 // error is an *Error.
 func Decode(b []byte, chainID string) (*Tx, error) {
-	t, signature, err := decode(b, chainID)
-	if err != nil || signature == nil {
-		return t, err
-	}
-	if !ed25519.PubKey(t.Body.Account).VerifySignature(signature.signed, signature.bytes) {
-		return nil, errSignature(t.Body.Account, chainID)
-	}
-	return t, nil
+	return decode(b, chainID, func(account, message, signature []byte) bool {
+		return ed25519.PubKey(account).VerifySignature(message, signature)
+	})
 }
 
 // DecodeAll decodes transactions as Decode does. It verifies their signatures in a batch, which
@@ -85,18 +80,13 @@ func DecodeAll(raw [][]byte, chainID string) (txs []*Tx, errs []error) {
 	batch := ed25519.NewBatchVerifier()
 	var signed []int // indexes of the transactions in batch
 	for i, b := range raw {
-		var s *signature
-		if txs[i], s, errs[i] = decode(b, chainID); s == nil {
-			continue
-		}
-		if err := batch.Add(ed25519.PubKey(txs[i].Body.Account), s.signed, s.bytes); err != nil {
-			txs[i], errs[i] = nil, errSignature(txs[i].Body.Account, chainID)
-			continue
-		}
-		signed = append(signed, i)
-	}
-	if len(signed) == 0 {
-		return txs, errs
+		txs[i], errs[i] = decode(b, chainID, func(account, message, signature []byte) bool {
+			if batch.Add(ed25519.PubKey(account), message, signature) != nil {
+				return false
+			}
+			signed = append(signed, i)
+			return true
+		})
 	}
 	if all, valid := batch.Verify(); !all {
 		for n, i := range signed {
@@ -108,29 +98,26 @@ func DecodeAll(raw [][]byte, chainID string) (txs []*Tx, errs []error) {
 	return txs, errs
 }
 
-// signature is that of a transaction, with the bytes that it signs.
-type signature struct{ signed, bytes []byte }
-
-// decode decodes a transaction and checks everything except its signature, which is nil for a text
-// transaction.
-func decode(b []byte, chainID string) (*Tx, *signature, error) {
+// decode decodes a transaction. It calls verify last, and only for a signed transaction that is
+// right in everything else.
+func decode(b []byte, chainID string, verify func(account, message, signature []byte) bool) (*Tx, error) {
 	switch {
 	case len(b) == 0:
-		return nil, nil, Errorf(CodeMalformed, "the transaction is empty")
+		return nil, Errorf(CodeMalformed, "the transaction is empty")
 	case len(b) > MaxBytes:
-		return nil, nil, Errorf(CodeTooLarge, "the transaction has %d bytes, at most %d are allowed", len(b), MaxBytes)
+		return nil, Errorf(CodeTooLarge, "the transaction has %d bytes, at most %d are allowed", len(b), MaxBytes)
 	case b[0] == marker:
-		body, signature, err := decodeSigned(b[1:], chainID)
+		body, err := decodeSigned(b[1:], chainID, verify)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		return &Tx{Body: body}, signature, nil
+		return &Tx{Body: body}, nil
 	default:
 		text, err := decodeText(b)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		return &Tx{Text: text}, nil, nil
+		return &Tx{Text: text}, nil
 	}
 }
 
@@ -148,42 +135,45 @@ func decodeText(b []byte) (*Text, error) {
 	return text, nil
 }
 
-func decodeSigned(b []byte, chainID string) (*Body, *signature, error) {
+func decodeSigned(b []byte, chainID string, verify func(account, message, signature []byte) bool) (*Body, error) {
 	var signed SignedTx
 	if err := signed.Unmarshal(b); err != nil {
-		return nil, nil, Errorf(CodeMalformed, "not a SignedTx message: %v", err)
+		return nil, Errorf(CodeMalformed, "not a SignedTx message: %v", err)
 	}
 	if !encodesTo(&signed, b) {
-		return nil, nil, Errorf(CodeMalformed, "the SignedTx is not in its only encoding (fields in order, no unknown ones, shortest integers)")
+		return nil, Errorf(CodeMalformed, "the SignedTx is not in its only encoding (fields in order, no unknown ones, shortest integers)")
 	}
 	if len(signed.Signature) != ed25519.SignatureSize {
-		return nil, nil, Errorf(CodeMalformed, "the signature has %d bytes, an ed25519 signature has %d", len(signed.Signature), ed25519.SignatureSize)
+		return nil, Errorf(CodeMalformed, "the signature has %d bytes, an ed25519 signature has %d", len(signed.Signature), ed25519.SignatureSize)
 	}
 	// Count before anything is allocated: a decoded operation takes many times its encoded length.
 	n, ok := countOperations(signed.Body)
 	if !ok {
-		return nil, nil, Errorf(CodeMalformed, "not a Body message: a field is cut off, or has a wire type that no field of a Body has")
+		return nil, Errorf(CodeMalformed, "not a Body message: a field is cut off, or has a wire type that no field of a Body has")
 	}
 	if n > MaxOperations {
-		return nil, nil, Errorf(CodeTooLarge, "more than %d operations in a transaction", MaxOperations)
+		return nil, Errorf(CodeTooLarge, "more than %d operations in a transaction", MaxOperations)
 	}
 	if err := protowalk.Walk(signed.Body, &bodyTable); err != nil {
-		return nil, nil, errBodyEncoding()
+		return nil, errBodyEncoding()
 	}
 	if nested(signed.Body) > MaxOperations {
-		return nil, nil, Errorf(CodeTooLarge, "more than %d compares and operations in the txns of a transaction", MaxOperations)
+		return nil, Errorf(CodeTooLarge, "more than %d compares and operations in the txns of a transaction", MaxOperations)
 	}
 	body := new(Body)
 	if err := body.Unmarshal(signed.Body); err != nil {
-		return nil, nil, Errorf(CodeMalformed, "not a Body message: %v", err)
+		return nil, Errorf(CodeMalformed, "not a Body message: %v", err)
 	}
 	if !encodesTo(body, signed.Body) {
-		return nil, nil, errBodyEncoding()
+		return nil, errBodyEncoding()
 	}
 	if err := body.check(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return body, &signature{SignBytes(chainID, signed.Body), signed.Signature}, nil
+	if !verify(body.Account, SignBytes(chainID, signed.Body), signed.Signature) {
+		return nil, errSignature(body.Account, chainID)
+	}
+	return body, nil
 }
 
 func errSignature(account []byte, chainID string) *Error {

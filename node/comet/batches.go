@@ -35,8 +35,7 @@ const (
 // transaction.
 func batchTransactions(verify func(txs [][]byte) (valid [][]byte)) cometnode.Option {
 	return func(n *cometnode.Node) {
-		reactor, _ := n.Switch().Reactor("MEMPOOL")
-		flood, is := reactor.(*mempool.Reactor)
+		flood, is := n.MempoolReactor().(*mempool.Reactor)
 		if !is { // mempool.type is nop or app
 			return
 		}
@@ -94,25 +93,26 @@ func (b *batcher) Send(e p2p.Envelope) bool {
 		return b.Peer.Send(e)
 	}
 	for _, tx := range m.GetTxs() {
-		if b.full(tx) {
+		for !b.add(tx) {
 			b.flush()
-		}
-		b.mu.Lock()
-		b.mu.txs, b.mu.bytes = append(b.mu.txs, tx), b.mu.bytes+len(tx)+txOverhead
-		first := len(b.mu.txs) == 1
-		b.mu.Unlock()
-		if first {
-			time.AfterFunc(batchWait, b.flush)
 		}
 	}
 	return true
 }
 
-// full reports whether a transaction does not fit into the current batch.
-func (b *batcher) full(tx []byte) bool {
+// add adds a transaction to the current batch, unless it does not fit. The first one always fits.
+func (b *batcher) add(tx []byte) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.mu.txs) > 0 && b.mu.bytes+len(tx)+txOverhead > b.limit
+	bytes := len(tx) + txOverhead
+	switch {
+	case len(b.mu.txs) == 0:
+		time.AfterFunc(batchWait, b.flush)
+	case b.mu.bytes+bytes > b.limit:
+		return false
+	}
+	b.mu.txs, b.mu.bytes = append(b.mu.txs, tx), b.mu.bytes+bytes
+	return true
 }
 
 // flush sends the current batch, if there is one.

@@ -165,7 +165,8 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 			newAdminCmd(env), newGrantsCmd(env), newGrantCmd(env), newRevokeCmd(env), newValidatorCmd(env), newUpgradeCmd(env),
 		}},
 		{"Look after the data of a node:", []*cobra.Command{
-			newSnapshotsCmd(env), newVerifyCmd(env), newInspectCmd(env), newCompactCmd(env), newRollbackCmd(env), newResetCmd(env),
+			newSnapshotsCmd(env), newVerifyCmd(env), newInspectCmd(env), newCompactCmd(env), newRollbackCmd(env),
+			newResetCmd(env),
 		}},
 	} {
 		root.AddGroup(&cobra.Group{ID: task.title, Title: task.title})
