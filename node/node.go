@@ -111,7 +111,7 @@ type Node struct {
 	application *Application
 
 	serving serving
-	relay   *relay.Relay // nil: blocks go over p2p only
+	relay   *relay.Relay
 	others  *peers.Peers // in sharded mode, nodes that may have witnesses; nil: none
 	// sharded is set in sharded mode, once the storage nodes file has been read.
 	sharded          atomic.Pointer[sharded]
@@ -203,7 +203,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		Verify:      n.application.Verify,
 		Height:      n.application.Height, Restored: n.application.joined.Load,
 		Validator: validator, Signer: n.signer, WrapValidator: o.wrapValidator,
-		Reactor: n.serving.reactor, WrapConsensus: n.wrapConsensus(), Serve: n.useStores, Failed: n.fail, ConsensusEnded: n.consensusFailed, HeaderMissing: n.headerMissing,
+		Reactor: n.serving.reactor, WrapConsensus: n.relay.Wrap, Serve: n.useStores, Failed: n.fail, ConsensusEnded: n.consensusFailed, HeaderMissing: n.headerMissing,
 	})
 	n.joinOptions = join.Options{
 		Config: n.config, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, OnlyValidator: onlyValidator, Sides: n.paths.Sides(),

@@ -1,8 +1,6 @@
 package node
 
 import (
-	cometnode "github.com/cometbft/cometbft/node"
-	"github.com/cometbft/cometbft/p2p"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/starling-kv/starling/node/config"
@@ -11,25 +9,24 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// openRelay creates the relay of blocks, if it is enabled. A node that peers cannot reach has none.
+// openRelay creates the relay. Without transport.relay, or if peers cannot reach the transport of
+// this node, it only pushes over p2p.
 func (n *Node) openRelay() error {
 	mode := n.config.App.Transport.Relay
-	if mode == config.RelayOff || n.serving.reactor == nil {
-		return nil
-	}
-	key, err := config.TransportKey(n.nodeKey)
-	if err != nil {
-		return err
-	}
-	o := relay.Options{
-		Logger: n.log.With("module", "relay"), ChainID: n.genesis.ChainID, Address: n.serving.reactor.Of,
-		Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID, Sides: n.paths.Sides()}),
-	}
-	if mode == config.RelayRDMA {
-		o.Path = hasPath
-	}
-	if n.config.CometBFT.Instrumentation.Prometheus {
-		o.Hooks = newRelayMetrics(prometheus.DefaultRegisterer).hooks()
+	o := relay.Options{Logger: n.log.With("module", "relay"), ChainID: n.genesis.ChainID}
+	if mode != config.RelayOff && n.serving.reactor != nil {
+		key, err := config.TransportKey(n.nodeKey)
+		if err != nil {
+			return err
+		}
+		o.Address = n.serving.reactor.Of
+		o.Dialer = tcp.NewDialer(tcp.Options{Key: key, ChainID: n.genesis.ChainID, Sides: n.paths.Sides()})
+		if mode == config.RelayRDMA {
+			o.Path = hasPath
+		}
+		if n.config.CometBFT.Instrumentation.Prometheus {
+			o.Hooks = newRelayMetrics(prometheus.DefaultRegisterer).hooks()
+		}
 	}
 	n.relay = relay.New(o)
 	return nil
@@ -39,14 +36,6 @@ func (n *Node) openRelay() error {
 func hasPath(c transport.Conn) bool {
 	p, is := c.(interface{ HasPath() bool })
 	return is && p.HasPath()
-}
-
-// wrapConsensus returns Options.WrapConsensus of package comet.
-func (n *Node) wrapConsensus() func(*cometnode.Node) (p2p.Reactor, error) {
-	if n.relay == nil {
-		return nil
-	}
-	return n.relay.Wrap
 }
 
 // relayMetrics are the relay's metrics.

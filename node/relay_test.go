@@ -34,6 +34,16 @@ type relayNetwork struct {
 // or after minutes, so that only a lost part causes another round.
 func startRelaying(t *testing.T, validators int, wrap func(node int, h transport.Handler) transport.Handler) *relayNetwork {
 	t.Helper()
+	return startValidators(t, validators, func(c *cfg.Config, a *config.App) {
+		a.Transport.Relay = config.RelayAll
+		c.Consensus.TimeoutPropose = 10 * time.Minute
+	}, wrap)
+}
+
+func startValidators(
+	t *testing.T, validators int, change func(*cfg.Config, *config.App), wrap func(node int, h transport.Handler) transport.Handler,
+) *relayNetwork {
+	t.Helper()
 	n := new(relayNetwork)
 	var peers []string
 	for range validators {
@@ -41,8 +51,7 @@ func startRelaying(t *testing.T, validators int, wrap func(node int, h transport
 			edit := o.Edit
 			o.Edit = func(c *cfg.Config, a *config.App) {
 				edit(c, a)
-				a.Transport.Relay = config.RelayAll
-				c.Consensus.TimeoutPropose = 10 * time.Minute
+				change(c, a)
 				c.P2P.PersistentPeers = strings.Join(peers, ",")
 			}
 		})
@@ -106,6 +115,16 @@ func (n *relayNetwork) load(t *testing.T, blocks int64) {
 		}
 		return true
 	})
+}
+
+// Validators make blocks although CometBFT's gossip hardly ever looks: they push their votes and
+// blocks. Each block needs the votes of all three.
+func TestPushWithoutGossip(t *testing.T) {
+	n := startValidators(t, 3, func(c *cfg.Config, _ *config.App) {
+		c.Consensus.TimeoutPropose = 10 * time.Minute
+		c.Consensus.PeerGossipSleepDuration = 20 * time.Second
+	}, func(_ int, h transport.Handler) transport.Handler { return h })
+	nodetest.Until(t, "blocks", func() bool { return n.nodes[0].Application().Height() >= 50 })
 }
 
 // check compares the chains: the same hashes, no second round, no disconnected peer.

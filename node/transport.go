@@ -111,9 +111,7 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 	if s := n.sharded.Load(); s != nil {
 		s.maps.Register(mux)
 	}
-	if n.relay != nil {
-		n.relay.Register(mux)
-	}
+	n.relay.Register(mux)
 	witness.New(witness.Options{Versions: n.application, Making: n.serving.making}).Register(mux)
 	var handler transport.Handler = mux
 	if wrap != nil {

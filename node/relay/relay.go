@@ -12,6 +12,7 @@ import (
 	cometnode "github.com/cometbft/cometbft/node"
 	"github.com/cometbft/cometbft/p2p"
 	cmtcons "github.com/cometbft/cometbft/proto/tendermint/consensus"
+	"github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/transport"
 )
@@ -43,8 +44,8 @@ var Outcomes = []string{Taken, Unwanted, Late, Busy, Refused, Failed, Again}
 type Options struct {
 	Logger  log.Logger
 	ChainID string
-	// Dialer connects to the transports of peers, and Address returns the transport of a p2p peer,
-	// if it is known.
+	// Dialer connects to the transports of peers; nil: all messages go over p2p. Address returns
+	// the transport of a p2p peer, if it is known.
 	Dialer  transport.Dialer
 	Address func(transport.ID) (transport.Address, bool)
 	// Path reports whether a connection may be used now; nil: always.
@@ -118,8 +119,11 @@ func (r *Relay) connected(by int) {
 	}
 }
 
-// Register registers the handler of relayed messages.
+// Register registers the handler of relayed messages, if there is a Dialer.
 func (r *Relay) Register(mux *transport.Mux) {
+	if r.o.Dialer == nil {
+		return
+	}
 	mux.Handle(Method, transport.Weighed(transport.HandlerFunc(r.serve), func(q transport.Request) int64 { return int64(len(q.Body)) }))
 }
 
@@ -148,7 +152,13 @@ func (r *Relay) Wrap(n *cometnode.Node) (p2p.Reactor, error) {
 	if !is {
 		return nil, fmt.Errorf("relay: %T does not expose its round state", env.ConsensusState)
 	}
-	w := &reactor{Reactor: n.ConsensusReactor(), relay: r}
+	w := &reactor{
+		Reactor: n.ConsensusReactor(), relay: r, events: n.EventBus(),
+		push: newPusher(env.PubKey.Address(), state.GetRoundState, n.ConsensusReactor().Quit(), r.o.Logger),
+	}
+	if r.o.Dialer == nil {
+		return w, nil
+	}
 	r.inbox.Store(newInbox(inboxOptions{
 		Logger: r.o.Logger, ChainID: r.o.ChainID, Round: state.GetRoundState, Receive: w.Receive,
 		Peer:  func(id transport.ID) p2p.Peer { return n.Switch().Peers().Get(p2p.ID(id)) },
@@ -157,11 +167,21 @@ func (r *Relay) Wrap(n *cometnode.Node) (p2p.Reactor, error) {
 	return w, nil
 }
 
-// reactor is CometBFT's consensus reactor with links for sending. All its other methods are
-// promoted: block sync finds those that it looks for.
+// reactor is CometBFT's consensus reactor with a pusher and, if there is a Dialer, links for
+// sending. All its other methods are promoted: block sync finds those that it looks for.
 type reactor struct {
 	*consensus.Reactor
-	relay *Relay
+	relay  *Relay
+	push   *pusher
+	events *types.EventBus
+}
+
+// Start implements p2p.Reactor.
+func (w *reactor) Start() error {
+	if err := w.Reactor.Start(); err != nil {
+		return err
+	}
+	return w.push.start(w.events)
 }
 
 // linkKey is the key under which a peer stores its link.
@@ -175,10 +195,19 @@ func linkOf(peer p2p.Peer) *link {
 // InitPeer implements p2p.Reactor. It returns a peer that sends through a link to consensus; all
 // other reactors keep the original peer.
 func (w *reactor) InitPeer(peer p2p.Peer) p2p.Peer {
+	if w.relay.o.Dialer == nil {
+		return w.Reactor.InitPeer(peer)
+	}
 	l := w.relay.newLink(peer)
 	peer.Set(linkKey, l)
 	w.Reactor.InitPeer(&sender{peer, l})
 	return peer
+}
+
+// AddPeer implements p2p.Reactor.
+func (w *reactor) AddPeer(peer p2p.Peer) {
+	w.Reactor.AddPeer(peer)
+	w.push.add(peer)
 }
 
 // RemovePeer implements p2p.Reactor.
@@ -191,9 +220,19 @@ func (w *reactor) RemovePeer(peer p2p.Peer, reason any) {
 
 // Receive implements p2p.Reactor.
 func (w *reactor) Receive(e p2p.Envelope) {
-	if p, is := e.Message.(*cmtcons.Proposal); is {
+	switch m := e.Message.(type) {
+	case *cmtcons.Proposal:
 		if l := linkOf(e.Src); l != nil {
-			l.noteProposal(p)
+			l.noteProposal(m)
+		}
+	case *cmtcons.NewRoundStep:
+		if state, is := e.Src.Get(types.PeerStateKey).(*consensus.PeerState); is {
+			before := state.GetRoundState()
+			w.Reactor.Receive(e)
+			if now := state.GetRoundState(); now.Height != before.Height || now.Round != before.Round {
+				w.push.moved(e.Src)
+			}
+			return
 		}
 	}
 	w.Reactor.Receive(e)
