@@ -175,7 +175,7 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 			root.AddCommand(cmd)
 		}
 	}
-	root.AddCommand(newABCICmd(env), newRDMACmd(env), newVersionCmd(env))
+	root.AddCommand(newABCICmd(env), newRDMACmd(env), newVersionCmd(env), newDocsCmd())
 	root.InitDefaultCompletionCmd() // created now so that its arguments are checked as well
 	for _, cmd := range root.Commands() {
 		if cmd.Name() == "completion" {
