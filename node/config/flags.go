@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -70,9 +71,21 @@ var shown = map[string]string{
 	"grpc.laddr":                      "address of the gRPC endpoint; empty: none",
 }
 
-// AddFlags adds a flag for every setting of config.toml and app.toml, with the setting's name.
+// AddFlags adds a flag for every setting of config.toml and app.toml, with the setting's name. The
+// help text shows the defaults that init writes.
 func AddFlags(flags *pflag.FlagSet) {
-	addFlags(flags, append(fieldsOf(DefaultCometBFT()), fieldsOf(DefaultApp())...))
+	comet, app := DefaultCometBFT(), DefaultApp()
+	Tune(WAN, comet, &app)
+	addFlags(flags, append(fieldsOf(comet), fieldsOf(app)...))
+}
+
+// HideFlags leaves flags whose names begin with a prefix out of the help text. They still work.
+func HideFlags(flags *pflag.FlagSet, prefixes ...string) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(f.Name, p) }) {
+			f.Hidden = true
+		}
+	})
 }
 
 // SetFlags sets each setting whose flag, added by AddFlags, was given.

@@ -32,12 +32,12 @@ func newAdminCmd(env *cliEnv) *cobra.Command {
 		remove      bool
 	}{
 		{"add", "Make an account an admin", false},
-		{"remove", "Remove an account's admin rights; the last admin, and as many as must approve, cannot be removed", true},
+		{"remove", "Remove an account's admin rights; enough admins to approve must stay", true},
 	} {
 		sub := &cobra.Command{
 			Use:     c.name + " ACCOUNT",
 			Short:   c.short,
-			Long:    c.short + ". Only an admin can sign this;  " + accountHelp + ".",
+			Long:    c.short + ".\n\nOnly an admin can sign this. ACCOUNT" + accountHelp + ".",
 			Example: fmt.Sprintf("  starlingd admin %s alice --from root", c.name),
 			Args:    cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
@@ -79,7 +79,7 @@ func newAdminCmd(env *cliEnv) *cobra.Command {
 		Use:   "approve PROPOSER",
 		Short: "Approve another admin's proposal",
 		Long: `Approve another admin's proposal, as the command shows it: if the proposal is replaced
-meanwhile, the network refuses the approval. PROPOSER: ` + accountHelp + `.`,
+meanwhile, the network refuses the approval. PROPOSER` + accountHelp + `.`,
 		Example: `  starlingd admin approve root --from ann --dry-run
   starlingd admin approve root --from ann`,
 		Args: cobra.ExactArgs(1),

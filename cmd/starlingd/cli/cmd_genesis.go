@@ -131,7 +131,7 @@ func newGenesisAddAccountCmd(env *cliEnv) *cobra.Command {
 		Short: "Make an account an admin of the new network, or let it write keys with a prefix",
 		Long: `Adds an admin or grants to the genesis file of this home, before its first start.
 
-ACCOUNT: ` + accountHelp + `, or
+ACCOUNT` + accountHelp + `, or
 "everyone", for --prefix.`,
 		Example: `  starlingd genesis add-account operator --admin
   starlingd genesis add-account everyone --prefix public/ --quota 1000000`,

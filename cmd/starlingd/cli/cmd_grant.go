@@ -6,7 +6,8 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-const accountHelp = "an account is a key's name, or a public key in hex or base64"
+// accountHelp follows the name of an argument.
+const accountHelp = " is a key's name, or a public key in hex or base64"
 
 func newGrantCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
@@ -14,7 +15,7 @@ func newGrantCmd(env *cliEnv) *cobra.Command {
 		Short: "Let an account write keys that start with PREFIX (for admins)",
 		Long: `Let an account write keys that start with PREFIX. Only an admin can sign this.
 
-GRANTEE: ` + accountHelp + `, or
+GRANTEE` + accountHelp + `, or
 "everyone". An empty PREFIX ("") covers all keys. A new grant for the same account and
 prefix replaces the old one. The command shows the change first; with --dry-run it sends
 nothing.`,

@@ -67,7 +67,7 @@ func newKeysAddCmd(env *cliEnv) *cobra.Command {
 		},
 	}
 	cmd.Flags().Bool("recover", false, "read the private key from standard input, like keys import")
-	addPassphraseFlag(cmd.Flags())
+	addPassphraseFlag(cmd.Flags(), "key")
 	return cmd
 }
 
@@ -82,7 +82,7 @@ bytes or 64 bytes with the public key. With a passphrase, the key is stored encr
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return importKey(cmd, env, args[0]) },
 	}
-	addPassphraseFlag(cmd.Flags())
+	addPassphraseFlag(cmd.Flags(), "key")
 	return cmd
 }
 
@@ -150,7 +150,7 @@ func newKeysPassphraseCmd(env *cliEnv) *cobra.Command {
 			return printKey(env, info)
 		},
 	}
-	addPassphraseFlag(cmd.Flags())
+	addPassphraseFlag(cmd.Flags(), "key")
 	cmd.Flags().String(newPassphraseFlag, "", "file whose first line is the new passphrase (or the variable "+variableOf(newPassphraseFlag)+")")
 	cmd.Flags().Bool("remove", false, "store the key unencrypted")
 	return cmd
@@ -190,7 +190,7 @@ read it.`,
 			return err
 		},
 	}
-	addPassphraseFlag(cmd.Flags())
+	addPassphraseFlag(cmd.Flags(), "key")
 	cmd.Flags().String(newPassphraseFlag, "", "file whose first line is the passphrase of the export (or the variable "+variableOf(newPassphraseFlag)+")")
 	cmd.Flags().Bool("unencrypted", false, "write the seed in hex: anyone who reads it controls the account")
 	return cmd

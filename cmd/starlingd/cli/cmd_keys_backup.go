@@ -148,7 +148,7 @@ read "Move a validator" in docs/validator.md about its signing state.`,
 			return restoreKeys(env, files)
 		},
 	}
-	addPassphraseFlag(cmd.Flags())
+	addPassphraseFlag(cmd.Flags(), "backup")
 	return cmd
 }
 

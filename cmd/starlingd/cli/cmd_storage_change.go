@@ -86,7 +86,7 @@ then replace the old ones; no block waits. After an interruption, finish with
 				return d.Change(ctx, m, during)
 			}
 		})
-		cmd.Flags().BoolVar(&f.noWait, "no-wait", false, "return once the map is sent: finish with `storage ranges continue`")
+		cmd.Flags().BoolVar(&f.noWait, "no-wait", false, "return once the map is sent: finish with 'storage ranges continue'")
 		return cmd
 	}
 	end := func(use, short, long string, step changeStep) *cobra.Command {
@@ -141,7 +141,7 @@ the lower range keep the merged one.`, "merge m", rangemap.Merge),
 			func(ctx context.Context, d *rangemap.Driver, m *config.StorageNodes) (*config.StorageNodes, error) {
 				return d.Continue(ctx, m)
 			}),
-		end("abort", "Take a change back that is not finished",
+		end("abort", "Take back a change that is not finished",
 			`Returns to the current ranges. Nodes delete what they have fetched of the next ones. A replica
 that was being added to a range stays; remove it with "storage ranges drop".`,
 			func(ctx context.Context, d *rangemap.Driver, m *config.StorageNodes) (*config.StorageNodes, error) {

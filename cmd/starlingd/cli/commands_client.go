@@ -45,7 +45,7 @@ func addCallFlags(flags *pflag.FlagSet) {
 func addSignFlags(flags *pflag.FlagSet) {
 	addCallFlags(flags)
 	flags.String("from", "", "name of the key to sign with (starlingd keys list)")
-	addPassphraseFlag(flags)
+	addPassphraseFlag(flags, "key")
 }
 
 func addBytesFlags(flags *pflag.FlagSet) {

@@ -30,8 +30,9 @@ func variableOf(flag string) string {
 	return "STARLINGD_" + strings.ReplaceAll(strings.ToUpper(strings.TrimSuffix(flag, "-file")), "-", "_")
 }
 
-func addPassphraseFlag(flags *pflag.FlagSet) {
-	flags.String(passphraseFlag, "", "file whose first line is the passphrase of the key (or the variable "+variableOf(passphraseFlag)+")")
+// addPassphraseFlag adds the flag for the passphrase of something: a key or a backup.
+func addPassphraseFlag(flags *pflag.FlagSet, of string) {
+	flags.String(passphraseFlag, "", "file whose first line is the passphrase of the "+of+" (or the variable "+variableOf(passphraseFlag)+")")
 }
 
 // errNoPassphrase means that no passphrase was given and there is no terminal.
