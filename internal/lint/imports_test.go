@@ -122,6 +122,7 @@ var arrows = map[string]struct {
 		"commands are thin wrappers of node, its subpackages, and client"},
 	"node/relay": {[]string{"transport", "internal/protowalk"},
 		"it wraps CometBFT's consensus reactor, over any transport and for any block content"},
+	"examples/seats": {[]string{"client", "tx"}, "it shows what a program outside this repository needs"},
 	"cmd/localnet": {[]string{"avlstar", "client", "cmd/starlingd/cli", "e2e/byzantine/liar", "e2e/byzantine/peer", "e2e/manifest", "e2e/runner", "e2e/testnet"},
 		"the demonstration drives processes from outside, as any user could; two of these packages are those processes"},
 	"e2e":                 {nil, "end-to-end tests are black-box"},

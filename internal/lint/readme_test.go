@@ -17,7 +17,8 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// The README's commands are run unchanged. A comment before a `sh` block says how:
+// The commands of the README and of the tutorial are run unchanged. A comment before a `sh` block
+// says how:
 //
 //	<!-- test: GROUP -->                        it ends with exit status 0
 //	<!-- test: GROUP, stays up, "TEXT" -->      it prints TEXT and stays up while the rest of its group runs; then Ctrl-C ends it
@@ -78,25 +79,36 @@ func readmeBlocks(t *testing.T, text string) (blocks []block) {
 }
 
 func TestREADMECommands(t *testing.T) {
-	text, err := os.ReadFile("README.md")
-	require.NoError(t, err)
-	var groups []string
-	byGroup := map[string][]block{}
-	for _, b := range readmeBlocks(t, string(text)) {
-		if b.group == "" {
-			checkMakeTargets(t, b)
-			continue
-		}
-		if byGroup[b.group] == nil {
-			groups = append(groups, b.group)
-		}
-		byGroup[b.group] = append(byGroup[b.group], b)
-	}
-	require.Contains(t, groups, "localnet", "newcomers try the demonstration first")
 	clone := cloneOfRepository(t)
-	for _, group := range groups {
-		t.Run(group, func(t *testing.T) { runGroup(t, clone, byGroup[group]) })
+	for _, page := range []string{"README.md", "docs/tutorials/first-program.md"} {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		var groups []string
+		byGroup := map[string][]block{}
+		for _, b := range readmeBlocks(t, string(text)) {
+			if b.group == "" {
+				checkMakeTargets(t, b)
+				continue
+			}
+			if byGroup[b.group] == nil {
+				groups = append(groups, b.group)
+			}
+			byGroup[b.group] = append(byGroup[b.group], b)
+		}
+		require.NotEmpty(t, groups, page)
+		for _, group := range groups {
+			t.Run(group, func(t *testing.T) { runGroup(t, clone, page, byGroup[group]) })
+		}
 	}
+}
+
+// The tutorial shows the whole program that it runs.
+func TestTutorialProgram(t *testing.T) {
+	program, err := os.ReadFile("examples/seats/main.go")
+	require.NoError(t, err)
+	page, err := os.ReadFile("docs/tutorials/first-program.md")
+	require.NoError(t, err)
+	require.Contains(t, string(page), "```go\n"+string(program)+"```\n")
 }
 
 func checkMakeTargets(t *testing.T, b block) {
@@ -109,7 +121,7 @@ func checkMakeTargets(t *testing.T, b block) {
 	}
 }
 
-func runGroup(t *testing.T, clone string, blocks []block) {
+func runGroup(t *testing.T, clone, page string, blocks []block) {
 	processes := runner.NewProcesses(context.Background())
 	ctx, cancel := context.WithTimeoutCause(processes.Context(), 10*time.Minute, fmt.Errorf("not done within 10 minutes"))
 	t.Cleanup(func() {
@@ -123,7 +135,7 @@ func runGroup(t *testing.T, clone string, blocks []block) {
 	}
 	var up []upShell
 	for _, b := range blocks {
-		name := fmt.Sprintf("README.md:%d", b.line)
+		name := fmt.Sprintf("%s:%d", page, b.line)
 		log := filepath.Join(t.TempDir(), "output")
 		shell, err := processes.Start(runner.Spec{
 			Name: name, Path: "bash", Args: []string{"-euc", b.commands}, Env: env, Dir: clone, Log: log, Ends: b.staysUp == "",
