@@ -20,6 +20,7 @@ import (
 	"github.com/starling-kv/starling/statesync/serve"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/rdma"
+	"github.com/starling-kv/starling/transport/tcp"
 )
 
 // TestMethodNumbers: each package numbers its own messages, so only a test of all of them shows
@@ -53,7 +54,7 @@ func TestMethodNumbers(t *testing.T) {
 	storage, err := server.NewServer(server.ServerOptions{})
 	require.NoError(t, err)
 	storage.Register(mux)
-	relay.New(relay.Options{}).Register(mux)
+	relay.New(relay.Options{Dialer: tcp.NewDialer(tcp.Options{})}).Register(mux)
 	new(rangemap.Maps).Register(mux)
 	handled := map[transport.Method]bool{rdma.Method: true} // by package tcp, before any handler
 	require.Nil(t, mux[rdma.Method])
