@@ -74,8 +74,7 @@ var shown = map[string]string{
 // AddFlags adds a flag for every setting of config.toml and app.toml, with the setting's name. The
 // help text shows the defaults that init writes.
 func AddFlags(flags *pflag.FlagSet) {
-	comet, app := DefaultCometBFT(), DefaultApp()
-	Tune(WAN, comet, &app)
+	comet, app := tuned(WAN)
 	addFlags(flags, append(fieldsOf(comet), fieldsOf(app)...))
 }
 

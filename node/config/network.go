@@ -128,6 +128,13 @@ func Tune(n Network, c *cfg.Config, a *App) {
 	}
 }
 
+// tuned returns the settings that init writes for a network.
+func tuned(n Network) (*cfg.Config, App) {
+	comet, app := DefaultCometBFT(), DefaultApp()
+	Tune(n, comet, &app)
+	return comet, app
+}
+
 // blocksPerSecond is the assumed rate of a busy network.
 func (n Network) blocksPerSecond() int {
 	if n == LAN {

@@ -8,12 +8,10 @@ import (
 // WriteReference writes the settings of app.toml, those of config.toml that differ from CometBFT's
 // defaults, and what depends on the network, as Markdown.
 func WriteReference(w io.Writer) error {
-	wan, wanApp := DefaultCometBFT(), DefaultApp()
-	lan, lanApp := DefaultCometBFT(), DefaultApp()
-	Tune(WAN, wan, &wanApp)
-	Tune(LAN, lan, &lanApp)
-
-	fmt.Fprint(w, "Every setting is also a flag and an environment variable: `[state] mode` is `--state.mode` and `STARLINGD_STATE_MODE`.\n"+
+	wan, wanApp := tuned(WAN)
+	lan, lanApp := tuned(LAN)
+	fmt.Fprint(w, "Every setting is also a flag and an environment variable:"+
+		" `[state] mode` is `--state.mode` and `STARLINGD_STATE_MODE`.\n"+
 		"Flags override variables, and variables override files.\n\n## app.toml\n\nAs `starlingd init` writes it:\n\n```toml\n")
 	if err := appTemplate.Execute(w, wanApp); err != nil {
 		return err

@@ -162,32 +162,27 @@ func (p *pusher) add(peer p2p.Peer) {
 	p.expect(to)
 	p.mu.Unlock()
 	go func() {
-		for {
-			select {
-			case o := <-to.votes:
-				send(to, o)
-			case <-peer.Quit():
-				p.mu.Lock()
-				delete(p.peers, peer)
-				p.mu.Unlock()
-				return
-			case <-p.quit:
-				return
-			}
-		}
+		each(p, to, to.votes, func(o one) { send(to, o) })
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.peers, peer)
 	}()
-	go func() {
-		for {
-			select {
-			case rs := <-to.rounds:
-				p.pushRound(to, rs)
-			case <-peer.Quit():
-				return
-			case <-p.quit:
-				return
-			}
+	go each(p, to, to.rounds, func(rs *cstypes.RoundState) { p.pushRound(to, rs) })
+}
+
+// each calls push with everything that a channel has for a peer, until the peer disconnects or the
+// pusher ends.
+func each[T any](p *pusher, to *pushedPeer, from <-chan T, push func(T)) {
+	for {
+		select {
+		case t := <-from:
+			push(t)
+		case <-to.Quit():
+			return
+		case <-p.quit:
+			return
 		}
-	}()
+	}
 }
 
 // pushRound sends a peer of the same height and round what this validator has signed there.

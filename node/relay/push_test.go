@@ -130,7 +130,7 @@ func TestPushVotes(t *testing.T) {
 	})
 }
 
-// The proposer pushes its proposal and all parts, once. Nobody else does.
+// The proposer pushes its proposal and all parts, once. Other nodes push neither.
 func TestPushProposal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for own := -1; own < 4; own++ {

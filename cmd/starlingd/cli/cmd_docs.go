@@ -18,10 +18,10 @@ func newDocsCmd() *cobra.Command {
 	var man bool
 	cmd := &cobra.Command{
 		Use:   "docs FOLDER",
-		Short: "Write the reference of all commands and settings to files",
-		Long: `Writes commands.md and settings.md to a folder, which it creates: the reference of all
-commands of this program, and of all settings with their defaults. With --man, writes
-manual pages instead.`,
+		Short: "Write the reference of commands and settings to files",
+		Long: `Writes commands.md and settings.md to a folder, which it creates: all commands of
+this program; and the settings of app.toml, and those of config.toml for which init has
+values of its own. With --man, writes manual pages of the commands instead.`,
 		Example: `  starlingd docs reference
   sudo starlingd docs --man /usr/local/share/man/man1`,
 		Args: cobra.ExactArgs(1),

@@ -97,7 +97,7 @@ size. Copy config/storage_nodes.toml from another such node.`,
 	}
 	config.AddFlags(cmd.Flags())
 	// The command sets these, or has a shorter name for them.
-	config.HideFlags(cmd.Flags(), "halt_height", "statesync.enable", "statesync.trust_")
+	config.HideFlags(cmd.Flags(), "statesync.enable", "statesync.trust_")
 	cmd.Flags().Int64Var(&opts.TrustHeight, "trust-height", 0, "height of a trusted header")
 	cmd.Flags().StringVar(&opts.TrustHash, "trust-hash", "", "hash of that header, in hex")
 	cmd.Flags().StringVar(&nodes, "storage-nodes", "", "file that names the storage nodes, if they keep the state instead of this node")

@@ -138,8 +138,9 @@ validators with mode = "local".`,
 	}
 	config.AddFlags(cmd.Flags())
 	// A storage node ignores these.
-	config.HideFlags(cmd.Flags(), "consensus.", "disk.state_in_memory", "grpc.", "halt_height", "join.mode", "p2p.external_address",
-		"rpc.", "state.", "statesync.enable", "statesync.rpc_servers")
+	config.HideFlags(cmd.Flags(),
+		"consensus.", "disk.state_in_memory", "grpc.", "halt_height", "join.mode", "p2p.external_address", "rpc.", "state.",
+		"statesync.enable", "statesync.rpc_servers")
 	return cmd
 }
 

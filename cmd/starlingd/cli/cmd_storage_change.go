@@ -86,7 +86,7 @@ then replace the old ones; no block waits. After an interruption, finish with
 				return d.Change(ctx, m, during)
 			}
 		})
-		cmd.Flags().BoolVar(&f.noWait, "no-wait", false, "return once the map is sent: finish with 'storage ranges continue'")
+		cmd.Flags().BoolVar(&f.noWait, "no-wait", false, `return once the map is sent: finish with "storage ranges continue"`)
 		return cmd
 	}
 	end := func(use, short, long string, step changeStep) *cobra.Command {

@@ -32,7 +32,8 @@ func variableOf(flag string) string {
 
 // addPassphraseFlag adds the flag for the passphrase of something: a key or a backup.
 func addPassphraseFlag(flags *pflag.FlagSet, of string) {
-	flags.String(passphraseFlag, "", "file whose first line is the passphrase of the "+of+" (or the variable "+variableOf(passphraseFlag)+")")
+	flags.String(passphraseFlag, "",
+		"file whose first line is the passphrase of the "+of+" (or the variable "+variableOf(passphraseFlag)+")")
 }
 
 // errNoPassphrase means that no passphrase was given and there is no terminal.
