@@ -43,18 +43,9 @@ func partialFromRange(c Commitment, r KeyRange, boundary *Multiproof, p *Paging,
 }
 
 func fromRange(c Commitment, r KeyRange, boundary *Multiproof, paged bool, leaves iter.Seq2[Leaf, error]) (*Version, error) {
-	if err := r.Check(); err != nil {
-		return nil, err
-	}
-	if err := checkChunkBytes(c.ChunkBytes); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
-	}
-	if (c.Chunks == 0) != (c.Root == emptyStub) {
-		return nil, fmt.Errorf("%w: a state of %d bytes in %d chunks", ErrOtherState, c.Root.Bytes, c.Chunks)
-	}
-	before, behind, err := boundary.outside(c, r)
+	before, behind, err := outsideOf(c, r, boundary)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
+		return nil, err
 	}
 	s := newStream(c.ChunkBytes)
 	s.paged = paged
@@ -68,13 +59,38 @@ func fromRange(c Commitment, r KeyRange, boundary *Multiproof, paged bool, leave
 	if err == nil {
 		err = s.placeBoundary(behind)
 	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
+	}
+	return s.publishRange(c, r, before, behind, first)
+}
+
+// outsideOf returns the items of the boundary proof before and behind r.
+func outsideOf(c Commitment, r KeyRange, boundary *Multiproof) (before, behind []boundaryItem, err error) {
+	if err := r.Check(); err != nil {
+		return nil, nil, err
+	}
+	if err := checkChunkBytes(c.ChunkBytes); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrOtherState, err)
+	}
+	if (c.Chunks == 0) != (c.Root == emptyStub) {
+		return nil, nil, fmt.Errorf("%w: a state of %d bytes in %d chunks", ErrOtherState, c.Root.Bytes, c.Chunks)
+	}
+	if before, behind, err = boundary.outside(c, r); err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrOtherState, err)
+	}
+	return before, behind, nil
+}
+
+// publishRange makes the version of all that was placed: the items before r, r, and the items
+// behind it. first is the least key in r; nil: r is empty, or begins with the least key of the
+// tree.
+func (s *stream) publishRange(c Commitment, r KeyRange, before, behind []boundaryItem, first []byte) (*Version, error) {
 	if first == nil && len(behind) > 0 {
 		first = behind[0].key
 	}
-	if err == nil {
-		err = r.reaches(before, behind, first)
-	}
 	v := &Version{chunkBytes: c.ChunkBytes, leaves: s.count, top: emptyStub, partial: true, uncounted: true, full: r.clone()}
+	err := r.reaches(before, behind, first)
 	if err == nil {
 		err = s.joinPlaced(v, false)
 	}
@@ -82,7 +98,7 @@ func fromRange(c Commitment, r KeyRange, boundary *Multiproof, paged bool, leave
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
 	case v.top != c.Root:
-		return nil, fmt.Errorf("%w: leaves and boundary proof have the root %s, not %s", ErrOtherState, v.top.Hash, c.Root.Hash)
+		return nil, fmt.Errorf("%w: its parts have the root %s, not %s", ErrOtherState, v.top.Hash, c.Root.Hash)
 	}
 	if v.leaves, v.upper = 0, 0; c.Chunks > 0 {
 		v.upper = uint64(c.Chunks - 1)

@@ -341,7 +341,7 @@ func (s *sweep) walk(n ref, at Subtree) swept {
 		return kept
 	}
 	if isPage(at.Stat, s.chunkBytes) && n != s.before.root {
-		if s.freed >= s.want || s.epochOf(n) > s.newest || s.crosses(at) {
+		if s.freed >= s.want || s.epochOf(n) > s.newest || s.before.crosses(at) {
 			return kept
 		}
 		s.drop(n)
@@ -366,13 +366,6 @@ func (s *sweep) walk(n ref, at Subtree) swept {
 		r.n = s.link(n).child[right]
 	}
 	return s.join(n, l, r)
-}
-
-// crosses reports whether a subtree of a tree that has only a range of the keys is on the path to
-// an edge of that range, or outside: only Pages of that range are stored.
-func (s *sweep) crosses(at Subtree) bool {
-	full := s.before.full
-	return full != nil && !full.Covers(KeyRange{First: at.First, After: at.After})
 }
 
 // join makes l and r the children of inner node n, or of a copy of n if they differ from its

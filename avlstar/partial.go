@@ -196,6 +196,18 @@ func (p *Partial) NewInner(base *Partial, r KeyRange) iter.Seq2[[]byte, uint8] {
 	}
 }
 
+// HasOutline does what Version.HasOutline does.
+func (p *Partial) HasOutline() bool { return p.v.HasOutline() }
+
+// Outline does what Version.Outline does, for the pages in the range of a tree that has only a
+// range of the keys. The other nodes above pages are in the boundary proof of that range.
+func (p *Partial) Outline(base *Partial) iter.Seq[PageStub] {
+	if base == nil {
+		return p.v.Outline(nil)
+	}
+	return p.v.Outline(base.v)
+}
+
 // Stored does what Version.Stored does.
 func (p *Partial) Stored() { p.v.Stored() }
 

@@ -43,9 +43,11 @@ func mustPagedReplica(t require.TestingT, v *Version, d *rangeDisk, budget func(
 // pagedReplica replays what a replica in memory replays.
 type pagedReplica struct {
 	replica
-	disk   *rangeDisk
-	budget int64
-	failed int
+	disk    *rangeDisk
+	budget  int64
+	failed  int
+	outline outline
+	rebuilt int // from its outline
 }
 
 func (r *pagedReplica) paged(t require.TestingT, v *Version) *Partial {
@@ -68,7 +70,11 @@ func (r *pagedReplica) replay(t require.TestingT, v, base *Version, block []Chan
 			r.failed++
 		}
 	}
+	before := r.p
+	before.Retain()
 	r.replica.replay(t, v, base, block)
+	r.outline = r.outline.follow(t, r.p.v, before.v)
+	before.Release()
 	if r.rnd.IntN(2) == 0 {
 		p := r.p
 		if i := r.rnd.IntN(len(r.kept) + 2); i < len(r.kept) {
@@ -88,7 +94,7 @@ func TestPagedReplicas(t *testing.T) {
 	usual := tune
 	t.Cleanup(func() { tune = usual })
 	rnd := seeds.Rand(t)
-	failed, evicted, loaded, empty := 0, uint64(0), uint64(0), 0
+	failed, evicted, loaded, empty, rebuilt := 0, uint64(0), uint64(0), 0, 0
 	for range scaled(60) {
 		tune.pageBytes = []uint64{60, 200, 500, 2000}[rnd.IntN(4)]
 		keys := 10 << rnd.IntN(8)
@@ -103,6 +109,7 @@ func TestPagedReplicas(t *testing.T) {
 			inMemory = append(inMemory, &replica{r: r, p: mustReplica(t, v, r), rnd: rnd})
 			p := &pagedReplica{replica: replica{r: r, rnd: rnd}, disk: newRangeDisk(rnd, r)}
 			p.p = p.paged(t, v)
+			p.outline = outlineOf(t, p.p.Outline(nil))
 			paged = append(paged, p)
 		}
 		deletes := 0.1
@@ -136,7 +143,7 @@ func TestPagedReplicas(t *testing.T) {
 			}
 			requireMemory(t, r.p)
 			m := r.p.Memory()
-			failed, evicted, loaded = failed+r.failed, evicted+m.Evicted, loaded+m.Loaded
+			failed, evicted, loaded, rebuilt = failed+r.failed, evicted+m.Evicted, loaded+m.Loaded, rebuilt+r.rebuilt
 			r.p.Release()
 			for len(inMemory[k].kept) > 0 {
 				inMemory[k].release(t)
@@ -149,17 +156,30 @@ func TestPagedReplicas(t *testing.T) {
 	require.Positive(t, evicted)
 	require.Positive(t, loaded)
 	require.Positive(t, empty)
+	require.Positive(t, rebuilt)
 }
 
-// reopen builds the replica again from its own data.
+// reopen builds the replica again from its own data: from its outline or, if it has none, from its
+// leaves.
 func (r *pagedReplica) reopen(t require.TestingT, v *Version) {
 	for len(r.kept) > 0 {
 		r.release(t)
 	}
 	r.disk.store(t, r.p)
 	b, err := r.p.Boundary(r.r)
-	again, err := FromRangePaged(r.p.Commitment(), r.r, mustDecodeMultiproof(t, b, err), r.p.v.tree.paging.Paging, r.p.Leaves(r.r))
-	require.NoError(t, err)
+	boundary := mustDecodeMultiproof(t, b, err)
+	paging := r.p.v.tree.paging.Paging
+	var again *Partial
+	if r.p.HasOutline() && r.rnd.IntN(2) == 0 {
+		again, err = FromRangeOutline(r.p.Commitment(), r.r, boundary, paging, r.outline.pages(nil))
+		require.NoError(t, err)
+		require.Equal(t, r.outline, outlineOf(t, again.Outline(nil)))
+		r.rebuilt++
+	} else {
+		again, err = FromRangePaged(r.p.Commitment(), r.r, boundary, paging, r.p.Leaves(r.r))
+		require.NoError(t, err)
+		r.outline = outlineOf(t, again.Outline(nil))
+	}
 	require.Equal(t, v.Commitment(), again.Commitment())
 	requireMemory(t, again)
 	r.p.Release()

@@ -42,7 +42,7 @@ func benchBlock(height int64, value []byte) Block {
 // takenOf returns a block as seen by a flush.
 func takenOf(b Block) *waiting {
 	w := &waiting{Block: b}
-	new(Zone).takeHeights(w)
+	new(Zone).take(w)
 	return w
 }
 

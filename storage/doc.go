@@ -44,7 +44,7 @@
 //
 // The flusher takes neither admin nor life, so the holder of admin may wait for it. The syncers
 // take only journal and the locks below it, so the holder of life may wait for them.
-// Owner.TakeHeights is called with no lock except that of its block (waiting.once), which is never
+// Owner.Take is called with no lock except that of its block (waiting.once), which is never
 // taken while Zone.mu is held. Owner.Done is called with at most admin held, and Options.Failed
 // with no lock. Pebble holds locks of its own when it calls Zone.background, so that method neither
 // blocks nor calls the database.

@@ -18,10 +18,12 @@ type waiting struct {
 	Block
 	since time.Time
 
-	once    sync.Once // of takeHeights
-	heights []byte    // records of uvarint(len key) ‖ key ‖ height, after takeHeights
+	// After take: heights has records of uvarint(len key) ‖ key ‖ height, outline has records of
+	// uvarint(len key) ‖ key ‖ uvarint(len record) ‖ record.
+	once             sync.Once // of take
+	heights, outline []byte
 
-	// bytes is the size of the block, see bytesOf; it grows by the heights. counted is the sum that
+	// bytes is the size of the block, see bytesOf; it grows by what take copies. counted is the sum that
 	// includes it; nil: none. Guarded by Zone.mu.
 	bytes   int64
 	counted *int64
@@ -97,7 +99,7 @@ func (s *Zone) enqueue(w *waiting, waited bool) (<-chan struct{}, error) {
 	s.mu.waiting = append(s.mu.waiting, w)
 	s.mu.waitingBytes += w.bytes
 	w.counted = &s.mu.waitingBytes
-	s.takers.Go(func() { s.takeHeights(w) })
+	s.takers.Go(func() { s.take(w) })
 	s.mu.last = w.Meta.Height
 	if w.Pin {
 		s.mu.wanted = w.Meta.Height
@@ -235,7 +237,7 @@ func (s *Zone) next() (*unsettled, []*waiting, bool) {
 			due, after = s.due()
 		}
 		if due {
-			group := s.take()
+			group := s.takeGroup()
 			s.mu.Unlock()
 			return nil, group, true
 		}
@@ -264,9 +266,9 @@ func (s *Zone) due() (bool, time.Duration) {
 		s.mu.waitingBytes >= s.opts.FlushBytes || after <= 0, max(after, 1)
 }
 
-// take removes the waiting blocks from the queue, up to and including the first block with a pin.
+// takeGroup removes the waiting blocks from the queue, up to and including the first block with a pin.
 // The caller holds s.mu.
-func (s *Zone) take() []*waiting {
+func (s *Zone) takeGroup() []*waiting {
 	n := len(s.mu.waiting)
 	for i, w := range s.mu.waiting {
 		if w.Pin {
@@ -292,7 +294,7 @@ func (s *Zone) flush(group []*waiting) error {
 	started := time.Now()
 	m, last := newMerger(), group[len(group)-1]
 	for _, w := range group {
-		s.takeHeights(w)
+		s.take(w)
 		m.add(w)
 	}
 	if err := s.waitForCompactions(); err != nil {

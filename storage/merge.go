@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"maps"
 	"slices"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -22,6 +23,9 @@ type merger struct {
 	changes []change
 	// Open addressing by hash: 1 + index of a change; 0: empty. The length is a power of two.
 	slots []uint32
+
+	outline  map[string][]byte // outline records; an empty one removes the record
+	outlines bool              // they replace all older ones
 }
 
 type change struct {
@@ -41,10 +45,10 @@ const (
 )
 
 func newMerger() *merger {
-	return &merger{seed: maphash.MakeSeed(), slots: make([]uint32, 1<<10)}
+	return &merger{seed: maphash.MakeSeed(), slots: make([]uint32, 1<<10), outline: map[string][]byte{}}
 }
 
-// add adds the changes of a block. Its heights must have been taken.
+// add adds the changes of a block, after Zone.take.
 func (m *merger) add(w *waiting) {
 	for _, key := range w.Deletes {
 		c := m.at(key)
@@ -58,6 +62,11 @@ func (m *merger) add(w *waiting) {
 		c := m.at(key)
 		c.setHeight, c.height = true, height
 	})
+	if w.Outlines {
+		clear(m.outline)
+		m.outlines = true
+	}
+	w.eachOutline(func(key, record []byte) { m.outline[string(key)] = record })
 }
 
 // at returns the change of a key, valid until the next call.
@@ -141,6 +150,9 @@ func (m *merger) batch(db *pebble.DB, meta Meta) (*pebble.Batch, error) {
 	for _, c := range m.changes {
 		size += 2*(len(c.key)+16) + len(c.value)
 	}
+	for key, record := range m.outline {
+		size += len(key) + len(record) + 16
+	}
 	if size > maxBatchBytes {
 		return nil, fmt.Errorf("%d bytes of changes up to height %d exceed the limit of a batch", size, meta.Height)
 	}
@@ -150,7 +162,43 @@ func (m *merger) batch(db *pebble.DB, meta Meta) (*pebble.Batch, error) {
 			return nil, errors.Join(err, batch.Close())
 		}
 	}
+	if err := m.appendOutline(db, batch); err != nil {
+		return nil, errors.Join(err, batch.Close())
+	}
 	return batch, batch.Set([]byte{kindMeta}, meta.encode(), nil)
+}
+
+// appendOutline appends the outline records in key order.
+func (m *merger) appendOutline(db *pebble.DB, batch *pebble.Batch) error {
+	older := false
+	if m.outlines { // usually there are none, and a deletion without effect would cause compactions
+		it, err := db.NewIter(outlineRange())
+		if err != nil {
+			return err
+		}
+		older = it.First()
+		if err := errors.Join(it.Error(), it.Close()); err != nil {
+			return err
+		}
+	}
+	if older {
+		if err := batch.DeleteRange([]byte{kindOutline}, []byte{kindOutline + 1}, nil); err != nil {
+			return err
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(m.outline)) {
+		at, record := append([]byte{kindOutline}, key...), m.outline[key]
+		var err error
+		if len(record) == 0 {
+			err = batch.Delete(at, nil)
+		} else {
+			err = batch.Set(at, record, nil)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // appendTo appends the change as one record (see leaf.go). The height of a deleted key follows the

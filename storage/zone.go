@@ -21,9 +21,10 @@ var ErrRestoring = errors.New("a restore is under way")
 
 // Kinds of records: the first byte of their keys.
 const (
-	kindLeaf = 'k'
-	kindMeta = 'm'
-	kindEnd  = kindMeta + 1
+	kindLeaf    = 'k'
+	kindOutline = 'l'
+	kindMeta    = 'm'
+	kindEnd     = kindMeta + 1
 )
 
 var wholeZone = pebble.KeyRange{Start: []byte{kindLeaf}, End: []byte{kindEnd}}
@@ -36,24 +37,28 @@ type Block struct {
 	Puts    []record.Leaf
 	Deletes [][]byte // remove the leaf and its height
 	Pin     bool     // keep the state after this block in a pin
-	Owner   Owner    // nil: no height changed
+	// Outlines: the outline records of this block replace all older ones. Otherwise each replaces
+	// the one with its key.
+	Outlines bool
+	Owner    Owner // nil: no height changed
 }
 
 // Owner is the callback interface of the component that made a block.
 //
-//	Write ──► TakeHeights ──► flush ──► PinData, if Block.Pin ──► Done(true)
-//	   │           └── dropped: the zone was emptied, closed or has failed ──► Done(false)
+//	Write ──► Take ──► flush ──► PinData, if Block.Pin ──► Done(true)
+//	   │        └── dropped: the zone was emptied, closed or has failed ──► Done(false)
 //	   └── error: no method is called
 //
 // Each method is called at most once, in this order; Done is always called after a successful
 // Write. The methods are called by a goroutine of the zone; Done may also be called by Reset or
 // BeginRestore. No method may call Write, Flush, Reset, BeginRestore or Close.
 type Owner interface {
-	// TakeHeights calls add for each leaf whose inner node has another height after the block, or
-	// none (0). The leaf must exist after the block. TakeHeights is called soon after Write, even
-	// if the flush comes much later, so that the owner can free the data needed for the heights.
-	// add copies the key.
-	TakeHeights(add func(key []byte, height uint8))
+	// Take calls height for each leaf whose inner node has another height after the block, or none
+	// (0); the leaf must exist after the block. It calls outline for each new outline record, with
+	// an empty record for one that is removed (see Zone.Outline). Take is called soon after Write,
+	// even if the flush comes much later, so that the owner can free the data needed for it. Both
+	// functions copy their arguments.
+	Take(height func(key []byte, height uint8), outline func(key, record []byte))
 	// PinData returns the opaque description of the pin. The flusher calls it.
 	PinData() []byte
 	// Done reports that the block is durable, or never will be. The owner can then free all its
@@ -81,7 +86,7 @@ type Zone struct {
 	wake        chan struct{} // signals the flusher that work is due, or will be
 	compacted   chan struct{} // signals the flusher that a compaction has ended
 	flusherDone chan struct{}
-	takers      sync.WaitGroup // goroutines of takeHeights; none is added after Close
+	takers      sync.WaitGroup // goroutines of take; none is added after Close
 
 	// admin serializes replacements of the whole state: emptying the zone, and beginning, resuming,
 	// committing or closing a restore. See "Lock order" in doc.go for all locks.

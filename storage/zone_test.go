@@ -33,7 +33,7 @@ type owner struct {
 
 var _ Owner = (*owner)(nil)
 
-func (o *owner) TakeHeights(add func(key []byte, height uint8)) {
+func (o *owner) Take(add func(key []byte, height uint8), _ func(key, record []byte)) {
 	if o.heights != nil {
 		for key, height := range o.heights {
 			add(key, height)

@@ -115,7 +115,7 @@ type blockOwner struct {
 	pending *atomic.Int64
 }
 
-func (o *blockOwner) TakeHeights(add func(key []byte, height uint8)) {
+func (o *blockOwner) Take(add func(key []byte, height uint8), _ func(key, record []byte)) {
 	for _, h := range o.heights {
 		add(h.key, h.value[0])
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -19,9 +20,24 @@ const testChain = "test-chain"
 
 func open(t testing.TB, fs vfs.FS, dir string, keys avlstar.KeyRange, m *Memory) *Store {
 	t.Helper()
-	s, err := Open(Options{Dir: dir, FS: fs, Keys: keys, ChainID: testChain, Memory: m, Failed: func(err error) { t.Error("failed:", err) }})
+	s, err := Open(Options{
+		Dir: dir, FS: fs, Keys: keys, ChainID: testChain, Memory: m, Failed: func(err error) { t.Error("failed:", err) },
+		Logger: outlineErrors{log.NewNopLogger(), t},
+	})
 	require.NoError(t, err)
 	return s
+}
+
+// outlineErrors is a logger that fails the test if an outline cannot be used.
+type outlineErrors struct {
+	log.Logger
+	t testing.TB
+}
+
+func (l outlineErrors) Error(msg string, keyvals ...any) {
+	if strings.Contains(msg, "outline") {
+		l.t.Error(append([]any{msg}, keyvals...)...)
+	}
 }
 
 func load(t testing.TB, s *Store) (int64, *avlstar.Partial) {

@@ -13,9 +13,9 @@ import (
 	"github.com/starling-kv/starling/storage/pages"
 )
 
-// Load rebuilds the tree of the durable state in one pass over its leaves, without its pages, and
-// verifies it. At first up to a few thousand leaves near each edge are in memory regardless of the
-// budget. ok is false if there is no state. The caller releases p. progress is called from time to
+// Load rebuilds the tree of the durable state, without its pages, and verifies it: from its outline
+// or, if there is none, in one pass over its leaves. After such a pass up to a few thousand leaves
+// near each edge are in memory regardless of the budget. ok is false if there is no state. The caller releases p. progress is called from time to
 // time with the number of leaves read so far. Errors: that of ctx; ErrOther; storage.ErrCorrupt;
 // read errors.
 func (s *Store) Load(ctx context.Context, progress func(leaves uint64)) (height int64, p *avlstar.Partial, ok bool, err error) {
@@ -27,6 +27,11 @@ func (s *Store) Load(ctx context.Context, progress func(leaves uint64)) (height 
 	if err != nil {
 		return 0, nil, false, s.corrupt(err)
 	}
+	if p = s.fromOutline(meta, e, boundary); p != nil {
+		s.outlined = true
+		return meta.Height, p, true, nil
+	}
+	s.outlined = false
 	p, err = avlstar.FromRangePaged(e.commitment, s.keys, boundary, s.paging(), pages.Interruptible(ctx, s.zone.Scan(), progress))
 	switch {
 	case errors.Is(err, avlstar.ErrOtherState):
@@ -35,6 +40,21 @@ func (s *Store) Load(ctx context.Context, progress func(leaves uint64)) (height 
 		return 0, nil, false, err
 	}
 	return meta.Height, p, true, nil
+}
+
+// fromOutline rebuilds the tree from its outline. It returns nil if there is none of the state that
+// meta describes.
+func (s *Store) fromOutline(meta storage.Meta, e extra, boundary *avlstar.Multiproof) *avlstar.Partial {
+	_, stubs, ok := pages.ReadOutline(s.zone, meta.Height)
+	if !ok {
+		return nil
+	}
+	p, err := avlstar.FromRangeOutline(e.commitment, s.keys, boundary, s.paging(), stubs)
+	if err != nil {
+		s.log.Error("The outline of the range cannot be used, so all leaves are read", "folder", s.dir, "height", meta.Height, "err", err)
+		return nil
+	}
+	return p
 }
 
 // runBytes is the approximate size of the runs that Create writes.

@@ -59,6 +59,10 @@ type Store struct {
 	share    *share
 	pages    *pages.Pages
 	scrubber pages.Scrubber[*avlstar.Partial]
+	log      log.Logger
+	// outlined: the outline of the version that was committed or loaded last is on disk, or waits to
+	// be written.
+	outlined bool
 }
 
 // Open opens the store in o.Dir. It discards what an interrupted Create has left. Errors: ErrOther;
@@ -84,7 +88,7 @@ func Open(o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{zone: zone, dir: o.Dir, keys: o.Keys, chainID: o.ChainID, memory: o.Memory}
+	s := &Store{zone: zone, dir: o.Dir, keys: o.Keys, chainID: o.ChainID, memory: o.Memory, log: o.Logger}
 	unread := func(err error) {
 		if !errors.Is(err, storage.ErrClosed) { // versions may outlive the store
 			o.Failed(err)
@@ -180,8 +184,14 @@ func (s *Store) Commit(height int64, next, base *avlstar.Partial, changes []avls
 	if err != nil {
 		return fmt.Errorf("state folder %s: commit: %w", s.dir, err)
 	}
-	p := &pending{keys: s.keys, next: next, base: base}
-	block := storage.Block{Meta: s.meta(height, next.Commitment(), boundary), Owner: p}
+	p := &pending{height: height, keys: s.keys, next: next, base: base}
+	p.outlines = next.HasOutline()
+	if p.outlines && s.outlined && base.HasOutline() {
+		p.outlined = base
+		base.Retain()
+	}
+	block := storage.Block{Meta: s.meta(height, next.Commitment(), boundary), Owner: p, Outlines: p.outlines && p.outlined == nil}
+	s.outlined = p.outlines
 	for _, c := range changes {
 		switch {
 		case !s.keys.Contains(c.Key):
@@ -202,18 +212,24 @@ func (s *Store) Commit(height int64, next, base *avlstar.Partial, changes []avls
 // pending is a version that is not durable yet. It holds a reference to the version until the zone
 // has copied the heights.
 type pending struct {
+	height   int64
 	keys     avlstar.KeyRange
 	next     *avlstar.Partial
 	base     *avlstar.Partial // may have been released
+	outlined *avlstar.Partial // base, referenced, if its outline is on disk, and not next's whole outline is taken
+	outlines bool             // the outline of next is taken
 	released bool
 }
 
 var _ storage.Owner = (*pending)(nil)
 
-// TakeHeights implements storage.Owner.
-func (p *pending) TakeHeights(add func(key []byte, height uint8)) {
-	for key, height := range p.next.NewInner(p.base, p.keys) {
-		add(key, height)
+// Take implements storage.Owner.
+func (p *pending) Take(height func(key []byte, height uint8), outline func(key, record []byte)) {
+	for key, h := range p.next.NewInner(p.base, p.keys) {
+		height(key, h)
+	}
+	if p.outlines {
+		pages.AddOutline(outline, p.height, 0, p.next.Outline(p.outlined))
 	}
 	p.release()
 }
@@ -233,6 +249,9 @@ func (p *pending) release() {
 	if !p.released {
 		p.released = true
 		p.next.Release()
+		if p.outlined != nil {
+			p.outlined.Release()
+		}
 	}
 }
 

@@ -46,6 +46,28 @@ func (s *Store) read(ctx context.Context, meta storage.Meta, progress func(done 
 	return v, unlikeStored(err)
 }
 
+// fromOutline rebuilds the tree from its outline. It returns nil if the store is not paged, or if
+// there is no outline of the state that meta describes.
+func (s *Store) fromOutline(meta storage.Meta) *avlstar.Version {
+	if s.pages == nil {
+		return nil
+	}
+	leaves, stubs, ok := pages.ReadOutline(s.zone, meta.Height)
+	if !ok {
+		return nil
+	}
+	v, err := avlstar.FromOutline(meta.ChunkBytes, leaves, *pagingBy(s.pages), stubs)
+	if err == nil {
+		v, err = same(v, meta)
+	}
+	if err != nil {
+		s.log.Error("The outline of the state cannot be used, so all leaves are read", "height", meta.Height, "err", err)
+		return nil
+	}
+	account(s.pages.Cache, v)
+	return v
+}
+
 // build rebuilds the tree from the leaves on disk: completely in memory or, with a cache, only the
 // part above the pages. Errors: storage.ErrCorrupt with a remedy, and read errors.
 func (s *Store) build(ctx context.Context, chunkBytes uint64, progress func(done uint64)) (*avlstar.Version, error) {

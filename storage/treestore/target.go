@@ -89,7 +89,7 @@ func (t *target) commit(height int64, v *avlstar.Version) error {
 	if err := restore.Commit(meta); err != nil {
 		return err
 	}
-	t.store.begin(height, v)
+	t.store.begin(height, v, false)
 	t.over()
 	return nil
 }

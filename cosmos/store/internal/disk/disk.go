@@ -233,8 +233,8 @@ type owner struct{ commits []Named }
 
 var _ storage.Owner = (*owner)(nil)
 
-// TakeHeights implements storage.Owner.
-func (o *owner) TakeHeights(add func(key []byte, height uint8)) {
+// Take implements storage.Owner.
+func (o *owner) Take(add func(key []byte, height uint8), _ func(key, record []byte)) {
 	var key []byte
 	for _, c := range o.commits {
 		key = append(key[:0], prefix(c.Name)...)

@@ -1,0 +1,306 @@
+package avlstar
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"iter"
+	"runtime"
+)
+
+// PageStub is a page of an outline: the stubs of all pages of a version, in key order. They
+// determine all nodes above pages, so FromOutline rebuilds a tree with Paging from them and reads
+// no leaf.
+//
+//	            (n 3)                outline of the tree     First  Boundary
+//	       ┌──────┴──────┐                         page A     -      -
+//	     page A        (s 2)                       page B     n      3
+//	               ┌─────┴─────┐                   page C     s      2
+//	             page B      page C
+type PageStub struct {
+	First    []byte // first key of the page; nil: the page has the least key of the tree
+	Boundary uint8  // height of the inner node with the key First; 0 if First is nil
+	Stub            // the zero Stub: no page begins with First any more
+}
+
+// Gone reports whether no page begins with First any more.
+func (p PageStub) Gone() bool { return p.Stub == Stub{} }
+
+// HasOutline reports whether v has nodes above pages. A tree of a single page has no outline.
+func (v *Version) HasOutline() bool {
+	return v.isAbovePages(v.all())
+}
+
+// Outline yields the changes from the outline of base to that of v. Some of the pages that it
+// yields may not have changed; each key is yielded at most once, those of pages that are gone last.
+// If base is nil, it yields the whole outline of v in key order. Both versions must be of the same
+// tree, referenced, and have an outline. It reads no page. First is memory of v or base.
+func (v *Version) Outline(base *Version) iter.Seq[PageStub] {
+	return func(yield func(PageStub) bool) {
+		v.inUse()
+		defer runtime.KeepAlive(v)
+		o := outliner{v: v, base: base, yield: yield}
+		now, was := v.all(), rooted{}
+		if base != nil {
+			base.inUse()
+			defer runtime.KeepAlive(base)
+			was = base.all()
+		}
+		// The first page is always yielded: only its First does not follow from its leaves.
+		if o.pages(now, was, 0, true) && base != nil && o.gone(was, now) && base.leastIsPage() && !v.leastIsPage() {
+			yield(PageStub{})
+		}
+	}
+}
+
+// rooted is a subtree of a version with its root; the zero value: none.
+type rooted struct {
+	Subtree
+	n ref
+}
+
+// all returns the whole tree.
+func (v *Version) all() rooted { return rooted{Subtree{Stub: v.top}, v.root} }
+
+// childrenOf returns the children of the inner node at p.
+func (v *Version) childrenOf(p rooted) (l, r rooted) {
+	l.Subtree, r.Subtree = splitAt(&v.view, p.Subtree, p.n)
+	l.n, r.n = v.link(p.n).child[left], v.link(p.n).child[right]
+	return l, r
+}
+
+// leastIsPage reports whether a page has the least key. In a tree that has only a range of the keys,
+// the least key may be outside.
+func (v *Version) leastIsPage() bool {
+	p := v.all()
+	for v.isAbovePages(p) {
+		p, _ = v.childrenOf(p)
+	}
+	return v.isPageAt(p.n, p.Subtree)
+}
+
+// isAbovePages reports whether there is an inner node at p that is not in a page.
+func (v *Version) isAbovePages(p rooted) bool { return p.n.isInner() && !v.isPageAt(p.n, p.Subtree) }
+
+// abovePages returns the inner node of v that has this key, if it is above pages. The first
+// attempt is guess.
+func (v *Version) abovePages(key []byte, guess rooted) rooted {
+	if v.isAbovePages(guess) && bytes.Equal(v.keyOf(guess.n), key) {
+		return guess
+	}
+	p := v.all()
+	for v.isAbovePages(p) {
+		l, r := v.childrenOf(p)
+		switch c := bytes.Compare(key, v.keyOf(p.n)); {
+		case c == 0:
+			return p
+		case c < 0:
+			p = l
+		default:
+			p = r
+		}
+	}
+	return rooted{}
+}
+
+// outliner compares the nodes above pages of two versions. Both walks skip subtrees that are the
+// same in both, and return false if yield did.
+type outliner struct {
+	v, base *Version // base may be nil
+	yield   func(PageStub) bool
+}
+
+// same reports whether the subtrees at now in v and at was in base have the same pages. At an edge
+// of the range of a Partial, whether small subtrees are pages also depends on the keys beside them.
+func (o *outliner) same(now, was rooted) bool {
+	return now.Stub == was.Stub && !o.v.crosses(now.Subtree) && !o.base.crosses(was.Subtree)
+}
+
+// pages yields the pages below now that are new or begin with the key of a new inner node. boundary
+// is the height of the inner node with the key now.First; forced: that node is new. was is the
+// counterpart of now in base.
+func (o *outliner) pages(now, was rooted, boundary uint8, forced bool) bool {
+	switch {
+	case !forced && o.same(now, was):
+		return true
+	case o.v.isPageAt(now.n, now.Subtree):
+		return o.yield(PageStub{now.First, boundary, now.Stub})
+	case !now.n.isInner():
+		return true // outside of the range of a Partial
+	}
+	var wasL, wasR rooted
+	height, moved := o.v.image(now.n).ownHeight(), true
+	// In a small subtree at an edge of the range of a Partial, everything counts as new.
+	if o.base != nil && !isPage(now.Stat, o.v.chunkBytes) {
+		if was = o.base.abovePages(o.v.keyOf(now.n), was); was.n != 0 {
+			wasL, wasR = o.base.childrenOf(was)
+			moved = was.Height != height
+		}
+	}
+	l, r := o.v.childrenOf(now)
+	return o.pages(l, wasL, boundary, forced) && o.pages(r, wasR, height, moved)
+}
+
+// gone yields the keys of the nodes below was that are not above pages in v: no page begins with
+// them any more. now is the counterpart of was in v.
+func (o *outliner) gone(was, now rooted) bool {
+	if o.same(now, was) || !o.base.isAbovePages(was) {
+		return true
+	}
+	key := o.base.keyOf(was.n)
+	var nowL, nowR rooted
+	if now = o.v.abovePages(key, now); now.n != 0 {
+		nowL, nowR = o.v.childrenOf(now)
+	} else if !o.yield(PageStub{First: key}) {
+		return false
+	}
+	l, r := o.base.childrenOf(was)
+	return o.gone(l, nowL) && o.gone(r, nowR)
+}
+
+// isPageAt reports whether the subtree at, whose root is n, is a page of v. In a tree that has only
+// a range of the keys, a page has only keys of that range.
+func (v *Version) isPageAt(n ref, at Subtree) bool {
+	switch {
+	case n == 0:
+		return at.Stub != emptyStub && v.isAway(at)
+	case v.full != nil && n.isLeaf():
+		key, _ := v.leaf(n)
+		return v.full.Contains(key)
+	}
+	return isPage(at.Stat, v.chunkBytes) && !v.crosses(at)
+}
+
+// crosses reports whether a subtree of a tree that has only a range of the keys is on the path to
+// an edge of that range, or outside: only pages of that range are stored.
+func (v *Version) crosses(at Subtree) bool {
+	return v.full != nil && !v.full.Covers(KeyRange{First: at.First, After: at.After})
+}
+
+// errNoOutline: an outline has one page, or none.
+var errNoOutline = errors.New("an outline of fewer than two pages")
+
+// FromOutline rebuilds a version with Paging from its outline, as Outline(nil) yields it, and its
+// number of leaves. No page is read, or in memory. It fails with the error that pages yields, or if
+// the pages do not form a tree. The caller must compare the AppHash of the version with a trusted
+// one. The number of leaves stays unverified, because no node commits to it.
+func FromOutline(chunkBytes, leaves uint64, p Paging, pages iter.Seq2[PageStub, error]) (*Version, error) {
+	v, err := fromOutline(chunkBytes, leaves, pages)
+	if err != nil {
+		return nil, fmt.Errorf("avlstar: tree from an outline: %w", err)
+	}
+	v.EnablePaging(p)
+	return v, nil
+}
+
+func fromOutline(chunkBytes, leaves uint64, pages iter.Seq2[PageStub, error]) (*Version, error) {
+	if err := checkChunkBytes(chunkBytes); err != nil {
+		return nil, err
+	}
+	s := newOutlineStream(chunkBytes)
+	first, err := s.placePages(pages)
+	switch {
+	case err != nil:
+		return nil, err
+	case s.count < 2:
+		return nil, errNoOutline
+	case first != nil:
+		return nil, fmt.Errorf("it begins with the page of key %s", abbreviate(first))
+	}
+	v := &Version{chunkBytes: chunkBytes, leaves: s.count, top: emptyStub, partial: true}
+	if err := s.joinPlaced(v, false); err != nil {
+		return nil, err
+	}
+	v.leaves = leaves
+	return s.tree.publish(v)
+}
+
+// FromRangeOutline does what FromRangePaged does, from the outline of the result instead of its
+// leaves. Errors: ErrOtherState, and that which pages yields, as it is.
+func FromRangeOutline(c Commitment, r KeyRange, boundary *Multiproof, p Paging, pages iter.Seq2[PageStub, error]) (*Partial, error) {
+	v, err := fromRangeOutline(c, r, boundary, pages)
+	if err != nil {
+		return nil, fmt.Errorf("avlstar: tree from the outline of a range: %w", err)
+	}
+	v.EnablePaging(p)
+	return &Partial{v}, nil
+}
+
+func fromRangeOutline(c Commitment, r KeyRange, boundary *Multiproof, pages iter.Seq2[PageStub, error]) (*Version, error) {
+	before, behind, err := outsideOf(c, r, boundary)
+	if err != nil {
+		return nil, err
+	}
+	s := newOutlineStream(c.ChunkBytes)
+	if err := s.placeBoundary(before); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
+	}
+	var unread error
+	first, err := s.placePages(func(yield func(PageStub, error) bool) {
+		for p, err := range pages {
+			switch unread = err; {
+			case err != nil:
+			case p.First == nil && len(before) > 0 || p.First != nil && !r.Contains(p.First):
+				err = fmt.Errorf("a page that begins with key %s is not in the range", abbreviate(p.First))
+			}
+			if !yield(p, err) {
+				return
+			}
+		}
+	})
+	if unread != nil {
+		return nil, unread
+	}
+	if err == nil {
+		err = s.placeBoundary(behind)
+	}
+	if err == nil && s.count < 2 {
+		err = errNoOutline
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
+	}
+	return s.publishRange(c, r, before, behind, first)
+}
+
+// newOutlineStream returns a stream to which only pages and boundary items are added.
+func newOutlineStream(chunkBytes uint64) *stream {
+	s := &stream{loader: newLoader(chunkBytes)}
+	s.paged = true
+	return s
+}
+
+// placePages places the pages of an outline like runs, and returns the first key of the first one.
+func (s *stream) placePages(pages iter.Seq2[PageStub, error]) (first []byte, err error) {
+	var last []byte // first key of the page before
+	n := 0
+	for p, err := range pages {
+		switch {
+		case err != nil:
+			return nil, err
+		case s.count >= uint64(leafBit):
+			return nil, fmt.Errorf("%w: more than 2^31 pages", ErrTooLarge)
+		case n > 0 && bytes.Compare(p.First, last) <= 0:
+			return nil, fmt.Errorf("page %d: key %s does not ascend", n, abbreviate(p.First))
+		}
+		at := placed{base: uint32(s.count), boundary: p.Boundary, root: sub{Stub: p.Stub}}
+		if p.First != nil {
+			if err := checkKey(p.First); err != nil {
+				return nil, fmt.Errorf("page %d: %w", n, err)
+			}
+			at.keyHash = sha256.Sum256(p.First)
+			last = append(last[:0], p.First...)
+		}
+		if s.count > 0 { // no inner node has the first key of the tree
+			at.leaf = s.leaves.putRecord(0, p.First, nil) // a stand-in
+		}
+		if n == 0 {
+			first = bytes.Clone(p.First)
+		}
+		s.placed = append(s.placed, at)
+		s.count++
+		n++
+	}
+	return first, nil
+}
