@@ -2,6 +2,7 @@ package avlstar
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
 	"math/rand/v2"
 	"runtime"
@@ -251,4 +252,32 @@ func BenchmarkProve(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkFromOutline rebuilds the nodes above pages of a tree of two million keys.
+func BenchmarkFromOutline(b *testing.B) {
+	var changes []Change
+	for i := range 2_000_000 {
+		h := sha256.Sum256(binary.BigEndian.AppendUint64(nil, uint64(i)))
+		changes = append(changes, Change{h[:20], make([]byte, 100)})
+	}
+	v := mustApply(b, mustEmpty(b, DefaultChunkBytes), changes...)
+	var stubs []PageStub
+	for p := range v.Outline(nil) {
+		stubs = append(stubs, p)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		again, err := FromOutline(DefaultChunkBytes, v.Len(), Paging{}, func(yield func(PageStub, error) bool) {
+			for _, p := range stubs {
+				if !yield(p, nil) {
+					return
+				}
+			}
+		})
+		require.NoError(b, err)
+		again.Release()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(stubs)), "ns/page")
+	b.ReportMetric(float64(len(stubs)), "pages")
 }

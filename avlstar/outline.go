@@ -47,8 +47,12 @@ func (v *Version) Outline(base *Version) iter.Seq[PageStub] {
 			defer runtime.KeepAlive(base)
 			was = base.all()
 		}
+		if base == nil {
+			o.pages(now, rooted{}, 0, true)
+			return
+		}
 		// The first page is always yielded: only its First does not follow from its leaves.
-		if o.pages(now, was, 0, true) && base != nil && o.gone(was, now) && base.leastIsPage() && !v.leastIsPage() {
+		if o.compare(now, was, 0, true) && base.leastIsPage() && !v.leastIsPage() {
 			yield(PageStub{})
 		}
 	}
@@ -104,11 +108,26 @@ func (v *Version) abovePages(key []byte, guess rooted) rooted {
 	return rooted{}
 }
 
-// outliner compares the nodes above pages of two versions. Both walks skip subtrees that are the
+// outliner compares the nodes above pages of two versions. Its walks skip subtrees that are the
 // same in both, and return false if yield did.
 type outliner struct {
-	v, base *Version // base may be nil
+	v, base *Version // base is nil if all pages are yielded
 	yield   func(PageStub) bool
+}
+
+// compare yields the changes from was to now, its counterpart. While both versions have an inner
+// node with the same key, their children are counterparts. boundary and forced are those of pages.
+func (o *outliner) compare(now, was rooted, boundary uint8, forced bool) bool {
+	if !forced && o.same(now, was) {
+		return true
+	}
+	if !o.v.isAbovePages(now) || !o.base.isAbovePages(was) || isPage(now.Stat, o.v.chunkBytes) ||
+		!bytes.Equal(o.v.keyOf(now.n), o.base.keyOf(was.n)) {
+		return o.pages(now, was, boundary, forced) && o.gone(was, now)
+	}
+	nowL, nowR := o.v.childrenOf(now)
+	wasL, wasR := o.base.childrenOf(was)
+	return o.compare(nowL, wasL, boundary, forced) && o.compare(nowR, wasR, now.Height, now.Height != was.Height)
 }
 
 // same reports whether the subtrees at now in v and at was in base have the same pages. At an edge
@@ -130,16 +149,16 @@ func (o *outliner) pages(now, was rooted, boundary uint8, forced bool) bool {
 		return true // outside of the range of a Partial
 	}
 	var wasL, wasR rooted
-	height, moved := o.v.image(now.n).ownHeight(), true
+	moved := true
 	// In a small subtree at an edge of the range of a Partial, everything counts as new.
 	if o.base != nil && !isPage(now.Stat, o.v.chunkBytes) {
 		if was = o.base.abovePages(o.v.keyOf(now.n), was); was.n != 0 {
 			wasL, wasR = o.base.childrenOf(was)
-			moved = was.Height != height
+			moved = was.Height != now.Height
 		}
 	}
 	l, r := o.v.childrenOf(now)
-	return o.pages(l, wasL, boundary, forced) && o.pages(r, wasR, height, moved)
+	return o.pages(l, wasL, boundary, forced) && o.pages(r, wasR, now.Height, moved)
 }
 
 // gone yields the keys of the nodes below was that are not above pages in v: no page begins with

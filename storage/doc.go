@@ -3,8 +3,9 @@
 // on the tree nor on the chain: package treestore connects it to the tree.
 //
 //	Write(block) ─► queue ─► flusher: many blocks ──one batch, one flush──►  'k' ‖ key  → height of the inner node whose key it is ‖ value
-//	   microseconds                                                          'm'        → meta: format, height, app hash, B, chain id
-//	Scan, Page, Kept.Get   ◄─────────────────────────────────────────────────
+//	   microseconds                                                          'l' ‖ …    → the owner's outline of the tree
+//	                                                                         'm'        → meta: format, height, app hash, B, chain id
+//	Scan, Page, Outline, Kept.Get   ◄────────────────────────────────────────
 //
 // A change of only the height is a merge operand, which Pebble merges into the record: see leaf.go.
 //

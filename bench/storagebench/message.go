@@ -34,6 +34,7 @@ type request struct {
 	Round        uint64       `json:"round,omitempty"`
 
 	Paced bool `json:"paced,omitempty"` // commits at fixed intervals
+	Paged bool
 }
 
 const (

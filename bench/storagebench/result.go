@@ -60,7 +60,11 @@ type CacheCell struct {
 type Recovery struct {
 	Keys      int     `json:"keys"`
 	Seconds   float64 `json:"seconds"`
-	OpenS     float64 `json:"open_s"` // part of Seconds
+	CPUS      float64 `json:"cpu_s"`
+	OpenS     float64 `json:"open_s"`  // part of Seconds
+	PagedS    float64 `json:"paged_s"` // of a node whose state may exceed its memory
+	PagedCPUS float64 `json:"paged_cpu_s"`
+	PagedOpen float64 `json:"paged_open_s"` // part of PagedS
 	Height    int64   `json:"height"`
 	Lost      int64   `json:"blocks_to_replay"` // not durable, so CometBFT replays them
 	DiskBytes int64   `json:"disk_bytes"`
@@ -117,6 +121,7 @@ type Summary struct {
 	WriteAmplification float64 `json:"write_amplification"`
 	SGCGain            float64 `json:"sgc_gain"`
 	RecoveryS          float64 `json:"recovery_s"`
+	RecoveryPagedS     float64 `json:"recovery_paged_s"`
 }
 
 // Result is the outcome of a run.
@@ -213,7 +218,7 @@ func (r *Result) finish() {
 	}
 	s.SGCGain = r.gain(changing.String())
 	if r.Recovery != nil {
-		s.RecoveryS = r.Recovery.Seconds
+		s.RecoveryS, s.RecoveryPagedS = r.Recovery.Seconds, r.Recovery.PagedS
 	}
 	r.Targets = r.targets()
 }

@@ -3,10 +3,10 @@
 // has one Store for each of its ranges, and one Memory for all of them.
 //
 //	Create(height, leaves) ──► zone: empty ──runs──► the state at that height, durable
-//	Load ──► leaves, boundary proof ──► avlstar.Partial, without its pages
+//	Load ──► stubs of pages, boundary proof ──► avlstar.Partial, without its pages
 //	                                        │ Replay, by the caller, many versions ahead
 //	Commit(height) ◄────────────────────────┘
-//	   └─► changed leaves, new heights ──► the zone's queue ──flusher──► the durable height
+//	   └─► changed leaves, heights, stubs ──► the zone's queue ──flusher──► the durable height
 //	Memory ──► pages that were read: one cache │ trees: a budget for each range, by use
 //
 // The zone trails the newest version: the caller commits a version once it no longer serves the one

@@ -2,8 +2,8 @@
 // (package storage). It is the application's Store, and the Target of every restore: a join,
 // CometBFT's state sync, or a snapshot file.
 //
-//	app ──Commit(H)──► Store ──changed leaves, new heights──► zone's queue ──flusher──► disk
-//	app ◄──Load─────── Store ◄──all leaves, in one pass─────────────────────────────── disk
+//	app ──Commit(H)──► Store ──changed leaves, heights, stubs──► zone's queue ─flusher─► disk
+//	app ◄──Load─────── Store ◄──all leaves or, if paged, the stubs of all pages──────── disk
 //	tree ──stub──────► pages ──► cache shared with the block zone ──miss──────────────► disk
 //	Restorer ──verified chunk──► Target ──one sorted run──────────────────────────────► disk
 //

@@ -1,0 +1,78 @@
+package storage
+
+import (
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/stretchr/testify/require"
+)
+
+// outlineOwner is the owner of a block with outline records, given as keys and records in turn.
+type outlineOwner []string
+
+func (o outlineOwner) Take(_ func(key []byte, height uint8), outline func(key, record []byte)) {
+	for i := 0; i < len(o); i += 2 {
+		outline([]byte(o[i]), []byte(o[i+1]))
+	}
+}
+func (outlineOwner) PinData() []byte { return nil }
+func (outlineOwner) Done(bool)       {}
+
+// TestOutline: outline records become durable with their block. The last record of a key counts, an
+// empty one removes it, and Block.Outlines removes all older ones.
+func TestOutline(t *testing.T) {
+	fs := vfs.NewMem()
+	s := openZone(t, fs)
+	height := int64(0)
+	write := func(outlines bool, records ...string) {
+		height++
+		b := blockOf(height, "k", "v")
+		b.Pin, b.Outlines, b.Owner = height == 1, outlines, outlineOwner(records)
+		require.NoError(t, s.Write(b))
+	}
+	requireOutline := func(want ...string) {
+		t.Helper()
+		require.NoError(t, s.Flush())
+		for range 2 {
+			var got []string
+			for l, err := range s.Outline() {
+				require.NoError(t, err)
+				got = append(got, string(l.Key), string(l.Value))
+			}
+			require.Equal(t, want, got)
+			require.NoError(t, s.Close())
+			s = openZone(t, fs)
+		}
+	}
+	requireOutline()
+	write(true, "", "0", "a", "1", "c", "3")
+	requireOutline("", "0", "a", "1", "c", "3")
+	write(false, "b", "2", "c", "")
+	write(false, "c", "4", "d", "5")
+	write(false, "d", "")
+	requireOutline("", "0", "a", "1", "b", "2", "c", "4")
+	write(false)
+	write(false, "e", "6")
+	write(true, "f", "7", "a", "8")
+	write(false, "g", "9", "h", "")
+	requireOutline("a", "8", "f", "7", "g", "9")
+
+	for l, err := range s.Outline() { // it may be stopped
+		require.NoError(t, err)
+		require.Equal(t, "a", string(l.Key))
+		break
+	}
+	require.NoError(t, s.Close())
+	require.NoError(t, RollbackToPin("zone", 1, Options{FS: fs}))
+	s = openZone(t, fs)
+	requireOutline() // a state that was copied has none
+	height = 1
+	write(false, "x", "1")
+	requireOutline("x", "1")
+	require.NoError(t, s.Reset())
+	requireOutline()
+	require.NoError(t, s.Close())
+	for _, err := range s.Outline() {
+		require.ErrorIs(t, err, ErrClosed)
+	}
+}
