@@ -254,8 +254,8 @@ func BenchmarkProve(b *testing.B) {
 	}
 }
 
-// BenchmarkFromOutline rebuilds the nodes above pages of a tree of two million keys.
-func BenchmarkFromOutline(b *testing.B) {
+// BenchmarkFromPageList rebuilds the nodes above pages of a tree of two million keys.
+func BenchmarkFromPageList(b *testing.B) {
 	var changes []Change
 	for i := range 2_000_000 {
 		h := sha256.Sum256(binary.BigEndian.AppendUint64(nil, uint64(i)))
@@ -263,12 +263,12 @@ func BenchmarkFromOutline(b *testing.B) {
 	}
 	v := mustApply(b, mustEmpty(b, DefaultChunkBytes), changes...)
 	var stubs []PageStub
-	for p := range v.Outline(nil) {
+	for p := range v.PageList(nil) {
 		stubs = append(stubs, p)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		again, err := FromOutline(DefaultChunkBytes, v.Len(), Paging{}, func(yield func(PageStub, error) bool) {
+		again, err := FromPageList(DefaultChunkBytes, v.Len(), Paging{}, func(yield func(PageStub, error) bool) {
 			for _, p := range stubs {
 				if !yield(p, nil) {
 					return

@@ -8,10 +8,10 @@ import (
 	"sort"
 )
 
-// maxPageBytes is the maximum length of a page. Most pages have a third of it or more, because a
-// parent of two smaller ones would be a page itself. Smaller pages are read faster
-// (docs/decisions/0011-pages-leave-memory.md); with larger pages, fewer nodes stay in memory above
-// them.
+// maxPageBytes is the maximum length of a page. Page lists on disk depend on it. Most pages have a
+// third of it or more, because a parent of two smaller ones would be a page itself. Smaller pages
+// are read faster (docs/decisions/0011-pages-leave-memory.md); with larger pages, fewer nodes stay
+// in memory above them.
 const maxPageBytes = 4 << 10
 
 // ErrInvalidPage is wrapped by the errors of VerifyPage.

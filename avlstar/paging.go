@@ -21,7 +21,8 @@ import (
 // Readers use a page as a Page. Only Apply and Replay copy nodes of a page back into the tree, and
 // only those on the paths to their changes: if one key of a page changes, the rest stays out of
 // memory. A tree that has only a range of the keys (FromRangePaged) keeps the paths to the edges of
-// that range in memory, and the stubs of the boundary proof outside: those are not pages.
+// that range in memory, down to its pages there, and the stubs of the boundary proof outside: those
+// are not pages.
 type Paging struct {
 	Pages Pages
 	// Budget returns the number of bytes that the tree should take. Apply and Replay call it. Nodes
@@ -112,8 +113,9 @@ func (t *tree) fetchPage(s Subtree) (*Page, error) {
 
 // isAway reports whether the stub s of v is a page, which can be read. In a tree that has only a
 // range of the keys, a stub is a page if it can have keys of the range: Replay leaves no other stub
-// there (KeyRange.reaches). Subtrees that become pages have only keys of the range (sweep.walk). An
-// update may delete the keys between such a page and an edge, so that the page reaches the edge.
+// there (KeyRange.reaches). Subtrees that become pages have only keys of the range (sweep.walk,
+// FromRangePageList). Such a page reaches the edge if no key of the range lies between, for example
+// because an update deleted them.
 func (v *Version) isAway(s Subtree) bool {
 	return v.tree.paging != nil && (v.full == nil || v.full.Overlaps(KeyRange{s.First, s.After}))
 }

@@ -196,16 +196,16 @@ func (p *Partial) NewInner(base *Partial, r KeyRange) iter.Seq2[[]byte, uint8] {
 	}
 }
 
-// HasOutline does what Version.HasOutline does.
-func (p *Partial) HasOutline() bool { return p.v.HasOutline() }
+// HasPageList does what Version.HasPageList does.
+func (p *Partial) HasPageList() bool { return p.v.HasPageList() }
 
-// Outline does what Version.Outline does, for the pages in the range of a tree that has only a
+// PageList does what Version.PageList does, for the pages in the range of a tree that has only a
 // range of the keys. The other nodes above pages are in the boundary proof of that range.
-func (p *Partial) Outline(base *Partial) iter.Seq[PageStub] {
+func (p *Partial) PageList(base *Partial) iter.Seq[PageStub] {
 	if base == nil {
-		return p.v.Outline(nil)
+		return p.v.PageList(nil)
 	}
-	return p.v.Outline(base.v)
+	return p.v.PageList(base.v)
 }
 
 // Stored does what Version.Stored does.

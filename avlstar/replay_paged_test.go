@@ -46,8 +46,8 @@ type pagedReplica struct {
 	disk    *rangeDisk
 	budget  int64
 	failed  int
-	outline outline
-	rebuilt int // from its outline
+	list    pageList
+	rebuilt int // from its page list
 }
 
 func (r *pagedReplica) paged(t require.TestingT, v *Version) *Partial {
@@ -73,7 +73,7 @@ func (r *pagedReplica) replay(t require.TestingT, v, base *Version, block []Chan
 	before := r.p
 	before.Retain()
 	r.replica.replay(t, v, base, block)
-	r.outline = r.outline.follow(t, r.p.v, before.v)
+	r.list = r.list.follow(t, r.p.v, before.v)
 	before.Release()
 	if r.rnd.IntN(2) == 0 {
 		p := r.p
@@ -109,7 +109,7 @@ func TestPagedReplicas(t *testing.T) {
 			inMemory = append(inMemory, &replica{r: r, p: mustReplica(t, v, r), rnd: rnd})
 			p := &pagedReplica{replica: replica{r: r, rnd: rnd}, disk: newRangeDisk(rnd, r)}
 			p.p = p.paged(t, v)
-			p.outline = outlineOf(t, p.p.Outline(nil))
+			p.list = pageListOf(t, p.p.PageList(nil))
 			paged = append(paged, p)
 		}
 		deletes := 0.1
@@ -159,8 +159,8 @@ func TestPagedReplicas(t *testing.T) {
 	require.Positive(t, rebuilt)
 }
 
-// reopen builds the replica again from its own data: from its outline or, if it has none, from its
-// leaves.
+// reopen builds the replica again from its own data: from its page list or, if it has none, from
+// its leaves.
 func (r *pagedReplica) reopen(t require.TestingT, v *Version) {
 	for len(r.kept) > 0 {
 		r.release(t)
@@ -170,15 +170,15 @@ func (r *pagedReplica) reopen(t require.TestingT, v *Version) {
 	boundary := mustDecodeMultiproof(t, b, err)
 	paging := r.p.v.tree.paging.Paging
 	var again *Partial
-	if r.p.HasOutline() && r.rnd.IntN(2) == 0 {
-		again, err = FromRangeOutline(r.p.Commitment(), r.r, boundary, paging, r.outline.pages(nil))
+	if r.p.HasPageList() && r.rnd.IntN(2) == 0 {
+		again, err = FromRangePageList(r.p.Commitment(), r.r, boundary, paging, r.list.pages(nil))
 		require.NoError(t, err)
-		require.Equal(t, r.outline, outlineOf(t, again.Outline(nil)))
+		require.Equal(t, r.list, pageListOf(t, again.PageList(nil)))
 		r.rebuilt++
 	} else {
 		again, err = FromRangePaged(r.p.Commitment(), r.r, boundary, paging, r.p.Leaves(r.r))
 		require.NoError(t, err)
-		r.outline = outlineOf(t, again.Outline(nil))
+		r.list = pageListOf(t, again.PageList(nil))
 	}
 	require.Equal(t, v.Commitment(), again.Commitment())
 	requireMemory(t, again)

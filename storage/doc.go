@@ -3,9 +3,9 @@
 // on the tree nor on the chain: package treestore connects it to the tree.
 //
 //	Write(block) ─► queue ─► flusher: many blocks ──one batch, one flush──►  'k' ‖ key  → height of the inner node whose key it is ‖ value
-//	   microseconds                                                          'l' ‖ …    → the owner's outline of the tree
+//	   microseconds                                                          'l' ‖ …    → the owner's page list of the tree
 //	                                                                         'm'        → meta: format, height, app hash, B, chain id
-//	Scan, Page, Outline, Kept.Get   ◄────────────────────────────────────────
+//	Scan, Page, PageList, Kept.Get   ◄────────────────────────────────────────
 //
 // A change of only the height is a merge operand, which Pebble merges into the record: see leaf.go.
 //
@@ -44,9 +44,9 @@
 //	               leaves of the order: none is held during I/O, or while another lock is taken
 //
 // The flusher takes neither admin nor life, so the holder of admin may wait for it. The syncers
-// take only journal and the locks below it, so the holder of life may wait for them.
-// Owner.Take is called with no lock except that of its block (waiting.once), which is never
-// taken while Zone.mu is held. Owner.Done is called with at most admin held, and Options.Failed
-// with no lock. Pebble holds locks of its own when it calls Zone.background, so that method neither
-// blocks nor calls the database.
+// take only journal and the locks below it, so the holder of life may wait for them. Owner.Take is
+// called with no lock except that of its block (waiting.once), which is never taken while Zone.mu
+// is held. Owner.Done is called with at most admin held, and Options.Failed with no lock. Pebble
+// holds locks of its own when it calls Zone.background, so that method neither blocks nor calls the
+// database.
 package storage

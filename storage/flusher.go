@@ -18,13 +18,13 @@ type waiting struct {
 	Block
 	since time.Time
 
-	// After take: heights has records of uvarint(len key) ‖ key ‖ height, outline has records of
+	// After take: heights has records of uvarint(len key) ‖ key ‖ height, and list has records of
 	// uvarint(len key) ‖ key ‖ uvarint(len record) ‖ record.
-	once             sync.Once // of take
-	heights, outline []byte
+	once          sync.Once // of take
+	heights, list []byte
 
-	// bytes is the size of the block, see bytesOf; it grows by what take copies. counted is the sum that
-	// includes it; nil: none. Guarded by Zone.mu.
+	// bytes is the size of the block, see bytesOf; it grows by what take copies. counted is the sum
+	// that includes it; nil: none. Guarded by Zone.mu.
 	bytes   int64
 	counted *int64
 }
@@ -266,8 +266,8 @@ func (s *Zone) due() (bool, time.Duration) {
 		s.mu.waitingBytes >= s.opts.FlushBytes || after <= 0, max(after, 1)
 }
 
-// takeGroup removes the waiting blocks from the queue, up to and including the first block with a pin.
-// The caller holds s.mu.
+// takeGroup removes the waiting blocks from the queue, up to and including the first block with a
+// pin. The caller holds s.mu.
 func (s *Zone) takeGroup() []*waiting {
 	n := len(s.mu.waiting)
 	for i, w := range s.mu.waiting {
@@ -299,6 +299,11 @@ func (s *Zone) flush(group []*waiting) error {
 	}
 	if err := s.waitForCompactions(); err != nil {
 		return err
+	}
+	if m.whole != nil {
+		if err := s.replacePageList(m.whole); err != nil {
+			return s.folder.Err("write", err)
+		}
 	}
 	batch, err := m.batch(s.db, last.Meta)
 	if err != nil {

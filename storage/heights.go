@@ -2,30 +2,34 @@ package storage
 
 import "encoding/binary"
 
-// The heights and outline records of a block are copied right after Write, concurrently with the
-// next blocks, so that the owner need not keep their source until the flush.
+// The heights of a block, and its records of the page list, are copied right after Write,
+// concurrently with the next blocks, so that the owner need not keep their source until the flush.
 //
 //	Write ──► queue ──────────► flush: waits until they are copied, for each of its blocks
 //	  └─────► take
 
-// take copies the heights and outline records of the block. If another call is copying them, or the
-// block is being dropped, it waits for that.
+// take copies the heights of the block, and its records of the page list. If another call is
+// copying them, or the block is being dropped, it waits for that. A whole page list does not count
+// towards the limits: blocks would wait for it.
 func (s *Zone) take(w *waiting) {
 	w.once.Do(func() {
 		if w.Owner == nil {
 			return
 		}
-		var heights, outline []byte
+		var heights, list []byte
 		w.Owner.Take(func(key []byte, height uint8) {
 			heights = append(append(binary.AppendUvarint(heights, uint64(len(key))), key...), height)
 		}, func(key, record []byte) {
-			outline = append(binary.AppendUvarint(outline, uint64(len(key))), key...)
-			outline = append(binary.AppendUvarint(outline, uint64(len(record))), record...)
+			list = append(binary.AppendUvarint(list, uint64(len(key))), key...)
+			list = append(binary.AppendUvarint(list, uint64(len(record))), record...)
 		})
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		taken := int64(len(heights) + len(outline))
-		w.heights, w.outline, w.bytes = heights, outline, w.bytes+taken
+		taken := int64(len(heights))
+		if !w.NewPageList {
+			taken += int64(len(list))
+		}
+		w.heights, w.list, w.bytes = heights, list, w.bytes+taken
 		if w.counted != nil {
 			*w.counted += taken
 		}
@@ -53,17 +57,18 @@ func (w *waiting) eachHeight(f func(key []byte, height uint8)) {
 	}
 }
 
-// eachOutline calls f with the keys and outline records that take copied.
-func (w *waiting) eachOutline(f func(key, record []byte)) {
+// eachPage yields the keys and records of the page list that take copied.
+func (w *waiting) eachPage(yield func(key, record []byte) bool) {
 	next := func(b []byte) (field, rest []byte) {
 		n, at := binary.Uvarint(b)
 		end := at + int(n)
 		return b[at:end:end], b[end:]
 	}
-	for b := w.outline; len(b) > 0; {
+	for b := w.list; len(b) > 0; {
 		var key, record []byte
 		key, b = next(b)
-		record, b = next(b)
-		f(key, record)
+		if record, b = next(b); !yield(key, record) {
+			return
+		}
 	}
 }

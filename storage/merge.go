@@ -24,8 +24,10 @@ type merger struct {
 	// Open addressing by hash: 1 + index of a change; 0: empty. The length is a power of two.
 	slots []uint32
 
-	outline  map[string][]byte // outline records; an empty one removes the record
-	outlines bool              // they replace all older ones
+	// list has the records of the page list by key; an empty one removes the record. whole is the
+	// last block that replaces the page list, whose records list does not have; nil: there is none.
+	list  map[string][]byte
+	whole *waiting
 }
 
 type change struct {
@@ -45,7 +47,7 @@ const (
 )
 
 func newMerger() *merger {
-	return &merger{seed: maphash.MakeSeed(), slots: make([]uint32, 1<<10), outline: map[string][]byte{}}
+	return &merger{seed: maphash.MakeSeed(), slots: make([]uint32, 1<<10), list: map[string][]byte{}}
 }
 
 // add adds the changes of a block, after Zone.take.
@@ -62,11 +64,14 @@ func (m *merger) add(w *waiting) {
 		c := m.at(key)
 		c.setHeight, c.height = true, height
 	})
-	if w.Outlines {
-		clear(m.outline)
-		m.outlines = true
+	if w.NewPageList {
+		clear(m.list)
+		m.whole = w
+		return
 	}
-	w.eachOutline(func(key, record []byte) { m.outline[string(key)] = record })
+	for key, record := range w.eachPage {
+		m.list[string(key)] = record
+	}
 }
 
 // at returns the change of a key, valid until the next call.
@@ -150,7 +155,7 @@ func (m *merger) batch(db *pebble.DB, meta Meta) (*pebble.Batch, error) {
 	for _, c := range m.changes {
 		size += 2*(len(c.key)+16) + len(c.value)
 	}
-	for key, record := range m.outline {
+	for key, record := range m.list {
 		size += len(key) + len(record) + 16
 	}
 	if size > maxBatchBytes {
@@ -162,39 +167,16 @@ func (m *merger) batch(db *pebble.DB, meta Meta) (*pebble.Batch, error) {
 			return nil, errors.Join(err, batch.Close())
 		}
 	}
-	if err := m.appendOutline(db, batch); err != nil {
+	if err := m.appendPageList(batch); err != nil {
 		return nil, errors.Join(err, batch.Close())
 	}
 	return batch, batch.Set([]byte{kindMeta}, meta.encode(), nil)
 }
 
-// appendOutline appends the outline records in key order.
-func (m *merger) appendOutline(db *pebble.DB, batch *pebble.Batch) error {
-	older := false
-	if m.outlines { // usually there are none, and a deletion without effect would cause compactions
-		it, err := db.NewIter(outlineRange())
-		if err != nil {
-			return err
-		}
-		older = it.First()
-		if err := errors.Join(it.Error(), it.Close()); err != nil {
-			return err
-		}
-	}
-	if older {
-		if err := batch.DeleteRange([]byte{kindOutline}, []byte{kindOutline + 1}, nil); err != nil {
-			return err
-		}
-	}
-	for _, key := range slices.Sorted(maps.Keys(m.outline)) {
-		at, record := append([]byte{kindOutline}, key...), m.outline[key]
-		var err error
-		if len(record) == 0 {
-			err = batch.Delete(at, nil)
-		} else {
-			err = batch.Set(at, record, nil)
-		}
-		if err != nil {
+// appendPageList appends the changes of the page list in key order.
+func (m *merger) appendPageList(batch *pebble.Batch) error {
+	for _, key := range slices.Sorted(maps.Keys(m.list)) {
+		if err := setPage(batch, []byte(key), m.list[key]); err != nil {
 			return err
 		}
 	}

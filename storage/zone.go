@@ -21,10 +21,10 @@ var ErrRestoring = errors.New("a restore is under way")
 
 // Kinds of records: the first byte of their keys.
 const (
-	kindLeaf    = 'k'
-	kindOutline = 'l'
-	kindMeta    = 'm'
-	kindEnd     = kindMeta + 1
+	kindLeaf     = 'k'
+	kindPageList = 'l'
+	kindMeta     = 'm'
+	kindEnd      = kindMeta + 1
 )
 
 var wholeZone = pebble.KeyRange{Start: []byte{kindLeaf}, End: []byte{kindEnd}}
@@ -37,10 +37,10 @@ type Block struct {
 	Puts    []record.Leaf
 	Deletes [][]byte // remove the leaf and its height
 	Pin     bool     // keep the state after this block in a pin
-	// Outlines: the outline records of this block replace all older ones. Otherwise each replaces
-	// the one with its key.
-	Outlines bool
-	Owner    Owner // nil: no height changed
+	// NewPageList: the records of the page list that Owner.Take passes are a whole page list, which
+	// replaces the older one. Otherwise each replaces the record with its key.
+	NewPageList bool
+	Owner       Owner // nil: no height and no page changed
 }
 
 // Owner is the callback interface of the component that made a block.
@@ -54,11 +54,11 @@ type Block struct {
 // BeginRestore. No method may call Write, Flush, Reset, BeginRestore or Close.
 type Owner interface {
 	// Take calls height for each leaf whose inner node has another height after the block, or none
-	// (0); the leaf must exist after the block. It calls outline for each new outline record, with
-	// an empty record for one that is removed (see Zone.Outline). Take is called soon after Write,
-	// even if the flush comes much later, so that the owner can free the data needed for it. Both
-	// functions copy their arguments.
-	Take(height func(key []byte, height uint8), outline func(key, record []byte))
+	// (0); the leaf must exist after the block. It calls page for each new record of the page list
+	// (Zone.PageList), with an empty record for one that is removed. Take is called soon after
+	// Write, even if the flush comes much later, so that the owner can free the data needed for it.
+	// Both functions copy their arguments.
+	Take(height func(key []byte, height uint8), page func(key, record []byte))
 	// PinData returns the opaque description of the pin. The flusher calls it.
 	PinData() []byte
 	// Done reports that the block is durable, or never will be. The owner can then free all its

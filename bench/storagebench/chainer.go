@@ -27,7 +27,7 @@ import (
 //	Apply                                  role memory
 //	page ─▶ Apply ─▶ Write ─▶ flusher …    role writer
 //	Open, Scan ─▶ FromLeaves ─▶ root       role opener
-//	Open, Load from the outline ─▶ root    role opener, paged
+//	Open, Load from the page list ─▶ root    role opener, paged
 //	page ─▶ Apply ─▶ Write ─▶ flusher …    role paged: the tree above its pages, the rest in a cache
 type chainer struct {
 	begin
@@ -76,7 +76,7 @@ func (c *chainer) do(r request) (answer, error) {
 }
 
 func (c *chainer) openZones() (err error) {
-	// A node whose state may exceed its memory writes the outline of the state, too.
+	// A node whose state may exceed its memory writes the page list of the state, too.
 	paged := c.Role == roleWriter || c.Role == roleOpener
 	if c.zone, err = storage.Open(filepath.Join(c.Dir, "state"), storage.Options{Logger: errorsOnly{}, Generations: paged}); err != nil {
 		return err

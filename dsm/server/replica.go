@@ -268,17 +268,22 @@ func (r *Replica) replay(base version, hash avlstar.Hash, update []byte) (versio
 // have a page of the base, or has other bytes.
 func (r *Replica) apply(base version, u avlstar.Update, length int) (version, error) {
 	p, err := base.partial.Replay(r.o.Range, u)
-	if errors.Is(err, storage.ErrNoPage) || errors.Is(err, storage.ErrCorrupt) {
-		err = fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
 	if err != nil {
-		return version{}, err
+		return version{}, damaged(err)
 	}
 	v := version{height: base.height + 1, partial: p, bytes: uint64(length)}
 	for _, c := range u.Changes {
 		v.changes = append(v.changes, c.Change)
 	}
 	return v, nil
+}
+
+// damaged returns err as an ErrDamaged if the store does not have a page, or has other bytes.
+func damaged(err error) error {
+	if errors.Is(err, storage.ErrNoPage) || errors.Is(err, storage.ErrCorrupt) {
+		return fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	return err
 }
 
 func (r *Replica) refute(a arrived, err error) {
@@ -327,7 +332,7 @@ func (r *Replica) retire(heights int) error {
 		old, next := r.mu.versions[0], r.mu.versions[1]
 		r.mu.Unlock()
 		if err := r.o.Store.Commit(next.height, next.partial, old.partial, next.changes); err != nil {
-			return err
+			return damaged(err) // a boundary proof reads the pages at the edges
 		}
 		r.mu.Lock()
 		r.mu.versions = slices.Delete(r.mu.versions, 0, 1)

@@ -82,7 +82,7 @@ cache_bytes = {{ .Disk.CacheBytes }}
 
 # true: the whole state is in memory (about 280 bytes per key, plus keys and values). false: for a state larger than memory; data not used
 # recently are read from disk on demand. Blocks, proofs and ranges verify what they read; other reads trust the disk's checksums. A few
-# bytes per key stay in memory.
+# bytes per key stay in memory, and a start reads about as much, instead of the whole state.
 state_in_memory = {{ .Disk.StateInMemory }}
 
 # The state is flushed to disk in the background, many blocks at a time: when this many blocks or bytes of changes are waiting, or when a
@@ -96,7 +96,8 @@ max_backlog_blocks = {{ .Disk.MaxBacklogBlocks }}
 max_backlog_bytes = {{ .Disk.MaxBacklogBytes }}
 
 # With state_in_memory = false, a background scrub reads and verifies the whole state over and over, at this many bytes of keys and values
-# per second: 256 KiB/s covers 1 GB in about an hour, for about 1 % of a core. Damage stops the node with exit status 6. 0: no scrub.
+# per second: 256 KiB/s covers 1 GB in about an hour, for about 1 % of a core. Damage stops the node with exit status 6. 0: no scrub, so
+# that damage is found only where data are read.
 scrub_rate = {{ .Disk.ScrubRate }}
 
 # The node stops with exit status 5 when its disk has less free space than this, and does not start until there is more. It needs this much

@@ -22,20 +22,20 @@ func open(t testing.TB, fs vfs.FS, dir string, keys avlstar.KeyRange, m *Memory)
 	t.Helper()
 	s, err := Open(Options{
 		Dir: dir, FS: fs, Keys: keys, ChainID: testChain, Memory: m, Failed: func(err error) { t.Error("failed:", err) },
-		Logger: outlineErrors{log.NewNopLogger(), t},
+		Logger: listErrors{log.NewNopLogger(), t},
 	})
 	require.NoError(t, err)
 	return s
 }
 
-// outlineErrors is a logger that fails the test if an outline cannot be used.
-type outlineErrors struct {
+// listErrors is a logger that fails the test if a page list cannot be used.
+type listErrors struct {
 	log.Logger
 	t testing.TB
 }
 
-func (l outlineErrors) Error(msg string, keyvals ...any) {
-	if strings.Contains(msg, "outline") {
+func (l listErrors) Error(msg string, keyvals ...any) {
+	if strings.Contains(msg, "page list") {
 		l.t.Error(append([]any{msg}, keyvals...)...)
 	}
 }

@@ -13,11 +13,11 @@ import (
 	"github.com/starling-kv/starling/storage/pages"
 )
 
-// Load rebuilds the tree of the durable state, without its pages, and verifies it: from its outline
-// or, if there is none, in one pass over its leaves. After such a pass up to a few thousand leaves
-// near each edge are in memory regardless of the budget. ok is false if there is no state. The caller releases p. progress is called from time to
-// time with the number of leaves read so far. Errors: that of ctx; ErrOther; storage.ErrCorrupt;
-// read errors.
+// Load rebuilds the tree of the durable state, without its pages, and verifies it: from its page
+// list or, if there is none, in one pass over its leaves. After such a pass up to a few thousand
+// leaves near each edge are in memory regardless of the budget. ok is false if there is no state.
+// The caller releases p. progress is called from time to time with the number of leaves read so
+// far. Errors: that of ctx; ErrOther; storage.ErrCorrupt; read errors.
 func (s *Store) Load(ctx context.Context, progress func(leaves uint64)) (height int64, p *avlstar.Partial, ok bool, err error) {
 	meta, e, ok, err := s.state()
 	if !ok || err != nil {
@@ -27,11 +27,11 @@ func (s *Store) Load(ctx context.Context, progress func(leaves uint64)) (height 
 	if err != nil {
 		return 0, nil, false, s.corrupt(err)
 	}
-	if p = s.fromOutline(meta, e, boundary); p != nil {
-		s.outlined = true
+	if p = s.fromPageList(meta, e, boundary); p != nil {
+		s.list.Begin(true)
 		return meta.Height, p, true, nil
 	}
-	s.outlined = false
+	s.list.Begin(false)
 	p, err = avlstar.FromRangePaged(e.commitment, s.keys, boundary, s.paging(), pages.Interruptible(ctx, s.zone.Scan(), progress))
 	switch {
 	case errors.Is(err, avlstar.ErrOtherState):
@@ -42,16 +42,17 @@ func (s *Store) Load(ctx context.Context, progress func(leaves uint64)) (height 
 	return meta.Height, p, true, nil
 }
 
-// fromOutline rebuilds the tree from its outline. It returns nil if there is none of the state that
-// meta describes.
-func (s *Store) fromOutline(meta storage.Meta, e extra, boundary *avlstar.Multiproof) *avlstar.Partial {
-	_, stubs, ok := pages.ReadOutline(s.zone, meta.Height)
-	if !ok {
+// fromPageList rebuilds the tree from its page list. It returns nil if the state that meta
+// describes has none.
+func (s *Store) fromPageList(meta storage.Meta, e extra, boundary *avlstar.Multiproof) *avlstar.Partial {
+	_, stubs, err := pages.ReadPageList(s.zone, meta.Height)
+	if err != nil {
+		s.log.Info("The range has no page list that can be used, so all leaves are read", "folder", s.dir, "height", meta.Height, "err", err)
 		return nil
 	}
-	p, err := avlstar.FromRangeOutline(e.commitment, s.keys, boundary, s.paging(), stubs)
+	p, err := avlstar.FromRangePageList(e.commitment, s.keys, boundary, s.paging(), stubs)
 	if err != nil {
-		s.log.Error("The outline of the range cannot be used, so all leaves are read", "folder", s.dir, "height", meta.Height, "err", err)
+		s.log.Error("The page list of the range cannot be used, so all leaves are read", "folder", s.dir, "height", meta.Height, "err", err)
 		return nil
 	}
 	return p

@@ -60,9 +60,7 @@ type Store struct {
 	pages    *pages.Pages
 	scrubber pages.Scrubber[*avlstar.Partial]
 	log      log.Logger
-	// outlined: the outline of the version that was committed or loaded last is on disk, or waits to
-	// be written.
-	outlined bool
+	list     pages.ListWriter[*avlstar.Partial]
 }
 
 // Open opens the store in o.Dir. It discards what an interrupted Create has left. Errors: ErrOther;
@@ -184,14 +182,8 @@ func (s *Store) Commit(height int64, next, base *avlstar.Partial, changes []avls
 	if err != nil {
 		return fmt.Errorf("state folder %s: commit: %w", s.dir, err)
 	}
-	p := &pending{height: height, keys: s.keys, next: next, base: base}
-	p.outlines = next.HasOutline()
-	if p.outlines && s.outlined && base.HasOutline() {
-		p.outlined = base
-		base.Retain()
-	}
-	block := storage.Block{Meta: s.meta(height, next.Commitment(), boundary), Owner: p, Outlines: p.outlines && p.outlined == nil}
-	s.outlined = p.outlines
+	p := &pending{keys: s.keys, next: next, base: base, list: s.list.Next(height, 0, next, base)}
+	block := storage.Block{Meta: s.meta(height, next.Commitment(), boundary), Owner: p, NewPageList: p.list.Whole()}
 	for _, c := range changes {
 		switch {
 		case !s.keys.Contains(c.Key):
@@ -204,33 +196,30 @@ func (s *Store) Commit(height int64, next, base *avlstar.Partial, changes []avls
 	next.Retain()
 	if err := s.zone.Write(block); err != nil {
 		p.release()
+		s.list.Begin(false)
 		return err
 	}
 	return nil
 }
 
 // pending is a version that is not durable yet. It holds a reference to the version until the zone
-// has copied the heights.
+// has copied the heights and the changes of the page list.
 type pending struct {
-	height   int64
 	keys     avlstar.KeyRange
 	next     *avlstar.Partial
 	base     *avlstar.Partial // may have been released
-	outlined *avlstar.Partial // base, referenced, if its outline is on disk, and not next's whole outline is taken
-	outlines bool             // the outline of next is taken
+	list     pages.ListPart[*avlstar.Partial]
 	released bool
 }
 
 var _ storage.Owner = (*pending)(nil)
 
 // Take implements storage.Owner.
-func (p *pending) Take(height func(key []byte, height uint8), outline func(key, record []byte)) {
+func (p *pending) Take(height func(key []byte, height uint8), page func(key, record []byte)) {
 	for key, h := range p.next.NewInner(p.base, p.keys) {
 		height(key, h)
 	}
-	if p.outlines {
-		pages.AddOutline(outline, p.height, 0, p.next.Outline(p.outlined))
-	}
+	p.list.Take(page)
 	p.release()
 }
 
@@ -249,9 +238,7 @@ func (p *pending) release() {
 	if !p.released {
 		p.released = true
 		p.next.Release()
-		if p.outlined != nil {
-			p.outlined.Release()
-		}
+		p.list.Release()
 	}
 }
 

@@ -29,9 +29,9 @@ type story struct {
 	ranges []*ranged
 	trail  int // versions that stay uncommitted
 	// Totals of closed stores.
-	pages    int64  // read
-	evicted  uint64 // pages
-	outlined int    // states that were loaded from their outlines
+	pages   int64  // read
+	evicted uint64 // pages
+	listed  int    // states that were loaded from their page lists
 }
 
 // ranged is one range: versions from the last committed one on are in memory.
@@ -112,8 +112,8 @@ func (r *ranged) begin(t *testing.T, s *story) {
 	durable, ok := r.store.Durable()
 	require.True(t, ok)
 	require.Equal(t, durable, height)
-	if r.store.outlined {
-		s.outlined++
+	if r.store.list.Known() {
+		s.listed++
 	}
 	requireSame(t, s.rng, s.full[height], p, r.keys)
 	r.committed, r.versions, r.changes = height, map[int64]*avlstar.Partial{height: p}, map[int64][]avlstar.Change{}
@@ -203,7 +203,7 @@ func TestRangesEqualTheFullTree(t *testing.T) {
 		rounds = 3
 	}
 	rng := seeds.Rand(t)
-	pages, evicted, outlined := int64(0), uint64(0), 0
+	pages, evicted, listed := int64(0), uint64(0), 0
 	for range rounds {
 		s := newStory(t, rng)
 		for range 100 {
@@ -237,10 +237,10 @@ func TestRangesEqualTheFullTree(t *testing.T) {
 		for h := s.height; s.full[h] != nil; h-- {
 			s.full[h].Release()
 		}
-		pages, evicted, outlined = pages+s.pages, evicted+s.evicted, outlined+s.outlined
+		pages, evicted, listed = pages+s.pages, evicted+s.evicted, listed+s.listed
 	}
 	require.Positive(t, pages, "no page was read")
 	require.Positive(t, evicted, "no page was evicted")
-	require.Positive(t, outlined, "no state was loaded from its outline")
-	t.Logf("%d pages read, %d evicted, %d outlines", pages, evicted, outlined)
+	require.Positive(t, listed, "no state was loaded from its page list")
+	t.Logf("%d pages read, %d evicted, %d page lists", pages, evicted, listed)
 }

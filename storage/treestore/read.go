@@ -46,22 +46,23 @@ func (s *Store) read(ctx context.Context, meta storage.Meta, progress func(done 
 	return v, unlikeStored(err)
 }
 
-// fromOutline rebuilds the tree from its outline. It returns nil if the store is not paged, or if
-// there is no outline of the state that meta describes.
-func (s *Store) fromOutline(meta storage.Meta) *avlstar.Version {
+// fromPageList rebuilds the tree from its page list. It returns nil if the store is not paged, or
+// if there is no page list of the state that meta describes.
+func (s *Store) fromPageList(meta storage.Meta) *avlstar.Version {
 	if s.pages == nil {
 		return nil
 	}
-	leaves, stubs, ok := pages.ReadOutline(s.zone, meta.Height)
-	if !ok {
+	leaves, stubs, err := pages.ReadPageList(s.zone, meta.Height)
+	if err != nil {
+		s.log.Info("The state has no page list that can be used, so all leaves are read", "height", meta.Height, "err", err)
 		return nil
 	}
-	v, err := avlstar.FromOutline(meta.ChunkBytes, leaves, *pagingBy(s.pages), stubs)
+	v, err := avlstar.FromPageList(meta.ChunkBytes, leaves, *pagingBy(s.pages), stubs)
 	if err == nil {
 		v, err = same(v, meta)
 	}
 	if err != nil {
-		s.log.Error("The outline of the state cannot be used, so all leaves are read", "height", meta.Height, "err", err)
+		s.log.Error("The page list of the state cannot be used, so all leaves are read", "height", meta.Height, "err", err)
 		return nil
 	}
 	account(s.pages.Cache, v)

@@ -63,9 +63,7 @@ type Store struct {
 	keeper    *keeper      // only used with pages
 	scrubber  pages.Scrubber[*avlstar.Version]
 	snapshots Snapshots // nil: no state is kept; set before the first block
-	// outlined: the outline of the version that was committed or loaded last is on disk, or waits to
-	// be written.
-	outlined bool
+	list      pages.ListWriter[*avlstar.Version]
 	// pinning is set while a pin waits to be written. No second pin is made meanwhile: each pin
 	// costs a flush, so not all snapshots are stored if they are more frequent than flushes.
 	pinning atomic.Bool
@@ -94,9 +92,10 @@ func (s *Store) SetSnapshots(of Snapshots) { s.snapshots = of }
 // Paged reports whether parts of the tree may be evicted from memory.
 func (s *Store) Paged() bool { return s.pages != nil }
 
-// Load rebuilds the tree and compares its app hash with the stored one. A paged store reads only the
-// outline, if there is one; pages are then verified when they are read, and by Scrub. Otherwise it
-// reads all leaves. Errors: app.ErrOtherChain, storage.ErrCorrupt with a remedy, and read errors.
+// Load rebuilds the tree and compares its app hash with the stored one. A paged store reads only
+// the page list, if there is one; pages are then verified when they are read, and by Scrub.
+// Otherwise it reads all leaves. Errors: app.ErrOtherChain, storage.ErrCorrupt with a remedy, and
+// read errors.
 func (s *Store) Load() (int64, *avlstar.Version, error) {
 	meta, ok := s.zone.Meta()
 	if !ok {
@@ -107,22 +106,22 @@ func (s *Store) Load() (int64, *avlstar.Version, error) {
 			app.ErrOtherChain, meta.ChainID, meta.Height, s.chainID)
 	}
 	started := time.Now()
-	v := s.fromOutline(meta)
-	outlined := v != nil
-	if !outlined {
+	v := s.fromPageList(meta)
+	listed := v != nil
+	if !listed {
 		var err error
 		if v, err = s.read(context.Background(), meta, s.progress(started)); err != nil {
 			return 0, nil, err
 		}
 	}
-	s.begin(meta.Height, v, outlined)
-	s.log.Info("Rebuilt the tree", "height", meta.Height, "keys", v.Len(), "bytes", v.Root().Bytes, "outline", outlined, "seconds", seconds(started))
+	s.begin(meta.Height, v, listed)
+	s.log.Info("Rebuilt the tree", "height", meta.Height, "keys", v.Len(), "bytes", v.Root().Bytes, "page_list", listed, "seconds", seconds(started))
 	return meta.Height, v, nil
 }
 
-// begin continues from v, which is durable and not shared yet. outlined: its outline is on disk.
-func (s *Store) begin(height int64, v *avlstar.Version, outlined bool) {
-	s.outlined = outlined
+// begin continues from v, which is durable and not shared yet. listed: its page list is on disk.
+func (s *Store) begin(height int64, v *avlstar.Version, listed bool) {
+	s.list.Begin(listed)
 	if s.index {
 		v.EnableIndex()
 	}
@@ -163,17 +162,14 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 		return err
 	}
 	p := &pending{store: s, height: height, v: v, base: base}
-	p.outlines = s.pages != nil && v.HasOutline()
 	p.pins = s.snapshots != nil && s.snapshots.Due(height) && s.pinning.CompareAndSwap(false, true)
 	// The changes of the first commit are part of v's memory (app.Store), and a pin describes v.
 	p.keeps = base == nil || p.pins
 	block := storage.Block{Meta: meta, Pin: p.pins, Owner: p}
-	if p.outlines && base != nil && s.outlined && base.HasOutline() {
-		p.outlined = base
-		base.Retain()
+	if s.pages != nil {
+		p.list = s.list.Next(height, v.Len(), v, base)
+		block.NewPageList = p.list.Whole()
 	}
-	block.Outlines = p.outlines && p.outlined == nil
-	s.outlined = p.outlines
 	for _, c := range changes {
 		if c.Value == nil {
 			block.Deletes = append(block.Deletes, c.Key)
@@ -198,6 +194,7 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 	v.Retain()
 	if err := s.zone.Write(block); err != nil {
 		p.Done(false)
+		s.list.Begin(false)
 		return err
 	}
 	return nil
@@ -210,8 +207,7 @@ type pending struct {
 	height   int64
 	v        *avlstar.Version
 	base     *avlstar.Version // may have been released; nil: v is the first state of the chain
-	outlined *avlstar.Version // base, referenced, if its outline is on disk, and not v's whole outline is taken
-	outlines bool             // the outline of v is taken
+	list     pages.ListPart[*avlstar.Version]
 	pins     bool
 	keeps    bool
 	released bool
@@ -220,14 +216,12 @@ type pending struct {
 var _ storage.Owner = (*pending)(nil)
 
 // Take implements storage.Owner. The first state of a chain has no base, so it passes all heights.
-func (p *pending) Take(height func(key []byte, height uint8), outline func(key, record []byte)) {
+func (p *pending) Take(height func(key []byte, height uint8), page func(key, record []byte)) {
 	for key, h := range p.v.NewInner(p.base) {
 		height(key, h)
 	}
-	if p.outlines {
-		pages.AddOutline(outline, p.height, p.v.Len(), p.v.Outline(p.outlined))
-	}
-	p.releaseOutlined()
+	p.list.Take(page)
+	p.list.Release()
 	if !p.keeps {
 		p.release()
 	}
@@ -246,15 +240,8 @@ func (p *pending) Done(durable bool) {
 	}
 }
 
-func (p *pending) releaseOutlined() {
-	if p.outlined != nil {
-		p.outlined.Release()
-		p.outlined = nil
-	}
-}
-
 func (p *pending) release() {
-	p.releaseOutlined()
+	p.list.Release()
 	if !p.released {
 		p.released = true
 		p.v.Release()

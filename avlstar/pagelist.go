@@ -9,15 +9,15 @@ import (
 	"runtime"
 )
 
-// PageStub is a page of an outline: the stubs of all pages of a version, in key order. They
-// determine all nodes above pages, so FromOutline rebuilds a tree with Paging from them and reads
+// PageStub is a page of a page list: the stubs of all pages of a version, in key order. They
+// determine all nodes above pages, so FromPageList rebuilds a tree with Paging from them and reads
 // no leaf.
 //
-//	            (n 3)                outline of the tree     First  Boundary
-//	       ┌──────┴──────┐                         page A     -      -
-//	     page A        (s 2)                       page B     n      3
-//	               ┌─────┴─────┐                   page C     s      2
-//	             page B      page C
+//	       (n 3)                page list of the tree     First  Boundary
+//	  ┌──────┴──────┐                         page A     -      -
+//	page A        (s 2)                       page B     n      3
+//	          ┌─────┴─────┐                   page C     s      2
+//	        page B      page C
 type PageStub struct {
 	First    []byte // first key of the page; nil: the page has the least key of the tree
 	Boundary uint8  // height of the inner node with the key First; 0 if First is nil
@@ -27,20 +27,20 @@ type PageStub struct {
 // Gone reports whether no page begins with First any more.
 func (p PageStub) Gone() bool { return p.Stub == Stub{} }
 
-// HasOutline reports whether v has nodes above pages. A tree of a single page has no outline.
-func (v *Version) HasOutline() bool {
+// HasPageList reports whether v has nodes above pages. A tree of a single page has no page list.
+func (v *Version) HasPageList() bool {
 	return v.isAbovePages(v.all())
 }
 
-// Outline yields the changes from the outline of base to that of v. Some of the pages that it
-// yields may not have changed; each key is yielded at most once, those of pages that are gone last.
-// If base is nil, it yields the whole outline of v in key order. Both versions must be of the same
-// tree, referenced, and have an outline. It reads no page. First is memory of v or base.
-func (v *Version) Outline(base *Version) iter.Seq[PageStub] {
+// PageList yields the changes from the page list of base to that of v. Some of the pages that it
+// yields may not have changed; each key is yielded at most once, in any order. If base is nil, it
+// yields the whole page list of v in key order. Both versions must be of the same tree, referenced,
+// and have a page list. It reads no page. First is memory of v or base.
+func (v *Version) PageList(base *Version) iter.Seq[PageStub] {
 	return func(yield func(PageStub) bool) {
 		v.inUse()
 		defer runtime.KeepAlive(v)
-		o := outliner{v: v, base: base, yield: yield}
+		o := pageLister{v: v, base: base, yield: yield}
 		now, was := v.all(), rooted{}
 		if base != nil {
 			base.inUse()
@@ -74,8 +74,8 @@ func (v *Version) childrenOf(p rooted) (l, r rooted) {
 	return l, r
 }
 
-// leastIsPage reports whether a page has the least key. In a tree that has only a range of the keys,
-// the least key may be outside.
+// leastIsPage reports whether a page has the least key. In a tree that has only a range of the
+// keys, the least key may be outside.
 func (v *Version) leastIsPage() bool {
 	p := v.all()
 	for v.isAbovePages(p) {
@@ -87,8 +87,8 @@ func (v *Version) leastIsPage() bool {
 // isAbovePages reports whether there is an inner node at p that is not in a page.
 func (v *Version) isAbovePages(p rooted) bool { return p.n.isInner() && !v.isPageAt(p.n, p.Subtree) }
 
-// abovePages returns the inner node of v that has this key, if it is above pages. The first
-// attempt is guess.
+// abovePages returns the inner node of v that has this key, if it is above pages. The first attempt
+// is guess.
 func (v *Version) abovePages(key []byte, guess rooted) rooted {
 	if v.isAbovePages(guess) && bytes.Equal(v.keyOf(guess.n), key) {
 		return guess
@@ -108,16 +108,16 @@ func (v *Version) abovePages(key []byte, guess rooted) rooted {
 	return rooted{}
 }
 
-// outliner compares the nodes above pages of two versions. Its walks skip subtrees that are the
+// pageLister compares the nodes above pages of two versions. Its walks skip subtrees that are the
 // same in both, and return false if yield did.
-type outliner struct {
+type pageLister struct {
 	v, base *Version // base is nil if all pages are yielded
 	yield   func(PageStub) bool
 }
 
 // compare yields the changes from was to now, its counterpart. While both versions have an inner
 // node with the same key, their children are counterparts. boundary and forced are those of pages.
-func (o *outliner) compare(now, was rooted, boundary uint8, forced bool) bool {
+func (o *pageLister) compare(now, was rooted, boundary uint8, forced bool) bool {
 	if !forced && o.same(now, was) {
 		return true
 	}
@@ -131,15 +131,15 @@ func (o *outliner) compare(now, was rooted, boundary uint8, forced bool) bool {
 }
 
 // same reports whether the subtrees at now in v and at was in base have the same pages. At an edge
-// of the range of a Partial, whether small subtrees are pages also depends on the keys beside them.
-func (o *outliner) same(now, was rooted) bool {
+// of the range of a Partial, whether small subtrees are pages also depends on the neighboring keys.
+func (o *pageLister) same(now, was rooted) bool {
 	return now.Stub == was.Stub && !o.v.crosses(now.Subtree) && !o.base.crosses(was.Subtree)
 }
 
 // pages yields the pages below now that are new or begin with the key of a new inner node. boundary
 // is the height of the inner node with the key now.First; forced: that node is new. was is the
 // counterpart of now in base.
-func (o *outliner) pages(now, was rooted, boundary uint8, forced bool) bool {
+func (o *pageLister) pages(now, was rooted, boundary uint8, forced bool) bool {
 	switch {
 	case !forced && o.same(now, was):
 		return true
@@ -163,7 +163,7 @@ func (o *outliner) pages(now, was rooted, boundary uint8, forced bool) bool {
 
 // gone yields the keys of the nodes below was that are not above pages in v: no page begins with
 // them any more. now is the counterpart of was in v.
-func (o *outliner) gone(was, now rooted) bool {
+func (o *pageLister) gone(was, now rooted) bool {
 	if o.same(now, was) || !o.base.isAbovePages(was) {
 		return true
 	}
@@ -197,33 +197,33 @@ func (v *Version) crosses(at Subtree) bool {
 	return v.full != nil && !v.full.Covers(KeyRange{First: at.First, After: at.After})
 }
 
-// errNoOutline: an outline has one page, or none.
-var errNoOutline = errors.New("an outline of fewer than two pages")
+// errNoPageList: a page list has one page, or none.
+var errNoPageList = errors.New("a page list of fewer than two pages")
 
-// FromOutline rebuilds a version with Paging from its outline, as Outline(nil) yields it, and its
-// number of leaves. No page is read, or in memory. It fails with the error that pages yields, or if
-// the pages do not form a tree. The caller must compare the AppHash of the version with a trusted
-// one. The number of leaves stays unverified, because no node commits to it.
-func FromOutline(chunkBytes, leaves uint64, p Paging, pages iter.Seq2[PageStub, error]) (*Version, error) {
-	v, err := fromOutline(chunkBytes, leaves, pages)
+// FromPageList rebuilds a version with Paging from its page list, as PageList(nil) yields it, and
+// its number of leaves. No page is read, or in memory. It fails with the error that pages yields,
+// or if the pages do not form a tree. The caller must compare the AppHash of the version with a
+// trusted one. The number of leaves stays unverified, because no node commits to it.
+func FromPageList(chunkBytes, leaves uint64, p Paging, pages iter.Seq2[PageStub, error]) (*Version, error) {
+	v, err := fromPageList(chunkBytes, leaves, pages)
 	if err != nil {
-		return nil, fmt.Errorf("avlstar: tree from an outline: %w", err)
+		return nil, fmt.Errorf("avlstar: tree from a page list: %w", err)
 	}
 	v.EnablePaging(p)
 	return v, nil
 }
 
-func fromOutline(chunkBytes, leaves uint64, pages iter.Seq2[PageStub, error]) (*Version, error) {
+func fromPageList(chunkBytes, leaves uint64, pages iter.Seq2[PageStub, error]) (*Version, error) {
 	if err := checkChunkBytes(chunkBytes); err != nil {
 		return nil, err
 	}
-	s := newOutlineStream(chunkBytes)
+	s := newPageListStream(chunkBytes)
 	first, err := s.placePages(pages)
 	switch {
 	case err != nil:
 		return nil, err
 	case s.count < 2:
-		return nil, errNoOutline
+		return nil, errNoPageList
 	case first != nil:
 		return nil, fmt.Errorf("it begins with the page of key %s", abbreviate(first))
 	}
@@ -235,23 +235,23 @@ func fromOutline(chunkBytes, leaves uint64, pages iter.Seq2[PageStub, error]) (*
 	return s.tree.publish(v)
 }
 
-// FromRangeOutline does what FromRangePaged does, from the outline of the result instead of its
+// FromRangePageList does what FromRangePaged does, from the page list of the result instead of its
 // leaves. Errors: ErrOtherState, and that which pages yields, as it is.
-func FromRangeOutline(c Commitment, r KeyRange, boundary *Multiproof, p Paging, pages iter.Seq2[PageStub, error]) (*Partial, error) {
-	v, err := fromRangeOutline(c, r, boundary, pages)
+func FromRangePageList(c Commitment, r KeyRange, boundary *Multiproof, p Paging, pages iter.Seq2[PageStub, error]) (*Partial, error) {
+	v, err := fromRangePageList(c, r, boundary, pages)
 	if err != nil {
-		return nil, fmt.Errorf("avlstar: tree from the outline of a range: %w", err)
+		return nil, fmt.Errorf("avlstar: tree from the page list of a range: %w", err)
 	}
 	v.EnablePaging(p)
 	return &Partial{v}, nil
 }
 
-func fromRangeOutline(c Commitment, r KeyRange, boundary *Multiproof, pages iter.Seq2[PageStub, error]) (*Version, error) {
+func fromRangePageList(c Commitment, r KeyRange, boundary *Multiproof, pages iter.Seq2[PageStub, error]) (*Version, error) {
 	before, behind, err := outsideOf(c, r, boundary)
 	if err != nil {
 		return nil, err
 	}
-	s := newOutlineStream(c.ChunkBytes)
+	s := newPageListStream(c.ChunkBytes)
 	if err := s.placeBoundary(before); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
 	}
@@ -275,7 +275,7 @@ func fromRangeOutline(c Commitment, r KeyRange, boundary *Multiproof, pages iter
 		err = s.placeBoundary(behind)
 	}
 	if err == nil && s.count < 2 {
-		err = errNoOutline
+		err = errNoPageList
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)
@@ -283,14 +283,14 @@ func fromRangeOutline(c Commitment, r KeyRange, boundary *Multiproof, pages iter
 	return s.publishRange(c, r, before, behind, first)
 }
 
-// newOutlineStream returns a stream to which only pages and boundary items are added.
-func newOutlineStream(chunkBytes uint64) *stream {
+// newPageListStream returns a stream to which only pages and boundary items are added.
+func newPageListStream(chunkBytes uint64) *stream {
 	s := &stream{loader: newLoader(chunkBytes)}
 	s.paged = true
 	return s
 }
 
-// placePages places the pages of an outline like runs, and returns the first key of the first one.
+// placePages places the pages of a page list like runs, and returns the first key of the first one.
 func (s *stream) placePages(pages iter.Seq2[PageStub, error]) (first []byte, err error) {
 	var last []byte // first key of the page before
 	n := 0
@@ -302,6 +302,8 @@ func (s *stream) placePages(pages iter.Seq2[PageStub, error]) (first []byte, err
 			return nil, fmt.Errorf("%w: more than 2^31 pages", ErrTooLarge)
 		case n > 0 && bytes.Compare(p.First, last) <= 0:
 			return nil, fmt.Errorf("page %d: key %s does not ascend", n, abbreviate(p.First))
+		case !isPage(p.Stat, s.chunkBytes):
+			return nil, fmt.Errorf("page %d has %d bytes: a page has at most %d", n, p.Bytes, min(maxPageBytes, s.chunkBytes))
 		}
 		at := placed{base: uint32(s.count), boundary: p.Boundary, root: sub{Stub: p.Stub}}
 		if p.First != nil {

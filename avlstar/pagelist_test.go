@@ -13,11 +13,11 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// outline is the outline of a version, kept by changes, as a store keeps it.
-type outline map[string]PageStub
+// page list is the page list of a version, kept by changes, as a store keeps it.
+type pageList map[string]PageStub
 
 // apply applies changes. Each page must occur once.
-func (o outline) apply(t require.TestingT, changes iter.Seq[PageStub]) {
+func (o pageList) apply(t require.TestingT, changes iter.Seq[PageStub]) {
 	seen := map[string]bool{}
 	for p := range changes {
 		key := ""
@@ -35,7 +35,7 @@ func (o outline) apply(t require.TestingT, changes iter.Seq[PageStub]) {
 }
 
 // pages yields the pages in key order, and then err unless it is nil.
-func (o outline) pages(err error) iter.Seq2[PageStub, error] {
+func (o pageList) pages(err error) iter.Seq2[PageStub, error] {
 	return func(yield func(PageStub, error) bool) {
 		for _, key := range slices.Sorted(maps.Keys(o)) {
 			if !yield(o[key], nil) {
@@ -48,22 +48,22 @@ func (o outline) pages(err error) iter.Seq2[PageStub, error] {
 	}
 }
 
-func outlineOf(t require.TestingT, changes iter.Seq[PageStub]) outline {
-	o := outline{}
+func pageListOf(t require.TestingT, changes iter.Seq[PageStub]) pageList {
+	o := pageList{}
 	o.apply(t, changes)
 	return o
 }
 
-// follow moves the outline from base to v and returns it. Unless all changes are exact, it fails.
-func (o outline) follow(t require.TestingT, v, base *Version) outline {
-	if !v.HasOutline() {
-		return outline{}
+// follow moves the page list from base to v and returns it. Unless all changes are exact, it fails.
+func (o pageList) follow(t require.TestingT, v, base *Version) pageList {
+	if !v.HasPageList() {
+		return pageList{}
 	}
-	if !base.HasOutline() {
-		base, o = nil, outline{}
+	if !base.HasPageList() {
+		base, o = nil, pageList{}
 	}
-	o.apply(t, v.Outline(base))
-	if all := outlineOf(t, v.Outline(nil)); !maps.EqualFunc(all, o, func(a, b PageStub) bool {
+	o.apply(t, v.PageList(base))
+	if all := pageListOf(t, v.PageList(nil)); !maps.EqualFunc(all, o, func(a, b PageStub) bool {
 		return bytes.Equal(a.First, b.First) && a.Boundary == b.Boundary && a.Stub == b.Stub
 	}) {
 		require.Equal(t, all, o)
@@ -71,9 +71,9 @@ func (o outline) follow(t require.TestingT, v, base *Version) outline {
 	return o
 }
 
-// TestOutline: changes of random blocks keep an outline, whose tree is that of the version: in
+// TestPageList: changes of random blocks keep a page list, whose tree is that of the version: in
 // memory, or paged with almost no memory.
-func TestOutline(t *testing.T) {
+func TestPageList(t *testing.T) {
 	usual := tune
 	t.Cleanup(func() { tune = usual })
 	rnd := seeds.Rand(t)
@@ -87,9 +87,9 @@ func TestOutline(t *testing.T) {
 			paging.enable(v)
 			paging.after(t, v)
 		}
-		o := outline{}
-		if v.HasOutline() {
-			o = outlineOf(t, v.Outline(nil))
+		o := pageList{}
+		if v.HasPageList() {
+			o = pageListOf(t, v.PageList(nil))
 		}
 		for range 40 {
 			base := v
@@ -102,7 +102,7 @@ func TestOutline(t *testing.T) {
 			}
 			base.Release()
 			if len(o) > 0 && rnd.IntN(4) == 0 {
-				requireOutline(t, v, o)
+				requirePageList(t, v, o)
 				rebuilt++
 			}
 		}
@@ -113,17 +113,17 @@ func TestOutline(t *testing.T) {
 	require.Positive(t, shrunk)
 }
 
-// requireOutline rebuilds v from its outline and compares all of it.
-func requireOutline(t require.TestingT, v *Version, o outline) {
+// requirePageList rebuilds v from its page list and compares all of it.
+func requirePageList(t require.TestingT, v *Version, o pageList) {
 	d := &disk{}
 	d.store(t, v)
-	again, err := FromOutline(v.ChunkBytes(), v.Len(), Paging{Pages: d, Budget: func() int64 { return 0 }}, o.pages(nil))
+	again, err := FromPageList(v.ChunkBytes(), v.Len(), Paging{Pages: d, Budget: func() int64 { return 0 }}, o.pages(nil))
 	require.NoError(t, err)
 	defer again.Release()
 	require.Equal(t, v.Commitment(), again.Commitment())
 	require.Equal(t, v.Len(), again.Len())
 	require.Zero(t, d.reads.Load(), "a tree is rebuilt without reading pages")
-	require.Equal(t, o, outlineOf(t, again.Outline(nil)))
+	require.Equal(t, o, pageListOf(t, again.PageList(nil)))
 	fromLeaves, err := FromLeavesPaged(v.ChunkBytes(), Paging{Pages: d, Budget: func() int64 { return 0 }}, withoutError(slices.Values(d.generations[0])))
 	require.NoError(t, err)
 	defer fromLeaves.Release()
@@ -132,14 +132,14 @@ func requireOutline(t require.TestingT, v *Version, o outline) {
 	requireMemory(t, &Partial{again})
 }
 
-// TestOutlineRefused: what is not an outline is refused, and never builds the state.
-func TestOutlineRefused(t *testing.T) {
+// TestPageListRefused: what is not a page list is refused, and never builds the state.
+func TestPageListRefused(t *testing.T) {
 	smallPages(t, 300)
 	rnd := seeds.Rand(t)
 	v := mustApply(t, mustEmpty(t, 1<<12), randomBlock(rnd, 500, 1000, 0, false)...)
-	o := outlineOf(t, v.Outline(nil))
-	build := func(o outline, err error) (*Version, error) {
-		return FromOutline(v.ChunkBytes(), v.Len(), Paging{Pages: &disk{}}, o.pages(err))
+	o := pageListOf(t, v.PageList(nil))
+	build := func(o pageList, err error) (*Version, error) {
+		return FromPageList(v.ChunkBytes(), v.Len(), Paging{Pages: &disk{}}, o.pages(err))
 	}
 	again, err := build(o, nil)
 	require.NoError(t, err)
@@ -149,10 +149,10 @@ func TestOutlineRefused(t *testing.T) {
 	failed := errors.New("the disk fails")
 	_, err = build(o, failed)
 	require.ErrorIs(t, err, failed)
-	_, err = build(outline{}, nil)
-	require.ErrorIs(t, err, errNoOutline)
-	_, err = build(outline{"": o[""]}, nil)
-	require.ErrorIs(t, err, errNoOutline)
+	_, err = build(pageList{}, nil)
+	require.ErrorIs(t, err, errNoPageList)
+	_, err = build(pageList{"": o[""]}, nil)
+	require.ErrorIs(t, err, errNoPageList)
 
 	keys := slices.Sorted(maps.Keys(o))
 	for range 200 {

@@ -7,35 +7,36 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// outlineOwner is the owner of a block with outline records, given as keys and records in turn.
-type outlineOwner []string
+// listOwner is the owner of a block with records of the page list, given as keys and records in
+// turn.
+type listOwner []string
 
-func (o outlineOwner) Take(_ func(key []byte, height uint8), outline func(key, record []byte)) {
+func (o listOwner) Take(_ func(key []byte, height uint8), page func(key, record []byte)) {
 	for i := 0; i < len(o); i += 2 {
-		outline([]byte(o[i]), []byte(o[i+1]))
+		page([]byte(o[i]), []byte(o[i+1]))
 	}
 }
-func (outlineOwner) PinData() []byte { return nil }
-func (outlineOwner) Done(bool)       {}
+func (listOwner) PinData() []byte { return nil }
+func (listOwner) Done(bool)       {}
 
-// TestOutline: outline records become durable with their block. The last record of a key counts, an
-// empty one removes it, and Block.Outlines removes all older ones.
-func TestOutline(t *testing.T) {
+// TestPageList: records of the page list become durable with their block. The last record of a key
+// counts, an empty one removes it, and Block.NewPageList removes all older ones.
+func TestPageList(t *testing.T) {
 	fs := vfs.NewMem()
 	s := openZone(t, fs)
 	height := int64(0)
-	write := func(outlines bool, records ...string) {
+	write := func(whole bool, records ...string) {
 		height++
 		b := blockOf(height, "k", "v")
-		b.Pin, b.Outlines, b.Owner = height == 1, outlines, outlineOwner(records)
+		b.Pin, b.NewPageList, b.Owner = height == 1, whole, listOwner(records)
 		require.NoError(t, s.Write(b))
 	}
-	requireOutline := func(want ...string) {
+	requireList := func(want ...string) {
 		t.Helper()
 		require.NoError(t, s.Flush())
 		for range 2 {
 			var got []string
-			for l, err := range s.Outline() {
+			for l, err := range s.PageList() {
 				require.NoError(t, err)
 				got = append(got, string(l.Key), string(l.Value))
 			}
@@ -44,20 +45,20 @@ func TestOutline(t *testing.T) {
 			s = openZone(t, fs)
 		}
 	}
-	requireOutline()
+	requireList()
 	write(true, "", "0", "a", "1", "c", "3")
-	requireOutline("", "0", "a", "1", "c", "3")
+	requireList("", "0", "a", "1", "c", "3")
 	write(false, "b", "2", "c", "")
 	write(false, "c", "4", "d", "5")
 	write(false, "d", "")
-	requireOutline("", "0", "a", "1", "b", "2", "c", "4")
+	requireList("", "0", "a", "1", "b", "2", "c", "4")
 	write(false)
 	write(false, "e", "6")
 	write(true, "f", "7", "a", "8")
 	write(false, "g", "9", "h", "")
-	requireOutline("a", "8", "f", "7", "g", "9")
+	requireList("a", "8", "f", "7", "g", "9")
 
-	for l, err := range s.Outline() { // it may be stopped
+	for l, err := range s.PageList() { // it may be stopped
 		require.NoError(t, err)
 		require.Equal(t, "a", string(l.Key))
 		break
@@ -65,14 +66,14 @@ func TestOutline(t *testing.T) {
 	require.NoError(t, s.Close())
 	require.NoError(t, RollbackToPin("zone", 1, Options{FS: fs}))
 	s = openZone(t, fs)
-	requireOutline() // a state that was copied has none
+	requireList() // a state that was copied has none
 	height = 1
 	write(false, "x", "1")
-	requireOutline("x", "1")
+	requireList("x", "1")
 	require.NoError(t, s.Reset())
-	requireOutline()
+	requireList()
 	require.NoError(t, s.Close())
-	for _, err := range s.Outline() {
+	for _, err := range s.PageList() {
 		require.ErrorIs(t, err, ErrClosed)
 	}
 }

@@ -24,7 +24,7 @@ type errorsOf struct {
 
 func (l errorsOf) Error(string, ...any) { *l.n++ }
 
-// openPaged opens a paged store. refused counts the outlines that cannot be used.
+// openPaged opens a paged store. refused counts the page lists that cannot be used.
 func openPaged(t *testing.T, fs vfs.FS, refused *int) (*storage.Zone, *Store) {
 	t.Helper()
 	zone, err := storage.Open("zone", storage.Options{FS: fs, Generations: true, FlushBlocks: 3})
@@ -78,10 +78,10 @@ func (c *chainOf) load(t *testing.T, store *Store) {
 	c.v = v
 }
 
-// TestLoadFromOutline: a paged store loads what it has committed from its outline, after random
+// TestLoadFromPageList: a paged store loads what it has committed from its page list, after random
 // blocks, also if the first blocks were committed without one. If other blocks were committed
-// without it meanwhile, the store reads the leaves, and writes a new outline.
-func TestLoadFromOutline(t *testing.T) {
+// without it meanwhile, the store reads the leaves, and writes a new page list.
+func TestLoadFromPageList(t *testing.T) {
 	rnd := seeds.Rand(t)
 	for range 20 {
 		fs, refused := vfs.NewMem(), 0
@@ -96,11 +96,11 @@ func TestLoadFromOutline(t *testing.T) {
 					require.NoError(t, zone.Flush())
 				}
 			}
-			had := c.v.HasOutline()
+			had := c.v.HasPageList()
 			require.NoError(t, zone.Close())
 			zone, store = openPaged(t, fs, &refused)
 			c.load(t, store)
-			require.Equal(t, had, store.outlined)
+			require.Equal(t, had, store.list.Known())
 
 			if rnd.IntN(2) == 0 { // in memory
 				require.NoError(t, zone.Close())
@@ -111,7 +111,7 @@ func TestLoadFromOutline(t *testing.T) {
 				require.NoError(t, zone.Close())
 				zone, store = openPaged(t, fs, &refused)
 				c.load(t, store)
-				require.False(t, store.outlined)
+				require.False(t, store.list.Known())
 			}
 		}
 		require.NoError(t, zone.Close())
@@ -120,24 +120,24 @@ func TestLoadFromOutline(t *testing.T) {
 	}
 }
 
-// spoiler is the owner of a block that writes outline records which are not those of its state: the
-// header unless it is nil, and a page unless its key is nil.
+// spoiler is the owner of a block that writes records of the page list which are not those of its
+// state: the header unless it is nil, and a page unless its key is nil.
 type spoiler struct{ header, key, record []byte }
 
-func (s spoiler) Take(_ func(key []byte, height uint8), outline func(key, record []byte)) {
+func (s spoiler) Take(_ func(key []byte, height uint8), page func(key, record []byte)) {
 	if s.header != nil {
-		outline([]byte{0}, s.header)
+		page([]byte{0}, s.header)
 	}
 	if s.key != nil {
-		outline(s.key, s.record)
+		page(s.key, s.record)
 	}
 }
 func (spoiler) PinData() []byte { return nil }
 func (spoiler) Done(bool)       {}
 
-// TestWrongOutline: a store that finds a wrong outline loads the state from its leaves, and the next
-// block replaces the outline.
-func TestWrongOutline(t *testing.T) {
+// TestWrongPageList: a store that finds a wrong page list loads the state from its leaves, and the
+// next block replaces the page list.
+func TestWrongPageList(t *testing.T) {
 	header := append([]byte{1}, make([]byte, 16)...)
 	header[8] = 3 // the height of the bad block
 	stub := append([]byte{1, 2, 200, 1}, make([]byte, 32)...)
@@ -170,13 +170,13 @@ func TestWrongOutline(t *testing.T) {
 
 			zone, store = openPaged(t, fs, &refused)
 			c.load(t, store)
-			require.False(t, store.outlined)
+			require.False(t, store.list.Known())
 			require.Equal(t, bad.refused, refused)
 			c.commit(t, store, 10)
 			require.NoError(t, zone.Close())
 			zone, store = openPaged(t, fs, &refused)
 			c.load(t, store)
-			require.True(t, store.outlined)
+			require.True(t, store.list.Known())
 			require.Equal(t, bad.refused, refused)
 			require.NoError(t, zone.Close())
 			c.v.Release()
