@@ -40,19 +40,15 @@ func (v *Version) PageList(base *Version) iter.Seq[PageStub] {
 	return func(yield func(PageStub) bool) {
 		v.inUse()
 		defer runtime.KeepAlive(v)
+		// The first page is always yielded: only its First does not follow from its leaves.
 		o := pageLister{v: v, base: base, yield: yield}
-		now, was := v.all(), rooted{}
-		if base != nil {
-			base.inUse()
-			defer runtime.KeepAlive(base)
-			was = base.all()
-		}
 		if base == nil {
-			o.pages(now, rooted{}, 0, true)
+			o.pages(v.all(), rooted{}, 0, true)
 			return
 		}
-		// The first page is always yielded: only its First does not follow from its leaves.
-		if o.compare(now, was, 0, true) && base.leastIsPage() && !v.leastIsPage() {
+		base.inUse()
+		defer runtime.KeepAlive(base)
+		if o.compare(v.all(), base.all(), 0, true) && base.leastIsPage() && !v.leastIsPage() {
 			yield(PageStub{})
 		}
 	}

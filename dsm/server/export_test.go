@@ -2,6 +2,9 @@ package server
 
 import "time"
 
+// Damaged is damaged.
+var Damaged = damaged
+
 // Expire drops incomplete updates, as if their deadlines had passed.
 func (r *Replica) Expire() {
 	r.mu.Lock()

@@ -14,6 +14,7 @@ import (
 	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/internal/crashfs"
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/storage"
 )
 
 // feed sends a replica the updates up to a height.
@@ -171,6 +172,18 @@ func TestWithoutTheLog(t *testing.T) {
 	c.feed(t, r, 1, 9)
 	c.requireSame(t, r, 1, 5, 9)
 	require.NoError(t, r.Close())
+}
+
+// A page that the disk does not have, or has with other bytes, is damage: the node fetches the range
+// again. Other errors end the node.
+func TestMissingPageIsDamage(t *testing.T) {
+	for _, err := range []error{storage.ErrNoPage, storage.ErrCorrupt} {
+		page := &avlstar.PageError{Err: err}
+		require.ErrorIs(t, server.Damaged(page), server.ErrDamaged)
+		require.ErrorIs(t, server.Damaged(page), err)
+	}
+	require.NotErrorIs(t, server.Damaged(storage.ErrClosed), server.ErrDamaged)
+	require.NoError(t, server.Damaged(nil))
 }
 
 // A first state is verified before it is kept.

@@ -321,6 +321,46 @@ func TestLoadVerifies(t *testing.T) {
 	require.ErrorIs(t, err, storage.ErrCorrupt)
 }
 
+// TestDamagedEdge: a commit names the page at an edge of the range that the disk does not have. It
+// reads that page for the boundary proof, and a start from the page list did not.
+func TestDamagedEdge(t *testing.T) {
+	s := open(t, vfs.NewMem(), "range", upper, NewMemory(0))
+	first := tree(t, upperKeys)
+	create(t, s, 1, first)
+	require.NoError(t, s.Flush(t.Context()))
+	after := func(v *avlstar.Version, k int) (*avlstar.Version, []avlstar.Change) {
+		block := []avlstar.Change{{Key: key(k), Value: []byte("changed")}}
+		next, err := v.Apply(block)
+		require.NoError(t, err)
+		t.Cleanup(next.Release)
+		return next, block
+	}
+	_, p := load(t, s)
+	second, block := after(first, 5000)
+	next, changes := replay(t, p, second, first, upper, block)
+	require.NoError(t, s.Commit(2, next, p, changes))
+	require.NoError(t, s.Flush(t.Context()))
+	next.Release()
+	p.Release()
+	_, p = load(t, s)
+	require.True(t, s.list.Known())
+
+	meta, _ := s.zone.Meta()
+	meta.Height = 3
+	require.NoError(t, s.zone.Write(storage.Block{Meta: meta, Puts: []avlstar.Leaf{{Key: upper.First, Value: []byte("another")}}}))
+	require.NoError(t, s.Flush(t.Context()))
+	s.Trim(3, nil)
+	third, block := after(second, 6000)
+	next, changes = replay(t, p, third, second, upper, block)
+	var page *avlstar.PageError
+	err := s.Commit(4, next, p, changes)
+	require.ErrorIs(t, err, storage.ErrNoPage)
+	require.ErrorAs(t, err, &page)
+	next.Release()
+	p.Release()
+	require.NoError(t, s.Close())
+}
+
 // TestScrub: the pages of the range are verified again and again, and nothing outside of it; a page
 // that differs from the one that was stored is damage.
 func TestScrub(t *testing.T) {
