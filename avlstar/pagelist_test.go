@@ -78,7 +78,7 @@ func TestPageList(t *testing.T) {
 	t.Cleanup(func() { tune = usual })
 	rnd := seeds.Rand(t)
 	rebuilt, grown, shrunk := 0, 0, 0
-	for k := range scaled(80) {
+	for k := range scaled(40) {
 		tune.pageBytes = []uint64{60, 200, 500, 2000}[rnd.IntN(4)]
 		keys := 10 << rnd.IntN(8)
 		v := mustApply(t, mustEmpty(t, 1+rnd.Uint64N(1<<rnd.IntN(15))), randomBlock(rnd, keys, keys, 0, false)...)

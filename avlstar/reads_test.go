@@ -13,7 +13,7 @@ import (
 var needsNoPage = map[string]string{
 	"Retain": "reference", "TryRetain": "reference", "Release": "reference",
 	"EnablePaging": "setting", "EnableIndex": "setting", "Stored": "setting", "SetRecords": "setting",
-	"ByKey": "its methods read: TestByKeyFailsWhereRecordsDo", "Stubs": "names pages and reads none",
+	"ByKey": "its methods read: TestByKeyFailsWhereRecordsDo", "Stubs": "names pages and reads none", "PageList": "as Stubs", "HasPageList": "as Stubs",
 	"ReadAhead": "whoever needs the page meets the error", "ForgetAhead": "reads nothing",
 	"Warm": "reads nothing", "Graft": "reads nothing",
 	"Len": "in the version", "ChunkBytes": "in the version", "NumChunks": "in the version", "Hashed": "in the version", "Memory": "in the tree", "Reclaimed": "in the tree", "HeldBytes": "in the version",
