@@ -192,7 +192,7 @@ func TestLies(t *testing.T) {
 				require.NoError(t, err)
 				_, err = c.Get(ctx, []byte("b"), Unverified())
 				require.NoError(t, err)
-				node.lie = lie
+				node.lies(lie)
 				v, err := c.Get(ctx, []byte("b"))
 				require.Error(t, err, "%+v", v)
 				page, err := c.Range(ctx, []byte("a"), []byte("c"))
@@ -217,20 +217,20 @@ func TestRangeLies(t *testing.T) {
 		return all
 	}
 	for _, answer := range [][2]string{{"bd", ""}, {"bc", ""}, {"cd", ""}, {"bcde", ""}, {"bcd", "z"}, {"bc", "d"}, {"", "b"}, {"", ""}} {
-		node.lie = func(a any) error {
+		node.lies(func(a any) error {
 			if q, ok := a.(*ctypes.ResultABCIQuery); ok {
 				q.Response.Value = encodeRangeResponse(entries(answer[0]), []byte(answer[1]))
 			}
 			return nil
-		}
+		})
 		page, err := c.Range(ctx, []byte("b"), []byte("e"))
 		require.ErrorIs(t, err, ErrUnproved, "%q gave %+v", answer, page)
 	}
 	// Without verification a node can return false entries, but cannot make Scan loop forever.
-	node.lie = func(a any) error {
+	node.lies(func(a any) error {
 		a.(*ctypes.ResultABCIQuery).Response.Value = encodeRangeResponse(nil, []byte("b"))
 		return nil
-	}
+	})
 	_, err = c.Range(ctx, []byte("b"), nil, Unverified())
 	require.Error(t, err)
 }
@@ -272,19 +272,19 @@ func testOutcomeUnknown(t *testing.T) {
 	// It is executed, but the answer is lost, and the transaction is no longer in the cache and
 	// index of the node.
 	forgotten := map[string]*ctypes.ResultTx{}
-	node.lie = func(a any) error {
+	node.lies(func(a any) error {
 		if _, ok := a.(*ctypes.ResultBroadcastTx); ok {
 			maps.Copy(forgotten, chain.found)
 			clear(chain.found)
 			return errLost
 		}
 		return nil
-	}
+	})
 	_, err := c.Put(ctx, []byte("k"), []byte("v"))
 	var unknown *UnknownOutcomeError
 	require.ErrorAs(t, err, &unknown)
 	require.ErrorContains(t, err, fmt.Sprintf("%X", unknown.Hash))
-	node.lie = nil
+	node.lies(nil)
 	chain.found = forgotten
 	result, err := c.WaitTx(ctx, unknown.Hash)
 	require.NoError(t, err)
@@ -292,17 +292,17 @@ func testOutcomeUnknown(t *testing.T) {
 
 	// A single lost answer does no harm.
 	losses := 1
-	node.lie = func(a any) error {
+	node.lies(func(a any) error {
 		if _, ok := a.(*ctypes.ResultBroadcastTx); ok && losses > 0 {
 			losses--
 			return errLost
 		}
 		return nil
-	}
+	})
 	_, err = c.Put(ctx, []byte("k"), []byte("v"))
 	require.NoError(t, err)
 	require.Zero(t, losses)
-	node.lie = nil
+	node.lies(nil)
 
 	// The node has it, but no block is made in time.
 	chain.mu.Lock()
@@ -318,11 +318,11 @@ func testOutcomeUnknown(t *testing.T) {
 	require.NoError(t, err)
 
 	// It was never sent: an ordinary error.
-	node.lie = func(a any) error { return errDial }
+	node.lies(func(a any) error { return errDial })
 	_, err = c.Put(ctx, []byte("k"), []byte("v"))
 	require.ErrorIs(t, err, ErrUnreachable)
 	require.False(t, errors.As(err, new(*UnknownOutcomeError)))
-	node.lie = nil
+	node.lies(nil)
 	_, err = c.Put(ctx, []byte("k"), []byte("v"))
 	require.NoError(t, err)
 }

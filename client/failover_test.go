@@ -192,16 +192,14 @@ func TestLiarAboutHeight(t *testing.T) {
 		both(t, func(t *testing.T, r *trio) {
 			r.put("k", "v")
 			liar := r.nodes[0] // the nearest
-			liar.change(func() {
-				liar.lie = func(a any) error {
-					switch a := a.(type) {
-					case *ctypes.ResultABCIQuery:
-						a.Response.Height += by
-					case *ctypes.ResultStatus:
-						a.SyncInfo.LatestBlockHeight += by
-					}
-					return nil
+			liar.lies(func(a any) error {
+				switch a := a.(type) {
+				case *ctypes.ResultABCIQuery:
+					a.Response.Height += by
+				case *ctypes.ResultStatus:
+					a.SyncInfo.LatestBlockHeight += by
 				}
+				return nil
 			})
 			slow := 0
 			for range 50 {
@@ -363,19 +361,19 @@ func TestWitnessesOnly(t *testing.T) {
 		chain := newFakeChain(t)
 		chain.grow(5)
 		a, w := &fakeNode{chain: chain, name: "a", delay: 100 * time.Millisecond}, &fakeNode{chain: chain, name: "w"}
-		a.lie = func(answer any) error {
+		a.lies(func(answer any) error {
 			if r, ok := answer.(*ctypes.ResultCommit); ok && r.Height < 4 {
 				return rpcError("height is not available, lowest height is 4")
 			}
 			return nil
-		}
-		w.lie = func(answer any) error {
+		})
+		w.lies(func(answer any) error {
 			switch answer.(type) {
 			case *ctypes.ResultABCIQuery, *ctypes.ResultBroadcastTx, *ctypes.ResultTx:
 				t.Errorf("the witness is asked for %T", answer)
 			}
 			return nil
-		}
+		})
 		ctx := testContext(t)
 		witness := func(c *Client) error { c.witnesses = []RPC{w}; return nil }
 		trust := WithVerification(Trust{Height: 3, Hash: chain.blocks[2].Hash()})

@@ -199,7 +199,7 @@ func TestLostAnswerElsewhere(t *testing.T) {
 				var sent [][]byte
 				r.put("k", "1")
 				for _, n := range r.nodes {
-					n.lie = func(a any) error {
+					n.lies(func(a any) error {
 						result, ok := a.(*ctypes.ResultBroadcastTx)
 						if !ok {
 							return nil
@@ -209,7 +209,7 @@ func TestLostAnswerElsewhere(t *testing.T) {
 							return errLost
 						}
 						return nil
-					}
+					})
 				}
 				r.chain.mu.Lock()
 				r.chain.held = !executed
@@ -235,7 +235,7 @@ func TestLostAnswerIsNotSignedAgain(t *testing.T) {
 		r.put("k", "1")
 		sends := 0
 		for _, n := range r.nodes {
-			n.lie = func(a any) error {
+			n.lies(func(a any) error {
 				if _, ok := a.(*ctypes.ResultBroadcastTx); !ok {
 					return nil
 				}
@@ -245,7 +245,7 @@ func TestLostAnswerIsNotSignedAgain(t *testing.T) {
 					return errLost
 				}
 				return nil
-			}
+			})
 		}
 		_, err := r.Put(r.ctx, []byte("k"), []byte("2"))
 		require.ErrorAs(t, err, new(*UnknownOutcomeError))

@@ -281,6 +281,9 @@ func (n *fakeNode) change(f func()) {
 	f()
 }
 
+// lies makes lie change the node's answers, while the node may be in use.
+func (n *fakeNode) lies(lie func(answer any) error) { n.change(func() { n.lie = lie }) }
+
 func (n *fakeNode) head() int { return len(n.chain.blocks) - n.lag }
 
 func answer[T any](ctx context.Context, n *fakeNode, make func() (T, error)) (T, error) {

@@ -125,12 +125,12 @@ func TestBackwards(t *testing.T) {
 	header, err := c.verifier.header(testContext(t), 9, nil, nil)
 	require.NoError(t, err)
 	require.Equal(t, chain.blocks[8].Hash(), header.Hash())
-	node.lie = func(a any) error {
+	node.lies(func(a any) error {
 		if r, ok := a.(*ctypes.ResultCommit); ok && r.Height == 12 {
 			r.Header.AppHash = make([]byte, 32)
 		}
 		return nil
-	}
+	})
 	_, err = c.verifier.header(testContext(t), 9, nil, nil)
 	require.ErrorIs(t, err, ErrUntrusted)
 }
@@ -323,14 +323,14 @@ func TestHeaderComesLater(t *testing.T) {
 	node := &fakeNode{chain: chain, name: "primary"}
 	c := trusting(t, Trust{Genesis: chain.genesis()}, node)
 	asked := 0
-	node.lie = func(a any) error {
+	node.lies(func(a any) error {
 		if q, ok := a.(*ctypes.ResultABCIQuery); ok && asked == 0 {
 			q.Response.Height = int64(len(chain.blocks)) // nothing has changed since
 			asked++
 			go chain.grow(1)
 		}
 		return nil
-	}
+	})
 	v, err := c.Get(testContext(t), []byte("k"))
 	require.NoError(t, err)
 	require.EqualValues(t, 3, v.Height)

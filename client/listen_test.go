@@ -24,12 +24,12 @@ func TestHearsResults(t *testing.T) {
 		"at once":          {func(*fakeNode) {}, 2 * time.Millisecond},
 		"from an old node": {func(n *fakeNode) { n.old = true }, longPoll},
 		"from one that does not wait": {func(n *fakeNode) {
-			n.lie = func(a any) error {
+			n.lies(func(a any) error {
 				if found, is := a.(*ctypes.ResultTx); is && found == nil {
 					return errors.New("no waiting here")
 				}
 				return nil
-			}
+			})
 		}, longPoll},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -95,13 +95,13 @@ func TestListensInsteadOfPolling(t *testing.T) {
 		chain.held = true
 		n := &fakeNode{chain: chain, name: "a"}
 		lookups := 0
-		n.lie = func(a any) error {
+		n.lies(func(a any) error {
 			if _, is := a.(*ctypes.ResultTx); !is {
 				return nil
 			}
 			lookups++
 			return nil
-		}
+		})
 		ctx := testContext(t)
 		c, err := New(ctx, []RPC{n}, WithKey(testKey))
 		require.NoError(t, err)

@@ -75,7 +75,7 @@ func TestRangeOptionLies(t *testing.T) {
 	require.NoError(t, err)
 	for _, r := range []app.RangeRequest{{KeysOnly: true}, {Reverse: true}, {KeysOnly: true, Reverse: true}} {
 		for _, answer := range [][3]string{{"bd", ""}, {"bc", ""}, {"cd", ""}, {"bcde", ""}, {"bcd", "z"}, {"bcd", "a"}, {"bc", "d"}, {"cd", "b"}, {"bd", "b"}, {"d", "c"}, {"", "b"}, {"", ""}, {"bcd", "", "other"}} {
-			node.lie = func(a any) error {
+			node.lies(func(a any) error {
 				if q, ok := a.(*ctypes.ResultABCIQuery); ok {
 					var entries []avlstar.KV
 					for _, k := range answer[0] {
@@ -84,7 +84,7 @@ func TestRangeOptionLies(t *testing.T) {
 					q.Response.Value = encodeRange(r, entries, []byte(answer[1]))
 				}
 				return nil
-			}
+			})
 			var options []ReadOption
 			if r.KeysOnly {
 				options = append(options, KeysOnly())
@@ -104,13 +104,13 @@ func TestReverseScanEnds(t *testing.T) {
 	ctx, _, node, c := connected(t)
 	for _, next := range []string{"b", "z", ""} {
 		calls := 0
-		node.lie = func(a any) error {
+		node.lies(func(a any) error {
 			if q, ok := a.(*ctypes.ResultABCIQuery); ok {
 				calls++
 				q.Response.Value = encodeRange(app.RangeRequest{Reverse: true}, []avlstar.KV{{Key: []byte("b"), Value: []byte("v")}}, []byte(next))
 			}
 			return nil
-		}
+		})
 		for _, err := range c.Scan(ctx, []byte("a"), nil, Reverse(), Unverified()) {
 			if err != nil {
 				require.ErrorIs(t, err, ErrUnproved)

@@ -59,12 +59,12 @@ func TestTxnResultsThatDoNotFit(t *testing.T) {
 			ctx, _, node, c := connected(t)
 			data, err := (&tx.Result{Results: results}).Marshal()
 			require.NoError(t, err)
-			node.lie = func(answer any) error {
+			node.lies(func(answer any) error {
 				if found, ok := answer.(*ctypes.ResultTx); ok {
 					found.TxResult.Data = data
 				}
 				return nil
-			}
+			})
 			_, err = c.Txn(ctx).If(Present([]byte("a"))).Then(tx.NewRead([]byte("a"))).Commit()
 			require.ErrorContains(t, err, "want")
 		})

@@ -182,7 +182,7 @@ func TestWatchVerified(t *testing.T) {
 				w, err := r.Watch(r.ctx, nil, WatchFromHeight(1), WatchVerified())
 				require.NoError(t, err)
 				liar := w.at.RPC.(*fakeNode)
-				liar.lie = lieOf(change)
+				liar.lies(lieOf(change))
 				_, err = r.Put(r.ctx, []byte("k"), []byte("true"))
 				require.NoError(t, err)
 				e := nextOf(t, w, "put k=true was ")
