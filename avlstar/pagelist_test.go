@@ -13,7 +13,7 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// page list is the page list of a version, kept by changes, as a store keeps it.
+// pageList is the page list of a version, kept by changes, as a store keeps it.
 type pageList map[string]PageStub
 
 // apply applies changes. Each page must occur once.
@@ -24,7 +24,9 @@ func (o pageList) apply(t require.TestingT, changes iter.Seq[PageStub]) {
 		if p.First != nil {
 			key = "k" + string(p.First)
 		}
-		require.False(t, seen[key])
+		if seen[key] {
+			require.Fail(t, "a page occurs twice", "%q", key)
+		}
 		if seen[key] = true; p.Gone() {
 			delete(o, key)
 		} else {

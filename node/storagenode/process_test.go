@@ -2,6 +2,7 @@ package storagenode
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
@@ -36,6 +37,7 @@ type chain struct {
 	node      *node.Node
 	transport transport.Address
 	ranges    []avlstar.KeyRange
+	serves    int // number of heights that storage nodes serve; default: 20
 
 	mu       sync.Mutex
 	versions []*avlstar.Version // by height, from 0 on; guarded by mu
@@ -176,7 +178,7 @@ func (c *chain) storageHomeAt(address string) (dir string, id transport.ID) {
 		o.Edit = func(conf *cfg.Config, a *config.App) {
 			edit(conf, a)
 			a.Join.Peers, a.Transport.ListenAddress = c.transport.String(), address
-			a.StorageNode.ServeHeights = 20
+			a.StorageNode.ServeHeights = cmp.Or(c.serves, 20)
 		}
 	})
 	return dir, transport.ID(made.NodeID)
