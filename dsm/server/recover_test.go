@@ -174,8 +174,8 @@ func TestWithoutTheLog(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// A page that the disk does not have, or has with other bytes, is damage: the node fetches the range
-// again. Other errors end the node.
+// A page that the disk does not have, or has with other bytes, is damage: the node fetches the
+// range again. Other errors end the node.
 func TestMissingPageIsDamage(t *testing.T) {
 	for _, err := range []error{storage.ErrNoPage, storage.ErrCorrupt} {
 		page := &avlstar.PageError{Err: err}

@@ -108,8 +108,8 @@ func TestMergesFromTwoNodes(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	whole, low, high := wholeAndHalves()
 	c := newChain(t, low, high, whole)
-	// Both sources must have one height in common, although blocks may come faster on a busy machine
-	// than they get them.
+	// Both sources must have one height in common, although blocks may come faster on a busy
+	// machine than they get them.
 	c.serves = 10_000
 	c.put(10, 30)
 	var sources []*Process
