@@ -83,7 +83,11 @@ func (c *chainOf) load(t *testing.T, store *Store) {
 // without it meanwhile, the store reads the leaves, and writes a new page list.
 func TestLoadFromPageList(t *testing.T) {
 	rnd := seeds.Rand(t)
-	for range 20 {
+	rounds := 12
+	if testing.Short() {
+		rounds = 3
+	}
+	for range rounds {
 		fs, refused := vfs.NewMem(), 0
 		empty, err := avlstar.Empty(1 + rnd.Uint64N(1<<14))
 		require.NoError(t, err)
