@@ -27,7 +27,7 @@ import (
 //	Apply                                  role memory
 //	page ─▶ Apply ─▶ Write ─▶ flusher …    role writer
 //	Open, Scan ─▶ FromLeaves ─▶ root       role opener
-//	Open, Load from the page list ─▶ root    role opener, paged
+//	Open, Load from the list ─▶ root       role opener, paged
 //	page ─▶ Apply ─▶ Write ─▶ flusher …    role paged: the tree above its pages, the rest in a cache
 type chainer struct {
 	begin
