@@ -9,9 +9,9 @@ import (
 	"runtime"
 )
 
-// PageStub is a page of a page list: the stubs of all pages of a version, in key order. They
-// determine all nodes above pages, so FromPageList rebuilds a tree with Paging from them and reads
-// no leaf.
+// PageStub is an entry of a page list. The page list of a version has the stubs of all its pages,
+// in key order. It determines all nodes above pages, so FromPageList rebuilds a tree with Paging
+// and reads no leaf.
 //
 //	       (n 3)                page list of the tree     First  Boundary
 //	  ┌──────┴──────┐                         page A     -      -
@@ -193,8 +193,8 @@ func (v *Version) crosses(at Subtree) bool {
 	return v.full != nil && !v.full.Covers(KeyRange{First: at.First, After: at.After})
 }
 
-// errNoPageList: a page list has one page, or none.
-var errNoPageList = errors.New("a page list of fewer than two pages")
+// errShortPageList: a page list has fewer than two pages.
+var errShortPageList = errors.New("a page list of fewer than two pages")
 
 // FromPageList rebuilds a version with Paging from its page list, as PageList(nil) yields it, and
 // its number of leaves. No page is read, or in memory. It fails with the error that pages yields,
@@ -219,7 +219,7 @@ func fromPageList(chunkBytes, leaves uint64, pages iter.Seq2[PageStub, error]) (
 	case err != nil:
 		return nil, err
 	case s.count < 2:
-		return nil, errNoPageList
+		return nil, errShortPageList
 	case first != nil:
 		return nil, fmt.Errorf("it begins with the page of key %s", abbreviate(first))
 	}
@@ -233,7 +233,9 @@ func fromPageList(chunkBytes, leaves uint64, pages iter.Seq2[PageStub, error]) (
 
 // FromRangePageList does what FromRangePaged does, from the page list of the result instead of its
 // leaves. Errors: ErrOtherState, and that which pages yields, as it is.
-func FromRangePageList(c Commitment, r KeyRange, boundary *Multiproof, p Paging, pages iter.Seq2[PageStub, error]) (*Partial, error) {
+func FromRangePageList(
+	c Commitment, r KeyRange, boundary *Multiproof, p Paging, pages iter.Seq2[PageStub, error],
+) (*Partial, error) {
 	v, err := fromRangePageList(c, r, boundary, pages)
 	if err != nil {
 		return nil, fmt.Errorf("avlstar: tree from the page list of a range: %w", err)
@@ -242,7 +244,9 @@ func FromRangePageList(c Commitment, r KeyRange, boundary *Multiproof, p Paging,
 	return &Partial{v}, nil
 }
 
-func fromRangePageList(c Commitment, r KeyRange, boundary *Multiproof, pages iter.Seq2[PageStub, error]) (*Version, error) {
+func fromRangePageList(
+	c Commitment, r KeyRange, boundary *Multiproof, pages iter.Seq2[PageStub, error],
+) (*Version, error) {
 	before, behind, err := outsideOf(c, r, boundary)
 	if err != nil {
 		return nil, err
@@ -271,7 +275,7 @@ func fromRangePageList(c Commitment, r KeyRange, boundary *Multiproof, pages ite
 		err = s.placeBoundary(behind)
 	}
 	if err == nil && s.count < 2 {
-		err = errNoPageList
+		err = errShortPageList
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrOtherState, err)

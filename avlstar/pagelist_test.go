@@ -126,7 +126,8 @@ func requirePageList(t require.TestingT, v *Version, o pageList) {
 	require.Equal(t, v.Len(), again.Len())
 	require.Zero(t, d.reads.Load(), "a tree is rebuilt without reading pages")
 	require.Equal(t, o, pageListOf(t, again.PageList(nil)))
-	fromLeaves, err := FromLeavesPaged(v.ChunkBytes(), Paging{Pages: d, Budget: func() int64 { return 0 }}, withoutError(slices.Values(d.generations[0])))
+	fromLeaves, err := FromLeavesPaged(v.ChunkBytes(), Paging{Pages: d, Budget: func() int64 { return 0 }},
+		withoutError(slices.Values(d.generations[0])))
 	require.NoError(t, err)
 	defer fromLeaves.Release()
 	require.Equal(t, fromLeaves.Memory().InnerNodes, again.Memory().InnerNodes)
@@ -152,9 +153,9 @@ func TestPageListRefused(t *testing.T) {
 	_, err = build(o, failed)
 	require.ErrorIs(t, err, failed)
 	_, err = build(pageList{}, nil)
-	require.ErrorIs(t, err, errNoPageList)
+	require.ErrorIs(t, err, errShortPageList)
 	_, err = build(pageList{"": o[""]}, nil)
-	require.ErrorIs(t, err, errNoPageList)
+	require.ErrorIs(t, err, errShortPageList)
 
 	keys := slices.Sorted(maps.Keys(o))
 	for range 200 {

@@ -5,7 +5,7 @@
 //	Write(block) ─► queue ─► flusher: many blocks ──one batch, one flush──►  'k' ‖ key  → height of the inner node whose key it is ‖ value
 //	   microseconds                                                          'l' ‖ …    → the owner's page list of the tree
 //	                                                                         'm'        → meta: format, height, app hash, B, chain id
-//	Scan, Page, PageList, Kept.Get   ◄────────────────────────────────────────
+//	Scan, Page, PageList, Kept.Get   ◄───────────────────────────────────────
 //
 // A change of only the height is a merge operand, which Pebble merges into the record: see leaf.go.
 //

@@ -25,10 +25,14 @@ func (s *Zone) PageList() iter.Seq2[record.Leaf, error] {
 			return
 		}
 		var err error
+		stopped := false
 		if g.reader != nil { // otherwise the state was restored
-			err = g.pageList(func(l record.Leaf) bool { return yield(l, nil) })
+			err = g.pageList(func(l record.Leaf) bool {
+				stopped = !yield(l, nil)
+				return !stopped
+			})
 		}
-		if err := errors.Join(err, g.release()); err != nil && !errors.Is(err, errStopped) {
+		if err := errors.Join(err, g.release()); err != nil && !stopped {
 			yield(record.Leaf{}, s.readErr(err))
 		}
 	}
@@ -38,10 +42,7 @@ func pageListRange() *pebble.IterOptions {
 	return &pebble.IterOptions{LowerBound: []byte{kindPageList}, UpperBound: []byte{kindPageList + 1}}
 }
 
-// errStopped: the caller of an iterator has stopped it.
-var errStopped = errors.New("stopped")
-
-// pageList yields the records of the page list. It returns errStopped if yield returned false.
+// pageList yields the records of the page list until yield returns false.
 func (g *generation) pageList(yield func(record.Leaf) bool) error {
 	it, err := g.reader.NewIter(pageListRange())
 	if err != nil {
@@ -53,7 +54,7 @@ func (g *generation) pageList(yield func(record.Leaf) bool) error {
 			return errors.Join(err, it.Close())
 		}
 		if !yield(record.Leaf{Key: it.Key()[1:], Value: value}) {
-			return errors.Join(errStopped, it.Close())
+			break
 		}
 	}
 	return it.Close()

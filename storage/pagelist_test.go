@@ -1,6 +1,9 @@
 package storage
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -57,6 +60,16 @@ func TestPageList(t *testing.T) {
 	write(true, "f", "7", "a", "8")
 	write(false, "g", "9", "h", "")
 	requireList("a", "8", "f", "7", "g", "9")
+
+	var large []string // several parts
+	for i := range 3 * partBytes / 100_000 {
+		large = append(large, fmt.Sprintf("%03d", i), strings.Repeat(fmt.Sprint(i%10), 100_000))
+	}
+	write(true, large...)
+	write(false, "001", "")
+	requireList(slices.Delete(large, 2, 4)...)
+	write(true, "a", "8")
+	requireList("a", "8")
 
 	for l, err := range s.PageList() { // it may be stopped
 		require.NoError(t, err)

@@ -78,7 +78,8 @@ func (c *chainer) do(r request) (answer, error) {
 func (c *chainer) openZones() (err error) {
 	// A node whose state may exceed its memory writes the page list of the state, too.
 	paged := c.Role == roleWriter || c.Role == roleOpener
-	if c.zone, err = storage.Open(filepath.Join(c.Dir, "state"), storage.Options{Logger: errorsOnly{}, Generations: paged}); err != nil {
+	zone := storage.Options{Logger: errorsOnly{}, Generations: paged}
+	if c.zone, err = storage.Open(filepath.Join(c.Dir, "state"), zone); err != nil {
 		return err
 	}
 	o := treestore.Options{Zone: c.zone, ChainID: "bench"}

@@ -34,7 +34,7 @@ type request struct {
 	Round        uint64       `json:"round,omitempty"`
 
 	Paced bool `json:"paced,omitempty"` // commits at fixed intervals
-	Paged bool
+	Paged bool `json:"paged,omitempty"` // a start of a node whose state may exceed its memory
 }
 
 const (

@@ -39,8 +39,8 @@ type Options struct {
 	Logger     storage.Logger // default: silent
 	ChunkBytes uint64         // of all stores
 	PinEvery   int64          // number of heights between two pins
-	// FlushBlocks is the number of queued commits at which the zone writes them to disk; 0:
-	// storage's default.
+	// FlushBlocks is the number of queued commits at which the zone writes them to disk;
+	// 0: storage's default.
 	FlushBlocks int
 }
 
