@@ -67,7 +67,7 @@ func TestPageList(t *testing.T) {
 	}
 	write(true, large...)
 	write(false, "001", "")
-	requireList(slices.Delete(large, 2, 4)...)
+	requireList(slices.Concat(large[:2], large[4:])...) // the writer still reads large
 	write(true, "a", "8")
 	requireList("a", "8")
 
