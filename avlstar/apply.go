@@ -49,8 +49,11 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	}
 	var done Reclaimed
 	t.reclaim(max(t.early(len(ops)), t.excess()), &done)
+	base := t.fill(v)
 	nodes, held := t.mu.nodes+t.mu.leaves, t.held()
-	base := t.evict(v)
+	if base == v {
+		base = t.evict(v)
+	}
 	t.bring(base, func(yield func([]byte) bool) {
 		for _, o := range ops {
 			if !yield(changes[o.i].Key) {
@@ -65,7 +68,7 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	}
 	switch {
 	case base == v:
-	case next == nil && err == nil: // evicted pages stay evicted
+	case next == nil && err == nil: // evicted pages stay evicted, and read ones in memory
 		next = base
 	default:
 		base.Release()

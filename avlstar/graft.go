@@ -33,7 +33,7 @@ func (e *edit) graft(up *image, side int, low, bound ref) (n, least ref) {
 		e.missing(up, side, low, e.next, false)
 		return 0, 0
 	}
-	return e.copyPath(r, at, e.ops[e.next:to])
+	return e.copyPath(r, at, e.ops[e.next:to], false)
 }
 
 // graftRoot replaces the stub on one side of inner node n, which is of epoch, by the root of the
@@ -44,7 +44,7 @@ func (e *edit) graftRoot(n ref, side int, low ref) ref {
 		e.missing(e.image(n), side, low, e.next-1, true)
 		return 0
 	}
-	c, _ := e.copyPath(r, at, nil)
+	c, _ := e.copyPath(r, at, nil, false)
 	e.link(n).child[side] = c
 	return c
 }
@@ -61,7 +61,7 @@ func (e *edit) graftTop() {
 		e.missing(i, left, 0, len(e.ops)-1, false)
 		return
 	}
-	top.child[left], _ = e.copyPath(r, at, nil)
+	top.child[left], _ = e.copyPath(r, at, nil, false)
 }
 
 // find returns the node with this stub, whose keys begin with that of inner node low (0: that of
@@ -148,8 +148,9 @@ func (l *latestPage) page(t *tree, s Subtree) (*run, error) {
 	return l.run, nil
 }
 
-// copyPath copies node n of r, and the nodes below it on the paths to ops.
-func (e *edit) copyPath(r *run, n ref, ops []op) (c, least ref) {
+// copyPath copies node n of r, and the nodes below it on the paths to ops, or all of them. It returns
+// the copy of n, and the subtree's least leaf if that was copied.
+func (e *edit) copyPath(r *run, n ref, ops []op, all bool) (c, least ref) {
 	if n.isLeaf() {
 		l := r.leaf(int(n &^ leafBit))
 		c = e.newRecord(l.Key, l.Value)
@@ -164,11 +165,11 @@ func (e *edit) copyPath(r *run, n ref, ops []op) (c, least ref) {
 	e.image(c).setEpoch(e.epoch)
 	*e.link(c) = link{prefix: r.links[n].prefix}
 	var bearer ref // the leaf with the key
-	if split > 0 {
-		e.link(c).child[left], least = e.copyPath(r, r.links[n].child[left], ops[:split])
+	if all || split > 0 {
+		e.link(c).child[left], least = e.copyPath(r, r.links[n].child[left], ops[:split], all)
 	}
-	if split < len(ops) {
-		e.link(c).child[right], bearer = e.copyPath(r, r.links[n].child[right], ops[split:])
+	if all || split < len(ops) {
+		e.link(c).child[right], bearer = e.copyPath(r, r.links[n].child[right], ops[split:], all)
 	}
 	if bearer == 0 {
 		bearer = e.newRecord(key, nil)
@@ -270,7 +271,9 @@ func (t *tree) evict(v *Version) *Version {
 	default:
 		p.age /= 2
 	}
-	p.evicted += s.pages
+	if p.evicted += s.pages; s.pages > 0 {
+		p.full.Store(0)
+	}
 	if !t.keep(s.edit, next, s.pages > 0) {
 		return v
 	}

@@ -47,7 +47,9 @@ type paging struct {
 	loaded  atomic.Uint64 // number of pages that Apply and Replay read
 	runs    map[Hash]*run // pages for the current block, by hash
 
-	ahead atomic.Pointer[map[Hash]*Page] // see ReadAhead; the map is never modified
+	ahead   atomic.Pointer[map[Hash]*Page] // see ReadAhead; the map is never modified
+	filling atomic.Pointer[[]*run]         // what Fill has read and no Apply has taken yet; nil: nothing
+	full    atomic.Uint32                  // epoch of a version without stubs, after which no page was evicted; 0: none
 }
 
 // EnablePaging lets pages of v's tree leave memory, from the next Apply or Replay on. It must be

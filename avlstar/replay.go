@@ -385,7 +385,7 @@ func (r *replaying) openRoot(x *stretch) error {
 	}
 	page, n := r.open(x.Stub, r.least(x))
 	if n != 0 {
-		x.n, _ = r.copyPath(page, n, nil)
+		x.n, _ = r.copyPath(page, n, nil, false)
 		x.whole = false // it is complete: no boundary is next to it
 	}
 	return r.err

@@ -319,6 +319,9 @@ func (t *tree) rewind(v *Version) error {
 			t.freeSince(latest.root, v.epoch, latest.partial)
 			if t.paging != nil { // evicted nodes are in memory again
 				t.paging.resting = false
+				if t.paging.full.Load() > v.epoch {
+					t.paging.full.Store(0)
+				}
 			}
 			for _, later := range t.mu.alive[i+1:] {
 				for _, list := range later.held {

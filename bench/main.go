@@ -82,6 +82,8 @@ func newRoot() *cobra.Command {
 			"tree --keys 100000 --versions 200 --iavl-versions 20", treebench.Run),
 		benchmark("storage", "Measures replays of a chain and reads, with Starling's stores and with databases of IAVL nodes",
 			"storage --quick --only write,reads", storagebench.Run),
+		benchmark("start", "Measures how long a node takes to start after a crash, with its state in memory and paged",
+			"start --keys 100000", storagebench.RunStart),
 		benchmark("sync", "Measures how long a new node takes to get its state, against the SDK's snapshots and memiavl",
 			"sync --keys 100000 --against memiavl", syncbench.Run),
 		benchmark("byzantine", "Measures joins from many peers, some of which send invalid chunks",

@@ -102,7 +102,7 @@ func TestTree(t *testing.T) {
 // fails unless every read returns the right value.
 func TestStorage(t *testing.T) {
 	_, result, figures := measure[storagebench.Result](t,
-		[]string{"goleveldb", "+ zones", "+ key order", "+ cache", "+ no log", "10:0", "0:10", "recovery", "saturation", "paged  ", "writes at least 2× mixed"},
+		[]string{"goleveldb", "+ zones", "+ key order", "+ cache", "+ no log", "10:0", "0:10", "start after SIGKILL", "saturation", "paged  ", "writes at least 2× mixed"},
 		"storage", "--keys", "9000", "--blocks", "6", "--txs-per-block", "100", "--queries", "60", "--seed", "3", "--cold")
 	var names []string
 	for _, c := range result.Writes {
@@ -147,8 +147,17 @@ func TestStorage(t *testing.T) {
 }
 
 func TestStorageOnly(t *testing.T) {
-	out, _, _ := measure[storagebench.Result](t, []string{"recovery"}, "storage", "--keys", "9000", "--only", "recovery", "--against", "")
+	out, _, _ := measure[storagebench.Result](t, []string{"start after SIGKILL"}, "storage", "--keys", "9000", "--only", "recovery", "--against", "")
 	require.NotContains(t, out, "mixed")
+}
+
+func TestStart(t *testing.T) {
+	_, result, figures := measure[storagebench.StartResult](t, []string{"in memory, s", "filled after, s"}, "start", "--keys", "9000,12000")
+	require.Len(t, result.Starts, 2)
+	for i := range result.Starts {
+		positive(t, figures["starts"].([]any)[i].(map[string]any), "seconds", "paged_s", "leaves_s", "fill_s", "fill_blocks", "fill_p50_ms", "filled_p50_ms")
+	}
+	require.Empty(t, result.Targets, "they are set for ten million keys")
 }
 
 // All contestants join a state of a few keys; each run itself checks the state at the end.

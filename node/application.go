@@ -135,7 +135,7 @@ func openState(o ApplicationOptions, log *events.Log) (*storage.Zone, error) {
 		FS: o.fs, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Fatal: disk.EndProcess, Before: before,
 		CacheBytes: c.DatabaseCache(), PinDir: config.SnapshotsDir(o.DataDir),
 		FlushBlocks: c.FlushBlocks, FlushBytes: c.FlushBytes, FlushInterval: c.FlushInterval,
-		MaxLagBlocks: c.MaxBacklogBlocks, MaxLagBytes: c.MaxBacklogBytes, Generations: !c.StateInMemory,
+		MaxLagBlocks: c.MaxBacklogBlocks, MaxLagBytes: c.MaxBacklogBytes, Generations: true,
 	})
 }
 
@@ -158,7 +158,10 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Applicat
 		}
 	}
 	var (
-		store        = treestore.Options{Zone: state, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Index: o.Config.State.Index}
+		store = treestore.Options{
+			Zone: state, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Index: o.Config.State.Index,
+			Cache: o.Cache, InMemory: o.Config.Disk.StateInMemory,
+		}
 		appMetrics   = app.NopMetrics()
 		syncMetrics  *statesync.Metrics
 		interval     int64
@@ -173,9 +176,6 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Applicat
 	}
 	if o.Metrics != nil {
 		appMetrics, syncMetrics = app.NewMetrics(o.Metrics), statesync.NewMetrics("starling", o.Metrics)
-	}
-	if !o.Config.Disk.StateInMemory {
-		store.Cache = o.Cache
 	}
 	trees := treestore.New(store)
 	options, err := o.forApp(log)
@@ -244,9 +244,11 @@ type joinState struct{ *Application }
 var _ join.State = joinState{}
 
 func (s joinState) Stored() (storage.Meta, bool) { return s.local.state.Meta() }
-func (s joinState) Paged() bool                  { return s.local.store.Paged() }
 func (s joinState) Replace()                     { s.local.target.Replace() }
 func (s joinState) SnapshotInterval() int64      { return s.interval }
+func (s joinState) Whole(ctx context.Context, v *avlstar.Version) (*avlstar.Version, error) {
+	return s.local.store.Whole(ctx, v)
+}
 
 // StopJoining ends a restore, so that no snapshot call waits any longer, and the ingest of a joined
 // state, so that no Commit waits for it; for a sharded state it ends all waits for storage nodes.

@@ -159,7 +159,10 @@ func fetchOnly(t *testing.T, joiner string) (height int64) {
 		Logger: log.NewNopLogger(), Peers: network.Peers(), Headers: network.Verifier(), Target: j.application.local.target, Interval: j.application.interval,
 	}
 	if at, v := latest(t, j.application); v != nil {
-		fetch.Local, fetch.LocalHeight = v, at
+		whole, err := j.application.local.store.Whole(t.Context(), v)
+		require.NoError(t, err)
+		defer whole.Release()
+		fetch.Local, fetch.LocalHeight = whole, at
 		j.application.local.target.Replace()
 	}
 	result, err := restore.Run(t.Context(), fetch)

@@ -320,7 +320,7 @@ func (s *Zone) flush(group []*waiting) error {
 	if last.Pin {
 		s.pin(last)
 	}
-	s.generations.push(g, s.opts.Generations)
+	s.generations.push(g, s.keepsGenerations())
 	if s.interrupted.Load() {
 		s.forgetRestore() // superseded by blocks
 	}

@@ -55,7 +55,7 @@ type Options struct {
 	MaxLagBlocks int   // default 200
 	MaxLagBytes  int64 // default 64 MiB
 
-	Generations bool   // keep the states of past flushes readable until Trim
+	Generations bool   // keep the states of past flushes readable until Trim; see Zone.ReadUpTo
 	PinDir      string // folder of the pins; default: the zone's folder + "-pins"
 	ReadOnly    bool   // nothing is written, removed or compacted
 

@@ -418,7 +418,22 @@ func (s *Zone) Trim(oldest int64, pinned []int64) {
 	s.generations.trim(func(g *generation) bool { return g.height >= base || slices.Contains(others, g.height) })
 	s.mu.Lock()
 	s.mu.pinned, s.mu.trimmed, s.mu.trimmedTo = slices.Clone(pinned), true, s.mu.last
+	if s.mu.oldest = oldest; len(pinned) > 0 {
+		s.mu.oldest = min(oldest, slices.Min(pinned))
+	}
 	s.mu.Unlock()
+}
+
+// ReadUpTo reports that no version above height reads pages, because these versions are completely
+// in memory. When Trim has passed that height, the states of past flushes are dropped by the next
+// flush. After ReadUpTo(math.MaxInt64), which is the default, they are kept.
+func (s *Zone) ReadUpTo(height int64) { s.readUpTo.Store(height) }
+
+// keepsGenerations reports whether a version in use may need a state other than the newest.
+func (s *Zone) keepsGenerations() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.opts.Generations && s.mu.oldest <= s.readUpTo.Load()
 }
 
 // removeUnpinned removes the pins on disk that the last Trim did not name.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -81,6 +82,7 @@ type Zone struct {
 	guard       *guard
 	users       users
 	generations generations
+	readUpTo    atomic.Int64 // see ReadUpTo
 	pins        pins
 
 	wake        chan struct{} // signals the flusher that work is due, or will be
@@ -120,6 +122,7 @@ type Zone struct {
 		pinned    []int64
 		trimmed   bool // the removal is due
 		trimmedTo int64
+		oldest    int64 // height of the oldest version in use; 0: not known
 
 		last   int64         // height of the last block written
 		wanted int64         // a flush is due up to this height
@@ -155,6 +158,7 @@ func open(dir string, opts Options) (*Zone, error) {
 	if opts.ReadOnly {
 		close(s.flusherDone)
 	}
+	s.readUpTo.Store(math.MaxInt64)
 	s.mu.moved, s.failure.done = make(chan struct{}), make(chan struct{})
 	s.guard = &guard{FS: opts.FS, failure: &s.failure, closing: make(chan struct{})}
 	s.folder = stateFolder(dir, opts)

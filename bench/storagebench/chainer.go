@@ -26,8 +26,7 @@ import (
 //	Apply ─▶ Write ─▶ flusher …            role durable
 //	Apply                                  role memory
 //	page ─▶ Apply ─▶ Write ─▶ flusher …    role writer
-//	Open, Scan ─▶ FromLeaves ─▶ root       role opener
-//	Open, Load from the list ─▶ root       role opener, paged
+//	Open, Load from the leaves or the page list ─▶ Apply ─▶ Write …    role opener
 //	page ─▶ Apply ─▶ Write ─▶ flusher …    role paged: the tree above its pages, the rest in a cache
 type chainer struct {
 	begin
@@ -53,12 +52,14 @@ func (c *chainer) close() (err error) {
 
 func (c *chainer) do(r request) (answer, error) {
 	if r.Op == opRecover {
-		return c.recover(r.Paged)
+		return c.recover(r.Start)
 	}
 	if err := c.openOnce(); err != nil {
 		return answer{}, err
 	}
 	switch r.Op {
+	case opFill:
+		return c.fill(r.N)
 	case opWrite:
 		return c.write(r.N)
 	case opDie:
@@ -75,28 +76,29 @@ func (c *chainer) do(r request) (answer, error) {
 	return answer{}, fmt.Errorf("unknown request %q", r.Op)
 }
 
-func (c *chainer) openZones() (err error) {
-	// A node whose state may exceed its memory writes the page list of the state, too.
-	paged := c.Role == roleWriter || c.Role == roleOpener
-	zone := storage.Options{Logger: errorsOnly{}, Generations: paged}
+func (c *chainer) openZones(start string) (err error) {
+	zone := storage.Options{Logger: errorsOnly{}, Generations: true}
 	if c.zone, err = storage.Open(filepath.Join(c.Dir, "state"), zone); err != nil {
 		return err
 	}
-	o := treestore.Options{Zone: c.zone, ChainID: "bench"}
-	if paged {
-		o.Cache = sgc.New(1 << 40)
+	o := treestore.Options{Zone: c.zone, ChainID: "bench", InMemory: start != startPaged}
+	if start != startLeaves {
+		o.Cache = sgc.New(cacheBytes)
 	}
 	c.store = treestore.New(o)
 	c.blocks, err = blocks.Open(filepath.Join(c.Dir, "blocks"), blocks.Options{Logger: errorsOnly{}})
 	return err
 }
 
+// cacheBytes is the default size of a node's cache.
+const cacheBytes = 256 << 20
+
 func (c *chainer) openOnce() (err error) {
 	if c.tree != nil {
 		return nil
 	}
 	if c.Role != roleMemory {
-		if err := c.openZones(); err != nil {
+		if err := c.openZones(startMemory); err != nil {
 			return err
 		}
 	}
@@ -179,11 +181,10 @@ func (c *chainer) die(n int) (answer, error) {
 	select {} // wait for the signal
 }
 
-// recover measures a start after a crash, until blocks can be replayed: of a node with the whole
-// state in memory, or of a paged one.
-func (c *chainer) recover(paged bool) (a answer, err error) {
+// recover measures a start after a crash, until blocks can be replayed.
+func (c *chainer) recover(start string) (a answer, err error) {
 	from, cpu := time.Now(), harness.CPUTime()
-	if err := c.openZones(); err != nil {
+	if err := c.openZones(start); err != nil {
 		return a, err
 	}
 	a.Open = time.Since(from).Seconds()
@@ -191,12 +192,7 @@ func (c *chainer) recover(paged bool) (a answer, err error) {
 	if !ok {
 		return a, errors.New("the state store is empty after the crash")
 	}
-	if paged {
-		_, c.tree, err = c.store.Load()
-	} else {
-		c.tree, err = avlstar.FromLeaves(meta.ChunkBytes, c.zone.Scan())
-	}
-	if err != nil {
+	if c.height, c.tree, err = c.store.Load(); err != nil {
 		return a, err
 	}
 	if hash := c.tree.AppHash(); !bytes.Equal(hash[:], meta.AppHash) {
@@ -206,6 +202,27 @@ func (c *chainer) recover(paged bool) (a answer, err error) {
 	a.CPU = (harness.CPUTime() - cpu).Seconds()
 	a.Keys, a.Height, a.Disk = int(c.tree.Len()), meta.Height, diskBytes(c.Dir)
 	return a, nil
+}
+
+// fill makes blocks at fixed intervals after recover until the whole state is in memory, and then n
+// more. It measures each; Done is the number of the former.
+func (c *chainer) fill(n int) (a answer, err error) {
+	for range c.height {
+		c.chain.next()
+	}
+	from, cpu := time.Now(), harness.CPUTime()
+	for c.store.Filling() {
+		one, err := c.commit(1, true)
+		if err != nil {
+			return a, err
+		}
+		a.Done++
+		a.Millis = append(a.Millis, one.Millis...)
+	}
+	a.Seconds, a.CPU = time.Since(from).Seconds(), (harness.CPUTime() - cpu).Seconds()
+	after, err := c.commit(n, true)
+	a.Millis = append(a.Millis, after.Millis...)
+	return a, err
 }
 
 // blockEvery is the interval between paced blocks.

@@ -10,7 +10,7 @@
 //	             └─────────────────▶ ┘    starling   the node's own packages          starling.go
 //
 //	parent (run.go) ── line-JSON ──▶ a process for each (child.go); one runs at a time, the others are stopped:
-//	  load · blocks · reads (queries.go) · cache · recovery, commits, paged (chainer.go)
+//	  load · blocks · reads (queries.go) · cache · recovery (start.go), commits, paged (chainer.go)
 //	Result (result.go) ─▶ print.go · targets.go · JSON
 //
 // As in the paper, database requests are replayed: the time to compute them, by hashing and walking

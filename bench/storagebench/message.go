@@ -19,6 +19,14 @@ const (
 	rolePaged   = "paged"   // commits with storage, and queries, with limited memory
 )
 
+// Starts that opRecover measures.
+const (
+	startLeaves = "leaves" // all leaves are read
+	startMemory = "memory" // a node with its state in memory, from the page list
+	startFill   = "fill"   // the same, before opFill
+	startPaged  = "paged"  // a node whose state may exceed its memory, from the page list
+)
+
 // request is a request to a child.
 type request struct {
 	Op string `json:"op"`
@@ -33,8 +41,8 @@ type request struct {
 	Warm         int          `json:"warm,omitempty"` // queries before the measured ones
 	Round        uint64       `json:"round,omitempty"`
 
-	Paced bool `json:"paced,omitempty"` // commits at fixed intervals
-	Paged bool `json:"paged,omitempty"` // a start of a node whose state may exceed its memory
+	Paced bool   `json:"paced,omitempty"` // commits at fixed intervals
+	Start string `json:"start,omitempty"` // how opRecover starts
 }
 
 const (
@@ -49,6 +57,7 @@ const (
 	opWrite   = "write"   // write n steps of a state to recover
 	opDie     = "die"     // end by SIGKILL between blocks and flushes
 	opRecover = "recover" // open the stores and rebuild the tree
+	opFill    = "fill"    // commit blocks until the state is in memory, and n more
 	opCommit  = "commit"  // commit n blocks
 	opUnpaced = "unpaced" // commit n blocks as fast as possible
 	opPage    = "page"    // open the stores with limited memory

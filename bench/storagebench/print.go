@@ -22,7 +22,9 @@ func (r *Result) Print(out io.Writer) {
 	if len(r.Cache) > 0 {
 		r.printCache(out)
 	}
-	r.printRecovery(out)
+	if r.Recovery != nil {
+		printStarts(out, []*Recovery{r.Recovery})
+	}
 	r.printCommit(out)
 	r.printPaged(out)
 	if r.Sizes.Keys > 0 {
@@ -158,15 +160,6 @@ func (r *Result) printCache(out io.Writer) {
 	}
 	harness.PrintAligned(out, append(cells, line))
 	fmt.Fprintln(out)
-}
-
-func (r *Result) printRecovery(out io.Writer) {
-	if c := r.Recovery; c != nil {
-		fmt.Fprintf(out, "recovery      %.2f s for %s keys after SIGKILL, %.2f s of it to open the stores (%.0f MB on disk, files in the page cache);\n"+
-			"              %.2f s for a paged node, from its page list, %.2f s of it to open the stores (%.2f s of CPU time instead of %.2f);\n"+
-			"              %d of %d blocks were not durable; CometBFT would replay them\n\n",
-			c.Seconds, harness.Group(c.Keys), c.OpenS, mb(c.DiskBytes), c.PagedS, c.PagedOpen, c.PagedCPUS, c.CPUS, c.Lost, dyingBlocks)
-	}
 }
 
 func (r *Result) printCommit(out io.Writer) {

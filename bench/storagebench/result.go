@@ -58,16 +58,26 @@ type CacheCell struct {
 
 // Recovery is a start after a crash.
 type Recovery struct {
-	Keys      int     `json:"keys"`
-	Seconds   float64 `json:"seconds"`
-	CPUS      float64 `json:"cpu_s"`
-	OpenS     float64 `json:"open_s"`  // part of Seconds
-	PagedS    float64 `json:"paged_s"` // of a node whose state may exceed its memory
-	PagedCPUS float64 `json:"paged_cpu_s"`
-	PagedOpen float64 `json:"paged_open_s"` // part of PagedS
-	Height    int64   `json:"height"`
-	Lost      int64   `json:"blocks_to_replay"` // not durable, so CometBFT replays them
-	DiskBytes int64   `json:"disk_bytes"`
+	Keys       int     `json:"keys"`
+	Seconds    float64 `json:"seconds"`
+	CPUS       float64 `json:"cpu_s"`
+	OpenS      float64 `json:"open_s"`  // part of Seconds
+	PagedS     float64 `json:"paged_s"` // of a node whose state may exceed its memory
+	PagedCPUS  float64 `json:"paged_cpu_s"`
+	LeavesS    float64 `json:"leaves_s"` // without a page list
+	LeavesCPUS float64 `json:"leaves_cpu_s"`
+	// After Seconds, until the whole state is in memory: the time, the blocks in that time, and how
+	// long they took, in ms.
+	FillS      float64 `json:"fill_s"`
+	FillCPUS   float64 `json:"fill_cpu_s"`
+	FillBlocks int     `json:"fill_blocks"`
+	FillP50    float64 `json:"fill_p50_ms"`
+	FillP99    float64 `json:"fill_p99_ms"`
+	FilledP50  float64 `json:"filled_p50_ms"` // of blocks after it
+	FilledP99  float64 `json:"filled_p99_ms"`
+	Height     int64   `json:"height"`
+	Lost       int64   `json:"blocks_to_replay"` // not durable, so CometBFT replays them
+	DiskBytes  int64   `json:"disk_bytes"`
 }
 
 // Commit is the time that durable storage adds to a commit.

@@ -405,10 +405,13 @@ const cacheDistribution = distZipf99
 // durable when the process is killed.
 const dyingBlocks = 130
 
+// filledBlocks is the number of blocks after the state is in memory again.
+const filledBlocks = 100
+
 func (r *runner) recovery() error {
 	spec := r.o.spec()
 	spec.Blocks = dyingBlocks
-	r.progress.Begin("recovery", "steps", spec.LoadSteps+3)
+	r.progress.Begin("recovery", "steps", spec.LoadSteps+5)
 	r.progress.Working("write")
 	p, err := r.child(roleWriter, "recovery", spec)
 	if err != nil {
@@ -431,23 +434,35 @@ func (r *runner) recovery() error {
 	}
 	r.progress.Add(1)
 	r.progress.Working("open")
-	var starts [2]answer
-	for i := range starts {
+	starts := map[string]answer{}
+	var fill answer
+	// The first start also opens what the crash left.
+	for _, start := range []string{startMemory, startPaged, startLeaves, startFill} {
 		if p, err = r.child(roleOpener, "recovery", spec); err != nil {
 			return err
 		}
-		if err := p.Ask(request{Op: opRecover, Paged: i == 1}, &starts[i]); err != nil {
+		var a answer
+		if err := p.Ask(request{Op: opRecover, Start: start}, &a); err != nil {
 			return err
+		}
+		if starts[start] = a; start == startFill {
+			r.progress.Working("fill the memory")
+			if err := p.Ask(request{Op: opFill, N: filledBlocks}, &fill); err != nil {
+				return err
+			}
 		}
 		r.progress.Add(1)
 		p.End()
 	}
-	a, paged := starts[0], starts[1]
+	a, leaves, paged := starts[startMemory], starts[startLeaves], starts[startPaged]
 	if a.Height < written.Height {
 		return fmt.Errorf("recovery: the store is at height %d after the crash, but %d was durable", a.Height, written.Height)
 	}
 	r.result.Recovery = &Recovery{
-		Keys: a.Keys, Seconds: a.Seconds, CPUS: a.CPU, OpenS: a.Open, PagedS: paged.Seconds, PagedCPUS: paged.CPU, PagedOpen: paged.Open,
+		Keys: a.Keys, Seconds: a.Seconds, CPUS: a.CPU, OpenS: a.Open, PagedS: paged.Seconds, PagedCPUS: paged.CPU,
+		LeavesS: leaves.Seconds, LeavesCPUS: leaves.CPU, FillS: fill.Seconds, FillCPUS: fill.CPU, FillBlocks: fill.Done,
+		FillP50: harness.Percentile(fill.Millis[:fill.Done], 50), FillP99: harness.Percentile(fill.Millis[:fill.Done], 99),
+		FilledP50: harness.Percentile(fill.Millis[fill.Done:], 50), FilledP99: harness.Percentile(fill.Millis[fill.Done:], 99),
 		Height: a.Height, Lost: int64(spec.LoadSteps+dyingBlocks) - a.Height, DiskBytes: a.Disk,
 	}
 	r.endAll()

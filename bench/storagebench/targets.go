@@ -23,13 +23,7 @@ func (r *Result) targets() (t []harness.Target) {
 	}
 	atLeast("the game above the best fixed split when the mix changes midway", 1+cacheNoise, r.Summary.SGCGain)
 	if c := r.Recovery; c != nil {
-		t = append(t, harness.Target{
-			Name: "a start after a crash in under 30 s (set for 10,000,000 keys)", Met: c.Seconds < 30, Figure: c.Seconds,
-			Measure: fmt.Sprintf("%.3g s", c.Seconds),
-		}, harness.Target{
-			Name: "a paged start after a crash in at most 0.5 s (set for 10,000,000 keys)", Met: c.PagedS <= 0.5, Figure: c.PagedS,
-			Measure: fmt.Sprintf("%.3g s", c.PagedS),
-		})
+		t = append(t, startTargets(c.Seconds, c.PagedS)...)
 	}
 	if c := r.Commit; c != nil {
 		t = append(t, harness.Target{

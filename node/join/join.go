@@ -77,8 +77,9 @@ type State interface {
 	Latest() (int64, *avlstar.Version)
 	// Stored describes the state on disk.
 	Stored() (meta storage.Meta, ok bool)
-	// Paged reports whether parts of the state are read from disk on demand.
-	Paged() bool
+	// Whole returns a version of the state of v, the last version, which can be read while a restore
+	// empties the disk; the caller releases it. It returns nil if the state may exceed memory.
+	Whole(ctx context.Context, v *avlstar.Version) (*avlstar.Version, error)
 	// Target receives a new state.
 	Target() restore.Target
 	// Replace allows the next restore to replace a state that has blocks.
@@ -139,7 +140,7 @@ type Options struct {
 	OnlyValidator bool
 
 	State State
-	// Sharded is the application if storage nodes keep its state: then Target, Stored, Paged and
+	// Sharded is the application if storage nodes keep its state: then Target, Stored, Whole and
 	// Replace of State are not called. nil: the state is in the home.
 	Sharded Sharded
 	Chain   Chain
@@ -362,10 +363,16 @@ func (j *joining) fetch(ctx context.Context) error {
 		o.ChooseTimeout = j.Config.App.Join.ReachTimeout
 	}
 	if height, v := j.State.Latest(); v != nil {
-		defer v.Release()
-		o.Local, o.LocalHeight = v, height
-		if j.State.Paged() { // it reads from the zone, which the restore empties
-			o.Local = nil
+		whole, err := j.State.Whole(ctx, v)
+		v.Release()
+		switch o.LocalHeight = height; {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case err != nil:
+			j.log.Error("The present state cannot be read, so all of the new one is fetched", "height", height, "err", err)
+		case whole != nil:
+			defer whole.Release()
+			o.Local = whole
 		}
 	}
 	result, err := restore.Run(ctx, o)

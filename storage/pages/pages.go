@@ -36,7 +36,7 @@ func (p *Pages) Page(s avlstar.Subtree) (*avlstar.Page, error) {
 	if page, ok := p.Cache.Get(sgc.State, s.Hash[:]); ok {
 		return page.(*avlstar.Page), nil
 	}
-	page, err := p.read(s)
+	page, err := p.Read(s)
 	switch {
 	// Either the version is too old, or the page is damaged and its checksums are valid.
 	case errors.Is(err, storage.ErrNoPage):
@@ -57,8 +57,8 @@ func (p *Pages) Page(s avlstar.Subtree) (*avlstar.Page, error) {
 // Evicted implements avlstar.Paging.Evicted.
 func (p *Pages) Evicted(s avlstar.Stub) { p.Cache.Evicted(sgc.State, s.Hash[:], int(s.Bytes)) }
 
-// read reads and verifies the page s without the cache.
-func (p *Pages) read(s avlstar.Subtree) (page *avlstar.Page, err error) {
+// Read reads and verifies the page s without the cache. Errors are those of Page.
+func (p *Pages) Read(s avlstar.Subtree) (page *avlstar.Page, err error) {
 	var refused error
 	err = p.Zone.Page(s.First, s.After, s.Bytes, func(records []byte) bool {
 		page, refused = avlstar.VerifyPage(s.Stub, records)

@@ -114,7 +114,7 @@ func (s *Scrubber[V]) step(v V) (verified uint64, err error) {
 			ended = false
 			break
 		}
-		_, err := s.Pages.read(page)
+		_, err := s.Pages.Read(page)
 		missing := errors.Is(err, storage.ErrNoPage)
 		switch {
 		case missing && !s.isNewest(v):

@@ -57,7 +57,7 @@ func (s *Store) JoinTarget(o JoinOptions) Target {
 		o.Done = func(int64) {}
 	}
 	t := &joinTarget{target: target{store: s}, o: o}
-	if s.pages != nil {
+	if !s.inMemory {
 		return pagedTarget{t}
 	}
 	return t

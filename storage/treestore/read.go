@@ -46,8 +46,8 @@ func (s *Store) read(ctx context.Context, meta storage.Meta, progress func(done 
 	return v, unlikeStored(err)
 }
 
-// fromPageList rebuilds the tree from its page list. It returns nil if the store is not paged, or
-// if there is no page list of the state that meta describes.
+// fromPageList rebuilds the tree from its page list. It returns nil if the store has no cache, or if
+// there is no page list of the state that meta describes.
 func (s *Store) fromPageList(meta storage.Meta) *avlstar.Version {
 	if s.pages == nil {
 		return nil
@@ -57,7 +57,7 @@ func (s *Store) fromPageList(meta storage.Meta) *avlstar.Version {
 		s.log.Info("The state has no page list that can be used, so all leaves are read", "height", meta.Height, "err", err)
 		return nil
 	}
-	v, err := avlstar.FromPageList(meta.ChunkBytes, leaves, *pagingBy(s.pages), stubs)
+	v, err := avlstar.FromPageList(meta.ChunkBytes, leaves, s.paging(), stubs)
 	if err == nil {
 		v, err = same(v, meta)
 	}
@@ -65,22 +65,25 @@ func (s *Store) fromPageList(meta storage.Meta) *avlstar.Version {
 		s.log.Error("The page list of the state cannot be used, so all leaves are read", "height", meta.Height, "err", err)
 		return nil
 	}
-	account(s.pages.Cache, v)
+	if !s.inMemory {
+		account(s.pages.Cache, v)
+	}
 	return v
 }
 
-// build rebuilds the tree from the leaves on disk: completely in memory or, with a cache, only the
-// part above the pages. Errors: storage.ErrCorrupt with a remedy, and read errors.
+// build rebuilds the tree from the leaves on disk: completely in memory or, if pages leave memory,
+// only the part above them. Errors: storage.ErrCorrupt with a remedy, and read errors.
 func (s *Store) build(ctx context.Context, chunkBytes uint64, progress func(done uint64)) (*avlstar.Version, error) {
 	var paging *avlstar.Paging
-	if s.pages != nil {
-		paging = pagingBy(s.pages)
+	if !s.inMemory {
+		p := s.paging()
+		paging = &p
 	}
 	v, err := assemble(ctx, chunkBytes, paging, s.zone.Scan(), progress)
 	if err != nil {
 		return nil, unlikeStored(err)
 	}
-	if s.pages != nil {
+	if !s.inMemory {
 		account(s.pages.Cache, v)
 	}
 	return v, nil

@@ -31,8 +31,12 @@ type Options struct {
 	// Failed is called when the zone refuses a block or cannot be read, so that the node stops.
 	// Default: no call.
 	Failed func(error)
-	// Cache stores pages and is shared with the block zone. nil: the whole tree stays in memory.
+	// Cache stores pages and is shared with the block zone. nil: the whole tree stays in memory, and
+	// a start reads all leaves.
 	Cache *sgc.Cache
+	// InMemory keeps the whole tree in memory. With a Cache, a start reads only the page list, and
+	// the tree is filled while it is used.
+	InMemory bool
 	// Index enables the hash index of keys in memory (avlstar.Version.EnableIndex).
 	Index bool
 }
@@ -59,11 +63,14 @@ type Store struct {
 	chainID   string
 	failed    func(error)
 	index     bool
-	pages     *pages.Pages // nil: the whole state stays in memory
-	keeper    *keeper      // only used with pages
+	pages     *pages.Pages           // nil: there is no page list
+	inMemory  bool                   // no page leaves memory; those that are away after a start return (filler)
+	filler    atomic.Pointer[filler] // of the current state, with pages and inMemory; otherwise nil
+	keeper    *keeper                // used if pages leave memory
 	scrubber  pages.Scrubber[*avlstar.Version]
 	snapshots Snapshots // nil: no state is kept; set before the first block
 	list      pages.ListWriter[*avlstar.Version]
+	fillBytes uint64 // default: fillBytes
 	// pinning is set while a pin waits to be written. No second pin is made meanwhile: each pin
 	// costs a flush, so not all snapshots are stored if they are more frequent than flushes.
 	pinning atomic.Bool
@@ -73,7 +80,8 @@ var _ app.Store = (*Store)(nil)
 
 // New returns a store over an open zone.
 func New(o Options) *Store {
-	s := &Store{zone: o.Zone, log: o.Logger, chainID: o.ChainID, failed: o.Failed, index: o.Index, keeper: newKeeper()}
+	s := &Store{zone: o.Zone, log: o.Logger, chainID: o.ChainID, failed: o.Failed, index: o.Index, keeper: newKeeper(),
+		inMemory: o.InMemory || o.Cache == nil, fillBytes: fillBytes}
 	if s.log == nil {
 		s.log = log.NewNopLogger()
 	}
@@ -89,12 +97,26 @@ func New(o Options) *Store {
 // SetSnapshots sets the policy for pins. It must be called before the first Commit.
 func (s *Store) SetSnapshots(of Snapshots) { s.snapshots = of }
 
-// Paged reports whether parts of the tree may be evicted from memory.
-func (s *Store) Paged() bool { return s.pages != nil }
+// Filling reports whether pages that are to be in memory may not be there yet.
+func (s *Store) Filling() bool { return s.filler.Load().isActive() }
 
-// Load rebuilds the tree and compares its app hash with the stored one. A paged store reads only
-// the page list, if there is one; pages are then verified when they are read, and by Scrub.
-// Otherwise it reads all leaves. Errors: app.ErrOtherChain, storage.ErrCorrupt with a remedy, and
+// Whole returns a version of the state of v, the newest version, that is completely in memory; the
+// caller releases it before the next block. It returns nil if pages leave memory. Until the filler
+// has ended, it reads what is missing. Errors: that of ctx, and read errors.
+func (s *Store) Whole(ctx context.Context, v *avlstar.Version) (*avlstar.Version, error) {
+	if !s.inMemory {
+		return nil, nil //nolint:nilnil // documented
+	}
+	v.Retain()
+	if !s.Filling() {
+		return v, nil
+	}
+	return s.filler.Load().whole(ctx, v)
+}
+
+// Load rebuilds the tree and compares its app hash with the stored one. A store with a cache reads
+// only the page list, if there is one; pages are then verified when they are read, and by Scrub or
+// by the filler. Otherwise it reads all leaves. Errors: app.ErrOtherChain, storage.ErrCorrupt with a remedy, and
 // read errors.
 func (s *Store) Load() (int64, *avlstar.Version, error) {
 	meta, ok := s.zone.Meta()
@@ -125,9 +147,14 @@ func (s *Store) begin(height int64, v *avlstar.Version, listed bool) {
 	if s.index {
 		v.EnableIndex()
 	}
-	if s.pages != nil {
+	switch {
+	case !s.inMemory:
 		s.keeper.begin(height)
 		s.keeper.give(v, s.pages, s.zone, height)
+	case s.pages != nil:
+		f := newFiller(s, v, listed)
+		s.filler.Swap(f).end()
+		f.fill(height, v)
 	}
 }
 
@@ -180,9 +207,9 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 	if base == nil && s.index {
 		v.EnableIndex()
 	}
-	if s.pages != nil {
+	if !s.inMemory {
 		if base == nil {
-			v.EnablePaging(*pagingBy(s.pages))
+			v.EnablePaging(s.paging())
 			s.keeper.begin(height)
 		}
 		s.keeper.block(height, block.Deletes)
@@ -197,6 +224,7 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 		s.list.Begin(false)
 		return err
 	}
+	s.filler.Load().fill(height, v)
 	return nil
 }
 
@@ -232,7 +260,7 @@ func (p *pending) PinData() []byte { return p.store.snapshots.PinData(p.height, 
 
 // Done implements storage.Owner.
 func (p *pending) Done(durable bool) {
-	if durable && p.store.pages != nil {
+	if durable && !p.store.inMemory {
 		p.v.Stored()
 	}
 	if p.release(); p.pins {

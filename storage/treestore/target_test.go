@@ -215,7 +215,6 @@ func TestStore(t *testing.T) {
 			zone := openZone(t, fs)
 			o := Options{Zone: zone, ChainID: testChain, Cache: cache}
 			store := New(o)
-			require.Equal(t, cache != nil, store.Paged())
 			height, none, err := store.Load()
 			require.NoError(t, err)
 			require.Zero(t, height)

@@ -1,0 +1,155 @@
+package treestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/pages"
+)
+
+// fillBytes is the number of bytes of leaf records that the filler reads after each block, and that
+// the next block takes into the tree.
+const fillBytes = 8 << 20
+
+// filler brings the pages of a state that is to be in memory back after a start from the page list.
+// After each block, a goroutine reads the next pages, and the next block takes them into the tree
+// (avlstar.Version.Fill). Queries and blocks that need other pages meanwhile read them, as in a
+// paged store. end, fill and isActive may be called on nil, which is not active.
+type filler struct {
+	store   *Store
+	bytes   uint64 // of the whole state
+	started time.Time
+	active  atomic.Bool // pages may be away
+
+	// turn has an element while pages are being read. Its owner may use the fields below.
+	turn   chan struct{}
+	from   []byte // where the next Fill begins
+	read   uint64 // bytes read so far
+	missed int    // consecutive attempts at a page that is missing
+	logged time.Time
+}
+
+// newFiller returns the filler of a state that continues from v. away: v has stubs.
+func newFiller(s *Store, v *avlstar.Version, away bool) *filler {
+	now := time.Now()
+	f := &filler{store: s, bytes: v.Root().Bytes, started: now, logged: now, turn: make(chan struct{}, 1)}
+	if f.active.Store(away); away {
+		s.zone.ReadUpTo(math.MaxInt64)
+	} else {
+		s.zone.ReadUpTo(0)
+	}
+	return f
+}
+
+func (f *filler) isActive() bool { return f != nil && f.active.Load() }
+
+// end waits for the goroutine and makes the filler inactive, because another state replaces this
+// one.
+func (f *filler) end() {
+	if f != nil {
+		f.turn <- struct{}{}
+		f.active.Store(false)
+		<-f.turn
+	}
+}
+
+// fill reads the next pages of v, the newest version, unless the last ones are still being read.
+func (f *filler) fill(height int64, v *avlstar.Version) {
+	if !f.isActive() {
+		return
+	}
+	select {
+	case f.turn <- struct{}{}:
+	default:
+		return
+	}
+	v.Retain()
+	go func() {
+		err := f.next(height, v)
+		v.Release()
+		<-f.turn
+		if err != nil {
+			f.store.failed(err)
+		}
+	}()
+}
+
+// next reads the next pages of v, whose height is given. It returns an error if the state is
+// damaged or cannot be read. The caller has the turn.
+func (f *filler) next(height int64, v *avlstar.Version) error {
+	if !f.active.Load() {
+		return nil
+	}
+	full, err := f.readPages(v, &f.from)
+	switch {
+	case full:
+		f.active.Store(false)
+		f.store.zone.ReadUpTo(height) // only older versions have stubs
+		f.store.log.Info("The whole state is in memory", "height", height, "bytes", f.read, "seconds", seconds(f.started))
+		return nil
+	case errors.Is(err, storage.ErrClosed):
+		return nil
+	case errors.Is(err, storage.ErrNoPage) && f.missed+1 < pages.ScrubTries:
+		// A later block may have replaced the page while v was being read. The next attempt begins
+		// with it, in the version that is then the newest.
+		f.missed++
+		return nil
+	case errors.Is(err, storage.ErrNoPage):
+		err = Damaged(fmt.Errorf("%w: %w", ErrNotTheState, err))
+	}
+	if f.missed = 0; err != nil {
+		f.active.Store(false)
+		return err
+	}
+	if time.Since(f.logged) > progressEvery {
+		f.logged = time.Now()
+		f.store.log.Info("Reading the state into memory", "bytes", f.read, "of", f.bytes, "seconds", seconds(f.started))
+	}
+	return nil
+}
+
+// readPages reads the next pages of v for the next Apply, and moves from, where they begin. full: v
+// has no stubs. The caller has the turn.
+func (f *filler) readPages(v *avlstar.Version, from *[]byte) (full bool, err error) {
+	*from, full, err = v.Fill(*from, f.store.fillBytes, func(p avlstar.Subtree) (*avlstar.Page, error) {
+		page, err := f.store.pages.Read(p)
+		if err == nil {
+			f.read += p.Bytes
+		}
+		return page, err
+	})
+	return full, err
+}
+
+// whole reads all pages of v, and returns a version of the same state with them. It takes over the
+// reference to v. The filler stays active, for the case that a block follows v.
+func (f *filler) whole(ctx context.Context, v *avlstar.Version) (*avlstar.Version, error) {
+	f.turn <- struct{}{}
+	defer func() { <-f.turn }()
+	var from []byte
+	for {
+		next, err := v.Apply(nil) // takes what Fill has read
+		v.Release()
+		if err != nil {
+			return nil, err
+		}
+		v = next
+		full, err := f.readPages(v, &from)
+		if err == nil {
+			err = ctx.Err()
+		}
+		switch {
+		case err != nil:
+			v.Release()
+			return nil, err
+		case full:
+			return v, nil
+		}
+	}
+}
