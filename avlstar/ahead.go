@@ -21,11 +21,14 @@ const maxBrought = 16 << 20
 // small.
 const minAhead = 256 << 10
 
-// ReadAhead reads the pages on the paths to keys in parallel, up to a quarter of the tree's budget,
-// and keeps them until the next call. Meanwhile every reader of the tree finds them without waiting
-// for the disk. It stops iterating over keys when it has read enough, so the caller knows where to
-// continue. Keys may be in any order, such as the order of execution. It returns false, without
-// reading a key, if the tree keeps all pages in memory.
+// maxAhead is the greatest number, also if the budget is not limited.
+const maxAhead = 64 << 20
+
+// ReadAhead reads the pages on the paths to keys in parallel, up to a quarter of the tree's budget
+// and to maxAhead bytes, and keeps them until the next call. Meanwhile every reader of the tree
+// finds them without waiting for the disk. It stops iterating over keys when it has read enough, so
+// the caller knows where to continue. Keys may be in any order, such as the order of execution. It
+// returns false, without reading a key, if the tree keeps all pages in memory.
 //
 // A page that cannot be read is skipped: a reader that needs it gets the error.
 func (v *Version) ReadAhead(keys iter.Seq[[]byte]) bool {
@@ -35,7 +38,7 @@ func (v *Version) ReadAhead(keys iter.Seq[[]byte]) bool {
 	}
 	v.inUse()
 	defer runtime.KeepAlive(v)
-	wanted := v.pagesTo(keys, max(uint64(max(t.paging.Budget(), 0))/4, minAhead))
+	wanted := v.pagesTo(keys, min(max(uint64(max(t.paging.Budget(), 0))/4, minAhead), maxAhead))
 	slices.SortFunc(wanted, func(a, b Subtree) int { return bytes.Compare(a.First, b.First) })
 	pages := make(map[Hash]*Page, len(wanted))
 	for i, page := range fetchAll(t, wanted, (*Page).Compact) {

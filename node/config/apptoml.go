@@ -80,9 +80,9 @@ keep_recent = {{ .Snapshots.Keep }}
 # gets more of it. In a storage node, limit for the pages and trees of all ranges together, in addition to serve_bytes.
 cache_bytes = {{ .Disk.CacheBytes }}
 
-# true: the whole state is in memory (about 280 bytes per key, plus keys and values). false: for a state larger than memory; data not used
-# recently are read from disk on demand. Blocks, proofs and ranges verify what they read; other reads trust the disk's checksums. A few
-# bytes per key stay in memory, and a start reads about as much, instead of the whole state.
+# true: the whole state is in memory (about 280 bytes per key, plus keys and values). A start reads a few bytes per key, and the rest while
+# blocks are made: until then, and with false, data not used recently are read from disk on demand. false: for a state larger than memory.
+# Blocks, proofs and ranges verify what they read from disk; other reads trust the disk's checksums.
 state_in_memory = {{ .Disk.StateInMemory }}
 
 # The state is flushed to disk in the background, many blocks at a time: when this many blocks or bytes of changes are waiting, or when a

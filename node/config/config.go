@@ -196,7 +196,8 @@ type Snapshots struct {
 type Disk struct {
 	// CacheBytes limits the caches of both zones together, in bytes.
 	CacheBytes int64 `mapstructure:"cache_bytes"`
-	// StateInMemory: the whole state is in memory; otherwise the node caches pages of it.
+	// StateInMemory: the whole state is in memory, some blocks after a start; otherwise the node
+	// caches pages of it.
 	StateInMemory bool `mapstructure:"state_in_memory"`
 	// A flush begins when FlushBlocks blocks wait, or FlushBytes bytes of changes, or when one
 	// block has waited for FlushInterval.
