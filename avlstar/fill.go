@@ -2,6 +2,8 @@ package avlstar
 
 import (
 	"bytes"
+	"fmt"
+	"math"
 	"runtime"
 )
 
@@ -21,13 +23,17 @@ import (
 // the versions that Apply makes from v have no stubs.
 //
 // The tree's budget must not be limited. Only one Fill of a tree may run at a time. An error is
-// that of read; what was read before it counts.
+// that of read, and what was read before it counts; or ErrTooLarge if the pages of an earlier call
+// did not fit into the tree.
 func (v *Version) Fill(from []byte, most uint64, read func(Subtree) (*Page, error)) (next []byte, full bool, err error) {
 	if !v.partial { // another goroutine may be enabling paging
 		return nil, true, nil
 	}
 	p := v.tree.paging
-	if p.filling.Load() != nil {
+	switch {
+	case p.tooLarge.Load():
+		return from, false, fmt.Errorf("avlstar: fill: %w", ErrTooLarge)
+	case p.filling.Load() != nil:
 		return from, false, nil
 	}
 	v.inUse()
@@ -36,9 +42,9 @@ func (v *Version) Fill(from []byte, most uint64, read func(Subtree) (*Page, erro
 		runs []*run
 		sum  uint64
 	)
-	next = from
+	away := false
 	for s := range v.Stubs(from) {
-		if sum >= most {
+		if away = true; sum >= most && len(runs) > 0 {
 			next = bytes.Clone(s.First)
 			break
 		}
@@ -49,18 +55,14 @@ func (v *Version) Fill(from []byte, most uint64, read func(Subtree) (*Page, erro
 		}
 		runs = append(runs, page.nodes())
 		sum += s.Bytes
-		next = nil
 	}
-	switch {
-	case len(runs) > 0:
+	if len(runs) > 0 {
 		p.filling.Store(&runs)
-	case err == nil && from == nil:
-		p.full.Store(v.epoch)
-		return nil, true, nil
-	case err == nil:
-		next = nil
 	}
-	return next, false, err
+	if full = from == nil && !away; full {
+		p.full.Store(v.epoch)
+	}
+	return next, full, err
 }
 
 // filler copies pages into a version.
@@ -71,7 +73,8 @@ type filler struct {
 }
 
 // fill returns a version of the same state as v with the pages that Fill has read; the caller
-// releases it. It returns v itself if there are none. The caller holds t.mu.
+// releases it. It returns v itself if there are none, or
+// if they do not fit. The caller holds t.mu.
 func (t *tree) fill(v *Version) *Version {
 	p := t.paging
 	if p == nil || !v.partial {
@@ -83,8 +86,16 @@ func (t *tree) fill(v *Version) *Version {
 	}
 	// Versions before the one that has no stubs are not in use any more, or are not the latest.
 	full := p.full.Load() != 0 && v.epoch >= p.full.Load()
-	if len(runs) == 0 && !full || !v.root.isInner() || v.epoch+1 >= freed || t.roomOf(needsOfRuns(runs, v)) != nil {
+	if len(runs) == 0 && !full || !v.root.isInner() || v.epoch+1 >= freed {
 		return v
+	}
+	nodes, pages := needsOfRuns(runs, v)
+	if t.roomOf(nodes, pages) != nil {
+		t.reclaim(math.MaxInt, new(Reclaimed))
+		if t.roomOf(nodes, pages) != nil {
+			p.tooLarge.Store(true)
+			return v
+		}
 	}
 	next := t.sameState(v)
 	next.partial = !full

@@ -148,6 +148,31 @@ func TestFillReadsEachPageOnce(t *testing.T) {
 	plain.Release()
 }
 
+// TestFillLimits: Fill reads at least one page, and fails if the pages did not fit into the tree.
+func TestFillLimits(t *testing.T) {
+	smallPages(t, 500)
+	rnd := seeds.Rand(t)
+	plain := advance(t, mustEmpty(t, 1<<14), randomBlock(rnd, 300, 1<<30, 0, false)...)
+	d := &disk{}
+	d.store(t, plain)
+	v := fromList(t, plain, d)
+	next, full, err := v.Fill(nil, 0, d.Page)
+	require.NoError(t, err)
+	require.False(t, full)
+	require.NotNil(t, next)
+	require.EqualValues(t, 1, d.reads.Load())
+	v = advance(t, v)
+	require.NotEmpty(t, slices.Collect(v.Stubs(nil)))
+
+	v.tree.paging.tooLarge.Store(true)
+	again, full, err := v.Fill(next, 1, d.Page)
+	require.ErrorIs(t, err, ErrTooLarge)
+	require.False(t, full)
+	require.Equal(t, next, again)
+	v.Release()
+	plain.Release()
+}
+
 // TestFillAndGoBack: if the version that has no stubs is given up, the one before has stubs again.
 func TestFillAndGoBack(t *testing.T) {
 	smallPages(t, 500)

@@ -148,8 +148,8 @@ func (l *latestPage) page(t *tree, s Subtree) (*run, error) {
 	return l.run, nil
 }
 
-// copyPath copies node n of r, and the nodes below it on the paths to ops, or all of them. It returns
-// the copy of n, and the subtree's least leaf if that was copied.
+// copyPath copies node n of r, and the nodes below it on the paths to ops, or all of them. It
+// returns the copy of n, and the subtree's least leaf if that was copied.
 func (e *edit) copyPath(r *run, n ref, ops []op, all bool) (c, least ref) {
 	if n.isLeaf() {
 		l := r.leaf(int(n &^ leafBit))

@@ -47,9 +47,14 @@ type paging struct {
 	loaded  atomic.Uint64 // number of pages that Apply and Replay read
 	runs    map[Hash]*run // pages for the current block, by hash
 
-	ahead   atomic.Pointer[map[Hash]*Page] // see ReadAhead; the map is never modified
-	filling atomic.Pointer[[]*run]         // what Fill has read and no Apply has taken yet; nil: nothing
-	full    atomic.Uint32                  // epoch of a version without stubs, after which no page was evicted; 0: none
+	ahead atomic.Pointer[map[Hash]*Page] // see ReadAhead; the map is never modified
+
+	// See Fill.
+	filling  atomic.Pointer[[]*run] // what Fill has read and no Apply has taken yet; nil: nothing
+	tooLarge atomic.Bool            // an Apply could not take it
+	// full is the epoch of a version without stubs, after which no page was evicted; 0: none. A
+	// version that was just made from a page list has epoch 0, and stubs.
+	full atomic.Uint32
 }
 
 // EnablePaging lets pages of v's tree leave memory, from the next Apply or Replay on. It must be

@@ -178,7 +178,8 @@ func TestEveryReadOfAPartialTreeFails(t *testing.T) {
 		p, err := full.Prune(stub)
 		require.NoError(t, err)
 		for name, read := range readsOf {
-			// A copy and an upper tree may have stubs, Partial has no chunks, and Fill needs Paging.
+			// A copy and an upper tree may have stubs, a Partial has no chunks, and Fill needs
+			// Paging.
 			if name == "Fill" || name == "Prune" || name == "Upper" || name == "UpperWithin" || name == "Chunk" || name == "ChunkRange" {
 				continue
 			}

@@ -64,6 +64,7 @@ func (l *local) needsHeaders() bool                { return false }
 
 func (l *local) close() error {
 	l.stopScrub()
+	l.store.Close()
 	return l.state.Close()
 }
 

@@ -426,7 +426,8 @@ func (s *Zone) Trim(oldest int64, pinned []int64) {
 
 // ReadUpTo reports that no version above height reads pages, because these versions are completely
 // in memory. When Trim has passed that height, the states of past flushes are dropped by the next
-// flush. After ReadUpTo(math.MaxInt64), which is the default, they are kept.
+// flush. After ReadUpTo(math.MaxInt64), which is the default, and before the first Trim, they are
+// kept.
 func (s *Zone) ReadUpTo(height int64) { s.readUpTo.Store(height) }
 
 // keepsGenerations reports whether a version in use may need a state other than the newest.

@@ -77,8 +77,9 @@ type State interface {
 	Latest() (int64, *avlstar.Version)
 	// Stored describes the state on disk.
 	Stored() (meta storage.Meta, ok bool)
-	// Whole returns a version of the state of v, the last version, which can be read while a restore
-	// empties the disk; the caller releases it. It returns nil if the state may exceed memory.
+	// Whole returns a version of the state of v, the last version, which can be read while a
+	// restore empties the disk; the caller releases it. It returns nil if the state may exceed
+	// memory.
 	Whole(ctx context.Context, v *avlstar.Version) (*avlstar.Version, error)
 	// Target receives a new state.
 	Target() restore.Target
@@ -365,14 +366,14 @@ func (j *joining) fetch(ctx context.Context) error {
 	if height, v := j.State.Latest(); v != nil {
 		whole, err := j.State.Whole(ctx, v)
 		v.Release()
-		switch o.LocalHeight = height; {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case err != nil:
-			j.log.Error("The present state cannot be read, so all of the new one is fetched", "height", height, "err", err)
-		case whole != nil:
+		if whole != nil {
 			defer whole.Release()
-			o.Local = whole
+		}
+		if o.Local, o.LocalHeight = whole, height; ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			j.log.Error("The present state cannot be read, so all of the new one is fetched", "height", height, "err", err)
 		}
 	}
 	result, err := restore.Run(ctx, o)

@@ -1,6 +1,7 @@
 package treestore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,18 +21,20 @@ const fillBytes = 8 << 20
 // filler brings the pages of a state that is to be in memory back after a start from the page list.
 // After each block, a goroutine reads the next pages, and the next block takes them into the tree
 // (avlstar.Version.Fill). Queries and blocks that need other pages meanwhile read them, as in a
-// paged store. end, fill and isActive may be called on nil, which is not active.
+// paged store.
 type filler struct {
 	store   *Store
 	bytes   uint64 // of the whole state
 	started time.Time
-	active  atomic.Bool // pages may be away
+	active  atomic.Bool  // pages may be away
+	newest  atomic.Int64 // height of the last block
 
 	// turn has an element while pages are being read. Its owner may use the fields below.
 	turn   chan struct{}
 	from   []byte // where the next Fill begins
 	read   uint64 // bytes read so far
-	missed int    // consecutive attempts at a page that is missing
+	missed int    // consecutive attempts at the page at from, missing from the newest version
+	broken bool   // an error was reported
 	logged time.Time
 }
 
@@ -47,23 +50,26 @@ func newFiller(s *Store, v *avlstar.Version, away bool) *filler {
 	return f
 }
 
+// isActive may be called on nil, which is not active.
 func (f *filler) isActive() bool { return f != nil && f.active.Load() }
 
 // end waits for the goroutine and makes the filler inactive, because another state replaces this
-// one.
+// one, or the store is closed. It may be called on nil.
 func (f *filler) end() {
 	if f != nil {
-		f.turn <- struct{}{}
 		f.active.Store(false)
+		f.turn <- struct{}{}
 		<-f.turn
 	}
 }
 
-// fill reads the next pages of v, the newest version, unless the last ones are still being read.
+// fill reads the next pages of v, the newest version, unless the last ones are still being read. It
+// may be called on nil.
 func (f *filler) fill(height int64, v *avlstar.Version) {
 	if !f.isActive() {
 		return
 	}
+	f.newest.Store(height)
 	select {
 	case f.turn <- struct{}{}:
 	default:
@@ -83,10 +89,20 @@ func (f *filler) fill(height int64, v *avlstar.Version) {
 // next reads the next pages of v, whose height is given. It returns an error if the state is
 // damaged or cannot be read. The caller has the turn.
 func (f *filler) next(height int64, v *avlstar.Version) error {
+	if !f.active.Load() || f.broken {
+		return nil
+	}
+	from := f.from
+	full, err := f.readPages(v, &f.from)
 	if !f.active.Load() {
 		return nil
 	}
-	full, err := f.readPages(v, &f.from)
+	missing := errors.Is(err, storage.ErrNoPage)
+	if !missing || !bytes.Equal(from, f.from) || f.newest.Load() != height {
+		f.missed = 0
+	} else {
+		f.missed++
+	}
 	switch {
 	case full:
 		f.active.Store(false)
@@ -95,16 +111,15 @@ func (f *filler) next(height int64, v *avlstar.Version) error {
 		return nil
 	case errors.Is(err, storage.ErrClosed):
 		return nil
-	case errors.Is(err, storage.ErrNoPage) && f.missed+1 < pages.ScrubTries:
+	case missing && f.missed < pages.ScrubTries:
 		// A later block may have replaced the page while v was being read. The next attempt begins
 		// with it, in the version that is then the newest.
-		f.missed++
 		return nil
-	case errors.Is(err, storage.ErrNoPage):
+	case missing:
 		err = Damaged(fmt.Errorf("%w: %w", ErrNotTheState, err))
 	}
-	if f.missed = 0; err != nil {
-		f.active.Store(false)
+	if err != nil {
+		f.broken = true
 		return err
 	}
 	if time.Since(f.logged) > progressEvery {
@@ -118,6 +133,9 @@ func (f *filler) next(height int64, v *avlstar.Version) error {
 // has no stubs. The caller has the turn.
 func (f *filler) readPages(v *avlstar.Version, from *[]byte) (full bool, err error) {
 	*from, full, err = v.Fill(*from, f.store.fillBytes, func(p avlstar.Subtree) (*avlstar.Page, error) {
+		if !f.active.Load() {
+			return nil, storage.ErrClosed
+		}
 		page, err := f.store.pages.Read(p)
 		if err == nil {
 			f.read += p.Bytes

@@ -35,7 +35,10 @@ func newFilling(t *testing.T) *filling {
 	f.open(t)
 	for range 20 {
 		f.commit(t, f.store, 3000)
+		f.zone.Trim(f.height, nil)
 	}
+	require.NoError(t, f.zone.Flush())
+	require.Equal(t, 1, f.zone.Metrics().Generations, "no version of a new chain reads pages")
 	require.False(t, f.store.Filling(), "everything is in memory")
 	require.NoError(t, f.zone.Close())
 	f.open(t)
@@ -192,8 +195,49 @@ func TestFillFindsDamage(t *testing.T) {
 			f.commitNothing(t)
 			require.Len(t, f.failed, 1)
 			require.ErrorIs(t, f.failed[0], damage)
-			require.False(t, f.store.Filling())
+			require.True(t, f.store.Filling())
 		}
+		f.close(t)
+	})
+}
+
+// flaky finds every third page missing.
+type flaky struct {
+	*storage.Zone
+	n int
+}
+
+func (r *flaky) Page(first, after []byte, size uint64, accept func(records []byte) bool) error {
+	if r.n++; r.n%3 == 0 {
+		return storage.ErrNoPage
+	}
+	return r.Zone.Page(first, after, size, accept)
+}
+
+// TestFillProgresses: pages that are missing once each are not damage.
+func TestFillProgresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFilling(t)
+		f.store.pages.Zone = &flaky{Zone: f.zone}
+		for i := 0; f.store.Filling(); i++ {
+			require.Less(t, i, 1000)
+			f.commitNothing(t)
+		}
+		require.Empty(t, f.failed)
+		f.close(t)
+	})
+}
+
+// TestFillEnds: a store that is closed while it fills reads no more.
+func TestFillEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFilling(t)
+		f.block(t)
+		f.store.Close()
+		r := &flaky{Zone: f.zone}
+		f.store.pages.Zone = r
+		f.commitNothing(t)
+		require.Zero(t, r.n)
 		f.close(t)
 	})
 }

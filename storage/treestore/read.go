@@ -46,8 +46,8 @@ func (s *Store) read(ctx context.Context, meta storage.Meta, progress func(done 
 	return v, unlikeStored(err)
 }
 
-// fromPageList rebuilds the tree from its page list. It returns nil if the store has no cache, or if
-// there is no page list of the state that meta describes.
+// fromPageList rebuilds the tree from its page list. It returns nil if the store has no cache, or
+// if there is no page list of the state that meta describes.
 func (s *Store) fromPageList(meta storage.Meta) *avlstar.Version {
 	if s.pages == nil {
 		return nil

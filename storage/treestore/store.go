@@ -31,8 +31,8 @@ type Options struct {
 	// Failed is called when the zone refuses a block or cannot be read, so that the node stops.
 	// Default: no call.
 	Failed func(error)
-	// Cache stores pages and is shared with the block zone. nil: the whole tree stays in memory, and
-	// a start reads all leaves.
+	// Cache stores pages and is shared with the block zone. nil: the whole tree stays in memory,
+	// and a start reads all leaves.
 	Cache *sgc.Cache
 	// InMemory keeps the whole tree in memory. With a Cache, a start reads only the page list, and
 	// the tree is filled while it is used.
@@ -64,8 +64,8 @@ type Store struct {
 	failed    func(error)
 	index     bool
 	pages     *pages.Pages           // nil: there is no page list
-	inMemory  bool                   // no page leaves memory; those that are away after a start return (filler)
-	filler    atomic.Pointer[filler] // of the current state, with pages and inMemory; otherwise nil
+	inMemory  bool                   // no page leaves memory
+	filler    atomic.Pointer[filler] // nil: no state in memory was loaded
 	keeper    *keeper                // used if pages leave memory
 	scrubber  pages.Scrubber[*avlstar.Version]
 	snapshots Snapshots // nil: no state is kept; set before the first block
@@ -97,6 +97,9 @@ func New(o Options) *Store {
 // SetSnapshots sets the policy for pins. It must be called before the first Commit.
 func (s *Store) SetSnapshots(of Snapshots) { s.snapshots = of }
 
+// Close waits until no page is being read for the filler, which then ends. The zone stays open.
+func (s *Store) Close() { s.filler.Load().end() }
+
 // Filling reports whether pages that are to be in memory may not be there yet.
 func (s *Store) Filling() bool { return s.filler.Load().isActive() }
 
@@ -116,8 +119,8 @@ func (s *Store) Whole(ctx context.Context, v *avlstar.Version) (*avlstar.Version
 
 // Load rebuilds the tree and compares its app hash with the stored one. A store with a cache reads
 // only the page list, if there is one; pages are then verified when they are read, and by Scrub or
-// by the filler. Otherwise it reads all leaves. Errors: app.ErrOtherChain, storage.ErrCorrupt with a remedy, and
-// read errors.
+// by the filler. Otherwise Load reads all leaves. Errors: app.ErrOtherChain, storage.ErrCorrupt
+// with a remedy, and read errors.
 func (s *Store) Load() (int64, *avlstar.Version, error) {
 	meta, ok := s.zone.Meta()
 	if !ok {
@@ -152,9 +155,12 @@ func (s *Store) begin(height int64, v *avlstar.Version, listed bool) {
 		s.keeper.begin(height)
 		s.keeper.give(v, s.pages, s.zone, height)
 	case s.pages != nil:
+		s.filler.Load().end()
 		f := newFiller(s, v, listed)
-		s.filler.Swap(f).end()
+		s.filler.Store(f)
 		f.fill(height, v)
+	default:
+		s.zone.ReadUpTo(0)
 	}
 }
 
@@ -223,6 +229,9 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 		p.Done(false)
 		s.list.Begin(false)
 		return err
+	}
+	if base == nil && s.inMemory {
+		s.zone.ReadUpTo(0)
 	}
 	s.filler.Load().fill(height, v)
 	return nil
