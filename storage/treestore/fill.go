@@ -14,9 +14,13 @@ import (
 	"github.com/starling-kv/starling/storage/pages"
 )
 
-// fillBytes is the number of bytes of leaf records that the filler reads after each block, and that
-// the next block takes into the tree.
-const fillBytes = 8 << 20
+const (
+	// fillBytes is the number of bytes of leaf records that the filler reads after a block, and
+	// that the next block takes into the tree, for each second between blocks, and at least.
+	fillBytes = 8 << 20
+	// maxFill times fillBytes are read at most. They lengthen the next block by about 80 ms.
+	maxFill = 8
+)
 
 // filler brings the pages of a state that is to be in memory back after a start from the page list.
 // After each block, a goroutine reads the next pages, and the next block takes them into the tree
@@ -28,6 +32,7 @@ type filler struct {
 	started time.Time
 	active  atomic.Bool  // pages may be away
 	newest  atomic.Int64 // height of the last block
+	last    time.Time    // time of the last block; only fill uses it
 
 	// turn has an element while pages are being read. Its owner may use the fields below.
 	turn   chan struct{}
@@ -41,7 +46,7 @@ type filler struct {
 // newFiller returns the filler of a state that continues from v. away: v has stubs.
 func newFiller(s *Store, v *avlstar.Version, away bool) *filler {
 	now := time.Now()
-	f := &filler{store: s, bytes: v.Root().Bytes, started: now, logged: now, turn: make(chan struct{}, 1)}
+	f := &filler{store: s, bytes: v.Root().Bytes, started: now, logged: now, last: now, turn: make(chan struct{}, 1)}
 	if f.active.Store(away); away {
 		s.zone.ReadUpTo(math.MaxInt64)
 	} else {
@@ -70,6 +75,9 @@ func (f *filler) fill(height int64, v *avlstar.Version) {
 		return
 	}
 	f.newest.Store(height)
+	pause := time.Since(f.last)
+	f.last = f.last.Add(pause)
+	most := f.store.fillBytes * uint64(min(max(pause/time.Second, 1), maxFill))
 	select {
 	case f.turn <- struct{}{}:
 	default:
@@ -77,7 +85,7 @@ func (f *filler) fill(height int64, v *avlstar.Version) {
 	}
 	v.Retain()
 	go func() {
-		err := f.next(height, v)
+		err := f.next(height, v, most)
 		v.Release()
 		<-f.turn
 		if err != nil {
@@ -86,14 +94,14 @@ func (f *filler) fill(height int64, v *avlstar.Version) {
 	}()
 }
 
-// next reads the next pages of v, whose height is given. It returns an error if the state is
+// next reads the next pages of v, whose height is given, until they have most bytes. It returns an error if the state is
 // damaged or cannot be read. The caller has the turn.
-func (f *filler) next(height int64, v *avlstar.Version) error {
+func (f *filler) next(height int64, v *avlstar.Version, most uint64) error {
 	if !f.active.Load() || f.broken {
 		return nil
 	}
 	from := f.from
-	full, err := f.readPages(v, &f.from)
+	full, err := f.readPages(v, &f.from, most)
 	if !f.active.Load() {
 		return nil
 	}
@@ -129,10 +137,10 @@ func (f *filler) next(height int64, v *avlstar.Version) error {
 	return nil
 }
 
-// readPages reads the next pages of v for the next Apply, and moves from, where they begin. full: v
-// has no stubs. The caller has the turn.
-func (f *filler) readPages(v *avlstar.Version, from *[]byte) (full bool, err error) {
-	*from, full, err = v.Fill(*from, f.store.fillBytes, func(p avlstar.Subtree) (*avlstar.Page, error) {
+// readPages reads the next pages of v for the next Apply, until they have most bytes, and moves
+// from, where they begin. full: v has no stubs. The caller has the turn.
+func (f *filler) readPages(v *avlstar.Version, from *[]byte, most uint64) (full bool, err error) {
+	*from, full, err = v.Fill(*from, most, func(p avlstar.Subtree) (*avlstar.Page, error) {
 		if !f.active.Load() {
 			return nil, storage.ErrClosed
 		}
@@ -158,7 +166,7 @@ func (f *filler) whole(ctx context.Context, v *avlstar.Version) (*avlstar.Versio
 			return nil, err
 		}
 		v = next
-		full, err := f.readPages(v, &from)
+		full, err := f.readPages(v, &from, maxFill*f.store.fillBytes)
 		if err == nil {
 			err = ctx.Err()
 		}

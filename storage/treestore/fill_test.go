@@ -6,11 +6,13 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/pages"
@@ -224,6 +226,27 @@ func TestFillProgresses(t *testing.T) {
 			f.commitNothing(t)
 		}
 		require.Empty(t, f.failed)
+		f.close(t)
+	})
+}
+
+// TestFillWithLongPauses: the longer the pause before a block, the more is read after it, within
+// limits.
+func TestFillWithLongPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFilling(t)
+		f.block(t) // takes the pages that the start read
+		for _, c := range []struct {
+			pause time.Duration
+			pages uint64
+		}{{0, 1}, {500 * time.Millisecond, 1}, {3 * time.Second, 3}, {time.Hour, 8}} {
+			bubble.Sleep(c.pause)
+			was := f.store.filler.Load().read
+			f.commitNothing(t)
+			read := f.store.filler.Load().read - was
+			require.GreaterOrEqual(t, read, c.pages*f.store.fillBytes, c.pause)
+			require.Less(t, read, c.pages*f.store.fillBytes+10_000, c.pause)
+		}
 		f.close(t)
 	})
 }
