@@ -94,8 +94,8 @@ func (f *filler) fill(height int64, v *avlstar.Version) {
 	}()
 }
 
-// next reads the next pages of v, whose height is given, until they have most bytes. It returns an error if the state is
-// damaged or cannot be read. The caller has the turn.
+// next reads the next pages of v, whose height is given, until they have most bytes. It returns an
+// error if the state is damaged or cannot be read. The caller has the turn.
 func (f *filler) next(height int64, v *avlstar.Version, most uint64) error {
 	if !f.active.Load() || f.broken {
 		return nil
