@@ -438,10 +438,12 @@ func TestWritesToAServer(t *testing.T) {
 
 func TestNoGreeting(t *testing.T) {
 	c := newCouple(t)
-	c.fabric.o.stall = time.Millisecond
 	lost := make(chan error, 1)
-	_, err := c.fabric.newWriter(tcp.Link{Local: addr(addrs[0]), Lost: func(why error) { lost <- why }}, proposal{c.peer.Local(), c.nonce})
+	w, err := c.fabric.newWriter(tcp.Link{Local: addr(addrs[0]), Lost: func(why error) { lost <- why }}, proposal{c.peer.Local(), c.nonce})
 	require.NoError(t, err)
+	w.mu.Lock()
+	w.mu.stall.Reset(0) // the time for the greetings is over
+	w.mu.Unlock()
 	require.ErrorIs(t, <-lost, ErrStalled)
 }
 
