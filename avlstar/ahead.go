@@ -21,7 +21,8 @@ const maxBrought = 16 << 20
 // small.
 const minAhead = 256 << 10
 
-// maxAhead is the greatest number, also if the budget is not limited.
+// maxAhead is the greatest number of bytes that ReadAhead reads at once, even if the tree's budget
+// is not limited.
 const maxAhead = 64 << 20
 
 // ReadAhead reads the pages on the paths to keys in parallel, up to a quarter of the tree's budget

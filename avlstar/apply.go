@@ -49,12 +49,13 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	}
 	var done Reclaimed
 	t.reclaim(max(t.early(len(ops)), t.excess()), &done)
-	before := t.held()
+	nodes, held, died := t.mu.nodes+t.mu.leaves, t.held(), 0
 	base := t.fill(v)
-	nodes, held := t.mu.nodes+t.mu.leaves, t.held()
-	copied := int(held - before) // by fill; such nodes are made once, and so do not count as usual
 	if base == v {
 		base = t.evict(v)
+	} else { // what fill makes and replaces does not count as usual
+		died = int(t.held() - held)
+		nodes, held = t.mu.nodes+t.mu.leaves, t.held()
 	}
 	t.bring(base, func(yield func([]byte) bool) {
 		for _, o := range ops {
@@ -87,7 +88,7 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	}
 	made, died := int(t.mu.nodes+t.mu.leaves)-int(nodes), int(t.held())-int(held)
 	t.mu.usual.nodes, t.mu.usual.changes = max(made, died, 0), len(ops)
-	t.reclaim(copied+2*t.mu.usual.nodes+tune.minReclaim-done.Freed-done.PassedOn, &done)
+	t.reclaim(died+2*t.mu.usual.nodes+tune.minReclaim-done.Freed-done.PassedOn, &done)
 	t.mu.reclaimed = done
 	t.account()
 	if next == nil && err == nil {

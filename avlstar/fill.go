@@ -8,7 +8,7 @@ import (
 )
 
 // A tree that was made from its page list can get its pages back into memory while it is used. Fill
-// reads pages next to the blocks, and the next Apply copies all of their nodes into the tree, in a
+// reads pages while blocks are made, and the next Apply copies all of their nodes into the tree, in a
 // version of its own as for an eviction (sweep). When no page is away any more, the tree is like
 // one that was made from its leaves.
 //
@@ -73,8 +73,7 @@ type filler struct {
 }
 
 // fill returns a version of the same state as v with the pages that Fill has read; the caller
-// releases it. It returns v itself if there are none, or
-// if they do not fit. The caller holds t.mu.
+// releases it. It returns v itself if there are none, or if they do not fit. The caller holds t.mu.
 func (t *tree) fill(v *Version) *Version {
 	p := t.paging
 	if p == nil || !v.partial {
@@ -145,10 +144,10 @@ func (f *filler) walk(n ref, s Stub, after []byte) (root, least ref) {
 }
 
 func (f *filler) walkInner(n ref, after []byte) (root, least ref) {
-	key, was, image := f.keyOf(n), f.link(n).child, f.image(n)
+	key, was := f.keyOf(n), f.link(n).child
 	now, bearer := was, ref(0)
 	if f.below(key) {
-		now[left], least = f.walk(was[left], image.stub(left), key)
+		now[left], least = f.walk(was[left], f.image(n).stub(left), key)
 	}
 	if f.below(after) {
 		now[right], bearer = f.walk(was[right], f.image(n).stub(right), after)

@@ -1,6 +1,7 @@
 package avlstar
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -19,6 +20,17 @@ func fromList(t require.TestingT, v *Version, d *disk) *Version {
 	again, err := FromPageList(v.ChunkBytes(), v.Len(), unlimited(d), pageListOf(t, v.PageList(nil)).pages(nil))
 	require.NoError(t, err)
 	return again
+}
+
+// startOf returns a tree from the page list of a random one with small pages, that tree, and the
+// disk that has its pages.
+func startOf(t *testing.T, rnd *rand.Rand, keys int) (v, plain *Version, d *disk) {
+	t.Helper()
+	smallPages(t, 500)
+	plain = advance(t, mustEmpty(t, 1<<14), randomBlock(rnd, keys, 1<<30, 0, false)...)
+	d = &disk{}
+	d.store(t, plain)
+	return fromList(t, plain, d), plain, d
 }
 
 // TestFill: a tree from a page list that is filled next to random blocks has their states, and ends
@@ -98,12 +110,7 @@ func TestFill(t *testing.T) {
 // TestFillReadsEachPageOnce: Fill continues where it ended, waits until an Apply has taken what it
 // read, and returns the error of a page at which it can try again.
 func TestFillReadsEachPageOnce(t *testing.T) {
-	smallPages(t, 500)
-	rnd := seeds.Rand(t)
-	plain := advance(t, mustEmpty(t, 1<<14), randomBlock(rnd, 2_000, 1<<30, 0, false)...)
-	d := &disk{}
-	d.store(t, plain)
-	v := fromList(t, plain, d)
+	v, plain, d := startOf(t, seeds.Rand(t), 2_000)
 	pages := int64(len(slices.Collect(v.Stubs(nil))))
 
 	next, full, err := v.Fill(nil, 2000, d.Page)
@@ -150,12 +157,7 @@ func TestFillReadsEachPageOnce(t *testing.T) {
 
 // TestFillLimits: Fill reads at least one page, and fails if the pages did not fit into the tree.
 func TestFillLimits(t *testing.T) {
-	smallPages(t, 500)
-	rnd := seeds.Rand(t)
-	plain := advance(t, mustEmpty(t, 1<<14), randomBlock(rnd, 300, 1<<30, 0, false)...)
-	d := &disk{}
-	d.store(t, plain)
-	v := fromList(t, plain, d)
+	v, plain, d := startOf(t, seeds.Rand(t), 300)
 	next, full, err := v.Fill(nil, 0, d.Page)
 	require.NoError(t, err)
 	require.False(t, full)
@@ -175,12 +177,8 @@ func TestFillLimits(t *testing.T) {
 
 // TestFillAndGoBack: if the version that has no stubs is given up, the one before has stubs again.
 func TestFillAndGoBack(t *testing.T) {
-	smallPages(t, 500)
 	rnd := seeds.Rand(t)
-	plain := advance(t, mustEmpty(t, 1<<14), randomBlock(rnd, 300, 1<<30, 0, false)...)
-	d := &disk{}
-	d.store(t, plain)
-	v := fromList(t, plain, d)
+	v, plain, d := startOf(t, rnd, 300)
 	block := randomBlock(rnd, 10, 1<<30, 0, false)
 	_, _, err := v.Fill(nil, 1<<30, d.Page)
 	require.NoError(t, err)

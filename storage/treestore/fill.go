@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync/atomic"
 	"time"
 
@@ -14,12 +13,12 @@ import (
 	"github.com/starling-kv/starling/storage/pages"
 )
 
+// After a block, the filler reads fillBytes of leaf records for each second since the block before:
+// at least once that number, and at most maxFill times. The next block takes them into the tree,
+// which lengthens it by about 10 to 80 ms.
 const (
-	// fillBytes is the number of bytes of leaf records that the filler reads after a block, and
-	// that the next block takes into the tree, for each second between blocks, and at least.
 	fillBytes = 8 << 20
-	// maxFill times fillBytes are read at most. They lengthen the next block by about 80 ms.
-	maxFill = 8
+	maxFill   = 8
 )
 
 // filler brings the pages of a state that is to be in memory back after a start from the page list.
@@ -47,11 +46,8 @@ type filler struct {
 func newFiller(s *Store, v *avlstar.Version, away bool) *filler {
 	now := time.Now()
 	f := &filler{store: s, bytes: v.Root().Bytes, started: now, logged: now, last: now, turn: make(chan struct{}, 1)}
-	if f.active.Store(away); away {
-		s.zone.ReadUpTo(math.MaxInt64)
-	} else {
-		s.zone.ReadUpTo(0)
-	}
+	f.active.Store(away)
+	s.readPages(away)
 	return f
 }
 

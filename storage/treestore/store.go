@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -91,7 +92,17 @@ func New(o Options) *Store {
 	if o.Cache != nil {
 		s.pages = &pages.Pages{Zone: o.Zone, Cache: o.Cache, Failed: s.failed, Logger: s.log}
 	}
+	s.readPages(!s.inMemory)
 	return s
+}
+
+// readPages sets whether future versions may read pages (storage.Zone.ReadUpTo).
+func (s *Store) readPages(may bool) {
+	upTo := int64(0)
+	if may {
+		upTo = math.MaxInt64
+	}
+	s.zone.ReadUpTo(upTo)
 }
 
 // SetSnapshots sets the policy for pins. It must be called before the first Commit.
@@ -159,8 +170,6 @@ func (s *Store) begin(height int64, v *avlstar.Version, listed bool) {
 		f := newFiller(s, v, listed)
 		s.filler.Store(f)
 		f.fill(height, v)
-	default:
-		s.zone.ReadUpTo(0)
 	}
 }
 
@@ -229,9 +238,6 @@ func (s *Store) commit(height int64, v, base *avlstar.Version, changes []avlstar
 		p.Done(false)
 		s.list.Begin(false)
 		return err
-	}
-	if base == nil && s.inMemory {
-		s.zone.ReadUpTo(0)
 	}
 	s.filler.Load().fill(height, v)
 	return nil
