@@ -8,8 +8,8 @@ import (
 )
 
 // A tree that was made from its page list can get its pages back into memory while it is used. Fill
-// reads pages while blocks are made, and the next Apply copies all of their nodes into the tree, in a
-// version of its own as for an eviction (sweep). When no page is away any more, the tree is like
+// reads pages while blocks are made, and the next Apply copies all of their nodes into the tree, in
+// a version of its own as for an eviction (sweep). When no page is away any more, the tree is like
 // one that was made from its leaves.
 //
 //	Fill   ──pages 1─┐     ┌─pages 2─┐
