@@ -49,12 +49,12 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	}
 	var done Reclaimed
 	t.reclaim(max(t.early(len(ops)), t.excess()), &done)
-	nodes, held, died := t.mu.nodes+t.mu.leaves, t.held(), 0
+	nodes, held, filled := t.mu.nodes+t.mu.leaves, t.held(), 0
 	base := t.fill(v)
 	if base == v {
 		base = t.evict(v)
-	} else { // what fill makes and replaces does not count as usual
-		died = int(t.held() - held)
+	} else { // the nodes that fill makes and replaces do not count as usual
+		filled = int(t.held() - held)
 		nodes, held = t.mu.nodes+t.mu.leaves, t.held()
 	}
 	t.bring(base, func(yield func([]byte) bool) {
@@ -88,7 +88,7 @@ func (v *Version) Apply(changes []Change) (*Version, error) {
 	}
 	made, died := int(t.mu.nodes+t.mu.leaves)-int(nodes), int(t.held())-int(held)
 	t.mu.usual.nodes, t.mu.usual.changes = max(made, died, 0), len(ops)
-	t.reclaim(died+2*t.mu.usual.nodes+tune.minReclaim-done.Freed-done.PassedOn, &done)
+	t.reclaim(filled+2*t.mu.usual.nodes+tune.minReclaim-done.Freed-done.PassedOn, &done)
 	t.mu.reclaimed = done
 	t.account()
 	if next == nil && err == nil {
