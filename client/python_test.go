@@ -21,7 +21,7 @@ import (
 	"github.com/starling-kv/starling/client"
 )
 
-// python runs the example of docs/clients.md, which needs only Python's standard library.
+// python runs the example of docs/how-to/clients.md, which needs only Python's standard library.
 func python(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	interpreter, err := exec.LookPath("python3")

@@ -27,7 +27,7 @@ import (
 	"github.com/starling-kv/starling/transport/transporttest"
 )
 
-var updateMetrics = flag.Bool("update-metrics", false, "rewrite the table in docs/metrics.md")
+var updateMetrics = flag.Bool("update-metrics", false, "rewrite the table in docs/reference/metrics.md")
 
 // metric is a row of the table.
 type metric struct{ name, kind, labels, help string }
@@ -73,8 +73,8 @@ func (v views) Peers() (peers []view.Peer) {
 	return peers
 }
 
-// The node's metrics match docs/metrics.md: names, types, labels and help. -update-metrics rewrites
-// it.
+// The node's metrics match docs/reference/metrics.md: names, types, labels and help.
+// -update-metrics rewrites it.
 func TestMetricsAreDocumented(t *testing.T) {
 	registerer, gatherer := prometheus.DefaultRegisterer, prometheus.DefaultGatherer
 	t.Cleanup(func() { prometheus.DefaultRegisterer, prometheus.DefaultGatherer = registerer, gatherer })
@@ -126,7 +126,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		require.True(t, strings.HasSuffix(m.help, "."), "%s: help is a sentence: %q", m.name, m.help)
 		require.NotContains(t, m.help, "|")
 	}
-	path := filepath.Join("..", "docs", "metrics.md")
+	path := filepath.Join("..", "docs", "reference", "metrics.md")
 	raw, err := os.ReadFile(path)
 	require.NoError(t, err)
 	const from, to = "<!-- metrics: written by go test ./node -run TestMetricsAreDocumented -update-metrics -->\n", "<!-- end -->\n"
@@ -138,7 +138,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, []byte(before+from+table.String()+to+after), 0o644))
 		return
 	}
-	require.Equal(t, table.String(), old, "docs/metrics.md is not what a node counts: go test ./node -run TestMetricsAreDocumented -update-metrics")
+	require.Equal(t, table.String(), old, "docs/reference/metrics.md is not what a node counts: go test ./node -run TestMetricsAreDocumented -update-metrics")
 	require.NoError(t, n.Stop())
 	_, err = registry.Gather() // a node that has stopped answers, too
 	require.NoError(t, err)

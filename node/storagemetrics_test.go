@@ -28,7 +28,7 @@ func TestStorageMetricsOfAShardedNode(t *testing.T) {
 	require.NoError(t, registry.Register(newStorageMetrics(nil, func() *blocks.Zone { return zone }, cache)))
 	families, err := registry.Gather()
 	require.NoError(t, err)
-	docs, err := os.ReadFile(filepath.Join("..", "docs", "metrics.md"))
+	docs, err := os.ReadFile(filepath.Join("..", "docs", "reference", "metrics.md"))
 	require.NoError(t, err)
 	var names []string
 	for _, f := range families {

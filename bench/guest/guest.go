@@ -33,7 +33,7 @@ type Target struct {
 // the VM has its own build of that program.
 func (t *Target) Flags(f *harness.Flags, program *string) {
 	f.StringVar(&t.Device, "device", "", "RDMA device, by name or address, for measurements over RDMA (default: none); needs builds with RDMA (-tags rdma)")
-	f.BoolVar(&t.Guest, "guest", false, "run in a QEMU VM with Soft-RoCE devices, with programs built for it (docs/rdma.md)")
+	f.BoolVar(&t.Guest, "guest", false, "run in a QEMU VM with Soft-RoCE devices, with programs built for it (docs/how-to/rdma.md)")
 	f.Also(func() error {
 		if t.Guest && (t.Device != "" || *program != "") {
 			return errors.New("--guest has a device and programs of its own: leave out --device and the flag of a program")

@@ -191,7 +191,7 @@ replace (
 	github.com/starling-kv/starling/cosmos => ..
 )
 
-// As a chain on SDK v0.53 has them (docs/cosmos.md): its own versions, which the requirements above would raise.
+// As a chain on SDK v0.53 has them (docs/how-to/cosmos.md): its own versions, which the requirements above would raise.
 replace (
 	cosmossdk.io/api => cosmossdk.io/api v0.9.2
 	github.com/cometbft/cometbft => github.com/cometbft/cometbft v0.38.17

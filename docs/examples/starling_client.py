@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A Starling client in one file: it writes keys, and reads them without trusting the node.
 
-Only Python's standard library is used. It shows every step of the formats (docs/clients.md); it is an example to read and to
+Only Python's standard library is used. It shows every step of the formats (docs/how-to/clients.md); it is an example to read and to
 translate. Its ed25519 takes a time that depends on the secret key: sign with it on a machine of your own, never in a service.
 
     starling_client.py --node http://127.0.0.1:26657 put fruit/apple green --key ~/.starling/keys/alice.json

@@ -19,11 +19,11 @@ import (
 	"github.com/starling-kv/starling/internal/ports"
 )
 
-// TestValidatorGuide runs the commands of docs/validator.md that are marked like those of the
-// README, in order, with the current starlingd and a home folder for each group. The working folder
-// has the genesis file of a network and the files of the other validators of a new network.
+// TestValidatorGuide runs the commands of docs/how-to/validator.md that are marked like those of
+// the README, in order, with the current starlingd and a home folder for each group. The working
+// folder has the genesis file of a network and the files of the other validators of a new network.
 func TestValidatorGuide(t *testing.T) {
-	text, err := os.ReadFile("docs/validator.md")
+	text, err := os.ReadFile("docs/how-to/validator.md")
 	require.NoError(t, err)
 	work := t.TempDir()
 	program, err := runner.Program(t.Context(), "./cmd/starlingd")
@@ -50,7 +50,7 @@ func TestValidatorGuide(t *testing.T) {
 	blocks := readmeBlocks(t, string(text))
 	require.NotEmpty(t, blocks)
 	for _, b := range blocks {
-		require.Contains(t, []string{"guide", "genesis", "network"}, b.group, "docs/validator.md:%d", b.line)
+		require.Contains(t, []string{"guide", "genesis", "network"}, b.group, "docs/how-to/validator.md:%d", b.line)
 		if b.group == "network" {
 			continue // see TestValidatorGuideNetwork
 		}
@@ -58,7 +58,7 @@ func TestValidatorGuide(t *testing.T) {
 		shell.Dir = work
 		shell.Env = []string{"HOME=" + work, "STARLINGD_HOME=" + filepath.Join(work, b.group), "PATH=" + filepath.Dir(program) + ":" + os.Getenv("PATH")}
 		out, err := shell.CombinedOutput()
-		require.NoError(t, err, "docs/validator.md:%d: %s\n%s", b.line, b.commands, out)
+		require.NoError(t, err, "docs/how-to/validator.md:%d: %s\n%s", b.line, b.commands, out)
 	}
 	backup, err := os.Stat(filepath.Join(work, "starling-keys.age"))
 	require.NoError(t, err)
@@ -78,13 +78,13 @@ esac
 exec %q "$@"
 `
 
-// TestValidatorGuideNetwork runs the commands of docs/validator.md that need a network: a node with
-// two admins, and a new node that joins it, becomes a validator and is removed again.
+// TestValidatorGuideNetwork runs the commands of docs/how-to/validator.md that need a network: a
+// node with two admins, and a new node that joins it, becomes a validator and is removed again.
 func TestValidatorGuideNetwork(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for about twenty blocks")
 	}
-	text, err := os.ReadFile("docs/validator.md")
+	text, err := os.ReadFile("docs/how-to/validator.md")
 	require.NoError(t, err)
 	program, err := runner.Program(t.Context(), "./cmd/starlingd")
 	require.NoError(t, err)
@@ -149,7 +149,7 @@ func TestValidatorGuideNetwork(t *testing.T) {
 		if b.group != "network" {
 			continue
 		}
-		name, env := fmt.Sprintf("docs/validator.md:%d", b.line), serving
+		name, env := fmt.Sprintf("docs/how-to/validator.md:%d", b.line), serving
 		if b.staysUp != "" {
 			env = joining
 		}

@@ -16,20 +16,20 @@ var (
 	anyTestName = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z][A-Za-z0-9_]*`)
 )
 
-// TestSecurityNamesTests: every test that docs/security.md names exists in the folder that it
-// names.
+// TestSecurityNamesTests: every test that docs/explanation/threat-model.md names exists in the
+// folder that it names.
 func TestSecurityNamesTests(t *testing.T) {
-	text, err := os.ReadFile("docs/security.md")
+	text, err := os.ReadFile("docs/explanation/threat-model.md")
 	require.NoError(t, err)
 	var named []string
 	for _, match := range namedTest.FindAllStringSubmatch(string(text), -1) {
 		folder, name := path.Clean(match[1]), match[2]
 		named = append(named, name)
-		require.True(t, hasTest(t, folder, name), "docs/security.md names %s.%s, but no test file of that folder has it", match[1], name)
+		require.True(t, hasTest(t, folder, name), "docs/explanation/threat-model.md names %s.%s, but no test file of that folder has it", match[1], name)
 	}
 	require.NotEmpty(t, named)
 	for _, name := range anyTestName.FindAllString(string(text), -1) {
-		require.Contains(t, named, name, "docs/security.md names %s without its folder", name)
+		require.Contains(t, named, name, "docs/explanation/threat-model.md names %s without its folder", name)
 	}
 }
 

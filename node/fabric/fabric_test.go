@@ -243,9 +243,9 @@ func TestProbe(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoPath, "an older peer, or one without")
 }
 
-// The metrics match docs/metrics.md.
+// The metrics match docs/reference/metrics.md.
 func TestMetricsAreDocumented(t *testing.T) {
-	raw, err := os.ReadFile(filepath.Join("..", "..", "docs", "metrics.md"))
+	raw, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "metrics.md"))
 	require.NoError(t, err)
 	m := newMetrics(nil)
 	descs := make(chan *prometheus.Desc, 100)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// docs/metrics.md lists each metric, and the sizes of ranges and log count what is there.
+// docs/reference/metrics.md lists each metric, and the sizes of ranges and log count what is there.
 func TestMetrics(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, twoRanges()...)
@@ -23,7 +23,7 @@ func TestMetrics(t *testing.T) {
 	require.NoError(t, registry.Register(n.metrics))
 	families, err := registry.Gather()
 	require.NoError(t, err)
-	docs, err := os.ReadFile(filepath.Join("..", "..", "docs", "metrics.md"))
+	docs, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "metrics.md"))
 	require.NoError(t, err)
 	series := map[string]int{}
 	for _, f := range families {

@@ -102,7 +102,7 @@ func statusOfPage(address string, page statuspage.Status, noRPC *noAnswerError) 
 }
 
 // phaseLines describes a node whose RPC does not answer. Phases have the names of BoR's states
-// where BoR has one (docs/papers.md).
+// where BoR has one (docs/explanation/papers.md).
 func (s status) phaseLines(line func(name string, value any)) {
 	switch {
 	case s.CatchUp != nil && s.CatchUp.State == string(catchup.CatchUp):

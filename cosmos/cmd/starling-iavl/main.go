@@ -6,7 +6,8 @@
 //	  data/blockstore.db  ─ serve ─▶ headers, commits ─ join ─▶ the app hash that proves them;
 //	                                                            data/state.db, data/blockstore.db
 //
-// It cannot run as a sidecar, because only one process can open the databases. See docs/cosmos.md.
+// It cannot run as a sidecar, because only one process can open the databases. See
+// docs/how-to/cosmos.md.
 package main
 
 import (

@@ -21,7 +21,7 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-const guideFile = "../../../docs/cosmos.md"
+const guideFile = "../../../docs/how-to/cosmos.md"
 
 // notRun lists commands that the guide's prose mentions and its blocks do not contain, with the
 // reason.
@@ -90,9 +90,9 @@ func printed(out, line string) bool {
 // guideTakes matches lines that are printed only if a join takes more than 5 seconds.
 var guideTakes = regexp.MustCompile(` left$`)
 
-// TestGuide runs the commands of docs/cosmos.md. One operator joins from a stopped node only, and
-// another from a running node, with CometBFT's state from its RPC. The test replaces addresses and
-// the trusted header, and nothing else.
+// TestGuide runs the commands of docs/how-to/cosmos.md. One operator joins from a stopped node
+// only, and another from a running node, with CometBFT's state from its RPC. The test replaces
+// addresses and the trusted header, and nothing else.
 func TestGuide(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a network of processes")
@@ -163,7 +163,7 @@ func (g *guide) run(b guideBlock, group string) {
 	require.Contains(t, g.env, group)
 	d := g.joiners[group]
 	for i, s := range b.steps {
-		where := fmt.Sprintf("docs/cosmos.md:%d, %s", b.line, s.command)
+		where := fmt.Sprintf("docs/how-to/cosmos.md:%d, %s", b.line, s.command)
 		log := filepath.Join(g.dir, fmt.Sprintf("guide-%s-%d-%d.log", group, b.line, i))
 		start := s.command == "simd start"
 		if start {

@@ -25,9 +25,9 @@ func (a *app) MountStore(key types.StoreKey, typ types.StoreType) {
 	a.cms.MountStoreWithDB(key, typ, nil)
 }
 
-// TestMountAsDocumented runs the code in docs/cosmos.md.
+// TestMountAsDocumented runs the code in docs/how-to/cosmos.md.
 func TestMountAsDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../../docs/cosmos.md")
+	doc, err := os.ReadFile("../../../docs/how-to/cosmos.md")
 	require.NoError(t, err)
 	source, err := os.ReadFile("mount_test.go")
 	require.NoError(t, err)
