@@ -47,7 +47,9 @@ const placesPerAdd = 2
 // accepted m; otherwise Finish may fail.
 func NewAssembler(m *Manifest) *Assembler {
 	a := &Assembler{m: m, l: newLoader(m.ChunkBytes)}
-	a.l.placed = make([]placed, len(m.Entries))
+	for range m.Entries {
+		a.l.placed.add(placed{})
+	}
 	a.mu.chunks = make([]*Chunk, len(m.Entries))
 	return a
 }
@@ -135,7 +137,7 @@ func (a *Assembler) place() (bool, error) {
 		a.mu.err = err
 		return false, err
 	}
-	a.l.placed[r.k], c.run = p, nil
+	*a.l.placed.at(r.k), c.run = p, nil
 	return true, nil
 }
 

@@ -150,7 +150,7 @@ func (s *stream) placeBoundary(items []boundaryItem) error {
 		case s.count > 0: // no inner node has the tree's first key
 			p.leaf = s.leaves.putRecord(0, it.key, nil) // a stand-in
 		}
-		s.placed = append(s.placed, p)
+		s.placed.add(p)
 		s.count++
 	}
 	return nil

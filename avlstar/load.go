@@ -22,7 +22,7 @@ type loader struct {
 	chunkBytes uint64
 	mu         sync.Mutex // guards the tree's memory while runs are placed
 	leaves     allocator  // for records
-	placed     []placed
+	placed     placedList
 	paged      bool // load only nodes above pages: nodes are then numbered in order of arrival
 }
 
@@ -39,6 +39,25 @@ type placed struct {
 	leaf     ref // the first leaf
 	keyHash  Hash
 }
+
+// placedList is a list in blocks of placedBlock items: growth copies no items, which takes as long
+// as everything else when a page list is loaded.
+type placedList struct {
+	blocks [][]placed
+	n      int
+}
+
+const placedBlock = 1 << 8
+
+func (l *placedList) add(p placed) {
+	if l.n%placedBlock == 0 {
+		l.blocks = append(l.blocks, make([]placed, placedBlock))
+	}
+	*l.at(l.n) = p
+	l.n++
+}
+
+func (l *placedList) at(k int) *placed { return &l.blocks[k/placedBlock][k%placedBlock] }
 
 // reserve creates the nodes for the first n leaves. The caller holds mu, or no other goroutine uses
 // the loader yet.
@@ -153,9 +172,10 @@ func (l *loader) finish(upperOnly bool, leaves, upper uint64) (*Version, error) 
 func (l *loader) joinPlaced(v *Version, upperOnly bool) error {
 	if v.leaves > 0 {
 		b := builder{chunkBytes: l.chunkBytes, upperOnly: upperOnly, join: l.join}
-		for k := range l.placed {
-			if err := b.add(l.placed[k].boundary, &l.placed[k].root); err != nil {
-				return fmt.Errorf("leaf %d: %w", l.placed[k].base, err)
+		for k := range l.placed.n {
+			p := l.placed.at(k)
+			if err := b.add(p.boundary, &p.root); err != nil {
+				return fmt.Errorf("leaf %d: %w", p.base, err)
 			}
 		}
 		root, err := b.root()
@@ -174,7 +194,7 @@ func (l *loader) joinPlaced(v *Version, upperOnly bool) error {
 
 // join makes an inner node above the runs.
 func (l *loader) join(k uint32, _ Stat, lt, rt *sub) (ref, Hash) {
-	p := &l.placed[k]
+	p := l.placed.at(int(k))
 	w, n := &l.tree.mu.view, ref(p.base)
 	if l.paged {
 		n = l.leaves.newNode()
@@ -359,8 +379,8 @@ func (s *stream) cut() error {
 	s.now = nil
 	s.loader.mu.Lock()
 	err := s.reserve(s.count)
-	p.index = len(s.placed)
-	s.placed = append(s.placed, placed{})
+	p.index = s.placed.n
+	s.placed.add(placed{})
 	s.loader.mu.Unlock()
 	if err == nil {
 		s.mu.Lock()
@@ -390,7 +410,7 @@ func (s *stream) build(p *piece) {
 	case err == nil:
 		s.above += above
 		s.loader.mu.Lock()
-		s.placed[p.index] = done
+		*s.placed.at(p.index) = done
 		s.loader.mu.Unlock()
 	case s.failed == nil || p.base < s.at:
 		s.failed, s.at = fmt.Errorf("from leaf %d on: %w", p.base, err), p.base

@@ -319,7 +319,7 @@ func (s *stream) placePages(pages iter.Seq2[PageStub, error]) (first []byte, err
 		if n == 0 {
 			first = bytes.Clone(p.First)
 		}
-		s.placed = append(s.placed, at)
+		s.placed.add(at)
 		s.count++
 		n++
 	}
