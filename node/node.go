@@ -342,7 +342,8 @@ func (n *Node) openApplication(ctx context.Context, opened func() (comet.Heights
 	halt := n.config.App.HaltHeight
 	blocks := func() (comet.Heights, error) {
 		have, err := opened()
-		if err == nil && have.State != halt { // else that block may be executed again to become durable
+		// The block at halt itself may have to be executed again to become durable.
+		if err == nil && have.State != halt {
 			err = comet.CheckHalt(halt, have.State)
 		}
 		return have, err

@@ -19,12 +19,48 @@ import (
 	"github.com/starling-kv/starling/internal/ports"
 )
 
-// TestValidatorGuide runs the commands of docs/how-to/validator.md that are marked like those of
-// the README, in order, with the current starlingd and a home folder for each group. The working
-// folder has the genesis file of a network and the files of the other validators of a new network.
+// operatorPages are the guides for operators, in the order in which their commands must run: a
+// group continues on the next page.
+var operatorPages = []string{
+	"docs/how-to/install.md",
+	"docs/how-to/validator.md",
+	"docs/how-to/genesis.md",
+	"docs/how-to/keys.md",
+	"docs/how-to/sentries.md",
+	"docs/how-to/upgrade.md",
+	"docs/how-to/monitoring.md",
+	"docs/how-to/troubleshooting.md",
+}
+
+// guideBlock is a block of an operator's guide.
+type guideBlock struct {
+	place string // page:line
+	block
+}
+
+// guideBlocks returns the `sh` blocks of the operators' guides in order, and the text of all pages.
+// Each block must belong to one of the groups that the tests below run.
+func guideBlocks(t *testing.T) (blocks []guideBlock, text string) {
+	t.Helper()
+	for _, page := range operatorPages {
+		content, err := os.ReadFile(page)
+		require.NoError(t, err)
+		text += string(content)
+		for _, b := range readmeBlocks(t, string(content)) {
+			place := fmt.Sprintf("%s:%d", page, b.line)
+			require.Contains(t, []string{"guide", "genesis", "network"}, b.group, place)
+			blocks = append(blocks, guideBlock{place, b})
+		}
+	}
+	require.NotEmpty(t, blocks)
+	return blocks, text
+}
+
+// TestValidatorGuide runs the commands of the operators' guides that are marked like those of the
+// README, in order, with the current starlingd and a home folder for each group. The working folder
+// has the genesis file of a network and the files of the other validators of a new network.
 func TestValidatorGuide(t *testing.T) {
-	text, err := os.ReadFile("docs/how-to/validator.md")
-	require.NoError(t, err)
+	blocks, text := guideBlocks(t)
 	work := t.TempDir()
 	program, err := runner.Program(t.Context(), "./cmd/starlingd")
 	require.NoError(t, err)
@@ -47,10 +83,7 @@ func TestValidatorGuide(t *testing.T) {
 			require.NoError(t, err, "%s", out)
 		}
 	}
-	blocks := readmeBlocks(t, string(text))
-	require.NotEmpty(t, blocks)
 	for _, b := range blocks {
-		require.Contains(t, []string{"guide", "genesis", "network"}, b.group, "docs/how-to/validator.md:%d", b.line)
 		if b.group == "network" {
 			continue // see TestValidatorGuideNetwork
 		}
@@ -58,7 +91,7 @@ func TestValidatorGuide(t *testing.T) {
 		shell.Dir = work
 		shell.Env = []string{"HOME=" + work, "STARLINGD_HOME=" + filepath.Join(work, b.group), "PATH=" + filepath.Dir(program) + ":" + os.Getenv("PATH")}
 		out, err := shell.CombinedOutput()
-		require.NoError(t, err, "docs/how-to/validator.md:%d: %s\n%s", b.line, b.commands, out)
+		require.NoError(t, err, "%s: %s\n%s", b.place, b.commands, out)
 	}
 	backup, err := os.Stat(filepath.Join(work, "starling-keys.age"))
 	require.NoError(t, err)
@@ -66,7 +99,7 @@ func TestValidatorGuide(t *testing.T) {
 
 	// Blocks that are not run need their own host (useradd, install, systemctl, nft) or another
 	// program (priv_val_server). They must not contain starlingd commands.
-	require.NotRegexp(t, "(?m)^starlingd ", strings.Join(regexp.MustCompile("(?s)```text\n.*?```").FindAllString(string(text), -1), "\n"))
+	require.NotRegexp(t, "(?m)^starlingd ", strings.Join(regexp.MustCompile("(?s)```text\n.*?```").FindAllString(text, -1), "\n"))
 }
 
 // guideWrapper runs starlingd as for a user at a terminal who answers its questions with yes.
@@ -78,14 +111,13 @@ esac
 exec %q "$@"
 `
 
-// TestValidatorGuideNetwork runs the commands of docs/how-to/validator.md that need a network: a
-// node with two admins, and a new node that joins it, becomes a validator and is removed again.
+// TestValidatorGuideNetwork runs the commands of the operators' guides that need a network: a node
+// with two admins, and a new node that joins it, becomes a validator and is removed again.
 func TestValidatorGuideNetwork(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for about twenty blocks")
 	}
-	text, err := os.ReadFile("docs/how-to/validator.md")
-	require.NoError(t, err)
+	blocks, _ := guideBlocks(t)
 	program, err := runner.Program(t.Context(), "./cmd/starlingd")
 	require.NoError(t, err)
 	work, held := t.TempDir(), holdPorts(t, 7)
@@ -145,15 +177,15 @@ func TestValidatorGuideNetwork(t *testing.T) {
 			"PUBKEY 10", pub+" 1", "OLD", pub, "OTHER", other, "ADMIN", "root", "ROOT", "root", "ANN", "ann")
 		return true
 	}))
-	for _, b := range readmeBlocks(t, string(text)) {
+	for i, b := range blocks {
 		if b.group != "network" {
 			continue
 		}
-		name, env := fmt.Sprintf("docs/how-to/validator.md:%d", b.line), serving
+		name, env := b.place, serving
 		if b.staysUp != "" {
 			env = joining
 		}
-		log := filepath.Join(work, fmt.Sprint(b.line))
+		log := filepath.Join(work, fmt.Sprint(i))
 		shell, err := processes.Start(runner.Spec{
 			Name: name, Path: "bash", Args: []string{"-euc", words.Replace(b.commands)}, Env: env, Dir: work, Log: log, Ends: b.staysUp == "",
 		})

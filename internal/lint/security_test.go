@@ -16,20 +16,24 @@ var (
 	anyTestName = regexp.MustCompile(`\b(?:Test|Fuzz)[A-Z][A-Za-z0-9_]*`)
 )
 
-// TestSecurityNamesTests: every test that docs/explanation/threat-model.md names exists in the
-// folder that it names.
+// securityPages name the tests that show what stops an attack.
+var securityPages = []string{"docs/explanation/threat-model.md", "docs/reference/threats.md"}
+
+// TestSecurityNamesTests: every test that securityPages name exists in the folder that they name.
 func TestSecurityNamesTests(t *testing.T) {
-	text, err := os.ReadFile("docs/explanation/threat-model.md")
-	require.NoError(t, err)
-	var named []string
-	for _, match := range namedTest.FindAllStringSubmatch(string(text), -1) {
-		folder, name := path.Clean(match[1]), match[2]
-		named = append(named, name)
-		require.True(t, hasTest(t, folder, name), "docs/explanation/threat-model.md names %s.%s, but no test file of that folder has it", match[1], name)
-	}
-	require.NotEmpty(t, named)
-	for _, name := range anyTestName.FindAllString(string(text), -1) {
-		require.Contains(t, named, name, "docs/explanation/threat-model.md names %s without its folder", name)
+	for _, page := range securityPages {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		var named []string
+		for _, match := range namedTest.FindAllStringSubmatch(string(text), -1) {
+			folder, name := path.Clean(match[1]), match[2]
+			named = append(named, name)
+			require.True(t, hasTest(t, folder, name), "%s names %s.%s, but no test file of that folder has it", page, match[1], name)
+		}
+		require.NotEmpty(t, named, page)
+		for _, name := range anyTestName.FindAllString(string(text), -1) {
+			require.Contains(t, named, name, "%s names %s without its folder", page, name)
+		}
 	}
 }
 

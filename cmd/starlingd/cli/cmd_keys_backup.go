@@ -130,7 +130,7 @@ func newKeysRestoreCmd(env *cliEnv) *cobra.Command {
 		Short: "Restore the keys of a backup into the home; existing keys are never overwritten",
 		Long: `Restore the keys of a backup into the home. If any of them already exists, nothing is
 written. A validator's key must be used by one node only: stop the old node for good, and
-read "Move a validator" in docs/how-to/validator.md about its signing state.`,
+read "Move a validator" in docs/how-to/keys.md about its signing state.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			sealed, err := os.ReadFile(args[0])

@@ -7,7 +7,7 @@ import (
 
 // gate makes reads of served states yield to block execution. States are read once when they are
 // prepared, and again by joiners, on processors that block execution needs
-// (docs/decisions/0030-encoders-give-way.md).
+// (docs/decisions/0030-encoders-yield.md).
 //
 //	application  ├─FinalizeBlock─┤       ├──Commit──┤
 //	reader     ──┤ waits         ├───────┤ waits    ├── …
