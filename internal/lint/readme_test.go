@@ -17,12 +17,14 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-// The commands of the README and of the tutorial are run unchanged. A comment before a `sh` block
+// The commands of the README and of the tutorials are run unchanged. A comment before a `sh` block
 // says how:
 //
 //	<!-- test: GROUP -->                        it ends with exit status 0
 //	<!-- test: GROUP, stays up, "TEXT" -->      it prints TEXT and stays up while the rest of its group runs; then Ctrl-C ends it
 //	                                            with exit status 0 (except `make`, which Ctrl-C ends itself, whatever it ran)
+//	<!-- test: GROUP, stays up until killed, "TEXT" -->
+//	                                            the same, but a later block of its group kills it
 //
 // The blocks of a group run in order, each in its own shell, as a reader would open one: exports of
 // an earlier block are not visible. All groups run in a copy of the repository with its own home
@@ -34,11 +36,12 @@ type block struct {
 	line     int
 	group    string // empty: not run
 	staysUp  string // text that shows that it is up; empty: it ends by itself
+	killed   bool   // a later block of the group kills it; only with staysUp
 	commands string
 }
 
 var (
-	markerPattern = regexp.MustCompile(`^<!-- test: ([a-z0-9-]+)(, stays up, "([^"]+)")? -->$`)
+	markerPattern = regexp.MustCompile(`^<!-- test: ([a-z0-9-]+)(, stays up( until killed)?, "([^"]+)")? -->$`)
 	makePattern   = regexp.MustCompile(`^make( [a-z0-9-]+)+$`)
 )
 
@@ -61,7 +64,7 @@ func readmeBlocks(t *testing.T, text string) (blocks []block) {
 		case line == "```sh":
 			current = &block{line: i + 1}
 			if marker != nil {
-				current.group, current.staysUp = marker[1], marker[3]
+				current.group, current.killed, current.staysUp = marker[1], marker[3] != "", marker[4]
 			}
 		case strings.HasPrefix(line, "```"):
 			current = new(block) // another language: ignored
@@ -80,7 +83,9 @@ func readmeBlocks(t *testing.T, text string) (blocks []block) {
 
 func TestREADMECommands(t *testing.T) {
 	clone := cloneOfRepository(t)
-	for _, page := range []string{"README.md", "docs/tutorials/first-program.md"} {
+	for _, page := range []string{
+		"README.md", "docs/tutorials/first-program.md", "docs/tutorials/first-node.md", "docs/tutorials/byzantine-network.md",
+	} {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		var groups []string
@@ -130,23 +135,24 @@ func runGroup(t *testing.T, clone, page string, blocks []block) {
 	})
 	env := shellEnvironment(t)
 	type upShell struct {
-		proc *runner.Process
-		make bool
+		proc         *runner.Process
+		make, killed bool
 	}
 	var up []upShell
 	for _, b := range blocks {
 		name := fmt.Sprintf("%s:%d", page, b.line)
 		log := filepath.Join(t.TempDir(), "output")
 		shell, err := processes.Start(runner.Spec{
-			Name: name, Path: "bash", Args: []string{"-euc", b.commands}, Env: env, Dir: clone, Log: log, Ends: b.staysUp == "",
+			Name: name, Path: "bash", Args: []string{"-euc", b.commands}, Env: env, Dir: clone, Log: log, Ends: b.staysUp == "" || b.killed,
 		})
 		require.NoError(t, err)
 		output := func() string { content, _ := os.ReadFile(log); return string(content) }
 		if b.staysUp != "" {
 			require.NoError(t, runner.Poll(ctx, fmt.Sprintf("%s to print %q", name, b.staysUp), func() bool {
-				return strings.Contains(output(), b.staysUp)
+				return strings.Contains(output(), b.staysUp) || ended(shell)
 			}), "%s", output())
-			up = append(up, upShell{shell, strings.HasPrefix(b.commands, "make ")})
+			require.Contains(t, output(), b.staysUp, name)
+			up = append(up, upShell{shell, strings.HasPrefix(b.commands, "make "), b.killed})
 			continue
 		}
 		select {
@@ -158,12 +164,30 @@ func runGroup(t *testing.T, clone, page string, blocks []block) {
 		}
 	}
 	for _, shell := range up { // Ctrl-C
+		if shell.killed {
+			select {
+			case <-shell.proc.Done():
+				require.Error(t, shell.proc.ExitError(), "%s is killed by a later block", shell.proc.Name())
+			case <-ctx.Done():
+				require.NoError(t, context.Cause(ctx), "%s is killed by a later block", shell.proc.Name())
+			}
+			continue
+		}
 		require.NoError(t, shell.proc.Interrupt(time.Minute))
 		said := strings.Join(runner.Tail(shell.proc.Log(), 50), "\n")
 		if !shell.make {
 			require.NoError(t, shell.proc.ExitError(), "%s ends on Ctrl-C:\n%s", shell.proc.Name(), said)
 		}
 		t.Logf("%s:\n%s", shell.proc.Name(), said)
+	}
+}
+
+func ended(shell *runner.Process) bool {
+	select {
+	case <-shell.Done():
+		return true
+	default:
+		return false
 	}
 }
 
@@ -212,8 +236,10 @@ func TestREADMEBlocks(t *testing.T) {
 	blocks := readmeBlocks(t, strings.Join([]string{
 		"Text", "```sh", "make test", "```", `<!-- test: a, stays up, "ready: now" -->`, "```sh", "one", "two", "```",
 		"```go", "not run", "```", "<!-- test: b -->", "```sh", "three", "```", "```sh", "make x", "```",
+		`<!-- test: c, stays up until killed, "up" -->`, "```sh", "four", "```",
 	}, "\n"))
 	require.Equal(t, []block{
-		{2, "", "", "make test\n"}, {6, "a", "ready: now", "one\ntwo\n"}, {14, "b", "", "three\n"}, {17, "", "", "make x\n"},
+		{2, "", "", false, "make test\n"}, {6, "a", "ready: now", false, "one\ntwo\n"}, {14, "b", "", false, "three\n"},
+		{17, "", "", false, "make x\n"}, {21, "c", "up", true, "four\n"},
 	}, blocks)
 }
