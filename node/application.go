@@ -15,7 +15,6 @@ import (
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/node/buildinfo"
-	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
 	"github.com/starling-kv/starling/node/join"
@@ -40,11 +39,12 @@ type ApplicationOptions struct {
 	// Failed is called with the error if a state cannot become durable. The node must then stop.
 	Failed func(error)
 	Cache  *sgc.Cache // shared with the block zone; nil: a separate one
-	// Blocks returns the heights of CometBFT's databases. A local state is read while those are
-	// opened, so Blocks may wait; NewApplication calls it once. nil: they are unknown. Hint is
-	// added to the error about a state without blocks.
-	Blocks func() (comet.Heights, error)
-	Hint   string
+	// NoBlocks: CometBFT has neither blocks nor a state to continue from. Hint is added to the
+	// error about that.
+	NoBlocks bool
+	Hint     string
+	// BlocksFrom is the first block that CometBFT has; 0: unknown.
+	BlocksFrom int64
 	// KeepRestored: keep a restored state that CometBFT has no block for, so that the next join
 	// resumes with it.
 	KeepRestored bool
@@ -143,28 +143,7 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Applicat
 	if err := treestore.CheckInterrupted(state); err != nil {
 		return nil, err
 	}
-	store := treestore.Options{
-		Zone: state, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Index: o.Config.State.Index,
-		Cache: o.Cache, InMemory: o.Config.Disk.StateInMemory,
-	}
-	if o.Genesis != nil {
-		store.ChainID = o.Genesis.ChainID
-	}
-	trees := treestore.New(store)
-	trees.LoadAhead()
-	defer trees.DropAhead() // unless the application has loaded it
-	var (
-		noBlocks   bool
-		blocksFrom int64
-	)
-	if o.Blocks != nil {
-		have, err := o.Blocks()
-		if err != nil {
-			return nil, err
-		}
-		noBlocks, blocksFrom = have.None(), have.Base
-	}
-	if meta, ok := state.Meta(); ok && noBlocks {
+	if meta, ok := state.Meta(); ok && o.NoBlocks {
 		if !meta.Restored {
 			return nil, fmt.Errorf("%w: the state is at height %d, but CometBFT's databases in %q are empty%s:  put them back, or start over with `starlingd unsafe-reset-all`",
 				ErrNoBlocks, meta.Height, o.DataDir, o.Hint)
@@ -173,13 +152,16 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Applicat
 		// so no block follows it.
 		if !o.KeepRestored {
 			o.Logger.Info("Removing a state that no block belongs to: a join was interrupted", "height", meta.Height)
-			trees.DropAhead()
 			if err := state.Reset(); err != nil {
 				return nil, err
 			}
 		}
 	}
 	var (
+		store = treestore.Options{
+			Zone: state, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Index: o.Config.State.Index,
+			Cache: o.Cache, InMemory: o.Config.Disk.StateInMemory,
+		}
 		appMetrics   = app.NopMetrics()
 		syncMetrics  *statesync.Metrics
 		interval     int64
@@ -190,11 +172,12 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Applicat
 		if genesisState, err = app.ParseGenesis(o.Genesis.AppState); err != nil {
 			return nil, err
 		}
-		interval = genesisState.SnapshotInterval
+		store.ChainID, interval = o.Genesis.ChainID, genesisState.SnapshotInterval
 	}
 	if o.Metrics != nil {
 		appMetrics, syncMetrics = app.NewMetrics(o.Metrics), statesync.NewMetrics("starling", o.Metrics)
 	}
+	trees := treestore.New(store)
 	options, err := o.forApp(log)
 	if err != nil {
 		return nil, err
@@ -214,7 +197,7 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Applicat
 	manager = statesync.NewManager(statesync.Options{
 		Logger: o.Logger.With("module", "snapshots"), Target: target,
 		Interval: interval, Keep: o.Config.Snapshots.Keep, Metrics: syncMetrics,
-		OpenPin: trees.OpenPin, BlocksFrom: blocksFrom,
+		OpenPin: trees.OpenPin, BlocksFrom: o.BlocksFrom,
 	})
 	trees.SetSnapshots(manager)
 	for _, pin := range state.Pins() {

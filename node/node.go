@@ -177,23 +177,18 @@ func (n *Node) open(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	opened, err := n.openDatabases(o.faults)
+	have, err := n.openDatabases(o.faults)
 	if err != nil {
 		return err
 	}
-	defer func() { _, _ = opened() }() // close must not overtake it
 	if n.paths, err = fabric.Open(n.config, n.log, n.registry()); err != nil {
 		return err
 	}
 	onlyValidator := isOnlyValidator(validator, n.genesis)
 	n.signing = newSigning(validator)
 	n.serving = newServing(n.config, n.genesis, n.log)
-	if err := n.openApplication(ctx, opened, validator, o); err != nil {
+	if err := n.openApplication(ctx, have, validator, o); err != nil {
 		return n.joinAgain(err)
-	}
-	have, err := opened()
-	if err != nil {
-		return err
 	}
 	if err := n.openRelay(); err != nil {
 		return err
@@ -287,14 +282,13 @@ func (n *Node) openKeys(ctx context.Context) (validator cmttypes.PrivValidator, 
 	return validator, nil
 }
 
-// openDatabases checks the free disk space, now and until the node stops, and begins to open
-// CometBFT's databases. opened waits until they are open. After a crash that takes as long as to
-// read the tree, so both happen at the same time. opened must have returned before close.
-func (n *Node) openDatabases(f faults) (opened func() (comet.Heights, error), err error) {
+// openDatabases opens CometBFT's databases, and checks the free disk space, now and until the node
+// stops.
+func (n *Node) openDatabases(f faults) (comet.Heights, error) {
 	c := n.config.App.Disk
 	watch := disk.NewWatch(c.MinFreeBytes, config.DataFolders(n.config.CometBFT)...)
 	if err := watch.Check(); err != nil {
-		return nil, err
+		return comet.Heights{}, err
 	}
 	n.wg.Go(func() { watch.Run(n.ctx, n.fail) })
 	n.cache = sgc.New(c.SharedCache())
@@ -305,15 +299,11 @@ func (n *Node) openDatabases(f faults) (opened func() (comet.Heights, error), er
 		f.blocks(&zone)
 	}
 	n.databases = comet.NewDatabases(n.config.CometBFT, n.log.With("module", "databases"), zone)
-	opened = sync.OnceValues(func() (comet.Heights, error) {
-		have, err := n.databases.Open()
-		if err == nil {
-			n.removeUnfinished() // no other process uses this home
-		}
-		return have, err
-	})
-	n.wg.Go(func() { _, _ = opened() })
-	return opened, nil
+	have, err := n.databases.Open()
+	if err == nil {
+		n.removeUnfinished() // no other process uses this home
+	}
+	return have, err
 }
 
 // removeUnfinished removes the temporary files that killed CometBFTs left. A remaining file is
@@ -338,27 +328,20 @@ func (n *Node) readFailed(err error) {
 
 // openApplication rebuilds the tree. The error is comet.ErrPastHalt if the node has reached
 // halt_height.
-func (n *Node) openApplication(ctx context.Context, opened func() (comet.Heights, error), validator cmttypes.PrivValidator, options options) (err error) {
+func (n *Node) openApplication(ctx context.Context, have comet.Heights, validator cmttypes.PrivValidator, options options) (err error) {
 	halt := n.config.App.HaltHeight
-	blocks := func() (comet.Heights, error) {
-		have, err := opened()
-		// The block at halt itself may have to be executed again to become durable.
-		if err == nil && have.State != halt {
-			err = comet.CheckHalt(halt, have.State)
+	if have.State != halt { // otherwise that block may have to be executed again to become durable
+		if err := comet.CheckHalt(halt, have.State); err != nil {
+			return err
 		}
-		return have, err
 	}
 	o := ApplicationOptions{
 		DataDir: n.config.CometBFT.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
-		Blocks: blocks, Hint: comet.OtherBackend(n.config.CometBFT),
+		NoBlocks: have.None(), Hint: comet.OtherBackend(n.config.CometBFT), BlocksFrom: have.Base,
 		KeepRestored: join.Allowed(n.config, isOnlyValidator(validator, n.genesis)), fs: options.faults.state,
 		ProposeTimeout: n.config.CometBFT.Consensus.TimeoutPropose,
 	}
 	if n.config.App.State.Sharded() {
-		have, err := blocks()
-		if err != nil {
-			return err
-		}
 		if err := n.prepareSharded(&o, have, validator); err != nil {
 			return err
 		}
@@ -366,11 +349,7 @@ func (n *Node) openApplication(ctx context.Context, opened func() (comet.Heights
 		defer func() { err = errors.Join(err, n.stopStatus(), n.stopServing()) }()
 	}
 	o.Metrics = n.registry()
-	n.application, err = NewApplication(o)
-	if _, unopened := blocks(); unopened != nil { // the state may be unreadable for the same reason
-		return unopened
-	}
-	if err != nil {
+	if n.application, err = NewApplication(o); err != nil {
 		return err
 	}
 	n.wg.Go(n.watchLost)

@@ -86,7 +86,6 @@ func (c *chainer) openZones(start string) (err error) {
 		o.Cache = sgc.New(cacheBytes)
 	}
 	c.store = treestore.New(o)
-	c.store.LoadAhead() // as a node does; there is nothing to read if no Load follows
 	c.blocks, err = blocks.Open(filepath.Join(c.Dir, "blocks"), blocks.Options{Logger: errorsOnly{}})
 	return err
 }

@@ -71,9 +71,6 @@ type Store struct {
 	scrubber  pages.Scrubber[*avlstar.Version]
 	snapshots Snapshots // nil: no state is kept; set before the first block
 	list      pages.ListWriter[*avlstar.Version]
-	// ahead yields the tree that LoadAhead reads, nil if the page list cannot be used. It is nil
-	// itself if no such tree is to come. Only the goroutine that opens the store uses it.
-	ahead     chan *avlstar.Version
 	fillBytes uint64 // default: fillBytes
 	// pinning is set while a pin waits to be written. No second pin is made meanwhile: each pin
 	// costs a flush, so not all snapshots are stored if they are more frequent than flushes.
@@ -145,13 +142,7 @@ func (s *Store) Load() (int64, *avlstar.Version, error) {
 			app.ErrOtherChain, meta.ChainID, meta.Height, s.chainID)
 	}
 	started := time.Now()
-	var v *avlstar.Version
-	if s.ahead != nil {
-		v = <-s.ahead
-		s.ahead = nil
-	} else {
-		v = s.fromPageList(meta)
-	}
+	v := s.fromPageList(meta)
 	listed := v != nil
 	if !listed {
 		var err error
@@ -162,29 +153,6 @@ func (s *Store) Load() (int64, *avlstar.Version, error) {
 	s.begin(meta.Height, v, listed)
 	s.log.Info("Rebuilt the tree", "height", meta.Height, "keys", v.Len(), "bytes", v.Root().Bytes, "page_list", listed, "seconds", seconds(started))
 	return meta.Height, v, nil
-}
-
-// LoadAhead reads the page list in a goroutine for a later Load, while the caller opens something
-// else. Load or DropAhead must follow before the zone changes.
-func (s *Store) LoadAhead() {
-	meta, ok := s.zone.Meta()
-	if !ok || s.chainID != "" && meta.ChainID != s.chainID {
-		return
-	}
-	ahead := make(chan *avlstar.Version, 1)
-	go func() { ahead <- s.fromPageList(meta) }()
-	s.ahead = ahead
-}
-
-// DropAhead waits for LoadAhead and releases what it has read, unless Load has that.
-func (s *Store) DropAhead() {
-	if s.ahead == nil {
-		return
-	}
-	if v := <-s.ahead; v != nil {
-		v.Release()
-	}
-	s.ahead = nil
 }
 
 // begin continues from v, which is durable and not shared yet. listed: its page list is on disk.
