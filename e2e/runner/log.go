@@ -87,7 +87,7 @@ func hasAnyPrefix(s string, prefixes []string) bool {
 const (
 	LogRestoring = "Joining: restoring a snapshot"  // with height and chunks
 	LogRestored  = "Joining: the state is restored" // with all fields
-	LogBanned    = "Banned a peer that lied"
+	LogBanned    = "Banned a peer that sent invalid data"
 )
 
 // LogInvalid are the messages of nodes that use storage nodes, about one that sent a false answer,

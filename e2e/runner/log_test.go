@@ -15,7 +15,7 @@ func TestLogged(t *testing.T) {
 	require.Empty(t, runner.Logged(path, runner.LogRestored))
 	require.NoError(t, os.WriteFile(path, []byte(`I[2026-11-21|18:53:52.781] Joining: restoring a snapshot                module=join height=15 chunks=375 retarget=false
 panic: not a line of the log
-E[2026-11-21|18:53:52.800] Banned a peer that lied                      module=join peer=6347bb reason="chunk 174 of 375: it = \"bad\""
+E[2026-11-21|18:53:52.800] Banned a peer that sent invalid data         module=join peer=6347bb reason="chunk 174 of 375: it = \"bad\""
 I[2026-11-21|18:53:53.307] Joining: the state is restored               module=join height=15 chunks=375/376 seconds=0.6
 I[2026-11-21|18:53:53.308] Joining: the state is restored               module=join heig`), 0o644))
 	lines := runner.Logged(path, runner.LogRestoring, runner.LogRestored)

@@ -11,7 +11,7 @@ import (
 func TestSeen(t *testing.T) {
 	log := `joiner_1  | I[2026-01-02|03:04:05.006] Starting                                     module=main
 joiner_1  | I[2026-01-02|03:04:05.006] Joining: restoring a snapshot                module=join height=60 chunks=264
-joiner_1  | E[2026-01-02|03:04:05.006] Banned a peer that lied                      module=join peer=ab12 reason="a false chunk"
+joiner_1  | E[2026-01-02|03:04:05.006] Banned a peer that sent invalid data         module=join peer=ab12 reason="a false chunk"
 joiner_1  | I[2026-01-02|03:04:05.006] Joining: the state is restored               module=join height=60 chunks=264 bytes=4200000 seconds=1.5 rejected=3 banned=1
 joiner_1  | more
 `

@@ -259,7 +259,7 @@ func (p *Peers) Ban(id transport.ID, about statesync.BanReason, reason string) {
 	}
 	p.mu.Unlock()
 	if !already {
-		p.o.Logger.Error("Banned a peer that lied", "peer", id, "reason", reason)
+		p.o.Logger.Error("Banned a peer that sent invalid data", "peer", id, "reason", reason)
 		if p.o.Banned != nil {
 			p.o.Banned(id, about)
 		}
