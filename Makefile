@@ -8,6 +8,7 @@ export GOFLAGS     := $(GOFLAGS) -trimpath
 GO            ?= go
 TOOLS         := $(CURDIR)/.tools
 GOLANGCI      := v2.11.4
+MISSPELL      := v0.8.0
 FUZZTIME      ?= 30s
 KILLS         ?= 50
 SEEDS         ?= 20
@@ -135,7 +136,8 @@ torture: ## kill a validator KILLS times (50) while clients write, then again wi
 test-rdma: ## the tests of RDMA, in a QEMU VM with Soft-RoCE (needs QEMU and libibverbs-dev, which it installs as root, and a C compiler)
 	GO='$(GO)' transport/rdma/guest/test.sh
 
-lint: $(TOOLS)/golangci-lint-$(GOLANGCI) ## golangci-lint with .golangci.yml, in every module
+lint: $(TOOLS)/golangci-lint-$(GOLANGCI) ## golangci-lint with .golangci.yml, in every module, and the spelling of documents (it checks that of Go files, too)
+	git ls-files '*.md' '*.toml' '*.yml' '*.proto' '*.html' '*.js' '*.py' | xargs $(GO) run github.com/golangci/misspell/cmd/misspell@$(MISSPELL) -error
 	$(EACH) '$(MODULES)' $(TOOLS)/golangci-lint-$(GOLANGCI) run --config $(CURDIR)/.golangci.yml ./...
 
 $(TOOLS)/golangci-lint-$(GOLANGCI):
