@@ -26,7 +26,7 @@ type Want struct {
 }
 
 // Below describes the nodes that the receiver of a multiproof has: multiproofs begin below them
-// (compaction in RainBlock, section 4.2).
+// (compaction in RainBlock, section 5.4).
 type Below struct {
 	// Depth is the number of inner nodes on each path that the receiver has. If it is 0, a
 	// multiproof begins with the root.

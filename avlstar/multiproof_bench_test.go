@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkMultiproofs runs blocks of 1,000 transfers (RainBlock, section 6: nine tenths of them
+// BenchmarkMultiproofs runs blocks of 1,000 transfers (RainBlock, section 8.4: nine tenths of them
 // concern a tenth of the accounts) on a validator with the upper tree to depth 12, a window of 32
 // blocks, and multiproofs of the version before each block. In steady state it reports bytes per
 // transfer and CPU time per transfer, which depends less on other load than elapsed time does. The

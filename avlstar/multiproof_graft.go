@@ -18,7 +18,7 @@ type Grafted struct {
 
 // Graft returns a version of the same state in which the nodes that b opens below v's stubs are in
 // memory. It is the inverse of eviction by Paging: nothing is hashed, and v does not change.
-// Multiproofs of other versions are *revised* (RainBlock, section 4.3): from v's root down, each
+// Multiproofs of other versions are *revised* (RainBlock, section 5.3): from v's root down, each
 // stub is replaced by the multiproof's node with the same hash; changed subtrees are dropped, and
 // nodes in memory stay.
 //

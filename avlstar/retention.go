@@ -8,7 +8,7 @@ import (
 )
 
 // Retention determines which nodes a Partial that receives multiproofs keeps in memory. A validator
-// keeps the upper tree and recently used nodes below it (RainBlock, section 4.1). All others become
+// keeps the upper tree and recently used nodes below it (RainBlock, section 5.3). All others become
 // stubs again.
 //
 //	depth 0          (n)               always in memory

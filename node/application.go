@@ -145,7 +145,7 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Applicat
 	}
 	if meta, ok := state.Meta(); ok && o.NoBlocks {
 		if !meta.Restored {
-			return nil, fmt.Errorf("%w: the state is at height %d, but CometBFT's databases in %q are empty%s:  put them back, or start over with `starlingd unsafe-reset-all`",
+			return nil, fmt.Errorf("%w: the state is at height %d, but CometBFT's databases in %q are empty%s: put them back, or start over with `starlingd unsafe-reset-all`",
 				ErrNoBlocks, meta.Height, o.DataDir, o.Hint)
 		}
 		// An interrupted join left this state: it was complete, but CometBFT had not recorded it,

@@ -276,9 +276,16 @@ func TestJoinFallsBack(t *testing.T) {
 
 // The same if the transport has no snapshot.
 func TestJoinFallsBackWithoutASnapshot(t *testing.T) {
-	dir, first := nodetest.Home(t, func(o *home.InitOptions) { o.App = app.Genesis{Open: true} })
+	dir, first := nodetest.Home(t, func(o *home.InitOptions) {
+		o.App = app.Genesis{Open: true, SnapshotInterval: 2}
+		edit := o.Edit
+		o.Edit = func(c *cfg.Config, a *config.App) {
+			edit(c, a)
+			a.Snapshots.Keep = 0
+		}
+	})
 	n := start(t, dir, log.NewNopLogger())
-	nodetest.Until(t, "a block to trust", func() bool { return n.Comet().BlockStore().Height() > 1 })
+	nodetest.Until(t, "a chain that has passed its first snapshot", func() bool { return n.Comet().BlockStore().Height() > 5 })
 	joiner := fastJoiner(t, dir, n, first, func(c *cfg.Config, _ *config.App) {
 		c.StateSync.RPCServers = []string{config.RPCAddress(dir), config.RPCAddress(dir)}
 	})
@@ -290,6 +297,25 @@ func TestJoinFallsBackWithoutASnapshot(t *testing.T) {
 	require.NoError(t, j.Stop())
 	require.True(t, logs.Has("falling back to CometBFT's own state sync"))
 	require.True(t, logs.Has(snapshot.ErrNothing.Error()))
+}
+
+// A node joins a chain below its first snapshot by blocks, and says so.
+func TestJoinAYoungChain(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	dir, first := nodetest.Home(t, func(o *home.InitOptions) { o.App = app.Genesis{Open: true, SnapshotInterval: 1_000} })
+	n := start(t, dir, log.NewNopLogger())
+	writeKeys(t, dir, 0, 3)
+	joiner := fastJoiner(t, dir, n, first, nil)
+	logs := new(nodetest.LogBuffer)
+	j := start(t, joiner, logs.Logger(t), func(o *options) { o.joinTimes.Newest = time.Millisecond })
+	require.True(t, logs.Has("The chain has no snapshot yet: joining by blocks"))
+	follows(t, j, n)
+	require.Equal(t, int64(1), j.Comet().BlockStore().Base())
+	require.Equal(t, fmt.Sprintf("%064d", 2), nodetest.Get(t, nodetest.RPC(t, joiner), "key-02"))
+	require.NoError(t, j.Stop())
+
+	j = start(t, joiner, log.NewNopLogger())
+	follows(t, j, n)
 }
 
 // A stop during the join ends it at once.

@@ -58,6 +58,7 @@ var codeNames = map[Code]string{
 	CodeUnknownHeight: "unknown height",
 	CodeBadRequest:    "bad request",
 	CodeBusy:          "busy",
+	CodeUnreadable:    "not readable at this node",
 }
 
 func (c Code) String() string {

@@ -147,7 +147,7 @@ get       a get without a proof, with a proof, and a range of 100 keys
 newest    a proved read of the newest state, without other traffic and while half of the clients put
 event     from the end of a put until a watcher has its event; 0 if the event is there first
 one dead  one validator is killed: every fourth block waits for its proposal
-regions   each validator is in a region of its own, %v from the others one way; the floor of a put is four ways: to the proposer, and
+regions   each validator is in a region of its own, %v from the others one way; the floor of a put is four one-way delays: to the proposer, and
           its proposal, prevotes and precommits
 `, harness.Count(l.Rounds, "round"), l.Seconds, l.Workers, l.Validators, l.Delay)
 	harness.PrintTargets(out, "four validators on two cores", l.Targets)

@@ -453,7 +453,7 @@ polka      they have two thirds of the prevotes
 precommit  they have signed their precommits
 decide     they have two thirds of the precommits
 answer     the client's node has executed and stored the block, and the client has the result
-floor      four ways between validators, and %d syncs of %s ms, the median on this disk
+floor      four one-way delays between validators, and %d syncs of %s ms, the median on this disk
 left out   puts in blocks of several rounds, or with events that did not arrive
 syncs      of one validator's disk, for a block, counted by strace in a run of their own
 idle       CPU time of all validators in a second without puts, in ms, and empty blocks a second

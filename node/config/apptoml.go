@@ -168,7 +168,7 @@ memory_bytes = {{ .Join.MemoryBytes }}
 
 # After this time without a reachable transport, or five minutes without a snapshot that can be proved, the node tries CometBFT's own state
 # sync if statesync.rpc_servers is set. Without rpc_servers, a node that reaches no transport stops with a list of what it tried; a node that
-# finds no snapshot keeps looking.
+# finds no snapshot keeps looking. A node below the first snapshot of a chain joins by blocks.
 reach_timeout = "{{ .Join.ReachTimeout }}"
 
 # Number of headers before the snapshot fetched with the state, at most until evidence about them has expired. If a block holds evidence of

@@ -17,6 +17,9 @@ func SnapshotsDir(dataDir string) string { return filepath.Join(dataDir, "snapsh
 // EventsDir contains the changes of recent blocks, for watchers.
 func EventsDir(dataDir string) string { return filepath.Join(dataDir, "events") }
 
+// RangesDir contains the ranges of a storage node.
+func RangesDir(dataDir string) string { return filepath.Join(dataDir, "ranges") }
+
 // BlockZoneBackend is the db_backend of config.toml that puts CometBFT's databases into the block
 // zone (storage/blocks). All others are CometBFT's own.
 const BlockZoneBackend = "starling"

@@ -303,8 +303,46 @@ func (j *joining) join(ctx context.Context) error {
 			return err
 		}
 		j.log.Info("The state of an interrupted join cannot be resumed: fetching the difference to a newer one", "height", height, "err", err)
+	} else if young, err := j.young(ctx); young || err != nil {
+		return err // if young, the node continues with block 1
 	}
 	return j.fetch(ctx)
+}
+
+// young reports whether the chain has not reached its first snapshot, so that only blocks lead to
+// its state. It waits Times.Newest for a proved header that shows the opposite. Peers that withhold
+// newer headers cause a join by blocks only if the trusted header is below the first snapshot, too.
+// The error is that of ctx, or lightblocks.ErrConflict.
+func (j *joining) young(ctx context.Context) (bool, error) {
+	interval := j.State.SnapshotInterval()
+	if _, _, unfinished := j.State.Target().Unfinished(); interval == 0 || unfinished {
+		return false, nil
+	}
+	// The first snapshot can be fetched when two headers follow the one of its height.
+	first := (max(j.Genesis.InitialHeight, 1)+interval-1)/interval*interval + 2
+	if j.Config.CometBFT.StateSync.TrustHeight >= first {
+		return false, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, j.Times.Ask)
+	defer cancel()
+	newest := int64(0)
+	for deadline := time.Now().Add(j.Times.Newest); ; {
+		var err error
+		switch newest, err = j.network.verifier.Newest(limited); {
+		case errors.Is(err, lightblocks.ErrConflict):
+			return false, err
+		case err != nil || newest >= first:
+			return false, ctx.Err()
+		}
+		if time.Now().After(deadline) {
+			break
+		}
+		if err := sleep.For(ctx, newestPoll); err != nil {
+			return false, err
+		}
+	}
+	j.log.Info("The chain has no snapshot yet: joining by blocks, from the first one", "height", newest, "first_snapshot", first-2)
+	return true, nil
 }
 
 // catchUp fetches the parts of the state that differ if the peers are far ahead. It finds that out

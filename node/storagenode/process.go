@@ -222,7 +222,7 @@ func (n *Process) load() (err error) {
 }
 
 // rangesDir is the folder of all ranges.
-func rangesDir(c *config.Config) string { return filepath.Join(c.CometBFT.DBDir(), "ranges") }
+func rangesDir(c *config.Config) string { return config.RangesDir(c.CometBFT.DBDir()) }
 
 // lockRanges locks the ranges against other processes.
 func (n *Process) lockRanges() error {

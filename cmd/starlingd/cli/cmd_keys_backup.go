@@ -26,15 +26,17 @@ var scryptWork = client.ScryptWork
 
 // backedUp matches the files of a home that a backup contains. It excludes the signing state: with
 // an old copy, a validator signs the same heights again.
-var backedUp = regexp.MustCompile(`^(config/node_key\.json|config/priv_validator_key\.json|keys/[A-Za-z0-9][A-Za-z0-9._-]{0,63}\.json)$`)
+var backedUp = regexp.MustCompile(`^(config/node_key\.json|config/priv_validator_key\.json|config/ranges_key\.json|keys/[A-Za-z0-9][A-Za-z0-9._-]{0,63}\.json)$`)
 
 func newKeysBackupCmd(env *cliEnv) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Write all keys of the home into one encrypted file",
 		Long: `Write all keys of the home into one new file, encrypted with a passphrase: the keys that
-sign transactions, the validator's key and the node key. The file is a tar archive,
-encrypted in the format of the age program. It does not contain
+sign transactions, the validator's key, the node key, and the key that signs the map of
+ranges. They must have their default names (config/priv_validator_key.json, node_key.json,
+ranges_key.json). The file is a tar archive, encrypted in the format of the age program. It
+does not contain
 data/priv_validator_state.json: with an old copy of that file, a validator signs again at
 heights that it has already signed.`,
 		Example: "  starlingd keys backup keys.age --new-passphrase-file FILE",

@@ -18,7 +18,7 @@ func newResetCmd(env *cliEnv) *cobra.Command {
 network again. If all nodes of a network do this, its data are lost.
 
 Keys, configuration and data/priv_validator_state.json stay: without its signing state, a
-validator could sign twice.`,
+validator could sign twice. The home of a storage node is refused.`,
 		Example: `  starlingd unsafe-reset-all --yes`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
