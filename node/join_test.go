@@ -305,9 +305,10 @@ func TestJoinAYoungChain(t *testing.T) {
 	dir, first := nodetest.Home(t, func(o *home.InitOptions) { o.App = app.Genesis{Open: true, SnapshotInterval: 1_000} })
 	n := start(t, dir, log.NewNopLogger())
 	writeKeys(t, dir, 0, 3)
+	nodetest.Until(t, "blocks to fetch", func() bool { return n.Comet().BlockStore().Height() > 2 })
 	joiner := fastJoiner(t, dir, n, first, nil)
 	logs := new(nodetest.LogBuffer)
-	j := start(t, joiner, logs.Logger(t), func(o *options) { o.joinTimes.Newest = time.Millisecond })
+	j := start(t, joiner, logs.Logger(t))
 	require.True(t, logs.Has("The chain has no snapshot yet: joining by blocks"))
 	follows(t, j, n)
 	require.Equal(t, int64(1), j.Comet().BlockStore().Base())
@@ -315,6 +316,12 @@ func TestJoinAYoungChain(t *testing.T) {
 	require.NoError(t, j.Stop())
 
 	j = start(t, joiner, log.NewNopLogger())
+	follows(t, j, n)
+
+	// Without a catch-up, by CometBFT's block sync.
+	logs = new(nodetest.LogBuffer)
+	j = start(t, fastJoiner(t, dir, n, first, func(_ *cfg.Config, a *config.App) { a.CatchUp.Enabled = false }), logs.Logger(t))
+	require.True(t, logs.Has("The chain has no snapshot yet: joining by blocks"))
 	follows(t, j, n)
 }
 

@@ -134,6 +134,8 @@ func (i *Instance) Make(ctx context.Context) (err error) {
 	i.mu.making = true
 	if i.mu.syncing {
 		conf, logger = withoutRPC(conf), joinLog{logger, i.o.Failed}
+	} else { // CometBFT would begin one where there is no state, also if blocks are the way to it
+		conf = withoutStateSync(conf)
 	}
 	i.mu.Unlock()
 	opts := []cometnode.Option{batchTransactions(i.o.Verify)}
@@ -247,5 +249,14 @@ func withoutRPC(c *cfg.Config) *cfg.Config {
 	copied, rpc := *c, *c.RPC
 	rpc.ListenAddress, rpc.GRPCListenAddress = "", ""
 	copied.RPC = &rpc
+	return &copied
+}
+
+// withoutStateSync returns the configuration of a CometBFT that begins with the first block if it
+// has no state.
+func withoutStateSync(c *cfg.Config) *cfg.Config {
+	copied, sync := *c, *c.StateSync
+	sync.Enable = false
+	copied.StateSync = &sync
 	return &copied
 }

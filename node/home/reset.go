@@ -3,6 +3,7 @@ package home
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	cfg "github.com/cometbft/cometbft/config"
@@ -18,7 +19,8 @@ import (
 // It returns the removed folders, also with an error.
 func Reset(c *cfg.Config) ([]string, error) {
 	dir := c.DBDir()
-	if ranges := config.RangesDir(dir); exists(ranges) {
+	ranges := config.RangesDir(dir)
+	if _, err := os.Lstat(ranges); !errors.Is(err, fs.ErrNotExist) { // also if it cannot be read
 		return nil, config.Invalid(fmt.Errorf("nothing is removed: this is the home of a storage node, and its ranges are in %q: check with `starlingd storage ranges` that other nodes have them, stop this node, and remove that folder",
 			ranges))
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
@@ -213,7 +214,8 @@ func interrupted(o Options) bool {
 	}
 	meta, ok := o.State.Stored()
 	if !ok {
-		return o.Have.Base > 1 // without the first blocks, the state cannot be recomputed
+		// Without the first blocks, the state cannot be recomputed.
+		return o.Have.Base > max(o.Genesis.InitialHeight, 1)
 	}
 	return meta.Restored && meta.Height > o.Have.Block && meta.Height != o.Have.State
 }
@@ -264,7 +266,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 		err = j.catchUp(ctx)
 	} else {
 		o.BlocksView.Far()
-		err = j.join(ctx)
+		err = j.join(ctx, distinct(addresses))
 	}
 	if p, _ := o.View.Progress(); p.Phase != view.PhaseDone {
 		o.View.Over() // the node continues by blocks, or not at all
@@ -286,8 +288,9 @@ type joining struct {
 	network *Network
 }
 
-// join is for a node without blocks, or without the state of its blocks.
-func (j *joining) join(ctx context.Context) error {
+// join is for a node without blocks, or without the state of its blocks. addresses is the number of
+// configured peers.
+func (j *joining) join(ctx context.Context, addresses int) error {
 	if err := j.network.Reach(ctx, j.Config.App.Join.ReachTimeout); err != nil {
 		return err
 	}
@@ -303,46 +306,55 @@ func (j *joining) join(ctx context.Context) error {
 			return err
 		}
 		j.log.Info("The state of an interrupted join cannot be resumed: fetching the difference to a newer one", "height", height, "err", err)
-	} else if young, err := j.young(ctx); young || err != nil {
+	} else if young, err := j.young(ctx, addresses); young || err != nil {
 		return err // if young, the node continues with block 1
 	}
 	return j.fetch(ctx)
 }
 
 // young reports whether the chain has not reached its first snapshot, so that only blocks lead to
-// its state. It waits Times.Newest for a proved header that shows the opposite. Peers that withhold
-// newer headers cause a join by blocks only if the trusted header is below the first snapshot, too.
-// The error is that of ctx, or lightblocks.ErrConflict.
-func (j *joining) young(ctx context.Context) (bool, error) {
-	interval := j.State.SnapshotInterval()
-	if _, _, unfinished := j.State.Target().Unfinished(); interval == 0 || unfinished {
+// its state: no proved header and no claim of a peer shows the opposite, and a peer has the first
+// blocks. It decides when all of the given number of peers have reported, or after Times.Newest.
+// While a peer claims more than anybody proves, it does not decide, and the node looks for a
+// snapshot; so a false claim costs a wait, not a replay of a long chain. Peers that are Byzantine,
+// or behind themselves, can cause such a replay only if no other peer reports in time and the
+// trusted header is below the first snapshot, too. The error is that of ctx, or
+// lightblocks.ErrConflict.
+func (j *joining) young(ctx context.Context, addresses int) (bool, error) {
+	interval, initial := j.State.SnapshotInterval(), max(j.Genesis.InitialHeight, 1)
+	if _, _, unfinished := j.State.Target().Unfinished(); j.way != New || interval == 0 || unfinished {
 		return false, nil
 	}
 	// The first snapshot can be fetched when two headers follow the one of its height.
-	first := (max(j.Genesis.InitialHeight, 1)+interval-1)/interval*interval + 2
+	first := (initial+interval-1)/interval*interval + 2
 	if j.Config.CometBFT.StateSync.TrustHeight >= first {
 		return false, nil
 	}
+	known := newClaims(addresses, j.Times.Newest)
+	defer j.network.peers.Watch(known.watcher())()
 	limited, cancel := context.WithTimeout(ctx, j.Times.Ask)
 	defer cancel()
-	newest := int64(0)
-	for deadline := time.Now().Add(j.Times.Newest); ; {
-		var err error
-		switch newest, err = j.network.verifier.Newest(limited); {
+	for {
+		newest, err := j.network.verifier.Newest(limited)
+		switch {
 		case errors.Is(err, lightblocks.ErrConflict):
 			return false, err
 		case err != nil || newest >= first:
 			return false, ctx.Err()
 		}
-		if time.Now().After(deadline) {
-			break
+		list, _, settled := known.list()
+		old := slices.ContainsFunc(list, func(p catchup.Peer) bool { return p.Claim.Snapshot > 0 || p.Claim.Last >= first })
+		blocks := slices.ContainsFunc(list, func(p catchup.Peer) bool {
+			return p.Claim.First > 0 && p.Claim.First <= initial && p.Claim.Last > initial
+		})
+		if settled && blocks && !old {
+			j.log.Info("The chain has no snapshot yet: joining by blocks, from the first one", "height", newest, "first_snapshot", first-2)
+			return true, nil
 		}
-		if err := sleep.For(ctx, newestPoll); err != nil {
-			return false, err
+		if sleep.For(limited, newestPoll) != nil {
+			return false, ctx.Err()
 		}
 	}
-	j.log.Info("The chain has no snapshot yet: joining by blocks, from the first one", "height", newest, "first_snapshot", first-2)
-	return true, nil
 }
 
 // catchUp fetches the parts of the state that differ if the peers are far ahead. It finds that out
