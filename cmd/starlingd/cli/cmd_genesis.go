@@ -336,9 +336,9 @@ func showGenesis(env *cliEnv, doc *cmttypes.GenesisDoc, sum []byte, peers []stri
 	fmt.Fprintf(env.Out, "chain       %s, from %s\napp hash    %x\nsha256      %x\n", s.ChainID, s.GenesisTime.Format(time.RFC3339), s.AppHash, sum)
 	open := ""
 	if s.State.Open {
-		open = ", and anyone without a signature (open)"
+		open = "; anyone may write text without a signature (open)"
 	}
-	fmt.Fprintf(env.Out, "may write   %s, %s%s\n", counted(len(s.State.Admins), "admin"), counted(len(s.State.Grants), "grant"), open)
+	fmt.Fprintf(env.Out, "admins      %d\ngrants      %d%s\n", len(s.State.Admins), len(s.State.Grants), open)
 	fmt.Fprintf(env.Out, "validators  %d\n", len(doc.Validators))
 	table := tabwriter.NewWriter(env.Out, 0, 8, 2, ' ', 0)
 	for _, v := range doc.Validators {

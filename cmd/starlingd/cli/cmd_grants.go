@@ -89,6 +89,14 @@ func listGrants(cmd *cobra.Command, env *cliEnv) error {
 	return nil
 }
 
+// grantText describes the value of a grant record in a plan; nil: no grant.
+func grantText(quota []byte) string {
+	if len(quota) != 8 {
+		return "not granted"
+	}
+	return "granted, " + quotaText(quota)
+}
+
 // quotaText describes the value of a grant record; nil: no grant.
 func quotaText(quota []byte) string {
 	switch {

@@ -101,18 +101,17 @@ func statusOfPage(address string, page statuspage.Status, noRPC *noAnswerError) 
 	return s
 }
 
-// phaseLines describes a node whose RPC does not answer. Phases have the names of BoR's states
-// where BoR has one (docs/explanation/papers.md).
+// phaseLines describes a node whose RPC does not answer.
 func (s status) phaseLines(line func(name string, value any)) {
 	switch {
 	case s.CatchUp != nil && s.CatchUp.State == string(catchup.CatchUp):
-		line("phase", "catch_up: fetching and executing blocks, before CometBFT starts")
+		line("phase", "fetching and executing blocks, before CometBFT starts")
 		catchUpLines(line, *s.CatchUp)
 	case s.Phase == statuspage.PhaseJoining && s.Join != nil:
-		line("phase", "last_irr_catch_up: fetching the state, before the blocks after it")
+		line("phase", "fetching the state, before the blocks after it")
 		joinLines(line, *s.Join)
 	case s.Phase == statuspage.PhaseRunning:
-		line("phase", "normal: following consensus")
+		line("phase", "following consensus")
 	case s.Phase == statuspage.PhaseCatchingUp:
 		line("phase", "CometBFT's block sync")
 	case s.Phase == statuspage.PhaseStateSync:

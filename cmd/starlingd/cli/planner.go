@@ -100,14 +100,14 @@ func (p *planner) operation(operation *tx.Operation) error {
 }
 
 func (p *planner) grant(grantee, prefix, quota []byte) error {
-	what := fmt.Sprintf("keys that start with %q, right to write", prefix)
+	what := fmt.Sprintf("right to write keys that start with %q", prefix)
 	if len(prefix) == 0 {
-		what = "all keys, right to write"
+		what = "right to write all keys"
 	}
 	if len(grantee) == 0 {
 		grantee = []byte{}
 	}
-	return p.change(what, grantee, app.GrantKey(grantee, prefix), quota, quotaText)
+	return p.change(what, grantee, app.GrantKey(grantee, prefix), quota, grantText)
 }
 
 func (p *planner) admin(account []byte, remove bool) error {

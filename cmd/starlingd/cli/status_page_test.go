@@ -52,7 +52,7 @@ func TestStatusBeforeRPC(t *testing.T) {
 		says []string
 	}{
 		"blocks": {of(statuspage.PhaseCatchingUp, func(s *statuspage.Status) { s.CatchUp = blocks }), []string{
-			"phase +catch_up: fetching and executing blocks", "progress +block 1200 of 5000", `speed +85\.3 blocks/s, 12 MiB/s`,
+			"phase +fetching and executing blocks", "progress +block 1200 of 5000", `speed +85\.3 blocks/s, 12 MiB/s`,
 			"time +1m1s so far, about 45s left", "peers +3, 1 banned", "state +height 1200, app hash cafe",
 		}},
 		"state": {of(statuspage.PhaseJoining, func(s *statuspage.Status) {
@@ -61,19 +61,19 @@ func TestStatusBeforeRPC(t *testing.T) {
 				Phase: "fetching", Height: 4000, Chunks: 300, ChunksDone: 120, Bytes: 3 << 30, BytesDone: 1 << 30, Rate: 100 << 20, Seconds: 10, Connected: 2,
 			}
 		}), []string{
-			"phase +last_irr_catch_up: fetching the state", `progress +120 of 300 chunks, 1\.0 GiB of 3\.0 GiB, state at height 4000 \(fetching\)`,
+			"phase +fetching the state", `progress +120 of 300 chunks, 1\.0 GiB of 3\.0 GiB, state at height 4000 \(fetching\)`,
 			"speed +100 MiB/s", `time +10s so far\n`, `peers +2\n`,
 		}},
 		"looking": {of(statuspage.PhaseJoining, func(s *statuspage.Status) {
 			s.Join = &statuspage.Join{Phase: "looking"}
-		}), []string{"phase +last_irr_catch_up", "progress +looking for peers and a snapshot", `peers +0\n`}},
+		}), []string{"phase +fetching the state", "progress +looking for peers and a snapshot", `peers +0\n`}},
 		"after it": {of(statuspage.PhaseStarting, func(s *statuspage.Status) {
 			over := *blocks
 			over.State, s.CatchUp = "normal", &over
 		}), []string{"phase +starting: "}},
 		"CometBFT's blocks":     {of(statuspage.PhaseCatchingUp, nil), []string{"phase +CometBFT's block sync"}},
 		"CometBFT's state sync": {of(statuspage.PhaseStateSync, nil), []string{"phase +CometBFT's own state sync"}},
-		"RPC that fails":        {of(statuspage.PhaseRunning, nil), []string{"phase +normal: following consensus"}},
+		"RPC that fails":        {of(statuspage.PhaseRunning, nil), []string{"phase +following consensus"}},
 		"storage nodes": {of(statuspage.PhaseStarting, func(s *statuspage.Status) {
 			s.Sharded = &statuspage.Sharded{Waiting: "no node answers"}
 		}), []string{"waiting +no node answers"}},
