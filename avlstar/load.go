@@ -40,8 +40,8 @@ type placed struct {
 	keyHash  Hash
 }
 
-// placedList is a list in blocks of placedBlock items: growth copies no items, which takes as long
-// as everything else when a page list is loaded.
+// placedList is a list in blocks of placedBlock items. Unlike a slice, it copies no items when it
+// grows: those copies took half of the time to load a page list.
 type placedList struct {
 	blocks [][]placed
 	n      int

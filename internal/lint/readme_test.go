@@ -135,8 +135,8 @@ func runGroup(t *testing.T, clone, page string, blocks []block) {
 	})
 	env := shellEnvironment(t)
 	type upShell struct {
-		proc         *runner.Process
-		make, killed bool
+		block
+		proc *runner.Process
 	}
 	var up []upShell
 	for _, b := range blocks {
@@ -152,7 +152,7 @@ func runGroup(t *testing.T, clone, page string, blocks []block) {
 				return strings.Contains(output(), b.staysUp) || ended(shell)
 			}), "%s", output())
 			require.Contains(t, output(), b.staysUp, name)
-			up = append(up, upShell{shell, strings.HasPrefix(b.commands, "make "), b.killed})
+			up = append(up, upShell{b, shell})
 			continue
 		}
 		select {
@@ -175,7 +175,7 @@ func runGroup(t *testing.T, clone, page string, blocks []block) {
 		}
 		require.NoError(t, shell.proc.Interrupt(time.Minute))
 		said := strings.Join(runner.Tail(shell.proc.Log(), 50), "\n")
-		if !shell.make {
+		if !strings.HasPrefix(shell.commands, "make ") {
 			require.NoError(t, shell.proc.ExitError(), "%s ends on Ctrl-C:\n%s", shell.proc.Name(), said)
 		}
 		t.Logf("%s:\n%s", shell.proc.Name(), said)

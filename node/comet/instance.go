@@ -134,7 +134,7 @@ func (i *Instance) Make(ctx context.Context) (err error) {
 	i.mu.making = true
 	if i.mu.syncing {
 		conf, logger = withoutRPC(conf), joinLog{logger, i.o.Failed}
-	} else { // CometBFT would begin one where there is no state, also if blocks are the way to it
+	} else { // otherwise CometBFT begins a state sync whenever it has no state
 		conf = withoutStateSync(conf)
 	}
 	i.mu.Unlock()
@@ -255,8 +255,8 @@ func withoutRPC(c *cfg.Config) *cfg.Config {
 // withoutStateSync returns the configuration of a CometBFT that begins with the first block if it
 // has no state.
 func withoutStateSync(c *cfg.Config) *cfg.Config {
-	copied, sync := *c, *c.StateSync
-	sync.Enable = false
-	copied.StateSync = &sync
+	copied, stateSync := *c, *c.StateSync
+	stateSync.Enable = false
+	copied.StateSync = &stateSync
 	return &copied
 }

@@ -50,7 +50,7 @@ func decideBlocks(o Options) (Way, error) {
 
 // blocks fetches blocks and executes them until the peers are less than two ahead. A failure is not
 // an error as long as CometBFT's block sync can continue.
-func (j *joining) blocks(ctx context.Context, peers *peers.Peers, addresses int) (err error) {
+func (j *joining) blocks(ctx context.Context, peers *peers.Peers) (err error) {
 	if !j.Config.App.CatchUp.Enabled || j.Executor == nil || j.Sharded != nil {
 		return nil
 	}
@@ -59,7 +59,7 @@ func (j *joining) blocks(ctx context.Context, peers *peers.Peers, addresses int)
 		return orCause(ctx, err)
 	}
 	defer func() { err = errors.Join(err, executor.Close()) }()
-	known := newClaims(addresses, j.Times.Newest)
+	known := newClaims(j.addresses, j.Times.Newest)
 	defer peers.Watch(known.watcher())()
 	from := executor.Height()
 	err = catchup.Run(ctx, catchup.Options{

@@ -238,7 +238,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 		return config.Invalid(fmt.Errorf("%w: none is configured: set p2p.persistent_peers, p2p.seeds or join.peers", ErrNoTransport))
 	}
 	o.Times = o.Times.orDefault()
-	j := &joining{Options: o, way: way, log: o.Logger.With("module", "join")}
+	j := &joining{Options: o, way: way, log: o.Logger.With("module", "join"), addresses: distinct(addresses)}
 	network := NetworkOptions{
 		Config: o.Config, Logger: j.log, Genesis: o.Genesis, NodeKey: o.NodeKey, Addresses: addresses, View: o.View,
 		Skip: o.Skip, Sides: o.Sides, Banned: func(_ transport.ID, why statesync.BanReason) { o.Metrics.PeerBanned(why) },
@@ -250,7 +250,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 			return err
 		}
 		defer peers.Close()
-		return j.blocks(ctx, peers, distinct(addresses))
+		return j.blocks(ctx, peers)
 	}
 	if way != New {
 		network.Own = o.Chain
@@ -266,7 +266,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 		err = j.catchUp(ctx)
 	} else {
 		o.BlocksView.Far()
-		err = j.join(ctx, distinct(addresses))
+		err = j.join(ctx)
 	}
 	if p, _ := o.View.Progress(); p.Phase != view.PhaseDone {
 		o.View.Over() // the node continues by blocks, or not at all
@@ -277,20 +277,20 @@ func Run(ctx context.Context, way Way, o Options) error {
 	if err != nil {
 		return err
 	}
-	return j.blocks(ctx, j.network.peers, distinct(addresses))
+	return j.blocks(ctx, j.network.peers)
 }
 
 // joining is a join in progress. It is used by one goroutine.
 type joining struct {
 	Options
-	way     Way
-	log     log.Logger
-	network *Network
+	way       Way
+	log       log.Logger
+	addresses int // number of configured peers
+	network   *Network
 }
 
-// join is for a node without blocks, or without the state of its blocks. addresses is the number of
-// configured peers.
-func (j *joining) join(ctx context.Context, addresses int) error {
+// join is for a node without blocks, or without the state of its blocks.
+func (j *joining) join(ctx context.Context) error {
 	if err := j.network.Reach(ctx, j.Config.App.Join.ReachTimeout); err != nil {
 		return err
 	}
@@ -306,21 +306,20 @@ func (j *joining) join(ctx context.Context, addresses int) error {
 			return err
 		}
 		j.log.Info("The state of an interrupted join cannot be resumed: fetching the difference to a newer one", "height", height, "err", err)
-	} else if young, err := j.young(ctx, addresses); young || err != nil {
+	} else if young, err := j.young(ctx); young || err != nil {
 		return err // if young, the node continues with block 1
 	}
 	return j.fetch(ctx)
 }
 
 // young reports whether the chain has not reached its first snapshot, so that only blocks lead to
-// its state: no proved header and no claim of a peer shows the opposite, and a peer has the first
-// blocks. It decides when all of the given number of peers have reported, or after Times.Newest.
-// While a peer claims more than anybody proves, it does not decide, and the node looks for a
-// snapshot; so a false claim costs a wait, not a replay of a long chain. Peers that are Byzantine,
-// or behind themselves, can cause such a replay only if no other peer reports in time and the
-// trusted header is below the first snapshot, too. The error is that of ctx, or
-// lightblocks.ErrConflict.
-func (j *joining) young(ctx context.Context, addresses int) (bool, error) {
+// its state. It is young if a peer has the first blocks, no header above the first snapshot is
+// proved, and no peer claims one or a snapshot, once all configured peers have reported or
+// Times.Newest has passed. While a peer claims more than is proved, young waits up to Times.Ask and
+// then returns false: a false claim costs a wait for a snapshot. Byzantine or slow peers can cause
+// the replay of a long chain only if no other peer reports in time, and the trusted header is below
+// the first snapshot. Errors: that of ctx, and lightblocks.ErrConflict.
+func (j *joining) young(ctx context.Context) (bool, error) {
 	interval, initial := j.State.SnapshotInterval(), max(j.Genesis.InitialHeight, 1)
 	if _, _, unfinished := j.State.Target().Unfinished(); j.way != New || interval == 0 || unfinished {
 		return false, nil
@@ -330,7 +329,7 @@ func (j *joining) young(ctx context.Context, addresses int) (bool, error) {
 	if j.Config.CometBFT.StateSync.TrustHeight >= first {
 		return false, nil
 	}
-	known := newClaims(addresses, j.Times.Newest)
+	known := newClaims(j.addresses, j.Times.Newest)
 	defer j.network.peers.Watch(known.watcher())()
 	limited, cancel := context.WithTimeout(ctx, j.Times.Ask)
 	defer cancel()

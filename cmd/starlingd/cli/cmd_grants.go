@@ -97,7 +97,7 @@ func grantText(quota []byte) string {
 	return "granted, " + quotaText(quota)
 }
 
-// quotaText describes the value of a grant record; nil: no grant.
+// quotaText describes the quota in the value of a grant record; a malformed value has none.
 func quotaText(quota []byte) string {
 	switch {
 	case len(quota) != 8:

@@ -35,10 +35,10 @@ func newKeysBackupCmd(env *cliEnv) *cobra.Command {
 		Long: `Write all keys of the home into one new file, encrypted with a passphrase: the keys that
 sign transactions, the validator's key, the node key, and the key that signs the map of
 ranges. They must have their default names (config/priv_validator_key.json, node_key.json,
-ranges_key.json). The file is a tar archive, encrypted in the format of the age program. It
-does not contain
-data/priv_validator_state.json: with an old copy of that file, a validator signs again at
-heights that it has already signed.`,
+ranges_key.json). The file is a tar archive, encrypted in the format of the age program.
+
+It does not contain data/priv_validator_state.json: with an old copy of that file, a
+validator signs again at heights that it has already signed.`,
 		Example: "  starlingd keys backup keys.age --new-passphrase-file FILE",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
