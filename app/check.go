@@ -375,7 +375,7 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 // nodes that a check found missing.
 func (a *App) askFor(v *avlstar.Version, params *Params, t decoded, needs *needs, unchecked bool) *tx.Error {
 	if !unchecked {
-		nameKeys(needs, t.tx)
+		nameKeys(needs, t.tx, true)
 		a.askChecked(v, needs.wants)
 		return nil
 	}

@@ -31,7 +31,8 @@ type Events interface {
 
 // MaxPreviousBytes limits the total length of the previous values in the events of one block, so
 // that the events of deletions cannot be much longer than the block's transactions. Events get
-// their previous values in order, until the limit is reached.
+// their previous values in order, until the limit is reached. A node that does not have the whole
+// state omits long ones too, if nothing but their length was needed.
 const MaxPreviousBytes = 8 << 20
 
 // events collects the events of a block. They are in the order in which the block's operations
@@ -46,13 +47,14 @@ type events struct {
 func (e *events) collect(number int, journal []undoRecord) {
 	for _, r := range journal {
 		kind := eventKind(r.entry.key, r.after)
-		if kind == "" || bytes.Equal(r.value, r.after) {
+		if kind == "" || !r.changed {
 			continue
 		}
 		c := event.Change{Tx: number, Kind: kind, Key: r.entry.key, Value: r.after}
-		if e.previous+len(r.value) <= MaxPreviousBytes {
-			e.previous += len(r.value)
-			c.Previous = bytes.Clone(r.value) // r.value may be memory of a version
+		if e.previous+r.value.length <= MaxPreviousBytes {
+			e.previous += r.value.length
+			c.Omitted = r.value.missing()
+			c.Previous = bytes.Clone(r.value.value) // it may be memory of a version
 		} else {
 			c.Omitted = true
 		}

@@ -100,9 +100,9 @@ func TestPreviousValuesAreLimited(t *testing.T) {
 	value := make([]byte, MaxPreviousBytes/2)
 	var journal []undoRecord
 	for _, k := range []string{"a", "b", "c", "d"} {
-		journal = append(journal, undoRecord{&overlayEntry{key: []byte(k)}, value, nil})
+		journal = append(journal, undoRecord{&overlayEntry{key: []byte(k)}, contentOf(value), nil, true})
 	}
-	journal[3].value = nil
+	journal[3].value = content{}
 	journal[3].after = []byte("new")
 	e.collect(0, journal)
 	require.Len(t, e.changes, 4)

@@ -1,7 +1,6 @@
 package app
 
 import (
-	"bytes"
 	"encoding/hex"
 	"errors"
 	"math"
@@ -129,6 +128,9 @@ func (x *executor) runOperations(body *tx.Body) (outcome, error) {
 			return undo(refused), nil
 		}
 	}
+	if err := x.fillReads(body.Operations, result.Results); err != nil {
+		return outcome{}, err
+	}
 	return outcome{trace: true, result: result, events: events}, nil
 }
 
@@ -225,8 +227,7 @@ func (x *executor) operation(account []byte, operation *tx.Operation) (found boo
 	case *tx.Operation_CompareAndPut:
 		found, event, err = x.compareAndPut(account, op.CompareAndPut)
 	case *tx.Operation_Read:
-		value, err = x.read(op.Read.Key)
-		found = value != nil
+		value, found, err = x.read(op.Read.Key)
 	case *tx.Operation_Grant:
 		found, event, err = x.grant(account, op.Grant.Grantee, op.Grant.Prefix, op.Grant.Quota, KindGrant)
 	case *tx.Operation_Revoke:
@@ -247,8 +248,7 @@ func (x *executor) operation(account []byte, operation *tx.Operation) (found boo
 
 // write sets key to value (nil: deletes it) and returns the event, or nil if nothing changes.
 func (x *executor) write(key, value []byte, kind string) (*abci.Event, error) {
-	old, err := x.set(key, value)
-	if err != nil || bytes.Equal(old, value) {
+	if _, err := x.set(key, value); err != nil || !x.wrote() {
 		return nil, err
 	}
 	return newEvent(key, kind), nil
@@ -272,7 +272,7 @@ func (x *executor) putOrDelete(account, key, value []byte) (found bool, event *a
 		kind = KindDelete
 	}
 	event, err = x.write(key, value, kind)
-	return old != nil, event, err
+	return old.present(), event, err
 }
 
 // mayTouch returns the grant by which the account may write key, or a *tx.Error. The grant with the
@@ -293,53 +293,102 @@ func (x *executor) mayTouch(account, key []byte) (grant, error) {
 
 // mayWrite returns a *tx.Error unless the account's grant and quota allow it to set key to value.
 // old is the present value of key.
-func (x *executor) mayWrite(account, key, value []byte) (old []byte, err error) {
+func (x *executor) mayWrite(account, key, value []byte) (old content, err error) {
 	g, err := x.mayTouch(account, key)
 	if err != nil {
-		return nil, err
+		return content{}, err
 	}
-	if old, err = x.get(key); err != nil {
-		return nil, err
+	if old, err = x.peek(key); err != nil {
+		return content{}, err
 	}
-	before, after := recordBytes(key, old), recordBytes(key, value)
+	before, after := recordBytes(key, old), recordBytes(key, contentOf(value))
 	if g.quota == 0 || after <= before {
 		return old, nil
 	}
 	used, err := x.usage(g.prefix)
 	if err != nil {
-		return nil, err
+		return content{}, err
 	}
 	if used += after - before; used > g.quota {
-		return nil, tx.Errorf(tx.CodeQuota, "the keys under prefix %q would take %d bytes, the quota is %d", shorten(g.prefix), used, g.quota)
+		return content{}, tx.Errorf(tx.CodeQuota, "the keys under prefix %q would take %d bytes, the quota is %d", shorten(g.prefix), used, g.quota)
 	}
 	return old, nil
 }
 
 func (x *executor) compareAndPut(account []byte, op *tx.CompareAndPut) (bool, *abci.Event, error) {
-	value, err := x.mayWrite(account, op.Key, op.Value)
-	switch {
-	case err != nil:
+	old, err := x.mayWrite(account, op.Key, op.Value)
+	if err == nil {
+		err = x.expect(op.Key, old, op.Expected)
+	}
+	if err != nil {
 		return false, nil, err
-	case value == nil && len(op.Expected) > 0:
-		return false, nil, tx.Errorf(tx.CodeCompareFailed, "key %q is absent", shorten(op.Key))
-	case value != nil && len(op.Expected) == 0:
-		return false, nil, tx.Errorf(tx.CodeCompareFailed, "key %q is present, but was expected to be absent", shorten(op.Key))
-	case !bytes.Equal(value, op.Expected):
-		return false, nil, tx.Errorf(tx.CodeCompareFailed, "key %q has another value than expected", shorten(op.Key))
 	}
 	event, err := x.write(op.Key, op.Value, KindPut)
-	return value != nil, event, err
+	return old.present(), event, err
 }
 
-func (x *executor) read(key []byte) ([]byte, error) {
-	value, err := x.get(key)
+// expect returns a *tx.Error unless c, the content of key, is value (empty: key is absent).
+func (x *executor) expect(key []byte, c content, value []byte) error {
+	switch same, err := x.holds(key, c, value); {
+	case err != nil || same:
+		return err
+	case !c.present():
+		return tx.Errorf(tx.CodeCompareFailed, "key %q is absent", shorten(key))
+	case len(value) == 0:
+		return tx.Errorf(tx.CodeCompareFailed, "key %q is present, but was expected to be absent", shorten(key))
+	}
+	return tx.Errorf(tx.CodeCompareFailed, "key %q has another value than expected", shorten(key))
+}
+
+// read returns the value of key. If it is missing in base, fillReads adds it.
+func (x *executor) read(key []byte) (value []byte, found bool, err error) {
+	c, err := x.peek(key)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	if err := x.spendReads(uint64(len(value)), 1); err != nil {
-		return nil, err
+	return c.value, c.present(), x.spendReads(uint64(c.length), 1)
+}
+
+// fillReads adds the values that are missing in the results of a transaction that succeeded. Only
+// these count against the budget of a block, so the values that a block brings have a bound,
+// whatever its failing transactions read. A value that cannot be read from base is recorded in
+// needs; the rest of the block then runs with the right budget.
+func (x *executor) fillReads(operations []tx.Operation, results []tx.OperationResult) error {
+	fill := func(key []byte, value *[]byte) (err error) {
+		if *value == nil {
+			// The value was missing, so the read was before any write: it is that of base.
+			if *value, err = x.inBase(key); x.lacks(err) {
+				err = nil
+			}
+		}
+		return err
 	}
-	return value, nil
+	for i := range results {
+		r := &results[i]
+		switch op := operations[i].Op.(type) {
+		case *tx.Operation_Read:
+			if r.Found {
+				if err := fill(op.Read.Key, &r.Value); err != nil {
+					return err
+				}
+			}
+		case *tx.Operation_ReadRange:
+			for k := range r.Entries {
+				if err := fill(r.Entries[k].Key, &r.Entries[k].Value); err != nil {
+					return err
+				}
+			}
+		case *tx.Operation_Txn:
+			branch := op.Txn.Failure
+			if r.Succeeded {
+				branch = op.Txn.Success
+			}
+			if err := x.fillReads(branch, r.Results); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // grant creates or updates a grant, or revokes it (KindRevoke).

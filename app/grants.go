@@ -77,10 +77,11 @@ func (o *overlay) setGrant(grantee, prefix []byte, quota uint64, remove bool) (o
 	if remove {
 		value = nil
 	}
-	old, err = o.set(key, value)
+	before, err := o.set(key, value)
 	if err != nil {
 		return nil, false, err
 	}
+	old = before.value // records are always read with their values
 	if (old == nil) == (value == nil) {
 		return old, !bytes.Equal(old, value), nil
 	}

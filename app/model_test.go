@@ -319,7 +319,13 @@ func (g *generator) key() string {
 	return g.pick("a", "a", "ab", "abc", "b", "ba", "c") + g.pick("", "", "1", "2", "3", "\xff")
 }
 
-func (g *generator) value() string { return strings.Repeat(g.pick("x", "y"), 1+g.IntN(40)) }
+// value returns a value. A long one stays on storage nodes when it is written over.
+func (g *generator) value() string {
+	if g.IntN(6) == 0 {
+		return strings.Repeat(g.pick("x", "y"), 1100+g.IntN(2)*g.IntN(3000))
+	}
+	return strings.Repeat(g.pick("x", "y"), 1+g.IntN(40))
+}
 
 func (g *generator) grantee() []byte {
 	if g.IntN(4) == 0 {

@@ -244,18 +244,18 @@ func TestRangesOfOverlays(t *testing.T) {
 				must(o.set([]byte(g.key()), []byte(g.value())))
 				must(o.set([]byte(g.key()), nil))
 				start, end := g.bounds()
-				require.NoError(t, o.ascendRange(start, end, 9, func(_, _ []byte) bool { return true }))
+				require.NoError(t, o.ascendRange(start, end, 9, func([]byte, content) bool { return true }))
 				o.undo(mark)
 			default:
 				start, end := g.bounds()
 				want := m.inRange(start, end)
 				want = want[:min(len(want), g.IntN(9))]
 				var got []string
-				require.NoError(t, o.ascendRange(start, end, 9, func(k, v []byte) bool {
+				require.NoError(t, o.ascendRange(start, end, 9, func(k []byte, c content) bool {
 					if len(got) == len(want) {
 						return false
 					}
-					require.Equal(t, m.state[string(k)], string(v))
+					require.Equal(t, m.state[string(k)], string(c.value))
 					got = append(got, string(k))
 					return true
 				}))
@@ -281,7 +281,7 @@ func TestManyRangesOverDeletedKeys(t *testing.T) {
 	for i := range keys {
 		first, back := []byte(nil), name(keys/2+i%(keys/2))
 		must(o.set(back, []byte("y")))
-		require.NoError(t, o.ascendRange(name(i/2), nil, 1, func(k, _ []byte) bool {
+		require.NoError(t, o.ascendRange(name(i/2), nil, 1, func(k []byte, _ content) bool {
 			first = k
 			return false
 		}))

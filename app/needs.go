@@ -48,7 +48,8 @@ func (n *needs) add(w avlstar.Want) {
 	}
 	id := idOf(w)
 	if i, ok := n.index[id]; ok {
-		n.wants[i-n.taken].Deleted = n.wants[i-n.taken].Deleted || w.Deleted
+		had := &n.wants[i-n.taken]
+		had.Deleted, had.Written = had.Deleted || w.Deleted, had.Written && w.Written
 		return
 	}
 	if len(n.wants) < maxNeeds {
@@ -57,7 +58,7 @@ func (n *needs) add(w avlstar.Want) {
 	}
 }
 
-// idOf returns equal strings for wants that differ only in Deleted.
+// idOf returns equal strings for wants that differ only in Deleted and Written.
 func idOf(w avlstar.Want) string {
 	form := byte('k')
 	switch {
@@ -104,17 +105,20 @@ func (o *overlay) lacked(err error, wants ...avlstar.Want) error {
 // missing nodes.
 func (o *overlay) lacks(err error) bool { return err != nil && o.needs != nil && isMissing(err) }
 
-// name records all keys that the transaction names.
-func (o *overlay) name(t *tx.Tx) { nameKeys(o.needs, t) }
+// name records all keys that the transaction names, without the values that it may read: a block
+// returns less than its transactions try to read.
+func (o *overlay) name(t *tx.Tx) { nameKeys(o.needs, t, false) }
 
-func nameKeys(n *needs, t *tx.Tx) {
+// nameKeys records all keys that t names. values says whether to record the values that it reads.
+func nameKeys(n *needs, t *tx.Tx, values bool) {
 	if t.Text != nil {
-		n.add(avlstar.Want{Key: t.Text.Key})
+		n.add(avlstar.Want{Key: t.Text.Key, Written: true})
 		return
 	}
 	n.add(avlstar.Want{Key: NonceKey(t.Body.Account)})
 	for i := range t.Body.Operations {
 		for _, w := range wantsOf(nil, &t.Body.Operations[i]) {
+			w.Written = w.Written || !values
 			n.add(w)
 		}
 	}
@@ -211,7 +215,7 @@ func (o *overlay) pretend(key, value []byte) {
 		e = &overlayEntry{key: key}
 		o.entries.ReplaceOrInsert(e)
 	}
-	o.put(e, value)
+	o.put(e, contentOf(value))
 }
 
 // KeepRecords reports whether a subtree with keys in [first, after) (nil is open) may contain

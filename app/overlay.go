@@ -45,8 +45,8 @@ type overlay struct {
 // overlayEntry is a key that was written in this block. Its value may equal the one in base again.
 type overlayEntry struct {
 	key    []byte
-	value  []byte
-	before []byte // value in base, and memory of base
+	value  content
+	before content // in base, and memory of base
 
 	// gap belongs to a deleted key of base: the greatest key of base below it that is not deleted
 	// (nil: none). It is valid while overlay.revived equals gapAt.
@@ -58,9 +58,25 @@ type overlayEntry struct {
 	passed bool
 }
 
+// content is what is known of the value of a key. A write needs only its length, and whether it is
+// equal to another value, so the value itself may be missing in base (avlstar.Version.Peek).
+type content struct {
+	value  []byte // nil: absent or, if length is not 0, missing in base
+	length int    // 0: absent
+}
+
+func contentOf(value []byte) content { return content{value, len(value)} }
+
+func (c content) present() bool { return c.length > 0 }
+
+// missing reports whether the value is present but missing in base.
+func (c content) missing() bool { return c.value == nil && c.length > 0 }
+
 type undoRecord struct {
-	entry        *overlayEntry
-	value, after []byte // value before and after the write
+	entry   *overlayEntry
+	value   content // before the write
+	after   []byte  // after the write
+	changed bool    // whether they differ
 }
 
 func newOverlay(base *avlstar.Version) *overlay {
@@ -89,10 +105,41 @@ func (o *overlay) entry(key []byte) (*overlayEntry, bool) {
 }
 
 func (o *overlay) get(key []byte) ([]byte, error) {
+	if e, ok := o.entry(key); ok && !e.value.missing() {
+		return e.value.value, nil
+	}
+	return o.inBase(key)
+}
+
+// peek does what get does, but its result may be without the value, if nodes are missing in base.
+func (o *overlay) peek(key []byte) (content, error) {
 	if e, ok := o.entry(key); ok {
 		return e.value, nil
 	}
-	return o.inBase(key)
+	return o.peekBase(key)
+}
+
+// peekBase does what peek does, for base. The application's own records are always read with their
+// values.
+func (o *overlay) peekBase(key []byte) (content, error) {
+	if o.needs == nil || key[0] == reserved {
+		value, err := o.inBase(key)
+		return contentOf(value), err
+	}
+	value, length, err := o.base.Peek(key)
+	if err != nil {
+		return content{}, o.lacked(err, avlstar.Want{Key: key, Written: true})
+	}
+	return content{value, length}, nil
+}
+
+// holds reports whether c, the content of key, is value; nil means that the key is absent.
+func (o *overlay) holds(key []byte, c content, value []byte) (bool, error) {
+	if len(value) != c.length || !c.missing() {
+		return bytes.Equal(c.value, value) && len(value) == c.length, nil
+	}
+	same, err := o.base.Holds(key, value)
+	return same, o.lacked(err, avlstar.Want{Key: key, Written: true})
 }
 
 // inBase returns the value of key in base, without a copy: if a block overwrites many large values,
@@ -114,32 +161,41 @@ func (o *overlay) inBase(key []byte) ([]byte, error) {
 }
 
 // set writes value at key (nil: deletes it) and returns the previous value.
-func (o *overlay) set(key, value []byte) (old []byte, err error) {
+func (o *overlay) set(key, value []byte) (old content, err error) {
 	e, ok := o.entry(key)
 	if !ok {
-		before, err := o.inBase(key)
+		before, err := o.peekBase(key)
 		if err != nil {
-			return nil, err
+			return content{}, err
 		}
 		e = &overlayEntry{key: key, value: before, before: before}
-		o.entries.ReplaceOrInsert(e)
 	}
 	old = e.value
-	o.journal = append(o.journal, undoRecord{e, old, value})
-	o.put(e, value)
+	same, err := o.holds(key, old, value)
+	if err != nil {
+		return content{}, err
+	}
+	if !ok {
+		o.entries.ReplaceOrInsert(e)
+	}
+	o.journal = append(o.journal, undoRecord{e, old, value, !same})
+	o.put(e, contentOf(value))
 	return old, nil
 }
 
-func (o *overlay) put(e *overlayEntry, value []byte) {
+// wrote reports whether the last set changed the value.
+func (o *overlay) wrote() bool { return o.journal[len(o.journal)-1].changed }
+
+func (o *overlay) put(e *overlayEntry, value content) {
 	o.quotas.moved(e.key, recordBytes(e.key, e.value), recordBytes(e.key, value))
 	if concernsEveryone(e.key) {
 		o.everyone = nil
 	}
-	switch was, is := e.value != nil, value != nil; {
+	switch was, is := e.value.present(), value.present(); {
 	case was == is:
-	case e.before == nil && is:
+	case !e.before.present() && is:
 		o.added.ReplaceOrInsert(e)
-	case e.before == nil:
+	case !e.before.present():
 		o.added.Delete(e)
 	case is:
 		o.revived++
@@ -147,7 +203,7 @@ func (o *overlay) put(e *overlayEntry, value []byte) {
 	e.value = value
 	switch {
 	case o.present == nil:
-	case value != nil:
+	case value.present():
 		o.present.ReplaceOrInsert(e)
 	default:
 		o.present.Delete(e)
@@ -184,7 +240,7 @@ func (o *overlay) nearest(key []byte, below bool) (k, value []byte, err error) {
 				return true
 			}
 			if bytes.Compare(e.key, k) > 0 {
-				k, value = e.key, e.value
+				k, value = e.key, e.value.value // not missing: it was set
 			}
 			return false
 		})
@@ -209,7 +265,8 @@ func (o *overlay) baseNearest(key []byte, below bool) (k, value []byte, err erro
 		if !written {
 			break
 		}
-		if value = e.value; value != nil {
+		if e.value.present() {
+			value, err = o.get(k)
 			break
 		}
 		run = append(run, e)
@@ -221,7 +278,7 @@ func (o *overlay) baseNearest(key []byte, below bool) (k, value []byte, err erro
 	for _, e := range run {
 		e.gap, e.gapAt = k, o.revived
 	}
-	return k, value, nil
+	return k, value, err
 }
 
 // ascend visits the keys in [start, end) that were written in this block, in order; a nil end is
@@ -240,17 +297,26 @@ func (o *overlay) ascend(start, end []byte, visit func(*overlayEntry)) {
 func (o *overlay) changes() []avlstar.Change {
 	var changes []avlstar.Change
 	o.ascend(nil, nil, func(e *overlayEntry) {
-		if !bytes.Equal(e.value, e.before) {
-			changes = append(changes, avlstar.Change{Key: e.key, Value: e.value})
+		if o.differs(e) {
+			changes = append(changes, avlstar.Change{Key: e.key, Value: e.value.value})
 		}
 	})
 	return changes
 }
 
-// recordBytes returns the length of the leaf record, or 0 if value is nil.
-func recordBytes(key, value []byte) uint64 {
-	if value == nil {
+// differs reports whether the value of an entry differs from that in base.
+func (o *overlay) differs(e *overlayEntry) bool {
+	if e.value.missing() {
+		return false // it is the one in base
+	}
+	same, err := o.holds(e.key, e.before, e.value.value)
+	return err != nil || !same // base proved the value when the key was set
+}
+
+// recordBytes returns the length of the leaf record, or 0 for an absent key.
+func recordBytes(key []byte, c content) uint64 {
+	if !c.present() {
 		return 0
 	}
-	return avlstar.RecordBytes(len(key), len(value))
+	return avlstar.RecordBytes(len(key), c.length)
 }

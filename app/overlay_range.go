@@ -22,11 +22,11 @@ import (
 // missing in base.
 const perRangeKey = 4 << 10
 
-// ascendRange yields the keys in [start, end) that are present and their values, in order, until
-// yield returns false; an empty bound is open. most is the approximate number of keys that the
-// caller wants. It limits the request if nodes are missing in base. Keys and values may be base's
-// own memory.
-func (o *overlay) ascendRange(start, end []byte, most int, yield func(key, value []byte) bool) error {
+// ascendRange yields the keys in [start, end) that are present, in order, until yield returns
+// false; an empty bound is open. Their values may be missing in base. most is the approximate
+// number of keys that the caller wants. It limits the request if nodes are missing in base. Keys
+// and values may be base's own memory.
+func (o *overlay) ascendRange(start, end []byte, most int, yield func(key []byte, c content) bool) error {
 	if len(start) == 0 {
 		start = nil
 	}
@@ -51,8 +51,8 @@ func (o *overlay) ascendRange(start, end []byte, most int, yield func(key, value
 		return more
 	}
 	more := true
-	err := o.ascendUntouched(start, end, most, func(kv avlstar.KV) bool {
-		more = upTo(kv.Key) && yield(kv.Key, kv.Value)
+	err := o.ascendUntouched(start, end, most, func(p avlstar.Peeked) bool {
+		more = upTo(p.Key) && yield(p.Key, content{p.Value, p.Length})
 		return more
 	})
 	if err == nil && more {
@@ -63,7 +63,7 @@ func (o *overlay) ascendRange(start, end []byte, most int, yield func(key, value
 
 // ascendUntouched yields the keys of base in [from, end) that have no entry, until yield returns
 // false.
-func (o *overlay) ascendUntouched(from, end []byte, most int, yield func(avlstar.KV) bool) error {
+func (o *overlay) ascendUntouched(from, end []byte, most int, yield func(avlstar.Peeked) bool) error {
 	var run []*overlayEntry // entries that were passed since the last key without an entry
 	pass := func(beyond []byte) {
 		for _, e := range run {
@@ -73,15 +73,15 @@ func (o *overlay) ascendUntouched(from, end []byte, most int, yield func(avlstar
 	}
 	for {
 		at, skip := from, false
-		for kv, err := range o.base.Ascend(from, end) {
+		for p, err := range o.base.PeekRange(from, end) {
 			if err != nil {
-				o.needs.addRange(o.base, at, end, o.rangeRoom(most), err)
+				o.needs.addRange(o.base, at, end, o.rangeRoom(most), true, err)
 				return err
 			}
-			at = kv.Key
-			e, touched := o.entry(kv.Key)
+			at = p.Key
+			e, touched := o.entry(p.Key)
 			if !touched {
-				if pass(kv.Key); !yield(kv) {
+				if pass(p.Key); !yield(p) {
 					return nil
 				}
 				continue
@@ -118,7 +118,7 @@ func (o *overlay) listPresent() {
 	}
 	o.present = newEntries()
 	o.entries.Ascend(func(e *overlayEntry) bool {
-		if e.value != nil {
+		if e.value.present() {
 			o.present.ReplaceOrInsert(e)
 		}
 		return true

@@ -49,12 +49,12 @@ func TestOverlayIsAMap(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"set": func(t *rapid.T) {
 				k, v := shortKeys.Draw(t, "key"), value.Draw(t, "value")
-				require.Equal(t, get(model, k), must(o.set([]byte(k), []byte(v))))
+				require.Equal(t, get(model, k), must(o.set([]byte(k), []byte(v))).value)
 				model[k] = v
 			},
 			"delete": func(t *rapid.T) {
 				k := shortKeys.Draw(t, "key")
-				require.Equal(t, get(model, k), must(o.set([]byte(k), nil)))
+				require.Equal(t, get(model, k), must(o.set([]byte(k), nil)).value)
 				delete(model, k)
 			},
 			"undo": func(*rapid.T) {
@@ -119,7 +119,7 @@ func TestOverlayCopiesNoLargeValues(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	for k := range state {
 		require.Len(t, must(o.get([]byte(k))), avlstar.MaxValueBytes)
-		require.Len(t, must(o.set([]byte(k), nil)), avlstar.MaxValueBytes)
+		require.Len(t, must(o.set([]byte(k), nil)).value, avlstar.MaxValueBytes)
 	}
 	require.Len(t, o.changes(), len(state))
 	runtime.ReadMemStats(&after)

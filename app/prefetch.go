@@ -254,7 +254,7 @@ func (a *App) checkArrived(id [sha256.Size]byte) {
 	a.check.checked(id, newcomer, t.Text != nil)
 	a.options.Metrics.Witness.Unchecked.Set(float64(a.check.numUnchecked()))
 	n := newNeeds()
-	nameKeys(n, t)
+	nameKeys(n, t, true)
 	a.askChecked(v, n.wants)
 }
 

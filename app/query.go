@@ -191,7 +191,7 @@ func answerRange(v *avlstar.Version, r *RangeRequest, req *abci.RequestQuery, ne
 		if r.Reverse {
 			needs.addStub(v, err)
 		} else {
-			needs.addRange(v, r.Start, r.End, rangeRound, err)
+			needs.addRange(v, r.Start, r.End, rangeRound, false, err)
 		}
 		return nil, err
 	}

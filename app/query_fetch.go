@@ -83,14 +83,17 @@ func (a *App) fetchNonce(ctx context.Context, account []byte) (uint64, error) {
 
 // addRange records the nodes of a range that are missing in v, after reading it failed: as many
 // subtrees as fit in room, in bytes, and then the path to the next one, below which there are
-// smaller subtrees.
-func (n *needs) addRange(v *avlstar.Version, start, end []byte, room uint64, err error) {
+// smaller subtrees. lengths says that the lengths of values are enough (Version.PeekRange).
+func (n *needs) addRange(v *avlstar.Version, start, end []byte, room uint64, lengths bool, err error) {
 	var missing *avlstar.MissingNodeError
 	if n == nil || !errors.As(err, &missing) {
 		return
 	}
 	n.met[missing.Node.Hash] = avlstar.Span{}
 	for s := range v.Stubs(missing.Key) {
+		if lengths && s.Height == 0 && s.First != nil {
+			continue
+		}
 		if end != nil && s.First != nil && bytes.Compare(s.First, end) >= 0 {
 			return
 		}
@@ -99,14 +102,14 @@ func (n *needs) addRange(v *avlstar.Version, start, end []byte, room uint64, err
 			from = start
 		}
 		if s.Bytes > room {
-			n.add(avlstar.Want{Key: from})
+			n.add(avlstar.Want{Key: from, Written: lengths})
 			return
 		}
 		if end != nil && (after == nil || bytes.Compare(after, end) > 0) {
 			after = end
 		}
 		room -= s.Bytes
-		n.add(avlstar.Want{Range: true, Key: from, After: after})
+		n.add(avlstar.Want{Range: true, Key: from, After: after, Written: lengths})
 	}
 }
 

@@ -89,8 +89,8 @@ func (o *overlay) quotaOfEveryone() (uint64, error) {
 		}
 	}
 	o.ascend(start, end, func(e *overlayEntry) {
-		if e.value != nil {
-			add(e.value)
+		if e.value.present() {
+			add(e.value.value)
 		}
 	})
 	o.everyone = &sum

@@ -104,7 +104,7 @@ func (x *executor) countAdmins() (uint64, error) {
 	x.ascend(start, end, func(e *overlayEntry) {
 		sum += recordBytes(e.key, e.value) - recordBytes(e.key, e.before)
 	})
-	return sum / recordBytes(AdminKey(everyone), adminValue), nil
+	return sum / recordBytes(AdminKey(everyone), contentOf(adminValue)), nil
 }
 
 // mayRemoveAdmin returns a *tx.Error if too few admins would be left without account, which is an

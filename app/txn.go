@@ -49,18 +49,25 @@ func (x *executor) perform(account []byte, operation *tx.Operation) (tx.Operatio
 
 // compare returns a *tx.Error if the condition does not hold.
 func (x *executor) compare(c *tx.Compare) (tx.OperationResult, error) {
-	value, err := x.get(c.Key)
+	have, err := x.peek(c.Key)
 	switch {
 	case err != nil:
 		return tx.OperationResult{}, err
-	case c.Holds(value):
-		return tx.OperationResult{Found: value != nil}, nil
-	case value == nil:
+	case c.Present && have.present():
+		return tx.OperationResult{Found: true}, nil
+	case c.Present:
 		return tx.OperationResult{}, tx.Errorf(tx.CodeCompareFailed, "key %q is absent", shorten(c.Key))
-	case len(c.Value) == 0:
-		return tx.OperationResult{}, tx.Errorf(tx.CodeCompareFailed, "key %q is present, but was expected to be absent", shorten(c.Key))
 	}
-	return tx.OperationResult{}, tx.Errorf(tx.CodeCompareFailed, "key %q has another value than expected", shorten(c.Key))
+	return tx.OperationResult{Found: have.present()}, x.expect(c.Key, have, c.Value)
+}
+
+// satisfied reports whether a condition of a Txn holds.
+func (x *executor) satisfied(c *tx.Compare) (bool, error) {
+	have, err := x.peek(c.Key)
+	if err != nil || c.Present {
+		return have.present(), err
+	}
+	return x.holds(c.Key, have, c.Value)
 }
 
 // txn executes a branch. It returns a *tx.Error if the account has no right to one of the writes of
@@ -73,11 +80,11 @@ func (x *executor) txn(account []byte, t *tx.Txn) (tx.OperationResult, []abci.Ev
 	result := tx.OperationResult{Succeeded: true}
 	for i := range t.Compares {
 		x.ahead.step(i)
-		value, err := x.get(t.Compares[i].Key)
+		holds, err := x.satisfied(&t.Compares[i])
 		if err != nil {
 			return fail(err)
 		}
-		result.Succeeded = result.Succeeded && t.Compares[i].Holds(value)
+		result.Succeeded = result.Succeeded && holds
 	}
 	ran, first := 0, len(t.Compares)
 	if !result.Succeeded {
@@ -161,14 +168,14 @@ func (x *executor) readRange(op *tx.ReadRange) (tx.OperationResult, error) {
 		result tx.OperationResult
 		length int // total length of keys and values
 	)
-	err := x.ascendRange(op.Start, op.End, int(op.Limit), func(key, value []byte) bool {
-		with := length + len(key) + len(value)
+	err := x.ascendRange(op.Start, op.End, int(op.Limit), func(key []byte, c content) bool {
+		with := length + len(key) + c.length
 		if len(result.Entries) == int(op.Limit) || len(result.Entries) > 0 && with > tx.MaxReadBytes {
 			result.More = true
 			return false
 		}
 		length = with
-		result.Entries = append(result.Entries, tx.KeyValue{Key: key, Value: value})
+		result.Entries = append(result.Entries, tx.KeyValue{Key: key, Value: c.value})
 		return true
 	})
 	if err != nil {
@@ -190,8 +197,8 @@ func (x *executor) deleteRange(account []byte, op *tx.DeleteRange) (tx.Operation
 		length, size uint64 // of keys and of records
 		more         bool
 	)
-	err := x.ascendRange(op.Start, op.End, int(op.Limit), func(key, value []byte) bool {
-		size += recordBytes(key, value)
+	err := x.ascendRange(op.Start, op.End, int(op.Limit), func(key []byte, c content) bool {
+		size += recordBytes(key, c)
 		if len(keys) == int(op.Limit) || len(keys) > 0 && size > tx.MaxDeleteBytes {
 			more = true
 			return false
@@ -240,7 +247,7 @@ func (x *executor) spendReads(length, number uint64) error {
 // exploreRange finds the missing nodes of a range whose rights could not be checked.
 func (x *executor) exploreRange(op *tx.DeleteRange) error {
 	n := 0 // ascendRange records the missing nodes
-	return x.ascendRange(op.Start, op.End, int(op.Limit), func(_, _ []byte) bool {
+	return x.ascendRange(op.Start, op.End, int(op.Limit), func([]byte, content) bool {
 		n++
 		return n <= int(op.Limit)
 	})
@@ -250,7 +257,7 @@ func (x *executor) exploreRange(op *tx.DeleteRange) error {
 // branches separately, because the results of its conditions may differ when all nodes are present.
 func (x *executor) exploreTxn(account []byte, t *tx.Txn) error {
 	for i := range t.Compares {
-		if _, err := x.get(t.Compares[i].Key); err != nil && !isMissing(err) {
+		if _, err := x.satisfied(&t.Compares[i]); err != nil && !isMissing(err) {
 			return err
 		}
 	}
@@ -269,7 +276,7 @@ func (x *executor) exploreTxn(account []byte, t *tx.Txn) error {
 func wantsOf(wants []avlstar.Want, operation *tx.Operation) []avlstar.Want {
 	if t := operation.GetTxn(); t != nil {
 		for i := range t.Compares {
-			wants = append(wants, avlstar.Want{Key: t.Compares[i].Key})
+			wants = append(wants, avlstar.Want{Key: t.Compares[i].Key, Written: true})
 		}
 		for _, branch := range t.Branches() {
 			for i := range branch {
@@ -279,7 +286,7 @@ func wantsOf(wants []avlstar.Want, operation *tx.Operation) []avlstar.Want {
 		return wants
 	}
 	if key := keyOf(operation); key != nil {
-		wants = append(wants, avlstar.Want{Key: key, Deleted: operation.GetDelete() != nil})
+		wants = append(wants, avlstar.Want{Key: key, Deleted: operation.GetDelete() != nil, Written: operation.GetRead() == nil})
 	}
 	return wants
 }

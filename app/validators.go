@@ -75,7 +75,7 @@ func (x *executor) countValidators() (*validators, error) {
 		if err != nil {
 			failed = err
 		}
-		v.replace(decodeUint64(e.before), decodeUint64(e.value), signs)
+		v.replace(decodeUint64(e.before.value), decodeUint64(e.value.value), signs)
 	})
 	if failed != nil {
 		return nil, failed
@@ -144,7 +144,7 @@ func (o *overlay) validatorUpdates() []abci.ValidatorUpdate {
 	start := record(tagValidator)
 	var updates []abci.ValidatorUpdate
 	o.ascend(start, keyspace.PrefixEnd(start), func(e *overlayEntry) {
-		if power := decodeUint64(e.value); power != decodeUint64(e.before) {
+		if power := decodeUint64(e.value.value); power != decodeUint64(e.before.value) {
 			updates = append(updates, abci.Ed25519ValidatorUpdate(e.key[len(start):], int64(power)))
 		}
 	})
@@ -176,7 +176,7 @@ func genesisValidators(o *overlay, updates []abci.ValidatorUpdate, most uint32) 
 		if err != nil {
 			return err
 		}
-		if old != nil {
+		if old.present() {
 			return fmt.Errorf("genesis: validators[%d] is repeated", i)
 		}
 	}

@@ -194,7 +194,7 @@ func (p *proposer) deletable(t decoded) bool {
 	}
 	wants = slices.DeleteFunc(wants, func(w avlstar.Want) bool { return !w.Deleted })
 	for _, key := range p.removed {
-		wants = append(wants, avlstar.Want{Key: key, Deleted: true})
+		wants = append(wants, avlstar.Want{Key: key, Deleted: true, Written: true})
 	}
 	lacking, _ := p.base.Missing(wants)
 	for _, w := range lacking {

@@ -226,6 +226,63 @@ func TestDecidedBlocksHaveAByteLimit(t *testing.T) {
 	})
 }
 
+// A block brings only the values that it returns, whatever else its transactions write over,
+// delete, compare, or read and then fail. So one account with much data cannot make blocks that a
+// machine has no memory for.
+func TestBlocksBringOnlyValuesThatTheyReturn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const keys, length = 60, 100_000
+		value := func(k int) string { return strings.Repeat(string(rune('a'+k%26)), length) }
+		name := func(k int) string { return fmt.Sprintf("az%d", k) }
+		source := newFakeSource(t, nil)
+		local := startChain(t, &memoryStore{}, witnessedState)
+		runBlock(t, local, prefill(t)...)
+		nonce := uint64(4)
+		for from := 0; from < keys; from += 4 {
+			var operations []tx.Operation
+			for k := from; k < from+4; k++ {
+				operations = append(operations, put(name(k), value(k)))
+			}
+			runBlock(t, local, sign(t, "alice", nonce, operations...))
+			nonce++
+		}
+		source.has(local)
+		a := startBare(t, local, source, avlstar.Retention{})
+		defer a.Stop()
+		one := func(operations ...tx.Operation) (raw []byte) {
+			raw = sign(t, "alice", nonce, operations...)
+			nonce++
+			return raw
+		}
+		var over, gone, fails []tx.Operation
+		for k := range 10 {
+			// Every second one changes nothing.
+			over = append(over, put(name(k), "new"), put(name(10+k), value(10+k)))
+			gone = append(gone, del(name(20+k)), cas(name(30+k), value(30+k), "new"))
+			fails = append(fails, read(name(40+k)))
+		}
+		fails = append(fails, cas(name(50), "another", "new"))
+		block := [][]byte{
+			one(over...), one(gone...), one(fails...), one(fails...),
+			one(tx.Operation{Op: &tx.Operation_DeleteRange{DeleteRange: &tx.DeleteRange{Start: []byte(name(51)), End: []byte(name(54)), Limit: 3}}}),
+			one(tx.Operation{Op: &tx.Operation_Txn{Txn: &tx.Txn{
+				Compares: []tx.Compare{{Key: []byte(name(55)), Value: []byte(value(55))}},
+				Success:  []tx.Operation{read(name(56)), {Op: &tx.Operation_ReadRange{ReadRange: &tx.ReadRange{Start: []byte(name(57)), End: []byte(name(58)), Limit: 1}}}},
+			}}}),
+			one(read(name(59)), put(name(59), "read before")),
+		}
+		want := runBlock(t, local, block...)
+		require.Equal(t, uint32(tx.CodeCompareFailed), want.TxResults[2].Code)
+		require.Zero(t, want.TxResults[5].Code, want.TxResults[5].Log)
+		require.Greater(t, len(want.TxResults[5].Data), 2*length)
+		require.Greater(t, len(want.TxResults[6].Data), length)
+		before := source.took()
+		require.Equal(t, want, runBlock(t, a, block...))
+		require.Less(t, source.took()-before, 3*length+length/2, "three values are returned")
+		source.has(local)
+	})
+}
+
 // FinalizeBlock waits until its context or Stop ends, and leaves the state unchanged.
 func TestFinalizeBlockWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -137,13 +137,16 @@ func (e *edit) visit(up *link, upImage *image, side int, low, bound ref) outcome
 	height := upImage.height(side)
 	out := outcome{n: n, bits: uint32(height)}
 	if n == 0 {
+		if key := e.keyOfStub(height, low); key != nil {
+			return e.visitLeaf(0, key, upImage, side)
+		}
 		if n, out.least = e.graft(upImage, side, low, bound); n == 0 {
 			return out
 		}
 		out.n, out.bits = n, out.bits|changed
 	}
 	if n.isLeaf() {
-		return e.came(out, e.visitLeaf(n, upImage, side))
+		return e.came(out, e.visitLeaf(n, e.key(n), upImage, side))
 	}
 	for {
 		if e.next >= e.warm {
@@ -209,25 +212,47 @@ func (e *edit) less(o op, n ref, l *link) bool {
 	return string(e.change(&o).Key) < string(e.keyOf(n))
 }
 
-// visitLeaf makes the next change, whose key leads to leaf n.
-func (e *edit) visitLeaf(n ref, upImage *image, side int) outcome {
+// keyOfStub returns the key of a leaf that is only a stub and cannot be read, from the inner node
+// that has the key; nil if the stub is not a leaf, or if it is the tree's least leaf, whose key no
+// inner node has. height is that of the stub; for low see visit.
+func (e *edit) keyOfStub(height uint8, low ref) []byte {
+	switch {
+	case height > 0 || e.tree.paging != nil:
+		return nil
+	case low != 0:
+		return e.keyOf(low)
+	case e.low != 0:
+		return e.key(e.low)
+	}
+	return nil
+}
+
+// holds reports whether the value of leaf n is value. If n is 0, the stub of the leaf proves it.
+func (e *edit) holds(n ref, c *Change, s Stub) bool {
+	if n == 0 {
+		return s.isLeafOf(c.Key, c.Value)
+	}
+	_, value := e.leaf(n)
+	return bytes.Equal(c.Value, value)
+}
+
+// visitLeaf makes the next change, whose key leads to a leaf with this key. If n is 0, the leaf is
+// only a stub, on one side of a node.
+func (e *edit) visitLeaf(n ref, key []byte, upImage *image, side int) outcome {
 	c := e.change(&e.ops[e.next])
 	e.next++
-	key, value := e.leaf(n)
 	order := bytes.Compare(c.Key, key)
 	switch {
 	case order == 0 && c.Value == nil:
 		e.leaves--
-		e.reindex(c.Key, n, 0)
-		e.kill(n, e.recordEpoch(n))
+		e.dropLeaf(n, c.Key, 0)
 		return outcome{bits: changed | gone}
-	case c.Value == nil || order == 0 && bytes.Equal(c.Value, value):
+	case c.Value == nil || order == 0 && e.holds(n, c, upImage.stub(side)):
 		return outcome{n: n}
 	case order == 0:
 		e.leaves--
 		leaf := e.newLeaf(c)
-		e.reindex(c.Key, n, leaf)
-		e.kill(n, e.recordEpoch(n))
+		e.dropLeaf(n, c.Key, leaf)
 		return outcome{n: leaf, bits: changed, least: leaf}
 	}
 	leaf := e.newLeaf(c)
@@ -251,6 +276,16 @@ func (e *edit) visitLeaf(n ref, upImage *image, side int) outcome {
 	l.prefix = prefixOf(e.key(keyLeaf))
 	e.keyUnknown(inner, i)
 	return out
+}
+
+// dropLeaf removes leaf n (0: a stub), which has this key, and which leaf next replaces (0: none).
+func (e *edit) dropLeaf(n ref, key []byte, next ref) {
+	if n != 0 || next != 0 {
+		e.reindex(key, n, next)
+	}
+	if n != 0 {
+		e.kill(n, e.recordEpoch(n))
+	}
 }
 
 // copySlot makes n the child of a node on one side, and copies the stub and the dirty bit of n from

@@ -58,7 +58,8 @@ func (e *MissingNodeError) Wants(changes []Change) []Want {
 	wants := slices.Clone(e.wants)
 	for _, m := range e.All() {
 		if m.Sibling && m.First != nil && (m != e || e.seen) {
-			wants = append(wants, Want{Key: m.First}) // another storage node may hold it
+			// Another storage node may hold it.
+			wants = append(wants, Want{Key: m.First, Written: true})
 		}
 	}
 	if e.seen {
@@ -94,7 +95,7 @@ func (e *MissingNodeError) see(v *Version, ops []op, changes []Change) {
 	l.walk(v.root, Subtree{Stub: v.top}, ops)
 	slices.Sort(l.wanted)
 	for _, i := range slices.Compact(l.wanted) {
-		e.wants = append(e.wants, Want{Key: bytes.Clone(changes[i].Key), Deleted: changes[i].Value == nil})
+		e.wants = append(e.wants, Want{Key: bytes.Clone(changes[i].Key), Deleted: changes[i].Value == nil, Written: true})
 	}
 	slices.SortFunc(l.found, func(a, b *MissingNodeError) int { return bytes.Compare(a.First, b.First) })
 	for _, m := range l.found {
@@ -127,6 +128,8 @@ func (l *missingNodes) walk(n ref, s Subtree, ops []op) (lower bool) {
 	switch {
 	case len(ops) == 0 || n == 0 && s.Stub == emptyStub:
 		return false
+	case n == 0 && s.isKnownLeaf() && l.v.tree.paging == nil:
+		return slices.ContainsFunc(ops, func(o op) bool { return l.deletes(o) && bytes.Equal(l.key(o), s.First) })
 	case n == 0:
 		l.add(s, l.key(ops[0]), false)
 		for _, o := range ops {

@@ -23,7 +23,16 @@ type Want struct {
 	// Deleted says that the keys will be deleted. Several deletions below one node may need more
 	// nodes than each needs alone; these nodes are then requested again.
 	Deleted bool
+	// Written says that the key will be written or compared, and its present value is not read. The
+	// leaf stays a stub if its record has more than maxWrittenRecord bytes: hash and length of the
+	// stub prove what such an operation must know (Version.Peek), so that a block that writes over
+	// large values does not bring them.
+	Written bool
 }
+
+// maxWrittenRecord is the length of a record above which it is not sent for Want.Written. Below it,
+// the path to the record is about as long as the record. Tests lower it.
+var maxWrittenRecord uint64 = 1 << 10
 
 // Below describes the nodes that the receiver of a multiproof has: multiproofs begin below them
 // (compaction in RainBlock, section 5.4).
@@ -173,7 +182,7 @@ func joinRanges(wants []Want) []Want {
 				if w.After == nil || r.After != nil && bytes.Compare(w.After, r.After) > 0 {
 					r.After = w.After
 				}
-				r.Deleted = r.Deleted || w.Deleted
+				r.Deleted, r.Written = r.Deleted || w.Deleted, r.Written && w.Written
 				continue
 			}
 		}
@@ -265,6 +274,8 @@ func (p *packing) find(w nodes, s Subtree, n ref, depth int, wants []Want) error
 		return err
 	}
 	switch {
+	case n.isLeaf() && onlyWrites(s, wants):
+		return nil // the receiver has its stub
 	case p.has(s, depth):
 		return p.begin(func() error { return p.open(w, s, n, 0, 0, wants) })
 	case n.isLeaf():
@@ -346,7 +357,7 @@ func (p *packing) isFull() bool {
 // is the height of the inner node that has the least key of s.
 func (p *packing) open(w nodes, s Subtree, n ref, bound uint8, depth int, wants []Want) error {
 	absent := (p.upper > 0 || p.below.Partly) && p.unreadable(s, n)
-	if len(wants) == 0 || depth > 0 && absent || p.upper > 0 && depth == p.upper {
+	if len(wants) == 0 || depth > 0 && absent || p.upper > 0 && depth == p.upper || depth > 0 && onlyWrites(s, wants) {
 		p.stub(s, bound)
 		return nil
 	}
@@ -384,6 +395,12 @@ func (p *packing) open(w nodes, s Subtree, n ref, bound uint8, depth int, wants 
 }
 
 func isDeleted(w Want) bool { return w.Deleted }
+
+// onlyWrites reports whether s is a leaf that stays a stub, because wants only write its key, and
+// its record is long. The receiver then knows the key from an inner node.
+func onlyWrites(s Subtree, wants []Want) bool {
+	return s.isKnownLeaf() && s.Bytes > maxWrittenRecord && !slices.ContainsFunc(wants, func(w Want) bool { return !w.Written })
+}
 
 // sibling appends the subtree s, the higher child of its parent on one side, which a deletion on
 // the other side may rotate. The root of s is open, and the root of its inner child if that is

@@ -52,15 +52,18 @@ func (b *Multiproof) LeafKeys() iter.Seq[[]byte] {
 	}
 }
 
-// Omits reports whether the multiproof proves that it leaves out the path to a key: the key lies
-// between two items of one tree, and its path ends at a stub. It returns false for keys that may be
-// outside of all trees.
-func (b *Multiproof) Omits(key []byte) bool {
-	i := b.floor(key)
+// Omits reports whether the multiproof proves that it leaves out what w, a want for a key, asks
+// for: the key lies between two items of one tree, and its path ends at a stub. For Want.Written
+// the stub may be that of a leaf. Omits returns false for keys that may be outside of all trees.
+func (b *Multiproof) Omits(w Want) bool {
+	i := b.floor(w.Key)
 	if i < 0 || b.isLeaf(int(b.keys[i])) {
 		return false
 	}
 	k := b.keys[i]
+	if w.Written && b.item(int(k)).stub.Height == 0 {
+		return false
+	}
 	t := sort.Search(len(b.trees), func(i int) bool { return b.trees[i].to > k })
 	return k+1 < b.trees[t].to
 }

@@ -33,7 +33,7 @@ func TestMultiproofsAreJudged(t *testing.T) {
 		multiproof, err := DecodeMultiproof(b)
 		require.NoError(t, err)
 		for _, w := range wants {
-			require.False(t, multiproof.Omits(w.Key))
+			require.False(t, multiproof.Omits(w))
 			below, ok := multiproof.LeafBelow(append(bytes.Clone(w.Key), 0))
 			require.True(t, ok)
 			require.Equal(t, w.Key, below)
@@ -47,7 +47,7 @@ func TestMultiproofsAreJudged(t *testing.T) {
 			for _, w := range wants {
 				asked = asked || bytes.Equal(w.Key, c.Key)
 			}
-			if multiproof.Omits(c.Key) {
+			if multiproof.Omits(Want{Key: c.Key}) {
 				omitted++
 				require.False(t, asked)
 			}

@@ -30,6 +30,14 @@ var readsOf = map[string]func(v *Version, key []byte) error{
 	"ViewMany": func(v *Version, key []byte) error {
 		return v.ViewMany(make([][]byte, 3), [][]byte{{}, key, []byte("another")})
 	},
+	"Peek": func(v *Version, key []byte) error { _, _, err := v.Peek(key); return err },
+	"PeekRange": func(v *Version, key []byte) error {
+		if err := lastError(v.PeekRange(key, nil)); err != nil {
+			return lastError(v.PeekRange(nil, nil))
+		}
+		return nil
+	},
+	"Holds": func(v *Version, key []byte) error { _, err := v.Holds(key, []byte("another value")); return err },
 	"Has":   func(v *Version, key []byte) error { _, err := v.Has(key); return err },
 	"Floor": func(v *Version, key []byte) error { _, _, _, err := v.Floor(key); return err },
 	"ViewFloor": func(v *Version, key []byte) error {

@@ -74,9 +74,9 @@ var (
 // that Graft made from that result. base is the version on which Apply was called. If v is another
 // version, such as one that Shed made, the error is ErrOtherState. changes are those of the block,
 // in any order, or only those in r. Their keys and values are not copied; changes without effect
-// are left out. A nil base stands for a state without keys in r, so changes must then put every key
-// in r. Other errors are those of Boundary: v needs the paths to both edges of r as they are after
-// the block.
+// are left out, except perhaps a put of the present value if only Graft brought that into v. A nil
+// base stands for a state without keys in r, so changes must then put every key in r. Other errors
+// are those of Boundary: v needs the paths to both edges of r as they are after the block.
 func (v *Version) UpdateOf(base *Version, r KeyRange, changes []Change) (Update, error) {
 	if base != nil && (base.tree != v.tree || base.top != v.top && (v.from != base.epoch || v.shed)) {
 		return Update{}, fmt.Errorf("avlstar: update: %w: the version was not made by applying a block to the base, or nodes of it were shed since", ErrOtherState)

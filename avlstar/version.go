@@ -162,8 +162,8 @@ func (v *Version) viewPage(key []byte, records Records) (value []byte, ok bool, 
 
 // Has reports whether key is present.
 func (v *Version) Has(key []byte) (bool, error) {
-	_, ok, err := v.View(key)
-	return ok, err
+	_, length, err := v.Peek(key)
+	return length > 0, err
 }
 
 // Floor returns copies of the greatest key that is not greater than key, and of its value; ok is

@@ -13,7 +13,8 @@ func (w Want) Least() []byte {
 
 // Equal reports whether two wants are the same.
 func (w Want) Equal(other Want) bool {
-	return bytes.Equal(w.Key, other.Key) && bytes.Equal(w.After, other.After) && w.Range == other.Range && w.Next == other.Next && w.Deleted == other.Deleted
+	return bytes.Equal(w.Key, other.Key) && bytes.Equal(w.After, other.After) && w.Range == other.Range && w.Next == other.Next &&
+		w.Deleted == other.Deleted && w.Written == other.Written
 }
 
 // Halves cuts a want for a range of keys in the middle of the possible keys, regardless of the keys

@@ -62,7 +62,7 @@ func (v *Version) Missing(wants []Want) (lacking []Want, held map[Hash]Span) {
 				if w.After != nil && s.First != nil && bytes.Compare(s.First, w.After) >= 0 {
 					break
 				}
-				if v.isAway(s) {
+				if v.isAway(s) || w.Written && s.isKnownLeaf() {
 					continue
 				}
 				l.add(s)
@@ -121,7 +121,7 @@ func (l *shortfall) way(w Want) {
 		}
 		n, s = at.child[side], sides[side]
 	}
-	if n == 0 && !v.isAway(s) {
+	if n == 0 && !v.isAway(s) && !(w.Written && s.isKnownLeaf()) {
 		l.add(s)
 		l.wants = append(l.wants, w)
 	}
@@ -142,7 +142,7 @@ func (l *shortfall) beside(s Subtree, n ref, side int, key []byte) {
 		return
 	}
 	l.add(s, key)
-	l.wants = append(l.wants, Want{Key: bytes.Clone(s.First)}) // leads into it
+	l.wants = append(l.wants, Want{Key: bytes.Clone(s.First), Written: true}) // leads into it
 }
 
 // next searches for the least key above that of w.

@@ -31,7 +31,9 @@ type Event struct {
 	Value  []byte // nil: the key was deleted
 
 	// Previous is the value before the operation, with WatchPrevious. nil: there was none, or it is
-	// Omitted, because the previous values of the block are too large in total.
+	// Omitted, because the previous values of the block are too large in total, or because the node
+	// does not have it: a node whose state is on storage nodes does not fetch long values that are
+	// only written over.
 	Previous []byte
 	Omitted  bool
 

@@ -44,7 +44,10 @@ func (r *reader) want() avlstar.Want {
 	if flags&^wantFlags != 0 {
 		r.Check("flags of a want", errFlags)
 	}
-	w := avlstar.Want{Key: r.key("key of a want"), Range: flags&wantRange != 0, Next: flags&wantNext != 0, Deleted: flags&wantDeleted != 0}
+	w := avlstar.Want{
+		Key: r.key("key of a want"), Range: flags&wantRange != 0, Next: flags&wantNext != 0,
+		Deleted: flags&wantDeleted != 0, Written: flags&wantWritten != 0,
+	}
 	if w.Range {
 		w.After = r.key("key after a want")
 	}

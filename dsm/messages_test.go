@@ -209,7 +209,7 @@ func invalidMessages() (list []vector) {
 	add("witness", "2^32 - 1 wants", head, u32(0), u32(math.MaxUint32), want(0, "a"))
 	add("witness", "wants that descend", head, u32(0), u32(2), want(0, "b"), want(0, "a"))
 	add("witness", "a want twice", head, u32(0), u32(2), want(0, "a"), want(0, "a"))
-	add("witness", "an unknown flag", head, u32(0), u32(1), want(8, "a"))
+	add("witness", "an unknown flag", head, u32(0), u32(1), want(16, "a"))
 	add("witness", "a range and the next key", head, u32(0), u32(1), want(3, "a", "b"))
 	add("witness", "a range without keys", head, u32(0), u32(1), want(1, "b", "b"))
 	add("witness", "a range that ends early", head, u32(0), u32(1), want(1, "b"))

@@ -27,8 +27,9 @@ const (
 	wantRange = 1 << iota
 	wantNext
 	wantDeleted
+	wantWritten
 
-	wantFlags = wantRange | wantNext | wantDeleted
+	wantFlags = wantRange | wantNext | wantDeleted | wantWritten
 )
 
 var errWant = errors.New("a want must be a key, a next key, or a non-empty range")
@@ -52,6 +53,9 @@ func flagsOf(w avlstar.Want) (f byte) {
 	}
 	if w.Deleted {
 		f |= wantDeleted
+	}
+	if w.Written {
+		f |= wantWritten
 	}
 	return f
 }

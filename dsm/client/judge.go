@@ -63,7 +63,7 @@ func judge(a ask.Ask, held [][32]byte, depth uint8, b []byte, err error) (ask.Ev
 	}
 	left := []avlstar.Want{}
 	for _, w := range a.Wants {
-		if !w.Range && !w.Next && multiproof.Omits(w.Key) {
+		if !w.Range && !w.Next && multiproof.Omits(w) {
 			left = append(left, w)
 		}
 	}

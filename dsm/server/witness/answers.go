@@ -91,7 +91,7 @@ func wantsOf(v *avlstar.Version, r avlstar.KeyRange, wants []avlstar.Want, partl
 	within := avlstar.KeyRange{First: r.First, After: r.After}
 	all := make([]avlstar.Want, 0, len(wants))
 	for _, w := range wants {
-		want := avlstar.Want{Key: w.Key, Range: w.Range, After: w.After, Deleted: w.Deleted}
+		want := avlstar.Want{Key: w.Key, Range: w.Range, After: w.After, Deleted: w.Deleted, Written: w.Written}
 		if above := w.Least(); w.Next && within.Contains(above) {
 			next, err := least(v, avlstar.KeyRange{First: above, After: r.After})
 			var missing *avlstar.MissingNodeError
