@@ -228,7 +228,7 @@ func part(height int64, r avlstar.KeyRange, update []byte, offset, n int) dsm.Up
 func (c *chain) send(t testing.TB, r *server.Replica, i int, height int64, sender transport.ID) dsm.UpdateAnswer {
 	t.Helper()
 	update := c.blocks[height-1].updates[i]
-	answer, err := r.Receive(sender, part(height, c.ranges[i], update, 0, 0))
+	answer, err := r.Receive(sender, "", part(height, c.ranges[i], update, 0, 0))
 	require.NoError(t, err)
 	require.EqualValues(t, len(update), answer.Have)
 	return answer

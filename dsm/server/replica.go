@@ -119,11 +119,11 @@ type version struct {
 	bytes   uint64
 }
 
-// Receive adds a part of an update of this range and returns the update's progress. On ErrFarAhead
-// and ErrFull the answer must be sent too; the sender then tries again later. Other errors refuse
-// the part.
-func (r *Replica) Receive(sender transport.ID, p dsm.UpdatePart) (dsm.UpdateAnswer, error) {
-	have, verdicts, answer, err := r.receive(sender, p)
+// Receive adds a part of an update of this range, from a sender at a host, and returns the update's
+// progress. On ErrFarAhead and ErrFull the answer must be sent too; the sender then tries again
+// later. Other errors refuse the part.
+func (r *Replica) Receive(sender transport.ID, host string, p dsm.UpdatePart) (dsm.UpdateAnswer, error) {
+	have, verdicts, answer, err := r.receive(source{sender, host}, p)
 	for _, v := range verdicts {
 		r.verdict(v)
 	}
@@ -134,17 +134,17 @@ func (r *Replica) Receive(sender transport.ID, p dsm.UpdatePart) (dsm.UpdateAnsw
 	return answer, err
 }
 
-func (r *Replica) receive(sender transport.ID, p dsm.UpdatePart) (have uint32, verdicts []Verdict, answer dsm.UpdateAnswer, err error) {
+func (r *Replica) receive(from source, p dsm.UpdatePart) (have uint32, verdicts []Verdict, answer dsm.UpdateAnswer, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.failure(); err != nil {
 		return 0, nil, answer, err
 	}
 	w := r.mu.waiting
-	have, err = w.add(time.Now(), sender, p)
+	have, err = w.add(time.Now(), from, p)
 	if errors.Is(err, dsm.ErrSum) {
-		w.refute(sender)
-		verdicts = append(verdicts, Verdict{sender, r.o.Range, p.Height, err})
+		w.refute(from.sender)
+		verdicts = append(verdicts, Verdict{from.sender, r.o.Range, p.Height, err})
 	}
 	for _, s := range w.takeSlow() {
 		verdicts = append(verdicts, Verdict{s.sender, r.o.Range, s.height, ErrSlow})
@@ -288,9 +288,9 @@ func damaged(err error) error {
 
 func (r *Replica) refute(a arrived, err error) {
 	r.mu.Lock()
-	r.mu.waiting.refute(a.sender)
+	r.mu.waiting.refute(a.from.sender)
 	r.mu.Unlock()
-	r.verdict(Verdict{a.sender, r.o.Range, a.height, err})
+	r.verdict(Verdict{a.from.sender, r.o.Range, a.height, err})
 }
 
 // append durably logs the update that led to v. It releases v on an error.

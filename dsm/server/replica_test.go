@@ -63,7 +63,7 @@ func TestAdvanceInOrder(t *testing.T) {
 		i := rng.IntN(min(len(all), 20))
 		s := &all[i]
 		update := c.blocks[s.height-1].updates[2]
-		answer, err := r.Receive(s.sender, part(s.height, c.ranges[2], update, s.offset, 1+rng.IntN(300)))
+		answer, err := r.Receive(s.sender, "", part(s.height, c.ranges[2], update, s.offset, 1+rng.IntN(300)))
 		require.NoError(t, err)
 		s.offset = int(answer.Have)
 		require.Equal(t, r.Claim().Durable, answer.Durable)
@@ -149,7 +149,7 @@ func TestLiars(t *testing.T) {
 				continue
 			}
 			sender := transport.ID(fmt.Sprint(name, " at ", height))
-			answer, err := r.Receive(sender, part(height, c.ranges[1], lie, 0, 0))
+			answer, err := r.Receive(sender, "", part(height, c.ranges[1], lie, 0, 0))
 			require.NoError(t, err, name)
 			require.EqualValues(t, len(lie), answer.Have)
 			want[sender] = true
@@ -165,7 +165,7 @@ func TestLiars(t *testing.T) {
 			require.ErrorIs(t, verdict.Err, server.ErrFalse)
 			require.Equal(t, c.ranges[1], verdict.Range)
 			require.Equal(t, height, verdict.Height)
-			_, err := r.Receive(verdict.Sender, part(height, c.ranges[1], c.blocks[height-1].updates[1], 0, 0))
+			_, err := r.Receive(verdict.Sender, "", part(height, c.ranges[1], c.blocks[height-1].updates[1], 0, 0))
 			require.ErrorIs(t, err, server.ErrRefusedSender)
 		}
 		require.Equal(t, height, r.Claim().Needs) // other senders learn that it is needed
@@ -185,11 +185,11 @@ func TestFalseSum(t *testing.T) {
 	r := c.newReplica(t, 0, func(o *server.Options) { o.Verdict = v.add })
 	p := part(1, c.ranges[0], c.blocks[0].updates[0], 0, 0)
 	p.Sum[0] ^= 1
-	_, err := r.Receive("liar", p)
+	_, err := r.Receive("liar", "", p)
 	require.ErrorIs(t, err, dsm.ErrSum)
 	require.Len(t, v.all, 1)
 	require.Equal(t, transport.ID("liar"), v.all[0].Sender)
-	_, err = r.Receive("liar", p)
+	_, err = r.Receive("liar", "", p)
 	require.ErrorIs(t, err, server.ErrRefusedSender)
 }
 
@@ -206,7 +206,7 @@ func TestFlood(t *testing.T) {
 			garbage := randomBytes(rng, 1+rng.IntN(70<<10))
 			at := max(1, height-3+rng.Int64N(20))
 			sender := transport.ID(fmt.Sprint("flood ", rng.IntN(1000)))
-			_, err := r.Receive(sender, part(at, c.ranges[0], garbage, 0, 1+rng.IntN(len(garbage))))
+			_, err := r.Receive(sender, "", part(at, c.ranges[0], garbage, 0, 1+rng.IntN(len(garbage))))
 			for _, known := range []error{server.ErrFarAhead, server.ErrFull, server.ErrTooLarge, server.ErrRefusedSender, dsm.ErrOtherUpdate} {
 				if errors.Is(err, known) {
 					refusals[known]++
@@ -218,7 +218,7 @@ func TestFlood(t *testing.T) {
 		c.proved.Store(height)
 		for tries := 0; r.Claim().Durable < height; tries++ {
 			require.Less(t, tries, 100)
-			_, err := r.Receive("honest", part(height, c.ranges[0], c.blocks[height-1].updates[0], 0, 0))
+			_, err := r.Receive("honest", "", part(height, c.ranges[0], c.blocks[height-1].updates[0], 0, 0))
 			// Incomplete updates may occupy every slot of this height until they expire.
 			if err != nil {
 				require.ErrorIs(t, err, server.ErrFull)
@@ -265,7 +265,7 @@ func TestDiskFails(t *testing.T) {
 		}
 		c.requireSame(t, r, 0, max(0, height-8), height-1)
 		require.Zero(t, r.Claim().Needs)
-		_, err := r.Receive("a", part(height, c.ranges[0], c.blocks[height-1].updates[0], 0, 0))
+		_, err := r.Receive("a", "", part(height, c.ranges[0], c.blocks[height-1].updates[0], 0, 0))
 		require.ErrorIs(t, err, errorfs.ErrInjected)
 		require.NoError(t, r.Close())
 		r = openReplica(t, c.options(t, fsys, 0))

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/starling-kv/starling/dsm"
@@ -58,18 +58,46 @@ func orDefault[N int | int64 | time.Duration](n, otherwise N) N {
 	return otherwise
 }
 
-// Strangers is the budget of all replicas of a node for the waiting updates of unknown senders. Its
-// methods may be called concurrently.
+// Strangers is the budget of all replicas of a node for the waiting updates of unknown senders. A
+// host may have as many bytes as it leaves free for others, so one host has at most half of the
+// budget, and a newcomer always gets some (dynamic thresholds: Choudhury and Hahne, "Dynamic Queue
+// Length Thresholds for Shared-Memory Packet Switches", section III, with α = 1). Its methods may be
+// called concurrently.
 type Strangers struct {
 	limit int64
-	used  atomic.Int64
+	mu    sync.Mutex
+	used  int64            // sum of hosts; guarded by mu
+	hosts map[string]int64 // bytes of each host, never 0; guarded by mu
 }
 
 // NewStrangers returns a budget in bytes.
-func NewStrangers(limit int64) *Strangers { return &Strangers{limit: limit} }
+func NewStrangers(limit int64) *Strangers {
+	return &Strangers{limit: limit, hosts: make(map[string]int64)}
+}
 
 // Used returns the bytes that wait. It can exceed the limit by a part of an update of each range.
-func (s *Strangers) Used() int64 { return s.used.Load() }
+func (s *Strangers) Used() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.used
+}
+
+// allows reports whether a host may have more bytes.
+func (s *Strangers) allows(host string, bytes int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hosts[host]+int64(bytes) <= s.limit-s.used
+}
+
+// add adds bytes, which may be negative, to those of a host.
+func (s *Strangers) add(host string, bytes int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.used += bytes
+	if s.hosts[host] += bytes; s.hosts[host] == 0 {
+		delete(s.hosts, host)
+	}
+}
 
 // maxRefused limits the remembered refusals; the oldest are forgotten first.
 const maxRefused = 1024
@@ -82,12 +110,13 @@ const maxRefused = 1024
 //	whole    a's, b's      a's
 //	begun    c: 40 %       b: 10 %        (evicted for nearer heights when Bytes are used up)
 //
-// A known sender displaces an unknown one if all places of a height are taken.
+// If all places of a height are taken, a known sender displaces an unknown one, and an unknown one
+// displaces another whose host has at least two places more.
 type waiting struct {
 	limits    Limits
 	known     func(transport.ID) bool // nil: no sender is known
 	strangers *Strangers              // nil: no budget
-	charged   int64                   // to strangers
+	charged   map[string]int64        // to strangers, by host
 
 	next    int64     // next height to apply
 	whole   []arrived // in the order of arrival
@@ -95,6 +124,12 @@ type waiting struct {
 	refused []refusal // in the order of refusal
 	bytes   int       // bytes received of whole and begun
 	slow    []late    // since the last takeSlow
+}
+
+// source is a sender and its host, which is empty if it is not known.
+type source struct {
+	sender transport.ID
+	host   string
 }
 
 // late is an update that arrived too slowly.
@@ -107,7 +142,7 @@ type late struct {
 type arrived struct {
 	height int64
 	sum    [32]byte
-	sender transport.ID
+	from   source
 	update []byte
 }
 
@@ -115,7 +150,7 @@ type arrived struct {
 type begun struct {
 	height int64
 	sum    [32]byte
-	sender transport.ID
+	from   source
 	parts  dsm.Assembly
 	have   uint32
 	due    time.Time // deadline for more bytes
@@ -137,8 +172,9 @@ func newWaiting(l Limits, next int64) *waiting {
 // add adds a part and returns the number of bytes received of its update. Errors: those above;
 // ErrSum and ErrOtherUpdate of package dsm. ErrFalse and dsm.ErrSum prove that the sender is
 // faulty.
-func (w *waiting) add(now time.Time, sender transport.ID, p dsm.UpdatePart) (have uint32, err error) {
+func (w *waiting) add(now time.Time, from source, p dsm.UpdatePart) (have uint32, err error) {
 	defer w.charge()
+	sender := from.sender
 	w.expire(now)
 	switch {
 	case p.Height < w.next:
@@ -159,10 +195,10 @@ func (w *waiting) add(now time.Time, sender transport.ID, p dsm.UpdatePart) (hav
 	case b == nil && (len(p.Part) == 0 || p.Offset > 0):
 		return 0, nil // a probe, or the rest of an evicted update
 	case b == nil:
-		if err := w.placeFor(sender, p.Height); err != nil {
+		if err := w.placeFor(from, p.Height); err != nil {
 			return 0, err
 		}
-		b = &begun{height: p.Height, sum: p.Sum, sender: sender, due: now.Add(w.limits.Patience)}
+		b = &begun{height: p.Height, sum: p.Sum, from: from, due: now.Add(w.limits.Patience)}
 		w.begun = append(w.begun, b)
 	case len(p.Part) == 0 && b.sum == p.Sum:
 		return b.have, nil
@@ -172,7 +208,7 @@ func (w *waiting) add(now time.Time, sender transport.ID, p dsm.UpdatePart) (hav
 
 // addTo adds a part to an update that its sender has started.
 func (w *waiting) addTo(now time.Time, b *begun, p dsm.UpdatePart) (have uint32, err error) {
-	if err := w.roomFor(b.sender, b.height, len(p.Part)); err != nil {
+	if err := w.roomFor(b.from, b.height, len(p.Part)); err != nil {
 		if b.have == 0 { // an empty entry would occupy a slot
 			w.dropBegun(b)
 		}
@@ -188,7 +224,7 @@ func (w *waiting) addTo(now time.Time, b *begun, p dsm.UpdatePart) (have uint32,
 	switch {
 	case errors.Is(err, dsm.ErrOtherUpdate): // otherwise it could restart forever
 		w.dropBegun(b)
-		w.refuse(b.sender, w.next+1, now.Add(w.limits.Patience))
+		w.refuse(b.from.sender, w.next+1, now.Add(w.limits.Patience))
 		return 0, err
 	case err != nil:
 		w.dropBegun(b)
@@ -196,7 +232,7 @@ func (w *waiting) addTo(now time.Time, b *begun, p dsm.UpdatePart) (have uint32,
 	case update != nil:
 		w.dropBegun(b)
 		w.bytes += len(update)
-		w.whole = append(w.whole, arrived{b.height, b.sum, b.sender, update})
+		w.whole = append(w.whole, arrived{b.height, b.sum, b.from, update})
 	}
 	return have, nil
 }
@@ -207,12 +243,12 @@ func (w *waiting) has(height int64, sum [32]byte) bool {
 
 // hasOf reports whether a sender has completed an update of a height.
 func (w *waiting) hasOf(sender transport.ID, height int64) bool {
-	return slices.ContainsFunc(w.whole, func(a arrived) bool { return a.height == height && a.sender == sender })
+	return slices.ContainsFunc(w.whole, func(a arrived) bool { return a.height == height && a.from.sender == sender })
 }
 
 func (w *waiting) find(sender transport.ID, height int64) *begun {
 	for _, b := range w.begun {
-		if b.sender == sender && b.height == height {
+		if b.from.sender == sender && b.height == height {
 			return b
 		}
 	}
@@ -225,21 +261,32 @@ func (w *waiting) isRefused(now time.Time, sender transport.ID) bool {
 	})
 }
 
-// placeFor returns ErrFull if the maximum number of updates of a height is waiting. A known sender
-// gets the place of an unknown one.
-func (w *waiting) placeFor(sender transport.ID, height int64) error {
-	n := 0
-	for _, a := range w.whole {
-		if a.height == height {
-			n++
+// placeFor returns ErrFull if the maximum number of updates of a height is waiting, and the sender
+// displaces none of them.
+func (w *waiting) placeFor(from source, height int64) error {
+	n, strangers := 0, map[string]int{} // by host
+	count := func(h int64, from source) {
+		if h != height {
+			return
 		}
+		n++
+		if !w.isKnown(from.sender) {
+			strangers[from.host]++
+		}
+	}
+	for _, a := range w.whole {
+		count(a.height, a.from)
 	}
 	for _, b := range w.begun {
-		if b.height == height {
-			n++
-		}
+		count(b.height, b.from)
 	}
-	if n < w.limits.Senders || w.isKnown(sender) && w.displace(height) {
+	displaced := func(other source) bool {
+		if w.isKnown(other.sender) {
+			return false
+		}
+		return w.isKnown(from.sender) || strangers[other.host] >= strangers[from.host]+2
+	}
+	if n < w.limits.Senders || w.displace(height, displaced) {
 		return nil
 	}
 	return fmt.Errorf("%w: %d of height %d", ErrFull, n, height)
@@ -247,17 +294,17 @@ func (w *waiting) placeFor(sender transport.ID, height int64) error {
 
 func (w *waiting) isKnown(sender transport.ID) bool { return w.known != nil && w.known(sender) }
 
-// displace drops the last update of a height from an unknown sender, an incomplete one if there is
-// one. It returns false if all senders of the height are known.
-func (w *waiting) displace(height int64) bool {
+// displace drops the last update of a height from one of the selected sources, an incomplete one if
+// there is one. It returns false if there is none.
+func (w *waiting) displace(height int64, which func(source) bool) bool {
 	for _, b := range slices.Backward(w.begun) {
-		if b.height == height && !w.isKnown(b.sender) {
+		if b.height == height && which(b.from) {
 			w.dropBegun(b)
 			return true
 		}
 	}
 	for i, a := range slices.Backward(w.whole) {
-		if a.height == height && !w.isKnown(a.sender) {
+		if a.height == height && which(a.from) {
 			w.whole = slices.Delete(w.whole, i, i+1)
 			w.bytes -= len(a.update)
 			return true
@@ -271,53 +318,80 @@ func (w *waiting) charge() {
 	if w.strangers == nil {
 		return
 	}
-	n := int64(0)
+	now := make(map[string]int64)
 	for _, a := range w.whole {
-		if !w.isKnown(a.sender) {
-			n += int64(len(a.update))
+		if !w.isKnown(a.from.sender) {
+			now[a.from.host] += int64(len(a.update))
 		}
 	}
 	for _, b := range w.begun {
-		if !w.isKnown(b.sender) {
-			n += int64(b.have)
+		if !w.isKnown(b.from.sender) {
+			now[b.from.host] += int64(b.have)
 		}
 	}
-	w.strangers.used.Add(n - w.charged)
-	w.charged = n
+	for host, n := range now {
+		w.strangers.add(host, n-w.charged[host])
+	}
+	for host, n := range w.charged {
+		if _, has := now[host]; !has {
+			w.strangers.add(host, -n)
+		}
+	}
+	w.charged = now
 }
 
 // close drops all updates.
 func (w *waiting) close() {
-	w.drop(func(int64, transport.ID) bool { return true })
+	w.drop(func(int64, source) bool { return true })
 	w.charge()
 }
 
 // roomFor makes room for bytes of a height by evicting updates of later heights, the latest first.
-// It returns ErrFull if that does not suffice, or if the budget for strangers is used up.
-func (w *waiting) roomFor(sender transport.ID, height int64, bytes int) error {
-	if s := w.strangers; s != nil && !w.isKnown(sender) && s.Used()+int64(bytes) > s.limit {
-		return fmt.Errorf("%w: senders that the operator has not named may have %d bytes in all ranges", ErrFull, s.limit)
+// It returns ErrFull if that does not suffice.
+func (w *waiting) roomFor(from source, height int64, bytes int) error {
+	if s := w.strangers; s != nil && !w.isKnown(from.sender) {
+		// A host that has used up its share for later heights could not send the next one.
+		of := func(other source) bool { return other.host == from.host && !w.isKnown(other.sender) }
+		for !s.allows(from.host, bytes) {
+			if !w.dropLatest(height, of) {
+				return fmt.Errorf("%w: senders that the operator has not named may have %d bytes in all ranges, and each host a share", ErrFull, s.limit)
+			}
+			w.charge()
+		}
 	}
 	for w.bytes+bytes > w.limits.Bytes {
-		latest := height
-		for _, a := range w.whole {
-			latest = max(latest, a.height)
-		}
-		for _, b := range w.begun {
-			latest = max(latest, b.height)
-		}
-		if latest == height {
+		if !w.dropLatest(height, func(source) bool { return true }) {
 			return fmt.Errorf("%w: %d bytes, the limit is %d", ErrFull, w.bytes, w.limits.Bytes)
 		}
-		w.drop(func(h int64, _ transport.ID) bool { return h == latest })
 	}
 	return nil
 }
 
+// dropLatest drops the updates from the selected sources of the latest height that has any. It
+// returns false if that height is not above the given one.
+func (w *waiting) dropLatest(height int64, which func(source) bool) bool {
+	latest := height
+	for _, a := range w.whole {
+		if which(a.from) {
+			latest = max(latest, a.height)
+		}
+	}
+	for _, b := range w.begun {
+		if which(b.from) {
+			latest = max(latest, b.height)
+		}
+	}
+	if latest == height {
+		return false
+	}
+	w.drop(func(h int64, from source) bool { return h == latest && which(from) })
+	return true
+}
+
 // drop drops the updates selected by which.
-func (w *waiting) drop(which func(height int64, sender transport.ID) bool) {
-	w.whole = slices.DeleteFunc(w.whole, func(a arrived) bool { return which(a.height, a.sender) })
-	w.begun = slices.DeleteFunc(w.begun, func(b *begun) bool { return which(b.height, b.sender) })
+func (w *waiting) drop(which func(height int64, from source) bool) {
+	w.whole = slices.DeleteFunc(w.whole, func(a arrived) bool { return which(a.height, a.from) })
+	w.begun = slices.DeleteFunc(w.begun, func(b *begun) bool { return which(b.height, b.from) })
 	w.bytes = 0
 	for _, a := range w.whole {
 		w.bytes += len(a.update)
@@ -354,7 +428,7 @@ func (w *waiting) needs() int64 {
 // refute drops all updates of a faulty sender and refuses it for some heights.
 func (w *waiting) refute(sender transport.ID) {
 	defer w.charge()
-	w.drop(func(_ int64, s transport.ID) bool { return s == sender })
+	w.drop(func(_ int64, from source) bool { return from.sender == sender })
 	w.refuse(sender, w.next+w.limits.Refused, time.Time{})
 }
 
@@ -370,9 +444,9 @@ func (w *waiting) refuse(sender transport.ID, until int64, end time.Time) {
 func (w *waiting) expire(now time.Time) {
 	for _, b := range slices.Clone(w.begun) {
 		if now.After(b.due) {
-			w.slow = append(w.slow, late{b.sender, b.height})
+			w.slow = append(w.slow, late{b.from.sender, b.height})
 			w.dropBegun(b)
-			w.refuse(b.sender, w.next+1, now.Add(w.limits.Patience))
+			w.refuse(b.from.sender, w.next+1, now.Add(w.limits.Patience))
 		}
 	}
 }
@@ -388,6 +462,6 @@ func (w *waiting) takeSlow() []late {
 func (w *waiting) advance(height int64) {
 	defer w.charge()
 	w.next = height + 1
-	w.drop(func(h int64, _ transport.ID) bool { return h < w.next })
+	w.drop(func(h int64, _ source) bool { return h < w.next })
 	w.refused = slices.DeleteFunc(w.refused, func(r refusal) bool { return r.until <= w.next })
 }

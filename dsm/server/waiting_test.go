@@ -23,6 +23,7 @@ import (
 //	new next=N ahead=N senders=N update-bytes=N bytes=N patience=D rate=N refused=N known=(SENDER,…)
 //	step                                      one event per line; prints the result of add, and then the waiting updates
 //	    +DURATION                             time passes
+//	                                          a SENDER is ID or, except for refute, ID@HOST
 //	    SENDER HEIGHT UPDATE FROM-TO          bytes of an update, which is its name repeated to 100 bytes, or to LENGTH if UPDATE is NAME:LENGTH
 //	    probe SENDER HEIGHT UPDATE
 //	    candidate                             prints the candidate of the next height
@@ -90,7 +91,8 @@ func stepWaiting(t *testing.T, w *waiting, now *time.Time, words []string, out *
 		return n
 	}
 	add := func(sender string, p dsm.UpdatePart) {
-		have, err := w.add(*now, transport.ID(sender), p)
+		id, host, _ := strings.Cut(sender, "@")
+		have, err := w.add(*now, source{transport.ID(id), host}, p)
 		if err != nil {
 			fmt.Fprintf(out, "%s: %v\n", strings.Join(words, " "), err)
 		} else {
@@ -112,7 +114,7 @@ func stepWaiting(t *testing.T, w *waiting, now *time.Time, words []string, out *
 			fmt.Fprintln(out, "candidate: none")
 			return
 		}
-		fmt.Fprintf(out, "candidate: %.1s of %s\n", a.update, a.sender)
+		fmt.Fprintf(out, "candidate: %.1s of %s\n", a.update, a.from.sender)
 		return
 	case words[0] == "refute":
 		w.refute(transport.ID(words[1]))
@@ -145,6 +147,7 @@ func TestWaitingRandom(t *testing.T) {
 	w := newWaiting(l, 1)
 	w.known = func(id transport.ID) bool { return strings.HasSuffix(string(id), "7") }
 	w.strangers = NewStrangers(5000)
+	hosts := func(id transport.ID) string { return string(id[len(id)-1:]) }
 	now := time.Unix(0, 0)
 	arrived := 0
 	for step := range 20_000 {
@@ -178,30 +181,36 @@ func TestWaitingRandom(t *testing.T) {
 			if len(p.Part) == 0 {
 				p.Offset = 0
 			}
-			have, err := w.add(now, sender, p)
+			have, err := w.add(now, source{sender, hosts(sender)}, p)
 			if err == nil && have == p.Total && height >= w.next {
 				require.True(t, w.has(height, p.Sum))
 			}
 		}
-		n, strangers, perHeight := 0, 0, map[int64]int{}
+		n, strangers, perHost, perHeight := 0, 0, map[string]int64{}, map[int64]int{}
 		for _, a := range w.whole {
 			n += len(a.update)
-			if !w.known(a.sender) {
+			if !w.known(a.from.sender) {
 				strangers += len(a.update)
+				perHost[a.from.host] += int64(len(a.update))
 			}
 			perHeight[a.height]++
 			require.Equal(t, a.sum, sha256.Sum256(a.update))
 		}
 		for _, b := range w.begun {
 			n += int(b.have)
-			if !w.known(b.sender) {
+			if !w.known(b.from.sender) {
 				strangers += int(b.have)
+				perHost[b.from.host] += int64(b.have)
 			}
 			perHeight[b.height]++
 		}
 		require.Equal(t, n, w.bytes)
 		require.EqualValues(t, strangers, w.strangers.Used())
 		require.LessOrEqual(t, strangers, 5000)
+		for host, n := range perHost {
+			require.LessOrEqual(t, n, int64(2500), host)
+			require.Equal(t, n, w.strangers.hosts[host])
+		}
 		require.LessOrEqual(t, n, 7000)
 		for height, n := range perHeight {
 			require.LessOrEqual(t, n, 3)
@@ -212,31 +221,57 @@ func TestWaitingRandom(t *testing.T) {
 	require.Greater(t, arrived, 20)
 	w.close()
 	require.Zero(t, w.strangers.Used())
+	require.Empty(t, w.strangers.hosts)
 }
 
-// The budget for strangers is that of all ranges together, and does not limit known senders.
+// The budget for strangers is that of all ranges together, in shares by host, and does not limit
+// known senders.
 func TestStrangersShareABudget(t *testing.T) {
-	budget := NewStrangers(250)
+	budget := NewStrangers(400)
 	of := func() *waiting {
 		w := newWaiting(Limits{}, 1)
 		w.known, w.strangers = func(id transport.ID) bool { return id == "known" }, budget
 		return w
 	}
 	a, b := of(), of()
-	send := func(w *waiting, sender transport.ID, height int64) error {
+	send := func(w *waiting, sender transport.ID, host string, height int64) error {
 		update := bytes.Repeat([]byte(sender[:1]), 100)
-		_, err := w.add(time.Unix(0, 0), sender, dsm.UpdatePart{Height: height, Total: 100, Sum: sha256.Sum256(update), Part: update})
+		_, err := w.add(time.Unix(0, 0), source{sender, host}, dsm.UpdatePart{Height: height, Total: 100, Sum: sha256.Sum256(update), Part: update})
 		return err
 	}
-	require.NoError(t, send(a, "stranger", 1))
-	require.NoError(t, send(b, "stranger", 1))
-	require.ErrorIs(t, send(b, "other", 2), ErrFull)
-	require.NoError(t, send(b, "known", 2))
-	require.EqualValues(t, 200, budget.Used())
+	require.NoError(t, send(a, "stranger", "h", 1))
+	require.NoError(t, send(b, "stranger", "h", 1))
+	require.ErrorIs(t, send(b, "other", "h", 2), ErrFull) // identities buy no share
+	require.NoError(t, send(b, "other", "i", 2))
+	require.ErrorIs(t, send(b, "other", "i", 3), ErrFull)
+	require.NoError(t, send(b, "known", "h", 2))
+	require.EqualValues(t, 300, budget.Used())
 	a.advance(1)
-	require.NoError(t, send(b, "other", 3))
+	require.NoError(t, send(b, "other", "i", 3))
 	b.close()
 	require.Zero(t, budget.Used())
+}
+
+// A host whose share is used up by later heights can still send the next one. Otherwise that height
+// would never arrive, and the share would never become free.
+func TestLaterHeightsLeaveTheNextOneItsShare(t *testing.T) {
+	w := newWaiting(Limits{}, 1)
+	w.strangers = NewStrangers(400)
+	send := func(host string, height int64) error {
+		update := fmt.Appendf(nil, "%099d%s", height, host)
+		_, err := w.add(time.Unix(0, 0), source{transport.ID(host), host}, dsm.UpdatePart{Height: height, Total: 100, Sum: sha256.Sum256(update), Part: update})
+		return err
+	}
+	require.NoError(t, send("h", 2))
+	require.NoError(t, send("h", 3))
+	require.NoError(t, send("i", 3))
+	require.NoError(t, send("h", 1))
+	var heights []int64
+	for _, a := range w.whole {
+		heights = append(heights, a.height)
+	}
+	require.Equal(t, []int64{2, 3, 1}, heights) // 3 of h is dropped, 3 of i is not
+	require.Equal(t, "i", w.whole[1].from.host)
 }
 
 // The only sender, after being cut off, is refused only for a time. If it were refused until the
@@ -249,13 +284,22 @@ func TestTheOnlySenderComesBack(t *testing.T) {
 		return dsm.UpdatePart{Height: 1, Total: 100, Offset: uint32(from), Sum: sum, Part: update[from:to]}
 	}
 	began := time.Unix(0, 0)
-	_, err := w.add(began, "only", part(0, 10))
+	_, err := w.add(began, source{"only", ""}, part(0, 10))
 	require.NoError(t, err)
 	back := began.Add(time.Hour)
-	_, err = w.add(back, "only", part(0, 100))
+	_, err = w.add(back, source{"only", ""}, part(0, 100))
 	require.ErrorIs(t, err, ErrRefusedSender)
-	_, err = w.add(back.Add(w.limits.Patience), "only", part(0, 100))
+	_, err = w.add(back.Add(w.limits.Patience), source{"only", ""}, part(0, 100))
 	require.NoError(t, err)
 	_, complete := w.candidate()
 	require.True(t, complete)
+}
+
+func TestHostOf(t *testing.T) {
+	for address, want := range map[string]string{
+		"192.0.2.7": "192.0.2.7", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::/64", "2001:db8:1:2::9": "2001:db8:1:2::/64", "2001:db8:1:3::9": "2001:db8:1:3::/64",
+		"fe80::1%eth0": "fe80::/64", "pipe": "pipe", "": "",
+	} {
+		require.Equal(t, want, hostOf(address), address)
+	}
 }
