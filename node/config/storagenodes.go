@@ -33,18 +33,21 @@ type StorageNodes struct {
 	// Addresses are the nodes' transports, with their IDs, by the node's name in Ranges, which is
 	// its ID.
 	Addresses map[dsm.NodeID]transport.Address
+	// Validators are the nodes whose updates come before those of others: ascending.
+	Validators []transport.ID
 	// Text is the content of the file.
 	Text []byte
 }
 
 // storageNodesFile is the content of the file.
 type storageNodesFile struct {
-	Signature string         `toml:"signature"`
-	ChainID   string         `toml:"chain_id"`
-	Version   uint64         `toml:"version"`
-	Operator  string         `toml:"operator"`
-	Ranges    []storageRange `toml:"range"`
-	Next      []storageRange `toml:"next"`
+	Signature  string         `toml:"signature"`
+	ChainID    string         `toml:"chain_id"`
+	Version    uint64         `toml:"version"`
+	Operator   string         `toml:"operator"`
+	Validators []string       `toml:"validators"`
+	Ranges     []storageRange `toml:"range"`
+	Next       []storageRange `toml:"next"`
 }
 
 // storageRange is a range in the file.
@@ -69,6 +72,7 @@ func StorageNodesPath(home, setting string) string {
 
 // LoadStorageNodes reads the storage nodes file, whose path is relative to the home folder:
 //
+//	validators = ["ID"]          # optional: nodes whose updates come before those of others
 //	[[range]]
 //	first = ""                   # text, or hex after 0x; each range ends where the next begins
 //	nodes = ["ID@HOST:PORT"]     # transports of the storage nodes that keep it
@@ -106,6 +110,9 @@ func parseStorageNodes(b []byte, verify bool) (*StorageNodes, error) {
 		if err := s.verify(file); err != nil {
 			return nil, err
 		}
+	}
+	if err := s.NameValidators(file.Validators); err != nil {
+		return nil, err
 	}
 	if len(file.Ranges) == 0 {
 		return nil, errors.New("the file has no [[range]]")
@@ -166,6 +173,26 @@ func parseStorageNodes(b []byte, verify bool) (*StorageNodes, error) {
 		return nil, errors.New("a file with [[next]] or leaving nodes must be signed: use `starlingd storage ranges sign`")
 	}
 	return s, s.Ranges.CheckNext(s.Next)
+}
+
+// NameValidators replaces Validators by nodes with these IDs.
+func (s *StorageNodes) NameValidators(ids []string) error {
+	s.Validators = nil
+	for _, id := range ids {
+		if err := transport.ID(id).Validate(); err != nil {
+			return fmt.Errorf("validators: %w", err)
+		}
+		s.Validators = append(s.Validators, transport.ID(id))
+	}
+	slices.Sort(s.Validators)
+	s.Validators = slices.Compact(s.Validators)
+	return nil
+}
+
+// HasValidator reports whether Validators contains a node.
+func (s *StorageNodes) HasValidator(id transport.ID) bool {
+	_, has := slices.BinarySearch(s.Validators, id)
+	return has
 }
 
 // replicas parses the nodes of a range, and adds their addresses.

@@ -109,6 +109,7 @@ func SignFile(b []byte, chainID string, key ed25519.PrivateKey) (*StorageNodes, 
 //	chain_id = "my-chain"
 //	version = 2
 //	operator = "HEX"             # the public key; newer maps need its signature
+//	validators = ["ID"]          # absent if there are none
 //	[[range]]                    # as in an unsigned file
 //	leaving = ["ID"]             # nodes of the range that the next version will not have
 //	[[next]]
@@ -119,6 +120,9 @@ func (s *StorageNodes) Sign(key ed25519.PrivateKey) (*StorageNodes, error) {
 	var b bytes.Buffer
 	operator, _ := key.Public().(ed25519.PublicKey)
 	fmt.Fprintf(&b, "chain_id = %q\nversion = %d\noperator = \"%x\"\n", s.ChainID, s.Version, operator)
+	if len(s.Validators) > 0 {
+		fmt.Fprintf(&b, "validators = %s\n", formatList(s.Validators))
+	}
 	for i := range s.Ranges.Len() {
 		s.format(&b, "range", s.Ranges.Shard(i))
 	}

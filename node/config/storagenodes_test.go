@@ -9,11 +9,13 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/transport"
 )
 
 func TestStorageNodes(t *testing.T) {
 	a, b := strings.Repeat("a", 40), strings.Repeat("b", 40)
 	s, err := config.ParseStorageNodes([]byte(`
+validators = ["` + b + `", "` + a + `"]
 [[range]]
 first = ""
 nodes = ["` + a + `@127.0.0.1:1", "` + b + `@127.0.0.1:2"]
@@ -29,7 +31,10 @@ nodes = ["` + a + `@127.0.0.1:1"]
 	require.Equal(t, avlstar.KeyRange{First: []byte("m\x00"), After: []byte("x")}, s.Ranges.Shard(1).Range)
 	require.Equal(t, []int{0, 2}, s.Ranges.Of(dsm.NodeID(a)))
 	require.Equal(t, "127.0.0.1:2", s.Addresses[dsm.NodeID(b)].HostPort)
+	require.True(t, s.HasValidator(transport.ID(a)))
+	require.False(t, s.HasValidator(transport.ID(strings.Repeat("c", 40))))
 	for _, test := range []struct{ name, text, want string }{
+		{"no validator's ID", `validators = ["` + a + `@h:1"]`, "is not a node id"},
 		{"empty", ``, "no [[range]]"},
 		{"unknown setting", "[[range]]\nfirst = \"\"\nlast = \"z\"\nnodes = []", "strict mode"},
 		{"no first", "[[range]]\nnodes = [\"" + a + "@h:1\"]", `"first" is missing`},

@@ -49,6 +49,15 @@ func begun(m *config.StorageNodes) (*config.StorageNodes, error) {
 	return edited(m), nil
 }
 
+// NameValidators replaces the nodes whose updates come before those of others. It is a whole change.
+func NameValidators(m *config.StorageNodes, ids []string) (*config.StorageNodes, error) {
+	e, err := begun(m)
+	if err != nil {
+		return nil, err
+	}
+	return e, e.NameValidators(ids)
+}
+
 // shards returns the current ranges, with replica lists that may be changed.
 func shards(m *config.StorageNodes) []dsm.Placement {
 	all := make([]dsm.Placement, m.Ranges.Len())

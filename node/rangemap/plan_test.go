@@ -72,6 +72,12 @@ func TestPlans(t *testing.T) {
 				d.MaybeScanArgs(t, "to", &to)
 				d.MaybeScanArgs(t, "least", &least)
 				next, err = rangemap.Move(m, arg(), dsm.NodeID(node(from).ID), node(to), least)
+			case "validators":
+				var ids []string
+				for _, a := range d.CmdArgs {
+					ids = append(ids, string(node(a.Key).ID))
+				}
+				next, err = rangemap.NameValidators(m, ids)
 			case "finish":
 				next, err = rangemap.Finish(m)
 			case "abort":
@@ -99,6 +105,9 @@ func TestPlans(t *testing.T) {
 func show(m *config.StorageNodes) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "version %d, %d nodes\n", m.Version, len(m.Addresses))
+	for _, id := range m.Validators {
+		fmt.Fprintf(&b, "validator %s\n", letters([]dsm.NodeID{dsm.NodeID(id)}))
+	}
 	for i := range m.Ranges.Len() {
 		s := m.Ranges.Shard(i)
 		fmt.Fprintf(&b, "%v at %s", s.Range, letters(s.Replicas))

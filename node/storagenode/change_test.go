@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cometbft/cometbft/libs/log"
@@ -191,4 +192,22 @@ func TestKeepsARangeThatNobodyElseHas(t *testing.T) {
 	a.taking.Wait()
 	require.Len(t, a.all(), 2)
 	require.Len(t, a.Claims(), 1, "it still serves")
+}
+
+// The map names validators for all storage nodes, while they run.
+func TestTheMapNamesValidators(t *testing.T) {
+	c := newChain(t, avlstar.KeyRange{})
+	dir, self := c.wholeHome()
+	n := c.alone(dir, new(nodetest.LogBuffer))
+	id := transport.ID(strings.Repeat("d", 40))
+	require.False(t, n.isNamed(id))
+	m := placed(t, 2, []dsm.Placement{at(avlstar.KeyRange{}, self)}, nil, self)
+	require.NoError(t, m.NameValidators([]string{string(id)}))
+	n.SetMap(m)
+	require.NoError(t, n.changeMap(t.Context()))
+	require.True(t, n.isNamed(id))
+	m = placed(t, 3, []dsm.Placement{at(avlstar.KeyRange{}, self)}, nil, self)
+	n.SetMap(m)
+	require.NoError(t, n.changeMap(t.Context()))
+	require.False(t, n.isNamed(id))
 }

@@ -72,7 +72,7 @@ type Process struct {
 	newMap  atomic.Pointer[config.StorageNodes] // set by SetMap for the follower; nil: none
 	// changing is held while ranges are added, or removed with their folders
 	changing sync.Mutex
-	named    []transport.ID // validators that the operator has named
+	named    []transport.ID // validators that the settings name; see isNamed
 	headers  headers
 	peers    atomic.Pointer[peers.Peers] // connected nodes; nil at first
 	young    int64                       // fromGenesis, except in tests
@@ -254,8 +254,11 @@ func (n *Process) isStorageNode(id transport.ID) bool {
 	return is
 }
 
-// isNamed reports whether the operator has named a node as a source of updates or headers.
-func (n *Process) isNamed(id transport.ID) bool { return slices.Contains(n.named, id) }
+// isNamed reports whether an operator has named a node as a source of updates or headers: this
+// node's operator in its settings, or that of the map.
+func (n *Process) isNamed(id transport.ID) bool {
+	return slices.Contains(n.named, id) || n.nodes.Load().HasValidator(id)
+}
 
 // ID returns the node's ID.
 func (n *Process) ID() transport.ID { return transport.ID(n.nodeKey.ID()) }

@@ -62,7 +62,7 @@ func (n *Process) serve() error {
 	if err != nil {
 		return err
 	}
-	named := slices.Clone(n.named)
+	named := slices.Concat(n.named, n.nodes.Load().Validators)
 	for node := range n.nodes.Load().Addresses {
 		named = append(named, transport.ID(node))
 	}

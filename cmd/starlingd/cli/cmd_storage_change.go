@@ -127,8 +127,20 @@ The node deletes its copy once the other nodes have all of it. Two replicas must
 		_ = cmd.MarkFlagRequired("from") // the flag exists
 		cmd.Flags().BoolVar(&single, "single-replica", false, "let one replica be enough: a lost disk then loses its state")
 	}
+	naming := new(changeFlags).command(env, "validators ID...", "Name the nodes of validators, whose updates come first",
+		`Names the node IDs of all validators, in place of those that the map has. Storage nodes take
+updates from these nodes before those from others. "starlingd show-node-id" shows a node's ID.`,
+		"validators ID ID", cobra.MinimumNArgs(1), func(args []string) changeStep {
+			return func(ctx context.Context, d *rangemap.Driver, m *config.StorageNodes) (*config.StorageNodes, error) {
+				after, err := rangemap.NameValidators(m, args)
+				if err != nil {
+					return nil, usagef("%w", err)
+				}
+				return d.Spread(ctx, m, after)
+			}
+		})
 	return []*cobra.Command{
-		newStorageSignCmd(env),
+		newStorageSignCmd(env), naming,
 		change("split KEY", "Divide a range at a key",
 			`Divides the range that contains KEY (text, or hex after 0x) at that key. The same nodes keep both parts.`,
 			"split m", rangemap.Split),
