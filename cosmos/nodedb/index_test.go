@@ -234,3 +234,53 @@ func TestMemoryOfAComparison(t *testing.T) {
 	require.Error(t, s.Compare("bank", entry), "the root of the shared subtree")
 	require.NoError(t, s.Compare("bank", 2*entry))
 }
+
+// heldDB is a database in which reads of the nodes of a version wait until release is closed.
+type heldDB struct {
+	nodedb.DB
+	prefix  []byte        // of these nodes' records
+	began   chan struct{} // gets an element when such a read begins
+	release chan struct{}
+}
+
+func (d *heldDB) Get(key []byte) ([]byte, error) {
+	if bytes.HasPrefix(key, d.prefix) {
+		select {
+		case d.began <- struct{}{}:
+		default: // a read has begun before
+		}
+		<-d.release
+	}
+	return d.DB.Get(key)
+}
+
+// TestRequestsDoNotWaitForAComparison: requests are answered while another one compares the state
+// with a newer tree. Otherwise a few would hold all workers of a server.
+func TestRequestsDoNotWaitForAComparison(t *testing.T) {
+	rnd := seeds.Rand(t)
+	v := newVersions()
+	const height, newer = 1, 2
+	v.next(t, iavlsynctest.RandomOps(rnd, 60, 120, 0))
+	v.next(t, iavlsynctest.RandomOps(rnd, 60, 5, 0))
+	v.root = v.roots[newer]
+	v.index(newer, func(version int64) int64 { return version })
+	db := &heldDB{DB: v.history, prefix: bytes.TrimSuffix(v.NodeKey(newer, 1), []byte{0, 0, 0, 1}), began: make(chan struct{}, 1), release: make(chan struct{})}
+	s, err := nodedb.Open(db, height)
+	require.NoError(t, err)
+	root := v.roots[height]
+	q := &iavlsync.Request{Height: height, Store: "bank", Leaves: root.Size()}
+	want := append([]byte{0}, root.Chunk()...)
+	compared := make(chan []byte)
+	go func() {
+		b, _ := s.Answer(q) // checked below
+		compared <- b
+	}()
+	<-db.began
+	b, err := s.Answer(q)
+	require.NoError(t, err)
+	require.Equal(t, want, b)
+	close(db.release)
+	require.Equal(t, want, <-compared)
+	_, used := s.Changes("bank")
+	require.True(t, used)
+}

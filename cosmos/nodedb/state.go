@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
@@ -38,6 +39,8 @@ type State struct {
 	stores []*store
 	byName map[string]*store
 	room   room
+
+	preparing sync.Mutex // held by the request that may prepare responses; see Answer
 }
 
 // Open opens the state of a height.
@@ -134,8 +137,9 @@ func (s *State) Manifest(f iavlsync.Format) (*iavlsync.Manifest, error) {
 }
 
 // Answer responds to a request. Occasionally it first passes over all records of a store, or
-// compares the state with a newer tree, which takes seconds. It fails with iavlsync.ErrNoSubtree
-// for a request that no honest peer sends.
+// compares the state with a newer tree, which takes seconds: one request at a time does, and others
+// are answered meanwhile without waiting, as by AnswerSoon. It fails with iavlsync.ErrNoSubtree for
+// a request that no honest peer sends.
 func (s *State) Answer(q *iavlsync.Request) ([]byte, error) { return s.answer(q, true) }
 
 // AnswerSoon is Answer without such preparations: it reads only what the chunk needs.
@@ -154,6 +158,9 @@ func (s *State) answer(q *iavlsync.Request, maySweep bool) ([]byte, error) {
 	st := s.byName[q.Store]
 	if q.Height != s.height || st == nil || st.root == nil {
 		return nil, fmt.Errorf("store %q at height %d: %w", q.Store, q.Height, iavlsync.ErrNoSubtree)
+	}
+	if maySweep = maySweep && s.preparing.TryLock(); maySweep {
+		defer s.preparing.Unlock()
 	}
 	if b := st.scanned(q, maySweep); b != nil {
 		return b, nil

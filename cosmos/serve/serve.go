@@ -18,6 +18,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
 )
 
 // Server serves some states. Its methods may be called concurrently.
@@ -81,6 +82,15 @@ func (s *Server) Register(m *transport.Mux) {
 	m.Handle(iavlsync.MethodManifest, transport.Weighed(transport.HandlerFunc(s.manifest),
 		func(transport.Request) int64 { return iavlsync.ManifestPartBytes }))
 	m.Handle(iavlsync.MethodLeaves, transport.Weighed(transport.HandlerFunc(s.leaves), weigh))
+}
+
+// Lanes are those of a tcp.Server with these handlers, so that neither offers and manifests, which
+// are in memory, nor other methods wait for leaves, which may be read from a disk.
+func Lanes() []tcp.Lane {
+	return []tcp.Lane{
+		{Methods: []transport.Method{iavlsync.MethodOffers, iavlsync.MethodManifest}, Workers: 1},
+		{Methods: []transport.Method{iavlsync.MethodLeaves}, Workers: 8},
+	}
 }
 
 func (s *Server) offers(context.Context, transport.Request) ([]byte, error) {

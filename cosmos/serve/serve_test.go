@@ -3,8 +3,10 @@ package serve_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
@@ -14,6 +16,8 @@ import (
 	"github.com/starling-kv/starling/cosmos/serve"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
+	"github.com/starling-kv/starling/transport/transporttest"
 )
 
 const height = 12
@@ -114,4 +118,77 @@ func TestFineManifestsAreRefused(t *testing.T) {
 		_, err = m.Serve(context.Background(), r)
 		require.ErrorIs(t, err, transport.ErrRefused)
 	}
+}
+
+// gatedDB is a database whose reads wait while gate is locked.
+type gatedDB struct {
+	*nodedbtest.Mem
+	gate    sync.RWMutex
+	waiting chan struct{} // gets an element from each read that begins
+}
+
+func (d *gatedDB) Get(key []byte) ([]byte, error) {
+	select {
+	case d.waiting <- struct{}{}:
+	default: // nobody counts
+	}
+	d.gate.RLock()
+	defer d.gate.RUnlock()
+	return d.Mem.Get(key)
+}
+
+// Requests for fine manifests read nothing, and requests for leaves that wait for the disk delay
+// neither manifests nor other methods.
+func TestRequestsDoNotHoldUpOthers(t *testing.T) {
+	const workers, other = 8, transport.Method(200)
+	mem, naive := home(t)
+	db := &gatedDB{Mem: mem, waiting: make(chan struct{}, workers)}
+	s := serve.New()
+	state, err := nodedb.Open(db, height)
+	require.NoError(t, err)
+	require.NoError(t, s.Add(state))
+	mux := new(transport.Mux)
+	s.Register(mux)
+	mux.Handle(other, transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) { return []byte("header"), nil }))
+	server, err := tcp.Listen("127.0.0.1:0", tcp.Options{Key: transporttest.Key(1), ChainID: "chain", Handler: mux, Lanes: serve.Lanes()})
+	require.NoError(t, err)
+	defer server.Close() //nolint:errcheck // the test is over
+	dialer := tcp.NewDialer(tcp.Options{Key: transporttest.Key(2), ChainID: "chain"})
+	ask := func(method transport.Method, body []byte) ([]byte, error) { // a connection has its own limit
+		conn, err := dialer.Dial(t.Context(), transport.Address{HostPort: server.Addr().String()})
+		if err != nil {
+			return nil, err
+		}
+		defer conn.Close() //nolint:errcheck // only read from
+		return conn.Call(t.Context(), transport.Call{Method: method, Body: body, Max: 1 << 20})
+	}
+	leaves := (&iavlsync.Request{Height: height, Store: "bank", Leaves: naive["bank"].Size()}).Encode()
+	want := append([]byte{0}, naive["bank"].Chunk()...)
+
+	db.gate.Lock()
+	for len(db.waiting) > 0 {
+		<-db.waiting
+	}
+	for range workers {
+		_, err := ask(iavlsync.MethodManifest, (&iavlsync.ManifestRequest{Height: height, Format: iavlsync.Format32}).Encode())
+		require.ErrorIs(t, err, transport.ErrRefused)
+	}
+	require.Empty(t, db.waiting)
+	var held sync.WaitGroup
+	for range workers {
+		held.Go(func() {
+			b, err := ask(iavlsync.MethodLeaves, leaves)
+			assert.NoError(t, err)
+			assert.Equal(t, want, b)
+		})
+	}
+	for range workers {
+		<-db.waiting
+	}
+	_, err = ask(iavlsync.MethodManifest, (&iavlsync.ManifestRequest{Height: height, Format: iavlsync.Format8192}).Encode())
+	require.NoError(t, err)
+	_, err = ask(other, nil)
+	require.NoError(t, err)
+	db.gate.Unlock()
+	held.Wait()
 }

@@ -60,7 +60,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	if err != nil {
 		return err
 	}
-	server, err := tcp.Listen(*laddr, tcp.Options{Key: key, ChainID: *chainID, Handler: mux, Rate: *rate})
+	server, err := tcp.Listen(*laddr, tcp.Options{Key: key, ChainID: *chainID, Handler: mux, Rate: *rate, Lanes: serve.Lanes()})
 	if err != nil {
 		return err
 	}

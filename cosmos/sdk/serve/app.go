@@ -223,7 +223,9 @@ func (a *App) listen() error {
 	mux := &transport.Mux{}
 	a.states.Register(mux)
 	a.headers.Register(mux)
-	a.network, err = tcp.Listen(address, tcp.Options{Key: key, ChainID: chain, Handler: mux, Rate: cast.ToInt64(a.options.Get(optionRate))})
+	a.network, err = tcp.Listen(address, tcp.Options{
+		Key: key, ChainID: chain, Handler: mux, Rate: cast.ToInt64(a.options.Get(optionRate)), Lanes: serve.Lanes(),
+	})
 	if err != nil {
 		return err
 	}
