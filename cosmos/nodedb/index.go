@@ -46,8 +46,8 @@ const anyHeight = math.MaxUint8
 var errDifference = errors.New("the trees differ too much")
 
 // index returns the fast index at the height of s, or nil if it cannot be used. If mayCompare is
-// set, it may first compare two trees; other callers with mayCompare would wait meanwhile, so a State
-// has one at a time.
+// set, it may first compare two trees; other callers with mayCompare would wait meanwhile, so a
+// State has one at a time.
 func (s *store) index(mayCompare bool) *index {
 	w := &s.indexing
 	if mayCompare && s.indexed > s.height {

@@ -61,8 +61,8 @@ func orDefault[N int | int64 | time.Duration](n, otherwise N) N {
 // Strangers is the budget of all replicas of a node for the waiting updates of unknown senders. A
 // host may have as many bytes as it leaves free for others, so one host has at most half of the
 // budget, and a newcomer always gets some (dynamic thresholds: Choudhury and Hahne, "Dynamic Queue
-// Length Thresholds for Shared-Memory Packet Switches", section III, with α = 1). Its methods may be
-// called concurrently.
+// Length Thresholds for Shared-Memory Packet Switches", section III, with α = 1). Its methods may
+// be called concurrently.
 type Strangers struct {
 	limit int64
 	mu    sync.Mutex
