@@ -51,6 +51,14 @@ var codecs = map[string]func([]byte) (any, []byte, error){
 		again, err := EncodeClaims(c)
 		return c, again, err
 	},
+	"loads": func(b []byte) (any, []byte, error) {
+		l, err := DecodeLoads(b)
+		if err != nil {
+			return nil, nil, err
+		}
+		again, err := EncodeLoads(l)
+		return l, again, err
+	},
 	"witness": func(b []byte) (any, []byte, error) {
 		asked := WitnessAsks(b) // for arbitrary bytes
 		w, err := DecodeWitness(b)
@@ -94,6 +102,12 @@ func inWords(message any) string {
 			s = append(s, fmt.Sprintf("%v: %d to %d, durable %d, needs %d", c.Range, c.Oldest, c.Newest, c.Durable, c.Needs))
 		}
 		return strings.Join(s, "; ")
+	case []Load:
+		var s []string
+		for _, l := range m {
+			s = append(s, fmt.Sprintf("%v: %d bytes, middle %q, %d reads, %d changes", l.Range, l.Bytes, l.Middle, l.Reads, l.Changes))
+		}
+		return strings.Join(s, "; ")
 	case Witness:
 		var wants []string
 		for _, w := range m.Wants {
@@ -135,6 +149,15 @@ func validMessages(t testing.TB) (list []vector) {
 	claims("a node without ranges")
 	claims("all keys, no height yet", Claim{})
 	claims("two ranges, the second fetches chunks", Claim{avlstar.KeyRange{First: nil, After: key("g")}, 70, 103, 101, 104}, Claim{avlstar.KeyRange{First: key("p"), After: nil}, 0, 0, 17, 0})
+
+	loads := func(name string, l ...Load) {
+		b, err := EncodeLoads(l)
+		add("loads", name, b, err)
+	}
+	loads("a node without ranges")
+	loads("all keys, no middle", Load{})
+	loads("two ranges that overlap", Load{Range: avlstar.KeyRange{After: key("g")}, Middle: key("c"), Bytes: 1 << 40, Reads: 7, Changes: math.MaxUint64},
+		Load{Range: avlstar.KeyRange{First: key("f")}, Middle: key("f\x00"), Bytes: 70})
 
 	witness := func(name string, w Witness) {
 		b, err := w.Encode()
@@ -192,6 +215,19 @@ func invalidMessages() (list []vector) {
 	add("claims", "a height of 2^63", []byte{1}, u16(1), k(""), k(""), u64(1), u64(math.MinInt64), u64(2), u64(3))
 	add("claims", "waiting for what is durable", []byte{1}, u16(1), k(""), k(""), u64(1), u64(2), u64(3), u64(3))
 	add("claims", "a long key", []byte{1}, u16(1), u16(avlstar.MaxKeyBytes+1), bytes.Repeat(key("k"), avlstar.MaxKeyBytes+1), k(""), heights)
+
+	load := func(first, after, middle string) []byte {
+		return join(k(first), k(after), k(middle), u64(1), u64(2), u64(3))
+	}
+	add("loads", "no bytes")
+	add("loads", "another version", []byte{2}, u16(0))
+	add("loads", "more ranges than bytes", []byte{1}, u16(2), load("", "", ""))
+	add("loads", "more ranges than allowed", []byte{1}, u16(MaxClaims+1), bytes.Repeat(load("", "", ""), MaxClaims+1))
+	add("loads", "bytes left over", []byte{1}, u16(1), load("", "", ""), []byte{0})
+	add("loads", "the same range twice", []byte{1}, u16(2), load("", "m", ""), load("", "m", ""))
+	add("loads", "ranges that descend", []byte{1}, u16(2), load("m", "n", ""), load("", "m", ""))
+	add("loads", "a middle outside of the range", []byte{1}, u16(1), load("m", "n", "n"))
+	add("loads", "a middle that is the first key", []byte{1}, u16(1), load("m", "n", "m"))
 
 	head := join(u64(10), []byte{12}, u32(1000))
 	want := func(flags byte, keys ...string) []byte {
@@ -366,6 +402,7 @@ func fuzzMessage(f *testing.F, message string) {
 }
 
 func FuzzClaims(f *testing.F)         { fuzzMessage(f, "claims") }
+func FuzzLoads(f *testing.F)          { fuzzMessage(f, "loads") }
 func FuzzWitness(f *testing.F)        { fuzzMessage(f, "witness") }
 func FuzzUpperRequest(f *testing.F)   { fuzzMessage(f, "upper request") }
 func FuzzUpper(f *testing.F)          { fuzzMessage(f, "upper") }

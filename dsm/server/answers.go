@@ -57,6 +57,7 @@ func (n *Server) witness(body []byte) ([]byte, error) {
 	for _, r := range replicas {
 		if p, ok := r.At(w.Height); ok {
 			defer p.Release()
+			r.traffic.reads.Add(uint64(len(w.Wants)))
 			b, err := witness.Multiproof(p.Version(), r.o.Range, w, n.o.MaxMultiproofBytes, false)
 			return b, unlessTrimmed(err)
 		}

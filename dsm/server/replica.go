@@ -93,6 +93,7 @@ type Replica struct {
 	o         Options
 	id        RangeID
 	recovered Recovered
+	traffic   traffic
 
 	advancing sync.Mutex // held by Advance
 	truncated int64      // the log was truncated to this height; guarded by advancing
@@ -317,6 +318,7 @@ func (r *Replica) publish(v version) {
 	defer r.mu.Unlock()
 	r.mu.versions = append(r.mu.versions, v)
 	r.mu.waiting.advance(v.height)
+	r.traffic.changes.Add(uint64(len(v.changes)))
 }
 
 // retire stops serving the oldest heights until the limits hold, and at most so many are served. It
