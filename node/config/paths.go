@@ -20,6 +20,12 @@ func EventsDir(dataDir string) string { return filepath.Join(dataDir, "events") 
 // RangesDir contains the ranges of a storage node.
 func RangesDir(dataDir string) string { return filepath.Join(dataDir, "ranges") }
 
+// RangesLock is the file in RangesDir that a running storage node locks.
+const RangesLock = "LOCK"
+
+// TrustedHeaderFile is the file with the newest header that a storage node has proved.
+func TrustedHeaderFile(dataDir string) string { return filepath.Join(dataDir, "trusted_header.json") }
+
 // BlockZoneBackend is the db_backend of config.toml that puts CometBFT's databases into the block
 // zone (storage/blocks). All others are CometBFT's own.
 const BlockZoneBackend = "starling"

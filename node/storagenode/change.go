@@ -135,8 +135,10 @@ func (n *Process) remove(p *place) error {
 	if err := n.redo.Forget(server.RangeIDOf(p.keys)); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(p.dir); err != nil {
-		return err
+	for _, suffix := range []string{"", nextSuffix, oldSuffix} { // -next: an unfinished takeover
+		if err := os.RemoveAll(p.dir + suffix); err != nil {
+			return err
+		}
 	}
 	n.log.Info("Removed a range that is no longer in the map: other nodes have its keys", "range", p.String())
 	return nil

@@ -84,11 +84,17 @@ func TestDividesARange(t *testing.T) {
 	c.requireSame(a)
 	require.NoError(t, a.Stop())
 
-	// The next start knows only the old map, and finds the old range. The new ones stay on disk.
+	// The next start knows only the old map, and finds the old range. It opens the new ones, and
+	// removes them: the old one has their keys.
 	logs := new(nodetest.LogBuffer)
 	a = c.start(dir, logs.Logger(t), fromGenesis)
-	require.True(t, logs.Has("Folders of ranges that the map does not have"))
+	require.True(t, logs.Has("A range on disk is not in the map"))
 	v = c.dial(a)
+	v.ranges = 1
+	nodetest.Until(t, "the whole range alone", func() bool {
+		v.feed(1)
+		return len(a.all()) == 1
+	})
 	c.put(40, 45)
 	v.feedAll("the whole range again")
 	a.SetMap(placed(t, 3, []dsm.Placement{at(low, self), at(high, self)}, nil, self))
@@ -161,6 +167,56 @@ func TestMergesFromTwoNodes(t *testing.T) {
 	require.True(t, logs.Has("Took a range over"))
 	require.False(t, logs.Has("Created a range from the genesis file"))
 	c.requireSame(b)
+}
+
+// A start opens a range that the map no longer has, fills the new ranges from it, and removes it
+// only once they are complete. What an interrupted takeover of such a range left goes at once. A
+// folder that was put aside stays.
+func TestRemovesFoldersThatTheMapDoesNotHave(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	whole, low, high := wholeAndHalves()
+	c := newChain(t, whole, low, high)
+	c.serves = 10_000 // the halves begin at a height of the whole range
+	dir, self := c.wholeHome()
+	old := c.stopped(dir).all()[0]
+	ranges := filepath.Dir(old.dir)
+	unfinished, aside := filepath.Join(ranges, "from-61-0011223344556677"), filepath.Join(ranges, "from-62-0011223344556677"+damagedSuffix)
+	for _, path := range []string{unfinished + nextSuffix, aside} {
+		require.NoError(t, os.MkdirAll(path, 0o700))
+	}
+	c.ranged(dir, map[string]transport.Address{"": self, string(high.First): self}, "", string(high.First))
+
+	logs := new(nodetest.LogBuffer)
+	b := c.alone(dir, logs)
+	require.True(t, logs.Has("A range on disk is not in the map"))
+	require.Len(t, b.all(), 3)
+	require.Len(t, b.Claims(), 1, "the old range serves")
+	require.NoDirExists(t, unfinished)
+	require.NoDirExists(t, unfinished+nextSuffix)
+	require.DirExists(t, aside)
+	b.retireAfter = 0
+	require.NoError(t, b.tendPlace(t.Context(), placeOf(b, whole), chainHeaders{c}))
+	b.taking.Wait()
+	require.DirExists(t, old.dir, "no other range has its keys")
+
+	nodetest.Until(t, "the halves alone", func() bool {
+		err := b.tend(t.Context(), chainHeaders{c})
+		b.taking.Wait()
+		_, gone := os.Lstat(old.dir)
+		return err == nil && len(b.Claims()) == 2 && errors.Is(gone, os.ErrNotExist)
+	})
+	require.True(t, logs.Has("Removed a range that is no longer in the map"))
+	c.requireSame(b)
+}
+
+// placeOf returns the place of a range; nil: there is none.
+func placeOf(n *Process, r avlstar.KeyRange) *place {
+	for _, p := range n.all() {
+		if p.keys.Equal(r) {
+			return p
+		}
+	}
+	return nil
 }
 
 // A range that is no longer in the map stays while the nodes that should have its keys do not.

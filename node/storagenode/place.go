@@ -281,25 +281,70 @@ func (n *Process) openPlace(ctx context.Context, p *place) error {
 	return err
 }
 
-// logOtherFolders names the folders of ranges that the map does not have: their data may be the
-// last copy, so they stay.
-func (n *Process) logOtherFolders() error {
-	entries, err := os.ReadDir(rangesDir(n.config))
+// openOthers opens the ranges whose folders are on disk, but which are not in the map, as retired
+// ones: they serve, and are removed once other nodes have all their keys. A folder without a state
+// is removed at once. Folders that were put aside, or that cannot be read, stay.
+func (n *Process) openOthers(ctx context.Context) error {
+	dir := rangesDir(n.config)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
-	var others []string
+	var names, stay []string
 	for _, e := range entries {
-		path := filepath.Join(rangesDir(n.config), e.Name())
+		name := strings.TrimSuffix(strings.TrimSuffix(e.Name(), nextSuffix), oldSuffix)
+		path := filepath.Join(dir, name)
 		known := slices.ContainsFunc(n.all(), func(p *place) bool { return path == p.dir || path == p.dir+damagedSuffix })
-		if e.IsDir() && strings.HasPrefix(e.Name(), "from-") && !known {
-			others = append(others, path)
+		switch {
+		case !e.IsDir() || !strings.HasPrefix(name, "from-") || known:
+		case strings.HasSuffix(name, damagedSuffix):
+			stay = append(stay, path)
+		default:
+			names = append(names, name)
 		}
 	}
-	if len(others) > 0 {
-		n.log.Info("Folders of ranges that the map does not have: remove them once the ranges with their keys follow the chain", "folders", named(others))
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) { // F, F-next and F-old have one name
+		p, err := n.otherPlace(ctx, filepath.Join(dir, name))
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return err
+		case err != nil:
+			n.log.Error("Cannot open a range that is not in the map: its folder stays", "folder", filepath.Join(dir, name), "err", err)
+			stay = append(stay, filepath.Join(dir, name))
+		case p != nil:
+			n.mu.Lock()
+			n.mu.places = append(slices.Clone(n.mu.places), p)
+			slices.SortFunc(n.mu.places, func(a, b *place) int { return dsm.CompareRanges(a.keys, b.keys) })
+			n.mu.Unlock()
+			n.log.Info("A range on disk is not in the map: it is removed once other nodes have its keys", "range", p.String(), "folder", p.dir)
+		}
+	}
+	if len(stay) > 0 {
+		n.log.Info("Folders of ranges that are not in the map: remove them once the ranges with their keys follow the chain", "folders", named(stay))
 	}
 	return nil
+}
+
+// otherPlace opens the range in a folder as a retired one; nil: the folder had no state, and is
+// removed.
+func (n *Process) otherPlace(ctx context.Context, dir string) (*place, error) {
+	if err := settle(dir); err != nil {
+		return nil, err
+	}
+	keys, ok, err := rangestore.KeysOf(vfs.Default, filepath.Join(dir, "state"), n.genesis.ChainID)
+	if err != nil {
+		return nil, err
+	}
+	if !ok {
+		n.log.Info("Removing the folder of a range without a state, which is not in the map", "folder", dir)
+		return nil, os.RemoveAll(dir)
+	}
+	p := &place{keys: keys, role: retired, retiredAt: time.Now(), dir: dir}
+	if slices.ContainsFunc(n.all(), func(o *place) bool { return o.keys.Equal(keys) }) {
+		return nil, fmt.Errorf("it has range %v, whose folder is another one", keys)
+	}
+	return p, n.openReplica(ctx, p)
 }
 
 // openReplica opens a range. The error wraps server.ErrNoState if it has no state.

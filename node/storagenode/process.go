@@ -158,7 +158,7 @@ func (n *Process) open(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := n.logOtherFolders(); err != nil {
+	if err := n.openOthers(ctx); err != nil {
 		return err
 	}
 	n.handler.Store(new(transport.Mux))
@@ -230,7 +230,7 @@ func (n *Process) lockRanges() error {
 	if err := onvfs.MakeDir(vfs.Default, dir); err != nil {
 		return err
 	}
-	path := filepath.Join(dir, "LOCK")
+	path := filepath.Join(dir, config.RangesLock)
 	lock, err := vfs.Default.Lock(path)
 	if err != nil {
 		return fmt.Errorf("%q cannot be locked: %w: is another storage node running in this home?", path, err)

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -23,9 +22,7 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// trustedFile holds the newest proved header, from which the next start continues.
-const trustedFile = "trusted_header.json"
-
+// trustedHeader is the newest proved header, from which the next start continues.
 type trustedHeader struct {
 	ChainID string    `json:"chain_id"`
 	Height  int64     `json:"height"`
@@ -33,7 +30,7 @@ type trustedHeader struct {
 	Time    time.Time `json:"time"`
 }
 
-func (n *Process) trustedPath() string { return filepath.Join(n.config.CometBFT.DBDir(), trustedFile) }
+func (n *Process) trustedPath() string { return config.TrustedHeaderFile(n.config.CometBFT.DBDir()) }
 
 // saveTrust records the newest proved header. If that fails, the next start continues from an older
 // one.

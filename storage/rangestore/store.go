@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cometbft/cometbft/libs/log"
@@ -105,6 +107,22 @@ func Open(o Options) (*Store, error) {
 	return s, nil
 }
 
+// KeysOf returns the range of the store in a folder, which is not in use; false: it has no state. It
+// changes nothing. Errors: as Open, except that any range is accepted.
+func KeysOf(fs vfs.FS, dir, chainID string) (keys avlstar.KeyRange, ok bool, err error) {
+	if _, err := fs.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return keys, false, nil
+	}
+	zone, err := storage.Open(dir, storage.Options{FS: fs, Generations: true, ReadOnly: true, CacheBytes: databaseCache, Remedy: remedy})
+	if err != nil {
+		return keys, false, err
+	}
+	s := &Store{zone: zone, dir: dir, chainID: chainID}
+	_, e, ok, err := s.described()
+	keys = avlstar.KeyRange{First: slices.Clone(e.keys.First), After: slices.Clone(e.keys.After)}
+	return keys, ok, errors.Join(err, zone.Close())
+}
+
 // Remove removes the folder of a closed store, or of one that Open refuses. After
 // storage.ErrCorrupt, call Remove, Open and Create: Create alone cannot replace a state if the
 // database does not open, or has failed.
@@ -117,6 +135,15 @@ func Remove(fs vfs.FS, dir string) error {
 
 // state describes the durable state; false if there is none. Errors: ErrOther, storage.ErrCorrupt.
 func (s *Store) state() (storage.Meta, extra, bool, error) {
+	meta, e, ok, err := s.described()
+	if err == nil && ok && !e.keys.Equal(s.keys) {
+		return meta, extra{}, false, fmt.Errorf("state folder %s: %w: it is of keys %s, not %s", s.dir, ErrOther, e.keys, s.keys)
+	}
+	return meta, e, ok, err
+}
+
+// described is state for any range.
+func (s *Store) described() (storage.Meta, extra, bool, error) {
 	meta, ok := s.zone.Meta()
 	if !ok {
 		return meta, extra{}, false, nil
@@ -133,9 +160,6 @@ func (s *Store) state() (storage.Meta, extra, bool, error) {
 		return meta, extra{}, false, fmt.Errorf("state folder %s: %w", s.dir, err)
 	case err != nil:
 		return meta, extra{}, false, s.corrupt(err)
-	}
-	if !e.keys.Equal(s.keys) {
-		return meta, extra{}, false, fmt.Errorf("state folder %s: %w: it is of keys %s, not %s", s.dir, ErrOther, e.keys, s.keys)
 	}
 	if hash := e.commitment.AppHash(); string(hash[:]) != string(meta.AppHash) {
 		return meta, extra{}, false, s.corrupt(fmt.Errorf("its commitment has app hash %s, not %X", hash, meta.AppHash))

@@ -62,6 +62,15 @@ func TestCreate(t *testing.T) {
 	}
 	require.Positive(t, s.Bytes())
 	require.NoError(t, s.Close())
+	keys, ok, err := KeysOf(fs, "range", testChain)
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.True(t, keys.Equal(middle))
+	_, _, err = KeysOf(fs, "range", "another-chain")
+	require.ErrorIs(t, err, ErrOther)
+	_, ok, err = KeysOf(fs, "none", testChain)
+	require.NoError(t, err)
+	require.False(t, ok)
 }
 
 // TestCreateRefusesFalseLeaves: after leaves that the commitment does not have, there is no state,
