@@ -11,6 +11,7 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/crypto"
 	cmttypes "github.com/cometbft/cometbft/types"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
@@ -95,6 +96,15 @@ func openSharded(o ApplicationOptions) (*sharded, error) {
 	}, nodes)
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
+	}
+	if o.Metrics != nil {
+		err := o.Metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: "starling", Subsystem: "dsm", Name: "map_version",
+			Help: "Version of the newest map of the ranges that the node has; 0: the file is not signed.",
+		}, func() float64 { return float64(opened.maps.Current().Version) }))
+		if err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
 	}
 	opened.store = &shardedStore{
 		log: logger, source: s, nodes: opened.maps.Current, own: o.Sharded.Own, joins: o.Sharded.Joins, depth: c.RetainDepth, life: o.Sharded.Life, times: times,

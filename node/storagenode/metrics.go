@@ -28,10 +28,11 @@ type metrics struct {
 	oldest, newest     *prometheus.Desc         // by range
 	waiting, waitBytes *prometheus.Desc         // by range
 	disk, memory       *prometheus.Desc         // by range
+	reads, changes     *prometheus.Desc         // by range
 	logged, strangers  *prometheus.Desc
 	header, missing    *prometheus.Desc
 	damaged            *prometheus.Desc
-	snapshot           *prometheus.Desc
+	snapshot, version  *prometheus.Desc
 
 	mu      sync.Mutex
 	senders map[transport.ID]bool // senders with their own label; guarded by mu
@@ -64,6 +65,9 @@ func newMetrics(n *Process) *metrics {
 		waitBytes: desc("waiting_bytes", "Bytes of updates waiting for a header or for earlier updates, by range.", "range"),
 		disk:      desc("range_bytes", "Bytes of the state on disk, by range.", "range"),
 		memory:    desc("range_memory_bytes", "Bytes of the tree in memory, by range.", "range"),
+		reads:     desc("reads_total", "Keys and ranges of keys whose proofs were requested and sent since the range was opened, by range.", "range"),
+		changes:   desc("changes_total", "Keys that blocks changed since the range was opened, by range.", "range"),
+		version:   desc("map_version", "Version of the newest map of the ranges that the storage node has; 0: the file is not signed."),
 		strangers: desc("stranger_bytes", "Bytes of updates waiting from senders that the operator has not named."),
 		logged:    desc("log_bytes", "Bytes of the updates in the log of all ranges."),
 		header:    desc("header_height", "Height of the newest proved header."),
@@ -80,7 +84,7 @@ func newMetrics(n *Process) *metrics {
 
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{m.oldest, m.newest, m.waiting, m.waitBytes, m.disk, m.memory, m.logged, m.strangers, m.header, m.missing, m.damaged, m.snapshot} {
+	for _, d := range []*prometheus.Desc{m.oldest, m.newest, m.waiting, m.waitBytes, m.disk, m.memory, m.reads, m.changes, m.version, m.logged, m.strangers, m.header, m.missing, m.damaged, m.snapshot} {
 		to <- d
 	}
 	for _, c := range []prometheus.Collector{m.sent, m.received, m.requests, m.seconds, m.verdicts} {
@@ -114,8 +118,12 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 		disk, memory := p.replica.Sizes()
 		gauge(m.disk, float64(disk), p.String())
 		gauge(m.memory, float64(memory), p.String())
+		reads, changes := p.replica.Traffic()
+		to <- prometheus.MustNewConstMetric(m.reads, prometheus.CounterValue, float64(reads), p.String())
+		to <- prometheus.MustNewConstMetric(m.changes, prometheus.CounterValue, float64(changes), p.String())
 	}
 	m.n.mu.Unlock()
+	gauge(m.version, float64(m.n.maps.Current().Version))
 	gauge(m.logged, float64(m.n.redo.Bytes()))
 	gauge(m.strangers, float64(m.n.strangers.Used()))
 	gauge(m.missing, float64(missing))
@@ -130,7 +138,7 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 var methodLabels = map[transport.Method]string{
 	dsm.MethodRanges: "ranges", dsm.MethodWitness: "witness",
 	dsm.MethodUpper: "upper", dsm.MethodUpdate: "update",
-	dsm.MethodOutline: "outline", dsm.MethodMap: "map", protocol.MethodStatus: "status", protocol.MethodCommitment: "commitment",
+	dsm.MethodOutline: "outline", dsm.MethodMap: "map", dsm.MethodLoads: "loads", protocol.MethodStatus: "status", protocol.MethodCommitment: "commitment",
 	protocol.MethodManifest: "manifest", protocol.MethodChunk: "chunk", protocol.MethodSubManifest: "sub_manifest",
 	protocol.MethodPeers: "peers", protocol.MethodGenesis: "genesis", protocol.MethodParts: "parts", 0: "unknown",
 }

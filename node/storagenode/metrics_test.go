@@ -29,7 +29,7 @@ func TestMetrics(t *testing.T) {
 	for _, f := range families {
 		require.Contains(t, string(docs), "`"+f.GetName()+"`")
 		for _, m := range f.GetMetric() {
-			if m.GetGauge().GetValue() > 0 {
+			if m.GetGauge().GetValue() > 0 || m.GetCounter().GetValue() > 0 {
 				series[f.GetName()]++
 			}
 		}
@@ -38,4 +38,5 @@ func TestMetrics(t *testing.T) {
 		require.Equal(t, len(c.ranges), series["starling_storagenode_"+name], name)
 	}
 	require.Equal(t, 1, series["starling_storagenode_log_bytes"])
+	require.Positive(t, series["starling_storagenode_changes_total"]) // of a range whose keys changed
 }
