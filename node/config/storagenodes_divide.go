@@ -42,16 +42,19 @@ func formatList[S ~string](texts []S) string {
 	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
-// formatFirst formats a key for parseFirst: as text if it is printable, otherwise as hex.
-func formatFirst(key []byte) string {
+// formatFirst formats a key of the file.
+func formatFirst(key []byte) string { return `"` + FormatKey(key) + `"` }
+
+// FormatKey formats a key for ParseKey: as text if it is printable, otherwise as hex.
+func FormatKey(key []byte) string {
 	printable := !bytes.HasPrefix(key, []byte("0x"))
 	for _, c := range key {
 		printable = printable && c >= ' ' && c <= '~' && c != '"' && c != '\\'
 	}
 	if printable {
-		return `"` + string(key) + `"`
+		return string(key)
 	}
-	return `"0x` + hex.EncodeToString(key) + `"`
+	return "0x" + hex.EncodeToString(key)
 }
 
 // EvenEdges returns the keys that divide printable text into n ranges of equal width, by the first

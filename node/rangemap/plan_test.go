@@ -36,14 +36,14 @@ func node(letter string) transport.Address {
 	return transport.Address{ID: transporttest.ID(i), HostPort: fmt.Sprintf("node%d:1", i)}
 }
 
-// TestPlans runs the files in testdata against one map:
+// TestPlans runs testdata/plans against one map:
 //
 //	map                              a range per line: its first key (-: none), and its nodes
 //	split KEY | merge FIRST | move FIRST [from=NODE] [to=NODE] [least=N] | finish | abort
 //
 // Each command prints the new map, after it was signed and parsed.
 func TestPlans(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/plans", func(t *testing.T, path string) {
 		var m *config.StorageNodes
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			var next *config.StorageNodes

@@ -241,6 +241,15 @@ func Claims(ctx context.Context, conn transport.Conn) ([]dsm.Claim, error) {
 	return dsm.DecodeClaims(b)
 }
 
+// Loads asks a storage node for the sizes and the traffic of its ranges.
+func Loads(ctx context.Context, conn transport.Conn) ([]dsm.Load, error) {
+	b, err := conn.Call(ctx, transport.Call{Method: dsm.MethodLoads, Max: dsm.MaxLoadsBytes})
+	if err != nil {
+		return nil, err
+	}
+	return dsm.DecodeLoads(b)
+}
+
 // Ask sends a request for a newer map to a node, with an offer if it has a text.
 func Ask(ctx context.Context, conn transport.Conn, m dsm.Map) (dsm.Map, error) {
 	b, err := conn.Call(ctx, transport.Call{Method: dsm.MethodMap, Body: m.Encode(), Max: dsm.MaxMapAnswerBytes})

@@ -28,6 +28,9 @@ func newStorageCmd(env *cliEnv) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newStorageInitCmd(env), newStorageStartCmd(env), newStorageStatusCmd(env), newStorageRangesCmd(env))
+	balance := newStorageBalanceCmd(env) // of `storage ranges`, under a shorter name
+	balance.Hidden = true
+	cmd.AddCommand(balance)
 	return cmd
 }
 

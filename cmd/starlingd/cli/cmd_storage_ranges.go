@@ -75,6 +75,7 @@ keep each range unless --replicas says otherwise. The file must be the same in e
 	flags.IntVar(&replicas, "replicas", 2, "number of storage nodes that keep each range")
 	flags.BoolVar(&single, "single-replica", false, "one storage node for each range: a lost disk loses its state")
 	flags.BoolVar(&write, "write", false, "write config/storage_nodes.toml of the home folder")
+	cmd.AddCommand(newStorageBalanceCmd(env))
 	cmd.AddCommand(newStorageChangeCmds(env)...)
 	return cmd
 }
