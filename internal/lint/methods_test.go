@@ -34,6 +34,7 @@ func TestMethodNumbers(t *testing.T) {
 		"ranges": dsm.MethodRanges, "witness": dsm.MethodWitness,
 		"upper": dsm.MethodUpper, "update": dsm.MethodUpdate,
 		"blocks": catchup.MethodBlocks, "exchange": rdma.Method, "relay": relay.Method, "parts": protocol.MethodParts, "outline": dsm.MethodOutline, "map": dsm.MethodMap,
+		"loads": dsm.MethodLoads,
 	}
 	spec, err := os.ReadFile("docs/spec/transport.md")
 	require.NoError(t, err)

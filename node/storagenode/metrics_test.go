@@ -38,5 +38,5 @@ func TestMetrics(t *testing.T) {
 		require.Equal(t, len(c.ranges), series["starling_storagenode_"+name], name)
 	}
 	require.Equal(t, 1, series["starling_storagenode_log_bytes"])
-	require.Positive(t, series["starling_storagenode_changes_total"]) // of a range whose keys changed
+	require.Positive(t, series["starling_storagenode_changes_total"])
 }

@@ -107,7 +107,7 @@ func Open(o Options) (*Store, error) {
 	return s, nil
 }
 
-// KeysOf returns the range of the store in a folder, which is not in use; false: it has no state. It
+// KeysOf returns the range of the store in a folder that is not in use; false: it has no state. It
 // changes nothing. Errors: as Open, except that any range is accepted.
 func KeysOf(fs vfs.FS, dir, chainID string) (keys avlstar.KeyRange, ok bool, err error) {
 	if _, err := fs.Stat(dir); errors.Is(err, os.ErrNotExist) {

@@ -34,7 +34,7 @@ Keys, configuration, the map of the ranges and evidence of two chains stay. Chec
 			what, reset := fmt.Sprintf("this removes all data in %q", config.CometBFT.DBDir()), home.Reset
 			kept := config.CometBFT.PrivValidatorStateFile() + " and the keys"
 			if home.HasRanges(config.CometBFT) {
-				what += ", which can be the last replicas of its ranges: check with `starlingd storage ranges`"
+				what += ", which may be the last replicas of its ranges (check with `starlingd storage ranges`)"
 				reset, kept = home.ResetStorage, filepath.Join(config.Home, "config")+": configuration, the map of the ranges, and keys"
 			}
 			if !yes {
