@@ -21,6 +21,9 @@ const (
 	// reserveEvery is the interval of trying a node although its advertisers have no budget left:
 	// an honest peer may have relayed Sybil addresses before it names an honest node.
 	reserveEvery = 10 * time.Second
+	// maxAccounts limits the accounts of advertisers, and those of hosts. Nodes being tried have at
+	// most 2 × maxConnections of them.
+	maxAccounts = 2048
 )
 
 // account records the charges of an advertiser or a host.
@@ -174,11 +177,24 @@ func (b *book) affords(now time.Time, l candidate, open bool) bool {
 	return host == nil || host.spent.value(now, forgiven)+1 <= hostsBudget
 }
 
-// accountOf returns an account, and creates it if necessary.
+// accountOf returns an account of b.advertisers or b.hosts, and creates it if necessary. If there
+// are too many, the one with the least charge is forgotten, unless its nodes are being tried. An
+// operator's peer is charged for all nodes behind it, so their accounts are forgotten before its
+// own.
 func accountOf(of map[string]*account, key string) *account {
-	if of[key] == nil {
-		of[key] = new(account)
+	if of[key] != nil {
+		return of[key]
 	}
+	if len(of) >= maxAccounts {
+		least := ""
+		for k, a := range of {
+			if a.open == 0 && (least == "" || cmp.Or(cmp.Compare(a.spent.rank(forgiven), of[least].spent.rank(forgiven)), cmp.Compare(k, least)) < 0) {
+				least = k
+			}
+		}
+		delete(of, least)
+	}
+	of[key] = new(account)
 	return of[key]
 }
 

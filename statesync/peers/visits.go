@@ -36,6 +36,11 @@ func (m meter) value(now time.Time, half time.Duration) float64 {
 	return m.amount * math.Exp2(-float64(now.Sub(m.at))/float64(half))
 }
 
+// rank orders meters of one half-life by their values at any time after both were changed.
+func (m meter) rank(half time.Duration) float64 {
+	return math.Log2(m.amount) + float64(m.at.UnixNano())/float64(half)
+}
+
 func (m *meter) add(now time.Time, half time.Duration, n float64) {
 	*m = meter{m.value(now, half) + n, now}
 }
