@@ -333,6 +333,7 @@ func (s *Zone) flush(group []*waiting) error {
 	s.moved()
 	s.mu.Unlock()
 	s.removeUnpinned()
+	s.measurePins()
 	for _, w := range group {
 		w.done(true)
 	}

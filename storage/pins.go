@@ -55,10 +55,12 @@ type pins struct {
 		whole map[int64]*pinEntry // by height
 	}
 	unusable []error // of a read-only zone; set by Open
+	uses     atomic.Pointer[[]PinUse]
 }
 
 type pinEntry struct {
-	data []byte // immutable
+	data  []byte            // immutable
+	files map[string]uint64 // sizes of its files; immutable
 	mu   struct {
 		sync.Mutex             // held while the pin is opened, closed or removed
 		open       *generation // not nil while uses > 0
@@ -108,9 +110,10 @@ func (s *Zone) makePin(height int64, data []byte) error {
 	if err != nil {
 		return errors.Join(err, fs.RemoveAll(made))
 	}
+	e := &pinEntry{data: slices.Clone(data), files: s.pinFiles(height)}
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
-	s.pins.mu.whole[height] = &pinEntry{data: slices.Clone(data)}
+	s.pins.mu.whole[height] = e
 	return nil
 }
 
@@ -188,7 +191,7 @@ func (s *Zone) loadPins() error {
 		switch {
 		case errors.Is(err, ErrNewerFormat): // left for the program version that can read it
 		case err == nil:
-			s.pins.mu.whole[height] = &pinEntry{data: data}
+			s.pins.mu.whole[height] = &pinEntry{data: data, files: s.pinFiles(height)}
 		case s.opts.ReadOnly:
 			s.pins.unusable = append(s.pins.unusable, s.pinFolder(height).Corrupt(err))
 		default:

@@ -263,7 +263,11 @@ func (s *Zone) load() error {
 		s.mu.unsettled = u
 		s.generations.replace(newUnsettledGeneration(u.meta.Height, u.set))
 	}
-	return s.loadPins()
+	if err := s.loadPins(); err != nil {
+		return err
+	}
+	s.measurePins()
+	return nil
 }
 
 // readMeta returns the meta record; false if there is none.
