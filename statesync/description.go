@@ -22,6 +22,7 @@ type pinDescription struct {
 	committed avlstar.Commitment
 	// firsts[k-1] is the first key of chunk k; chunk 0 begins at the lowest key.
 	firsts [][]byte
+	bytes  uint64 // of memory
 }
 
 // keys returns the key range of chunk k; a nil bound is open.
@@ -72,6 +73,7 @@ func decodePin(height int64, b []byte) (*pinDescription, error) {
 		return nil, fmt.Errorf("%w: its description: %w", ErrDamagedPin, err)
 	}
 	d.height = height
+	d.bytes = uint64(len(b)) + uint64(len(d.decoded.Entries))*decodedEntry
 	return d, nil
 }
 

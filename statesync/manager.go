@@ -31,6 +31,12 @@ type Options struct {
 	// requested: a joiner that chose it must be able to finish. Default: 3 minutes, since CometBFT
 	// waits 2 minutes for a chunk.
 	Hold time.Duration
+	// MaxBytes limits what only snapshots keep: so much memory, and so much disk space. 0: as much
+	// as the state has, at least minKept of each. The oldest snapshots go first, even if they are
+	// among the newest Keep or a peer is fetching them; the newest one always stays.
+	MaxBytes int64
+	// OnDisk returns what stored snapshots keep on disk; nil: nothing. It must return at once.
+	OnDisk func() map[int64]uint64
 
 	progressEvery time.Duration    // between two log lines of a sync; default: 5 s
 	now           func() time.Time // default: time.Now
@@ -42,6 +48,10 @@ type Options struct {
 const (
 	maxHeld     = 32
 	longestHold = time.Hour
+	// minKept is the least default of Options.MaxBytes.
+	minKept = 256 << 20
+	// MaxManifestBytes limits the memory of the manifests of all snapshots, except the newest one.
+	MaxManifestBytes = 256 << 20
 )
 
 // Manager answers ABCI's snapshot calls. All methods may be called concurrently. Methods that serve
@@ -56,7 +66,8 @@ type Manager struct {
 	serving struct {
 		sync.Mutex
 		interval int64
-		told     int64 // last height passed to Committed
+		told     int64  // last height passed to Committed
+		state    uint64 // size of the state then
 		// ascending heights: the held ones, followed by the newest opts.Keep; each holds a
 		// reference
 		pins     []*pin

@@ -39,9 +39,19 @@ type source interface {
 	chunkRange(k uint32, from, to uint64) ([]byte, error)
 	rangeCost(k uint32, from, to uint64) uint64       // bytes processed for a range of chunk k
 	cut(k uint32, limit uint64) (*avlstar.Cut, error) // cuts chunk k
+	// kept returns the bytes of memory that the snapshot keeps: of the tree, and of its manifest,
+	// whether or not that has been made yet.
+	kept() (tree, manifest uint64)
 	retain()
 	release()
 }
+
+// Bounds of the memory of a chunk's entry in a manifest: encoded (docs/spec/chunks.md#manifest), and
+// decoded, with the slice that has its first key.
+const (
+	encodedEntry = 70
+	decodedEntry = 128
+)
 
 // release releases one reference to each pin.
 func release(pins []*pin) {
@@ -76,6 +86,9 @@ func (s *inMemory) chunkRange(k uint32, from, to uint64) ([]byte, error) {
 func (s *inMemory) rangeCost(_ uint32, from, to uint64) uint64 { return to - from }
 func (s *inMemory) cut(k uint32, limit uint64) (*avlstar.Cut, error) {
 	return s.version.CutChunk(k, limit)
+}
+func (s *inMemory) kept() (tree, manifest uint64) {
+	return s.version.HeldBytes(), uint64(s.version.NumChunks()) * (encodedEntry + decodedEntry)
 }
 func (s *inMemory) retain()  { s.version.Retain() }
 func (s *inMemory) release() { s.version.Release() }
@@ -211,6 +224,10 @@ func (s *onDisk) opened() (Pin, error) {
 	}
 	return s.mu.pin, nil
 }
+
+// kept returns no memory of the tree: the leaves are on disk. Whoever passes a part to AddPart
+// accounts for its memory.
+func (s *onDisk) kept() (tree, manifest uint64) { return 0, s.bytes }
 
 func (s *onDisk) retain() {
 	s.mu.Lock()

@@ -28,7 +28,7 @@ func (m *Manager) Committed(height int64, v *avlstar.Version) {
 	m.serving.Lock()
 	defer m.serving.Unlock()
 	s := &m.serving
-	s.told = max(s.told, height)
+	s.told, s.state = max(s.told, height), v.Root().Bytes
 	defer m.drop()
 	if !m.due(height) || v.NumChunks() == 0 {
 		return
@@ -135,28 +135,79 @@ func (m *Manager) letGo(p *pin) {
 	}
 }
 
-// drop releases the pins before the newest ones, except those requested recently. Otherwise, if
-// snapshots follow each other faster than a join completes, a joiner could never finish. The caller
-// holds m.serving.
+// drop releases the pins before the newest ones, except those requested recently, and those that
+// keep too much. Otherwise, if snapshots follow each other faster than a join completes, a joiner
+// could never finish. The caller holds m.serving.
 func (m *Manager) drop() {
 	s := &m.serving
-	old := len(s.pins) - m.opts.Keep
-	if old <= 0 {
-		return
-	}
-	now := m.opts.now()
-	kept := make([]*pin, 0, len(s.pins))
-	for i, p := range s.pins[:old] {
-		if p.left.IsZero() {
-			p.left = now
+	if old := len(s.pins) - m.opts.Keep; old > 0 {
+		now := m.opts.now()
+		kept := make([]*pin, 0, len(s.pins))
+		for i, p := range s.pins[:old] {
+			if p.left.IsZero() {
+				p.left = now
+			}
+			if now.Sub(p.asked) < m.opts.Hold && old-i <= maxHeld && now.Sub(p.left) < longestHold {
+				kept = append(kept, p)
+			} else {
+				m.letGo(p)
+			}
 		}
-		if now.Sub(p.asked) < m.opts.Hold && old-i <= maxHeld && now.Sub(p.left) < longestHold {
-			kept = append(kept, p)
-		} else {
-			m.letGo(p)
+		s.pins = append(kept, s.pins[old:]...)
+	}
+	m.dropLarge()
+}
+
+// dropLarge releases the oldest pins while all together keep too much. The caller holds m.serving.
+func (m *Manager) dropLarge() {
+	s := &m.serving
+	kept, limit := m.kept(), m.limits()
+	for len(s.pins) > 1 && (kept.Memory > limit.Memory || kept.Disk > limit.Disk || kept.Manifests > limit.Manifests) {
+		oldest := s.pins[0]
+		s.pins = slices.Delete(s.pins, 0, 1)
+		rest := m.kept()
+		m.log.Info("Dropped a snapshot: snapshots keep more than snapshots.max_bytes", "height", oldest.height,
+			"memory_bytes", kept.Memory, "disk_bytes", kept.Disk, "manifest_bytes", kept.Manifests)
+		m.letGo(oldest)
+		kept = rest
+	}
+}
+
+// Kept is what only snapshots keep, in bytes.
+type Kept struct{ Memory, Disk, Manifests int64 }
+
+// Kept returns what all snapshots keep, and the limits of it. Nodes of the tree that a snapshot
+// shares with states that can be queried do not count until these are given up. Memory does not
+// include manifests.
+func (m *Manager) Kept() (kept, limits Kept) {
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	return m.kept(), m.limits()
+}
+
+// kept implements Kept. The caller holds m.serving.
+func (m *Manager) kept() (k Kept) {
+	var onDisk map[int64]uint64
+	if m.opts.OnDisk != nil {
+		onDisk = m.opts.OnDisk()
+	}
+	for _, p := range m.serving.pins {
+		k.Disk += int64(onDisk[p.height])
+		if !m.serving.closed {
+			memory, manifest := p.kept()
+			k.Memory, k.Manifests = k.Memory+int64(memory), k.Manifests+int64(manifest)
 		}
 	}
-	s.pins = append(kept, s.pins[old:]...)
+	return k
+}
+
+// limits returns the limits of kept. The caller holds m.serving.
+func (m *Manager) limits() Kept {
+	most := m.opts.MaxBytes
+	if most <= 0 {
+		most = int64(max(m.serving.state, minKept))
+	}
+	return Kept{Memory: most, Disk: most, Manifests: MaxManifestBytes}
 }
 
 // note records a request for a pin.

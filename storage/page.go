@@ -437,7 +437,8 @@ func (s *Zone) keepsGenerations() bool {
 	return s.opts.Generations && s.mu.oldest <= s.readUpTo.Load()
 }
 
-// removeUnpinned removes the pins on disk that the last Trim did not name.
+// removeUnpinned removes the pins on disk that the last Trim did not name. The newest one stays
+// while a named one is not on disk yet: a rollback needs one.
 func (s *Zone) removeUnpinned() {
 	s.mu.Lock()
 	pinned, trimmed, upTo := s.mu.pinned, s.mu.trimmed, s.mu.trimmedTo
@@ -446,7 +447,15 @@ func (s *Zone) removeUnpinned() {
 	if !trimmed {
 		return
 	}
-	if err := s.removePins(func(height int64) bool { return height <= upTo && !slices.Contains(pinned, height) }); err != nil {
+	newest := int64(0)
+	for _, p := range s.Pins() {
+		newest = p.Height
+	}
+	if len(pinned) == 0 || slices.Max(pinned) <= newest {
+		newest = 0
+	}
+	gone := func(height int64) bool { return height <= upTo && height != newest && !slices.Contains(pinned, height) }
+	if err := s.removePins(gone); err != nil {
 		s.log.Error("cannot remove a snapshot", "folder", s.opts.PinDir, "err", err)
 	}
 }

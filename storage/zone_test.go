@@ -686,6 +686,39 @@ func TestTrimKeepsNewerPins(t *testing.T) {
 	require.Len(t, s.Pins(), 1)
 }
 
+// TestTrimKeepsOnePin: the last pin on disk stays until a newer one is there, which Trim named
+// before it was on disk.
+func TestTrimKeepsOnePin(t *testing.T) {
+	s := openZone(t, vfs.NewMem())
+	pinned := func(height int64) Block {
+		return Block{Meta: testMeta(height), Pin: true, Owner: &owner{description: withPin("snapshot")}}
+	}
+	heights := func() (list []int64) {
+		for _, p := range s.Pins() {
+			list = append(list, p.Height)
+		}
+		return list
+	}
+	for height := int64(1); height <= 2; height++ {
+		require.NoError(t, s.Write(pinned(height)))
+		require.NoError(t, s.Flush())
+	}
+	s.Trim(3, []int64{4})
+	require.NoError(t, s.Write(Block{Meta: testMeta(3)}))
+	require.NoError(t, s.Flush())
+	require.Equal(t, []int64{2}, heights())
+	require.NoError(t, s.Write(pinned(4)))
+	require.NoError(t, s.Flush())
+	s.Trim(4, []int64{4})
+	require.NoError(t, s.Write(Block{Meta: testMeta(5)}))
+	require.NoError(t, s.Flush())
+	require.Equal(t, []int64{4}, heights())
+	s.Trim(5, nil)
+	require.NoError(t, s.Write(Block{Meta: testMeta(6)}))
+	require.NoError(t, s.Flush())
+	require.Empty(t, heights(), "this node serves no snapshots")
+}
+
 // TestRollbackRemovesThePinsAbove: a rollback leaves no pin above its height, not even the next
 // one.
 func TestRollbackRemovesThePinsAbove(t *testing.T) {
