@@ -197,7 +197,7 @@ func wire(o ApplicationOptions, state *storage.Zone, log *events.Log) (*Applicat
 	manager = statesync.NewManager(statesync.Options{
 		Logger: o.Logger.With("module", "snapshots"), Target: target,
 		Interval: interval, Keep: o.Config.Snapshots.Keep, Metrics: syncMetrics,
-		OpenPin: trees.OpenPin, BlocksFrom: o.BlocksFrom,
+		OpenPin: trees.OpenPin, BlocksFrom: o.BlocksFrom, MaxBytes: o.Config.Snapshots.MaxBytes, OnDisk: state.PinUses,
 	})
 	trees.SetSnapshots(manager)
 	for _, pin := range state.Pins() {

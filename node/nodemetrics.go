@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/starling-kv/starling/node/budget"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
@@ -17,7 +18,7 @@ func (n *Node) registerMetrics(registry prometheus.Registerer) error {
 	collectors := []prometheus.Collector{
 		newJoinMetrics(&n.joinView), newBlocksMetrics(&n.blocksView), n.newMetrics(),
 		newStorageMetrics(n.application.local, n.databases.BlockZone, n.cache),
-		newEventMetrics(n.application.events),
+		newEventMetrics(n.application.events), budget.NewMetrics(n.budgets),
 	}
 	for _, c := range collectors {
 		if err := registry.Register(c); err != nil {

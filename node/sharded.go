@@ -18,6 +18,7 @@ import (
 	"github.com/starling-kv/starling/dsm/client"
 	"github.com/starling-kv/starling/dsm/client/ask"
 	"github.com/starling-kv/starling/dsm/client/feed"
+	"github.com/starling-kv/starling/node/budget"
 	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/rangemap"
@@ -134,7 +135,7 @@ func checkSharded(o ApplicationOptions) error {
 		return fmt.Errorf("%w: the home has chain %q, the genesis file has %q: use another home folder or its genesis file", app.ErrOtherChain, chain, o.Genesis.ChainID)
 	}
 	need := upperTreeBytes(o.Config.State.RetainDepth)
-	total, known := availableMemory()
+	total, known := budget.Available()
 	switch {
 	case known && need > total:
 		return config.Invalid(fmt.Errorf("state.retain_depth is %d: this upper tree can take %d MiB, but %d MiB of memory are available: set a lower depth",
@@ -154,7 +155,7 @@ func upperTreeBytes(depth int) uint64 { return 100 << depth }
 // because it exists twice while it is added to the tree.
 func blockWitnessBytes() int {
 	const unknown = 4 << 30 // 16 proposals' worth
-	total, known := availableMemory()
+	total, known := budget.Available()
 	if !known {
 		return unknown
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -87,6 +88,9 @@ func (a *Application) FinalizeBlock(ctx context.Context, req *abci.RequestFinali
 // waits for them, a status page shows that, and the transport serves this home's headers; the
 // caller closes both.
 func (n *Node) prepareSharded(o *ApplicationOptions, have comet.Heights, validator cmttypes.PrivValidator) error {
+	if err := shardedBudgets(n.config, runtime.GOMAXPROCS(0)).Check(n.config.App.MinMemoryBytes); err != nil {
+		return err
+	}
 	key, err := config.TransportKey(n.nodeKey)
 	if err != nil {
 		return err

@@ -54,14 +54,14 @@ type pins struct {
 		sync.Mutex
 		whole map[int64]*pinEntry // by height
 	}
-	unusable []error // of a read-only zone; set by Open
-	uses     atomic.Pointer[[]PinUse]
+	unusable []error                          // of a read-only zone; set by Open
+	uses     atomic.Pointer[map[int64]uint64] // immutable
 }
 
 type pinEntry struct {
 	data  []byte            // immutable
 	files map[string]uint64 // sizes of its files; immutable
-	mu   struct {
+	mu    struct {
 		sync.Mutex             // held while the pin is opened, closed or removed
 		open       *generation // not nil while uses > 0
 		uses       int

@@ -7,19 +7,13 @@ import (
 	"strings"
 )
 
-// PinUse is the disk space that the zone would gain if it removed a pin and all pins before it, in
-// addition to what it gains by the pins before it.
-type PinUse struct {
-	Height int64
-	Bytes  uint64
-}
-
-// PinUses returns what each pin keeps on disk, in ascending order of heights. It was measured after
-// the last flush, or when the zone was opened. Each file of a pin counts once, at the newest pin
-// that has it, unless the zone still has the table. A table that the zone no longer needs, but has
-// not deleted yet, does not count until it is deleted: the engine deletes it soon, unless a state of
-// an earlier flush needs it.
-func (s *Zone) PinUses() []PinUse {
+// PinUses returns what each pin keeps on disk, in bytes, by height: what the zone gains if it
+// removes that pin after those before it. The caller must not modify the result, which was measured
+// after the last flush, or when the zone was opened. Each file of a pin counts once, at the newest
+// pin that has it, unless the zone still has the table. A table that the zone no longer needs, but
+// has not deleted yet, does not count until it is deleted: the engine deletes it soon, unless a
+// state of an earlier flush needs it. A removed pin that is still being read does not count.
+func (s *Zone) PinUses() map[int64]uint64 {
 	if uses := s.pins.uses.Load(); uses != nil {
 		return *uses
 	}
@@ -28,7 +22,7 @@ func (s *Zone) PinUses() []PinUse {
 
 // measurePins sets the result of PinUses. It lists the zone's folder, if there is a pin.
 func (s *Zone) measurePins() {
-	var uses []PinUse
+	uses := map[int64]uint64{}
 	type found struct {
 		height int64
 		files  map[string]uint64
@@ -51,16 +45,14 @@ func (s *Zone) measurePins() {
 		}
 		slices.SortFunc(all, func(a, b found) int { return int(max(-1, min(1, b.height-a.height))) })
 		for _, p := range all {
-			use := PinUse{Height: p.height}
+			uses[p.height] = 0
 			for name, size := range p.files {
 				if !counted[name] {
-					use.Bytes += size
+					uses[p.height] += size
 				}
 				counted[name] = counted[name] || isTable(name)
 			}
-			uses = append(uses, use)
 		}
-		slices.Reverse(uses)
 	}
 	s.pins.uses.Store(&uses)
 }

@@ -14,6 +14,11 @@ var appTemplate = template.Must(template.New("app.toml").Parse(`# Settings of St
 # start again until this is higher, or 0. 0: never.
 halt_height = {{ .HaltHeight }}
 
+# In a network with a sharded state, a validator and a storage node start only with this much memory, in bytes: the least of GOMEMLIMIT, the
+# control group's limit, and the machine's memory. 0: the sum of the node's budgets. Another number replaces it: 1 is no check, and the node may
+# then run out of memory.
+min_memory_bytes = {{ .MinMemoryBytes }}
+
 [state]
 
 # Number of recent states that can be queried (at their heights, with proofs). At least 1: the latest. After a restart only the latest state
@@ -73,6 +78,11 @@ witness_timeout = "{{ .State.WitnessTimeout }}"
 # A snapshot is a reference to a version of the state. It costs memory for what changed since, and disk space (data/snapshots) for files that
 # the state replaced since, so that it survives a restart. The interval is in the genesis file (snapshot_interval).
 keep_recent = {{ .Snapshots.Keep }}
+
+# Limit, in bytes, for what all snapshots keep in memory, and as much for what they keep on disk. The oldest snapshot is removed first, even if
+# a node is fetching it; the newest always stays. 0: as much as the keys and values of the state, at least 256 MiB.
+# A storage node's limit for memory is storage_node.serve_bytes.
+max_bytes = {{ .Snapshots.MaxBytes }}
 
 [disk]
 

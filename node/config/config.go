@@ -33,6 +33,9 @@ type Config struct {
 // App is config/app.toml.
 type App struct {
 	HaltHeight int64 `mapstructure:"halt_height"` // the node stops after this block; 0: never
+	// MinMemoryBytes: a node of a sharded network does not start with less memory; 0: the sum of
+	// its budgets.
+	MinMemoryBytes int64 `mapstructure:"min_memory_bytes"`
 
 	State     State     `mapstructure:"state"`
 	Snapshots Snapshots `mapstructure:"snapshots"`
@@ -190,6 +193,9 @@ type StorageNode struct {
 // Snapshots is the section [snapshots].
 type Snapshots struct {
 	Keep int `mapstructure:"keep_recent"` // number of snapshots that are served to joining nodes
+	// MaxBytes limits what snapshots keep in memory, and what they keep on disk; 0: as much as the
+	// state has.
+	MaxBytes int64 `mapstructure:"max_bytes"`
 }
 
 // Disk is the section [disk]: storage and caching of blocks and state.
@@ -248,6 +254,8 @@ func (c App) validate() error {
 	switch {
 	case c.HaltHeight < 0:
 		return fmt.Errorf("halt_height is %d, it must be 0 (never) or more", c.HaltHeight)
+	case c.MinMemoryBytes < 0:
+		return fmt.Errorf("min_memory_bytes is %d, it must be 0 (the sum of the node's budgets) or more", c.MinMemoryBytes)
 	case c.State.KeepRecent < 1:
 		return fmt.Errorf("state.pruning_keep_recent is %d, it must be 1 or more", c.State.KeepRecent)
 	case c.State.KeepRecentBytes < 0:
@@ -260,6 +268,8 @@ func (c App) validate() error {
 		return fmt.Errorf("state.min_retain_blocks is %d, it must be 0 (keep all) or more", c.State.RetainBlocks)
 	case c.Snapshots.Keep < 0 || c.Snapshots.Keep > MaxSnapshots:
 		return fmt.Errorf("snapshots.keep_recent is %d, it must be from 0 (serve none) to %d", c.Snapshots.Keep, MaxSnapshots)
+	case c.Snapshots.MaxBytes < 0:
+		return fmt.Errorf("snapshots.max_bytes is %d, it must be 0 (as much as the state) or more", c.Snapshots.MaxBytes)
 	}
 	if err := c.Disk.validate(); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,7 +22,9 @@ import (
 
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server"
+	"github.com/starling-kv/starling/dsm/server/witness"
 	"github.com/starling-kv/starling/internal/durable/onvfs"
+	"github.com/starling-kv/starling/node/budget"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/disk"
@@ -84,8 +87,9 @@ type Process struct {
 	redo        *server.RedoLog    // of all ranges; nil: not opened yet
 	// strangers is the budget for the waiting updates of nodes that the operator has not named
 	strangers *server.Strangers
-	chunks    *snapshots // nil: not opened yet
-	lock      io.Closer  // of data/ranges
+	making    chan struct{} // slots of witnesses being made
+	chunks    *snapshots    // nil: not opened yet
+	lock      io.Closer     // of data/ranges
 	filler    filler
 
 	handler  atomic.Pointer[transport.Mux] // handler of the current replicas
@@ -112,7 +116,7 @@ type Process struct {
 // operator must correct something. After an error, everything that was opened is closed.
 func New(ctx context.Context, o Options) (*Process, error) {
 	n := &Process{
-		o: o, config: o.Config, log: o.Logger, failed: make(chan error, 1), young: fromGenesis, retireAfter: retireAfter, strangers: server.NewStrangers(strangersBytes),
+		o: o, config: o.Config, log: o.Logger, failed: make(chan error, 1), young: fromGenesis, retireAfter: retireAfter, strangers: server.NewStrangers(strangersBytes), making: witness.Places(nil),
 	}
 	n.filler = byWitnesses{n}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
@@ -124,6 +128,9 @@ func New(ctx context.Context, o Options) (*Process, error) {
 
 func (n *Process) open(ctx context.Context) error {
 	if err := join.Forked(n.config); err != nil {
+		return err
+	}
+	if err := budgetsOf(n.config.App, runtime.GOMAXPROCS(0)).Check(n.config.App.MinMemoryBytes); err != nil {
 		return err
 	}
 	if err := n.load(); err != nil {
@@ -149,8 +156,10 @@ func (n *Process) open(ctx context.Context) error {
 		return err
 	}
 	if n.o.Metrics != nil {
-		if err := n.o.Metrics.Register(n.metrics); err != nil {
-			return err
+		for _, c := range []prometheus.Collector{n.metrics, budget.NewMetrics(n.budgets)} {
+			if err := n.o.Metrics.Register(c); err != nil {
+				return err
+			}
 		}
 	}
 	for _, p := range n.all() {
@@ -373,7 +382,7 @@ func (n *Process) changed() error {
 			replicas = append(replicas, p.replica)
 		}
 	}
-	o := server.ServerOptions{Outline: n.chunks.outline, Broken: n.broken}
+	o := server.ServerOptions{Making: n.making, Outline: n.chunks.outline, Broken: n.broken}
 	if ids := n.config.App.StorageNode.SenderIDs(); len(ids) > 0 {
 		allowed := make(map[transport.ID]bool, len(ids))
 		for _, id := range ids {

@@ -274,14 +274,21 @@ func (s *snapshots) addOutline(ctx context.Context, snapshot *server.Snapshot, n
 	}
 }
 
+// held returns the bytes of memory that only the served snapshots need.
+func (s *snapshots) held() (n uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range s.mu.served {
+		n += o.HeldBytes()
+	}
+	return n
+}
+
 // shrink drops snapshots, oldest first, while they take too much memory.
 func (s *snapshots) shrink() {
 	for {
+		held := s.held()
 		s.mu.Lock()
-		held := uint64(0)
-		for _, o := range s.mu.served {
-			held += o.HeldBytes()
-		}
 		if held <= s.limit || len(s.mu.served) == 0 {
 			s.mu.Unlock()
 			return

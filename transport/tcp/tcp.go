@@ -101,6 +101,13 @@ type bounds struct {
 	maxBodies int64
 }
 
+// Memory of a server, in bytes: the answers that are being made or wait to be sent, and the request
+// bodies that have arrived.
+const (
+	MaxUnsent = 256 << 20
+	MaxBodies = 32 << 20
+)
+
 // Hooks are called for metrics and logs. Any may be nil. They are called concurrently and must not
 // block.
 type Hooks struct {
@@ -141,8 +148,8 @@ func (o Options) withDefaults() (Options, error) {
 	set(&o.maxCalls, 16)
 	o.maxCalls = min(o.maxCalls, maxWindow)
 	set(&o.Workers, 8)
-	set(&o.maxUnsent, 256<<20)
-	set(&o.maxBodies, 32<<20)
+	set(&o.maxUnsent, MaxUnsent)
+	set(&o.maxBodies, MaxBodies)
 	return o, nil
 }
 

@@ -1,4 +1,4 @@
-package node
+package budget
 
 import (
 	"math"
@@ -7,9 +7,9 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
-// availableMemory returns the smallest of GOMEMLIMIT, the limit of this process's control group,
-// and the machine's memory, in bytes. known is false if none of them can be determined.
-func availableMemory() (bytes uint64, known bool) {
+// Available returns the smallest of GOMEMLIMIT, the limit of this process's control group, and the
+// machine's memory, in bytes. known is false if none of them can be determined.
+func Available() (bytes uint64, known bool) {
 	least := uint64(math.MaxInt64) // without GOMEMLIMIT
 	least = min(least, uint64(debug.SetMemoryLimit(-1)))
 	for _, limit := range []memlimit.Provider{memlimit.FromCgroup, memlimit.FromSystem} {

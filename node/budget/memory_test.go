@@ -1,4 +1,4 @@
-package node
+package budget
 
 import (
 	"math"
@@ -11,7 +11,7 @@ import (
 
 func TestAvailableMemory(t *testing.T) {
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(math.MaxInt64))
-	all, known := availableMemory()
+	all, known := Available()
 	system, err := memlimit.FromSystem()
 	require.Equal(t, err == nil, known)
 	require.LessOrEqual(t, all, system)
@@ -19,8 +19,7 @@ func TestAvailableMemory(t *testing.T) {
 		require.LessOrEqual(t, all, group)
 	}
 	debug.SetMemoryLimit(1 << 20)
-	all, known = availableMemory()
+	all, known = Available()
 	require.True(t, known)
 	require.EqualValues(t, 1<<20, all)
-	require.Equal(t, 1<<18, blockWitnessBytes())
 }

@@ -1,0 +1,54 @@
+package node
+
+import (
+	"runtime"
+
+	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/dsm/server/witness"
+	"github.com/starling-kv/starling/node/budget"
+	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/statesync/peers"
+	"github.com/starling-kv/starling/transport/tcp"
+)
+
+// witnessBytes is what making one witness takes: the answer, and what it is made from.
+const witnessBytes = 2 * witness.DefaultMultiproofBytes
+
+// shardedBudgets returns the budgets of a validator whose state storage nodes keep, on a machine
+// with so many processors.
+func shardedBudgets(c *config.Config, processors int) budget.Table {
+	s := c.App.State
+	return budget.Table{
+		{Name: "blocks", Bytes: c.App.Disk.CacheBytes},
+		{Name: "tree", Bytes: c.App.Disk.CacheBytes + int64(upperTreeBytes(s.RetainDepth))},
+		{Name: "updates", Bytes: s.KeepUpdatesBytes + s.MaxLagBytes},
+		{Name: "block_witness", Bytes: 2 * app.DefaultWitnessBytes}, // it is there twice while it is added to the tree
+		{Name: "witnesses", Bytes: int64(max(1, processors-1)) * witnessBytes},
+		{Name: "answers", Bytes: tcp.MaxUnsent + tcp.MaxBodies},
+		{Name: "mempool", Bytes: max(c.CometBFT.Mempool.MaxTxsBytes, c.App.Join.MemoryBytes)}, // it is empty during a join
+		{Name: "peers", Bytes: peers.MaxBytes},
+		{Name: "program", Bytes: budget.Program},
+	}
+}
+
+// budgets returns the budgets of the node for metrics. A full state has no limit in memory, so only
+// what strangers can make grow has one there.
+func (n *Node) budgets() budget.Table {
+	making := func() int64 { return int64(len(n.serving.making)) * witnessBytes }
+	if n.config.App.State.Sharded() {
+		t := shardedBudgets(n.config, runtime.GOMAXPROCS(0))
+		t.Measure("witnesses", making)
+		t.Measure("peers", n.others.Bytes)
+		return t
+	}
+	kept, limits := n.application.snapshots.Kept()
+	return budget.Table{
+		{Name: "snapshots", Bytes: limits.Memory, Used: func() int64 { return kept.Memory }},
+		{Name: "snapshots_disk", Bytes: limits.Disk, Used: func() int64 { return kept.Disk }, Disk: true},
+		{Name: "manifests", Bytes: limits.Manifests, Used: func() int64 { return kept.Manifests }},
+		{Name: "witnesses", Bytes: int64(max(1, cap(n.serving.making))) * witnessBytes, Used: making},
+		{Name: "answers", Bytes: tcp.MaxUnsent + tcp.MaxBodies},
+		{Name: "join", Bytes: n.config.App.Join.MemoryBytes},
+		{Name: "peers", Bytes: peers.MaxBytes},
+	}
+}
