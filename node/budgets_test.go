@@ -10,6 +10,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/node/comet"
 	"github.com/starling-kv/starling/node/config"
 )
 
@@ -34,4 +35,14 @@ func TestBudgetsAreDocumented(t *testing.T) {
 		want = append(want, [2]string{one.Name, mib(one.Bytes)})
 	}
 	require.Equal(t, append(want, [2]string{"min_memory_bytes", mib(b.Memory())}), got)
+}
+
+// A validator whose state storage nodes keep does not start with less memory than min_memory_bytes.
+func TestTooLittleMemory(t *testing.T) {
+	c := &config.Config{CometBFT: cfg.DefaultConfig(), App: config.DefaultApp()}
+	c.App.State.Mode, c.App.MinMemoryBytes = config.ModeSharded, 1<<60
+	n := &Node{config: c}
+	err := n.prepareSharded(nil, comet.Heights{}, nil)
+	require.ErrorIs(t, err, config.ErrInvalid)
+	require.ErrorContains(t, err, "this node needs 1099511627776 MiB of memory, but ")
 }

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/libs/log"
 	"github.com/dustin/go-humanize"
 	"github.com/stretchr/testify/require"
 
@@ -33,4 +35,13 @@ func TestBudgetsAreDocumented(t *testing.T) {
 		want = append(want, [2]string{one.Name, mib(one.Bytes)})
 	}
 	require.Equal(t, append(want, [2]string{"min_memory_bytes", mib(b.Memory())}), got)
+}
+
+// A storage node does not start with less memory than min_memory_bytes.
+func TestTooLittleMemory(t *testing.T) {
+	c := &config.Config{CometBFT: cfg.DefaultConfig().SetRoot(t.TempDir()), App: config.DefaultApp()}
+	c.App.MinMemoryBytes = 1 << 60
+	_, err := New(t.Context(), Options{Config: c, Logger: log.NewNopLogger()})
+	require.ErrorIs(t, err, config.ErrInvalid)
+	require.ErrorContains(t, err, "this node needs 1099511627776 MiB of memory, but ")
 }

@@ -14,7 +14,7 @@ const (
 // bans, advertised addresses, charges for invalid answers, and claims of connected nodes. Each part
 // has a limit of its own: the oldest ban is forgotten first, the address farthest from the
 // operator, and the least charge. The peers of the operator are in none of them, except for their
-// charges and claims, so strangers never displace these peers.
+// charges, so strangers never displace these peers.
 const MaxBytes = maxBanned*banBytes + maxAddresses*addressBytes + 2*maxAccounts*accountBytes + maxConnections*statusBytes
 
 // Bytes returns what Peers remembers now, counted as in MaxBytes. A nil Peers has nothing.
