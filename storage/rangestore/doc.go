@@ -3,6 +3,7 @@
 // has one Store for each of its ranges, and one Memory for all of them.
 //
 //	Create(height, leaves) ──► zone: empty ──runs──► the state at that height, durable
+//	Fill: Add(piece) …, Commit(height) ──────────────────┘
 //	Load ──► stubs of pages, boundary proof ──► avlstar.Partial, without its pages
 //	                                        │ Replay, by the caller, many versions ahead
 //	Commit(height) ◄────────────────────────┘

@@ -78,21 +78,29 @@ func (s *Store) Create(height int64, c avlstar.Commitment, boundary []byte, leav
 }
 
 func (s *Store) create(restore *storage.Restore, height int64, c avlstar.Commitment, boundary []byte, leaves iter.Seq2[avlstar.Leaf, error]) error {
-	proof, err := avlstar.DecodeMultiproof(boundary)
-	if err != nil {
-		return fmt.Errorf("state folder %s: create: %w: boundary proof: %w", s.dir, avlstar.ErrOtherState, err)
-	}
-	// The tree is built to verify the leaves; only its nodes above pages are in memory.
 	w := runs{restore: restore}
-	p, err := avlstar.FromRangePaged(c, s.keys, proof, avlstar.Paging{}, w.written(leaves))
-	if err != nil {
+	if err := s.verify(c, boundary, w.written(leaves)); err != nil {
 		return err
 	}
-	p.Release()
 	if err := w.flush(); err != nil {
 		return err
 	}
 	return restore.Commit(s.meta(height, c, boundary))
+}
+
+// verify returns avlstar.ErrOtherState if c does not commit to the leaves of the range. It builds
+// their tree, of which only the nodes above pages are in memory.
+func (s *Store) verify(c avlstar.Commitment, boundary []byte, leaves iter.Seq2[avlstar.Leaf, error]) error {
+	proof, err := avlstar.DecodeMultiproof(boundary)
+	if err != nil {
+		return fmt.Errorf("state folder %s: create: %w: boundary proof: %w", s.dir, avlstar.ErrOtherState, err)
+	}
+	p, err := avlstar.FromRangePaged(c, s.keys, proof, avlstar.Paging{}, leaves)
+	if err != nil {
+		return err
+	}
+	p.Release()
+	return nil
 }
 
 // runs writes leaves as the runs of a restore.

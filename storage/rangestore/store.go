@@ -1,6 +1,7 @@
 package rangestore
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -65,8 +66,8 @@ type Store struct {
 	list     pages.ListWriter[*avlstar.Partial]
 }
 
-// Open opens the store in o.Dir. It discards what an interrupted Create has left. Errors: ErrOther;
-// storage.ErrCorrupt; those of storage.Open.
+// Open opens the store in o.Dir. It discards what an interrupted Create has left, and keeps what a
+// Fill has left. Errors: ErrOther; storage.ErrCorrupt; those of storage.Open.
 func Open(o Options) (*Store, error) {
 	if err := checkKeys(o.Keys); err != nil {
 		return nil, fmt.Errorf("range %s: %w", o.Keys, err)
@@ -96,7 +97,7 @@ func Open(o Options) (*Store, error) {
 	}
 	s.pages = &pages.Pages{Zone: zone, Cache: o.Memory.cache, Failed: unread, Logger: o.Logger}
 	if _, _, _, err = s.state(); err == nil {
-		if _, interrupted := zone.Interrupted(); interrupted {
+		if label, interrupted := zone.Interrupted(); interrupted && !bytes.Equal(label, s.fillLabel()) {
 			err = zone.Reset()
 		}
 	}
