@@ -74,6 +74,18 @@ type ShardRange struct {
 	Nodes       []ShardNode `json:"nodes"`
 	// Damaged is the folder of damaged data that a storage node has put aside; "": none.
 	Damaged string `json:"damaged,omitempty"`
+	// Filling is the progress of a storage node that fetches the range; nil: it does not.
+	Filling *Filling `json:"filling,omitempty"`
+}
+
+// Filling is the progress of fetching a range.
+type Filling struct {
+	Height         int64   `json:"height"`
+	Bytes          uint64  `json:"bytes"` // on disk
+	Total          uint64  `json:"total_bytes"`
+	Reused         uint64  `json:"reused_bytes"` // part of Bytes that this attempt has not fetched
+	BytesPerSecond uint64  `json:"bytes_per_second"`
+	SecondsLeft    float64 `json:"seconds_left"` // 0: not known yet
 }
 
 // ShardNode is a replica of a range.

@@ -91,8 +91,11 @@ func (n *Process) tendPlace(ctx context.Context, p *place, v verifier) error {
 	}
 	height, waits := p.replica.Newest()
 	_, moved := n.headers.AppHash(height + 1)
-	if height != p.height {
-		p.leave(nil) // the range follows: data from earlier takeover attempts are not needed
+	if height != p.height && !p.since.IsZero() {
+		// The range follows: data from earlier takeover attempts are not needed.
+		if err := p.dropFetched(); err != nil {
+			return finalError{err}
+		}
 	}
 	if height != p.height || waits || !moved {
 		p.height, p.since = height, now
@@ -201,7 +204,14 @@ func (n *Process) create(p *place, height int64, write func(*rangestore.Store) e
 	if err := errors.Join(write(store), store.Close()); err != nil {
 		return finalError{err}
 	}
-	p.leave(nil)
+	if err := p.dropFetched(); err != nil {
+		return finalError{err}
+	}
+	return n.useNext(p, height)
+}
+
+// useNext replaces a range's state by the complete one in its next folder, and opens it.
+func (n *Process) useNext(p *place, height int64) error {
 	if err := n.dropReplica(p); err != nil {
 		return finalError{err}
 	}

@@ -125,7 +125,9 @@ func (n *Process) remove(p *place) error {
 	}
 	n.mu.places = slices.DeleteFunc(slices.Clone(n.mu.places), func(o *place) bool { return o == p })
 	n.mu.Unlock()
-	p.leave(nil)
+	if err := p.dropFetched(); err != nil {
+		return err
+	}
 	if err := n.dropReplica(p); err != nil {
 		return err
 	}

@@ -44,16 +44,9 @@ type place struct {
 	since   time.Time
 	tryFrom time.Time // next attempt of a takeover
 	warned  time.Time
-	left    *avlstar.Partial // data fetched by an earlier takeover attempt; nil: none
-}
+	fetched *fetched // open between attempts of a takeover; nil: not open
 
-// leave keeps a tree for the next takeover attempt; nil: none. It takes over the caller's
-// reference.
-func (p *place) leave(partial *avlstar.Partial) {
-	if p.left != nil {
-		p.left.Release()
-	}
-	p.left = partial
+	filling atomic.Pointer[filling] // progress of the takeover; nil: none
 }
 
 func (p *place) String() string { return p.keys.String() }

@@ -167,6 +167,9 @@ func (n *Process) open(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := n.removeOtherFetched(); err != nil {
+		return err
+	}
 	if err := n.openOthers(ctx); err != nil {
 		return err
 	}
@@ -356,8 +359,7 @@ func (n *Process) close() error {
 		errs = append(errs, n.chunks.manager.Close())
 	}
 	for _, p := range n.all() {
-		p.leave(nil)
-		errs = append(errs, n.dropReplica(p)) // without mu, which storeFailed takes
+		errs = append(errs, p.closeFetched(), n.dropReplica(p)) // without mu, which storeFailed takes
 	}
 	if n.redo != nil {
 		errs = append(errs, n.redo.Close())

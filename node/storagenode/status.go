@@ -66,6 +66,9 @@ func (n *Process) ranges() *statuspage.Sharded {
 	for _, p := range n.mu.places {
 		own := statuspage.ShardNode{ID: string(n.ID()), Address: n.addressOf(dsm.NodeID(n.ID())), Connected: true, State: stateFetched, LagBlocks: head}
 		r := statuspage.ShardRange{Range: p.String(), Damaged: p.damaged()}
+		if f := p.filling.Load(); f != nil {
+			r.Filling = f.status()
+		}
 		if p.replica != nil {
 			claim := p.replica.Claim()
 			_, waiting := p.replica.Waiting()

@@ -114,20 +114,26 @@ func isCovered(givers []*giver, r avlstar.KeyRange, height int64) bool {
 //
 //	header H+1 ── app hash ──► commitment ──► upper tree ──► boundary proof ──► pages of leaves, several at a time
 //
+// Leaves go to the disk at once, in pieces of up to rangestore.PieceBytes, or what is in the range
+// of a piece that crosses an edge; only the tree above pieces stays in memory.
+//
 // If the range cannot be completed, the takeover tries the next lower reported height. It reuses
-// subtrees with equal hashes, from earlier attempts and from the range's old state.
+// subtrees with equal hashes, from earlier attempts, also of a process that was killed, and from
+// the range's old state.
 type takeover struct {
-	n       *Process
-	p       *place
-	height  int64
-	partial *avlstar.Partial // the subtrees fetched so far
-	edges   [][]byte         // keys inside the range at which sources' ranges begin, ascending
-	began   time.Time
-	bytes   int
-	logged  time.Time
+	n        *Process
+	p        *place
+	height   int64
+	partial  *avlstar.Partial // the tree above pieces; subtrees outside of the range are stubs
+	boundary []byte           // boundary proof of the range
+	edges    [][]byte         // keys inside the range at which sources' ranges begin, ascending
+	progress *filling
 
 	mu     sync.Mutex
-	givers []*giver // mu guards lied, slow and why of each giver; its other fields do not change
+	givers []*giver              // mu guards lied, slow and why of each giver; its other fields do not change
+	stored map[avlstar.Hash]bool // stubs of partial whose pieces are on disk; guarded by mu
+	// opened are small subtrees of which no source has sent all at once; guarded by mu
+	opened map[avlstar.Hash]bool
 }
 
 // maxHeights limits the heights that one attempt tries.
@@ -164,9 +170,9 @@ func (n byWitnesses) fill(ctx context.Context, p *place, v verifier, above int64
 
 // heightsOf returns the heights to try: first those that replicas report as their newest, in
 // descending order, then the last one, which full-state validators have. Heights at which the
-// replicas have only a part of the range come later. Reported heights more than
-// keepHeaders behind come last: a range could hardly follow from there. Reports are unverified; a
-// false one costs an attempt.
+// replicas have only a part of the range come later. Reported heights more than keepHeaders behind
+// come last: a range could hardly follow from there. Reports are unverified; a false one costs an
+// attempt.
 func heightsOf(givers []*giver, r avlstar.KeyRange, last, above int64) (heights []int64) {
 	for _, g := range givers {
 		for _, c := range g.parts {
@@ -197,8 +203,8 @@ func heightsOf(givers []*giver, r avlstar.KeyRange, last, above int64) (heights 
 	return slices.Insert(heights, at, last)
 }
 
-// takeOverAt fetches the range at a height. If it cannot be completed, the fetched part is kept for
-// the next attempt.
+// takeOverAt fetches the range at a height. If it cannot be completed, the fetched part stays on
+// disk for the next attempt.
 func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers []*giver, height int64) error {
 	header, err := v.LightBlock(ctx, height+1)
 	if err != nil {
@@ -209,41 +215,54 @@ func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers [
 			g.why = nil
 		}
 	}
-	t := &takeover{n: n, p: p, height: height, givers: givers, edges: edgesIn(n.nodes.Load(), p.keys), began: time.Now(), logged: time.Now()}
+	t := n.newTakeover(p, givers, height)
+	defer t.release()
 	if err := t.begin(ctx, header.AppHash); err != nil {
 		return err
 	}
-	done := false
-	defer func() {
-		if !done {
-			p.leave(t.partial)
-		}
-	}()
-	n.log.Info("Taking a range over", "range", p.String(), "height", height, "nodes", len(givers))
+	if err := n.openFetched(ctx, p); err != nil {
+		return err
+	}
+	if err := t.resume(); err != nil {
+		return err
+	}
+	p.filling.Store(t.progress)
+	defer p.filling.Store(nil)
+	var reporting sync.WaitGroup
+	defer reporting.Wait()
+	reported, end := context.WithCancel(ctx)
+	defer end()
+	reporting.Go(func() { t.report(reported) })
 	if err := t.reuse(ctx); err != nil {
 		return err
 	}
-	p.leave(nil)
 	if err := t.fill(ctx); err != nil {
 		return err
 	}
-	err = n.create(p, height, func(s *rangestore.Store) error {
-		boundary, err := t.partial.Boundary(p.keys)
-		if err != nil {
-			return err
-		}
-		if err := s.Create(height, t.partial.Commitment(), boundary, t.partial.Leaves(p.keys)); err != nil {
-			return err
-		}
-		t.partial.Release() // before it is read from disk: there may be memory for only one
-		done = true
-		return nil
-	})
-	if err != nil {
+	if err := n.install(p, height, t.partial.Commitment(), t.boundary); err != nil {
 		return err
 	}
-	n.log.Info("Took a range over", "range", p.String(), "height", height, "bytes", t.bytes, "seconds", time.Since(t.began).Seconds())
+	n.log.Info("Took a range over", append([]any{"range", p.String(), "seconds", time.Since(t.progress.began).Seconds()}, t.progress.keyvals()...)...)
 	return nil
+}
+
+func (n *Process) newTakeover(p *place, givers []*giver, height int64) *takeover {
+	return &takeover{
+		n: n, p: p, height: height, givers: givers, edges: edgesIn(n.nodes.Load(), p.keys),
+		progress: &filling{began: time.Now(), height: height}, stored: map[avlstar.Hash]bool{}, opened: map[avlstar.Hash]bool{},
+	}
+}
+
+func (t *takeover) release() {
+	if t.partial != nil {
+		t.partial.Release()
+	}
+}
+
+// replace makes another version the tree above pieces. It takes over the reference to it.
+func (t *takeover) replace(next *avlstar.Partial) {
+	t.release()
+	t.partial = next
 }
 
 // edgesIn returns the keys inside a range at which other ranges of a map begin or end, ascending.
@@ -432,14 +451,17 @@ func (t *takeover) begin(ctx context.Context, appHash []byte) error {
 		if hash := c.AppHash(); !bytes.Equal(hash[:], appHash) {
 			return fmt.Errorf("%w: app hash %s, but the header has %X", errLied, hash, appHash)
 		}
-		t.partial, err = avlstar.NewPartial(c)
+		root, err := avlstar.NewPartial(c)
+		if err == nil {
+			t.replace(root)
+		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	root := t.partial.Commitment().Root
-	if depth := min(16, bits.Len64(root.Bytes/pageBytes)+1); depth > 1 {
+	if depth := min(16, bits.Len64(root.Bytes/rangestore.PieceBytes)+1); depth > 1 {
 		err = t.call(ctx, 0, onlyKey(t.p.keys.First), request(uint8(depth)), func(answer []byte) error {
 			u, err := dsm.DecodeUpper(answer)
 			if err != nil {
@@ -450,7 +472,7 @@ func (t *takeover) begin(ctx context.Context, appHash []byte) error {
 	}
 	for err == nil { // a path may lead through several stubs
 		var missing *avlstar.MissingNodeError
-		if _, err = t.partial.Boundary(t.p.keys); !errors.As(err, &missing) {
+		if t.boundary, err = t.partial.Boundary(t.p.keys); !errors.As(err, &missing) {
 			break
 		}
 		err = t.path(ctx, missing.Key, missing.Node)
@@ -468,9 +490,6 @@ func (t *takeover) begin(ctx context.Context, appHash []byte) error {
 				break
 			}
 		}
-	}
-	if err != nil {
-		t.partial.Release()
 	}
 	return err
 }
@@ -491,9 +510,8 @@ func (t *takeover) graftAll(b []byte, stubs ...avlstar.Stub) error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", errLied, err)
 	}
-	t.partial.Release()
-	t.partial = next
-	t.bytes += len(b)
+	t.replace(next)
+	t.progress.received.Add(uint64(len(b)))
 	return nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -197,6 +198,8 @@ type replicaOf struct {
 	answers atomic.Int64
 	// sent are the bytes of these.
 	sent atomic.Int64
+	// after, if not nil, is called with sent.
+	after func(sent int64)
 }
 
 func (r *replicaOf) Serve(ctx context.Context, request transport.Request) ([]byte, error) {
@@ -216,7 +219,9 @@ func (r *replicaOf) Serve(ctx context.Context, request transport.Request) ([]byt
 	}
 	b, err := r.n.handler.Load().Serve(ctx, request)
 	if uint8(request.Method) == dsm.MethodWitness {
-		r.sent.Add(int64(len(b)))
+		if sent := r.sent.Add(int64(len(b))); r.after != nil {
+			r.after(sent)
+		}
 	}
 	return b, err
 }
@@ -391,7 +396,7 @@ func TestTakeoverReuses(t *testing.T) {
 	nodetest.Until(t, "the next header", func() bool { n, _ := headers.Newest(t.Context()); return n > before+1 })
 	giver.answers.Store(4) // the paths to the edges, and some pages
 	require.ErrorIs(t, b.filler.fill(t.Context(), p, headers, -1, false), errNobody)
-	require.NotNil(t, p.left)
+	require.Positive(t, p.fetched.Bytes())
 	first := giver.sent.Load()
 
 	nodetest.Put(t, client, "key-05", "another")
@@ -399,7 +404,8 @@ func TestTakeoverReuses(t *testing.T) {
 	nodetest.Until(t, "the giver at another height", func() bool { return v.feed(height) })
 	giver.answers.Store(math.MaxInt64)
 	c.fill(b, p, headers, -1)
-	require.Nil(t, p.left)
+	require.Nil(t, p.fetched)
+	require.NoDirExists(t, p.fetchedDir())
 	c.requireSame(b)
 	total := giver.sent.Load()
 	t.Logf("%d bytes in the first attempt, %d in the second", first, total-first)
@@ -417,4 +423,59 @@ func TestTakeoverReuses(t *testing.T) {
 	t.Logf("%d bytes for what differs", giver.sent.Load()-total)
 	require.Less(t, giver.sent.Load()-total, int64(keys*length/2))
 	require.False(t, logs.Has("A node sent an invalid response"))
+}
+
+// A node that was killed while it fetched a range goes on where it stopped, at a newer height, and
+// only a few responses are in memory at a time.
+func TestTakeoverResumesAfterAKill(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	c := newChain(t, avlstar.KeyRange{})
+	a := c.start(c.replicaHome(), log.NewNopLogger(), fromGenesis)
+	v := c.dial(a)
+	client := nodetest.RPC(t, c.home)
+	const keys, length = 40, 700_000
+	for i := range keys {
+		nodetest.Put(t, client, fmt.Sprintf("key-%02d", i), strings.Repeat(fmt.Sprint(i%10), length))
+	}
+	v.feedAll("the first node's blocks")
+
+	giver := &replicaOf{n: a}
+	var filled atomic.Pointer[place]
+	var held atomic.Int64 // greatest number of bytes that were sent and are not on disk
+	giver.after = func(sent int64) {
+		if f := filled.Load().filling.Load(); f != nil {
+			for now := sent - int64(f.stored.Load()); now > held.Load(); {
+				held.Store(now)
+			}
+		}
+	}
+	dir, logs := c.replicaHome(giver.listen(t)), new(nodetest.LogBuffer)
+	b := c.alone(dir, logs)
+	p := b.all()[0]
+	filled.Store(p)
+	headers := chainHeaders{c}
+	before := a.Claims()[0].Newest
+	nodetest.Until(t, "the next header", func() bool { n, _ := headers.Newest(t.Context()); return n > before+1 })
+	giver.answers.Store(keys / 4)
+	require.ErrorIs(t, b.filler.fill(t.Context(), p, headers, -1, false), errNobody)
+	first := giver.sent.Load()
+	require.Greater(t, first, int64(keys*length/4))
+	require.Greater(t, int64(p.fetched.Bytes()), first/2)
+
+	killed := t.TempDir() // the files as a kill leaves them
+	require.NoError(t, os.CopyFS(killed, os.DirFS(dir)))
+	nodetest.Put(t, client, "key-05", "another")
+	height := c.node.Application().Height()
+	nodetest.Until(t, "the giver at another height", func() bool { return v.feed(height) })
+	again := c.alone(killed, logs)
+	filled.Store(again.all()[0])
+	giver.answers.Store(math.MaxInt64)
+	c.fill(again, again.all()[0], headers, -1)
+	c.requireSame(again)
+	require.NoDirExists(t, again.all()[0].fetchedDir())
+	second := giver.sent.Load() - first
+	t.Logf("%d bytes before the kill, %d after it, at most %d not on disk", first, second, held.Load())
+	require.Less(t, first+second, int64(keys*length*11/10), "fetched twice")
+	require.Less(t, held.Load(), int64((pageWorkers+1)*(pageBytes+length)))
+	require.Less(t, held.Load(), int64(keys*length/2))
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"text/tabwriter"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/dustin/go-humanize/english"
@@ -69,6 +70,9 @@ func writeStorage(line func(name string, value any), s statuspage.Sharded) {
 		for _, n := range r.Nodes {
 			line("", "  "+replicaLine(n))
 		}
+		if f := r.Filling; f != nil {
+			line("", "  "+fillingLine(*f))
+		}
 		if r.Damaged != "" {
 			line("", "  DAMAGED data were put aside in "+harmless(r.Damaged))
 		}
@@ -80,6 +84,15 @@ func writeStorage(line func(name string, value any), s statuspage.Sharded) {
 		}
 		line(name, fmt.Sprintf("%s  %s, %s times, in %s", harmless(l.ID), harmless(l.Verdict), humanize.Comma(int64(l.Count)), harmless(l.Range)))
 	}
+}
+
+// fillingLine describes the progress of fetching a range.
+func fillingLine(f statuspage.Filling) string {
+	shown := fmt.Sprintf("fetching at height %d: %s of %s", f.Height, humanize.IBytes(f.Bytes), humanize.IBytes(f.Total))
+	if f.BytesPerSecond == 0 {
+		return shown
+	}
+	return fmt.Sprintf("%s, %s/s, about %s left", shown, humanize.IBytes(f.BytesPerSecond), time.Duration(f.SecondsLeft*float64(time.Second)).Round(time.Second))
 }
 
 // replicaLine describes a replica of a range.
