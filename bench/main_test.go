@@ -253,6 +253,22 @@ func TestSiegeOfANetwork(t *testing.T) {
 	require.GreaterOrEqual(t, result.Kinds["transactions"].TxBlocks, 5)
 }
 
+func TestSiegeOfAShardedNetwork(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("NOT RUN: attackers need separate loopback addresses, as on Linux")
+	}
+	t.Parallel() // mostly waits for blocks
+	_, result, figures := measure[syncbench.ShardedResult](t, []string{"claims", "uppers", "no halt above 5 s", "within its budget"},
+		"siege", "--sharded", "--quick", "--kinds", "claims,uppers")
+	require.Len(t, result.Kinds, 3)
+	for kind, row := range result.Kinds {
+		positive(t, figures["kind"].(map[string]any)[kind].(map[string]any), "block_p99_x", "halt_s", "witness_p99_x", "join_x", "rss_mb")
+		require.Positive(t, row.Blocks, kind)
+		require.Positive(t, row.Witnesses, kind)
+	}
+	require.Len(t, result.Targets, 5)
+}
+
 // The run itself checks that the SDK opens the joined state, with the source's hash.
 func TestCosmos(t *testing.T) {
 	_, result, figures := measure[syncbench.CosmosResult](t, []string{"create + restore over join", "goleveldb, joined", "iavl over starling"},
@@ -419,8 +435,11 @@ func TestRefusals(t *testing.T) {
 			{"--lying=80", "--lying has 80 of 80 peers"}, {"--lies=white", `"white", it takes damaged`}, {"--lies=", "--lies is empty"},
 			{"--peers=0", "--peers is 0"}, {"--limit=NaN", "--limit is NaN"},
 		},
-		"hiccup":   {{"--rate=NaN", "--rate is NaN"}, {"--joiners=99", "--joiners has 99"}, {"--against=memiavl", `"memiavl", it takes sdk`}},
-		"siege":    {{"--kinds=", "--kinds is empty, it takes dawdle"}, {"--kinds=rude", `"rude"`}},
+		"hiccup": {{"--rate=NaN", "--rate is NaN"}, {"--joiners=99", "--joiners has 99"}, {"--against=memiavl", `"memiavl", it takes sdk`}},
+		"siege": {
+			{"--kinds=", "--kinds is empty, it takes dawdle"}, {"--kinds=rude", `"rude"`}, {"--sharded --kinds=sybils", `"sybils", it takes claims`},
+			{"--kinds=claims", `"claims", it takes dawdle`}, {"--quick", "--quick needs --sharded"}, {"--sharded --seconds=0", "--seconds is 0"},
+		},
 		"cosmos":   {{"--keys=0", "--keys is 0"}, {"--engines=rocksdb", `"rocksdb"`}, {"--engines= --stores=", "both empty"}, {"--commits=-1", "--commits is -1"}},
 		"e2e":      {{"--in-flight=5000", "--in-flight is 5000"}, {"--indexer=psql", `"psql", it must be kv or null`}, {"--loads=", "--loads names no load"}, {"--kvstore=noop", `"noop"`}},
 		"joiners":  {{"--joiners=0", "--joiners is 0"}, {"--starlingd=no/such/program", "no/such/program"}},

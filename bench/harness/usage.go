@@ -93,11 +93,11 @@ func (m Memory) Plus(n Memory) Memory {
 }
 
 // OwnMemory returns the memory of this process.
-func OwnMemory() Memory { return memoryOf(os.Getpid()) }
+func OwnMemory() Memory { return MemoryOf(os.Getpid()) }
 
-// memoryOf reads proc(5). The maximum of getrusage(2) would include the memory of the parent before
+// MemoryOf returns the memory of a process. It reads proc(5). The maximum of getrusage(2) would include the memory of the parent before
 // the exec.
-func memoryOf(pid int) Memory {
+func MemoryOf(pid int) Memory {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
 		return Memory{}
@@ -128,7 +128,7 @@ func Watch(processes ...*Process) (stop func() []Memory) {
 	}
 	end := sample(watchEvery, func() {
 		for i, p := range processes {
-			m := memoryOf(p.cmd.Process.Pid)
+			m := MemoryOf(p.cmd.Process.Pid)
 			most[i] = Memory{max(most[i].Anon, m.Anon), max(most[i].Files, m.Files), max(most[i].Peak, m.Peak)}
 		}
 	})

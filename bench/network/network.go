@@ -68,11 +68,24 @@ type Options struct {
 	Edit       func(*cfg.Config) // changes each validator's configuration; may be nil
 	Env        []string          // environment of each validator
 	GRPC       bool              // the validators, of starlingd, have a gRPC endpoint
+
+	Sharded Sharded // zero: all nodes have the whole state
+}
+
+// Sharded configures a network whose state is sharded over storage nodes. No node has all of it.
+type Sharded struct {
+	Nodes int // number of storage nodes, which the ranges get in turn
+	// Ranges is the number of ranges of keys. Range i begins with First(i), except for the first
+	// one, which has all keys below First(1).
+	Ranges int
+	First  func(i int) string
+	Env    []string // environment of each storage node; Options.Env is that of the others
 }
 
 // Network is a network of running validators.
 type Network struct {
 	Validators []*runner.Home
+	Storage    []*runner.Home // storage nodes of a sharded network
 	Genesis    *types.GenesisDoc
 
 	o         Options
@@ -80,6 +93,7 @@ type Network struct {
 	running   map[*runner.Home]*runner.Process
 	relay     *link.Relay  // nil without Options.Delay
 	grpc      *ports.Ports // of the validators' gRPC endpoints; nil without Options.GRPC
+	ranges    []runner.Range
 }
 
 // Start creates homes, starts the validators, and waits until all take part in consensus.
@@ -123,7 +137,10 @@ func (n *Network) start() (err error) {
 		}
 		n.grpc.Release() // the homes hold the neighbouring ports until they start
 	}
-	if n.Genesis, err = runner.Genesis(n.Validators, nil, ChainID, n.o.AppState); err != nil {
+	if n.Storage, err = n.Homes(ctx, "storage", n.o.Sharded.Nodes); err != nil {
+		return err
+	}
+	if n.Genesis, err = runner.Genesis(n.Validators, n.Storage, ChainID, n.o.AppState); err != nil {
 		return err
 	}
 	if n.o.BlockBytes > 0 {
@@ -162,7 +179,56 @@ func (n *Network) start() (err error) {
 			return err
 		}
 	}
+	if err := n.shard(); err != nil {
+		return err
+	}
 	return n.runAll(ctx)
+}
+
+// shard assigns the ranges to the storage nodes, which learn the chain from the validators.
+func (n *Network) shard() (err error) {
+	if len(n.Storage) == 0 {
+		return nil
+	}
+	if n.ranges, err = runner.Divide(n.Storage, n.o.Sharded.Ranges, n.o.Sharded.First); err != nil {
+		return err
+	}
+	for _, h := range n.Validators {
+		if err := h.SetRanges(n.ranges); err != nil {
+			return err
+		}
+	}
+	for _, h := range n.Storage {
+		err := h.Configure(func(c *cfg.Config) {
+			c.P2P.PersistentPeers = runner.Peers(n.Validators...)
+			if n.o.Edit != nil {
+				n.o.Edit(c)
+			}
+		})
+		if err := errors.Join(err, h.SetRanges(n.ranges)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Join configures a home as a sharded node that joins with a trusted header, and starts it.
+func (n *Network) Join(h *runner.Home, trusted runner.Header) error {
+	err := h.Configure(func(c *cfg.Config) {
+		c.P2P.PersistentPeers = runner.Peers(n.Validators...)
+		c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, trusted.Height, fmt.Sprintf("%X", trusted.Hash)
+		if n.o.Edit != nil {
+			n.o.Edit(c)
+		}
+	})
+	if err := errors.Join(err, CopyGenesis(n.Validators[0], h), h.SetRanges(n.ranges)); err != nil {
+		return err
+	}
+	if err := n.Run(h); err != nil {
+		return err
+	}
+	n.running[h].MayEnd() // a join that fails does not end the network
+	return nil
 }
 
 // delayed starts a relay between every two validators, if there is a delay. p2p are the validators'
@@ -215,7 +281,7 @@ func RDMA(host string) []string {
 // runAll starts the validators, and waits until all take part in consensus. A node that is still
 // block syncing accepts no transactions.
 func (n *Network) runAll(ctx context.Context) error {
-	for _, h := range n.Validators {
+	for _, h := range slices.Concat(n.Storage, n.Validators) {
 		if err := n.Run(h); err != nil {
 			return err
 		}
@@ -273,7 +339,13 @@ func (n *Network) Run(h *runner.Home) error {
 	if i := slices.Index(n.Validators, h); i >= 0 && n.grpc != nil {
 		env = append(slices.Clone(env), "STARLINGD_GRPC_LADDR="+n.grpc.Address(i))
 	}
-	p, err := n.processes.Start(runner.Spec{Name: h.Name, Path: n.o.Program, Args: []string{"start", "--home", h.Dir}, Env: env, Log: h.Log()})
+	args := []string{"start", "--home", h.Dir}
+	if slices.Contains(n.Storage, h) {
+		args, env = append([]string{"storage"}, args...), n.o.Sharded.Env
+	} else if len(n.Storage) > 0 {
+		env = append(slices.Clone(env), "STARLINGD_STATE_MODE=sharded")
+	}
+	p, err := n.processes.Start(runner.Spec{Name: h.Name, Path: n.o.Program, Args: args, Env: env, Log: h.Log()})
 	if err == nil {
 		n.running[h] = p
 	}
@@ -292,7 +364,7 @@ func (n *Network) Stop() error {
 	if n.relay != nil {
 		n.relay.Close()
 	}
-	release(n.Validators)
+	release(slices.Concat(n.Validators, n.Storage))
 	return errors.Join(err, os.RemoveAll(n.o.Dir))
 }
 

@@ -119,7 +119,7 @@ func connected(ctx context.Context, host string, t Target, s *stingy, do func(co
 	if s != nil {
 		wrap = func(c net.Conn) net.Conn { s.Conn = c; return s }
 	}
-	d, err := dialFrom(host, wrap)
+	d, err := dialFrom(host, t.ChainID, wrap)
 	if err != nil {
 		return err
 	}

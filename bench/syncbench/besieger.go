@@ -253,9 +253,9 @@ func (p *proxy) Close() error {
 	return err
 }
 
-// dialFrom returns a dialer with a new node key at a loopback address. wrap wraps the dialer's
-// connections; nil: unwrapped.
-func dialFrom(host string, wrap func(net.Conn) net.Conn) (transport.Dialer, error) {
+// dialFrom returns a dialer of a chain with a new node key at a loopback address. wrap wraps the
+// dialer's connections; nil: unwrapped.
+func dialFrom(host, chainID string, wrap func(net.Conn) net.Conn) (transport.Dialer, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"syscall"
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -37,6 +38,7 @@ type worker struct {
 	validator *validator
 	downloads *downloads
 	besieger  *besieger
+	strangers *strangers
 }
 
 // Serve runs a child process.
@@ -63,6 +65,12 @@ func (c *worker) open() (err error) {
 	case roleDownload:
 		c.downloads, err = newDownloads()
 		return err
+	case roleStrangers:
+		// The attackers of a real network have processors of their own. An error only makes the figures
+		// worse.
+		_ = syscall.Setpriority(syscall.PRIO_PGRP, 0, 10)
+		c.strangers, err = openStrangers()
+		return err
 	case roleJoiner, roleImporter:
 		return nil
 	default:
@@ -79,6 +87,9 @@ func (c *worker) Close() (err error) {
 	}
 	if c.besieger != nil {
 		err = errors.Join(err, c.besieger.close())
+	}
+	if c.strangers != nil {
+		err = errors.Join(err, c.strangers.close())
 	}
 	if c.newest != nil {
 		c.newest.Release()
@@ -110,6 +121,10 @@ func (c *worker) do(r request) (answer, error) {
 		return c.downloads.do(r)
 	case r.Op == opUsage:
 		return answer{CPU: harness.CPUTime().Seconds()}, nil
+	case r.Op == opServe && c.strangers != nil:
+		return answer{Target: c.strangers.relay.target}, nil
+	case r.Op == opAttack && c.strangers != nil:
+		return answer{}, c.strangers.attack(r.Kind, r.Victims)
 	case r.Op == opLoad && c.work != nil:
 		return c.load(r.N)
 	case r.Op == opServe && c.newest != nil:

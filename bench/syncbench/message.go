@@ -11,6 +11,7 @@ const (
 	roleValidator = "validator"   // hiccup
 	roleDownload  = "downloaders" // hiccup, siege
 	roleBesieger  = "besieger"    // siege; runs all attackers
+	roleStrangers = "strangers"   // siege --sharded; runs all attackers
 )
 
 // begin is the first line that a child receives.
@@ -28,15 +29,15 @@ type op string
 
 const (
 	opLoad  op = "load"  // load n batches, or the rest
-	opServe op = "serve" // server, validator: listen, and return the target
-	opUsage op = "usage" // server: CPU time so far
+	opServe op = "serve" // server, validator: listen, and return the target; strangers: return the relay
+	opUsage op = "usage" // server, attackers: CPU time so far
 	opJoin  op = "join"  // joiner: join from the target; importer: import the snapshot
 	opWrite op = "write" // memiavl: write a snapshot
 
 	opBlocks   op = "blocks"   // validator: make n blocks
 	opDownload op = "download" // downloaders: run n of them from now on
 	opBesiege  op = "besiege"  // besieger: start attackers of a joiner, and their advertisers
-	opAttack   op = "attack"   // besieger: attack a server from now on
+	opAttack   op = "attack"   // besieger, strangers: attack a server or a network from now on
 )
 
 type request struct {
@@ -58,6 +59,8 @@ type request struct {
 	Probe bool   `json:"probe,omitempty"` // opDownload: meanwhile, newcomers request a status
 	Kind  string `json:"kind,omitempty"`  // opBesiege, opAttack: kind of attackers; empty: none
 	Seed  uint64 `json:"seed,omitempty"`  // opBesiege: order of advertised peers
+
+	Victims victims `json:"victims,omitzero"` // opAttack of strangers
 }
 
 // answer has the fields of its request's op.

@@ -17,12 +17,19 @@ import (
 type SiegeOptions struct {
 	Keys  int
 	Seed  uint64
-	Kinds []string // kinds of attackers, one row each; see JoinKinds and ServeKinds
+	Kinds []string // kinds of attackers, one row each; see JoinKinds, ServeKinds and ShardedKinds
 	// Repeat is the number of joins per row, and of rounds of an attacked validator. A row has the
 	// join of median time.
 	Repeat int
 	Blocks int     // blocks of an attacked validator in each round
 	Limit  float64 // time limit of a join in seconds; later it counts as unended
+
+	Sharded   bool   // attack a sharded network instead
+	Seconds   int    // of each round of a sharded network
+	Starlingd string // path of the built program
+	// Quick makes a run with a sharded network so short that it takes seconds. It tests the
+	// program; its figures mean nothing.
+	Quick bool
 }
 
 // honest is the row without attackers, which every run has.
@@ -43,22 +50,53 @@ const (
 // siegePauseMS is the time between the starts of two blocks of an attacked validator.
 const siegePauseMS = 100
 
-// Kinds returns all kinds of attackers: those of a joiner, of a server, of both, and of a network.
+// Kinds returns all kinds of attackers of full-state nodes: those of a joiner, of a server, of both,
+// and of a network.
 func Kinds() []string {
 	return slices.Concat(JoinKinds, ServeKinds, []string{mixed, transactions})
+}
+
+// kinds returns all kinds of attackers that a run can have.
+func (o *SiegeOptions) kinds() []string {
+	if o.Sharded {
+		return append(slices.Clone(ShardedKinds), mixed)
+	}
+	return Kinds()
 }
 
 // Flags adds the flags of siege.
 func (o *SiegeOptions) Flags(f *harness.Flags) {
 	keys(f, &o.Keys)
-	f.Names(&o.Kinds, "kinds", Kinds(), Kinds(), "kinds of attackers, one row each")
-	f.Int(&o.Repeat, "repeat", 3, 1, 100, "joins per row (the row has the one of median time), and rounds of blocks")
+	everything := append(Kinds(), ShardedKinds...)
+	f.BoolVar(&o.Sharded, "sharded", false, "attack 4 sharded validators with 6 storage nodes instead")
+	f.Names(&o.Kinds, "kinds", nil, everything, "kinds of attackers, one row each (default: all)")
+	f.Int(&o.Repeat, "repeat", 3, 1, 100, "joins per row (the row has the one of median time), and rounds of blocks; --sharded: 1")
 	f.Int(&o.Blocks, "blocks", 100, 1, maxBlocks, "number of blocks of an attacked validator in each round")
+	f.Int(&o.Seconds, "seconds", 30, 1, 3600, "--sharded: duration of each round")
 	f.Float(&o.Limit, "limit", 120, 1, 100_000, "time limit of a join in seconds; later it counts as unended")
 	f.Seed(&o.Seed)
+	f.Program(&o.Starlingd, "starlingd")
+	f.BoolVar(&o.Quick, "quick", false, "--sharded: run for seconds on a few keys, as a test: the figures mean nothing")
 	f.Also(func() error {
-		if len(o.Kinds) == 0 {
-			return fmt.Errorf("--kinds is empty, it takes %s", strings.Join(Kinds(), ", "))
+		if o.Quick {
+			f.Unless("keys", "2000", "seconds", "4")
+		}
+		if o.Sharded {
+			f.Unless("keys", "20000", "repeat", "1")
+		}
+		if !f.Changed("kinds") {
+			o.Kinds = o.kinds()
+		}
+		for _, kind := range o.Kinds {
+			if !slices.Contains(o.kinds(), kind) {
+				return fmt.Errorf("--kinds has %q, it takes %s", kind, strings.Join(o.kinds(), ", "))
+			}
+		}
+		switch {
+		case o.Quick && !o.Sharded:
+			return errors.New("--quick needs --sharded")
+		case len(o.Kinds) == 0:
+			return fmt.Errorf("--kinds is empty, it takes %s", strings.Join(o.kinds(), ", "))
 		}
 		return nil
 	})
@@ -117,9 +155,18 @@ type siege struct {
 	rows     map[string]*SiegeRow
 }
 
-// RunSiege measures joins, and a serving validator, under attack. The attackers run in a separate
-// process and use separate loopback addresses.
-func RunSiege(ctx context.Context, o SiegeOptions, progress *harness.Progress) (*SiegeResult, error) {
+// RunSiege measures joins, and a serving validator, under attack, or a sharded network. The result
+// is a *SiegeResult or a *ShardedResult.
+func RunSiege(ctx context.Context, o SiegeOptions, progress *harness.Progress) (interface{ Print(out io.Writer) }, error) {
+	if o.Sharded {
+		return runShardedSiege(ctx, o, progress)
+	}
+	return runSiege(ctx, o, progress)
+}
+
+// runSiege measures full-state nodes. The attackers run in a separate process and use separate
+// loopback addresses.
+func runSiege(ctx context.Context, o SiegeOptions, progress *harness.Progress) (*SiegeResult, error) {
 	if err := manyLoopbacks(); err != nil {
 		return nil, err
 	}
@@ -374,22 +421,29 @@ func (r SiegeRow) ofJoins() bool { return r.JoinS > 0 }
 
 func (r SiegeRow) ofBlocks() bool { return r.BlockMS > 0 }
 
-// goal judges the row with the largest figure, among the rows for which the figure was measured.
+// goal judges the worst of the rows for which the figure was measured.
 func (r *SiegeResult) goal(name string, figure func(SiegeRow) (worst float64, met bool, measure string), measured func(SiegeRow) bool) {
-	var g harness.Target
-	for _, kind := range r.order {
-		row := r.Kinds[kind]
+	if g, ok := worstOf(name, r.order, r.Kinds, figure, measured); ok {
+		r.Targets = append(r.Targets, g)
+	}
+}
+
+// worstOf judges the row with the largest figure, among the rows with attackers for which the figure
+// was measured. ok is false if there are none.
+func worstOf[R any](
+	name string, order []string, rows map[string]R, figure func(R) (worst float64, met bool, measure string), measured func(R) bool,
+) (g harness.Target, ok bool) {
+	for _, kind := range order {
+		row := rows[kind]
 		if kind == honest || !measured(row) {
 			continue
 		}
-		if worst, met, measure := figure(row); g.Name == "" || worst > g.Figure {
-			g = harness.Target{Name: name, Met: met, Figure: worst, Measure: measure + " with " + kind}
+		if worst, met, measure := figure(row); !ok || worst > g.Figure {
+			g, ok = harness.Target{Name: name, Met: met, Figure: worst, Measure: measure + " with " + kind}, true
 		}
 	}
-	if g.Name != "" {
-		g.Figure = max(g.Figure, -g.Figure)
-		r.Targets = append(r.Targets, g)
-	}
+	g.Figure = max(g.Figure, -g.Figure)
+	return g, ok
 }
 
 // Print writes the table, notes that explain it, and the targets.

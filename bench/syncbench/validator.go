@@ -222,7 +222,7 @@ const downloadFrom = 50
 // start starts a download from an address of this machine; stop ends it. If persist is set, the
 // download reconnects after each error. Otherwise its error is returned with the next response.
 func (d *downloads) start(t Target, from string, persist bool) (stop func(), err error) {
-	dialer, err := dialFrom(from, nil)
+	dialer, err := dialFrom(from, chainID, nil)
 	if err != nil {
 		return nil, err
 	}

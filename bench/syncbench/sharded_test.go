@@ -1,0 +1,89 @@
+package syncbench
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/statesync/protocol"
+	"github.com/starling-kv/starling/transport"
+)
+
+func TestIntervals(t *testing.T) {
+	zero := time.Unix(1000, 0)
+	at := func(seconds ...float64) (times []time.Time) {
+		for _, s := range seconds {
+			times = append(times, zero.Add(time.Duration(s*float64(time.Second))))
+		}
+		return times
+	}
+	for _, c := range []struct {
+		name   string
+		times  []time.Time
+		millis []float64
+		halt   float64
+	}{
+		{"no blocks", nil, nil, 10},
+		{"none in the window", at(-1, 11), nil, 10},
+		{"a block before the window counts for its interval only", at(-3, 1, 2, 9.5, 12), []float64{4000, 1000, 7500}, 7.5},
+		{"a halt at the end", at(-1, 0, 1), []float64{1000, 1000}, 9},
+	} {
+		millis, halt := intervalsIn(c.times, zero, zero.Add(10*time.Second))
+		require.Equal(t, c.millis, millis, c.name)
+		require.InDelta(t, c.halt, halt, 1e-9, c.name)
+	}
+}
+
+func TestShardedRows(t *testing.T) {
+	s := &shardedSiege{o: SiegeOptions{Keys: 1000, Kinds: []string{"claims", "uppers", mixed}, Repeat: 1, Seconds: 30, Limit: 60}, rows: map[string]*ShardedRow{}}
+	*s.row(honest) = ShardedRow{intervals: []float64{200, 300}, HaltS: 0.3, witnesses: []float64{2, 4}, JoinsS: []float64{5}, RSSMB: 100}
+	*s.row("claims") = ShardedRow{intervals: []float64{250, 450}, HaltS: 0.5, witnesses: []float64{3, 5}, JoinsS: []float64{6}, RSSMB: 120}
+	*s.row("uppers") = ShardedRow{intervals: []float64{250, 500}, HaltS: 0.6, witnesses: []float64{3, 12}, JoinsS: []float64{60}, Unended: 1, RSSMB: 130}
+	*s.row(mixed) = ShardedRow{HaltS: 30, witnesses: []float64{3, 6}, JoinsS: []float64{20}, RSSMB: 500}
+	r := s.result()
+	require.Equal(t, 1.5, r.Kinds["claims"].BlockX)
+	require.Equal(t, 100.0, r.Kinds[mixed].BlockX, "without blocks, the halt counts")
+	require.Equal(t, []harness.Target{
+		{Name: "no halt above 5 s", Figure: 30, Measure: "30 s with mixed"},
+		{Name: "p99 of blocks at most twice that without attackers", Figure: 100, Measure: "100× with mixed"},
+		{Name: "p99 of witnesses at most twice that without attackers", Figure: 3, Measure: "3× with uppers"},
+		{Name: "a join within three times the honest time and 10 s", Figure: 60, Measure: "60 s, at most 25 s with uppers"},
+		{Name: "memory of a node within its budget for strangers and 20 %", Figure: 500, Measure: "500 MB, at most 442 MB with mixed"},
+	}, r.Targets)
+}
+
+// All attackers of each kind start and stop, although no victim answers. The relay advertises those
+// that listen.
+func TestStrangers(t *testing.T) {
+	if err := manyLoopbacks(); err != nil {
+		t.Skip("NOT RUN: ", err)
+	}
+	s, err := openStrangers()
+	require.NoError(t, err)
+	nobody := victims{Storage: []string{"0123456789abcdef0123456789abcdef01234567@127.0.0.1:1"}, RPCs: []string{"http://127.0.0.1:1"}}
+	d, err := newDialer(s.relay.target)
+	require.NoError(t, err)
+	relay, err := s.relay.target.addresses()
+	require.NoError(t, err)
+	conn, err := d.Dial(t.Context(), relay[0])
+	require.NoError(t, err)
+	for _, kind := range append(ShardedKinds, mixed, "") {
+		require.NoError(t, s.attack(kind, nobody), kind)
+		list, err := conn.Call(t.Context(), transport.Call{Method: protocol.MethodPeers, Max: protocol.MaxPeersBytes})
+		require.NoError(t, err, kind)
+		told, err := protocol.DecodePeers(list)
+		require.NoError(t, err, kind)
+		require.Len(t, told, map[string]int{"claims": advertised, "givers": advertised, "silent": advertised, mixed: 3 * advertised}[kind], kind)
+		if len(told) > 0 {
+			peer, err := d.Dial(t.Context(), told[0])
+			require.NoError(t, err, kind)
+			_, err = peer.Call(t.Context(), transport.Call{Method: protocol.MethodPeers, Max: protocol.MaxPeersBytes})
+			require.NoError(t, err, kind)
+			require.NoError(t, peer.Close())
+		}
+	}
+	require.NoError(t, conn.Close())
+	require.NoError(t, s.close())
+}
