@@ -90,7 +90,7 @@ func newRoot() *cobra.Command {
 			"byzantine --keys 100000 --peers 20 --lying 0,6,19", syncbench.RunByzantine),
 		benchmark("hiccup", "Measures a validator's commits while nodes join from it, against the SDK's store",
 			"hiccup --keys 100000 --blocks 100 --sdk-blocks 30", syncbench.RunHiccup),
-		benchmark("siege", "Measures a join and a validator under each kind of attack",
+		benchmark("siege", "Measures a join and a validator under each kind of attack, or a sharded network",
 			"siege --keys 100000 --repeat 1 --blocks 30", syncbench.RunSiege),
 		benchmark("cosmos", "Measures joins of an SDK node by verified chunks, against the SDK's snapshots, and stores below the SDK",
 			"cosmos --keys 100000 --engines goleveldb", syncbench.RunCosmos),

@@ -141,9 +141,9 @@ func Watch(processes ...*Process) (stop func() []Memory) {
 // WatchCPU samples the CPU time of a process each second until used is called. used returns the CPU
 // seconds, and the highest use in a second, in processors. Sampling also ends with ctx.
 func WatchCPU(ctx context.Context, pid int) (used func() (seconds, peak float64)) {
-	greatest, last, at := 0.0, cpuOf(pid), time.Now()
+	greatest, last, at := 0.0, CPUOf(pid), time.Now()
 	end := sample(time.Second, func() {
-		now, seconds := time.Now(), cpuOf(pid)
+		now, seconds := time.Now(), CPUOf(pid)
 		elapsed := now.Sub(at)
 		if elapsed < time.Second/2 { // the process clock is too coarse for shorter intervals
 			return
@@ -154,14 +154,14 @@ func WatchCPU(ctx context.Context, pid int) (used func() (seconds, peak float64)
 	stop := sync.OnceFunc(end)
 	context.AfterFunc(ctx, stop)
 	return func() (float64, float64) {
-		seconds := cpuOf(pid)
+		seconds := CPUOf(pid)
 		stop()
 		return seconds, greatest
 	}
 }
 
-// cpuOf returns the CPU time of a process in seconds, or 0 if it is unknown.
-func cpuOf(pid int) float64 {
+// CPUOf returns the CPU time of a process in seconds, or 0 if it is unknown.
+func CPUOf(pid int) float64 {
 	p, err := procfs.NewProc(pid)
 	if err != nil {
 		return 0

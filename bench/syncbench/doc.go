@@ -17,5 +17,9 @@
 //
 // byzantine.go measures a join from many peers, some of them Byzantine. hiccup.go measures the
 // commits of a validator while nodes join from it. siege.go measures a join, and a validator, under
-// attack.
+// attack. sharded.go measures a network of sharded validators and storage nodes under attack:
+//
+//	4 validators ◀──▶ 6 storage nodes ◀── witnesses ── witnessprobe.go
+//	  ▲      ▲          ▲          ▲
+//	 load  joiner     strangers.go, a process with many loopback addresses
 package syncbench

@@ -79,6 +79,7 @@ type ShardedRow struct {
 	PutMS     float64 `json:"put_p99_ms"` // an honest client's transaction
 	PutFailed int     `json:"puts_failed"`
 	BlockedS  float64 `json:"blocked_s"`       // the longest time that a validator's blocks waited for storage nodes
+	NodeCPU   float64 `json:"nodes_cores"`     // cores used by all nodes
 	AttackCPU float64 `json:"attackers_cores"` // cores used by the attackers
 
 	intervals, witnesses, puts []float64
@@ -284,7 +285,7 @@ func (s *shardedSiege) round(ctx context.Context, kind string) error {
 		attack.Kind = ""
 	}
 	var before, after answer
-	began := time.Now()
+	began, cpu := time.Now(), cpuOf(pids)
 	if err := errors.Join(s.attackers.Ask(request{Op: opUsage}, &before), s.attackers.Ask(attack, nil)); err != nil {
 		return err
 	}
@@ -295,6 +296,7 @@ func (s *shardedSiege) round(ctx context.Context, kind string) error {
 	}
 	ended := time.Now()
 	row := s.row(kind)
+	row.NodeCPU = max(row.NodeCPU, (cpuOf(pids)-cpu)/ended.Sub(began).Seconds())
 	witnesses, failed := s.witnesses.take()
 	row.witnesses, row.WitnessFailed = append(row.witnesses, witnesses...), row.WitnessFailed+failed
 	puts, failed := s.puts.take()
@@ -334,6 +336,14 @@ func (s *shardedSiege) round(ctx context.Context, kind string) error {
 	intervals, halt := intervalsIn(times, began, ended)
 	row.intervals, row.HaltS = append(row.intervals, intervals...), max(row.HaltS, halt)
 	return nil
+}
+
+// cpuOf returns the CPU time of processes in seconds.
+func cpuOf(pids []int) (seconds float64) {
+	for _, pid := range pids {
+		seconds += harness.CPUOf(pid)
+	}
+	return seconds
 }
 
 func (s *shardedSiege) row(kind string) *ShardedRow {
@@ -508,14 +518,15 @@ func (r *ShardedResult) judge() {
 func (r *ShardedResult) Print(out io.Writer) {
 	cells := [][]string{{
 		harness.Group(r.Keys) + " keys", "blocks", "p99, ms", "×", "halt, s", "waited, s", "witness p99, ms", "×", "failed", "join, s", "×", "unended", "node, MB",
-		"put p99, ms", "failed", "attackers, cores",
+		"put p99, ms", "failed", "nodes, cores", "attackers",
 	}}
 	for _, kind := range r.order {
 		row := r.Kinds[kind]
 		cells = append(cells, []string{
 			kind, fmt.Sprint(row.Blocks), show("%.0f", row.BlockMS), show("%.3g", row.BlockX), show("%.2f", row.HaltS), show("%.1f", row.BlockedS), show("%.1f", row.WitnessMS),
 			show("%.3g", row.WitnessX), show("%.0f", float64(row.WitnessFailed)), show("%.1f", row.JoinS), show("%.3g", row.JoinX), show("%.0f", float64(row.Unended)),
-			show("%.0f", row.RSSMB), show("%.0f", row.PutMS), show("%.0f", float64(row.PutFailed)), show("%.2f", row.AttackCPU),
+			show("%.0f", row.RSSMB), show("%.0f", row.PutMS), show("%.0f", float64(row.PutFailed)), show("%.2f", row.NodeCPU),
+			show("%.2f", row.AttackCPU),
 		})
 	}
 	harness.PrintAligned(out, cells)
@@ -527,6 +538,7 @@ witness  of one random key, requested from each storage node every %d ms by a pe
 join     of a sharded node until it follows the chain, while the attack lasts; unended: after %g s
 node     the highest peak of memory of a validator or storage node
 put      of %d honest clients, a transaction each every %d ms
+cores    used by all nodes, and by the attackers: on a machine with fewer cores than nodes, an attack on one node slows all
 `, siegeValidators, shardedStorage, shardedRanges, r.Repeat, r.Seconds, witnessEvery.Milliseconds(), r.Limit, writers, writeEvery.Milliseconds())
 	harness.PrintTargets(out, "30 s per kind on an idle machine", r.Targets)
 }
