@@ -95,8 +95,8 @@ func (m Memory) Plus(n Memory) Memory {
 // OwnMemory returns the memory of this process.
 func OwnMemory() Memory { return MemoryOf(os.Getpid()) }
 
-// MemoryOf returns the memory of a process. It reads proc(5). The maximum of getrusage(2) would include the memory of the parent before
-// the exec.
+// MemoryOf returns the memory of a process. It reads proc(5). The maximum of getrusage(2) would
+// include the memory of the parent before the exec.
 func MemoryOf(pid int) Memory {
 	p, err := procfs.NewProc(pid)
 	if err != nil {

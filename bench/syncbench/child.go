@@ -66,8 +66,8 @@ func (c *worker) open() (err error) {
 		c.downloads, err = newDownloads()
 		return err
 	case roleStrangers:
-		// The attackers of a real network have processors of their own. An error only makes the figures
-		// worse.
+		// The attackers of a real network have processors of their own. An error only makes the
+		// figures worse.
 		_ = syscall.Setpriority(syscall.PRIO_PGRP, 0, 10)
 		c.strangers, err = openStrangers()
 		return err

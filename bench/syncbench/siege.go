@@ -50,8 +50,8 @@ const (
 // siegePauseMS is the time between the starts of two blocks of an attacked validator.
 const siegePauseMS = 100
 
-// Kinds returns all kinds of attackers of full-state nodes: those of a joiner, of a server, of both,
-// and of a network.
+// Kinds returns all kinds of attackers of full-state nodes: those of a joiner, of a server, of
+// both, and of a network.
 func Kinds() []string {
 	return slices.Concat(JoinKinds, ServeKinds, []string{mixed, transactions})
 }
@@ -428,8 +428,8 @@ func (r *SiegeResult) goal(name string, figure func(SiegeRow) (worst float64, me
 	}
 }
 
-// worstOf judges the row with the largest figure, among the rows with attackers for which the figure
-// was measured. ok is false if there are none.
+// worstOf judges the row with the largest figure, among the rows with attackers for which the
+// figure was measured. ok is false if there are none.
 func worstOf[R any](
 	name string, order []string, rows map[string]R, figure func(R) (worst float64, met bool, measure string), measured func(R) bool,
 ) (g harness.Target, ok bool) {
