@@ -49,9 +49,25 @@ func (j *joiner) tick() {
 		missing := len(j.state.installer.Missing())
 		j.say("%s", progress(missing, j.result.Chunks, j.missing-missing, n, time.Since(j.began)))
 	}
-	if time.Since(j.moved) > j.o.Stall {
-		j.loop.Fail(fmt.Errorf("%w: %d of %d chunks are missing", ErrStalled, len(j.state.installer.Missing()), j.result.Chunks))
+	if err := j.useless(); err != nil {
+		j.loop.Fail(j.short(err))
 	}
+	quiet := time.Since(j.moved)
+	if quiet >= quietAfter && j.waited.Before(j.moved) {
+		j.waited = time.Now()
+		j.say("no data has arrived for %v: waiting up to %v%s", quietAfter, j.o.Stall, table(j.known))
+	}
+	if quiet > j.o.Stall {
+		j.loop.Fail(j.short(ErrStalled))
+	}
+}
+
+// quietAfter is the time without received data after which a join logs that it waits.
+const quietAfter = 30 * time.Second
+
+// short adds the number of missing chunks to an error.
+func (j *joiner) short(err error) error {
+	return fmt.Errorf("%w: %d of %d chunks are missing", err, len(j.state.installer.Missing()), j.result.Chunks)
 }
 
 // progress describes a join that has fetched fetched chunks and bytes bytes in the time took. The
@@ -87,6 +103,13 @@ func (j *joiner) Spec(k int) scheduler.Item {
 func (j *joiner) Call(ctx context.Context, conn transport.Conn, r *fetch.Request[int]) (fetch.Answer, error) {
 	f := fetching{j.state, conn, r, 0}
 	data, err := f.chunk(ctx)
+	switch {
+	case err == nil || j.ctx.Err() != nil:
+	case ctx.Err() == nil:
+		j.loop.Post(func() { j.failed(conn.Remote().ID, "no chunk", err) })
+	case r.Received.Load() == 0: // the loop has cancelled the request
+		j.loop.Post(func() { j.failed(conn.Remote().ID, "no chunk", context.DeadlineExceeded) })
+	}
 	return fetch.Answer{Data: data, Bytes: uint64(min(r.Received.Load(), maxAnswer))}, err
 }
 
@@ -114,6 +137,7 @@ func (*joiner) Invalid(err error) bool { return isLie(err) }
 func (j *joiner) Verified(r *fetch.Request[int], _ struct{}) {
 	j.moved = time.Now()
 	j.result.Bytes += r.Received.Load()
+	j.answered(transport.ID(r.Peer), "it has sent chunks", nil)
 }
 
 // At implements fetch.Work.

@@ -24,6 +24,8 @@ var (
 	ErrStale = errors.New("no peer has the state of the unfinished join")
 	// ErrStalled reports that nothing has arrived for Options.Stall.
 	ErrStalled = errors.New("no peer has sent data within the time limit")
+	// ErrNoPeers reports that each peer is banned, or is not the node that Options.Addresses names.
+	ErrNoPeers = errors.New("no peer is left")
 )
 
 // Headers provides the app hashes of the chain.
@@ -43,7 +45,7 @@ type Options struct {
 	Height int64
 	// ChooseTimeout is the time limit for finding a state; 0: 1 minute.
 	ChooseTimeout time.Duration
-	// Stall is the time without received data after which the join fails; 0: 10 minutes.
+	// Stall is the time without received data after which the join fails; 0: 2 minutes.
 	Stall time.Duration
 	// MemoryBytes limits the bytes of responses in flight or being verified; 0:
 	// scheduler.DefaultMemory.
@@ -100,8 +102,10 @@ type joiner struct {
 	peers    map[scheduler.PeerID]*peer // connected
 	banned   map[transport.ID]bool
 	wasted   map[transport.ID]time.Duration // time spent on a peer's offers without a result
+	known    []Peer                         // at n: the last answer of o.Addresses[n]
 	state    *state
 	moved    time.Time // when data last arrived
+	waited   time.Time // when the join last logged that it waits
 	began    time.Time // when fetching chunks began
 	reported time.Time // time of the last progress line
 	logged   int64     // bytes in the last progress line
@@ -125,13 +129,13 @@ type state struct {
 }
 
 // Join fetches a state, verifies it and installs it durably in the database. Errors: ctx's,
-// ErrNothing, ErrStale, ErrStalled, nodedb.ErrNotEmpty, failures of the database.
+// PeersError, nodedb.ErrNotEmpty, failures of the database.
 func Join(ctx context.Context, o Options) (*Result, error) {
 	if o.ChooseTimeout <= 0 {
 		o.ChooseTimeout = time.Minute
 	}
 	if o.Stall <= 0 {
-		o.Stall = 10 * time.Minute
+		o.Stall = 2 * time.Minute
 	}
 	if o.Report <= 0 {
 		o.Report = 5 * time.Second
@@ -145,12 +149,21 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	defer j.loop.Stop()
 	defer cancel()
 	for _, a := range o.Addresses {
-		j.loop.Go(func() { j.connect(a) })
+		j.known = append(j.known, Peer{Address: a, Answer: "no answer yet"})
 	}
-	if err := j.choose(); err != nil {
-		return nil, err
+	for n, a := range o.Addresses {
+		j.loop.Go(func() { j.connect(n, a) })
 	}
-	if err := j.fetch(); err != nil {
+	err := j.choose()
+	if err == nil {
+		err = j.fetch()
+	}
+	for _, end := range []error{ErrNothing, ErrStale, ErrStalled, ErrNoPeers} {
+		if errors.Is(err, end) {
+			return nil, &PeersError{err, j.known}
+		}
+	}
+	if err != nil {
 		return nil, err
 	}
 	// Stop all writers first: a duplicate of a chunk whose request was cancelled late would
@@ -178,6 +191,11 @@ func (j *joiner) say(format string, args ...any) {
 func (j *joiner) Ban(id scheduler.PeerID, why string) {
 	p := j.peers[id]
 	j.say("peer %s is banned: %s", id, why)
+	for i := range j.known {
+		if k := &j.known[i]; k.ID == transport.ID(id) {
+			k.Answer, k.Err, k.Final = "banned: "+reason(errors.New(why)), ErrNoPeers, true
+		}
+	}
 	if !j.banned[transport.ID(id)] {
 		j.banned[transport.ID(id)] = true
 		j.result.Banned++
@@ -224,6 +242,9 @@ func (j *joiner) choose() error {
 			over = !time.Now().Before(deadline)
 			j.loop.Handle()
 		}
+		if err := j.useless(); err != nil {
+			return err
+		}
 		if h, ok := j.next(height, tried, over); ok {
 			from := time.Now()
 			hash, err := j.appHash(h)
@@ -252,6 +273,11 @@ func (j *joiner) choose() error {
 			continue
 		}
 		if over {
+			for id, p := range j.peers {
+				if height != 0 && !slices.Contains(p.offers, height) {
+					j.absent(id, height)
+				}
+			}
 			return last
 		}
 		select {
@@ -329,6 +355,7 @@ func (j *joiner) manifest(height int64, appHash iavlsync.Hash) *iavlsync.Manifes
 			continue
 		}
 		j.say("peer %s sent no manifest of height %d: %v", id, height, err)
+		j.failed(transport.ID(id), fmt.Sprintf("no manifest of height %d", height), err)
 		took := time.Since(from)
 		if j.wasted[transport.ID(id)] += took; took >= lateAfter {
 			return nil

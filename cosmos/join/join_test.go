@@ -181,7 +181,7 @@ func TestHalvesOfShortChunks(t *testing.T) {
 			return n.Halves(height), nil
 		}))
 		_, err := join.Join(context.Background(), w.options(nodedbtest.NewMem()))
-		require.ErrorIs(t, err, join.ErrStalled)
+		require.ErrorIs(t, err, join.ErrNoPeers)
 		require.Contains(t, w.logs[len(w.logs)-1], "it came in halves")
 		w.add(nil)
 		require.LessOrEqual(t, w.join(nodedbtest.NewMem()).Banned, 1)
@@ -201,7 +201,7 @@ func TestLiarsAreBanned(t *testing.T) {
 		}
 		db := nodedbtest.NewMem()
 		_, err := join.Join(context.Background(), w.options(db))
-		require.ErrorIs(t, err, join.ErrStalled)
+		require.ErrorIs(t, err, join.ErrNoPeers)
 		require.Contains(t, w.logs[len(w.logs)-1], "is banned")
 		_, err = nodedb.Latest(db)
 		require.ErrorIs(t, err, nodedb.ErrNoState)

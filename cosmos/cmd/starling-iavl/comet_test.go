@@ -18,6 +18,7 @@ import (
 	dbm "github.com/cosmos/cosmos-db"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/cosmos/join"
 	"github.com/starling-kv/starling/statesync/lightblocks"
 )
 
@@ -321,10 +322,10 @@ func TestAdvice(t *testing.T) {
 		"with another source":  missingHeader(fmt.Errorf("%w: %w", unavailable, lightblocks.ErrTrustMismatch)),
 		"running servers of":   missingHeader(lightblocks.ErrNoPeers),
 	} {
-		require.ErrorContains(t, explainNothing(err), want)
+		require.ErrorContains(t, explainPeers(&join.PeersError{Err: err}), want)
 	}
 	// Without the app hash, a join of the application's database alone is not a remedy.
-	err := explainNothing(unavailable)
+	err := explainPeers(&join.PeersError{Err: unavailable})
 	require.ErrorContains(t, err, "--rpc")
 	require.NotContains(t, err.Error(), databaseOnly)
 }

@@ -91,3 +91,25 @@ func TestKilledInComet(t *testing.T) {
 		})
 	}
 }
+
+// TestKilledAgain: a join that is killed while it builds CometBFT's databases for a joined home is
+// resumed, too.
+func TestKilledAgain(t *testing.T) {
+	b := newBefore(t, dbm.GoLevelDBBackend)
+	b.finish(t, b.home)
+	for _, lost := range []string{"state", "blockstore"} {
+		require.NoError(t, os.RemoveAll(dbDir(b.home, lost)))
+	}
+	for _, name := range []string{"blockstore", "state"} {
+		for _, step := range []string{"begun", "filled", "replaced", "named"} {
+			t.Run(name+" "+step, func(t *testing.T) {
+				home := filepath.Join(t.TempDir(), "joiner")
+				require.NoError(t, os.CopyFS(home, os.DirFS(b.home)))
+				out, killed, err := child(t, home, "step "+name+" "+step, b.join(home, b.address)...)
+				require.True(t, killed, "%v: %s", err, out)
+				b.finish(t, home)
+				require.Empty(t, start(t, home))
+			})
+		}
+	}
+}

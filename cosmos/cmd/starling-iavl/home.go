@@ -194,15 +194,17 @@ func openChain(home string) (*chain, error) {
 	return c, nil
 }
 
-// nodeKey returns the key of the home's node, or a new key if it has none.
-func nodeKey(home string) (ed25519.PrivateKey, error) {
-	key, err := p2p.LoadNodeKey(filepath.Join(home, "config", "node_key.json"))
-	if errors.Is(err, fs.ErrNotExist) {
+// serverKey returns the key in a file, which it creates if it does not exist; "": a new key. It is
+// not the node's key, because copies of a home would be one peer: if one of them is banned, so
+// would be all others.
+func serverKey(file string) (ed25519.PrivateKey, error) {
+	if file == "" {
 		_, fresh, err := ed25519.GenerateKey(nil)
 		return fresh, err
 	}
+	key, err := p2p.LoadOrGenNodeKey(file)
 	if err != nil {
-		return nil, fmt.Errorf("key of the node: %w", err)
+		return nil, fmt.Errorf("--key: %w", err)
 	}
 	return key.PrivKey.Bytes(), nil
 }

@@ -63,9 +63,11 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		return err
 	}
 	proof := trust{ChainID: *chainID, Height: *trustHeight, Hash: hex.EncodeToString(hash)}
-	// An earlier join of this home may have been killed before it tidied up. Look for it while
-	// holding the lock. A home with another state does not get the lock's folder.
-	if _, err := os.Stat(dbDir(*home, applicationDB)); err == nil && proof.same(*home) != nil {
+	// An earlier join of this home may have been killed before it tidied up, or its node may not
+	// have stored a block yet. Look for both while holding the lock.
+	_, err = os.Stat(dbDir(*home, applicationDB))
+	other := err == nil && proof.same(*home) != nil
+	if other && *alone {
 		return errOtherState(*home)
 	}
 	addresses, err := parsePeers(*peers)
@@ -75,6 +77,9 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	var consensus *comet
 	if !*alone {
 		if consensus, err = openComet(*home, *chainID); err != nil {
+			if other {
+				err = fmt.Errorf("%w\n%w", errOtherState(*home), err)
+			}
 			return err
 		}
 	}
@@ -104,15 +109,15 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		return fmt.Errorf("lock %s: %w (is another join running?)", joiningDir(*home), err)
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
+	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: *chainID})
 	if _, err := os.Stat(dbDir(*home, applicationDB)); err == nil {
-		joined, err := joinedBefore(*home, *height, backend, proof)
+		joined, err := rejoin(ctx, *home, *height, backend, proof, consensus, &headers{*chainID, verifier, dialer, addresses}, stderr)
 		if err != nil {
 			return err
 		}
 		fmt.Fprintf(stdout, "already joined at height %d\n", joined)
 		return nil
 	}
-	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: *chainID})
 	// The application's database is renamed last. Until then, the same command resumes.
 	finish := func(height int64) error {
 		if consensus != nil {
@@ -123,7 +128,11 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 				return err
 			}
 		}
-		return rename(*home)
+		if err := rename(*home); err != nil || consensus == nil {
+			return err
+		}
+		fmt.Fprintln(stderr, "next: start the node. If it stops before it has stored a block, run this command again before the next start")
+		return nil
 	}
 	before, err := completeBefore(*home, *height, backend, proof, consensus != nil)
 	if err != nil {
@@ -176,9 +185,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	if errors.Is(err, join.ErrStale) || errors.Is(err, nodedb.ErrOtherJoin) || errors.Is(err, iavlsync.ErrInvalidManifest) {
 		err = fmt.Errorf("%w\nTo start over, remove %s", err, joiningDir(*home))
 	}
-	if errors.Is(err, join.ErrNothing) {
-		err = explainNothing(err)
-	}
+	err = explainPeers(err)
 	if err != nil {
 		return explainFull(err, *home, leaves)
 	}
@@ -207,8 +214,12 @@ func once(w io.Writer) func(text string) {
 	}
 }
 
-// explainNothing adds a hint to the error of a join that has found no state.
-func explainNothing(err error) error {
+// explainPeers adds the next step to the error of a join that no peer could help.
+func explainPeers(err error) error {
+	var end *join.PeersError
+	if !errors.As(err, &end) || errors.Is(err, join.ErrStale) {
+		return err
+	}
 	switch {
 	case errors.Is(err, lightblocks.ErrConflict):
 		return fmt.Errorf("%w\nThere are validator signatures for two chains: do not join, and ask the chain's operators", err)
@@ -223,6 +234,14 @@ func explainNothing(err error) error {
 		return fmt.Errorf("%w\nCompare --trust-height and --trust-hash with another source: either they are wrong, or all peers belong to another chain", err)
 	case errors.Is(err, lightblocks.ErrUnavailable):
 		return fmt.Errorf("%w\nName running nodes of the chain with --rpc, which have these headers, and check that --peers are servers of this chain", err)
+	}
+	switch {
+	case errors.Is(err, join.ErrStalled):
+		return fmt.Errorf("%w\nThe same command resumes. Check the servers, or name others with --peers", err)
+	case allStrangers(end):
+		return fmt.Errorf("%w\nCompare --chain-id and --peers with the addresses that the servers print when they start", err)
+	case errors.Is(err, join.ErrNoPeers):
+		return fmt.Errorf("%w\nName other servers with --peers: the same command resumes", err)
 	}
 	return fmt.Errorf("%w\nCheck that --peers are running servers of this chain", err)
 }

@@ -18,8 +18,12 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/starling-kv/starling/cosmos/join"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 )
 
 const usage = `usage:
@@ -42,14 +46,46 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-	case errors.Is(err, errUsage):
-		os.Exit(2)
-	case err != nil:
+	status := exitStatus(err)
+	if status != 0 && !errors.Is(err, errUsage) {
 		fmt.Fprintf(os.Stderr, "starling-iavl: %v\n", err)
-		os.Exit(1)
 	}
+	os.Exit(status)
+}
+
+// Exit statuses, as those of starlingd (docs/reference/files.md).
+const (
+	exitFailed  = 1
+	exitUsage   = 2
+	exitRefused = 3 // peers have answered, and none can prove a state
+	exitFull    = 5
+)
+
+// exitStatus returns the exit status for the error of run.
+func exitStatus(err error) int {
+	var end *join.PeersError
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+		return 0
+	case errors.Is(err, lightblocks.ErrConflict):
+		return exitRefused
+	case errors.Is(err, errUsage), errors.Is(err, lightblocks.ErrTrustMismatch), errors.Is(err, lightblocks.ErrTrustExpired):
+		return exitUsage
+	case full(err):
+		return exitFull
+	case !errors.As(err, &end), errors.Is(err, join.ErrStalled):
+		return exitFailed
+	case allStrangers(end):
+		return exitUsage
+	case slices.ContainsFunc(end.Peers, func(p join.Peer) bool { return p.ID != "" }):
+		return exitRefused
+	}
+	return exitFailed
+}
+
+// allStrangers reports whether no peer is the node that the command line names.
+func allStrangers(end *join.PeersError) bool {
+	return errors.Is(end, join.ErrNoPeers) && !slices.ContainsFunc(end.Peers, func(p join.Peer) bool { return p.ID != "" })
 }
 
 // run runs a command until it is done or ctx ends. A server then returns nil.

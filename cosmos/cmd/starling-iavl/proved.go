@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -145,14 +146,20 @@ func (c *comet) complete(ctx context.Context, h *headers, height int64, stderr i
 	if there || err != nil {
 		return err
 	}
+	return c.build(ctx, h, joiningDB, height, nil, stderr)
+}
+
+// build writes CometBFT's state for a complete application database, replacing databases without
+// blocks. Unless appHash is nil, the chain's header must have this app hash.
+func (c *comet) build(ctx context.Context, h *headers, name string, height int64, appHash []byte, stderr io.Writer) error {
 	if err := room(c.home, cometBytes); err != nil {
 		return err
 	}
-	backend, err := backendOf(dbDir(c.home, joiningDB))
+	backend, err := backendOf(dbDir(c.home, name))
 	if err != nil {
 		return err
 	}
-	app, err := dbm.NewDB(joiningDB, backend, dataDir(c.home))
+	app, err := dbm.NewDB(name, backend, dataDir(c.home))
 	if err != nil {
 		return err
 	}
@@ -169,6 +176,9 @@ func (c *comet) complete(ctx context.Context, h *headers, height int64, stderr i
 		return fmt.Errorf("%w\nCometBFT's state needs the headers of heights %d to %d: name running nodes with --rpc. "+
 			"The same command resumes. With --%s it leaves CometBFT's state to the node's own command \"comet bootstrap-state\"",
 			err, height, height+2, databaseOnly)
+	case appHash != nil && !bytes.Equal(state.AppHash, appHash):
+		return fmt.Errorf("%s has app hash %x at height %d, but the chain has %x\nThis is not a state of the chain: join in a new home",
+			dbDir(c.home, name), appHash, height, []byte(state.AppHash))
 	}
 	if err := c.write(state, commit); err != nil {
 		return explainFullComet(err, c.home)

@@ -25,6 +25,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	chainID := flags.String("chain-id", "", "chain ID (default: that of the home's blocks)")
 	heights := flags.Int("heights", 3, "number of newest states to serve; pruned states are skipped")
 	rate := flags.Int64("rate", 0, "rate limit in bytes per second, over all joiners; 0: no limit")
+	keyFile := flags.String("key", "", "file with the server's key, created if it does not exist (default: a new key at each start)")
 	if err := parse(flags, args, stdout, stderr, "home", "heights"); err != nil {
 		return err
 	}
@@ -56,7 +57,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	if err := addStates(s, reads(app), *heights, stderr); err != nil {
 		return err
 	}
-	key, err := nodeKey(*home)
+	key, err := serverKey(*keyFile)
 	if err != nil {
 		return err
 	}
