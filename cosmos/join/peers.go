@@ -26,7 +26,7 @@ const (
 // Peer is an address of Options.Addresses.
 type Peer struct {
 	Address transport.Address
-	ID      transport.ID // of the node that last answered at the address; "": none
+	ID      transport.ID // of the node that last answered a request at the address; "": none
 	Answer  string       // what it last answered, in one line
 	Err     error        // why it is of no use; nil: Answer is not a failure
 	// Final reports that waiting does not help: the peer is banned, or is not the node that the
@@ -186,11 +186,8 @@ func (j *joiner) missed(n int, id transport.ID, err error, final bool) {
 	j.loop.Post(func() {
 		p := &j.known[n]
 		p.Answer, p.Err, p.Final = reason(err), err, final
-		if id != "" {
-			p.ID = id
-			if final {
-				p.Answer = "banned: " + p.Answer
-			}
+		if final && id != "" {
+			p.ID, p.Answer = id, "banned: "+p.Answer
 		}
 		j.say("%s: %s", p.Address, p.Answer)
 	})

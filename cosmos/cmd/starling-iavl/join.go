@@ -32,7 +32,10 @@ const rpcTimeout = 10 * time.Second
 
 // filesBeside are stores of modules that keep files outside the database. The app hash does not
 // cover these files; the SDK's own snapshots carry them as extensions.
-var filesBeside = map[string]string{"wasm": "the code of its contracts", "08-wasm": "the code of its light clients"}
+var filesBeside = map[string]struct{ what, folder, use string }{
+	"wasm":    {"the code of its contracts", "wasm", "calls a contract"},
+	"08-wasm": {"the code of its light clients", "data/08-light-client", "updates a light client"},
+}
 
 func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	defer func() {
@@ -162,7 +165,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		Addresses: addresses, Height: *height,
 		Accept: func(m *iavlsync.Manifest) error {
 			leaves, proof.State = leavesOf(m), m.Height
-			return accept(m, *without)
+			return accept(m, *home, *without, stderr)
 		},
 		// Peers may have presented another chain since the app hash was verified.
 		Final: func() error {
@@ -388,13 +391,26 @@ func parsePeers(list string) (addresses []transport.Address, err error) {
 	return addresses, nil
 }
 
-// accept rejects chains whose nodes need files outside the database.
-func accept(m *iavlsync.Manifest, without bool) error {
+// accept rejects chains whose nodes need files outside the database. With without, it warns of the
+// files that are missing.
+func accept(m *iavlsync.Manifest, home string, without bool, stderr io.Writer) error {
 	for _, s := range m.Stores {
-		if what := filesBeside[s.Name]; what != "" && len(s.Entries) > 0 && !without {
-			return fmt.Errorf("the chain has a store %q: its module keeps %s in files, which are not part of the database. "+
-				"Copy them from a node that you trust, and join with --without-files", s.Name, what)
+		beside, is := filesBeside[s.Name]
+		if !is || len(s.Entries) == 0 {
+			continue
 		}
+		_, err := os.Stat(filepath.Join(home, filepath.FromSlash(beside.folder)))
+		if without && err == nil {
+			continue
+		}
+		text := fmt.Sprintf("the chain has a store %q: its module keeps %s in files, which are not part of the database. "+
+			"Without them, the node stops at the first block that %s. Copy them from a stopped node that you trust, before the start: "+
+			"the folder %s of its home, if the chain has not set another one",
+			s.Name, beside.what, beside.use, beside.folder)
+		if !without {
+			return fmt.Errorf("%s\nThen join with --without-files", text)
+		}
+		fmt.Fprintf(stderr, "warning: %s\n", text)
 	}
 	return nil
 }
