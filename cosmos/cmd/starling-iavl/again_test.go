@@ -15,7 +15,7 @@ import (
 
 // start does with a home what CometBFT does when a node starts, up to the first block (node/node.go
 // and blocksync/reactor.go, NewNode and NewReactor). It returns the text with which they panic, if
-// they do. cosmos/sdk/simd has the test with a node.
+// they do.
 func start(t *testing.T, home string) string {
 	t.Helper()
 	stateDB, err := openCometDB(home, "state")
