@@ -62,8 +62,8 @@ func TestStoppedBeforeTheFirstBlock(t *testing.T) {
 			require.Contains(t, join(address), "next: start the node")
 			require.Empty(t, start(t, home))
 			require.Equal(t, "state (12) and store (0) height mismatch", start(t, home))
-			for range 2 {
-				require.Equal(t, "already joined at height 12\n", join("127.0.0.1:1")) // without peers
+			for range 2 { // without peers
+				require.Equal(t, "already joined at height 12\n", join("127.0.0.1:1"))
 			}
 			require.Empty(t, start(t, home))
 			for _, lost := range [][]string{{"state"}, {"blockstore"}, {"state", "blockstore"}} {
