@@ -10,6 +10,7 @@
 //	├── dsm                                   dsmbench        a state sharded over storage nodes, against full-state nodes
 //	├── join                                  joinbench       fetching a chain's blocks, by transport and by block sync
 //	├── relay                                 relaybench      the propagation of large blocks to validators
+//	├── papers                                papersbench     the figures of the four papers, as pictures
 //	└── transport                             transportbench  responses over sockets, TLS and RDMA
 //
 // The package harness has the shared code, workload the keys and values, network the nodes, guest
@@ -34,6 +35,7 @@ import (
 	"github.com/starling-kv/starling/bench/dsmbench"
 	"github.com/starling-kv/starling/bench/e2ebench"
 	"github.com/starling-kv/starling/bench/joinbench"
+	"github.com/starling-kv/starling/bench/papersbench"
 	"github.com/starling-kv/starling/bench/relaybench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
@@ -112,6 +114,8 @@ func newRoot() *cobra.Command {
 			"join --blocks 40", joinbench.Run),
 		benchmark("relay", "Measures the propagation of large blocks to validators: over p2p, and by transport.relay (TCP, RDMA)",
 			"relay --rounds 1 --blocks 2", relaybench.Run),
+		benchmark("papers", "Measures the figures of the four papers, and draws them",
+			"papers --quick --only avlstar/space", papersbench.Run),
 		benchmark("transport", "Measures rates and CPU time of responses over plain sockets, TLS and RDMA",
 			"transport --sizes 64KiB,1MiB --peers 1,4 --rounds 1", transportbench.Run))
 	return root

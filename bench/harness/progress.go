@@ -119,6 +119,14 @@ func (p *Progress) line(note string) {
 		float64(f.done)/max(time.Since(f.start).Seconds(), 1e-3), note)
 }
 
+// Say ends the phase, and writes a line.
+func (p *Progress) Say(format string, args ...any) {
+	p.finish()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fmt.Fprintf(p.out, "%6.1f s  %s\n", time.Since(p.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
 // finish ends the phase with a line.
 func (p *Progress) finish() {
 	p.mu.Lock()
