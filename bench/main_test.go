@@ -353,6 +353,24 @@ func TestLatency(t *testing.T) {
 		"signed_x", "text_x", "batch32_x", "cpu_x", "gets_x", "proved_gets_x", "range_x")
 }
 
+// The command keeps what it has measured: a second run draws the same picture.
+func TestPapers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a whole run")
+	}
+	dir := t.TempDir()
+	for range 2 {
+		out, err := run(t.Context(), "papers", "--quick", "--only", "chainkv/cache", "--out", dir)
+		require.NoError(t, err)
+		require.Contains(t, out, "throughput 2.72 to 6.51 % higher")
+		for _, name := range []string{"chainkv-cache.json", "chainkv-cache.svg", "index.html"} {
+			require.FileExists(t, filepath.Join(dir, name))
+		}
+	}
+	_, err := run(t.Context(), "papers", "--only", "chainkv/nothing", "--out", dir)
+	require.ErrorContains(t, err, "chainkv/cache")
+}
+
 func TestTimeline(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
 	svg := filepath.Join(t.TempDir(), "timeline.svg")

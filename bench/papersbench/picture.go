@@ -44,7 +44,7 @@ const (
 // nothing else.
 func picture(c chart, label string) ([]byte, error) {
 	p := plot.New()
-	p.BackgroundColor = color.Transparent
+	p.BackgroundColor = nil // style has it
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = c.Title, c.X+"\n"+label, c.Y
 	sans := font.Font{Typeface: "Liberation", Variant: "Sans", Size: vg.Points(10)}
 	for _, s := range []*draw.TextStyle{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label, &p.Legend.TextStyle} {

@@ -75,8 +75,8 @@ func (r *report) fits(commands []string, commit string) bool {
 	return r != nil && commit != "" && r.Commit == commit && slices.Equal(r.Commands, commands)
 }
 
-// save writes the report and its pictures.
-func (r *report) save(dir string) error {
+// draw writes the pictures of the report.
+func (r *report) draw(dir string) error {
 	for _, c := range r.Charts {
 		svg, err := picture(c, r.label())
 		if err != nil {
@@ -85,6 +85,14 @@ func (r *report) save(dir string) error {
 		if err := write(filepath.Join(dir, pictureName(r.ID, c)), svg); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// save writes the report and its pictures.
+func (r *report) save(dir string) error {
+	if err := r.draw(dir); err != nil {
+		return err
 	}
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {

@@ -130,7 +130,8 @@ func (f *figure) report(ctx context.Context, commands []string, commit string, p
 	return r, nil
 }
 
-// gather reads all reports of a folder, and writes its page.
+// gather reads all reports of a folder, draws them again, since the program may draw better now, and
+// writes the folder's page.
 func gather(dir string) (*Result, error) {
 	result := &Result{Out: dir}
 	found := map[string]*report{}
@@ -140,6 +141,9 @@ func gather(dir string) (*Result, error) {
 			return nil, err
 		}
 		if r != nil {
+			if err := r.draw(dir); err != nil {
+				return nil, err
+			}
 			found[f.id] = r
 			result.Reports = append(result.Reports, r)
 		}
@@ -153,17 +157,16 @@ func gather(dir string) (*Result, error) {
 
 // Print writes the papers' numbers and ours.
 func (r *Result) Print(out io.Writer) {
-	cells := [][]string{{"figure", "", "paper", "ours"}}
 	for _, rep := range r.Reports {
-		for i, row := range rep.Rows {
-			id := ""
-			if i == 0 {
-				id = rep.ID
+		fmt.Fprintln(out, rep.ID)
+		for _, row := range rep.Rows {
+			paper := ""
+			if row.Paper != "" {
+				paper = " (paper: " + row.Paper + ")"
 			}
-			cells = append(cells, []string{id, row.What, row.Paper, row.Ours})
+			fmt.Fprintf(out, "  %s: %s%s\n", row.What, row.Ours, paper)
 		}
 	}
-	harness.PrintAligned(out, cells)
 	without := 0
 	for _, f := range figures {
 		if f.run == nil {

@@ -164,7 +164,7 @@ func spaceOutcome(o spaceOptions, phases []spacePhase, lines []line, record uint
 		}
 	}
 	for _, p := range phases {
-		out.add("hashes per operation, "+p.Name, "", "%.1f with the paper's chunk ids in the hashes, %.1f without", p.Hashes, p.Plain)
+		out.add("hashes per operation, "+p.Name, "", "%.2f with the paper's chunk ids in the hashes, %.2f without", p.Hashes, p.Plain)
 	}
 	for _, p := range phases {
 		out.add("leaves copied per operation, "+p.Name, "", "%.1f by whole chunks (§3.8), at most 1 by paths", p.Copied)
