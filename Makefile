@@ -38,7 +38,7 @@ RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e 
 # $(call timed,WHAT,COMMAND) runs a command, and prints WHAT before and the seconds after it.
 timed = @echo "=== $(1)"; from=$$(date +%s); $(2) && echo "=== $$(($$(date +%s) - from)) s: $(1)"
 
-.PHONY: help build build-rdma localnet image install release release-check test check checks modules race debug oracle bench cosmos e2e e2e-docker e2e-network e2e-random torture test-rdma lint fuzz proto kernels vectors clean
+.PHONY: help build build-rdma localnet image install release release-check test check checks modules race debug oracle bench cosmos e2e e2e-docker e2e-network e2e-random torture test-rdma lint fuzz proto kernels vectors pictures clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
@@ -159,6 +159,14 @@ kernels: ## regenerate the assembly of sha256mb (avo is a dependency of _gen/avo
 vectors: ## regenerate our own test vectors; a change of a frozen format shows up in git diff
 	$(GO) test ./avlstar ./tx ./app -run Vectors -update
 	cd cosmos && $(GO) test ./iavlsync -run Vectors -update
+
+# Figures that count bytes, chunks or hits: other processes on the machine do not change them.
+FIGURES ?= avlstar/space,join/moving,chainkv/cache
+
+pictures: ## measure figures of the papers, and put their pictures into docs/papers: FIGURES=avlstar/fig7
+	cd bench && $(GO) run . papers --only $(FIGURES) --out ../build/papers
+	mkdir -p docs/papers
+	cp build/papers/*.svg docs/papers/
 
 clean: ## remove all build outputs
 	rm -rf build .tools

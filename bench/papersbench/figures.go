@@ -80,7 +80,7 @@ var rainblockFigures = []*figure{
 		id: "rainblock/fig8", title: "Fig. 8: memory, witnesses and aborts by retention",
 		paper: "(a) A tree of depth 5 takes 40 % of the memory of the full one. (b) Witnesses are up to 95 % smaller. (c) More retention and more accounts mean fewer aborts.",
 		how:   "The program dsm, phase sizes.",
-		quick: []string{"dsm --phases sizes --keys 50000 --blocks 10 --window 8 --retain 8 --depths 0,4,6,10,12"},
+		quick: []string{"dsm --phases sizes --keys 100000 --blocks 4 --window 2 --retain 12 --depths 0,4,8,16"},
 		full:  []string{"dsm --phases sizes"},
 		differs: []string{
 			"A binary tree: depth 4r here is about r in the paper's tree of 16 children.",

@@ -38,6 +38,7 @@ const style = `<style>
 const (
 	width  = 7 * vg.Inch
 	height = 4 * vg.Inch
+	margin = 6 // points
 )
 
 // picture returns a chart as SVG, with a line that says where and when it was measured. It depends on
@@ -84,7 +85,7 @@ func picture(c chart, label string) ([]byte, error) {
 		p.Y.Max += (p.Y.Max - p.Y.Min) * 0.08 * float64(len(c.Lines)) // room for the legend
 	}
 	canvas := vgsvg.New(width, height)
-	p.Draw(draw.New(canvas))
+	p.Draw(draw.Crop(draw.New(canvas), margin, -2*margin, margin, -margin))
 	var out bytes.Buffer
 	if _, err := canvas.WriteTo(&out); err != nil {
 		return nil, err

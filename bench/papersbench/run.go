@@ -24,7 +24,7 @@ type Options struct {
 // Flags adds the flags of papers.
 func (o *Options) Flags(f *harness.Flags) {
 	var quick bool
-	f.BoolVar(&quick, "quick", false, "small states, about ten minutes on two cores (the default)")
+	f.BoolVar(&quick, "quick", false, "small states, for minutes on two cores (the default)")
 	f.BoolVar(&o.Full, "full", false, "the papers' sizes where they fit into this machine: hours")
 	f.Names(&o.Only, "only", nil, ids(), "figures to run (default: all), of "+fmt.Sprint(len(figures))+": see the page")
 	f.StringVar(&o.Out, "out", "../build/papers", "folder for the reports, the pictures and index.html; figures that it has from the same commit and options are not run again")
