@@ -64,7 +64,7 @@ const (
 	movingLimit          = 5 * time.Minute // of one join
 )
 
-// movingRow has the joins with one share of changed keys. A join ends when the new state is durable.
+// movingRow has the joins with one share of changed keys. A join ends when the state is durable.
 type movingRow struct {
 	Percent float64 `json:"percent"` // of the keys
 	Changed int     `json:"changed"`

@@ -41,8 +41,8 @@ const (
 	margin = 6 // points
 )
 
-// picture returns a chart as SVG, with a line that says where and when it was measured. It depends on
-// nothing else.
+// picture returns a chart as SVG, with a label that says where and when it was measured. It depends
+// on nothing else.
 func picture(c chart, label string) ([]byte, error) {
 	p := plot.New()
 	p.BackgroundColor = nil // style has it

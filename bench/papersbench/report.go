@@ -24,7 +24,7 @@ import (
 type report struct {
 	ID       string          `json:"id"`
 	Commands []string        `json:"commands"`
-	Commit   string          `json:"commit"` // "": unknown, or the code has changes that are not committed
+	Commit   string          `json:"commit"` // "": unknown, or changed code
 	Started  time.Time       `json:"started"`
 	Seconds  float64         `json:"seconds"`
 	Machine  harness.Machine `json:"machine"`

@@ -130,8 +130,7 @@ func (f *figure) report(ctx context.Context, commands []string, commit string, p
 	return r, nil
 }
 
-// gather reads all reports of a folder, draws them again, since the program may draw better now, and
-// writes the folder's page.
+// gather reads all reports of a folder, draws them again, and writes the folder's page.
 func gather(dir string) (*Result, error) {
 	result := &Result{Out: dir}
 	found := map[string]*report{}
