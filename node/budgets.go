@@ -22,10 +22,12 @@ func shardedBudgets(c *config.Config, processors int) budget.Table {
 		{Name: "blocks", Bytes: c.App.Disk.CacheBytes},
 		{Name: "tree", Bytes: c.App.Disk.CacheBytes + int64(upperTreeBytes(s.RetainDepth))},
 		{Name: "updates", Bytes: s.KeepUpdatesBytes + s.MaxLagBytes},
-		{Name: "block_witness", Bytes: 2 * app.DefaultWitnessBytes}, // it is there twice while it is added to the tree
+		// A witness is there twice while it is added to the tree.
+		{Name: "block_witness", Bytes: 2 * app.DefaultWitnessBytes},
 		{Name: "witnesses", Bytes: int64(max(1, processors-1)) * witnessBytes},
 		{Name: "answers", Bytes: tcp.MaxUnsent + tcp.MaxBodies},
-		{Name: "mempool", Bytes: max(c.CometBFT.Mempool.MaxTxsBytes, c.App.Join.MemoryBytes)}, // it is empty during a join
+		// The mempool is empty during a join.
+		{Name: "mempool", Bytes: max(c.CometBFT.Mempool.MaxTxsBytes, c.App.Join.MemoryBytes)},
 		{Name: "peers", Bytes: peers.MaxBytes},
 		{Name: "program", Bytes: budget.Program},
 	}

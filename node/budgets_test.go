@@ -14,8 +14,8 @@ import (
 	"github.com/starling-kv/starling/node/config"
 )
 
-// The table of validators in docs/reference/limits.md has the budgets of the default settings, on four
-// processors, and their sum, which is what a start requires.
+// The table of validators in docs/reference/limits.md has the budgets of the default settings, on
+// four processors, and their sum, which is what a start requires.
 func TestBudgetsAreDocumented(t *testing.T) {
 	b := shardedBudgets(&config.Config{CometBFT: cfg.DefaultConfig(), App: config.DefaultApp()}, 4)
 	text, err := os.ReadFile(filepath.Join("..", "docs", "reference", "limits.md"))

@@ -46,8 +46,8 @@ type source interface {
 	release()
 }
 
-// Bounds of the memory of a chunk's entry in a manifest: encoded (docs/spec/chunks.md#manifest), and
-// decoded, with the slice that has its first key.
+// Bounds of the memory of a chunk's entry in a manifest: encoded (docs/spec/chunks.md#manifest),
+// and decoded, with the slice that has its first key.
 const (
 	encodedEntry = 70
 	decodedEntry = 128
@@ -225,8 +225,8 @@ func (s *onDisk) opened() (Pin, error) {
 	return s.mu.pin, nil
 }
 
-// kept returns no memory of the tree: the leaves are on disk. Whoever passes a part to AddPart
-// accounts for its memory.
+// kept returns no memory of the tree: the leaves are on disk. The caller of AddPart accounts for
+// the memory of a part.
 func (s *onDisk) kept() (tree, manifest uint64) { return 0, s.bytes }
 
 func (s *onDisk) retain() {

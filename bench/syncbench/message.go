@@ -29,7 +29,7 @@ type op string
 
 const (
 	opLoad  op = "load"  // load n batches, or the rest
-	opServe op = "serve" // server, validator: listen, and return the target; strangers: return the relay
+	opServe op = "serve" // server, validator: listen, return the target; strangers: the relay
 	opUsage op = "usage" // server, attackers: CPU time so far
 	opJoin  op = "join"  // joiner: join from the target; importer: import the snapshot
 	opWrite op = "write" // memiavl: write a snapshot

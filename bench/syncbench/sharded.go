@@ -78,7 +78,7 @@ type ShardedRow struct {
 
 	PutMS     float64 `json:"put_p99_ms"` // an honest client's transaction
 	PutFailed int     `json:"puts_failed"`
-	BlockedS  float64 `json:"blocked_s"`       // the longest time that a validator's blocks waited for storage nodes
+	BlockedS  float64 `json:"blocked_s"`       // the longest wait of a validator for storage nodes
 	NodeCPU   float64 `json:"nodes_cores"`     // cores used by all nodes
 	AttackCPU float64 `json:"attackers_cores"` // cores used by the attackers
 
@@ -170,7 +170,8 @@ func (s *shardedSiege) run(ctx context.Context, program string) (err error) {
 		},
 		Edit: func(c *cfg.Config) {
 			c.Consensus.TimeoutCommit = blockPause
-			c.P2P.UnconditionalPeerIDs = string(probe.id) // a peer that the operator has named, as validators are
+			// A peer that the operator has named, as validators are.
+			c.P2P.UnconditionalPeerIDs = string(probe.id)
 			c.LogLevel = "*:error"
 		},
 		Env: slices.Concat(env, []string{"STARLINGD_STATE_RETAIN_DEPTH=3", "STARLINGD_STATE_RETAIN_WINDOW_BLOCKS=16", "STARLINGD_STATE_PRUNING_KEEP_RECENT=40"}),
@@ -228,7 +229,8 @@ func (s *shardedSiege) run(ctx context.Context, program string) (err error) {
 
 // shardedKey returns key i, below n keys that are spread evenly over the ranges.
 func shardedKey(i int) []byte {
-	return fmt.Appendf(nil, shardedPrefix+"%08x", uint32(i)*2654435761) // the multiplicative hash of Knuth, TAOCP 6.4
+	// The multiplicative hash of Knuth, TAOCP 6.4.
+	return fmt.Appendf(nil, shardedPrefix+"%08x", uint32(i)*2654435761)
 }
 
 // load writes all keys.

@@ -154,7 +154,8 @@ func TestRequestsDoNotHoldUpOthers(t *testing.T) {
 	require.NoError(t, err)
 	defer server.Close() //nolint:errcheck // the test is over
 	dialer := tcp.NewDialer(tcp.Options{Key: transporttest.Key(2), ChainID: "chain"})
-	ask := func(method transport.Method, body []byte) ([]byte, error) { // a connection has its own limit
+	// A connection has its own limit.
+	ask := func(method transport.Method, body []byte) ([]byte, error) {
 		conn, err := dialer.Dial(t.Context(), transport.Address{HostPort: server.Addr().String()})
 		if err != nil {
 			return nil, err

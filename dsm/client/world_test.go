@@ -218,7 +218,7 @@ func (w *world) feed(height int64) {
 				u, err := w.full[h].UpdateOf(w.full[h-1], r, w.changes[h])
 				require.NoError(w.t, err)
 				b := u.Encode()
-				_, err = replica.Receive("feeder", dsm.PartOf(h, r, b, sumOf(b), 0))
+				_, err = replica.Receive("feeder", "", dsm.PartOf(h, r, b, sumOf(b), 0))
 				require.NoError(w.t, err)
 				_, err = replica.Advance()
 				require.NoError(w.t, err)

@@ -227,6 +227,9 @@ func environment(n *Node) []string {
 			env = append(env, "STARLINGD_STATE_MIN_ACKS=1")
 		}
 	}
+	if n.Sharded || n.Stores() { // a container has less memory than the sum of the default budgets
+		env = append(env, "STARLINGD_MIN_MEMORY_BYTES=1")
+	}
 	if n.Stores() { // few, so that runs write the states to disk, and drop old heights
 		env = append(env, "STARLINGD_STORAGE_NODE_SERVE_HEIGHTS=32")
 	}

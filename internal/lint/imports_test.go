@@ -101,7 +101,7 @@ var arrows = map[string]struct {
 		"node/budget", "node/buildinfo", "node/comet", "node/config", "node/disk", "node/fabric", "node/join", "node/rangemap"}, "the process wires the parts together"},
 	"node/join": {[]string{"app", "avlstar", "statesync/catchup", "statesync/lightblocks", "node/buildinfo", "node/comet", "node/config", "statesync", "statesync/peers", "statesync/protocol", "statesync/restore", "statesync/snapshot", "statesync/view",
 		"storage", "transport", "transport/tcp"}, "a join reaches the node's state and CometBFT's databases through its own interfaces"},
-	"node/storagenode": {[]string{"app", "avlstar", "dsm", "dsm/server", "dsm/server/witness", "storage", "storage/rangestore", "node/health", "statesync/lightblocks", "statesync/lightclient", "node/budget", "node/buildinfo", "node/config",
+	"node/storagenode": {[]string{"app", "avlstar", "avlstar/record", "dsm", "dsm/server", "dsm/server/witness", "storage", "storage/rangestore", "node/health", "statesync/lightblocks", "statesync/lightclient", "node/budget", "node/buildinfo", "node/config",
 		"node/disk", "node/fabric", "node/join", "node/rangemap", "statesync", "statesync/peers", "statesync/protocol", "statesync/scheduler", "statesync/serve", "internal/hedge", "internal/durable", "internal/durable/onvfs", "node/statuspage", "transport", "transport/tcp"}, "a storage node that linked the validator process would open consensus and its keys"},
 	"node/rangemap": {[]string{"avlstar", "dsm", "node/config", "transport"}, "validators and storage nodes use it, and the operator's commands"},
 	"node/comet": {[]string{"statesync/catchup", "statesync/lightblocks", "node/config", "node/disk", "storage", "storage/blocks", "transport"},

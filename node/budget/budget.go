@@ -17,7 +17,7 @@ import (
 )
 
 // Program is what a node takes in addition to the other budgets, in bytes: code, goroutines and
-// connections, CometBFT, and garbage that is not collected yet. It is measured, not enforced.
+// connections, CometBFT, and garbage that is not collected yet. It is an estimate, not enforced.
 const Program = 256 << 20
 
 // Budget is the limit for one purpose.

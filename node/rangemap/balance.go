@@ -225,7 +225,7 @@ func (b *balancer) replicate() {
 				silent = append(silent, b.addresses[n].String())
 			}
 		}
-		why := ""
+		var why string
 		switch {
 		case len(p.live) == 0:
 			b.note("no replica reports range %v, so nothing is proposed for it", p.keys)

@@ -14,8 +14,8 @@ import (
 	"github.com/starling-kv/starling/node/config"
 )
 
-// The table of storage nodes in docs/reference/limits.md has the budgets of the default settings, on four
-// processors, and their sum, which is what a start requires.
+// The table of storage nodes in docs/reference/limits.md has the budgets of the default settings,
+// on four processors, and their sum, which is what a start requires.
 func TestBudgetsAreDocumented(t *testing.T) {
 	b := budgetsOf(config.DefaultApp(), 4)
 	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "limits.md"))

@@ -117,7 +117,7 @@ func (n *Process) removeOtherFetched() error {
 type filling struct {
 	began    time.Time
 	height   int64
-	total    uint64        // bytes of the leaf records; set before the first use by other goroutines
+	total    uint64        // bytes of the leaf records; set before other goroutines use it
 	stored   atomic.Uint64 // part of total that is on disk
 	reused   atomic.Uint64 // part of stored that was not fetched by this attempt
 	received atomic.Uint64 // bytes of responses

@@ -359,7 +359,8 @@ func (n *Process) close() error {
 		errs = append(errs, n.chunks.manager.Close())
 	}
 	for _, p := range n.all() {
-		errs = append(errs, p.closeFetched(), n.dropReplica(p)) // without mu, which storeFailed takes
+		// Without mu, which storeFailed takes.
+		errs = append(errs, p.closeFetched(), n.dropReplica(p))
 	}
 	if n.redo != nil {
 		errs = append(errs, n.redo.Close())

@@ -129,10 +129,12 @@ type takeover struct {
 	edges    [][]byte         // keys inside the range at which sources' ranges begin, ascending
 	progress *filling
 
-	mu     sync.Mutex
-	givers []*giver              // mu guards lied, slow and why of each giver; its other fields do not change
-	stored map[avlstar.Hash]bool // stubs of partial whose pieces are on disk; guarded by mu
-	// opened are small subtrees of which no source has sent all at once; guarded by mu
+	mu sync.Mutex
+	// mu guards lied, slow and why of each giver; its other fields do not change.
+	givers []*giver
+	// stored are the stubs of partial whose pieces are on disk. It is guarded by mu.
+	stored map[avlstar.Hash]bool
+	// opened are small subtrees of which no source has sent all at once. It is guarded by mu.
 	opened map[avlstar.Hash]bool
 }
 

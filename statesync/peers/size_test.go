@@ -55,7 +55,8 @@ func TestMaxBytes(t *testing.T) {
 	}
 	p.mu.Lock()
 	b, now := p.mu.book, time.Now()
-	name := func(i int) string { return fmt.Sprintf("%0100d.example:26666", i) } // an address of almost the greatest length
+	// An address of almost the greatest length.
+	name := func(i int) string { return fmt.Sprintf("%0100d.example:26666", i) }
 	for i := range maxAddresses + 10 {
 		for k := range maxPerID {
 			b.learn(now, advertiser{idOf(10_000 + maxPerID*i + k), operators(k).id, 1}, []transport.Address{{ID: idOf(50_000 + i), HostPort: name(i)}}, nobody)

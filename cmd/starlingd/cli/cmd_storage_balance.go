@@ -53,8 +53,8 @@ with, in this order, and then balance again. The responses are not verified.`,
 			table := tabwriter.NewWriter(env.Out, 0, 0, 2, ' ', 0)
 			fmt.Fprintln(table, "NODE\tRANGES\tBYTES\tKEYS A SECOND")
 			for _, n := range b.Nodes {
-				if n.Error != "" {
-					fmt.Fprintf(table, "%s\t%d\tno answer\t\n", harmless(n.Node), n.Ranges) // a note says why
+				if n.Error != "" { // a note says why
+					fmt.Fprintf(table, "%s\t%d\tno answer\t\n", harmless(n.Node), n.Ranges)
 					continue
 				}
 				fmt.Fprintf(table, "%s\t%d\t%s\t%d\n", harmless(n.Node), n.Ranges, humanize.IBytes(n.Bytes), n.Traffic)

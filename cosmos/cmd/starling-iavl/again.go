@@ -89,7 +89,7 @@ func (c *comet) mark(height int64, appHash iavlsync.Hash) (marked bool, err erro
 		return false, err
 	}
 	if !bytes.Equal(state.AppHash, appHash[:]) {
-		return false, fmt.Errorf("the application has app hash %s at height %d, but CometBFT has %x: %w", appHash, height, []byte(state.AppHash), errHasState)
+		return false, fmt.Errorf("the application has app hash %s at height %d, but CometBFT has %x: %w", appHash, height, state.AppHash, errHasState)
 	}
 	return true, states.SetOfflineStateSyncHeight(height)
 }
