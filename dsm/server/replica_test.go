@@ -303,7 +303,8 @@ func TestVersionsAreGivenUp(t *testing.T) {
 	}
 	p, ok := r.At(60)
 	require.True(t, ok)
-	require.LessOrEqual(t, p.Memory().Versions, 20)
+	// About ten; while the store writes to disk, it holds a version, and with it all later ones.
+	require.LessOrEqual(t, p.Memory().Versions, 40)
 	p.Release()
 	require.Equal(t, c.at(20).AppHash(), held.AppHash())
 	held.Release()
