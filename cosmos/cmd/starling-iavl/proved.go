@@ -178,7 +178,7 @@ func (c *comet) build(ctx context.Context, h *headers, name string, height int64
 			err, height, height+2, databaseOnly)
 	case appHash != nil && !bytes.Equal(state.AppHash, appHash):
 		return fmt.Errorf("%s has app hash %x at height %d, but the chain has %x\nThis is not a state of the chain: join in a new home",
-			dbDir(c.home, name), appHash, height, []byte(state.AppHash))
+			dbDir(c.home, name), appHash, height, state.AppHash)
 	}
 	if err := c.write(state, commit); err != nil {
 		return explainFullComet(err, c.home)
