@@ -44,6 +44,7 @@ type executor struct {
 	reads      reads               // reads of this block, without those of failed transactions
 	validators *validators         // counted when first needed
 	changed    *validatorChange    // by the current transaction; nil: it changes no validator
+	unread     int                 // values that fillReads did not find in base
 	removed    [][]byte            // keys removed by its ranges, if nodes may be missing in base
 	signed     [][]byte            // addresses of signers of the last block; nil: this is the first
 	signers    map[string]struct{} // the same, made when first needed
@@ -358,7 +359,8 @@ func (x *executor) fillReads(operations []tx.Operation, results []tx.OperationRe
 		if *value == nil {
 			// The value was missing, so the read was before any write: it is that of base.
 			if *value, err = x.inBase(key); x.lacks(err) {
-				err = nil
+				x.unread++
+				return nil
 			}
 		}
 		return err

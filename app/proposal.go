@@ -131,9 +131,9 @@ func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 	if late, err := p.executeWrites(t.tx); err != nil || late {
 		return false, err
 	}
-	mark, before, counted := p.mark(), p.reads, p.validators
+	mark, before, counted, unread := p.mark(), p.reads, p.validators, p.unread
 	done, err := p.run(i, t.tx)
-	if p.lacks(err) || err == nil && !p.deletable(t) {
+	if p.lacks(err) || err == nil && (p.unread > unread || !p.deletable(t)) {
 		p.undo(mark)
 		p.reads, p.validators = before, counted
 		p.name(t.tx)

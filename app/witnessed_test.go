@@ -390,6 +390,34 @@ func TestProposerLeavesOutWhatItLacks(t *testing.T) {
 	})
 }
 
+// A proposer leaves out a transaction that returns a long value which is missing, too.
+func TestProposerLeavesOutMissingValues(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := newFakeSource(t, nil)
+		local := startChain(t, &memoryStore{}, witnessedState)
+		runBlock(t, local, append(prefill(t), sign(t, "alice", 4, put("az", strings.Repeat("long", 1000))))...)
+		source.has(local)
+		a := startBare(t, local, source, avlstar.Retention{Window: 100})
+		defer a.Stop()
+		first := sign(t, "alice", 5, put("az1", "next to it"))
+		require.Equal(t, runBlock(t, local, first), runBlock(t, a, first))
+		source.has(local)
+		txs := [][]byte{sign(t, "alice", 6, put("az", "short"), read("az"), del("az")), sign(t, "alice", 6, read("az"))}
+		propose := func() [][]byte {
+			res, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: a.Height() + 1, Txs: txs[1:], MaxTxBytes: 1 << 20})
+			require.NoError(t, err)
+			return res.Txs
+		}
+		require.Empty(t, propose())
+		for range 3 {
+			bubble.Sleep(time.Second)
+			propose()
+		}
+		require.Equal(t, txs[1:], propose())
+		require.Equal(t, runBlock(t, local, txs...), runBlock(t, a, txs...))
+	})
+}
+
 // The result of ProcessProposal is used only for the same block: the signers of the last block
 // determine whether validators may be added.
 func TestProposalOfOtherSigners(t *testing.T) {
