@@ -24,7 +24,7 @@ func shardedBudgets(c *config.Config, processors int) budget.Table {
 		{Name: "updates", Bytes: s.KeepUpdatesBytes + s.MaxLagBytes},
 		// A witness is there twice while it is added to the tree.
 		{Name: "block_witness", Bytes: 2 * app.DefaultWitnessBytes},
-		{Name: "witnesses", Bytes: int64(max(1, processors-1)) * witnessBytes},
+		{Name: "witnesses", Bytes: int64(1+max(1, processors-1)) * witnessBytes}, // one for upper trees
 		{Name: "answers", Bytes: tcp.MaxUnsent + tcp.MaxBodies},
 		// The mempool is empty during a join.
 		{Name: "mempool", Bytes: max(c.CometBFT.Mempool.MaxTxsBytes, c.App.Join.MemoryBytes)},

@@ -64,8 +64,9 @@ func (n *Server) Register(mux *transport.Mux) {
 	}
 	handle(dsm.MethodRanges, func(transport.Request) ([]byte, error) { return dsm.EncodeClaims(n.Claims()) })
 	witness.Costly(mux, n.o.Making, dsm.MethodWitness, n.witness, n.weighWitness)
-	witness.Costly(mux, n.o.Making, dsm.MethodUpper, n.upper, n.weighUpper)
-	witness.Costly(mux, n.o.Making, dsm.MethodLoads, n.loads, func(transport.Request) int64 { return dsm.MaxLoadsBytes / dsm.MaxClaims * int64(1+len(n.replicas)) })
+	rare := witness.Rare(mux)
+	rare(dsm.MethodUpper, n.upper, n.weighUpper)
+	rare(dsm.MethodLoads, n.loads, func(transport.Request) int64 { return dsm.MaxLoadsBytes / dsm.MaxClaims * int64(1+len(n.replicas)) })
 	handle(dsm.MethodUpdate, n.update)
 	handle(dsm.MethodOutline, n.answerOutline)
 }

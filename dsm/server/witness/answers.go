@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"time"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
@@ -47,6 +48,28 @@ func Costly(mux *transport.Mux, making chan struct{}, method uint8, f func(body 
 			return nil, ctx.Err()
 		}
 	}), weigh))
+}
+
+// restFactor is how many times longer Rare's slot rests than an answer took.
+const restFactor = 3
+
+// Rare returns a function that registers methods whose answers are expensive and seldom needed.
+// They do not hold slots of making, because witnesses would wait for them. All of them share one
+// slot, which rests after each answer, so they take at most a quarter of a processor, whoever asks.
+func Rare(mux *transport.Mux) func(method uint8, f func(body []byte) ([]byte, error), weigh func(transport.Request) int64) {
+	slot := make(chan struct{}, 1)
+	return func(method uint8, f func(body []byte) ([]byte, error), weigh func(transport.Request) int64) {
+		mux.Handle(transport.Method(method), transport.Weighed(transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
+			select {
+			case slot <- struct{}{}:
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+			began := time.Now()
+			defer func() { time.AfterFunc(restFactor*time.Since(began), func() { <-slot }) }()
+			return f(r.Body)
+		}), weigh))
+	}
 }
 
 // DecodeWitness decodes a request and refuses one without wants. The error wraps

@@ -38,7 +38,7 @@ func New(o Options) *Handler {
 // Register registers the handler's methods.
 func (h *Handler) Register(mux *transport.Mux) {
 	Costly(mux, h.o.Making, dsm.MethodWitness, h.witness, func(r transport.Request) int64 { return WeighWitness(r, h.o.MaxMultiproofBytes) })
-	Costly(mux, h.o.Making, dsm.MethodUpper, h.upper, WeighUpper)
+	Rare(mux)(dsm.MethodUpper, h.upper, WeighUpper)
 }
 
 func (h *Handler) witness(body []byte) ([]byte, error) {

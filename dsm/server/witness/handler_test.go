@@ -2,8 +2,13 @@ package witness_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -139,12 +144,55 @@ func TestHandlerTakesPlaces(t *testing.T) {
 	witness.New(witness.Options{Versions: states{}, Making: making}).Register(mux)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	r := transport.Request{Method: dsm.MethodUpper, Body: dsm.UpperRequest{Height: 1, Depth: 1}.Encode()}
+	r := transport.Request{Method: dsm.MethodWitness, Body: encode(t, dsm.Witness{Height: 1, MaxBytes: 1, Wants: []avlstar.Want{{Key: key(1)}}})}
 	_, err := mux.Serve(ctx, r)
 	require.ErrorIs(t, err, context.Canceled)
 	<-making
 	_, err = mux.Serve(t.Context(), r)
 	require.ErrorIs(t, err, transport.ErrGone)
+}
+
+// slowUppers takes a tenth of a second to look for height 2.
+type slowUppers struct{ states }
+
+func (s slowUppers) Version(height int64) (*avlstar.Version, bool) {
+	if height == 2 {
+		<-time.After(100 * time.Millisecond)
+	}
+	return s.states.Version(height)
+}
+
+// Upper trees hold no slot of witnesses, and take at most a quarter of a processor, however many
+// peers ask for them.
+func TestUppersRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		making := make(chan struct{}, 1)
+		mux := new(transport.Mux)
+		witness.New(witness.Options{Versions: slowUppers{states{}}, Making: making}).Register(mux)
+		var answers atomic.Int32
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		var askers sync.WaitGroup
+		for range 4 {
+			askers.Go(func() {
+				for ctx.Err() == nil {
+					_, err := mux.Serve(ctx, transport.Request{Method: dsm.MethodUpper, Body: dsm.UpperRequest{Height: 2, Depth: 16}.Encode()})
+					if errors.Is(err, transport.ErrGone) {
+						answers.Add(1)
+					}
+				}
+			})
+		}
+		for range 50 {
+			<-time.After(70 * time.Millisecond)
+			began := time.Now()
+			_, err := mux.Serve(ctx, transport.Request{Method: dsm.MethodWitness, Body: encode(t, dsm.Witness{Height: 1, MaxBytes: 1, Wants: []avlstar.Want{{Key: key(1)}}})})
+			require.ErrorIs(t, err, transport.ErrGone)
+			require.Zero(t, time.Since(began))
+		}
+		askers.Wait()
+		require.EqualValues(t, 25, answers.Load())
+	})
 }
 
 func TestWeights(t *testing.T) {
