@@ -19,8 +19,8 @@ const loadsVersion = 1
 // are unverified.
 type Load struct {
 	Range avlstar.KeyRange
-	// Middle is the key that divides the range's bytes most evenly, above First and below After.
-	// Empty: there is none.
+	// Middle is a key that divides the range's bytes into about equal parts, above First and
+	// below After. Empty: there is none.
 	Middle []byte
 	Bytes  uint64 // of the leaf records
 	// Reads counts the wants that the node answered since it opened the range, and Changes the keys

@@ -24,7 +24,8 @@ func shardedBudgets(c *config.Config, processors int) budget.Table {
 		{Name: "updates", Bytes: s.KeepUpdatesBytes + s.MaxLagBytes},
 		// A witness is there twice while it is added to the tree.
 		{Name: "block_witness", Bytes: 2 * app.DefaultWitnessBytes},
-		{Name: "witnesses", Bytes: int64(1+max(1, processors-1)) * witnessBytes}, // one for upper trees
+		// One of them is for upper trees.
+		{Name: "witnesses", Bytes: int64(1+max(1, processors-1)) * witnessBytes},
 		{Name: "answers", Bytes: tcp.MaxUnsent + tcp.MaxBodies},
 		// The mempool is empty during a join.
 		{Name: "mempool", Bytes: max(c.CometBFT.Mempool.MaxTxsBytes, c.App.Join.MemoryBytes)},
@@ -48,7 +49,7 @@ func (n *Node) budgets() budget.Table {
 		{Name: "snapshots", Bytes: limits.Memory, Used: func() int64 { return kept.Memory }},
 		{Name: "snapshots_disk", Bytes: limits.Disk, Used: func() int64 { return kept.Disk }, Disk: true},
 		{Name: "manifests", Bytes: limits.Manifests, Used: func() int64 { return kept.Manifests }},
-		{Name: "witnesses", Bytes: int64(max(1, cap(n.serving.making))) * witnessBytes, Used: making},
+		{Name: "witnesses", Bytes: int64(1+max(1, cap(n.serving.making))) * witnessBytes, Used: making},
 		{Name: "answers", Bytes: tcp.MaxUnsent + tcp.MaxBodies},
 		{Name: "join", Bytes: n.config.App.Join.MemoryBytes},
 		{Name: "peers", Bytes: peers.MaxBytes},

@@ -166,8 +166,9 @@ func (m *Manager) dropLarge() {
 		oldest := s.pins[0]
 		s.pins = slices.Delete(s.pins, 0, 1)
 		rest := m.kept()
-		m.log.Info("Dropped a snapshot: snapshots keep more than snapshots.max_bytes", "height", oldest.height,
-			"memory_bytes", kept.Memory, "disk_bytes", kept.Disk, "manifest_bytes", kept.Manifests)
+		m.log.Info("Dropped the oldest snapshot: all snapshots together exceed a limit", "height", oldest.height,
+			"memory_bytes", kept.Memory, "disk_bytes", kept.Disk, "limit_bytes", limit.Memory,
+			"manifest_bytes", kept.Manifests, "manifest_limit_bytes", limit.Manifests)
 		m.letGo(oldest)
 		kept = rest
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/starling-kv/starling/bench/storagebench"
 )
 
-// figures is the registry, in the order of a run: cheap and telling ones first.
+// figures is the registry, in the order of a run: cheap and informative ones first.
 var figures = slices.Concat(avlstarFigures, joinFigures, chainkvFigures, rainblockFigures, borFigures)
 
 var joinFigures = []*figure{{
@@ -105,7 +105,7 @@ var rainblockFigures = []*figure{
 	{
 		id: "rainblock/fig9a", title: "Fig. 9a: end-to-end throughput by clients and retention",
 		paper:  "About 30K transactions per second with r = 7; a storage node goes from 1.3K to 9.4K requests per second.",
-		reason: "No program runs clients, sharded validators and storage nodes over a network, and two cores would share them all.",
+		reason: "Clients, sharded validators and storage nodes run together in siege --sharded only, on one machine: two cores would share them all.",
 		needs:  "A load on a sharded network, with clients, validators and 16 storage nodes on machines of their own.",
 	},
 	{

@@ -96,7 +96,7 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestWaits: a join whose only peer has restarted says that it waits, and goes on.
+// TestWaits: a join whose only peer has restarted says that it waits, and continues.
 func TestWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := randomWorld(t, 100)
@@ -112,7 +112,7 @@ func TestWaits(t *testing.T) {
 	})
 }
 
-// TestCopies: two servers with the same ID are one peer. If the first one ends, the join goes on
+// TestCopies: two servers with the same ID are one peer. If the first one ends, the join continues
 // with the other.
 func TestCopies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -57,8 +57,10 @@ func (n *Server) witness(body []byte) ([]byte, error) {
 	for _, r := range replicas {
 		if p, ok := r.At(w.Height); ok {
 			defer p.Release()
-			r.traffic.reads.Add(uint64(len(w.Wants)))
 			b, err := witness.Multiproof(p.Version(), r.o.Range, w, n.o.MaxMultiproofBytes, false)
+			if err == nil && len(b) > 0 {
+				r.traffic.reads.Add(uint64(len(w.Wants)))
+			}
 			return b, unlessTrimmed(err)
 		}
 	}

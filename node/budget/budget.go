@@ -59,6 +59,9 @@ func (t Table) Check(minimum int64) error {
 	return t.check(minimum, int64(min(have, math.MaxInt64)))
 }
 
+// mibibytes rounds up, so that a machine with as much memory as the error asks for is enough.
+func mibibytes(n int64) int64 { return (n + 1<<20 - 1) >> 20 }
+
 func (t Table) check(minimum, have int64) error {
 	need := minimum
 	if minimum == 0 {
@@ -74,8 +77,8 @@ func (t Table) check(minimum, have int64) error {
 		}
 	}
 	return config.Invalid(fmt.Errorf(`this node needs %d MiB of memory, but %d MiB are available (the least of GOMEMLIMIT, control group and machine)
-hint: give it more memory, or lower the settings of its budgets (docs/reference/limits.md; the largest is %s, %d MiB); min_memory_bytes = %d starts it all the same, and it may then run out of memory`,
-		need>>20, have>>20, largest.Name, largest.Bytes>>20, have))
+hint: give it more memory, or lower the settings of its budgets (docs/reference/limits.md; the largest is %s, %d MiB); with min_memory_bytes = %d the node starts anyway, and may run out of memory`,
+		mibibytes(need), have>>20, largest.Name, mibibytes(largest.Bytes), have))
 }
 
 // metrics exports a table.

@@ -124,8 +124,8 @@ ranges = "{{ .StorageNode.Ranges }}"
 serve_heights = {{ .StorageNode.ServeHeights }}
 serve_bytes = {{ .StorageNode.ServeBytes }}
 
-# IDs of the nodes that may send updates, comma-separated; "": any node of the chain, and those of validators that the file of ranges or join.peers
-# names come first. Invalid updates are always detected.
+# IDs of the nodes that may send updates, comma-separated; "": any node of the chain. Updates of nodes that join.peers, or validators in the map of
+# the ranges, names have priority. Invalid updates are always detected.
 senders = "{{ .StorageNode.Senders }}"
 
 [transport]

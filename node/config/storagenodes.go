@@ -33,7 +33,7 @@ type StorageNodes struct {
 	// Addresses are the nodes' transports, with their IDs, by the node's name in Ranges, which is
 	// its ID.
 	Addresses map[dsm.NodeID]transport.Address
-	// Validators are the nodes whose updates come before those of others: ascending.
+	// Validators are the nodes whose updates have priority: ascending.
 	Validators []transport.ID
 	// Text is the content of the file.
 	Text []byte
@@ -72,7 +72,7 @@ func StorageNodesPath(home, setting string) string {
 
 // LoadStorageNodes reads the storage nodes file, whose path is relative to the home folder:
 //
-//	validators = ["ID"]          # optional: nodes whose updates come before those of others
+//	validators = ["ID"]          # optional: nodes whose updates have priority
 //	[[range]]
 //	first = ""                   # text, or hex after 0x; each range ends where the next begins
 //	nodes = ["ID@HOST:PORT"]     # transports of the storage nodes that keep it

@@ -24,18 +24,20 @@ import (
 // The result depends only on the arguments: ties go to the lowest key, and to the lowest node ID.
 
 const (
-	// minSplitBytes is the size below which no range is split or moved because of its bytes.
+	// minSplitBytes is the least size of a range that is split because of its bytes. A range is
+	// moved from half of it on, between nodes that differ by at least as much. All numbers here are
+	// chosen, not measured: each is far enough from the others that no proposal undoes another.
 	minSplitBytes = 64 << 20
-	// maxMergedBytes is the size up to which two neighbours are merged: far below minSplitBytes, so
-	// that proposals do not undo each other.
+	// maxMergedBytes is the size up to which two neighbours are merged.
 	maxMergedBytes = 16 << 20
-	// minTraffic is the number of keys a second below which traffic does not matter.
+	// minTraffic is the least number of keys a second of a range that is split because of its
+	// traffic. A range is moved from half of it on.
 	minTraffic = 1000
 	// maxProposals limits the proposals: each one changes what the next ones should be.
 	maxProposals = 16
 )
 
-// Report is what a storage node says about its ranges. It is not verified.
+// Report is what a storage node reports about its ranges. It is not verified.
 type Report struct {
 	Error string     // why there is none; "": there is one
 	Loads []dsm.Load // Reads and Changes are those of the measured time

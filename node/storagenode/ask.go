@@ -130,7 +130,7 @@ func Balance(ctx context.Context, conf *config.Config, spare []string, pause tim
 	for _, text := range spare {
 		a, err := transport.ParseAddress(text)
 		if err != nil || a.ID == "" {
-			return b, config.Invalid(fmt.Errorf("node %q: it must be ID@HOST:PORT", text))
+			return b, config.Invalid(fmt.Errorf("--nodes has %q, it must be ID@HOST:PORT", text))
 		}
 		if _, known := all[dsm.NodeID(a.ID)]; !known {
 			all[dsm.NodeID(a.ID)], others = a, append(others, a)

@@ -26,7 +26,8 @@ func budgetsOf(c config.App, processors int) budget.Table {
 		// sends several large updates of one height, or of heights far ahead.
 		{Name: "updates", Bytes: server.DefaultWaitingBytes},
 		{Name: "strangers_updates", Bytes: strangersBytes},
-		{Name: "witnesses", Bytes: int64(1+max(1, processors-1)) * witnessBytes}, // one for upper trees
+		// One of them is for upper trees.
+		{Name: "witnesses", Bytes: int64(1+max(1, processors-1)) * witnessBytes},
 		{Name: "answers", Bytes: tcp.MaxUnsent + tcp.MaxBodies},
 		{Name: "peers", Bytes: peers.MaxBytes},
 		{Name: "program", Bytes: budget.Program},

@@ -335,7 +335,7 @@ func (n *Process) otherPlace(ctx context.Context, dir string) (*place, error) {
 	}
 	p := &place{keys: keys, role: retired, retiredAt: time.Now(), dir: dir}
 	if slices.ContainsFunc(n.all(), func(o *place) bool { return o.keys.Equal(keys) }) {
-		return nil, fmt.Errorf("it has range %v, whose folder is another one", keys)
+		return nil, fmt.Errorf("this folder has range %v, which another folder has too", keys)
 	}
 	return p, n.openReplica(ctx, p)
 }

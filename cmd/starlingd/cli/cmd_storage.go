@@ -28,7 +28,7 @@ func newStorageCmd(env *cliEnv) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newStorageInitCmd(env), newStorageStartCmd(env), newStorageStatusCmd(env), newStorageRangesCmd(env))
-	balance := newStorageBalanceCmd(env) // of `storage ranges`, under a shorter name
+	balance := newStorageBalanceCmd(env) // the same command as `storage ranges balance`
 	balance.Hidden = true
 	cmd.AddCommand(balance)
 	return cmd

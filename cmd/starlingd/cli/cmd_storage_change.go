@@ -127,7 +127,7 @@ The node deletes its copy once the other nodes have all of it. Two replicas must
 		_ = cmd.MarkFlagRequired("from") // the flag exists
 		cmd.Flags().BoolVar(&single, "single-replica", false, "let one replica be enough: a lost disk then loses its state")
 	}
-	naming := new(changeFlags).command(env, "validators ID...", "Name the nodes of validators, whose updates come first",
+	naming := new(changeFlags).command(env, "validators ID...", "Name the validators' nodes, whose updates have priority",
 		`Names the node IDs of all validators, in place of those that the map has. Storage nodes take
 updates from these nodes before those from others. "starlingd show-node-id" shows a node's ID.`,
 		"validators ID ID", cobra.MinimumNArgs(1), func(args []string) changeStep {

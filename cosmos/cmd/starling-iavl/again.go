@@ -33,8 +33,8 @@ func (c *comet) again(ctx context.Context, h *headers, height int64, wanted dbm.
 	refused := func(err error) error { return fmt.Errorf("%w\n%w", errOtherState(c.home), err) }
 	at, err := c.state()
 	switch {
-	case errors.Is(err, errBlocks):
-		return 0, fmt.Errorf("%w\nThe home has %w: start its node", errOtherState(c.home), errBlocks)
+	case errors.Is(err, errHasBlocks):
+		return 0, fmt.Errorf("%w\n%w: start the node of this home", errOtherState(c.home), errHasBlocks)
 	case err != nil:
 		return 0, refused(err)
 	}
@@ -46,7 +46,7 @@ func (c *comet) again(ctx context.Context, h *headers, height int64, wanted dbm.
 	case err != nil:
 		return 0, refused(err)
 	case height != 0 && height != latest:
-		return 0, refused(fmt.Errorf("its height is %d, not %d", latest, height))
+		return 0, refused(fmt.Errorf("the application's height is %d, but --height is %d", latest, height))
 	case at != 0 && at != latest:
 		return 0, refused(fmt.Errorf("CometBFT has the state of height %d, and the application that of height %d: %w", at, latest, errHasState))
 	}
@@ -130,7 +130,7 @@ func rejoin(ctx context.Context, home string, height int64, backend dbm.BackendT
 		defer func() { err = errors.Join(err, os.RemoveAll(joiningDir(home))) }()
 	}
 	at, err := c.again(ctx, h, height, backend, stderr)
-	if ours && errors.Is(err, errBlocks) {
+	if ours && errors.Is(err, errHasBlocks) {
 		return joined, nil
 	}
 	return at, err

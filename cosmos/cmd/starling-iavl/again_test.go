@@ -88,13 +88,13 @@ func TestStoppedBeforeTheFirstBlock(t *testing.T) {
 				require.ErrorContains(t, err, want)
 				require.NoDirExists(t, joiningDir(home))
 			}
-			refused("its height is 12, not 11", "--height", "11")
+			refused("the application's height is 12, but --height is 11", "--height", "11")
 			refused("", "--database-only")
 			for _, name := range []string{"state", "blockstore"} { // as if the node had run
 				require.NoError(t, os.RemoveAll(dbDir(home, name)))
 				require.NoError(t, os.CopyFS(dbDir(home, name), os.DirFS(dbDir(s.home, name))))
 			}
-			refused("The home has blocks: start its node")
+			refused("the block store has blocks: start the node of this home")
 		})
 	}
 }

@@ -137,7 +137,7 @@ func (c *comet) state() (height int64, err error) {
 		}
 		if name == "blockstore" {
 			if blocks := cmtstore.NewBlockStore(db); !blocks.IsEmpty() {
-				err = fmt.Errorf("%s has %w: %w", dbDir(c.home, name), errBlocks, errHasState)
+				err = fmt.Errorf("%s: %w: %w", dbDir(c.home, name), errHasBlocks, errHasState)
 			}
 		} else {
 			var state sm.State
@@ -151,7 +151,7 @@ func (c *comet) state() (height int64, err error) {
 	return height, nil
 }
 
-var errBlocks = errors.New("blocks")
+var errHasBlocks = errors.New("the block store has blocks")
 
 var errHasState = errors.New("a join needs a home without a state: remove data/state.db and data/blockstore.db, or use another home")
 
