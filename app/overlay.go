@@ -265,7 +265,7 @@ func (o *overlay) baseNearest(key []byte, below bool) (k, value []byte, err erro
 		if !written {
 			break
 		}
-		if e.value.present() {
+		if value = nil; e.value.present() {
 			value, err = o.get(k)
 			break
 		}

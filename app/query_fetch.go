@@ -23,6 +23,9 @@ const (
 	maxWaitingQueries = 64
 	// rangeRound limits the bytes of leaf records that one request of a query fetches.
 	rangeRound = 256 << 10
+	// lengthBytes is the most that a leaf takes in a response if only its length is needed: a short
+	// record, or a stub with a key of usual length.
+	lengthBytes = 1 << 10
 )
 
 // read implements backing. It calls read with a version of the state at until read reports no
@@ -91,24 +94,28 @@ func (n *needs) addRange(v *avlstar.Version, start, end []byte, room uint64, len
 	}
 	n.met[missing.Node.Hash] = avlstar.Span{}
 	for s := range v.Stubs(missing.Key) {
-		if lengths && s.Height == 0 && s.First != nil {
-			continue
-		}
 		if end != nil && s.First != nil && bytes.Compare(s.First, end) >= 0 {
 			return
+		}
+		size := s.Bytes
+		if lengths {
+			if s.Height == 0 && s.First != nil {
+				continue
+			}
+			size = min(size, lengthBytes<<min(s.Height, 40))
 		}
 		from, after := bytes.Clone(s.First), bytes.Clone(s.After)
 		if bytes.Compare(from, start) < 0 {
 			from = start
 		}
-		if s.Bytes > room {
+		if size > room {
 			n.add(avlstar.Want{Key: from, Written: lengths})
 			return
 		}
 		if end != nil && (after == nil || bytes.Compare(after, end) > 0) {
 			after = end
 		}
-		room -= s.Bytes
+		room -= size
 		n.add(avlstar.Want{Range: true, Key: from, After: after, Written: lengths})
 	}
 }

@@ -60,9 +60,10 @@ func (o *overlay) usage(prefix []byte) (uint64, error) {
 func (o *overlay) baseBytes(start, end []byte) (uint64, error) {
 	sum, err := o.base.RangeBytes(start, end)
 	if err != nil {
-		wants := []avlstar.Want{{Key: start}} // RangeBytes follows the paths to both ends
+		// RangeBytes follows the paths to both ends.
+		wants := []avlstar.Want{{Key: start, Written: true}}
 		if end != nil {
-			wants = append(wants, avlstar.Want{Key: end})
+			wants = append(wants, avlstar.Want{Key: end, Written: true})
 		}
 		return 0, o.lacked(err, wants...)
 	}

@@ -246,6 +246,9 @@ func TestBlocksBringOnlyValuesThatTheyReturn(t *testing.T) {
 			runBlock(t, local, sign(t, "alice", nonce, operations...))
 			nonce++
 		}
+		// A quota needs the lengths of the values at both ends of its prefix.
+		runBlock(t, local, sign(t, "root", 0, grantOp(account("carol"), "q", 1<<30)))
+		runBlock(t, local, sign(t, "carol", 0, put("q1", value(1)), put("q9", value(9))))
 		source.has(local)
 		a := startBare(t, local, source, avlstar.Retention{})
 		defer a.Stop()
@@ -270,6 +273,7 @@ func TestBlocksBringOnlyValuesThatTheyReturn(t *testing.T) {
 				Success:  []tx.Operation{read(name(56)), {Op: &tx.Operation_ReadRange{ReadRange: &tx.ReadRange{Start: []byte(name(57)), End: []byte(name(58)), Limit: 1}}}},
 			}}}),
 			one(read(name(59)), put(name(59), "read before")),
+			sign(t, "carol", 1, put("q5", "more than before")),
 		}
 		want := runBlock(t, local, block...)
 		require.Equal(t, uint32(tx.CodeCompareFailed), want.TxResults[2].Code)

@@ -65,14 +65,16 @@ func (e *MissingNodeError) Wants(changes []Change) []Want {
 	if e.seen {
 		return wants
 	}
+	// The tree's least leaf is needed itself, because only the leaf has its key.
+	written := e.Node.Height > 0
 	if !e.Sibling {
-		wants = append(wants, Want{Key: e.Key})
+		wants = append(wants, Want{Key: e.Key, Written: written})
 	}
 	switch {
 	case len(changes) == 0:
 		return wants
 	case e.First != nil:
-		return append(wants, Want{Key: e.First})
+		return append(wants, Want{Key: e.First, Written: written})
 	}
 	// The subtree begins with the least key, or with the key after a deleted one.
 	wants = append(wants, Want{})

@@ -308,6 +308,12 @@ func (v *Version) bytesBelow(key []byte) (sum uint64, err error) {
 		}
 		return sum, nil
 	}
+	if s, ok := v.knownLeaf(key); ok {
+		if bytes.Compare(s.First, key) < 0 {
+			sum += bytesOfN
+		}
+		return sum, nil
+	}
 	p, err := v.pageOn(key)
 	if p == nil {
 		return sum, err

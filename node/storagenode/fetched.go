@@ -81,8 +81,11 @@ func (p *place) dropFetched() error {
 // install replaces a range's state by the one that was fetched, which is complete at a height.
 func (n *Process) install(p *place, height int64, c avlstar.Commitment, boundary []byte) error {
 	err := p.fetched.Commit(height, c, boundary)
-	if isBad(err) || errors.Is(err, avlstar.ErrOtherState) {
-		return errors.Join(err, p.dropFetched()) // it was damaged on its way to the disk
+	switch {
+	case errors.Is(err, avlstar.ErrOtherState):
+		return errors.Join(err, p.dropFetched())
+	case isBad(err): // the next attempt finds and removes the damaged pieces
+		return errors.Join(err, p.closeFetched())
 	}
 	next := p.dir + nextSuffix
 	if err = errors.Join(err, p.closeFetched(), os.RemoveAll(next)); err != nil {

@@ -33,8 +33,8 @@ func lanes() []tcp.Lane {
 			protocol.MethodStatus, protocol.MethodCommitment, protocol.MethodPeers, protocol.MethodGenesis, protocol.MethodParts,
 		}, Workers: 1},
 		{Methods: []transport.Method{dsm.MethodWitness}, Workers: max(4, 2*runtime.GOMAXPROCS(0))},
-		// A request of nine bytes can cost as much as many witnesses.
-		{Methods: []transport.Method{dsm.MethodUpper}, Workers: 1},
+		// A request of nine bytes can cost as much as many witnesses, and waits for witness.Rare.
+		{Methods: []transport.Method{dsm.MethodUpper, dsm.MethodLoads}, Workers: 1},
 	}
 }
 

@@ -42,6 +42,9 @@ func (t *takeover) parts(from []byte) iter.Seq[avlstar.Part] {
 	}
 }
 
+// maxPageStubs limits the stubs of a page: a request names at most dsm.MaxHeld.
+const maxPageStubs = 1 << 12
+
 // pages returns the next missing stubs of the range that end above a key, in groups of about
 // pageBytes.
 func (t *takeover) pages(from []byte) (pages []page) {
@@ -51,7 +54,7 @@ func (t *takeover) pages(from []byte) (pages []page) {
 		if s.Value != nil || t.stored[s.Hash] {
 			continue
 		}
-		if len(last) > 0 && (size+s.Bytes > pageBytes || t.edge(last[0].First) != t.edge(s.First)) {
+		if len(last) > 0 && (size+s.Bytes > pageBytes || len(last) == maxPageStubs || t.edge(last[0].First) != t.edge(s.First)) {
 			if pages = append(pages, last); len(pages) == pagesAtOnce {
 				return pages
 			}

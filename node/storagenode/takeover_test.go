@@ -425,8 +425,8 @@ func TestTakeoverReuses(t *testing.T) {
 	require.False(t, logs.Has("A node sent an invalid response"))
 }
 
-// A node that was killed while it fetched a range continues where it stopped, at a newer height, and
-// only a few responses are in memory at a time.
+// A node that was killed while it fetched a range continues where it stopped, at a newer height,
+// and only a few responses are in memory at a time.
 func TestTakeoverResumesAfterAKill(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	c := newChain(t, avlstar.KeyRange{})

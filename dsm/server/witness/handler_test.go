@@ -15,6 +15,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server/witness"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -157,7 +158,7 @@ type slowUppers struct{ states }
 
 func (s slowUppers) Version(height int64) (*avlstar.Version, bool) {
 	if height == 2 {
-		<-time.After(100 * time.Millisecond)
+		bubble.Sleep(100 * time.Millisecond)
 	}
 	return s.states.Version(height)
 }
