@@ -95,6 +95,10 @@ func (e *MissingNodeError) Error() string {
 func (e *MissingNodeError) see(v *Version, ops []op, changes []Change) {
 	l := missingNodes{v: v, changes: changes}
 	l.walk(v.root, Subtree{Stub: v.top}, ops)
+	l.behind(ops)
+	for _, key := range l.before {
+		e.wants = append(e.wants, Want{Key: key, Written: true})
+	}
 	slices.Sort(l.wanted)
 	for _, i := range slices.Compact(l.wanted) {
 		e.wants = append(e.wants, Want{Key: bytes.Clone(changes[i].Key), Deleted: changes[i].Value == nil, Written: true})
@@ -122,6 +126,57 @@ type missingNodes struct {
 	changes []Change
 	found   []*MissingNodeError
 	wanted  []uint32 // indices of changes
+	before  [][]byte // further keys whose paths are needed
+}
+
+// maxBefore limits missingNodes.before, because each of its keys has 4 KiB. A block that needs more
+// gets the others with its next request.
+const maxBefore = 1 << 10
+
+// behind finds the subtrees that need to be known for puts right behind deleted keys. If an inner
+// node has the first of these keys, it gets the next remaining key, which is behind the put: the
+// put then goes to the right edge of the subtree on its left, to which no path of the block leads.
+//
+//	  (x)         x is deleted, and x0 is put:        (z)
+//	┌──┴──┐                                         ┌──┴──┐
+//	…    (z)                                        …     z
+//	    ┌─┴─┐                                      ┌┴┐
+//	    x   z                                      w x0
+func (l *missingNodes) behind(ops []op) {
+	known := make(map[Hash]bool, len(l.found))
+	for _, m := range l.found {
+		known[m.Node.Hash] = true
+	}
+	first, last := -1, -1 // the deletions before the current change: first and last
+	for k, o := range ops {
+		switch {
+		case l.deletes(o):
+			if first < 0 {
+				first = k
+			}
+			last = k
+			continue
+		case first >= 0 && bytes.Equal(l.v.leafKey(l.key(o)), l.key(ops[last])):
+			l.addBefore(l.key(ops[first]), known)
+		}
+		first = -1
+	}
+}
+
+// addBefore adds the subtree that has the greatest key below key, unless it is in memory or among
+// known, the hashes of those that were found.
+func (l *missingNodes) addBefore(key []byte, known map[Hash]bool) {
+	s, n := l.v.locate(key, true)
+	if n != 0 || s.Stub == emptyStub || s.isKnownLeaf() || known[s.Hash] || len(l.before) == maxBefore {
+		return
+	}
+	before := justBelow(key)
+	if before == nil {
+		return
+	}
+	known[s.Hash] = true
+	l.before = append(l.before, before)
+	l.found = append(l.found, &MissingNodeError{Node: s.Stub, Key: before, First: bytes.Clone(s.First), span: spanOf(s).with(before)})
 }
 
 // walk visits the subtree s, whose root is n. ops lead to it. walk reports whether the deletions

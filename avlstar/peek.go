@@ -120,6 +120,17 @@ func (v *Version) Holds(key, value []byte) (bool, error) {
 	return ok && bytes.Equal(have, value), err
 }
 
+// leafKey returns the key of the leaf at the end of the path to key, or nil if it is not known.
+func (v *Version) leafKey(key []byte) []byte {
+	switch s, n := v.locate(key, false); {
+	case n != 0:
+		return v.key(n)
+	case s.isKnownLeaf():
+		return s.First
+	}
+	return nil
+}
+
 // knownLeaf returns the leaf at the end of the path to key if it is a stub that cannot be read and
 // whose key is known.
 func (v *Version) knownLeaf(key []byte) (s Subtree, ok bool) {

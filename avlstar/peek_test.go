@@ -3,6 +3,7 @@ package avlstar
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"testing"
@@ -156,6 +157,42 @@ func TestWritesNeedNoValues(t *testing.T) {
 	require.Positive(t, over)
 	require.Positive(t, deleted)
 	t.Logf("%d keys without values, %d of them deleted, %d further requests", over, deleted, again)
+}
+
+// TestPutsBehindDeletionsNeedFewRequests: a block that deletes many keys and puts one right behind
+// each needs two requests, although each put goes to a subtree to which no key of the block leads,
+// and it brings no long value.
+func TestPutsBehindDeletionsNeedFewRequests(t *testing.T) {
+	const keys, pairs = 8192, 128
+	name := func(i int) []byte { return fmt.Appendf(nil, "k%06d", i) }
+	var changes, block []Change
+	for i := range keys {
+		changes = append(changes, Change{name(i), bytes.Repeat([]byte{byte(i)}, 1500)})
+	}
+	v := mustApply(t, mustEmpty(t, 1<<14), changes...)
+	for i := 1; i <= pairs; i++ {
+		k := name(i * keys / (pairs + 1) / 32 * 32) // keys of high inner nodes
+		block = append(block, Change{k, nil}, Change{append(bytes.Clone(k), 0), []byte("x")})
+	}
+	p, err := NewPartial(v.Commitment())
+	require.NoError(t, err)
+	receiver := multiproofReceiver{p: p}
+	wants, held := p.v.Missing(writesOf(block))
+	b, err := v.Multiproof(wants, Below{Depth: 1 << 20, Held: held})
+	receiver.graft(t, mustDecodeMultiproof(t, b, err))
+	var missing *MissingNodeError
+	rounds := 0
+	next, err := receiver.p.Apply(block)
+	for ; errors.As(err, &missing); next, err = receiver.p.Apply(block) {
+		rounds++
+		b, err := v.Multiproof(missing.Wants(block), Below{Held: missing.Held(), Depth: 1 << 20})
+		multiproof := mustDecodeMultiproof(t, b, err)
+		require.Zero(t, multiproof.Leaves())
+		receiver.graft(t, multiproof)
+	}
+	require.NoError(t, err)
+	require.LessOrEqual(t, rounds, 2)
+	require.Equal(t, mustApply(t, v, block...).Commitment(), next.Commitment())
 }
 
 // TestOnlyLongRecordsStayStubs: the multiproof of a write contains the leaf if its record is short.
