@@ -82,11 +82,18 @@ func TestPinUses(t *testing.T) {
 	before := size()
 	require.NoError(t, s.DropPin(1))
 	require.Equal(t, two[1], before-size(), "removal gives back what the pin kept")
+	// The engine may have deleted further tables meanwhile, which then count.
+	onlyThird := func(uses map[int64]uint64) {
+		t.Helper()
+		require.Len(t, uses, 1)
+		require.GreaterOrEqual(t, uses[3], two[3])
+		require.Less(t, uses[3], uint64(4*keys*value))
+	}
 	s.measurePins()
-	require.Equal(t, map[int64]uint64{3: two[3]}, s.PinUses())
+	onlyThird(s.PinUses())
 
 	require.NoError(t, s.Close())
 	s = openZone(t, fs)
-	require.Equal(t, map[int64]uint64{3: two[3]}, s.PinUses(), "measured when the zone is opened")
+	onlyThird(s.PinUses()) // measured when the zone is opened
 	require.NotEmpty(t, bytes.TrimSpace(s.Pins()[0].Data))
 }
