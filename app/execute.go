@@ -355,14 +355,17 @@ func (x *executor) read(key []byte) (value []byte, found bool, err error) {
 // whatever its failing transactions read. A value that cannot be read from base is recorded in
 // needs; the rest of the block then runs with the right budget.
 func (x *executor) fillReads(operations []tx.Operation, results []tx.OperationResult) error {
-	fill := func(key []byte, value *[]byte) (err error) {
-		if *value == nil {
-			// The value was missing, so the read was before any write: it is that of base.
-			if *value, err = x.inBase(key); x.lacks(err) {
-				x.unread++
-				return nil
-			}
+	fill := func(key []byte, value *[]byte) error {
+		if *value != nil {
+			return nil
 		}
+		// The value was missing, so the read was before any write: it is that of base.
+		read, err := x.inBase(key)
+		if x.lacks(err) {
+			x.unread++
+			return nil
+		}
+		*value = read
 		return err
 	}
 	for i := range results {

@@ -99,7 +99,7 @@ func (n *needs) addRange(v *avlstar.Version, start, end []byte, room uint64, len
 		}
 		size := s.Bytes
 		if lengths {
-			if s.Height == 0 && s.First != nil {
+			if s.IsKnownLeaf() {
 				continue
 			}
 			size = min(size, lengthBytes<<min(s.Height, 40))

@@ -167,7 +167,7 @@ func (l *missingNodes) behind(ops []op) {
 // known, the hashes of those that were found.
 func (l *missingNodes) addBefore(key []byte, known map[Hash]bool) {
 	s, n := l.v.locate(key, true)
-	if n != 0 || s.Stub == emptyStub || s.isKnownLeaf() || known[s.Hash] || len(l.before) == maxBefore {
+	if n != 0 || s.Stub == emptyStub || s.IsKnownLeaf() || known[s.Hash] || len(l.before) == maxBefore {
 		return
 	}
 	before := justBelow(key)
@@ -185,7 +185,7 @@ func (l *missingNodes) walk(n ref, s Subtree, ops []op) (lower bool) {
 	switch {
 	case len(ops) == 0 || n == 0 && s.Stub == emptyStub:
 		return false
-	case n == 0 && s.isKnownLeaf() && l.v.tree.paging == nil:
+	case n == 0 && s.IsKnownLeaf() && l.v.tree.paging == nil:
 		return slices.ContainsFunc(ops, func(o op) bool { return l.deletes(o) && bytes.Equal(l.key(o), s.First) })
 	case n == 0:
 		l.add(s, l.key(ops[0]), false)

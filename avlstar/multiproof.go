@@ -399,7 +399,7 @@ func isDeleted(w Want) bool { return w.Deleted }
 // onlyWrites reports whether s is a leaf that stays a stub, because wants only write its key, and
 // its record is long. The receiver then knows the key from an inner node.
 func onlyWrites(s Subtree, wants []Want) bool {
-	return s.isKnownLeaf() && s.Bytes > maxWrittenRecord && !slices.ContainsFunc(wants, func(w Want) bool { return !w.Written })
+	return s.IsKnownLeaf() && s.Bytes > maxWrittenRecord && !slices.ContainsFunc(wants, func(w Want) bool { return !w.Written })
 }
 
 // sibling appends the subtree s, the higher child of its parent on one side, which a deletion on

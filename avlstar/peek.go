@@ -19,8 +19,9 @@ import (
 //	 …    stub
 //	    height 0
 
-// isKnownLeaf reports whether s is a leaf whose key, s.First, is that of an inner node.
-func (s Subtree) isKnownLeaf() bool { return s.Height == 0 && s.First != nil }
+// IsKnownLeaf reports whether s is a leaf whose key, s.First, is that of an inner node. Peek,
+// PeekRange and Apply then need nothing below s.
+func (s Subtree) IsKnownLeaf() bool { return s.Height == 0 && s.First != nil }
 
 // isLeafOf reports whether s is the stub of the leaf with this key and value.
 func (s Stub) isLeafOf(key, value []byte) bool {
@@ -94,7 +95,7 @@ func (v *Version) peekRange(n ref, s Subtree, start, end []byte, yield func(Peek
 		p.Key, p.Value = v.leaf(n)
 		p.Length = len(p.Value)
 		p.Value = p.Value[:p.Length:p.Length]
-	case s.isKnownLeaf() && !v.isAway(s):
+	case s.IsKnownLeaf() && !v.isAway(s):
 		p.Key, p.Length = s.First, s.valueBytes(s.First)
 	}
 	if p.Length == 0 {
@@ -125,7 +126,7 @@ func (v *Version) leafKey(key []byte) []byte {
 	switch s, n := v.locate(key, false); {
 	case n != 0:
 		return v.key(n)
-	case s.isKnownLeaf():
+	case s.IsKnownLeaf():
 		return s.First
 	}
 	return nil
@@ -140,5 +141,5 @@ func (v *Version) knownLeaf(key []byte) (s Subtree, ok bool) {
 	v.inUse()
 	defer runtime.KeepAlive(v)
 	s, n := v.locate(key, false)
-	return s, n == 0 && s.isKnownLeaf() && !v.isAway(s)
+	return s, n == 0 && s.IsKnownLeaf() && !v.isAway(s)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// writesOf returns the wants of a block whose values nobody reads.
+// writesOf returns the wants of a block that reads no values.
 func writesOf(block []Change) []Want {
 	wants := wantsOf(block)
 	for i := range wants {

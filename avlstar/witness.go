@@ -62,7 +62,7 @@ func (v *Version) Missing(wants []Want) (lacking []Want, held map[Hash]Span) {
 				if w.After != nil && s.First != nil && bytes.Compare(s.First, w.After) >= 0 {
 					break
 				}
-				if v.isAway(s) || w.Written && s.isKnownLeaf() {
+				if v.isAway(s) || w.Written && s.IsKnownLeaf() {
 					continue
 				}
 				l.add(s)
@@ -121,7 +121,7 @@ func (l *shortfall) way(w Want) {
 		}
 		n, s = at.child[side], sides[side]
 	}
-	if n == 0 && !v.isAway(s) && !(w.Written && s.isKnownLeaf()) {
+	if n == 0 && !v.isAway(s) && !(w.Written && s.IsKnownLeaf()) {
 		l.add(s)
 		l.wants = append(l.wants, w)
 	}

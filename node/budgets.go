@@ -11,11 +11,8 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// witnessBytes is what making one witness takes: the answer, and what it is made from.
-const witnessBytes = 2 * witness.DefaultMultiproofBytes
-
 // shardedBudgets returns the budgets of a validator whose state storage nodes keep, on a machine
-// with so many processors.
+// with this number of processors.
 func shardedBudgets(c *config.Config, processors int) budget.Table {
 	s := c.App.State
 	return budget.Table{
@@ -24,8 +21,7 @@ func shardedBudgets(c *config.Config, processors int) budget.Table {
 		{Name: "updates", Bytes: s.KeepUpdatesBytes + s.MaxLagBytes},
 		// A witness is there twice while it is added to the tree.
 		{Name: "block_witness", Bytes: 2 * app.DefaultWitnessBytes},
-		// One of them is for upper trees.
-		{Name: "witnesses", Bytes: int64(1+max(1, processors-1)) * witnessBytes},
+		{Name: "witnesses", Bytes: witness.Budget(processors)},
 		{Name: "answers", Bytes: tcp.MaxUnsent + tcp.MaxBodies},
 		// The mempool is empty during a join.
 		{Name: "mempool", Bytes: max(c.CometBFT.Mempool.MaxTxsBytes, c.App.Join.MemoryBytes)},
@@ -37,7 +33,7 @@ func shardedBudgets(c *config.Config, processors int) budget.Table {
 // budgets returns the budgets of the node for metrics. A full state has no limit in memory, so only
 // what strangers can make grow has one there.
 func (n *Node) budgets() budget.Table {
-	making := func() int64 { return int64(len(n.serving.making)) * witnessBytes }
+	making := func() int64 { return int64(len(n.serving.making)) * witness.AnswerBytes }
 	if n.config.App.State.Sharded() {
 		t := shardedBudgets(n.config, runtime.GOMAXPROCS(0))
 		t.Measure("witnesses", making)
@@ -49,7 +45,7 @@ func (n *Node) budgets() budget.Table {
 		{Name: "snapshots", Bytes: limits.Memory, Used: func() int64 { return kept.Memory }},
 		{Name: "snapshots_disk", Bytes: limits.Disk, Used: func() int64 { return kept.Disk }, Disk: true},
 		{Name: "manifests", Bytes: limits.Manifests, Used: func() int64 { return kept.Manifests }},
-		{Name: "witnesses", Bytes: int64(1+max(1, cap(n.serving.making))) * witnessBytes, Used: making},
+		{Name: "witnesses", Bytes: witness.Budget(runtime.GOMAXPROCS(0)), Used: making},
 		{Name: "answers", Bytes: tcp.MaxUnsent + tcp.MaxBodies},
 		{Name: "join", Bytes: n.config.App.Join.MemoryBytes},
 		{Name: "peers", Bytes: peers.MaxBytes},

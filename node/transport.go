@@ -69,7 +69,7 @@ func newServing(conf *config.Config, genesis *cmttypes.GenesisDoc, logger log.Lo
 	if err != nil || address == "" {
 		return serving{wrong: err}
 	}
-	making := make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
+	making := witness.Places(nil)
 	return serving{
 		address: address, making: making,
 		//nolint:gosec // its draws are public

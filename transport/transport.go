@@ -156,7 +156,7 @@ type Dialer interface {
 // Request is a Call as it arrives at the server.
 type Request struct {
 	Peer   ID     // authenticated ID of the requester
-	Host   string // the peer's address, without the port
+	Host   string // the peer's IPv4 address or IPv6 /64, without the port
 	Method Method
 	Body   []byte // owned by the handler
 }

@@ -62,7 +62,7 @@ func TestStrangers(t *testing.T) {
 	}
 	s, err := openStrangers()
 	require.NoError(t, err)
-	nobody := victims{Storage: []string{"0123456789abcdef0123456789abcdef01234567@127.0.0.1:1"}, RPCs: []string{"http://127.0.0.1:1"}}
+	unreachable := victims{Storage: []string{"0123456789abcdef0123456789abcdef01234567@127.0.0.1:1"}, RPCs: []string{"http://127.0.0.1:1"}}
 	d, err := newDialer(s.relay.target)
 	require.NoError(t, err)
 	relay, err := s.relay.target.addresses()
@@ -70,14 +70,14 @@ func TestStrangers(t *testing.T) {
 	conn, err := d.Dial(t.Context(), relay[0])
 	require.NoError(t, err)
 	for _, kind := range append(ShardedKinds, mixed, "") {
-		require.NoError(t, s.attack(kind, nobody), kind)
+		require.NoError(t, s.attack(kind, unreachable), kind)
 		list, err := conn.Call(t.Context(), transport.Call{Method: protocol.MethodPeers, Max: protocol.MaxPeersBytes})
 		require.NoError(t, err, kind)
-		told, err := protocol.DecodePeers(list)
+		peers, err := protocol.DecodePeers(list)
 		require.NoError(t, err, kind)
-		require.Len(t, told, map[string]int{"claims": advertised, "givers": advertised, "silent": advertised, mixed: 3 * advertised}[kind], kind)
-		if len(told) > 0 {
-			peer, err := d.Dial(t.Context(), told[0])
+		require.Len(t, peers, map[string]int{"claims": advertised, "givers": advertised, "silent": advertised, mixed: 3 * advertised}[kind], kind)
+		if len(peers) > 0 {
+			peer, err := d.Dial(t.Context(), peers[0])
 			require.NoError(t, err, kind)
 			_, err = peer.Call(t.Context(), transport.Call{Method: protocol.MethodPeers, Max: protocol.MaxPeersBytes})
 			require.NoError(t, err, kind)

@@ -71,9 +71,9 @@ type victims struct {
 
 // strangers runs the attackers of a sharded network.
 type strangers struct {
-	relay *server
-	told  atomic.Pointer[[]transport.Address] // advertised by the relay
-	end   func() error                        // stops the attack; nil: there is none
+	relay  *server
+	listed atomic.Pointer[[]transport.Address] // advertised by the relay
+	end    func() error                        // stops the attack; nil: there is none
 }
 
 // openStrangers starts the relay.
@@ -86,8 +86,8 @@ func openStrangers() (*strangers, error) {
 }
 
 func (s *strangers) peers() []transport.Address {
-	if told := s.told.Load(); told != nil {
-		return *told
+	if list := s.listed.Load(); list != nil {
+		return *list
 	}
 	return nil
 }
@@ -103,7 +103,7 @@ func (s *strangers) retreat() (err error) {
 		err = s.end()
 	}
 	s.end = nil
-	s.told.Store(nil)
+	s.listed.Store(nil)
 	return err
 }
 
@@ -145,8 +145,8 @@ func (s *strangers) attack(kind string, v victims) error {
 			})
 		}
 	}
-	told, err := listening.target.addresses()
-	s.told.Store(&told)
+	list, err := listening.target.addresses()
+	s.listed.Store(&list)
 	return err
 }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -59,7 +60,7 @@ func middle(p *avlstar.Partial, r avlstar.KeyRange, size uint64) ([]byte, error)
 			continue
 		}
 		if d := max(sum, size-min(sum, size)) - min(sum, size-min(sum, size)); sum > 0 && d < off {
-			best, off = append([]byte(nil), s.First...), d
+			best, off = bytes.Clone(s.First), d
 		}
 		sum += s.Bytes
 	}

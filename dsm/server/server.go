@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
 
@@ -200,7 +199,7 @@ func (n *Server) update(r transport.Request) ([]byte, error) {
 	if i < 0 {
 		return nil, fmt.Errorf("range %v: %w", p.Range, transport.ErrGone)
 	}
-	answer, err := n.replicas[i].Receive(r.Peer, hostOf(r.Host), p)
+	answer, err := n.replicas[i].Receive(r.Peer, r.Host, p)
 	switch {
 	case err == nil, errors.Is(err, ErrFarAhead):
 	case errors.Is(err, ErrFull):
@@ -214,16 +213,6 @@ func (n *Server) update(r transport.Request) ([]byte, error) {
 		nudge(n.wake[i])
 	}
 	return answer.Encode(), nil
-}
-
-// hostOf returns the host of a peer's address: an IPv6 /64 is one host, as for the transport.
-func hostOf(address string) string {
-	ip, err := netip.ParseAddr(address)
-	if err != nil || ip.Is4() {
-		return address
-	}
-	prefix, _ := ip.Prefix(64) //nolint:errcheck // IPv6 has more bits
-	return prefix.String()
 }
 
 // answerOutline answers with a part of an outline.

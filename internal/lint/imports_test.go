@@ -116,7 +116,7 @@ var arrows = map[string]struct {
 	"node/home": {[]string{"app", "avlstar", "statesync/lightblocks", "node/buildinfo", "node/comet", "node/config", "node/disk", "node/join",
 		"statesync", "statesync/archive", "statesync/protocol", "storage", "storage/blocks", "storage/pages", "storage/sgc", "transport", "transport/tcp", "storage/treestore"},
 		"it works on the home of a stopped node"},
-	"node/internal/nodetest": {[]string{"app", "avlstar", "node/config", "node/home", "internal/ports"}, "helpers of tests, beneath the node, so that the node's own tests can use them"},
+	"node/internal/nodetest": {[]string{"app", "avlstar", "node/budget", "node/config", "node/home", "internal/ports"}, "helpers of tests, beneath the node, so that the node's own tests can use them"},
 	"cmd/starlingd":          {[]string{"cmd/starlingd/cli"}, "the command line is a package, so that localnet needs no second build"},
 	"cmd/starlingd/cli": {[]string{"statesync/catchup", "node", "node/buildinfo", "node/comet", "node/config", "node/disk", "node/fabric", "node/home", "node/join", "node/rangemap", "node/storagenode", "dsm", "transport", "client", "tx", "app", "node/health",
 		"node/statuspage"},

@@ -49,8 +49,7 @@ func begun(m *config.StorageNodes) (*config.StorageNodes, error) {
 	return edited(m), nil
 }
 
-// NameValidators replaces the nodes whose updates have priority. It is a whole
-// change.
+// NameValidators replaces the nodes whose updates have priority. It is a whole change.
 func NameValidators(m *config.StorageNodes, ids []string) (*config.StorageNodes, error) {
 	e, err := begun(m)
 	if err != nil {

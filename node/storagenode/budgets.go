@@ -12,10 +12,7 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// witnessBytes is what making one witness takes: the answer, and what it is made from.
-const witnessBytes = 2 * witness.DefaultMultiproofBytes
-
-// budgetsOf returns the budgets of a storage node on a machine with so many processors.
+// budgetsOf returns the budgets of a storage node on a machine with this number of processors.
 func budgetsOf(c config.App, processors int) budget.Table {
 	return budget.Table{
 		{Name: "pages", Bytes: c.Disk.CacheBytes},
@@ -26,8 +23,7 @@ func budgetsOf(c config.App, processors int) budget.Table {
 		// sends several large updates of one height, or of heights far ahead.
 		{Name: "updates", Bytes: server.DefaultWaitingBytes},
 		{Name: "strangers_updates", Bytes: strangersBytes},
-		// One of them is for upper trees.
-		{Name: "witnesses", Bytes: int64(1+max(1, processors-1)) * witnessBytes},
+		{Name: "witnesses", Bytes: witness.Budget(processors)},
 		{Name: "answers", Bytes: tcp.MaxUnsent + tcp.MaxBodies},
 		{Name: "peers", Bytes: peers.MaxBytes},
 		{Name: "program", Bytes: budget.Program},
@@ -50,7 +46,7 @@ func (n *Process) budgets() budget.Table {
 	kept, _ := n.chunks.manager.Kept()
 	for name, used := range map[string]int64{
 		"updates": max(0, waiting-strangers), "strangers_updates": strangers, "snapshots": int64(n.chunks.held()), "manifests": kept.Manifests,
-		"witnesses": int64(len(n.making)) * witnessBytes, "peers": n.peers.Load().Bytes(),
+		"witnesses": int64(len(n.making)) * witness.AnswerBytes, "peers": n.peers.Load().Bytes(),
 	} {
 		t.Measure(name, func() int64 { return used })
 	}

@@ -216,7 +216,7 @@ func (s *Server) greet(raw net.Conn, k *knocker) (*session, error) {
 		return nil, err
 	}
 	w.greeted(largeBuffer)
-	return newSession(s, t, w, g, theirs, transport.Request{Peer: id, Host: k.from.name}), nil
+	return newSession(s, t, w, g, theirs, transport.Request{Peer: id, Host: k.from.host()}), nil
 }
 
 // drain waits for the peer to close. Closing a socket with unread bytes would discard the bytes

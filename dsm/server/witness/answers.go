@@ -22,6 +22,9 @@ const (
 	wantBytes = 1 << 10
 	// nodeBytes is the approximate size of an upper node.
 	nodeBytes = 128
+	// AnswerBytes is what making one answer takes with the default limit: the answer, and what it
+	// is made from.
+	AnswerBytes = 2 * DefaultMultiproofBytes
 )
 
 // Refused wraps err so that the peer receives a refusal.
@@ -33,8 +36,14 @@ func Places(making chan struct{}) chan struct{} {
 	if making != nil {
 		return making
 	}
-	return make(chan struct{}, max(1, runtime.GOMAXPROCS(0)-1))
+	return make(chan struct{}, slots(runtime.GOMAXPROCS(0)))
 }
+
+func slots(processors int) int { return max(1, processors-1) }
+
+// Budget returns what all answers that are being made at the same time take, in bytes: one in each
+// slot of Places, and one in Rare's.
+func Budget(processors int) int64 { return int64(slots(processors)+1) * AnswerBytes }
 
 // Costly registers a method whose answers are expensive: each holds a slot of making while it is
 // computed. f gets the body of a request; weigh is transport.Weigher's.

@@ -1,5 +1,5 @@
 // Package nodetest provides helpers for the tests of package node and its subpackages: homes on
-// free ports, a log that tests can read, and RPC calls.
+// free ports, a log that tests can read, RPC calls, and the documented budgets.
 package nodetest
 
 import (
@@ -19,12 +19,14 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 	cometnode "github.com/cometbft/cometbft/node"
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/viper"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/ports"
+	"github.com/starling-kv/starling/node/budget"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/home"
 )
@@ -190,4 +192,27 @@ func SameHashes(t *testing.T, application interface {
 	Until(t, "the block after the state", func() bool { return comet().BlockStore().Height() > height })
 	hash := v.AppHash()
 	require.Equal(t, hash[:], comet().BlockStore().LoadBlockMeta(height+1).Header.AppHash.Bytes())
+}
+
+// RequireBudgets requires that the table of a section of docs/reference/limits.md, the file path,
+// has the budgets in b, in MiB, and their sum.
+func RequireBudgets(t *testing.T, b budget.Table, path, section string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	_, table, found := strings.Cut(string(text), "\n### "+section+"\n")
+	require.True(t, found)
+	table, _, _ = strings.Cut(table, "\n#")
+	var got [][2]string
+	for line := range strings.Lines(table) {
+		if cells := strings.Split(line, " | "); strings.HasPrefix(line, "| `") {
+			got = append(got, [2]string{strings.Trim(cells[0], "| `"), cells[1]})
+		}
+	}
+	mib := func(bytes int64) string { return humanize.Comma((bytes+1<<20-1)>>20) + " MiB" }
+	var want [][2]string
+	for _, one := range b {
+		want = append(want, [2]string{one.Name, mib(one.Bytes)})
+	}
+	require.Equal(t, append(want, [2]string{"min_memory_bytes", mib(b.Memory())}), got)
 }
