@@ -311,7 +311,7 @@ func (x *executor) mayWrite(account, key, value []byte) (old content, err error)
 		return content{}, err
 	}
 	if used += after - before; used > g.quota {
-		return content{}, tx.Errorf(tx.CodeQuota, "the keys under prefix %q would take %d bytes, the quota is %d", shorten(g.prefix), used, g.quota)
+		return content{}, tx.Errorf(tx.CodeQuota, "the keys under prefix %q would take %d bytes, the quota is %d: delete keys there, or ask an administrator for a larger quota", shorten(g.prefix), used, g.quota)
 	}
 	return old, nil
 }

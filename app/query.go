@@ -233,7 +233,7 @@ func decodeRange(data []byte) (*RangeRequest, *tx.Error) {
 		return nil, tx.Errorf(tx.CodeBadRequest, "the RangeRequest has a field that this node does not know, or is not in its only encoding (fields in order, no defaults): ask a newer node, or without that option")
 	}
 	if len(r.Start) > avlstar.MaxKeyBytes || len(r.End) > avlstar.MaxKeyBytes {
-		return nil, tx.Errorf(tx.CodeBadRequest, "start and end have %d bytes at most", avlstar.MaxKeyBytes)
+		return nil, tx.Errorf(tx.CodeBadRequest, "start has %d bytes and end has %d, at most %d are allowed", len(r.Start), len(r.End), avlstar.MaxKeyBytes)
 	}
 	if len(r.Start) == 0 {
 		r.Start = nil

@@ -3,7 +3,7 @@ package app
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -23,7 +23,7 @@ const (
 )
 
 // errManyWaiters is returned if so many requests wait that no more are accepted.
-var errManyWaiters = errors.New("too many requests wait for results")
+var errManyWaiters = fmt.Errorf("%d requests wait for results, the limit: ask again later, or ask another node", maxResultWaiters)
 
 // results keeps the results of the last blocks' transactions, and wakes the requests that wait for
 // one. A client learns a result here as soon as its block is committed; CometBFT's index has it

@@ -110,7 +110,7 @@ func (x *executor) txn(account []byte, t *tx.Txn) (tx.OperationResult, []abci.Ev
 func inBranch(branch, i int, err error) error {
 	var refused *tx.Error
 	if errors.As(err, &refused) {
-		return tx.Errorf(refused.Code, "%s %d: %s", tx.BranchName(branch), i, refused.Reason)
+		return tx.Errorf(refused.Code, "operation %d of %s: %s", i, tx.BranchName(branch), refused.Reason)
 	}
 	return err
 }

@@ -158,7 +158,7 @@ func (t *Txn) check() *Error {
 	for b, branch := range t.Branches() {
 		for i := range branch {
 			if err := branch[i].checkInBranch(); err != nil {
-				return Errorf(err.Code, "%s %d: %s", BranchName(b), i, err.Reason)
+				return Errorf(err.Code, "operation %d of %s: %s", i, BranchName(b), err.Reason)
 			}
 		}
 	}

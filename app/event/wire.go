@@ -229,7 +229,7 @@ func DecodeRequest(b []byte) (r Request, err error) {
 	switch {
 	case err != nil:
 	case len(r.Keys.Start) > maxKeyBytes || len(r.Keys.End) > maxKeyBytes:
-		err = fmt.Errorf("start and end have %d bytes at most", maxKeyBytes)
+		err = fmt.Errorf("start has %d bytes and end has %d, at most %d are allowed", len(r.Keys.Start), len(r.Keys.End), maxKeyBytes)
 	case len(r.Keys.End) > 0 && !r.Keys.Contains(r.Keys.Start):
 		err = errors.New("start is not below end")
 	case r.From.Height == 0 && r.From.Index != 0:

@@ -265,7 +265,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 	if way == CatchUp {
 		err = j.catchUp(ctx)
 	} else {
-		o.BlocksView.Far()
+		o.BlocksView.StateSync()
 		err = j.join(ctx)
 	}
 	if p, _ := o.View.Progress(); p.Phase != view.PhaseDone {
@@ -368,7 +368,7 @@ func (j *joining) catchUp(ctx context.Context) error {
 	height, newest := j.State.Height(), int64(0)
 	far := func() bool { // if so, peers are asked for snapshots
 		f := catchup.Facts{Height: height, Claims: []catchup.Claim{{First: 1, Last: newest, Snapshot: newest}}, Far: j.Config.App.CatchUp.StateThresholdBlocks}
-		return catchup.Decide(f) == catchup.LastIrrCatchUp
+		return catchup.Decide(f) == catchup.StateSync
 	}
 	for deadline := time.Now().Add(j.Times.Newest); !far(); {
 		var err error
@@ -385,7 +385,7 @@ func (j *joining) catchUp(ctx context.Context) error {
 	}
 	j.log.Info("The chain is far ahead: fetching the parts of the state that differ", "height", height, "newest", newest)
 	j.State.Replace()
-	j.BlocksView.Far()
+	j.BlocksView.StateSync()
 	err := j.fetch(ctx)
 	if errors.Is(err, snapshot.ErrNothing) {
 		j.log.Info("No usable snapshot: fetching blocks", "err", err)

@@ -265,7 +265,7 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request) {
 		defer func() { <-s.events }()
 	default:
 		w.Header().Set("Retry-After", "10")
-		http.Error(w, "too many browsers are connected", http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("%d browsers are connected, the limit: close one, or fetch /status.json", maxEvents), http.StatusServiceUnavailable)
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")

@@ -232,7 +232,7 @@ type Join struct {
 // CatchUp describes the blocks that the node fetches over the transport and executes before
 // CometBFT is made.
 type CatchUp struct {
-	State       string  `json:"state"`  // last_irr_catch_up, catch_up, or normal: done
+	State       string  `json:"state"`  // state_sync, catch_up, or normal: done
 	Height      int64   `json:"height"` // last executed block
 	Target      int64   `json:"target"` // highest block that peers report with its commit
 	Blocks      int64   `json:"blocks"` // executed blocks

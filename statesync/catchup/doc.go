@@ -2,7 +2,7 @@
 // transport and without CometBFT. It decides how a node catches up, requests blocks, and serves
 // requests for blocks. Executing a block is up to the given Chain.
 //
-//	peers' claims ──► Decide ──► last_irr_catch_up: fetch a state first (statesync/restore)
+//	peers' claims ──► Decide ──► state_sync: fetch a state first (statesync/restore)
 //	                    │    └─► normal: CometBFT's consensus; its block sync fetches the last blocks
 //	                    ▼ catch_up
 //	          window: heights in order ──► hedge.Search: blocks [h, h+n) ──► decoded, linked

@@ -1,17 +1,17 @@
 package catchup
 
-// State is what a starting node has to do first. The names are BoR's. On this chain all blocks are
-// final at once and none is reversible, so the first two states differ only in how far the node is
-// behind.
+// State is what a starting node has to do first. BoR calls the first state last_irr_catch_up. On
+// this chain all blocks are final at once and none is reversible, so the first two states differ
+// only in how far the node is behind.
 type State string
 
 // The states.
 const (
-	// LastIrrCatchUp: the node is far behind, or no peer has the blocks between. It fetches the
+	// StateSync: the node is far behind, or no peer has the blocks between. It fetches the
 	// state of a later height, and then the blocks since that height.
-	LastIrrCatchUp State = "last_irr_catch_up"
-	CatchUp        State = "catch_up" // fetch and execute blocks
-	Normal         State = "normal"   // peers are less than two blocks ahead: start consensus
+	StateSync State = "state_sync"
+	CatchUp   State = "catch_up" // fetch and execute blocks
+	Normal    State = "normal"   // peers are less than two blocks ahead: start consensus
 )
 
 // nearTip is the lead of the peers, in blocks, below which catching up ends: the last block has no
@@ -48,7 +48,7 @@ func Decide(f Facts) State {
 	case behind < nearTip:
 		return Normal
 	case state && (behind > f.Far || !next):
-		return LastIrrCatchUp
+		return StateSync
 	case next:
 		return CatchUp
 	}

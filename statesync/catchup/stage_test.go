@@ -23,11 +23,11 @@ func TestDecide(t *testing.T) {
 		"from the first block on":           {Facts{Claims: []Claim{all(2)}}, CatchUp},
 		"one of many is ahead":              {Facts{Height: 9, Claims: []Claim{all(9), all(300), {}}}, CatchUp},
 		"far, but states are not fetched":   {Facts{Height: 9, Claims: []Claim{{1, 30_000, 29_000}}}, CatchUp},
-		"far":                               {Facts{Height: 9, Claims: []Claim{{1, 30_000, 29_000}}, Far: 10_000}, LastIrrCatchUp},
+		"far":                               {Facts{Height: 9, Claims: []Claim{{1, 30_000, 29_000}}, Far: 10_000}, StateSync},
 		"as far as allowed":                 {Facts{Height: 9, Claims: []Claim{{1, 10_009, 10_000}}, Far: 10_000}, CatchUp},
 		"far, and no peer has a state":      {Facts{Height: 9, Claims: []Claim{all(30_000)}, Far: 10_000}, CatchUp},
 		"far, and the states are older":     {Facts{Height: 9, Claims: []Claim{{1, 30_000, 9}}, Far: 10_000}, CatchUp},
-		"pruned":                            {Facts{Height: 9, Claims: []Claim{{11, 300, 290}}, Far: 10_000}, LastIrrCatchUp},
+		"pruned":                            {Facts{Height: 9, Claims: []Claim{{11, 300, 290}}, Far: 10_000}, StateSync},
 		"pruned, and no peer has a state":   {Facts{Height: 9, Claims: []Claim{{11, 300, 0}}, Far: 10_000}, Normal},
 		"pruned by some":                    {Facts{Height: 9, Claims: []Claim{{11, 300, 290}, {10, 200, 0}}, Far: 10_000}, CatchUp},
 		"the next one is the last of a few": {Facts{Height: 9, Claims: []Claim{{11, 300, 0}, {1, 10, 0}}}, Normal},
@@ -54,7 +54,7 @@ func TestDecideEnds(t *testing.T) {
 			switch Decide(f) {
 			case CatchUp:
 				f.Height++
-			case LastIrrCatchUp:
+			case StateSync:
 				for _, c := range f.Claims {
 					f.Height = max(f.Height, c.Snapshot)
 				}

@@ -36,8 +36,8 @@ func (v *View) Progress() (Progress, bool) {
 	return v.mu.progress, v.mu.progress.State != ""
 }
 
-// Far reports that the state is fetched first.
-func (v *View) Far() { v.report(Progress{State: LastIrrCatchUp}) }
+// StateSync reports that the state is fetched first.
+func (v *View) StateSync() { v.report(Progress{State: StateSync}) }
 
 // report stores the progress.
 func (v *View) report(p Progress) {

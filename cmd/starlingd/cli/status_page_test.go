@@ -56,7 +56,7 @@ func TestStatusBeforeRPC(t *testing.T) {
 			"time +1m1s so far, about 45s left", "peers +3, 1 banned", "state +height 1200, app hash cafe",
 		}},
 		"state": {of(statuspage.PhaseJoining, func(s *statuspage.Status) {
-			s.CatchUp = &statuspage.CatchUp{State: "last_irr_catch_up"}
+			s.CatchUp = &statuspage.CatchUp{State: "state_sync"}
 			s.Join = &statuspage.Join{
 				Phase: "fetching", Height: 4000, Chunks: 300, ChunksDone: 120, Bytes: 3 << 30, BytesDone: 1 << 30, Rate: 100 << 20, Seconds: 10, Connected: 2,
 			}
