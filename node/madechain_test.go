@@ -39,11 +39,11 @@ type station struct {
 	application *Application
 	executor    *comet.Executor
 	failed      error // reason for which the node would be stopped
-	signer      *signer
+	signer      *chainKeys
 }
 
-// signer has the keys of all validators that the chain ever has.
-type signer struct {
+// chainKeys has the keys of all validators that the chain ever has.
+type chainKeys struct {
 	keys   map[string]ed25519.PrivKey // by address
 	admin  ed25519.PrivKey
 	nonce  uint64        // of the admin's next transaction
@@ -51,14 +51,14 @@ type signer struct {
 }
 
 // newValidator creates a key that can become a validator.
-func (s *signer) newValidator(name string) ed25519.PrivKey {
+func (s *chainKeys) newValidator(name string) ed25519.PrivKey {
 	key := ed25519.GenPrivKeyFromSecret([]byte(name))
 	s.keys[string(key.PubKey().Address())] = key
 	return key
 }
 
 // operation is an admin's transaction.
-func (s *signer) operation(t *testing.T, operations ...tx.Operation) []byte {
+func (s *chainKeys) operation(t *testing.T, operations ...tx.Operation) []byte {
 	t.Helper()
 	raw, err := tx.Sign(s.admin, "test-chain", &tx.Body{Nonce: s.nonce, Operations: operations})
 	require.NoError(t, err)
@@ -69,7 +69,7 @@ func (s *signer) operation(t *testing.T, operations ...tx.Operation) []byte {
 // newMadeChain is an empty chain that began a day ago, so that nodes do not consider it young.
 func newMadeChain(t *testing.T, edit func(*types.GenesisDoc)) *station {
 	t.Helper()
-	s := &signer{keys: map[string]ed25519.PrivKey{}, admin: ed25519.GenPrivKeyFromSecret([]byte("admin")), commit: new(types.Commit)}
+	s := &chainKeys{keys: map[string]ed25519.PrivKey{}, admin: ed25519.GenPrivKeyFromSecret([]byte("admin")), commit: new(types.Commit)}
 	dir, _ := nodetest.Home(t, func(o *home.InitOptions) {
 		o.App = app.Genesis{Open: true, Admins: []string{fmt.Sprintf("%x", s.admin.PubKey().Bytes())}}
 	})

@@ -29,6 +29,7 @@ import (
 	"github.com/starling-kv/starling/node/grpcserver"
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/node/relay"
+	"github.com/starling-kv/starling/node/signer"
 	"github.com/starling-kv/starling/node/statuspage"
 	"github.com/starling-kv/starling/statesync/catchup"
 	"github.com/starling-kv/starling/statesync/peers"
@@ -101,6 +102,7 @@ type Node struct {
 	log       log.Logger
 	genesis   *cmttypes.GenesisDoc
 	nodeKey   *p2p.NodeKey
+	local     *signer.Signer      // nil: a remote signer has the validator's key
 	signer    *comet.RemoteSigner // nil: the validator's key is in the home
 	cache     *sgc.Cache          // shared by the block zone and the state zone
 	paths     *fabric.Paths       // RDMA channels; nil: none
@@ -267,7 +269,7 @@ func (n *Node) openKeys(ctx context.Context) (validator cmttypes.PrivValidator, 
 	if n.nodeKey, err = config.LoadNodeKey(bft); err != nil {
 		return nil, err
 	}
-	if validator, err = config.LoadValidator(bft); err != nil {
+	if n.local, err = config.LoadValidator(bft); err != nil {
 		return nil, err
 	}
 	if err := config.CheckAddresses(ctx, bft, n.config.App); err != nil {
@@ -277,9 +279,9 @@ func (n *Node) openKeys(ctx context.Context) (validator cmttypes.PrivValidator, 
 		if n.signer, err = comet.ListenForSigner(ctx, bft, n.genesis.ChainID, n.nodeKey, n.log); err != nil {
 			return nil, err
 		}
-		validator = n.signer.Validator()
+		return n.signer.Validator(), nil
 	}
-	return validator, nil
+	return n.local, nil
 }
 
 // openDatabases opens CometBFT's databases, and checks the free disk space, now and until the node
@@ -523,6 +525,9 @@ func (n *Node) close() error {
 	}
 	if n.relay != nil { // after CometBFT, whose p2p sends what the relay does not deliver
 		n.relay.Close()
+	}
+	if n.local != nil { // before another process can lock the databases, and sign
+		errs = append(errs, n.local.Close())
 	}
 	if n.databases != nil { // open without an instance if New failed
 		errs = append(errs, n.databases.Close())

@@ -7,12 +7,14 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	cfg "github.com/cometbft/cometbft/config"
 	cometed25519 "github.com/cometbft/cometbft/crypto/ed25519"
 	cmtjson "github.com/cometbft/cometbft/libs/json"
 	"github.com/cometbft/cometbft/p2p"
 	"github.com/cometbft/cometbft/privval"
-	cmttypes "github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/node/signer"
 )
 
 // Identity is a node's p2p and validator identity.
@@ -61,45 +63,42 @@ func loadNodeKey(c *cfg.Config) (*p2p.NodeKey, error) {
 	return key, nil
 }
 
-// LoadValidator reads the validator's key and signing state; nil: a remote signer holds them.
-// CometBFT's own loader ends the process where this returns an error. Errors match ErrInvalid,
-// except disk failures.
-func LoadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
+// LoadValidator reads the validator's key and signing state; nil: a remote signer holds them. It
+// writes nothing. Errors match ErrInvalid, except disk failures.
+func LoadValidator(c *cfg.Config) (*signer.Signer, error) {
 	validator, err := loadValidator(c)
 	return validator, Invalid(err)
 }
 
-func loadValidator(c *cfg.Config) (cmttypes.PrivValidator, error) {
+func loadValidator(c *cfg.Config) (*signer.Signer, error) {
 	if c.PrivValidatorListenAddr != "" {
 		return nil, nil // a remote signer holds it
 	}
-	var (
-		key   privval.FilePVKey
-		state privval.FilePVLastSignState
-	)
-	for _, file := range []struct {
-		what, path string
-		into       any
-	}{
-		{"validator key", c.PrivValidatorKeyFile(), &key},
-		{"validator's signing state", c.PrivValidatorStateFile(), &state},
-	} {
-		raw, err := os.ReadFile(file.path)
-		if info, wrong := os.Stat(file.path); wrong == nil && file.into == any(&key) && info.Mode().Perm()&0o077 != 0 {
-			return nil, fmt.Errorf("others can read the %s %q (mode %04o), and could sign as this validator: if nobody else has a copy, run `chmod 600 %s`",
-				file.what, file.path, info.Mode().Perm(), Quote(file.path))
-		}
+	path := c.PrivValidatorKeyFile()
+	failed := func(what, path string, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("the %s %q is missing: restore it, or run `starlingd init` for a new home (a validator that signs without its state may sign twice)", file.what, file.path)
+			return fmt.Errorf("the %s %q is missing: restore it, or run `starlingd init` for a new home (a validator that signs without its state may sign twice)", what, path)
 		}
-		if err == nil {
-			err = cmtjson.Unmarshal(raw, file.into)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s %q: %w", file.what, file.path, err)
-		}
+		return fmt.Errorf("%s %q: %w", what, path, err)
 	}
-	return privval.LoadFilePV(c.PrivValidatorKeyFile(), c.PrivValidatorStateFile()), nil
+	if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("others can read the validator key %q (mode %04o), and could sign as this validator: if nobody else has a copy, run `chmod 600 %s`",
+			path, info.Mode().Perm(), Quote(path))
+	}
+	var key privval.FilePVKey
+	raw, err := os.ReadFile(path)
+	if err == nil {
+		err = cmtjson.Unmarshal(raw, &key)
+	}
+	if err != nil {
+		return nil, failed("validator key", path, err)
+	}
+	state := c.PrivValidatorStateFile()
+	validator, err := signer.Open(vfs.Default, key.PrivKey, state)
+	if err != nil {
+		return nil, failed("validator's signing state", state, err)
+	}
+	return validator, nil
 }
 
 // LoadValidatorKey reads the key with which this node signs blocks. It returns an error if a remote
@@ -109,14 +108,13 @@ func LoadValidatorKey(c *cfg.Config) (ed25519.PrivateKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	file, ok := validator.(*privval.FilePV)
-	if !ok {
+	if validator == nil {
 		return nil, Invalid(fmt.Errorf("priv_validator_laddr = %q: the remote signer holds the validator's key: do this on a machine that has the key, in a home with "+
 			"config/priv_validator_key.json", c.PrivValidatorListenAddr))
 	}
-	private, ok := file.Key.PrivKey.(cometed25519.PrivKey)
+	private, ok := validator.PrivKey().(cometed25519.PrivKey)
 	if !ok {
-		return nil, Invalid(fmt.Errorf("validator key %q: it is of type %q, Starling's validators have ed25519 keys only", c.PrivValidatorKeyFile(), file.Key.PrivKey.Type()))
+		return nil, Invalid(fmt.Errorf("validator key %q: it is of type %q, Starling's validators have ed25519 keys only", c.PrivValidatorKeyFile(), validator.PrivKey().Type()))
 	}
 	return ed25519.PrivateKey(private), nil
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cometbft/cometbft/consensus"
 	"github.com/cometbft/cometbft/p2p"
 	"github.com/cometbft/cometbft/privval"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
 	"github.com/starling-kv/starling/e2e/byzantine/voter"
+	"github.com/starling-kv/starling/node/signer"
 )
 
 const chain = "test-chain"
@@ -38,8 +40,11 @@ func (h *hears) TrySend(e p2p.Envelope) bool {
 func network(t *testing.T, peers int, modes ...liar.Mode) (types.PrivValidator, []*hears, *[]liar.Lie) {
 	t.Helper()
 	dir := t.TempDir()
-	honest := privval.GenFilePV(filepath.Join(dir, "key"), filepath.Join(dir, "state"))
-	honest.Save()
+	state := filepath.Join(dir, "state")
+	made := privval.GenFilePV(filepath.Join(dir, "key"), state)
+	made.Save()
+	honest, err := signer.Open(vfs.Default, made.Key.PrivKey, state)
+	require.NoError(t, err)
 	var all []*hears
 	for i := range peers {
 		all = append(all, &hears{name: fmt.Sprint(i)})

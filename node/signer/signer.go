@@ -1,0 +1,170 @@
+// Package signer signs votes and proposals with the key of a home folder, and never signs two
+// different ones at a height, round and step.
+//
+//	SignVote ──► rules ──► signature ──► slot A or B, fdatasync ──► priv_validator_state.json ──► consensus
+//
+// The rules are those of CometBFT's privval.FilePV. FilePV creates, syncs and renames a file for
+// each signature, which commits the file system's journal, and it does not sync the folder. Here
+// the last signature is written over the older of two slots of a file whose blocks exist, so only
+// data is synced (decision 0073). priv_validator_state.json remains what FilePV writes, for
+// operators and for other programs: it is written in place after the slot, and synced when the node
+// stops.
+package signer
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cometbft/cometbft/crypto"
+	"github.com/cometbft/cometbft/libs/protoio"
+	"github.com/cometbft/cometbft/privval"
+	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
+	"github.com/cometbft/cometbft/types"
+	"github.com/cosmos/gogoproto/proto"
+)
+
+// ErrConflict is returned by requests to sign something else at a height, round and step that the
+// key has signed at.
+var ErrConflict = errors.New("another vote or proposal is signed at this height, round and step")
+
+// The steps of a round, as in privval.FilePV.
+const (
+	stepPropose   int8 = 1
+	stepPrevote   int8 = 2
+	stepPrecommit int8 = 3
+)
+
+// Signer implements types.PrivValidator. It is safe for concurrent use.
+type Signer struct {
+	key crypto.PrivKey
+
+	mu    sync.Mutex // held during each signature
+	files files
+	last  privval.FilePVLastSignState
+}
+
+var _ types.PrivValidator = (*Signer)(nil)
+
+// Open returns a signer whose last signature is the newest in priv_validator_state.json, at the
+// path state, and in the slots of SlotsFile. It writes nothing: the first signature makes the
+// slots.
+func Open(fs vfs.FS, key crypto.PrivKey, state string) (*Signer, error) {
+	s := &Signer{key: key, files: files{fs: fs, path: state, owner: key.PubKey().Address()}}
+	var err error
+	s.last, err = s.files.load()
+	return s, err
+}
+
+// Close makes priv_validator_state.json durable.
+func (s *Signer) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.files.close()
+}
+
+// PrivKey returns the private key.
+func (s *Signer) PrivKey() crypto.PrivKey { return s.key }
+
+// GetPubKey implements types.PrivValidator.
+func (s *Signer) GetPubKey() (crypto.PubKey, error) { return s.key.PubKey(), nil }
+
+// SignVote implements types.PrivValidator. If the same vote is signed already, except for its time,
+// the vote gets the former time and signature. A vote extension is signed each time: it may differ.
+func (s *Signer) SignVote(chainID string, vote *cmtproto.Vote) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	step := stepPrevote
+	switch {
+	case vote.Type == cmtproto.PrecommitType:
+		step = stepPrecommit
+	case vote.Type != cmtproto.PrevoteType:
+		return fmt.Errorf("a vote of the unknown type %d", vote.Type)
+	}
+	var extension []byte
+	var err error
+	if vote.Type == cmtproto.PrecommitType && !types.ProtoBlockIDIsNil(&vote.BlockID) {
+		if extension, err = s.key.Sign(types.VoteExtensionSignBytes(chainID, vote)); err != nil {
+			return err
+		}
+	} else if len(vote.Extension) > 0 {
+		return errors.New("a vote extension outside of a precommit for a block")
+	}
+	var last, now cmtproto.CanonicalVote
+	signature, at, err := s.sign(vote.Height, vote.Round, step, types.VoteSignBytes(chainID, vote), canonical{
+		&last, &now, func() time.Time { now.Timestamp = last.Timestamp; return last.Timestamp },
+	})
+	if err != nil {
+		return fmt.Errorf("sign a vote: %w", err)
+	}
+	if !at.IsZero() {
+		vote.Timestamp = at
+	}
+	vote.Signature, vote.ExtensionSignature = signature, extension
+	return nil
+}
+
+// SignProposal implements types.PrivValidator. If the same proposal is signed already, except for
+// its time, it gets the former time and signature.
+func (s *Signer) SignProposal(chainID string, proposal *cmtproto.Proposal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var last, now cmtproto.CanonicalProposal
+	signature, at, err := s.sign(proposal.Height, proposal.Round, stepPropose, types.ProposalSignBytes(chainID, proposal), canonical{
+		&last, &now, func() time.Time { now.Timestamp = last.Timestamp; return last.Timestamp },
+	})
+	if err != nil {
+		return fmt.Errorf("sign a proposal: %w", err)
+	}
+	if !at.IsZero() {
+		proposal.Timestamp = at
+	}
+	proposal.Signature = signature
+	return nil
+}
+
+// canonical compares two messages without their times.
+type canonical struct {
+	last, now proto.Message    // empty
+	sameTime  func() time.Time // gives now the time of last, and returns it
+}
+
+// sign returns the signature of a message, and a time if the message must have that time instead of
+// its own. A new signature is durable when sign returns. It panics if it cannot be, as FilePV does:
+// CometBFT's consensus then ends, and so does the node.
+func (s *Signer) sign(height int64, round int32, step int8, message []byte, c canonical) (signature []byte, at time.Time, err error) {
+	if !s.files.isOpen() {
+		// Since Open, another process may have signed. Now this one holds the locks of the databases.
+		if s.last, err = s.files.load(); err != nil {
+			return nil, at, err
+		}
+	}
+	again, err := s.last.CheckHRS(height, round, step)
+	if err != nil {
+		return nil, at, fmt.Errorf("%w (%s has the last signature)", err, s.files.path)
+	}
+	if !again {
+		if signature, err = s.key.Sign(message); err != nil {
+			return nil, at, err
+		}
+		last := privval.FilePVLastSignState{Height: height, Round: round, Step: step, Signature: signature, SignBytes: message}
+		if err := s.files.save(&last); err != nil {
+			panic(fmt.Errorf("the signature at height %d is not durable, so it is not sent: %w", height, err))
+		}
+		s.last = last
+		return signature, at, nil
+	}
+	if bytes.Equal(message, s.last.SignBytes) {
+		return s.last.Signature, at, nil
+	}
+	if err := errors.Join(protoio.UnmarshalDelimited(s.last.SignBytes, c.last), protoio.UnmarshalDelimited(message, c.now)); err != nil {
+		return nil, at, fmt.Errorf("%w: %w", ErrConflict, err)
+	}
+	if at = c.sameTime(); !proto.Equal(c.last, c.now) {
+		return nil, time.Time{}, ErrConflict
+	}
+	return s.last.Signature, at, nil
+}
