@@ -128,10 +128,11 @@ e2e-network: ## one network of e2e/networks: NETWORK=wan PROVIDER=docker (ci, pr
 e2e-random: ## SEEDS (20) generated networks with perturbations, one after another, from seed FIRST (1) on
 	STARLING_E2E_PROVIDER=$(PROVIDER) STARLING_E2E_SEEDS=$(SEEDS) STARLING_E2E_FIRST=$(FIRST) $(GO) test -count=1 -v -timeout 240m -run '^TestNetworks$$' ./e2e
 
-torture: ## kill a validator KILLS times (50) while clients write, then again with a state that is partly on disk, then storage nodes and sharded validators (`make e2e`: a few times)
+torture: ## kill a validator KILLS times (50) while clients write, then again with a state that is partly on disk, then storage nodes and sharded validators, then cut a validator's power (`make e2e`: a few times)
 	STARLING_TORTURE_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 60m -run '^TestTorture$$' ./e2e
 	STARLING_TORTURE_KILLS=$(KILLS) STARLING_TORTURE_PAGED=true $(GO) test -count=1 -v -timeout 60m -run '^TestTorture$$' ./e2e
 	STARLING_TORTURE_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 60m -run '^TestTortureSharded$$' ./e2e
+	STARLING_TORTURE_KILLS=$(KILLS) $(GO) test -count=1 -v -timeout 60m -run '^TestPowerOff$$' ./e2e
 
 test-rdma: ## the tests of RDMA, in a QEMU VM with Soft-RoCE (needs QEMU and libibverbs-dev, which it installs as root, and a C compiler)
 	GO='$(GO)' transport/rdma/guest/test.sh

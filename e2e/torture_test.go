@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -71,6 +72,10 @@ type tortureSettings struct {
 	seed          uint64
 	kills         int
 	paged, inBand bool
+	disk          interface { // with the victim's data; nil: the home's
+		mount(t *testing.T, at, file string)
+		cutPower(t *testing.T, kill func())
+	}
 }
 
 func settingsOfTorture(t *testing.T) tortureSettings {
@@ -160,6 +165,10 @@ func newTorture(t *testing.T, s tortureSettings) *torture {
 		start(t, n.procs, runner.Spec{Name: h.Name, Path: starlingd, Args: args, Log: h.Log()})
 	}
 	n.victim.Release()
+	if n.disk != nil {
+		state := n.victim.SigningState()
+		n.disk.mount(t, filepath.Dir(state), filepath.Base(state))
+	}
 	n.startVictim()
 	await(t, n.ctx, n.others[0], 1)
 
@@ -219,6 +228,9 @@ func (n *torture) startVictim() {
 	}
 	if n.inBand {
 		args = append(args, "--join.mode=cometbft")
+	}
+	if n.disk != nil {
+		args = append(args, "--disk.min_free_bytes=0") // it is small
 	}
 	if n.paged {
 		args = append(args, "--disk.state_in_memory=false", "--disk.cache_bytes=16777216")

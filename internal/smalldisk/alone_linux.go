@@ -37,7 +37,7 @@ func Alone(t T, body func()) {
 		body()
 		return
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=8m") //nolint:gosec // this test again
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v", "-test.timeout=0") //nolint:gosec // this test again
 	cmd.Env = append(os.Environ(), ownMounts+"="+t.Name())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
 	if os.Geteuid() != 0 { // root in a user namespace, if the system permits it

@@ -1,0 +1,135 @@
+package e2e_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/smalldisk"
+)
+
+// shortPowerOffs is the number of cuts of a plain `go test`, if the variable of kills is not set.
+const shortPowerOffs = 4
+
+// A validator's data is on a disk of its own, whose power is cut at random instants while clients
+// write: whatever the file system had not sent to the disk is lost. The validator recovers by
+// itself, has every acknowledged write, and has signed nothing twice: no other validator has
+// evidence against it.
+func TestPowerOff(t *testing.T) {
+	smalldisk.Alone(t, func() {
+		s := settingsOfTorture(t)
+		if os.Getenv(killsVariable) == "" {
+			s.kills = shortPowerOffs
+		}
+		s.disk = newDisk(t)
+		n := newTorture(t, s)
+		for cut := range s.kills {
+			pause(n.ctx, time.Duration(n.random.IntN(1500))*time.Millisecond)
+			n.process.Pause()
+			before, _ := n.others[0].AppInfo(n.ctx)
+			n.disk.cutPower(t, n.process.Kill)
+			n.startVictim()
+			n.backWithTheNetwork()
+			n.compare()
+			n.Logf("cut %d at height %d: back from height %d on disk", cut+1, before.Height, n.rebuiltAt())
+		}
+		n.stop()
+		n.load.wg.Wait()
+		n.backWithTheNetwork()
+		n.compare()
+		last, err := n.others[0].AppInfo(n.ctx)
+		require.NoError(t, err)
+		rpc := n.rpc(n.others[0])
+		for height := int64(1); height <= last.Height; height++ {
+			block, err := rpc.Block(n.ctx, &height)
+			require.NoError(t, err)
+			require.Empty(t, block.Block.Evidence.Evidence, "height %d", height)
+		}
+	})
+}
+
+// powerDisk is an ext4 in a file, mounted through a loop device: the file holds exactly what the
+// file system has sent to the disk.
+type powerDisk struct {
+	folder, at string
+	images     int
+}
+
+const diskBytes = 256 << 20
+
+func newDisk(t *testing.T) *powerDisk {
+	t.Helper()
+	d := &powerDisk{folder: t.TempDir()}
+	smalldisk.Small(t, d.folder, 4*diskBytes)
+	for _, program := range []string{"mkfs.ext4", "mount", "umount"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("NOT RUN: power failures (no %s here)", program)
+		}
+	}
+	require.NoError(t, os.WriteFile(d.image(), nil, 0o600))
+	require.NoError(t, os.Truncate(d.image(), diskBytes))
+	if out, err := exec.CommandContext(t.Context(), "mkfs.ext4", "-q", d.image()).CombinedOutput(); err != nil {
+		t.Skipf("NOT RUN: power failures (mkfs.ext4: %v: %s)", err, out)
+	}
+	return d
+}
+
+func (d *powerDisk) image() string { return filepath.Join(d.folder, string(rune('a'+d.images%2))) }
+
+// mount puts the disk at a folder, with the folder's only file.
+func (d *powerDisk) mount(t *testing.T, at, file string) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(at, file))
+	require.NoError(t, err)
+	d.at = at
+	if out, err := exec.CommandContext(t.Context(), "mount", "-o", "loop", d.image(), at).CombinedOutput(); err != nil {
+		t.Skipf("NOT RUN: power failures (a loop device cannot be mounted here: %v: %s)", err, out)
+	}
+	t.Cleanup(func() { _, _ = exec.Command("umount", "--lazy", at).CombinedOutput() }) //nolint:noctx // the test's context has ended
+	require.NoError(t, os.WriteFile(filepath.Join(at, file), content, 0o600))
+}
+
+// cutPower replaces the disk by what it holds now, while the process that writes to it is stopped.
+// kill ends that process.
+func (d *powerDisk) cutPower(t *testing.T, kill func()) {
+	t.Helper()
+	old := d.image()
+	d.images++
+	// The kernel may still write what it began before the process was stopped.
+	for last := []byte(nil); ; {
+		sum := copyImage(t, old, d.image())
+		if bytes.Equal(sum, last) {
+			break
+		}
+		last = sum
+	}
+	kill()
+	run := func(args ...string) {
+		out, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput()
+		require.NoError(t, err, "%v: %s", args, out)
+	}
+	run("umount", d.at)
+	run("mount", "-o", "loop", d.image(), d.at)
+}
+
+// copyImage copies a disk and returns its hash.
+func copyImage(t *testing.T, from, to string) []byte {
+	t.Helper()
+	in, err := os.Open(from)
+	require.NoError(t, err)
+	defer in.Close()
+	out, err := os.Create(to)
+	require.NoError(t, err)
+	hash := sha256.New()
+	_, err = io.Copy(io.MultiWriter(out, hash), in)
+	require.NoError(t, err)
+	require.NoError(t, out.Close())
+	return hash.Sum(nil)
+}
