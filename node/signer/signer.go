@@ -31,6 +31,8 @@ import (
 // key has signed at.
 var ErrConflict = errors.New("another vote or proposal is signed at this height, round and step")
 
+var errClosed = errors.New("the signer is closed")
+
 // The steps of a round, as in privval.FilePV.
 const (
 	stepPropose   int8 = 1
@@ -42,9 +44,10 @@ const (
 type Signer struct {
 	key crypto.PrivKey
 
-	mu    sync.Mutex // held during each signature
-	files files
-	last  privval.FilePVLastSignState
+	mu     sync.Mutex // held during each signature
+	files  files
+	last   privval.FilePVLastSignState
+	closed bool
 }
 
 var _ types.PrivValidator = (*Signer)(nil)
@@ -59,10 +62,11 @@ func Open(fs vfs.FS, key crypto.PrivKey, state string) (*Signer, error) {
 	return s, err
 }
 
-// Close makes priv_validator_state.json durable.
+// Close makes priv_validator_state.json durable. Afterwards nothing is signed.
 func (s *Signer) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.closed = true
 	return s.files.close()
 }
 
@@ -136,6 +140,9 @@ type canonical struct {
 // its own. A new signature is durable when sign returns. It panics if it cannot be, as FilePV does:
 // CometBFT's consensus then ends, and so does the node.
 func (s *Signer) sign(height int64, round int32, step int8, message []byte, c canonical) (signature []byte, at time.Time, err error) {
+	if s.closed {
+		return nil, at, errClosed
+	}
 	if !s.files.isOpen() {
 		// Since Open, another process may have signed. Now this one holds the locks of the databases.
 		if s.last, err = s.files.load(); err != nil {

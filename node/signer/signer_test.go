@@ -194,18 +194,17 @@ func TestNewestOfBothFiles(t *testing.T) {
 		_, _, err := at(height).sign(s)
 		require.ErrorContains(t, err, "height regression")
 	}
-	s := open(t, fs, path)
-	require.NoError(t, s.Close()) // without a signature there are no slots
+	require.NoError(t, open(t, fs, path).Close()) // without a signature there are no slots
 	_, err := fs.Stat(SlotsFile(path))
 	require.Error(t, err)
-	for height := int64(1); height <= 5; height++ {
+	s := open(t, fs, path)
+	for height := int64(1); height <= 6; height++ {
 		_, _, err := at(height).sign(s)
 		require.NoError(t, err)
 	}
 	require.NoError(t, s.Close())
-	_, _, err = at(6).sign(s) // the files are opened again
-	require.NoError(t, err)
-	require.NoError(t, s.Close())
+	_, _, err = at(7).sign(s)
+	require.ErrorIs(t, err, errClosed)
 
 	// priv_validator_state.json is older, damaged, or newer than the slots.
 	replace(t, fs, path, privval.FilePVLastSignState{Height: 3, Step: stepPrecommit})
