@@ -98,6 +98,6 @@ func (n *Node) joinAgain(err error) error {
 			height, hash = state.LastBlockHeight, state.LastBlockID.Hash
 		}
 	}
-	return fmt.Errorf("%w: for this home: `%s`; move a validator's key and its signing state, data/priv_validator_state.json, to the new home before its node takes part, and run only one of the two nodes",
+	return fmt.Errorf("%w: for this home: `%s`; move a validator's key and its signing state, data/priv_validator_state.json*, to the new home before its node takes part, and run only one of the two nodes",
 		err, join.Command(n.config, height, hash))
 }

@@ -20,8 +20,11 @@ import (
 const (
 	// slotBytes is the size of a slot and of priv_validator_state.json: a block of the usual file
 	// systems, so a write of one slot does not touch the other.
-	slotBytes  = 4096
-	slotHeader = 4 + 4 + 8 // crc32c of the rest ‖ bytes of content ‖ number of the signature, big-endian
+	slotBytes = 4096
+	// slotHeader is the length of a slot's header, big-endian:
+	//
+	//	crc32c of the rest:u32 ‖ bytes of content:u32 ‖ number of the signature:u64
+	slotHeader = 4 + 4 + 8
 )
 
 // slot is the content of a slot, as JSON.

@@ -144,7 +144,7 @@ func (s *Signer) sign(height int64, round int32, step int8, message []byte, c ca
 		return nil, at, errClosed
 	}
 	if !s.files.isOpen() {
-		// Since Open, another process may have signed. Now this one holds the locks of the databases.
+		// Since Open, another process may have signed. By now this one has locked the databases.
 		if s.last, err = s.files.load(); err != nil {
 			return nil, at, err
 		}

@@ -171,8 +171,8 @@ func TestUppersRest(t *testing.T) {
 		mux := new(transport.Mux)
 		witness.New(witness.Options{Versions: slowUppers{states{}}, Making: making}).Register(mux)
 		var answers atomic.Int32
-		// An upper tree takes 100 ms, and its slot rests for 300 ms, so one begins every 400 ms. None
-		// begins at the moment at which the askers stop.
+		// An upper tree takes 100 ms, and its slot rests for 300 ms, so one begins every 400 ms.
+		// None begins when the askers stop.
 		ctx, cancel := context.WithTimeout(t.Context(), 9900*time.Millisecond)
 		defer cancel()
 		var askers sync.WaitGroup

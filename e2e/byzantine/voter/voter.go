@@ -5,8 +5,8 @@
 //	                                     └─ double-vote, double-propose: the requested one and another one, sent directly to every second peer
 //
 // The signer's record of its signatures does not protect the key: the second signature is made
-// without it. The network is protected by CometBFT's evidence (two votes), by its rounds (two proposals),
-// and because less than a third of the power misbehaves.
+// without it. The network is protected by CometBFT's evidence (two votes), by its rounds (two
+// proposals), and because less than a third of the power misbehaves.
 package voter
 
 import (
@@ -24,7 +24,6 @@ import (
 	"github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
-	"github.com/starling-kv/starling/node/signer"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -52,14 +51,14 @@ type Voter struct {
 // peers that it is connected to. A validator whose key is not available (a remote signer's, or
 // none) is returned unchanged.
 func Wrap(honest types.PrivValidator, set liar.Set, seed uint64, peers func() []p2p.Peer, onLie func(liar.Lie)) types.PrivValidator {
-	file, ok := honest.(*signer.Signer)
+	local, ok := honest.(interface{ PrivKey() crypto.PrivKey })
 	if !ok {
 		return honest
 	}
 	if onLie == nil {
 		onLie = func(liar.Lie) {}
 	}
-	return &Voter{PrivValidator: honest, key: file.PrivKey(), set: set, seed: seed, peers: peers, onLie: onLie}
+	return &Voter{PrivValidator: honest, key: local.PrivKey(), set: set, seed: seed, peers: peers, onLie: onLie}
 }
 
 // mute reports whether the validator signs nothing at a height.

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cometbft/cometbft/consensus"
+	"github.com/cometbft/cometbft/crypto"
 	"github.com/cometbft/cometbft/p2p"
 	"github.com/cometbft/cometbft/privval"
 	cmtconsensus "github.com/cometbft/cometbft/proto/tendermint/consensus"
@@ -17,7 +17,6 @@ import (
 
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
 	"github.com/starling-kv/starling/e2e/byzantine/voter"
-	"github.com/starling-kv/starling/node/signer"
 )
 
 const chain = "test-chain"
@@ -36,15 +35,17 @@ func (h *hears) TrySend(e p2p.Envelope) bool {
 	return true
 }
 
+// local is a validator whose key is in its home.
+type local struct{ *privval.FilePV }
+
+func (l local) PrivKey() crypto.PrivKey { return l.Key.PrivKey }
+
 // network is a misbehaving validator with peers.
 func network(t *testing.T, peers int, modes ...liar.Mode) (types.PrivValidator, []*hears, *[]liar.Lie) {
 	t.Helper()
 	dir := t.TempDir()
-	state := filepath.Join(dir, "state")
-	made := privval.GenFilePV(filepath.Join(dir, "key"), state)
-	made.Save()
-	honest, err := signer.Open(vfs.Default, made.Key.PrivKey, state)
-	require.NoError(t, err)
+	honest := local{privval.GenFilePV(filepath.Join(dir, "key"), filepath.Join(dir, "state"))}
+	honest.Save()
 	var all []*hears
 	for i := range peers {
 		all = append(all, &hears{name: fmt.Sprint(i)})
