@@ -56,9 +56,9 @@ func served(t *testing.T, heights, values, valueBytes int) (n *Node, joiner stri
 	return n, joiner
 }
 
-// endsOnAFullDisk starts a node in a separate process, which must end because its disk is full, at
-// block to or before. It returns the height reached.
-func endsOnAFullDisk(t *testing.T, home, how string, to int64) (height int64) {
+// endsOnAFullDisk starts a node in a separate process, which must end because its disk is full. It
+// returns the height reached.
+func endsOnAFullDisk(t *testing.T, home, how string) (height int64) {
 	t.Helper()
 	process := exec.CommandContext(t.Context(), os.Args[0])
 	process.Env = append(os.Environ(), failingHome+"="+home, failingHow+"="+how)
@@ -76,7 +76,6 @@ func endsOnAFullDisk(t *testing.T, home, how string, to int64) (height int64) {
 	require.NoError(t, err)
 	require.NoError(t, databases.Close())
 	t.Logf("it ended after block %d: %s", have.Block, strings.TrimSpace(output.String()))
-	require.LessOrEqual(t, have.Block, to)
 	return have.Block
 }
 
@@ -97,7 +96,7 @@ func TestCatchUpOnAFailingDisk(t *testing.T) {
 		t.Run(zone, func(t *testing.T) {
 			t.Parallel() // it waits for blocks
 			n, joiner := served(t, 60, 4, 8<<10)
-			endsOnAFullDisk(t, joiner, zone+atOnce+writeEDQUOT, 60)
+			endsOnAFullDisk(t, joiner, zone+atOnce+writeEDQUOT) // after how many blocks depends on the machine
 			resumes(t, n, joiner)
 		})
 	}
@@ -117,7 +116,9 @@ func catchUpOnAFullDisk(t *testing.T) {
 	require.NoError(t, err)
 	smalldisk.Small(t, data, 72<<20)
 	require.NoError(t, os.WriteFile(nodetest.Load(t, joiner).CometBFT.PrivValidatorStateFile(), signed, 0o600))
-	require.Positive(t, endsOnAFullDisk(t, joiner, "state: "+nothing, 46))
+	height := endsOnAFullDisk(t, joiner, "state: "+nothing)
+	require.Positive(t, height)
+	require.LessOrEqual(t, height, int64(46), "the disk has no space for more")
 	require.NoError(t, smalldisk.Resize(data, 1<<30))
 	resumes(t, n, joiner)
 }
