@@ -193,6 +193,21 @@ func TestFalseSum(t *testing.T) {
 	require.ErrorIs(t, err, server.ErrRefusedSender)
 }
 
+// A replica with the state of another chain stops. It does not accuse the senders of its updates.
+func TestStateOfAnotherChain(t *testing.T) {
+	rng := seeds.Rand(t)
+	c, other := newChain(t, rng, evenRanges(2), 1), newChain(t, rng, evenRanges(2), 1)
+	var v verdicts
+	r := c.newReplica(t, 0, func(o *server.Options) { o.Headers, o.Verdict = other, v.add })
+	other.send(t, r, 0, 1, "honest")
+	other.proved.Store(1)
+	_, err := r.Advance()
+	require.ErrorIs(t, err, server.ErrOther)
+	require.Empty(t, v.all)
+	_, err = r.Receive("honest", "", part(1, c.ranges[0], other.blocks[0].updates[0], 0, 0))
+	require.ErrorIs(t, err, server.ErrOther)
+}
+
 // Floods and stale senders do not block an honest sender.
 func TestFlood(t *testing.T) {
 	rng := seeds.Rand(t)

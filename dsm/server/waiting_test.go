@@ -253,24 +253,27 @@ func TestStrangersShareABudget(t *testing.T) {
 }
 
 // A host whose share is used up by later heights can still send the next one. Otherwise that height
-// would never arrive, and the share would never become free.
+// would never arrive, and the share would never become free. A known sender at that host keeps its
+// updates.
 func TestLaterHeightsLeaveTheNextOneItsShare(t *testing.T) {
 	w := newWaiting(Limits{}, 1)
-	w.strangers = NewStrangers(400)
-	send := func(host string, height int64) error {
-		update := fmt.Appendf(nil, "%099d%s", height, host)
-		_, err := w.add(time.Unix(0, 0), source{transport.ID(host), host}, dsm.UpdatePart{Height: height, Total: 100, Sum: sha256.Sum256(update), Part: update})
+	w.known, w.strangers = func(id transport.ID) bool { return id == "known" }, NewStrangers(400)
+	send := func(sender transport.ID, host string, height int64) error {
+		update := fmt.Appendf(nil, "%099d%.1s", height, sender)
+		_, err := w.add(time.Unix(0, 0), source{sender, host}, dsm.UpdatePart{Height: height, Total: 100, Sum: sha256.Sum256(update), Part: update})
 		return err
 	}
-	require.NoError(t, send("h", 2))
-	require.NoError(t, send("h", 3))
-	require.NoError(t, send("i", 3))
-	require.NoError(t, send("h", 1))
+	require.NoError(t, send("h", "h", 2))
+	require.NoError(t, send("h", "h", 3))
+	require.NoError(t, send("i", "i", 3))
+	require.NoError(t, send("known", "h", 4))
+	require.NoError(t, send("h", "h", 1))
 	var heights []int64
 	for _, a := range w.whole {
 		heights = append(heights, a.height)
 	}
-	require.Equal(t, []int64{2, 3, 1}, heights) // 3 of h is dropped, 3 of i is not
+	// 3 of h is dropped, 3 of i and 4 of known are not.
+	require.Equal(t, []int64{2, 3, 4, 1}, heights)
 	require.Equal(t, "i", w.whole[1].from.host)
 }
 

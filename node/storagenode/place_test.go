@@ -51,6 +51,16 @@ func TestSettleAfterAKill(t *testing.T) {
 	}
 }
 
+// The old state of a range is removed only once the new one has its name: a kill while files are
+// removed would otherwise leave neither.
+func TestReplaceKeepsTheOldState(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "000")
+	require.NoError(t, os.Mkdir(dir, 0o755))
+	nodetest.WriteFile(t, filepath.Join(dir, "state"), "old")
+	require.ErrorIs(t, replace(dir), os.ErrNotExist, "there is no new one")
+	require.FileExists(t, filepath.Join(dir+oldSuffix, "state"))
+}
+
 // A start makes no folder for a range without a state.
 func TestNoFolderWithoutAState(t *testing.T) {
 	c := newChain(t, twoRanges()...)

@@ -204,6 +204,7 @@ func TestWeights(t *testing.T) {
 	require.Equal(t, int64(2<<10), weigh(dsm.Witness{Height: 1, MaxBytes: 1 << 30, Wants: two}))
 	require.Equal(t, int64(100), weigh(dsm.Witness{Height: 1, MaxBytes: 100, Wants: two}))
 	require.Equal(t, int64(1<<20), weigh(dsm.Witness{Height: 1, MaxBytes: 1 << 30, Wants: []avlstar.Want{{Range: true}}}))
+	require.Equal(t, int64(1<<20), weigh(dsm.Witness{Height: 1, MaxBytes: 1 << 30, Wants: []avlstar.Want{{Range: true, After: key(7)}, {Key: key(8)}}}), "a range is not the last want")
 	require.Zero(t, witness.WeighWitness(transport.Request{Body: []byte("?")}, 1<<20))
 	require.Equal(t, int64(128<<12), witness.WeighUpper(transport.Request{Body: dsm.UpperRequest{Height: 1, Depth: 12}.Encode()}))
 	require.Zero(t, witness.WeighUpper(transport.Request{Body: dsm.UpperRequest{Height: 1, Depth: 17}.Encode()}))
