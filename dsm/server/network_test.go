@@ -55,17 +55,8 @@ func newChain(t testing.TB, rng *rand.Rand, ranges []avlstar.KeyRange, blocks in
 	c.first, err = v.Apply(begin)
 	require.NoError(t, err)
 	v.Release()
-	v = c.first
 	for range blocks {
-		b := block{changes: randomChanges(rng)}
-		b.after, err = v.Apply(b.changes)
-		require.NoError(t, err)
-		for _, r := range c.ranges {
-			u, err := b.after.UpdateOf(v, r, b.changes)
-			require.NoError(t, err)
-			b.updates = append(b.updates, u.Encode())
-		}
-		c.blocks, v = append(c.blocks, b), b.after
+		c.add(t, randomChanges(rng))
 	}
 	t.Cleanup(func() {
 		c.first.Release()
@@ -74,6 +65,21 @@ func newChain(t testing.TB, rng *rand.Rand, ranges []avlstar.KeyRange, blocks in
 		}
 	})
 	return c
+}
+
+// add adds a block.
+func (c *chain) add(t testing.TB, changes []avlstar.Change) {
+	t.Helper()
+	base := c.at(int64(len(c.blocks)))
+	after, err := base.Apply(changes)
+	require.NoError(t, err)
+	b := block{changes: changes, after: after}
+	for _, r := range c.ranges {
+		u, err := after.UpdateOf(base, r, changes)
+		require.NoError(t, err)
+		b.updates = append(b.updates, u.Encode())
+	}
+	c.blocks = append(c.blocks, b)
 }
 
 func chainKey(i int) []byte { return fmt.Appendf(nil, "%05d", i) }

@@ -326,3 +326,17 @@ func TestVersionsAreGivenUp(t *testing.T) {
 	require.GreaterOrEqual(t, few.Claim().Oldest, int64(50))
 	require.Equal(t, int64(60), few.Claim().Newest)
 }
+
+// Changes that are not written to the store count in the memory of the served heights, also those
+// of new keys, which replace no data.
+func TestChangesCountInServeBytes(t *testing.T) {
+	rng := seeds.Rand(t)
+	c := newChain(t, rng, evenRanges(1), 0)
+	const blocks = 20
+	for i := range blocks {
+		c.add(t, []avlstar.Change{{Key: append(chainKey(i), 'x'), Value: randomBytes(rng, 10<<10)}})
+	}
+	r := c.newReplica(t, 0, func(o *server.Options) { o.ServeHeights, o.ServeBytes = blocks, 64<<10 })
+	c.feed(t, r, 0, blocks)
+	require.GreaterOrEqual(t, r.Claim().Oldest, int64(blocks-6))
+}

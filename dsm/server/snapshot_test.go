@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"path"
 	"slices"
 	"testing"
 
@@ -12,7 +13,9 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server"
+	"github.com/starling-kv/starling/internal/crashfs"
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -135,7 +138,17 @@ func TestSnapshotStays(t *testing.T) {
 	rng := seeds.Rand(t)
 	c := newChain(t, rng, evenRanges(2), 30)
 	c.proved.Store(30)
-	r := c.newReplica(t, 0, nil)
+	var store *rangestore.Store
+	// Without memory, all pages are read from the disk.
+	r := c.newReplica(t, 0, func(o *server.Options) {
+		require.NoError(t, o.Store.Close())
+		var err error
+		o.Store, err = rangestore.Open(rangestore.Options{
+			Dir: path.Join(crashfs.Dir, "range-0"), FS: newCrashFS(t), Keys: o.Range, ChainID: "chain", Memory: rangestore.NewMemory(0),
+		})
+		require.NoError(t, err)
+		store = o.Store
+	})
 	c.advance(t, r, 0, 5)
 	n, err := server.NewServer(server.ServerOptions{}, r)
 	require.NoError(t, err)
@@ -145,6 +158,7 @@ func TestSnapshotStays(t *testing.T) {
 		c.send(t, r, 0, h, "a validator")
 		_, err := r.Advance()
 		require.NoError(t, err)
+		require.NoError(t, store.Flush(t.Context()))
 	}
 	require.Positive(t, s.HeldBytes())
 	_, err = n.Snapshot(5)
