@@ -139,6 +139,42 @@ func TestTheLogIsBounded(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
+// A range that accepts no further updates does not keep the log of the other ranges.
+func TestTheLogForgetsAFailedRange(t *testing.T) {
+	const blocks = 100
+	rng := seeds.Rand(t)
+	c, another := newChain(t, rng, evenRanges(2), blocks), newChain(t, rng, evenRanges(2), 5)
+	fsys := newCrashFS(t)
+	failed := c.options(t, fsys, 0)
+	c.create(t, failed, 0)
+	r := openReplica(t, failed)
+	c.feed(t, r, 0, 5)
+	require.NoError(t, r.Close())
+	failed, follows := c.options(t, fsys, 0), c.options(t, fsys, 1)
+	failed.LogBytes, failed.Headers, follows.Log = 32<<10, another, failed.Log
+	another.proved.Store(5)
+	c.create(t, follows, 0)
+	r, other := openReplica(t, failed), openReplica(t, follows)
+	broken := make(chan error, 1)
+	n, err := server.NewServer(server.ServerOptions{Broken: func(_ *server.Replica, err error) { broken <- err }}, r, other)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- n.Run(ctx) }()
+	require.ErrorIs(t, <-broken, server.ErrOther)
+	c.proved.Store(blocks)
+	for height := int64(1); height <= blocks; height++ {
+		c.send(t, other, 1, height, "a")
+		n.Proved()
+		require.Eventually(t, func() bool { return other.Claim().Newest == height }, time.Minute, 100*time.Microsecond)
+	}
+	cancel()
+	require.NoError(t, <-ended)
+	_, _, kept := failed.Log.Heights(server.RangeIDOf(failed.Range))
+	require.False(t, kept)
+	require.NoError(t, errors.Join(r.Close(), other.Close()))
+}
+
 // Without the log of a range, its replica continues from the state on disk.
 func TestWithoutTheLog(t *testing.T) {
 	c := newChain(t, seeds.Rand(t), evenRanges(2), 30)

@@ -201,17 +201,21 @@ func TestFalseProposalsAreRefused(t *testing.T) {
 	b := newBlock(t, r.key, 5, 0, 100_000)
 	altered := b.proposalMessage()
 	altered.Proposal.BlockID.PartSetHeader.Hash = make([]byte, 32)
-	large := b.proposalMessage()
-	large.Proposal.BlockID.PartSetHeader.Total = 1 << 31
+	many := *b.proposal
+	many.BlockID.PartSetHeader.Total = types.MaxBlockPartsCount + 1
+	var err error
+	many.Signature, err = r.key.Sign(types.ProposalSignBytes(testChain, many.ToProto()))
+	require.NoError(t, err)
 	for name, m := range map[string]proto.Message{
-		"another's signature": newBlock(t, other, 5, 0, 100_000).proposalMessage(), "altered": altered, "too many parts": large,
+		"another's signature": newBlock(t, other, 5, 0, 100_000).proposalMessage(), "altered": altered,
+		"too many parts, signed": &cmtcons.Proposal{Proposal: *many.ToProto()},
 	} {
 		outcome, err := r.relay(t, peer.id(), m)
 		require.ErrorIs(t, err, transport.ErrRefused, name)
 		require.Equal(t, Refused, outcome, name)
 	}
 	require.Empty(t, r.received())
-	_, err := r.relay(t, peer.id(), b.proposalMessage()) // the valid proposal is accepted
+	_, err = r.relay(t, peer.id(), b.proposalMessage()) // the valid proposal is accepted
 	require.NoError(t, err)
 }
 
@@ -240,6 +244,22 @@ func TestAProposerThatSignsTwoBlocks(t *testing.T) {
 	outcome, err = r.relay(t, peer.id(), relayed.partMessage(t, 0))
 	require.ErrorIs(t, err, transport.ErrRefused)
 	require.Equal(t, Refused, outcome)
+}
+
+// A second proposal of a round does not keep its slot. Otherwise, after some of them, no message
+// would get one.
+func TestSecondProposalsFreeTheirSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		peer := newFakePeer()
+		r := newReceiver(peer)
+		for i, want := range []string{Taken, Again, Again} {
+			outcome, err := r.relay(t, peer.id(), newBlock(t, r.key, 5, 0, (i+1)*100_000).proposalMessage())
+			require.NoError(t, err)
+			require.Equal(t, want, outcome)
+		}
+		synctest.Wait()
+		require.Empty(t, r.handing)
+	})
 }
 
 func TestOnlyWhileConsensusRuns(t *testing.T) {

@@ -8,7 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cometbft/cometbft/crypto/ed25519"
 	"github.com/cometbft/cometbft/libs/log"
+	"github.com/cometbft/cometbft/p2p"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -248,6 +250,37 @@ func TestKeepsARangeThatNobodyElseHas(t *testing.T) {
 	a.taking.Wait()
 	require.Len(t, a.all(), 2)
 	require.Len(t, a.Claims(), 1, "it still serves")
+}
+
+// A retired range is replaced once enough replicas of each range with its keys have them on disk:
+// two, or all if there are fewer, except that files which nobody has signed may differ.
+func TestIsReplaced(t *testing.T) {
+	_, low, high := wholeAndHalves()
+	node := func(durable int64) transport.Conn {
+		b, err := dsm.EncodeClaims([]dsm.Claim{{Range: low, Oldest: 1, Newest: durable, Durable: durable, Needs: durable + 1}})
+		require.NoError(t, err)
+		return answering{answer: b}
+	}
+	a, b, other := transport.Address{ID: "a"}, transport.Address{ID: "b"}, transport.Address{ID: "other"}
+	for name, c := range map[string]struct {
+		version  uint64
+		replicas []transport.Address
+		nodes    dials
+		want     bool
+	}{
+		"both":                         {1, []transport.Address{a, b}, dials{"a": node(70), "b": node(71)}, true},
+		"one is a block behind":        {1, []transport.Address{a, b}, dials{"a": node(70), "b": node(69)}, false},
+		"one does not answer":          {1, []transport.Address{a, b}, dials{"a": node(70)}, false},
+		"the only one":                 {1, []transport.Address{a}, dials{"a": node(70)}, true},
+		"both, in an unsigned file":    {0, []transport.Address{a, b}, dials{"a": node(70), "b": node(70)}, true},
+		"only one, in an unsigned one": {0, []transport.Address{a}, dials{"a": node(70)}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := &Process{nodeKey: &p2p.NodeKey{PrivKey: ed25519.GenPrivKey()}, dialer: c.nodes}
+			n.nodes.Store(placed(t, c.version, []dsm.Placement{at(low, c.replicas...), at(high, other)}, nil, append(c.replicas, other)...))
+			require.Equal(t, c.want, n.isReplaced(t.Context(), low, 70))
+		})
+	}
 }
 
 // The map names validators for all storage nodes, while they run.

@@ -1,6 +1,7 @@
 package storagenode
 
 import (
+	"context"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/internal/nodetest"
@@ -84,6 +86,8 @@ func TestServesChunks(t *testing.T) {
 	require.ErrorIs(t, a.chunks.addOutline(t.Context(), snapshot, b.Address()), server.ErrOutline)
 	b.chunks.publish(snapshot.Height, nil)
 	require.Error(t, a.chunks.addOutline(t.Context(), snapshot, b.Address()))
+	long := &snapshots{n: &Process{dialer: dials{"long": &endless{}}}}
+	require.ErrorIs(t, long.addOutline(t.Context(), snapshot, transport.Address{ID: "long"}), server.ErrOutline)
 	require.NoError(t, snapshot.Close())
 
 	require.NoError(t, a.Stop())
@@ -95,6 +99,19 @@ func TestServesChunks(t *testing.T) {
 		follow()
 		return logs.Has("take more memory than storage_node.serve_bytes") || logs.Has("more than storage_node.serve_bytes")
 	})
+}
+
+// endless sends parts of an outline that is longer than that of a small state can be.
+type endless struct {
+	answering
+	parts int
+}
+
+func (e *endless) Call(context.Context, transport.Call) ([]byte, error) {
+	if e.parts++; e.parts > 10 {
+		return nil, transport.ErrGone
+	}
+	return make([]byte, dsm.MaxOutlineRange), nil
 }
 
 // served reports whether the nodes serve all chunks of a snapshot together, and requires that these

@@ -123,6 +123,18 @@ func (a answering) Call(context.Context, transport.Call) ([]byte, error) { retur
 
 func (answering) Remote() transport.Address { return transport.Address{} }
 
+func (answering) Close() error { return nil }
+
+// dials connects to nodes by their IDs.
+type dials map[transport.ID]transport.Conn
+
+func (d dials) Dial(_ context.Context, a transport.Address) (transport.Conn, error) {
+	if conn := d[a.ID]; conn != nil {
+		return conn, nil
+	}
+	return nil, errors.New("the node does not run")
+}
+
 // A node that claims that even the path to one key is too long is not asked again, and another one
 // is.
 func TestNoRoomForOneKey(t *testing.T) {
