@@ -39,6 +39,8 @@ func TestTakeUp(t *testing.T) {
 		"a range is silent":                           {5, 100, []dsm.Claim{has(low, 10, 60)}, 0, `no storage node answers for the keys in ["m", ) (node c)`, false},
 		"a range is being fetched":                    {5, 100, []dsm.Claim{has(low, 10, 60), {Range: high}}, 0, `no storage node answers for the keys in ["m", )`, false},
 		"storage nodes behind own blocks":             {70, 100, []dsm.Claim{has(low, 10, 60), has(high, 20, 50)}, 0, "the newest state that all storage nodes have is after block 50, but this home's blocks continue from block 70 at the earliest: waiting", false},
+		"as far as own blocks":                        {50, 100, []dsm.Claim{has(low, 10, 60), has(high, 20, 50)}, 50, "", false},
+		"one block behind own blocks":                 {51, 100, []dsm.Claim{has(low, 10, 60), has(high, 20, 50)}, 0, "continue from block 51 at the earliest", false},
 		"away":                                        {5, 15, []dsm.Claim{has(low, 10, 60), has(high, 20, 50)}, 0, `the storage nodes of the keys in ["m", ) have states from block 20 on, but this node's blocks end at block 15: join again with`, true},
 		"away, except for one replica":                {5, 15, []dsm.Claim{has(low, 20, 60), has(low, 10, 60), has(high, 12, 50)}, 15, "", false},
 		"nothing in common":                           {5, 100, []dsm.Claim{has(low, 10, 19), has(high, 20, 50)}, 0, "no height", false},
@@ -78,4 +80,22 @@ func TestAway(t *testing.T) {
 	gone.Since = time.Now()
 	s.source = goneSource{gone: gone}
 	require.NoError(t, s.away(7), "only just now")
+}
+
+// The subtrees that stay in memory are those with an edge, and those that end at one: they have the
+// leaf before it.
+func TestKeepEdges(t *testing.T) {
+	keep := keepEdges(func() [][]byte { return [][]byte{[]byte("g"), []byte("p")} })
+	for _, c := range []struct {
+		first, after string // "": open
+		want         bool
+	}{
+		{"", "", true}, {"", "f", false}, {"", "g", true}, {"g", "h", true}, {"h", "o", false}, {"h", "p", true}, {"h", "", true}, {"p", "", true}, {"q", "", false},
+	} {
+		var after []byte
+		if c.after != "" {
+			after = []byte(c.after)
+		}
+		require.Equal(t, c.want, keep([]byte(c.first), after), "[%q, %q)", c.first, c.after)
+	}
 }

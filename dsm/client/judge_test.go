@@ -78,3 +78,41 @@ func TestUnaskedLeaves(t *testing.T) {
 		require.False(t, unaskedLeaves(multiproof(wants, avlstar.Below{}), wants))
 	}
 }
+
+// A request holds at most as many hashes as its encoding allows, whether their spans lie in the
+// range or not. Otherwise nothing could be asked below more stubs.
+func TestHeldHashesFitIntoARequest(t *testing.T) {
+	edge := []byte("m")
+	ranges, err := dsm.NewRanges([]dsm.Placement{
+		{Range: avlstar.KeyRange{After: edge}, Replicas: []dsm.NodeID{"a"}}, {Range: avlstar.KeyRange{First: edge}, Replicas: []dsm.NodeID{"a"}},
+	})
+	require.NoError(t, err)
+	below := avlstar.Below{Held: map[avlstar.Hash]avlstar.Span{}}
+	for i := range dsm.MaxHeld + 10 {
+		below.Held[avlstar.Hash(binary.BigEndian.AppendUint64(make([]byte, 24), uint64(i)))] = avlstar.Span{From: edge}
+	}
+	wants := []avlstar.Want{{Key: []byte("a")}, {Key: []byte("z")}}
+	l := &layout{Map: Map{Ranges: ranges}}
+	for i, held := range l.held(below, []dsm.Part{{Shard: 0, Wants: wants[:1]}, {Shard: 1, Wants: wants[1:]}}) {
+		n := len(held) // a failure prints no hashes
+		require.Equal(t, dsm.MaxHeld, n)
+		_, err := dsm.Witness{Height: 1, MaxBytes: 1, Held: held, Wants: wants[i : i+1]}.Encode()
+		require.NoError(t, err)
+	}
+}
+
+// An upper tree that arrives after its fetch has ended is dropped: nobody would release it.
+func TestLateUpperTree(t *testing.T) {
+	v, err := avlstar.Empty(512)
+	require.NoError(t, err)
+	defer v.Release()
+	multiproof, err := v.Upper(4)
+	require.NoError(t, err)
+	answer := dsm.Upper{Commitment: v.Commitment().Encode(), Multiproof: multiproof}.Encode()
+	u := &upper{appHash: v.AppHash(), over: true}
+	require.ErrorIs(t, u.add(answer), ErrClosed)
+	require.Nil(t, u.tree)
+	u.over = false
+	require.NoError(t, u.add(answer))
+	u.tree.Release()
+}

@@ -2,15 +2,20 @@ package client_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/client"
 	"github.com/starling-kv/starling/dsm/client/feed"
 	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/transporttest"
 )
 
 // run advances all storage nodes until stop is called.
@@ -126,5 +131,58 @@ func TestRoom(t *testing.T) {
 		require.NotEmpty(t, s.Status().Blocked)
 		time.AfterFunc(time.Second, func() { w.prove(w.height() - 1) })
 		require.NoError(t, s.Room(context.Background()))
+	})
+}
+
+// A block waits while the updates of several blocks cannot be encoded: each of them holds a
+// version.
+func TestRoomWhileUpdatesCannotBeEncoded(t *testing.T) {
+	inWorld(t, 3, 2, 1, func(w *world) {
+		s := w.source(nil)
+		defer func() { require.NoError(t, s.Close()) }()
+		s.Begin(0)
+		// Without the paths to edges.
+		p, err := w.full[0].Prune(func(avlstar.Subtree) bool { return true })
+		require.NoError(t, err)
+		defer p.Release()
+		for height := range int64(4) {
+			require.NoError(t, s.Room(context.Background()))
+			require.NoError(t, s.Committed(height+1, p.Version(), nil, nil))
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		require.ErrorIs(t, s.Room(ctx), context.DeadlineExceeded)
+		require.Empty(t, s.Status().Blocked)
+		require.NotEmpty(t, s.Status().Failed)
+	})
+}
+
+// A replica that accepts one byte of each part costs a few requests, not one for each byte.
+func TestAReplicaThatTakesOneByteAtATime(t *testing.T) {
+	inWorld(t, 4, 1, 1, func(w *world) {
+		n, parts := w.nodes[0], atomic.Int64{}
+		liar := transport.HandlerFunc(func(_ context.Context, r transport.Request) ([]byte, error) {
+			if r.Method == dsm.MethodRanges {
+				return dsm.EncodeClaims([]dsm.Claim{{Needs: 1}})
+			}
+			p, err := dsm.DecodeUpdatePart(r.Body)
+			if err != nil {
+				return nil, err
+			}
+			parts.Add(1)
+			return dsm.UpdateAnswer{Needs: 1, Have: p.Offset + uint32(min(1, len(p.Part)))}.Encode(), nil
+		})
+		address := transport.Address{ID: transport.ID(n.name), HostPort: "liar:1"}
+		listener, err := w.network.Listen(address.HostPort, transporttest.Config{ID: address.ID, ChainID: worldChain, Handler: liar})
+		require.NoError(t, err)
+		defer listener.Close()
+		s := w.source(func(o *client.Options) { o.Map.Addresses[n.name] = address })
+		s.Begin(0)
+		w.block([]avlstar.Change{{Key: worldKey(1), Value: make([]byte, 1000)}})
+		require.NoError(t, s.Committed(1, w.full[1], w.full[0], w.changes[1]))
+		bubble.Sleep(10 * time.Second)
+		require.NoError(t, s.Close())
+		require.Positive(t, parts.Load())
+		require.Less(t, parts.Load(), int64(20))
 	})
 }
