@@ -250,6 +250,15 @@ func TestKeepsARangeThatNobodyElseHas(t *testing.T) {
 	a.taking.Wait()
 	require.Len(t, a.all(), 2)
 	require.Len(t, a.Claims(), 1, "it still serves")
+
+	// A newer map has the range again, just before it is removed.
+	a.SetMap(placed(t, 3, []dsm.Placement{at(whole, self)}, nil, self))
+	require.NoError(t, a.changeMap(t.Context()))
+	kept := placeOf(a, whole)
+	require.NoError(t, a.remove(kept))
+	require.Same(t, kept, placeOf(a, whole))
+	require.DirExists(t, kept.dir)
+	require.Len(t, a.Claims(), 1)
 }
 
 // A retired range is replaced once enough replicas of each range with its keys have them on disk:

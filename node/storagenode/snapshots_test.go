@@ -101,6 +101,18 @@ func TestServesChunks(t *testing.T) {
 	})
 }
 
+// Only the newest outlines are kept for other nodes.
+func TestOldOutlinesAreDropped(t *testing.T) {
+	s := &snapshots{interval: 50}
+	s.mu.outlines = map[int64][]byte{}
+	for height := int64(50); height <= 500; height += 50 {
+		s.publish(height, []byte{1})
+		require.LessOrEqual(t, len(s.mu.outlines), keepOutlines)
+	}
+	_, ok := s.outline(450)
+	require.True(t, ok)
+}
+
 // endless sends parts of an outline that is longer than that of a small state can be.
 type endless struct {
 	answering

@@ -333,6 +333,50 @@ func TestTakesOverFromAReplicaOfOneRange(t *testing.T) {
 	c.requireSame(b)
 }
 
+// noted notes whether a takeover was early, and does nothing.
+type noted struct{ early []bool }
+
+func (f *noted) fill(_ context.Context, _ *place, _ verifier, _ int64, early bool) error {
+	f.early = append(f.early, early)
+	return errEarly
+}
+
+// A range whose next update does not arrive is taken over early only if another replica has what it
+// would give up, and later in any case. A next range gives up nothing.
+func TestWhenARangeIsTakenOver(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	c := newChain(t, avlstar.KeyRange{})
+	dir, _ := c.wholeHome()
+	c.stopped(dir)
+	n, f := c.alone(dir, new(nodetest.LogBuffer)), new(noted)
+	n.filler = f
+	p := n.all()[0]
+	height, _ := p.replica.Newest()
+	for name, c := range map[string]struct {
+		moved  bool // a header proves that there is a next block
+		role   role
+		waited time.Duration
+		want   []bool
+	}{
+		"just now":       {true, current, 0, nil},
+		"early":          {true, current, earlyAfter, []bool{true}},
+		"stuck":          {true, current, stuckAfter, []bool{false}},
+		"no next block":  {false, current, stuckAfter, nil},
+		"a next range":   {true, next, nextAfter, []bool{false}},
+		"just now, next": {true, next, 0, nil},
+	} {
+		f.early = nil
+		n.headers.init()
+		if c.moved {
+			n.headers.add(proved{height: height + 2})
+		}
+		p.role, p.height, p.since, p.tryFrom = c.role, height, time.Now().Add(-c.waited), time.Time{}
+		require.NoError(t, n.tendPlace(t.Context(), p, nil), name)
+		n.taking.Wait()
+		require.Equal(t, c.want, f.early, name)
+	}
+}
+
 // A node that does not have a subtree is not blamed, and the error names it: a validator has only
 // the parts of the state that its blocks needed. A node that sends another subtree is blamed.
 func TestNodeWithoutTheSubtree(t *testing.T) {
