@@ -6,11 +6,14 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
@@ -115,4 +118,23 @@ func TestLateUpperTree(t *testing.T) {
 	u.over = false
 	require.NoError(t, u.add(answer))
 	u.tree.Release()
+}
+
+// Old queries can ask for any number of heights. The one that was found to be gone first is
+// forgotten, unless it was found again since.
+func TestGoneIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c Client
+		for height := range int64(maxGone + 10) {
+			c.gone.add(height, avlstar.KeyRange{}, 1000)
+			bubble.Sleep(time.Second)
+			c.gone.add(0, avlstar.KeyRange{}, 1000)
+		}
+		require.Len(t, c.gone.all, maxGone)
+		require.Len(t, c.gone.last, maxGone)
+		_, known := c.Gone(0)
+		require.True(t, known)
+		_, known = c.Gone(1)
+		require.False(t, known)
+	})
 }
