@@ -94,6 +94,7 @@ type testOwn struct {
 	blocks []Block // guarded by mu
 	err    error   // of the next Apply
 	took   time.Duration
+	short  int64 // number of blocks that are limited to 64 KiB
 }
 
 func (c *testOwn) Height() int64 {
@@ -111,7 +112,12 @@ func (c *testOwn) Time() time.Time {
 	return c.blocks[len(c.blocks)-1].Time
 }
 
-func (c *testOwn) MaxBlockBytes() int64 { return 1 << 20 }
+func (c *testOwn) MaxBlockBytes() int64 {
+	if c.Height() < c.short {
+		return 64 << 10
+	}
+	return 1 << 20
+}
 
 func (c *testOwn) Apply(_ context.Context, b Block) error {
 	bubble.Sleep(c.took)
@@ -334,6 +340,21 @@ func TestNoRoomNoRequests(t *testing.T) {
 		w.caughtUp(t, chain)
 		requests := w.peers[0].asked + w.peers[1].asked
 		require.LessOrEqual(t, requests, 4*40, "each block twice, for its length and for the block, and again if there was no room")
+	})
+}
+
+// An honest peer is not given up for a block that is longer than blocks may be now: a block before
+// it may raise the limit.
+func TestLaterBlocksMayBeLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		chain := newBlocks("a", 20, 10_000)
+		for h := int64(21); h <= 30; h++ {
+			chain.blocks = append(chain.blocks, chain.block(h, make(types.Tx, 300_000)))
+		}
+		w := newWorld(chain, new(testPeer))
+		w.own.short, w.own.took = 20, time.Second
+		require.NoError(t, w.run(t.Context()))
+		w.caughtUp(t, chain)
 	})
 }
 
@@ -693,6 +714,7 @@ func TestUnprovedAnswers(t *testing.T) {
 	chain := newBlocks("a", 100, 10_000)
 	for name, forge := range map[string]func([]byte) []byte{
 		"altered":           func(a []byte) []byte { a[len(a)/2] ^= 1; return a },
+		"a wrong signature": func(a []byte) []byte { a[len(a)-1] ^= 1; return a },
 		"a heavy block":     func([]byte) []byte { return emptyTxs(90_000) },
 		"heavy blocks":      func([]byte) []byte { return emptyTxs(90_000, 1) },
 		"too many blocks":   func([]byte) []byte { return emptyTxs(make([]int, MaxBlocks+1)...) },
