@@ -87,9 +87,13 @@ func TestCheckTxRefusesWhatNoBlockHolds(t *testing.T) {
 	versions[0].maxCost = 3
 	a := startChain(t, &memoryStore{}, aliceOwnsA)
 	for n, want := range map[int]tx.Code{2: tx.CodeOK, 3: tx.CodeTooLarge} {
-		res, err := a.CheckTx(ctx, &abci.RequestCheckTx{Tx: sign(t, "alice", 0, deletes(n, "a")...)})
+		raw := sign(t, "alice", 0, deletes(n, "a")...)
+		res, err := a.CheckTx(ctx, &abci.RequestCheckTx{Tx: raw})
 		require.NoError(t, err)
 		require.Equal(t, want, tx.Code(res.Code), res.Log)
+		proposed, err := a.ProcessProposal(ctx, &abci.RequestProcessProposal{Txs: [][]byte{raw}})
+		require.NoError(t, err)
+		require.Equal(t, want == tx.CodeOK, proposed.IsAccepted(), "a block of exactly the limit is accepted")
 	}
 }
 

@@ -422,6 +422,23 @@ func TestProposerLeavesOutMissingValues(t *testing.T) {
 	})
 }
 
+// The reads of a transaction that a proposer leaves out do not count against the block's budget.
+func TestLeftOutReadsAreNotCharged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, local, a := startBeside(t, avlstar.Retention{Window: 100})
+		defer a.Stop()
+		// In memory after this block: a long value, and the rights of both accounts.
+		first := [][]byte{sign(t, "alice", 4, put("az", strings.Repeat("v", ReadBudgetBytes/3))), sign(t, "bob", 0, put("aby", "x"))}
+		require.Equal(t, runBlock(t, local, first...), runBlock(t, a, first...))
+		source.has(local)
+		lacks := sign(t, "bob", 1, read("az"), read("az"), read("az"), read("abc343"))
+		has := sign(t, "alice", 5, read("az"))
+		res, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: a.Height() + 1, Txs: [][]byte{lacks, has}, MaxTxBytes: 1 << 20})
+		require.NoError(t, err)
+		require.Equal(t, [][]byte{has}, res.Txs)
+	})
+}
+
 // The result of ProcessProposal is used only for the same block: the signers of the last block
 // determine whether validators may be added.
 func TestProposalOfOtherSigners(t *testing.T) {
