@@ -13,6 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/statesync/fetch"
 	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/statesync/snapshot"
 	"github.com/starling-kv/starling/statesync/statetest"
@@ -471,6 +474,61 @@ func (d *failingDisk) Write(k uint32, c *avlstar.Chunk) error {
 		return d.err
 	}
 	return d.disk.Write(k, c)
+}
+
+// A state whose parameters allow no snapshot at its height is discarded: no honest peer offers that
+// snapshot. After any other failure of the commit, the chunks stay.
+func TestJoinDiscardsAWrongInterval(t *testing.T) {
+	for _, c := range []struct {
+		err     error
+		discard bool
+	}{{statesync.ErrWrongInterval, true}, {errors.New("disk full"), false}} {
+		inWorld(t, func(t *testing.T, w *world) {
+			w.state(200, 10_000, 10)
+			w.add(nil, 10)
+			d := &refusingDisk{disk: newDisk(), err: c.err}
+			o := w.options(w.peers(), d.disk)
+			o.Target = d
+			_, err := w.try(time.Minute, o)
+			require.ErrorIs(t, err, c.err)
+			require.Equal(t, c.discard, d.aborted)
+		})
+	}
+}
+
+// refusingDisk refuses every state.
+type refusingDisk struct {
+	*disk
+	err     error
+	aborted bool
+}
+
+func (d *refusingDisk) Commit(int64, *avlstar.Version) error { return d.err }
+
+func (d *refusingDisk) Abort() error {
+	d.aborted = true
+	return nil
+}
+
+// The memory of a delta is free again when it ends, whether or not it succeeded.
+func TestDeltasGiveBackTheirMemory(t *testing.T) {
+	v := statetest.New(t, seeds.Rand(t), 8000, 100_000)
+	defer v.Release()
+	r := &round{Choice: &snapshot.Choice{Height: 10, Manifest: v.Manifest()}, deltas: new(deltas)}
+	j := &joiner{round: r}
+	j.loop = fetch.New(t.Context(), 0, nil, j)
+	defer j.loop.Stop()
+	for k, e := range r.Manifest.Entries {
+		r.deltas.waiting = append(r.deltas.waiting, uint32(k))
+		require.NotZero(t, e.Root.Bytes)
+	}
+	j.moreDeltas()
+	require.Empty(t, r.deltas.waiting)
+	require.Equal(t, v.Root().Bytes, r.deltas.active)
+	for k := range r.Manifest.Entries {
+		j.deltaAnswer(&item{kind: subManifest, r: r, k: uint32(k)}, &deltaAnswer{poor: k%2 == 0, done: k%2 > 0})
+	}
+	require.Zero(t, r.deltas.active)
 }
 
 // Without peers, a join waits, and reports why when it is cancelled.

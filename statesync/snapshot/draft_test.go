@@ -118,6 +118,15 @@ func TestManifestThatALiarBegan(t *testing.T) {
 		require.Equal(t, truth, k.proved().Encode())
 		require.Equal(t, len(truth), honest.said)
 	})
+	t.Run("a doubtful beginning is not continued again", func(t *testing.T) {
+		k := newSketch(t, v)
+		require.False(t, (&speaker{says: lie, stops: 10_000}).ask(t, k, "liar"))
+		require.False(t, (&speaker{says: truth, stops: len(truth) - 10_000}).ask(t, k, "honest"), "it sends the rest")
+		d, err := k.draft(t.Context(), "another")
+		require.NoError(t, err)
+		require.Zero(t, d.length())
+		k.rest(d)
+	})
 	t.Run("a draft that is too long is not continued", func(t *testing.T) {
 		k := newSketch(t, v)
 		liar := &speaker{says: make([]byte, 1<<20), stops: endless}
