@@ -23,8 +23,9 @@ import (
 func TestChargesAreBounded(t *testing.T) {
 	s := newShelf(t)
 	s.learns(operators(0), 1, hostAt(1, 1))
+	s.learns(operators(1), 2, hostAt(2, 1))
 	tried := s.dial()
-	require.Len(t, tried, 1)
+	require.Len(t, tried, 2)
 	for i := range 10 * maxAccounts {
 		by := advertiser{idOf(100 + i), operators(0).id, 1}
 		s.charge(s.now, by, vainCost)
@@ -35,6 +36,7 @@ func TestChargesAreBounded(t *testing.T) {
 	require.NotNil(t, root)
 	require.Equal(t, 1, root.open)
 	require.Greater(t, root.spent.amount, float64(maxAccounts)*vainCost)
+	require.NotNil(t, s.advertisers[string(operators(1).id)], "its node is being tried, though it is charged for nothing")
 	require.NotNil(t, s.hosts[groupsOf(hostAt(10*maxAccounts-1, 1))[0]], "the newest is charged")
 }
 
