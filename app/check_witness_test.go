@@ -62,6 +62,40 @@ func TestCheckTxNeverWaits(t *testing.T) {
 	})
 }
 
+// A transaction whose nonce turns out to be spent keeps its slot until the recheck refuses it:
+// anybody can send old transactions again.
+func TestSpentNoncesKeepTheirSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, local, a := startBeside(t, avlstar.Retention{Depth: 1, Window: 1})
+		defer a.Stop()
+		source.delayed(100 * time.Millisecond)
+		old := sign(t, "alice", 3, put("a7", "x"))
+		require.Equal(t, tx.CodeOK, checked(t, a, old, abci.CheckTxType_New), "unchecked")
+		bubble.Sleep(time.Second)
+		require.Equal(t, tx.CodeBadNonce, checked(t, a, sign(t, "alice", 3, put("a7", "y")), abci.CheckTxType_New), "the nonce has arrived")
+		require.Equal(t, 1, a.check.numUnchecked())
+		runBlock(t, local)
+		runBlock(t, a)
+		source.has(local)
+		require.Equal(t, tx.CodeBadNonce, checked(t, a, old, abci.CheckTxType_Recheck))
+		require.Zero(t, a.check.numUnchecked())
+	})
+}
+
+// Queries that had to wait for missing nodes leave room for others when they end.
+func TestQueriesGiveUpTheirSlots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, _, a := startBeside(t, avlstar.Retention{})
+		defer a.Stop()
+		for range maxWaitingQueries + 1 {
+			res, err := a.Query(ctx, &abci.RequestQuery{Path: PathNonce, Data: account("alice")})
+			require.NoError(t, err)
+			require.Zero(t, res.Code, res.Log)
+		}
+		require.Greater(t, source.requests(), maxWaitingQueries)
+	})
+}
+
 // Transactions that wait unchecked are bounded: above the bound, the node is busy.
 func TestUncheckedTransactionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

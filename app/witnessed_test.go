@@ -333,11 +333,34 @@ func TestFinalizeBlockWaits(t *testing.T) {
 }
 
 // emptyHanded is a Source that returns nothing, while something else happens.
-type emptyHanded struct{ meanwhile func() }
+type emptyHanded struct{ meanwhile func(avlstar.Below) }
 
-func (s emptyHanded) Fetch(context.Context, int64, []avlstar.Want, avlstar.Below) ([]*avlstar.Multiproof, error) {
-	s.meanwhile()
+func (s emptyHanded) Fetch(_ context.Context, _ int64, _ []avlstar.Want, below avlstar.Below) ([]*avlstar.Multiproof, error) {
+	s.meanwhile(below)
 	return nil, nil
+}
+
+// A request asks for no more bytes than the limit still allows.
+func TestRequestsAskForTheRest(t *testing.T) {
+	a := startChain(t, &memoryStore{}, witnessedState)
+	runBlock(t, a)
+	_, now := a.Latest()
+	p, err := avlstar.NewPartial(now.Commitment())
+	now.Release()
+	require.NoError(t, err)
+	v := p.Version()
+	defer v.Release()
+	var most []int
+	a.options.Source = emptyHanded{func(b avlstar.Below) { most = append(most, b.MaxBytes) }}
+	f := &fetcher{app: a, call: forProposal, most: 100, version: func() *avlstar.Version { return v }}
+	for _, f.bytes = range []int{0, 60, 99} {
+		_, _, err := f.once(ctx, nil, nil)
+		require.NoError(t, err)
+	}
+	require.Equal(t, []int{100, 40, 1}, most)
+	f.bytes = 100
+	_, _, err = f.once(ctx, nil, nil)
+	require.ErrorIs(t, err, errTooMuch)
 }
 
 // A request for a later block may fetch the nodes that Apply found missing. A call that waits for
@@ -351,7 +374,7 @@ func TestAnotherRequestBroughtIt(t *testing.T) {
 		p, err := now.Prune(func(avlstar.Subtree) bool { return false })
 		require.NoError(t, err)
 		defer p.Release()
-		local.options.Source = emptyHanded{func() { now = p.Version() }}
+		local.options.Source = emptyHanded{func(avlstar.Below) { now = p.Version() }}
 		f := &fetcher{app: local, call: forBlock, version: func() *avlstar.Version { return now }}
 		limited, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
