@@ -1,11 +1,14 @@
 package lightblocks
 
 import (
+	"math"
 	"testing"
 	"testing/synctest"
 
 	"github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // If several claims predict equally many proposers, the first one wins, which most peers made.
@@ -19,6 +22,21 @@ func TestJudgeKeepsTheOrderOfEquals(t *testing.T) {
 		require.Same(t, first, order[0])
 		require.Same(t, second, order[1])
 	})
+}
+
+// Priorities far from zero, in either direction, are impossible.
+func TestSanePriorities(t *testing.T) {
+	set := randomSet(seeds.Rand(t), 3)
+	limit := 4 * set.TotalVotingPower()
+	for i := range set.Validators {
+		set.Validators[i].ProposerPriority = 0
+	}
+	for priority, want := range map[int64]bool{
+		0: true, limit: true, -limit: true, limit + 1: false, -limit - 1: false, math.MaxInt64: false, math.MinInt64: false,
+	} {
+		set.Validators[1].ProposerPriority = priority
+		require.Equal(t, want, sane(set), "%d", priority)
+	}
 }
 
 // An older set that does not lead to a claim does not count for it. Otherwise a Byzantine peer

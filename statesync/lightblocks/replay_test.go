@@ -87,6 +87,9 @@ func TestReplaysAreForgotten(t *testing.T) {
 	require.Equal(t, spans, loads, "the newest is kept")
 	at(1, stepHeights)
 	require.NotContains(t, r.mu.spans, int64(1), "the lowest is not")
+	before := r.mu.bytes
+	r.keep(1, &span{}, 1000) // it was forgotten while steps were added
+	require.Equal(t, before, r.mu.bytes)
 	r.clear()
 	require.Zero(t, r.mu.bytes)
 	require.Empty(t, r.mu.spans)

@@ -23,7 +23,7 @@ type recount struct {
 }
 
 func (s *Scheduler) checkRequests(c *recount) error {
-	var used, probing uint64
+	var used, probing, unverified uint64
 	var inFlight, verify int
 	for id, r := range s.requests {
 		it := r.item
@@ -58,6 +58,7 @@ func (s *Scheduler) checkRequests(c *recount) error {
 			c.remaining[r.peer] += r.left()
 		case verifying:
 			verify++
+			unverified += r.got
 			c.verifying[r.peer]++
 		default:
 			return fmt.Errorf("request %d in phase %d", id, r.phase)
@@ -65,6 +66,9 @@ func (s *Scheduler) checkRequests(c *recount) error {
 	}
 	if used != s.used || probing != s.probing {
 		return fmt.Errorf("memory: %d and %d of new peers counted, %d and %d found", s.used, s.probing, used, probing)
+	}
+	if unverified != s.unverified {
+		return fmt.Errorf("%d bytes counted of answers being verified, %d found", s.unverified, unverified)
 	}
 	if budget := uint64(s.limits.memory); used > budget && len(s.requests) > 1 {
 		return fmt.Errorf("memory: %d bytes in %d requests, %d allowed", used, len(s.requests), budget)
