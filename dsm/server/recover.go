@@ -56,7 +56,7 @@ func (r *Replica) open(ctx context.Context) error {
 		return err
 	}
 	r.mu.waiting = newWaiting(r.o.Limits, r.newest().height+1)
-	r.mu.waiting.known, r.mu.waiting.strangers = r.o.Known, r.o.Strangers
+	r.mu.waiting.known, r.mu.waiting.named, r.mu.waiting.strangers = r.o.Known, r.o.Named, r.o.Strangers
 	if r.truncated < height {
 		r.truncated = height
 		return r.o.Log.Truncate(r.id, height)

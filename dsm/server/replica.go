@@ -33,9 +33,9 @@ type Options struct {
 	// Known reports whether a sender is one of those that the operator has named: the updates of
 	// others make room for its updates. nil: no sender is.
 	Known func(transport.ID) bool
-	// Strangers bounds the updates of all other senders, for all replicas of a node; nil: no bound
-	// but Limits.
-	Strangers *Strangers
+	// Named bounds the waiting updates of these senders, and Strangers those of all others, for all
+	// replicas of a node; nil: no bound but Limits.
+	Named, Strangers *Shares
 	// ServeHeights is the number of recent heights served; default 64. It should exceed the
 	// greatest lag of updates, so that replicas at different heights have some heights in common.
 	ServeHeights int

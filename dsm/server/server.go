@@ -30,9 +30,6 @@ type ServerOptions struct {
 	Broken func(*Replica, error)
 }
 
-// DefaultWaitingBytes is the default of Limits.Bytes: what the waiting updates of one range take.
-const DefaultWaitingBytes = 512 << 20
-
 // Server answers the methods of package dsm from the replicas of several ranges.
 type Server struct {
 	o        ServerOptions

@@ -58,45 +58,61 @@ func orDefault[N int | int64 | time.Duration](n, otherwise N) N {
 	return otherwise
 }
 
-// Strangers is the budget of all replicas of a node for the waiting updates of unknown senders. A
-// host may have as many bytes as it leaves free for others, so one host has at most half of the
-// budget, and a newcomer always gets some (dynamic thresholds: Choudhury and Hahne, "Dynamic Queue
-// Length Thresholds for Shared-Memory Packet Switches", section III, with α = 1). Its methods may
-// be called concurrently.
-type Strangers struct {
-	limit int64
-	mu    sync.Mutex
-	used  int64            // sum of hosts; guarded by mu
-	hosts map[string]int64 // bytes of each host, never 0; guarded by mu
+// Shares is a budget in bytes of all replicas of a node for the waiting updates of one kind of
+// sender. A holder, which is a named sender or the host of others, may have as many bytes as it
+// leaves free for others, so one has at most half of the budget, and a newcomer always gets some
+// (dynamic thresholds: Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory
+// Packet Switches", section III, with α = 1). Its methods may be called concurrently.
+type Shares struct {
+	limit   int64
+	mu      sync.Mutex
+	used    int64            // sum of holders; guarded by mu
+	holders map[string]int64 // bytes of each holder, never 0; guarded by mu
 }
 
-// NewStrangers returns a budget in bytes.
-func NewStrangers(limit int64) *Strangers {
-	return &Strangers{limit: limit, hosts: make(map[string]int64)}
+// NewShares returns a budget in bytes.
+func NewShares(limit int64) *Shares {
+	return &Shares{limit: limit, holders: make(map[string]int64)}
 }
 
-// Used returns the bytes that wait. It can exceed the limit by a part of an update of each range.
-func (s *Strangers) Used() int64 {
+// Used returns the bytes that are taken.
+func (s *Shares) Used() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.used
 }
 
-// allows reports whether a host may have more bytes.
-func (s *Strangers) allows(host string, bytes int) bool {
+// take adds bytes to those of a holder if the holder then has at most the free bytes divided by of,
+// and otherwise returns false.
+func (s *Shares) take(holder string, bytes, of int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.hosts[host]+int64(bytes) <= s.limit-s.used
+	if s.holders[holder]+bytes > (s.limit-s.used)/of {
+		return false
+	}
+	s.add(holder, bytes)
+	return true
 }
 
-// add adds bytes, which may be negative, to those of a host.
-func (s *Strangers) add(host string, bytes int64) {
+// change adds bytes, which may be negative, to those of a holder.
+func (s *Shares) change(holder string, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.add(holder, bytes)
+}
+
+// add is change for a caller that holds mu.
+func (s *Shares) add(holder string, bytes int64) {
 	s.used += bytes
-	if s.hosts[host] += bytes; s.hosts[host] == 0 {
-		delete(s.hosts, host)
+	if s.holders[holder] += bytes; s.holders[holder] == 0 {
+		delete(s.holders, holder)
 	}
+}
+
+// share is what a holder has of a budget.
+type share struct {
+	budget *Shares // never nil
+	holder string
 }
 
 // maxRefused limits the remembered refusals; the oldest are forgotten first.
@@ -113,10 +129,12 @@ const maxRefused = 1024
 // If all places of a height are taken, a known sender displaces an unknown one, and an unknown one
 // displaces another whose host has at least two places more.
 type waiting struct {
-	limits    Limits
-	known     func(transport.ID) bool // nil: no sender is known
-	strangers *Strangers              // nil: no budget
-	charged   map[string]int64        // to strangers, by host
+	limits Limits
+	known  func(transport.ID) bool // nil: no sender is known
+	// The budgets of known and of other senders; nil: none. A known sender's update takes its whole
+	// length when it begins, so that what has begun can be completed, others' what has arrived.
+	named, strangers *Shares
+	charged          map[share]int64
 
 	next    int64     // next height to apply
 	whole   []arrived // in the order of arrival
@@ -152,6 +170,7 @@ type begun struct {
 	sum    [32]byte
 	from   source
 	parts  dsm.Assembly
+	total  uint32
 	have   uint32
 	due    time.Time // deadline for more bytes
 }
@@ -166,7 +185,7 @@ type refusal struct {
 
 func newWaiting(l Limits, next int64) *waiting {
 	l.setDefaults()
-	return &waiting{limits: l, next: next}
+	return &waiting{limits: l, next: next, charged: make(map[share]int64)}
 }
 
 // add adds a part and returns the number of bytes received of its update. Errors: those above;
@@ -195,10 +214,13 @@ func (w *waiting) add(now time.Time, from source, p dsm.UpdatePart) (have uint32
 	case b == nil && (len(p.Part) == 0 || p.Offset > 0):
 		return 0, nil // a probe, or the rest of an evicted update
 	case b == nil:
+		if err := w.shareFor(from, p.Height, int(p.Total), true); err != nil {
+			return 0, err
+		}
 		if err := w.placeFor(from, p.Height); err != nil {
 			return 0, err
 		}
-		b = &begun{height: p.Height, sum: p.Sum, from: from, due: now.Add(w.limits.Patience)}
+		b = &begun{height: p.Height, sum: p.Sum, from: from, total: p.Total, due: now.Add(w.limits.Patience)}
 		w.begun = append(w.begun, b)
 	case len(p.Part) == 0 && b.sum == p.Sum:
 		return b.have, nil
@@ -313,28 +335,40 @@ func (w *waiting) displace(height int64, which func(source) bool) bool {
 	return false
 }
 
-// charge updates the charge to strangers.
-func (w *waiting) charge() {
-	if w.strangers == nil {
-		return
+// shareOf returns the share to which the updates of a source are charged; false: none.
+func (w *waiting) shareOf(from source) (s share, limited bool) {
+	if w.isKnown(from.sender) {
+		s = share{w.named, string(from.sender)}
+	} else {
+		s = share{w.strangers, from.host}
 	}
-	now := make(map[string]int64)
-	for _, a := range w.whole {
-		if !w.isKnown(a.from.sender) {
-			now[a.from.host] += int64(len(a.update))
+	return s, s.budget != nil
+}
+
+// charge makes the budgets agree with the updates.
+func (w *waiting) charge() {
+	now := make(map[share]int64)
+	add := func(from source, bytes int) {
+		if s, limited := w.shareOf(from); limited {
+			now[s] += int64(bytes)
 		}
+	}
+	for _, a := range w.whole {
+		add(a.from, len(a.update))
 	}
 	for _, b := range w.begun {
-		if !w.isKnown(b.from.sender) {
-			now[b.from.host] += int64(b.have)
+		if w.isKnown(b.from.sender) {
+			add(b.from, int(b.total))
+		} else {
+			add(b.from, int(b.have))
 		}
 	}
-	for host, n := range now {
-		w.strangers.add(host, n-w.charged[host])
+	for s, n := range now {
+		s.budget.change(s.holder, n-w.charged[s])
 	}
-	for host, n := range w.charged {
-		if _, has := now[host]; !has {
-			w.strangers.add(host, -n)
+	for s, n := range w.charged {
+		if _, has := now[s]; !has {
+			s.budget.change(s.holder, -n)
 		}
 	}
 	w.charged = now
@@ -346,18 +380,40 @@ func (w *waiting) close() {
 	w.charge()
 }
 
+// shareFor takes bytes of a source's share for an update of a height, if the source is known as the
+// argument says. It drops the source's updates of later heights to make room: a source that has used
+// up its share for these could not send the next height. It returns ErrFull if that is not enough.
+func (w *waiting) shareFor(from source, height int64, bytes int, known bool) error {
+	s, limited := w.shareOf(from)
+	if !limited || w.isKnown(from.sender) != known {
+		return nil
+	}
+	same := func(other source) bool {
+		o, _ := w.shareOf(other)
+		return o == s
+	}
+	of, holder := int64(1), "host of other senders"
+	if known {
+		holder = "named sender"
+		if height > w.next { // other ranges may need the rest for their next heights
+			of = 2
+		}
+	}
+	for !s.budget.take(s.holder, int64(bytes), of) {
+		if !w.dropLatest(height, same) {
+			return fmt.Errorf("%w: the budget of all ranges is %d bytes, and each %s has a share", ErrFull, s.budget.limit, holder)
+		}
+		w.charge()
+	}
+	w.charged[s] += int64(bytes)
+	return nil
+}
+
 // roomFor makes room for bytes of a height by evicting updates of later heights, the latest first.
 // It returns ErrFull if that does not suffice.
 func (w *waiting) roomFor(from source, height int64, bytes int) error {
-	if s := w.strangers; s != nil && !w.isKnown(from.sender) {
-		// A host that has used up its share for later heights could not send the next one.
-		of := func(other source) bool { return other.host == from.host && !w.isKnown(other.sender) }
-		for !s.allows(from.host, bytes) {
-			if !w.dropLatest(height, of) {
-				return fmt.Errorf("%w: senders that the operator has not named may have %d bytes in all ranges, and each host a share", ErrFull, s.limit)
-			}
-			w.charge()
-		}
+	if err := w.shareFor(from, height, bytes, false); err != nil {
+		return err
 	}
 	for w.bytes+bytes > w.limits.Bytes {
 		if !w.dropLatest(height, func(source) bool { return true }) {

@@ -146,7 +146,7 @@ func TestWaitingRandom(t *testing.T) {
 	l := Limits{Ahead: 5, Senders: 3, UpdateBytes: 2000, Bytes: 7000, Patience: time.Second, Rate: 1000, Refused: 10}
 	w := newWaiting(l, 1)
 	w.known = func(id transport.ID) bool { return strings.HasSuffix(string(id), "7") }
-	w.strangers = NewStrangers(5000)
+	w.named, w.strangers = NewShares(9000), NewShares(5000)
 	hosts := func(id transport.ID) string { return string(id[len(id)-1:]) }
 	now := time.Unix(0, 0)
 	arrived := 0
@@ -187,11 +187,15 @@ func TestWaitingRandom(t *testing.T) {
 			}
 		}
 		n, strangers, perHost, perHeight := 0, 0, map[string]int64{}, map[int64]int{}
+		named, perNamed := 0, map[string]int64{}
 		for _, a := range w.whole {
 			n += len(a.update)
 			if !w.known(a.from.sender) {
 				strangers += len(a.update)
 				perHost[a.from.host] += int64(len(a.update))
+			} else {
+				named += len(a.update)
+				perNamed[string(a.from.sender)] += int64(len(a.update))
 			}
 			perHeight[a.height]++
 			require.Equal(t, a.sum, sha256.Sum256(a.update))
@@ -201,6 +205,9 @@ func TestWaitingRandom(t *testing.T) {
 			if !w.known(b.from.sender) {
 				strangers += int(b.have)
 				perHost[b.from.host] += int64(b.have)
+			} else {
+				named += int(b.total)
+				perNamed[string(b.from.sender)] += int64(b.total)
 			}
 			perHeight[b.height]++
 		}
@@ -209,7 +216,13 @@ func TestWaitingRandom(t *testing.T) {
 		require.LessOrEqual(t, strangers, 5000)
 		for host, n := range perHost {
 			require.LessOrEqual(t, n, int64(2500), host)
-			require.Equal(t, n, w.strangers.hosts[host])
+			require.Equal(t, n, w.strangers.holders[host])
+		}
+		require.EqualValues(t, named, w.named.Used())
+		require.LessOrEqual(t, named, 9000)
+		require.Equal(t, perNamed, w.named.holders)
+		for sender, n := range perNamed {
+			require.LessOrEqual(t, n, int64(4500), sender)
 		}
 		require.LessOrEqual(t, n, 7000)
 		for height, n := range perHeight {
@@ -220,14 +233,16 @@ func TestWaitingRandom(t *testing.T) {
 	}
 	require.Greater(t, arrived, 20)
 	w.close()
-	require.Zero(t, w.strangers.Used())
-	require.Empty(t, w.strangers.hosts)
+	for _, s := range []*Shares{w.named, w.strangers} {
+		require.Zero(t, s.Used())
+		require.Empty(t, s.holders)
+	}
 }
 
 // The budget for strangers is that of all ranges together, in shares by host, and does not limit
 // known senders.
 func TestStrangersShareABudget(t *testing.T) {
-	budget := NewStrangers(400)
+	budget := NewShares(400)
 	of := func() *waiting {
 		w := newWaiting(Limits{}, 1)
 		w.known, w.strangers = func(id transport.ID) bool { return id == "known" }, budget
@@ -252,12 +267,50 @@ func TestStrangersShareABudget(t *testing.T) {
 	require.Zero(t, budget.Used())
 }
 
+// Named senders have one budget for all ranges. A sender that has begun an update can complete it,
+// one that announces all it may leaves others their shares, and later heights of one range leave
+// bytes for the next height of another.
+func TestNamedSendersShareABudget(t *testing.T) {
+	budget := NewShares(600)
+	ranges := map[string]*waiting{}
+	for _, name := range []string{"a", "b", "c", "d"} {
+		ranges[name] = newWaiting(Limits{Ahead: 10}, 1)
+		ranges[name].known, ranges[name].named = func(transport.ID) bool { return true }, budget
+	}
+	send := func(to string, sender transport.ID, height int64, from, until int) error {
+		update := fmt.Appendf(nil, "%099d%s", height, to)
+		p := dsm.UpdatePart{Height: height, Total: 100, Offset: uint32(from), Sum: sha256.Sum256(update), Part: update[from:until]}
+		_, err := ranges[to].add(time.Unix(0, 0), source{sender, ""}, p)
+		return err
+	}
+	require.NoError(t, send("a", "faulty", 1, 0, 1))
+	require.NoError(t, send("b", "faulty", 1, 0, 1))
+	require.NoError(t, send("c", "faulty", 1, 0, 1))
+	require.EqualValues(t, 300, budget.Used(), "an update takes its whole length")
+	require.ErrorIs(t, send("d", "faulty", 1, 0, 1), ErrFull)
+	require.NoError(t, send("a", "honest", 2, 0, 100))
+	require.ErrorIs(t, send("a", "honest", 3, 0, 100), ErrFull, "half of what remains")
+	require.NoError(t, send("b", "honest", 1, 0, 50))
+	require.ErrorIs(t, send("c", "honest", 1, 0, 1), ErrFull)
+	require.NoError(t, send("a", "honest", 1, 0, 1), "the later height makes room")
+	require.False(t, ranges["a"].hasOf("honest", 2))
+	require.NoError(t, send("b", "honest", 1, 50, 100))
+	require.True(t, ranges["b"].hasOf("honest", 1))
+	require.EqualValues(t, 500, budget.Used())
+	ranges["b"].advance(1)
+	require.EqualValues(t, 300, budget.Used())
+	for _, w := range ranges {
+		w.close()
+	}
+	require.Zero(t, budget.Used())
+}
+
 // A host whose share is used up by later heights can still send the next one. Otherwise that height
 // would never arrive, and the share would never become free. A known sender at that host keeps its
 // updates.
 func TestLaterHeightsLeaveTheNextOneItsShare(t *testing.T) {
 	w := newWaiting(Limits{}, 1)
-	w.known, w.strangers = func(id transport.ID) bool { return id == "known" }, NewStrangers(400)
+	w.known, w.strangers = func(id transport.ID) bool { return id == "known" }, NewShares(400)
 	send := func(sender transport.ID, host string, height int64) error {
 		update := fmt.Appendf(nil, "%099d%.1s", height, sender)
 		_, err := w.add(time.Unix(0, 0), source{sender, host}, dsm.UpdatePart{Height: height, Total: 100, Sum: sha256.Sum256(update), Part: update})

@@ -3,7 +3,6 @@ package storagenode
 import (
 	"runtime"
 
-	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/dsm/server/witness"
 	"github.com/starling-kv/starling/node/budget"
 	"github.com/starling-kv/starling/node/config"
@@ -19,9 +18,7 @@ func budgetsOf(c config.App, processors int) budget.Table {
 		{Name: "heights", Bytes: c.StorageNode.ServeBytes},
 		{Name: "snapshots", Bytes: c.StorageNode.ServeBytes},
 		{Name: "manifests", Bytes: statesync.MaxManifestBytes},
-		// Each range has as much for named senders. It is counted once: only a faulty validator
-		// sends several large updates of one height, or of heights far ahead.
-		{Name: "updates", Bytes: server.DefaultWaitingBytes},
+		{Name: "updates", Bytes: namedBytes},
 		{Name: "strangers_updates", Bytes: strangersBytes},
 		{Name: "witnesses", Bytes: witness.Budget(processors)},
 		{Name: "answers", Bytes: tcp.MaxUnsent + tcp.MaxBodies},
@@ -33,19 +30,9 @@ func budgetsOf(c config.App, processors int) budget.Table {
 // budgets returns the budgets of the node for metrics.
 func (n *Process) budgets() budget.Table {
 	t := budgetsOf(n.config.App, runtime.GOMAXPROCS(0))
-	strangers := n.strangers.Used()
-	waiting := int64(0)
-	n.mu.Lock()
-	for _, p := range n.mu.places {
-		if p.replica != nil {
-			_, bytes := p.replica.Waiting()
-			waiting += int64(bytes)
-		}
-	}
-	n.mu.Unlock()
 	kept, _ := n.chunks.manager.Kept()
 	for name, used := range map[string]int64{
-		"updates": max(0, waiting-strangers), "strangers_updates": strangers, "snapshots": int64(n.chunks.held()), "manifests": kept.Manifests,
+		"updates": n.namedUpdates.Used(), "strangers_updates": n.strangers.Used(), "snapshots": int64(n.chunks.held()), "manifests": kept.Manifests,
 		"witnesses": int64(len(n.making)) * witness.AnswerBytes, "peers": n.peers.Load().Bytes(),
 	} {
 		t.Measure(name, func() int64 { return used })

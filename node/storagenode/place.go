@@ -192,7 +192,8 @@ func (n *Process) storeFailed(err error) {
 func (n *Process) replicaOptions(p *place, store *rangestore.Store) server.Options {
 	c, ranges := n.config.App, max(1, len(n.all()))
 	return server.Options{
-		Range: p.keys, Store: store, Log: n.redo, Headers: &n.headers, Verdict: n.verdict, Known: n.isNamed, Strangers: n.strangers,
+		Range: p.keys, Store: store, Log: n.redo, Headers: &n.headers, Verdict: n.verdict, Known: n.isNamed,
+		Named: n.namedUpdates, Strangers: n.strangers,
 		ServeHeights: c.StorageNode.ServeHeights, ServeBytes: max(1, uint64(c.StorageNode.ServeBytes)/uint64(ranges)),
 		ScrubRate: scrubRate(c.Disk.ScrubRate, ranges), Loading: n.loading(p),
 	}

@@ -44,9 +44,12 @@ var ErrDamaged = server.ErrDamaged
 // ErrStop: the node did not stop in time. No acknowledged data are lost.
 var ErrStop = errors.New("the storage node did not stop in time")
 
-// strangersBytes bounds the waiting updates of nodes that the operator has not named, for all
-// ranges.
-const strangersBytes = 256 << 20
+// namedBytes bounds the waiting updates of nodes that the operator has named, and strangersBytes
+// those of all others, for all ranges.
+const (
+	namedBytes     = 512 << 20
+	strangersBytes = 256 << 20
+)
 
 // stopTimeout limits a clean stop, which waits for a state being written.
 const stopTimeout = 30 * time.Second
@@ -85,12 +88,12 @@ type Process struct {
 	metrics     *metrics
 	memory      *rangestore.Memory // of all ranges
 	redo        *server.RedoLog    // of all ranges; nil: not opened yet
-	// strangers is the budget for the waiting updates of nodes that the operator has not named
-	strangers *server.Strangers
-	making    chan struct{} // slots of witnesses being made
-	chunks    *snapshots    // nil: not opened yet
-	lock      io.Closer     // of data/ranges
-	filler    filler
+	// budgets of waiting updates, of nodes that the operator has named and of others
+	namedUpdates, strangers *server.Shares
+	making                  chan struct{} // slots of witnesses being made
+	chunks                  *snapshots    // nil: not opened yet
+	lock                    io.Closer     // of data/ranges
+	filler                  filler
 
 	handler  atomic.Pointer[transport.Mux] // handler of the current replicas
 	server   *tcp.Server                   // nil: not listening yet
@@ -116,7 +119,8 @@ type Process struct {
 // operator must correct something. After an error, everything that was opened is closed.
 func New(ctx context.Context, o Options) (*Process, error) {
 	n := &Process{
-		o: o, config: o.Config, log: o.Logger, failed: make(chan error, 1), young: fromGenesis, retireAfter: retireAfter, strangers: server.NewStrangers(strangersBytes), making: witness.Places(nil),
+		o: o, config: o.Config, log: o.Logger, failed: make(chan error, 1), young: fromGenesis, retireAfter: retireAfter,
+		namedUpdates: server.NewShares(namedBytes), strangers: server.NewShares(strangersBytes), making: witness.Places(nil),
 	}
 	n.filler = byWitnesses{n}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
