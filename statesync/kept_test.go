@@ -79,10 +79,30 @@ func TestSnapshotsAreBoundedInBytes(t *testing.T) {
 	m = manager(0)
 	rewriting(t, m, 1)
 	_, limits = m.Kept()
-	require.EqualValues(t, minKept, limits.Memory, "a small state")
+	require.EqualValues(t, MinKept, limits.Memory, "a small state")
 	m.serving.state = 1 << 40
 	_, limits = m.Kept()
 	require.EqualValues(t, 1<<40, limits.Disk, "as much as the state")
+}
+
+// Parts of snapshots are bounded in the same way, by what OnDisk says when Measured is called.
+func TestPartsAreBoundedInBytes(t *testing.T) {
+	disk := map[int64]uint64{}
+	v := randomTree(t, newRNG(t, 32), 50, 300)
+	description, err := EncodePin(v)
+	require.NoError(t, err)
+	m := NewManager(Options{Interval: 10, Keep: 3, OnDisk: func() map[int64]uint64 { return disk }})
+	defer m.Close()
+	for _, height := range []int64{10, 20, 30} {
+		require.NoError(t, m.AddPart(height, description, []scheduler.Span{{From: 0, To: 1}}, closer{}))
+	}
+	disk = map[int64]uint64{10: 1, 20: 1, 30: 2 * MinKept}
+	m.Measured(2*MinKept + 2)
+	require.Len(t, m.Parts(), 3, "as much as the state")
+	m.Measured(2*MinKept + 1)
+	require.Len(t, m.Parts(), 2)
+	m.Measured(0)
+	require.Equal(t, []int64{30}, m.Held(), "the newest stays")
 }
 
 // manifests are a source with a large manifest.

@@ -32,10 +32,11 @@ type Options struct {
 	// waits 2 minutes for a chunk.
 	Hold time.Duration
 	// MaxBytes limits what only snapshots keep: so much memory, and so much disk space. 0: as much
-	// as the state has, at least minKept of each. The oldest snapshots go first, even if they are
+	// as the state has, at least MinKept of each. The oldest snapshots go first, even if they are
 	// among the newest Keep or a peer is fetching them; the newest one always stays.
 	MaxBytes int64
-	// OnDisk returns what stored snapshots keep on disk; nil: nothing. It must return at once.
+	// OnDisk returns what stored snapshots and parts keep on disk, by height; nil: nothing. It must
+	// return at once.
 	OnDisk func() map[int64]uint64
 
 	progressEvery time.Duration    // between two log lines of a sync; default: 5 s
@@ -48,8 +49,8 @@ type Options struct {
 const (
 	maxHeld     = 32
 	longestHold = time.Hour
-	// minKept is the least default of Options.MaxBytes.
-	minKept = 256 << 20
+	// MinKept is the least default of Options.MaxBytes.
+	MinKept = 256 << 20
 	// MaxManifestBytes limits the memory of the manifests of all snapshots, except the newest one.
 	MaxManifestBytes = 256 << 20
 )

@@ -72,6 +72,15 @@ func (m *Manager) addPart(height int64, description []byte, spans []scheduler.Sp
 	return nil
 }
 
+// Measured says that Options.OnDisk has another result, and that the keys and values of which this
+// node serves parts have so many bytes. It drops the oldest snapshots if they keep too much.
+func (m *Manager) Measured(state uint64) {
+	m.serving.Lock()
+	defer m.serving.Unlock()
+	m.serving.state = state
+	m.drop()
+}
+
 // Parts lists the served parts of snapshots, ascending.
 func (m *Manager) Parts() []Part {
 	m.serving.Lock()

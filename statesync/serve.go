@@ -206,7 +206,7 @@ func (m *Manager) kept() (k Kept) {
 func (m *Manager) limits() Kept {
 	most := m.opts.MaxBytes
 	if most <= 0 {
-		most = int64(max(m.serving.state, minKept))
+		most = int64(max(m.serving.state, MinKept))
 	}
 	return Kept{Memory: most, Disk: most, Manifests: MaxManifestBytes}
 }

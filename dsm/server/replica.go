@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/rangestore"
@@ -118,6 +119,8 @@ type version struct {
 	// size.
 	changes []avlstar.Change
 	bytes   uint64
+	// put is the total size of the records that all blocks since Open put into the range.
+	put uint64
 }
 
 // Receive adds a part of an update of this range, from a sender at a host, and returns the update's
@@ -272,9 +275,12 @@ func (r *Replica) apply(base version, u avlstar.Update, length int) (version, er
 	if err != nil {
 		return version{}, damaged(err)
 	}
-	v := version{height: base.height + 1, partial: p, bytes: uint64(length)}
+	v := version{height: base.height + 1, partial: p, bytes: uint64(length), put: base.put}
 	for _, c := range u.Changes {
 		v.changes = append(v.changes, c.Change)
+		if c.Value != nil && r.o.Range.Contains(c.Key) {
+			v.put += record.Bytes(len(c.Key), len(c.Value))
+		}
 	}
 	return v, nil
 }
@@ -422,13 +428,13 @@ func (r *Replica) used() (oldest int64, snapshots []int64) {
 }
 
 // beginSnapshot is At for a snapshot: the pages of that height stay readable until endSnapshot.
-func (r *Replica) beginSnapshot(height int64) (p *avlstar.Partial, ok bool) {
+func (r *Replica) beginSnapshot(height int64) (v version, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p, ok = r.at(height); ok {
+	if v, ok = r.at(height); ok {
 		r.mu.snapshots[height]++
 	}
-	return p, ok
+	return v, ok
 }
 
 func (r *Replica) endSnapshot(height int64) {
@@ -465,9 +471,8 @@ func (r *Replica) latest() *avlstar.Partial {
 	if len(r.mu.versions) == 0 {
 		return nil
 	}
-	p := r.newest().partial
-	p.Retain()
-	return p
+	v, _ := r.at(r.newest().height)
+	return v.partial
 }
 
 // At returns the range's state after a block with a reference that the caller releases. ok is false
@@ -475,21 +480,22 @@ func (r *Replica) latest() *avlstar.Partial {
 func (r *Replica) At(height int64) (p *avlstar.Partial, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.at(height)
+	v, ok := r.at(height)
+	return v.partial, ok
 }
 
 // at is At for a caller that holds mu.
-func (r *Replica) at(height int64) (p *avlstar.Partial, ok bool) {
+func (r *Replica) at(height int64) (v version, ok bool) {
 	if len(r.mu.versions) == 0 {
-		return nil, false
+		return v, false
 	}
 	i := height - r.mu.versions[0].height
 	if i < 0 || i >= int64(len(r.mu.versions)) {
-		return nil, false
+		return v, false
 	}
-	p = r.mu.versions[i].partial
-	p.Retain()
-	return p, true
+	v = r.mu.versions[i]
+	v.partial.Retain()
+	return v, true
 }
 
 // Claim returns the replica's claim.

@@ -40,6 +40,12 @@ type heldRange struct {
 	replica *Replica
 	keys    avlstar.KeyRange
 	partial *avlstar.Partial // holds a reference, until endSnapshot
+	put     uint64           // as in version
+}
+
+// size returns the size of the range.
+func (h heldRange) size() (uint64, error) {
+	return h.partial.Version().RangeBytes(h.keys.First, h.keys.After)
 }
 
 // Snapshot returns the node's part of the state of a height. The caller closes it. Error:
@@ -51,8 +57,8 @@ func (n *Server) Snapshot(height int64) (*Snapshot, error) {
 		if overlaps {
 			continue // another replica has these keys
 		}
-		if p, ok := r.beginSnapshot(height); ok {
-			s.ranges = append(s.ranges, heldRange{r, r.o.Range, p})
+		if v, ok := r.beginSnapshot(height); ok {
+			s.ranges = append(s.ranges, heldRange{r, r.o.Range, v.partial, v.put})
 		}
 	}
 	if len(s.ranges) == 0 {
@@ -276,6 +282,61 @@ func (s *Snapshot) HeldBytes() (n uint64) {
 		n += r.partial.HeldBytes()
 	}
 	return n
+}
+
+// DiskBytes returns how much disk space the snapshot keeps that neither the next snapshot needs,
+// nor, if next is nil, the newest state: the size of the records replaced or deleted meanwhile,
+// where a record that was replaced often counts as often, and at most all records of the snapshot.
+// Errors: read errors of pages at the edges of ranges.
+func (s *Snapshot) DiskBytes(next *Snapshot) (sum uint64, err error) {
+	for _, r := range s.ranges {
+		n, err := r.replaced(next)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
+}
+
+func (h heldRange) replaced(next *Snapshot) (uint64, error) {
+	size, err := h.size()
+	if err != nil {
+		return 0, err
+	}
+	to := h
+	if next == nil {
+		h.replica.mu.Lock()
+		if len(h.replica.mu.versions) == 0 { // closed
+			h.replica.mu.Unlock()
+			return size, nil
+		}
+		v, _ := h.replica.at(h.replica.newest().height)
+		h.replica.mu.Unlock()
+		defer v.partial.Release()
+		to.partial, to.put = v.partial, v.put
+	} else {
+		i := slices.IndexFunc(next.ranges, func(o heldRange) bool { return o.replica == h.replica })
+		if i < 0 {
+			return size, nil
+		}
+		to = next.ranges[i]
+	}
+	later, err := to.size()
+	// What was put has replaced other records, except where the range has grown.
+	return min(size, size+to.put-h.put-later), err
+}
+
+// Bytes returns the size of the records that the snapshot has on disk. Errors: as DiskBytes.
+func (s *Snapshot) Bytes() (sum uint64, err error) {
+	for _, r := range s.ranges {
+		n, err := r.size()
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
 }
 
 // Close releases the versions. It is called once.

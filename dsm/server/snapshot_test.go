@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/internal/crashfs"
@@ -232,4 +233,58 @@ func TestOutlineMethod(t *testing.T) {
 	require.ErrorIs(t, err, transport.ErrGone)
 	_, err = ask(dsm.OutlineRequest{Height: 7})
 	require.ErrorIs(t, err, transport.ErrRefused)
+}
+
+// What snapshots keep on disk is the size of the records that later blocks replaced, up to the next
+// snapshot, and at most that of all its records.
+func TestDiskBytesOfSnapshots(t *testing.T) {
+	rng := seeds.Rand(t)
+	const blocks = 30
+	c := newChain(t, rng, evenRanges(2), blocks)
+	r := c.newReplica(t, 1, nil)
+	n, err := server.NewServer(server.ServerOptions{}, r)
+	require.NoError(t, err)
+	replaced := make([]uint64, blocks+1) // by all blocks up to a height
+	var all []*server.Snapshot
+	for height := int64(1); height <= blocks; height++ {
+		if height > 1 && rng.IntN(6) == 0 {
+			s, err := n.Snapshot(height - 1)
+			require.NoError(t, err)
+			all = append(all, s)
+		}
+		before := c.at(height - 1)
+		u, err := avlstar.DecodeUpdate(c.blocks[height-1].updates[1])
+		require.NoError(t, err)
+		replaced[height] = replaced[height-1]
+		for _, change := range u.Changes {
+			old, has, err := before.Get(change.Key)
+			require.NoError(t, err)
+			if has {
+				replaced[height] += record.Bytes(len(change.Key), len(old))
+			}
+		}
+		c.proved.Store(height)
+		c.send(t, r, 1, height, "a validator")
+		_, err = r.Advance()
+		require.NoError(t, err)
+	}
+	for i, s := range all {
+		var next *server.Snapshot
+		end := int64(blocks)
+		if i+1 < len(all) {
+			next = all[i+1]
+			end = next.Height
+		}
+		size, err := c.at(s.Height).RangeBytes(c.ranges[1].First, c.ranges[1].After)
+		require.NoError(t, err)
+		got, err := s.DiskBytes(next)
+		require.NoError(t, err)
+		require.Equal(t, min(size, replaced[end]-replaced[s.Height]), got)
+		got, err = s.Bytes()
+		require.NoError(t, err)
+		require.Equal(t, size, got)
+	}
+	for _, s := range all {
+		require.NoError(t, s.Close())
+	}
 }

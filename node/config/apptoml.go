@@ -81,7 +81,7 @@ keep_recent = {{ .Snapshots.Keep }}
 
 # Limit, in bytes, for what all snapshots keep in memory, and as much for what they keep on disk. The oldest snapshot is removed first, even if
 # a node is fetching it; the newest always stays. 0: as much as the keys and values of the state, at least 256 MiB.
-# A storage node's limit for memory is storage_node.serve_bytes.
+# In a storage node, the state is that of its ranges, and the limit for memory is storage_node.serve_bytes.
 max_bytes = {{ .Snapshots.MaxBytes }}
 
 [disk]

@@ -11,12 +11,14 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// budgetsOf returns the budgets of a storage node on a machine with this number of processors.
-func budgetsOf(c config.App, processors int) budget.Table {
+// budgetsOf returns the budgets of a storage node on a machine with this number of processors. disk
+// is the limit of what snapshots keep on disk.
+func budgetsOf(c config.App, processors int, disk int64) budget.Table {
 	return budget.Table{
 		{Name: "pages", Bytes: c.Disk.CacheBytes},
 		{Name: "heights", Bytes: c.StorageNode.ServeBytes},
 		{Name: "snapshots", Bytes: c.StorageNode.ServeBytes},
+		{Name: "snapshots_disk", Bytes: disk, Disk: true},
 		{Name: "manifests", Bytes: statesync.MaxManifestBytes},
 		{Name: "updates", Bytes: namedBytes},
 		{Name: "strangers_updates", Bytes: strangersBytes},
@@ -29,10 +31,10 @@ func budgetsOf(c config.App, processors int) budget.Table {
 
 // budgets returns the budgets of the node for metrics.
 func (n *Process) budgets() budget.Table {
-	t := budgetsOf(n.config.App, runtime.GOMAXPROCS(0))
-	kept, _ := n.chunks.manager.Kept()
+	kept, limits := n.chunks.manager.Kept()
+	t := budgetsOf(n.config.App, runtime.GOMAXPROCS(0), limits.Disk)
 	for name, used := range map[string]int64{
-		"updates": n.namedUpdates.Used(), "strangers_updates": n.strangers.Used(), "snapshots": int64(n.chunks.held()), "manifests": kept.Manifests,
+		"updates": n.namedUpdates.Used(), "strangers_updates": n.strangers.Used(), "snapshots": int64(n.chunks.held()), "snapshots_disk": kept.Disk, "manifests": kept.Manifests,
 		"witnesses": int64(len(n.making)) * witness.AnswerBytes, "peers": n.peers.Load().Bytes(),
 	} {
 		t.Measure(name, func() int64 { return used })

@@ -10,12 +10,13 @@ import (
 
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/internal/nodetest"
+	"github.com/starling-kv/starling/statesync"
 )
 
 // The table of storage nodes in docs/reference/limits.md has the budgets of the default settings,
 // on four processors, and their sum, which is what a start requires.
 func TestBudgetsAreDocumented(t *testing.T) {
-	b := budgetsOf(config.DefaultApp(), 4)
+	b := budgetsOf(config.DefaultApp(), 4, statesync.MinKept)
 	nodetest.RequireBudgets(t, b, filepath.Join("..", "..", "docs", "reference", "limits.md"), "A storage node")
 }
 

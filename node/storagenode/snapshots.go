@@ -53,6 +53,7 @@ type snapshots struct {
 		sync.Mutex
 		outlines map[int64][]byte
 		served   []*servedSnapshot // ascending by height
+		disk     map[int64]uint64  // what they keep on disk, by height; immutable
 	}
 }
 
@@ -84,8 +85,10 @@ func newSnapshots(n *Process) (*snapshots, error) {
 	keep, interval := n.config.App.Snapshots.Keep, genesis.SnapshotInterval
 	s := &snapshots{
 		n: n, interval: interval, wake: make(chan struct{}, 1), keep: keep, limit: uint64(n.config.App.StorageNode.ServeBytes),
-		manager: statesync.NewManager(statesync.Options{Logger: n.log.With("module", "snapshots"), Interval: interval, Keep: keep}),
 	}
+	s.manager = statesync.NewManager(statesync.Options{
+		Logger: n.log.With("module", "snapshots"), Interval: interval, Keep: keep, MaxBytes: n.config.App.Snapshots.MaxBytes, OnDisk: s.onDisk,
+	})
 	s.mu.outlines = map[int64][]byte{}
 	s.server = serve.New(serve.Options{
 		Snapshots: s.manager, Parts: true, Genesis: file,
@@ -122,7 +125,7 @@ func (s *snapshots) run(ctx context.Context) {
 			s.last = height
 			s.offer(ctx, height)
 		}
-		s.shrink()
+		s.bound()
 		select {
 		case <-ctx.Done():
 			return
@@ -245,6 +248,7 @@ func (s *snapshots) complete(ctx context.Context, snapshot *server.Snapshot) err
 		}
 		wait = min(2*wait, lastWait)
 		clear(tried)
+		s.bound()
 	}
 }
 
@@ -282,6 +286,43 @@ func (s *snapshots) held() (n uint64) {
 		n += o.HeldBytes()
 	}
 	return n
+}
+
+// bound drops snapshots while they keep too much, in memory or on disk. It is called by run only.
+func (s *snapshots) bound() {
+	s.manager.Measured(s.measure())
+	s.shrink()
+}
+
+// measure sets the result of onDisk, and returns the size of the newest served snapshot.
+func (s *snapshots) measure() (size uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	disk := make(map[int64]uint64, len(s.mu.served))
+	for i, o := range s.mu.served {
+		var next *server.Snapshot
+		if i+1 < len(s.mu.served) {
+			next = s.mu.served[i+1].Snapshot
+		}
+		kept, err := o.DiskBytes(next)
+		if err == nil && next == nil {
+			size, err = o.Bytes()
+		}
+		if err != nil { // a damaged range is put aside elsewhere
+			s.n.log.Debug("Cannot measure what a snapshot keeps on disk", "height", o.Height, "err", err)
+			kept = s.mu.disk[o.Height]
+		}
+		disk[o.Height] = kept
+	}
+	s.mu.disk = disk
+	return size
+}
+
+// onDisk returns what each snapshot keeps on disk, as it was last measured.
+func (s *snapshots) onDisk() map[int64]uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.disk
 }
 
 // shrink drops snapshots, oldest first, while they take too much memory.
