@@ -8,14 +8,16 @@ import (
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/peers"
+	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// budgetsOf returns the budgets of a storage node on a machine with this number of processors. disk
-// is the limit of what snapshots keep on disk.
-func budgetsOf(c config.App, processors int, disk int64) budget.Table {
+// budgetsOf returns the budgets of a storage node with this number of ranges, on a machine with this
+// number of processors. disk is the limit of what snapshots keep on disk.
+func budgetsOf(c config.App, ranges, processors int, disk int64) budget.Table {
 	return budget.Table{
 		{Name: "pages", Bytes: c.Disk.CacheBytes},
+		{Name: "ranges", Bytes: int64(ranges) * rangestore.OpenBytes},
 		{Name: "heights", Bytes: c.StorageNode.ServeBytes},
 		{Name: "snapshots", Bytes: c.StorageNode.ServeBytes},
 		{Name: "snapshots_disk", Bytes: disk, Disk: true},
@@ -32,7 +34,7 @@ func budgetsOf(c config.App, processors int, disk int64) budget.Table {
 // budgets returns the budgets of the node for metrics.
 func (n *Process) budgets() budget.Table {
 	kept, limits := n.chunks.manager.Kept()
-	t := budgetsOf(n.config.App, runtime.GOMAXPROCS(0), limits.Disk)
+	t := budgetsOf(n.config.App, len(n.all()), runtime.GOMAXPROCS(0), limits.Disk)
 	for name, used := range map[string]int64{
 		"updates": n.namedUpdates.Used(), "strangers_updates": n.strangers.Used(), "snapshots": int64(n.chunks.held()), "snapshots_disk": kept.Disk, "manifests": kept.Manifests,
 		"witnesses": int64(len(n.making)) * witness.AnswerBytes, "peers": n.peers.Load().Bytes(),

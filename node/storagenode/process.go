@@ -134,10 +134,10 @@ func (n *Process) open(ctx context.Context) error {
 	if err := join.Forked(n.config); err != nil {
 		return err
 	}
-	if err := budgetsOf(n.config.App, runtime.GOMAXPROCS(0), 0).Check(n.config.App.MinMemoryBytes); err != nil {
+	if err := n.load(); err != nil {
 		return err
 	}
-	if err := n.load(); err != nil {
+	if err := budgetsOf(n.config.App, len(n.all()), runtime.GOMAXPROCS(0), 0).Check(n.config.App.MinMemoryBytes); err != nil {
 		return err
 	}
 	watch := disk.NewWatch(n.config.App.Disk.MinFreeBytes, n.config.CometBFT.DBDir())

@@ -26,6 +26,14 @@ const remedy = "remove the folder, and the node fetches the range again"
 // databaseCache is the size of the block cache of each range's database, in bytes.
 const databaseCache = 4 << 20
 
+// memTableBytes is the size of the memtable of each range's database, in bytes.
+const memTableBytes = 4 << 20
+
+// OpenBytes is the memory that an open range takes in addition to Memory, in bytes: its database's
+// block cache and memtable, when they are full, and what the database takes when nothing happens
+// (0.6 MiB, measured with 50 empty ranges). Changes that are not durable yet are not included.
+const OpenBytes = databaseCache + memTableBytes + 1<<20
+
 // flushBlocks is the number of versions that a flush writes. Fewer take less memory until they are
 // durable, and less time to replay after a kill; more cost fewer bytes on disk.
 const flushBlocks = 10
@@ -83,7 +91,7 @@ func Open(o Options) (*Store, error) {
 	}
 	zone, err := storage.Open(o.Dir, storage.Options{
 		FS: o.FS, Logger: o.Logger, Failed: o.Failed, Fatal: o.Fatal, CacheBytes: o.blockCache, Generations: true, FlushBlocks: flushBlocks,
-		FlushBytes: flushBytes, MaxLagBytes: 4 * flushBytes,
+		FlushBytes: flushBytes, MaxLagBytes: 4 * flushBytes, MemTableBytes: memTableBytes,
 		Remedy: remedy,
 	})
 	if err != nil {
