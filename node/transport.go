@@ -133,12 +133,13 @@ func (n *Node) listen(handler transport.Handler) error {
 	if n.transportMetrics == nil && n.config.CometBFT.Instrumentation.Prometheus {
 		n.transportMetrics = newTransportMetrics(prometheus.DefaultRegisterer)
 	}
-	o := n.config.App.Transport
+	o, named := n.config.App.Transport, config.NamedPeers(n.config)
 	options := tcp.Options{
-		Key: key, ChainID: n.genesis.ChainID, Handler: handler,
+		Named: func(id transport.ID) bool { return slices.Contains(named, id) },
+		Key:   key, ChainID: n.genesis.ChainID, Handler: handler,
 		OpenMethods: []transport.Method{protocol.MethodStatus, protocol.MethodGenesis}, MaxConns: o.MaxPeers, Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer,
 		Workers: transportWorkers, MaxConnsPerHost: o.MaxPeersPerHost, Hooks: n.transportMetrics.hooks(),
-		Lanes: transportLanes(), Named: config.NamedPeers(n.config), Sides: n.paths.Sides(),
+		Lanes: transportLanes(), Sides: n.paths.Sides(),
 	}
 	server, err := tcp.Listen(n.serving.address, options)
 	if err != nil {

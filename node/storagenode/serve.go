@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
@@ -49,6 +48,10 @@ func (s switching) Serve(ctx context.Context, r transport.Request) ([]byte, erro
 
 func (s switching) Weigh(r transport.Request) int64 { return s.n.handler.Load().Weigh(r) }
 
+// stays reports whether connections of a node are not closed to make room: an operator has named it,
+// or the newest map gives it a range.
+func (n *Process) stays(id transport.ID) bool { return n.isNamed(id) || n.isStorageNode(id) }
+
 // serve listens for validators and other storage nodes.
 func (n *Process) serve() error {
 	address, err := config.TransportAddress(n.config)
@@ -62,10 +65,6 @@ func (n *Process) serve() error {
 	if err != nil {
 		return err
 	}
-	named := slices.Concat(n.named, n.nodes.Load().Validators)
-	for node := range n.nodes.Load().Addresses {
-		named = append(named, transport.ID(node))
-	}
 	handler := transport.Handler(switching{n})
 	if n.o.Wrap != nil {
 		handler = n.o.Wrap(handler)
@@ -73,7 +72,7 @@ func (n *Process) serve() error {
 	o := n.config.App.Transport
 	n.server, err = tcp.Listen(address, tcp.Options{
 		Key: key, ChainID: n.genesis.ChainID, Handler: handler, MaxConns: o.MaxPeers, MaxConnsPerHost: o.MaxPeersPerHost,
-		Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer, Lanes: lanes(), Named: named, Hooks: n.metrics.hooks(), Sides: n.paths.Sides(),
+		Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer, Lanes: lanes(), Named: n.stays, Hooks: n.metrics.hooks(), Sides: n.paths.Sides(),
 	})
 	if err != nil {
 		return config.AddressError("transport.laddr", address, err)

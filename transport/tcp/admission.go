@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -179,7 +178,7 @@ func (a *admission) pass(k *knocker, id transport.ID, now time.Time, drop func()
 	g := &guest{sent: a.mu.nets[k.from.host()].sent}
 	g.use.last = now
 	g.member = member{
-		from: k.from, named: slices.Contains(a.o.Named, id), drop: drop,
+		from: k.from, isNamed: func() bool { return a.o.Named != nil && a.o.Named(id) }, drop: drop,
 		spare: func(now time.Time) time.Duration { return g.use.unused(now) - unused },
 	}
 	if !a.mu.guests.enter(&g.member, now) {

@@ -15,28 +15,32 @@ type crowd struct {
 	of      map[string]int // number of members by network
 }
 
-// member is a connection that holds a slot. It is immutable meanwhile.
+// member is a connection that holds a slot. Its fields do not change meanwhile.
 type member struct {
-	from  origin
-	named bool // named by the operator: never closed to make room
+	from origin
+	// isNamed reports whether the operator names the peer now: then the connection is never closed to
+	// make room; nil: it never does.
+	isNamed func() bool
 	// spare returns how long the connection could have been closed without loss; 0 or less: it is
 	// needed.
 	spare func(now time.Time) time.Duration
 	drop  func() // closes it, without waiting
 }
 
+func (m *member) named() bool { return m.isNamed != nil && m.isNamed() }
+
 // enter gives a newcomer a slot, and closes a member if necessary. It returns false if there is no
 // slot.
 func (c *crowd) enter(m *member, now time.Time) bool {
 	switch {
-	case c.of[m.from.host()] >= c.perHost && !m.named:
+	case c.of[m.from.host()] >= c.perHost && !m.named():
 		host := m.from.host()
 		if !c.expel(c.sparest(now, func(o *member) bool { return o.from.host() == host }), now, 0) {
 			return false
 		}
 	case len(c.in) >= c.places:
 		least := time.Duration(0)
-		if m.named {
+		if m.named() {
 			least = never
 		}
 		if !c.expel(c.most(m.from, now), now, never) && !c.expel(c.sparest(now, everybody), now, least) {
@@ -89,7 +93,7 @@ func (c *crowd) most(newcomer origin, now time.Time) *member {
 // satisfies of and that can be closed count.
 func (c *crowd) fullest(width int, of func(*member) bool) (fullest string) {
 	for _, m := range c.in {
-		if net := m.from.at(width); !m.named && of(m) && c.of[net] > c.of[fullest] {
+		if net := m.from.at(width); !m.named() && of(m) && c.of[net] > c.of[fullest] {
 			fullest = net
 		}
 	}
@@ -100,7 +104,7 @@ func (c *crowd) fullest(width int, of func(*member) bool) (fullest string) {
 // several are equal. nil: none can be closed.
 func (c *crowd) sparest(now time.Time, of func(*member) bool) (sparest *member) {
 	for _, m := range slices.Backward(c.in) {
-		if !m.named && of(m) && (sparest == nil || m.spare(now) > sparest.spare(now)) {
+		if !m.named() && of(m) && (sparest == nil || m.spare(now) > sparest.spare(now)) {
 			sparest = m
 		}
 	}

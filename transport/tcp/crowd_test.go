@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -135,7 +136,8 @@ func TestIdleNetwork(t *testing.T) {
 func TestIdleHosts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPipes()
-		s := serve(t, p, 1, Options{MaxConns: 4, Named: []transport.ID{transporttest.ID(2), transporttest.ID(9)}})
+		named := []transport.ID{transporttest.ID(2), transporttest.ID(9)}
+		s := serve(t, p, 1, Options{MaxConns: 4, Named: func(id transport.ID) bool { return slices.Contains(named, id) }})
 		var conns []*Conn
 		for n := range 4 {
 			conns = append(conns, p.dial(t, 2+n, fmt.Sprintf("10.0.0.%d", n)))
@@ -160,6 +162,10 @@ func TestIdleHosts(t *testing.T) {
 		synctest.Wait()
 		require.ErrorIs(t, conns[3].Err(), transport.ErrClosed)
 		require.NoError(t, conns[0].Err())
+		_, err = p.tryDial(32, "10.0.1.4")
+		require.ErrorIs(t, err, transport.ErrBusy)
+		named = []transport.ID{transporttest.ID(9), transporttest.ID(32)} // while connections are open
+		p.dial(t, 32, "10.0.1.4")
 		s.Close()
 	})
 }
@@ -225,7 +231,8 @@ func TestCrowdAtRandom(t *testing.T) {
 			host = fmt.Sprintf("10.0.0.%d:1", rnd.IntN(4))
 		}
 		spare := time.Duration(rnd.IntN(3) - 1)
-		newcomer := &member{from: originOf(pipeAddr(host)), named: rnd.IntN(10) == 0, spare: func(time.Time) time.Duration { return spare }}
+		named := rnd.IntN(10) == 0
+		newcomer := &member{from: originOf(pipeAddr(host)), isNamed: func() bool { return named }, spare: func(time.Time) time.Duration { return spare }}
 		newcomer.drop = func() { newcomer.from.name = "dropped" }
 		before := make(map[string]int)
 		for net, n := range c.of {
@@ -241,12 +248,12 @@ func TestCrowdAtRandom(t *testing.T) {
 			}
 			require.True(t, full || before[newcomer.from.host()] >= c.perHost)
 			require.True(t, entered)
-			require.False(t, m.named)
+			require.False(t, m.named())
 			more := false
 			for width := range widths {
 				more = more || before[m.from.at(width)] >= before[newcomer.from.at(width)]+2
 			}
-			require.True(t, more || newcomer.named || m.spare(now) > 0)
+			require.True(t, more || newcomer.named() || m.spare(now) > 0)
 		}
 		require.LessOrEqual(t, len(in)-len(left), 1)
 		if in = left; entered {

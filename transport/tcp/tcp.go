@@ -43,9 +43,9 @@ type Options struct {
 	// Lanes are methods with workers of their own. Their requests neither wait for the others nor
 	// delay them.
 	Lanes []Lane
-	// Named are the peers named by the operator. Their connections to a server are never closed to
-	// make room.
-	Named []transport.ID
+	// Named reports whether the operator names a peer now: then its connections to a server are not
+	// closed to make room. It must return at once, and is called concurrently. nil: none is named.
+	Named func(transport.ID) bool
 
 	// Limits of a server. A host is an IPv4 address or an IPv6 /64.
 
