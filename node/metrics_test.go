@@ -160,3 +160,32 @@ func TestMetricsOfPeersAreBounded(t *testing.T) {
 		require.Equal(t, want, seen, "of %d peers", peers)
 	}
 }
+
+// A node that starts after another one has stopped in the same process exports its own metrics.
+func TestMetricsOfASecondNode(t *testing.T) {
+	registerer, gatherer := prometheus.DefaultRegisterer, prometheus.DefaultGatherer
+	t.Cleanup(func() { prometheus.DefaultRegisterer, prometheus.DefaultGatherer = registerer, gatherer })
+	registry := prometheus.NewRegistry()
+	prometheus.DefaultRegisterer, prometheus.DefaultGatherer = registry, registry
+
+	home, _ := nodetest.Home(t, func(*home.InitOptions) {})
+	for _, bytes := range []int64{100 << 20, 200 << 20} {
+		c := nodetest.Load(t, home)
+		c.CometBFT.Instrumentation.Prometheus, c.CometBFT.Instrumentation.PrometheusListenAddr = true, ""
+		c.App.Join.MemoryBytes = bytes
+		n, err := New(t.Context(), c, log.NewNopLogger())
+		require.NoError(t, err)
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		found := map[float64]bool{}
+		for _, f := range families {
+			if f.GetName() == "starling_budget_bytes" {
+				for _, m := range f.GetMetric() {
+					found[m.GetGauge().GetValue()] = m.GetLabel()[0].GetValue() == "join"
+				}
+			}
+		}
+		require.True(t, found[float64(bytes)])
+		require.NoError(t, n.Stop())
+	}
+}

@@ -28,6 +28,7 @@ import (
 	"github.com/starling-kv/starling/node/fabric"
 	"github.com/starling-kv/starling/node/grpcserver"
 	"github.com/starling-kv/starling/node/join"
+	"github.com/starling-kv/starling/node/registry"
 	"github.com/starling-kv/starling/node/relay"
 	"github.com/starling-kv/starling/node/signer"
 	"github.com/starling-kv/starling/node/statuspage"
@@ -118,6 +119,7 @@ type Node struct {
 	// sharded is set in sharded mode, once the storage nodes file has been read.
 	sharded          atomic.Pointer[sharded]
 	transportMetrics *transportMetrics // nil: none
+	registered       *registry.Registry
 	// joinView is the progress of a join over the transport. It is safe for concurrent use.
 	joinView    view.Join
 	blocksView  catchup.View // the same for the blocks after it
@@ -154,7 +156,7 @@ func New(ctx context.Context, config *config.Config, logger log.Logger, opts ...
 	for _, option := range opts {
 		option(&o)
 	}
-	n := &Node{config: config, log: logger, failed: make(chan error, 1), began: time.Now()}
+	n := &Node{config: config, log: logger, failed: make(chan error, 1), began: time.Now(), registered: registry.New(prometheus.DefaultRegisterer)}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.life, n.endLife = context.WithCancel(n.ctx) //nolint:gosec // close calls it
 	if err := n.open(ctx, o); err != nil {
@@ -219,7 +221,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		return err
 	}
 	if n.config.CometBFT.Instrumentation.Prometheus {
-		if err := n.registerMetrics(prometheus.DefaultRegisterer); err != nil {
+		if err := n.registerMetrics(n.registry()); err != nil {
 			return err
 		}
 	}
@@ -361,7 +363,7 @@ func (n *Node) openApplication(ctx context.Context, have comet.Heights, validato
 // registry returns the registry for metrics; nil: metrics are off.
 func (n *Node) registry() prometheus.Registerer {
 	if n.config.CometBFT.Instrumentation.Prometheus {
-		return prometheus.DefaultRegisterer
+		return n.registered
 	}
 	return nil
 }
@@ -542,5 +544,6 @@ func (n *Node) close() error {
 		n.others.Close()
 	}
 	errs = append(errs, n.paths.Close())
+	n.registered.Close()
 	return errors.Join(errs...)
 }

@@ -25,7 +25,7 @@ func (n *Node) openRelay() error {
 			o.Path = hasPath
 		}
 		if n.config.CometBFT.Instrumentation.Prometheus {
-			o.Hooks = newRelayMetrics(prometheus.DefaultRegisterer).hooks()
+			o.Hooks = newRelayMetrics(n.registry()).hooks()
 		}
 	}
 	n.relay = relay.New(o)

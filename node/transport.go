@@ -13,7 +13,6 @@ import (
 	sm "github.com/cometbft/cometbft/state"
 	"github.com/cometbft/cometbft/store"
 	cmttypes "github.com/cometbft/cometbft/types"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server/witness"
@@ -131,7 +130,7 @@ func (n *Node) listen(handler transport.Handler) error {
 		return err
 	}
 	if n.transportMetrics == nil && n.config.CometBFT.Instrumentation.Prometheus {
-		n.transportMetrics = newTransportMetrics(prometheus.DefaultRegisterer)
+		n.transportMetrics = newTransportMetrics(n.registry())
 	}
 	o, named := n.config.App.Transport, config.NamedPeers(n.config)
 	options := tcp.Options{

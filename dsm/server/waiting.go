@@ -381,8 +381,9 @@ func (w *waiting) close() {
 }
 
 // shareFor takes bytes of a source's share for an update of a height, if the source is known as the
-// argument says. It drops the source's updates of later heights to make room: a source that has used
-// up its share for these could not send the next height. It returns ErrFull if that is not enough.
+// argument says. It drops the source's updates of later heights to make room: a source that has
+// used up its share for these could not send the next height. It returns ErrFull if that is not
+// enough.
 func (w *waiting) shareFor(from source, height int64, bytes int, known bool) error {
 	s, limited := w.shareOf(from)
 	if !limited || w.isKnown(from.sender) != known {

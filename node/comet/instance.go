@@ -63,7 +63,7 @@ type Options struct {
 // time.
 type Instance struct {
 	o       Options
-	metrics cometnode.MetricsProvider // registers once, even if several CometBFTs are made
+	metrics cometnode.MetricsProvider // see onceMetrics
 	rounds  Rounds
 
 	mu struct {
@@ -81,7 +81,7 @@ type Instance struct {
 
 // New prepares a CometBFT. Nothing is opened before Make. Stop may always be called.
 func New(o Options) *Instance {
-	i := &Instance{o: o, metrics: onceMetrics(cometnode.DefaultMetricsProvider(o.Config.Instrumentation))}
+	i := &Instance{o: o, metrics: onceMetrics(o.Config.Instrumentation)}
 	o.Application.leave = i.leave
 	return i
 }

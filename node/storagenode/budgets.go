@@ -12,8 +12,8 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// budgetsOf returns the budgets of a storage node with this number of ranges, on a machine with this
-// number of processors. disk is the limit of what snapshots keep on disk.
+// budgetsOf returns the budgets of a storage node with this number of ranges, on a machine with
+// this number of processors. disk is the limit of what snapshots keep on disk.
 func budgetsOf(c config.App, ranges, processors int, disk int64) budget.Table {
 	return budget.Table{
 		{Name: "pages", Bytes: c.Disk.CacheBytes},

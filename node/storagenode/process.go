@@ -31,6 +31,7 @@ import (
 	"github.com/starling-kv/starling/node/fabric"
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/node/rangemap"
+	"github.com/starling-kv/starling/node/registry"
 	"github.com/starling-kv/starling/node/statuspage"
 	"github.com/starling-kv/starling/statesync/peers"
 	"github.com/starling-kv/starling/storage/rangestore"
@@ -86,6 +87,7 @@ type Process struct {
 	retireAfter time.Duration
 	taking      sync.WaitGroup
 	metrics     *metrics
+	registered  *registry.Registry // nil: no metrics
 	memory      *rangestore.Memory // of all ranges
 	redo        *server.RedoLog    // of all ranges; nil: not opened yet
 	// budgets of waiting updates, of nodes that the operator has named and of others
@@ -123,6 +125,9 @@ func New(ctx context.Context, o Options) (*Process, error) {
 		namedUpdates: server.NewShares(namedBytes), strangers: server.NewShares(strangersBytes), making: witness.Places(nil),
 	}
 	n.filler = byWitnesses{n}
+	if o.Metrics != nil {
+		n.registered = registry.New(o.Metrics)
+	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	if err := n.open(ctx); err != nil {
 		return nil, errors.Join(err, n.close())
@@ -159,9 +164,9 @@ func (n *Process) open(ctx context.Context) error {
 	if err := n.openRedo(); err != nil {
 		return err
 	}
-	if n.o.Metrics != nil {
+	if n.registered != nil {
 		for _, c := range []prometheus.Collector{n.metrics, budget.NewMetrics(n.budgets)} {
-			if err := n.o.Metrics.Register(c); err != nil {
+			if err := n.registered.Register(c); err != nil {
 				return err
 			}
 		}
@@ -369,9 +374,7 @@ func (n *Process) close() error {
 	if n.redo != nil {
 		errs = append(errs, n.redo.Close())
 	}
-	if n.o.Metrics != nil && n.metrics != nil {
-		n.o.Metrics.Unregister(n.metrics)
-	}
+	n.registered.Close()
 	if n.lock != nil {
 		errs = append(errs, n.lock.Close())
 	}

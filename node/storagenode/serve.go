@@ -48,8 +48,8 @@ func (s switching) Serve(ctx context.Context, r transport.Request) ([]byte, erro
 
 func (s switching) Weigh(r transport.Request) int64 { return s.n.handler.Load().Weigh(r) }
 
-// stays reports whether connections of a node are not closed to make room: an operator has named it,
-// or the newest map gives it a range.
+// stays reports whether connections of a node are not closed to make room: an operator has named
+// it, or the newest map gives it a range.
 func (n *Process) stays(id transport.ID) bool { return n.isNamed(id) || n.isStorageNode(id) }
 
 // serve listens for validators and other storage nodes.

@@ -18,8 +18,8 @@ type crowd struct {
 // member is a connection that holds a slot. Its fields do not change meanwhile.
 type member struct {
 	from origin
-	// isNamed reports whether the operator names the peer now: then the connection is never closed to
-	// make room; nil: it never does.
+	// isNamed reports whether the operator names the peer now: then the connection is never closed
+	// to make room. nil: it never does.
 	isNamed func() bool
 	// spare returns how long the connection could have been closed without loss; 0 or less: it is
 	// needed.

@@ -164,7 +164,8 @@ func TestIdleHosts(t *testing.T) {
 		require.NoError(t, conns[0].Err())
 		_, err = p.tryDial(32, "10.0.1.4")
 		require.ErrorIs(t, err, transport.ErrBusy)
-		named = []transport.ID{transporttest.ID(9), transporttest.ID(32)} // while connections are open
+		// It is named while connections are open.
+		named = []transport.ID{transporttest.ID(9), transporttest.ID(32)}
 		p.dial(t, 32, "10.0.1.4")
 		s.Close()
 	})
