@@ -192,6 +192,13 @@ func (s *shardedSiege) run(ctx context.Context, program string) (err error) {
 		}
 		s.victims.Storage = append(s.victims.Storage, address)
 	}
+	for _, h := range s.net.Validators {
+		address, err := h.Transport()
+		if err != nil {
+			return err
+		}
+		s.victims.Validators = append(s.victims.Validators, address)
+	}
 	s.victims.RPCs = s.net.RPCs()
 	ctx, cancel := context.WithCancel(s.net.Context())
 	defer cancel()

@@ -62,7 +62,8 @@ func TestStrangers(t *testing.T) {
 	}
 	s, err := openStrangers()
 	require.NoError(t, err)
-	unreachable := victims{Storage: []string{"0123456789abcdef0123456789abcdef01234567@127.0.0.1:1"}, RPCs: []string{"http://127.0.0.1:1"}}
+	nobody := []string{"0123456789abcdef0123456789abcdef01234567@127.0.0.1:1"}
+	unreachable := victims{Storage: nobody, Validators: nobody, RPCs: []string{"http://127.0.0.1:1"}}
 	d, err := newDialer(s.relay.target)
 	require.NoError(t, err)
 	relay, err := s.relay.target.addresses()

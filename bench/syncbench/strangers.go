@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
+	"github.com/cometbft/cometbft/light/provider"
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	"github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/app/event"
 	"github.com/starling-kv/starling/bench/network"
@@ -22,6 +24,7 @@ import (
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/node/rangemap"
 	"github.com/starling-kv/starling/statesync"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/statesync/serve"
 	"github.com/starling-kv/starling/transport"
@@ -40,10 +43,14 @@ import (
 //	accounts   transactions of new accounts without rights, up to 200 a second per validator
 //	silent     20 peers that claim the storage nodes' ranges, and never send witnesses or upper trees
 //	watchers   200 watchers per validator, each with a prefix of another length
+//	blocks     requests for light blocks and long ranges of headers, also of heights that do not
+//	           exist, 16 at a time per validator
+//	evidence   reports of attacks that did not happen, with commits to verify, 16 at a time per
+//	           validator
 //
 // The peers of claims, givers and silent are advertised by a relay that all nodes know, as
 // validators advertise the addresses that they get from CometBFT's peers.
-var ShardedKinds = []string{"claims", "trickle", "givers", "manifests", "uppers", "accounts", "silent", "watchers"}
+var ShardedKinds = []string{"claims", "trickle", "givers", "manifests", "uppers", "accounts", "silent", "watchers", "blocks", "evidence"}
 
 const (
 	advertised     = 20            // peers of claims, givers and silent
@@ -65,8 +72,9 @@ const (
 
 // victims are the nodes of a sharded network, as its attackers know them.
 type victims struct {
-	Storage []string `json:"storage"` // transports: ID@host:port
-	RPCs    []string `json:"rpcs"`    // of the validators
+	Storage    []string `json:"storage"`    // transports: ID@host:port
+	Validators []string `json:"validators"` // transports
+	RPCs       []string `json:"rpcs"`       // of the validators
 }
 
 // strangers runs the attackers of a sharded network.
@@ -264,8 +272,8 @@ func targetAt(address string) Target {
 // visits returns what the attackers of a kind do that dial; each has a host of its own, and returns
 // when it is disconnected.
 func visits(kind string, v victims) (all []func(ctx context.Context, host string) error) {
-	dialling := func(attackers int, do func(context.Context, transport.Conn) error) {
-		for _, address := range v.Storage {
+	dialling := func(victims []string, attackers int, do func(context.Context, transport.Conn) error) {
+		for _, address := range victims {
 			for range attackers {
 				all = append(all, func(ctx context.Context, host string) error { return connected(ctx, host, targetAt(address), nil, do) })
 			}
@@ -291,11 +299,15 @@ func visits(kind string, v victims) (all []func(ctx context.Context, host string
 	}
 	switch kind {
 	case "trickle":
-		dialling(8, trickle)
+		dialling(v.Storage, 8, trickle)
 	case "manifests":
-		dialling(2, func(ctx context.Context, conn transport.Conn) error { return atOnce(ctx, 4, conn, subManifest) })
+		dialling(v.Storage, 2, func(ctx context.Context, conn transport.Conn) error { return atOnce(ctx, 4, conn, subManifest) })
 	case "uppers":
-		dialling(4, func(ctx context.Context, conn transport.Conn) error { return atOnce(ctx, 4, conn, upper) })
+		dialling(v.Storage, 4, func(ctx context.Context, conn transport.Conn) error { return atOnce(ctx, 4, conn, upper) })
+	case "blocks":
+		dialling(v.Validators, 4, func(ctx context.Context, conn transport.Conn) error { return atOnce(ctx, 4, conn, lightBlocks) })
+	case "evidence":
+		dialling(v.Validators, 4, func(ctx context.Context, conn transport.Conn) error { return atOnce(ctx, 4, conn, falseEvidence) })
 	case "accounts":
 		calling(1, 4, sendFromNewAccounts)
 	case "watchers":
@@ -349,6 +361,62 @@ func subManifest(ctx context.Context, conn transport.Conn) error {
 		}
 	}
 	return nil
+}
+
+// lightBlocks requests light blocks and ranges of headers of random heights. A third of the
+// heights do not exist.
+func lightBlocks(ctx context.Context, conn transport.Conn) error {
+	newest, err := lightblocks.NewProvider(network.ChainID, conn).LightBlock(ctx, 0)
+	if err != nil {
+		return unserved(err)
+	}
+	for range 100 {
+		height := 1 + mathrand.Int64N(newest.Height*3/2) //nolint:gosec // not used for security
+		body, method := binary.BigEndian.AppendUint64(nil, uint64(height)), lightblocks.MethodLightBlock
+		if mathrand.IntN(2) == 0 { //nolint:gosec // not used for security
+			body, method = binary.BigEndian.AppendUint16(body, lightblocks.MaxHeaders), lightblocks.MethodHeaders
+		}
+		_, err := conn.Call(ctx, transport.Call{Method: method, Body: body, Max: lightblocks.MaxLightBlock})
+		if err != nil && !errors.Is(err, transport.ErrGone) {
+			return err
+		}
+	}
+	return nil
+}
+
+// falseEvidence reports true blocks as those of an attack. A node verifies their signatures before
+// it sees that they do not conflict with its own.
+func falseEvidence(ctx context.Context, conn transport.Conn) error {
+	p := lightblocks.NewProvider(network.ChainID, conn)
+	newest, err := p.LightBlock(ctx, 0)
+	if err != nil {
+		return unserved(err)
+	}
+	common, err := p.LightBlock(ctx, max(1, newest.Height-2))
+	if err != nil {
+		return unserved(err)
+	}
+	block, err := p.LightBlock(ctx, max(1, newest.Height-1))
+	if err != nil {
+		return unserved(err)
+	}
+	for range 100 {
+		err := p.ReportEvidence(ctx, &types.LightClientAttackEvidence{
+			ConflictingBlock: block, CommonHeight: common.Height, TotalVotingPower: common.ValidatorSet.TotalVotingPower(), Timestamp: common.Time,
+		})
+		if err != nil && !errors.Is(err, transport.ErrRefused) {
+			return err
+		}
+	}
+	return nil
+}
+
+// unserved returns an error after which atOnce tries again, if a Provider has no answer.
+func unserved(err error) error {
+	if errors.Is(err, provider.ErrNoResponse) || errors.Is(err, provider.ErrLightBlockNotFound) {
+		return transport.ErrBusy
+	}
+	return err
 }
 
 // trickle begins updates of all heights that a storage node accepts, with one byte each. The
