@@ -24,9 +24,12 @@ type Metrics struct {
 
 // WitnessMetrics count nodes that were missing in a tree and requested from a Source.
 type WitnessMetrics struct {
-	Rounds    *prometheus.CounterVec // requests, by call
-	Missing   *prometheus.CounterVec // stubs below which nodes were requested, by call
-	Unchecked prometheus.Gauge       // transactions that CheckTx admitted unchecked
+	Rounds    *prometheus.CounterVec   // requests, by call
+	Missing   *prometheus.CounterVec   // stubs below which nodes were requested, by call
+	Bytes     *prometheus.CounterVec   // length of the received multiproofs, by call
+	Wait      *prometheus.HistogramVec // time of one call until its nodes had arrived, by call
+	LeftOut   prometheus.Counter       // transactions that PrepareProposal left out
+	Unchecked prometheus.Gauge         // transactions that CheckTx admitted unchecked
 }
 
 // MemoryMetrics are the memory of the tree and of the older versions that queries and snapshots
@@ -41,7 +44,7 @@ func NewMetrics(registerer prometheus.Registerer) *Metrics {
 	m := NopMetrics()
 	t := m.Memory
 	registerer.MustRegister(m.Height, m.OldestHeight, m.Keys, m.Bytes, m.Chunks, t.InnerNodes, t.Leaves, t.Held, t.HeldBytes, t.NodeBytes, t.LeafBytes, t.Versions,
-		m.CommitSeconds, m.Transactions, m.Witness.Rounds, m.Witness.Missing, m.Witness.Unchecked)
+		m.CommitSeconds, m.Transactions, m.Witness.Rounds, m.Witness.Missing, m.Witness.Bytes, m.Witness.Wait, m.Witness.LeftOut, m.Witness.Unchecked)
 	return m
 }
 
@@ -75,6 +78,13 @@ func NopMetrics() *Metrics {
 				Help: "Requests by a partial-state validator for missing nodes of the state, by the call that needed them."}, []string{"call"}),
 			Missing: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "witness_missing_total",
 				Help: "Subtrees of the state that were missing when they were needed, by the call that needed them."}, []string{"call"}),
+			Bytes: prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "witness_bytes_total",
+				Help: "Bytes of witnesses that a partial-state validator received, by the call that needed them."}, []string{"call"}),
+			Wait: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Subsystem: subsystem, Name: "witness_wait_seconds",
+				Help:    "Time that one process_proposal or finalize_block waited for witnesses; 0 if it had all nodes. The bucket 0 counts calls without a wait. prepare_proposal never waits.",
+				Buckets: append([]float64{0}, prometheus.ExponentialBuckets(0.001, 2, 14)...)}, []string{"call"}),
+			LeftOut: prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "witness_left_out_total",
+				Help: "Transactions that prepare_proposal left out because nodes of the state were missing."}),
 			Unchecked: gauge("witness_unchecked", "Transactions in the mempool whose rights could not be checked yet because nodes of the state are missing."),
 		},
 	}
@@ -82,6 +92,10 @@ func NopMetrics() *Metrics {
 	for _, call := range []string{forBlock, forProposal, forLater, forQuery, forStart} {
 		m.Witness.Rounds.WithLabelValues(call)
 		m.Witness.Missing.WithLabelValues(call)
+		m.Witness.Bytes.WithLabelValues(call)
+	}
+	for _, call := range []string{forBlock, forProposal} {
+		m.Witness.Wait.WithLabelValues(call)
 	}
 	return m
 }

@@ -71,7 +71,10 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 	}
 	if p.needs = a.state.needs(); p.needs != nil {
 		p.wide = true
-		defer func() { a.ask(v, p.needs.wants) }() // for the next height
+		defer func() {
+			a.ask(v, p.needs.wants) // for the next height
+			a.options.Metrics.Witness.LeftOut.Add(float64(p.leftOut))
+		}()
 	}
 	p.deadline, p.signed = deadline, proposedSigners(req.LocalLastCommit)
 	p.ahead = lookahead{base: v, txs: a.decoder.decodeAll(req.Txs, params.ChainId)}
@@ -102,7 +105,9 @@ type proposer struct {
 	passed map[[sha256.Size]byte]struct{}
 	room   int64
 	cost   int // cost of the transactions that were tried
-	writes []unexecuted
+	// leftOut counts those of them for which nodes are missing.
+	leftOut int
+	writes  []unexecuted
 }
 
 // unexecuted is a proposed transaction that only writes. Only its nonce was executed so far.
@@ -137,6 +142,7 @@ func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 		p.undo(mark)
 		p.reads, p.validators = before, counted
 		p.name(t.tx)
+		p.leftOut++
 		return false, nil
 	}
 	if err != nil || !done.trace {

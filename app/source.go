@@ -69,9 +69,9 @@ type fetcher struct {
 	version func() *avlstar.Version
 	replace func(next *avlstar.Version) // takes over a reference
 
-	rounds int
-	bytes  int // length of the multiproofs that it received
-	most   int // number of bytes at which nothing more is requested; 0: no limit
+	waited time.Duration // for the source
+	bytes  int           // length of the multiproofs that it received
+	most   int           // number of bytes at which nothing more is requested; 0: no limit
 	logged time.Time
 }
 
@@ -124,7 +124,7 @@ func (f *fetcher) bring(ctx context.Context, n *needs) error {
 			pause = minPause
 		default:
 			f.log(wants, held, why)
-			if err := f.sleep(ctx, pause); err != nil {
+			if f.unlocked(func() { err = sleep.For(ctx, pause) }); err != nil {
 				return fmt.Errorf("%w: %d nodes of the state after block %d are missing, the first on the path to key %q", err, len(held), f.height, shorten(wants[0].Key))
 			}
 			pause = min(2*pause, maxPause)
@@ -142,19 +142,16 @@ func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlst
 		}
 		return false, nil, fmt.Errorf("%w: %d of %d bytes have arrived, and %d nodes of the state after block %d are missing", why, f.bytes, f.most, len(held), f.height)
 	}
-	f.rounds++
 	m := &f.app.options.Metrics.Witness
 	m.Rounds.WithLabelValues(f.call).Inc()
 	m.Missing.WithLabelValues(f.call).Add(float64(len(held)))
-	if f.lock != nil {
-		f.lock.Unlock()
-	}
-	multiproofs, why := f.app.options.Source.Fetch(ctx, f.height, wants, avlstar.Below{Depth: math.MaxInt, Held: held, MaxBytes: max(0, f.most-f.bytes)})
-	if f.lock != nil {
-		f.lock.Lock()
-	}
+	var multiproofs []*avlstar.Multiproof
+	f.unlocked(func() {
+		multiproofs, why = f.app.options.Source.Fetch(ctx, f.height, wants, avlstar.Below{Depth: math.MaxInt, Held: held, MaxBytes: max(0, f.most-f.bytes)})
+	})
 	for _, b := range multiproofs {
 		f.bytes += b.Bytes()
+		m.Bytes.WithLabelValues(f.call).Add(float64(b.Bytes()))
 	}
 	v := f.version()
 	if v == nil {
@@ -172,13 +169,20 @@ func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlst
 	return true, why, nil
 }
 
-// sleep waits without the lock. If ctx ends meanwhile, it returns the error of ctx.
-func (f *fetcher) sleep(ctx context.Context, pause time.Duration) error {
+// unlocked calls wait without the lock, and counts the time until it has the lock again.
+func (f *fetcher) unlocked(wait func()) {
+	began := time.Now()
+	defer func() { f.waited += time.Since(began) }()
 	if f.lock != nil {
 		f.lock.Unlock()
 		defer f.lock.Lock()
 	}
-	return sleep.For(ctx, pause)
+	wait()
+}
+
+// observe records the time that a call has waited, also if that was 0.
+func (f *fetcher) observe() {
+	f.app.options.Metrics.Witness.Wait.WithLabelValues(f.call).Observe(f.waited.Seconds())
 }
 
 // log logs the missing nodes, at first and then every logEvery.

@@ -16,12 +16,13 @@ import (
 // finalize implements backing. It returns the only possible result, or an error. The caller holds
 // block's lock, which is released while it waits.
 func (a byWitness) finalize(ctx context.Context, b block) (*abci.ResponseFinalizeBlock, error) {
+	f := a.ofBlock(forBlock)
+	defer f.observe()
 	if p := a.block.pending; p != nil && p.same(b) {
 		return p.res, nil // executed by ProcessProposal
 	}
 	ctx, cancel := a.alive(ctx)
 	defer cancel()
-	f := a.ofBlock(forBlock)
 	f.most = a.options.BlockWitnessBytes
 	done, err := a.witnessed(ctx, b, a.decoder.decodeAll(b.txs, a.block.params.ChainId), f)
 	if err != nil {
@@ -108,7 +109,9 @@ func (a *App) bringEdges(ctx context.Context, done *pending, f *fetcher) error {
 		if n == nil {
 			return nil
 		}
-		if err := into.bring(ctx, n); err != nil {
+		err := into.bring(ctx, n)
+		f.waited, into.waited = f.waited+into.waited, 0
+		if err != nil {
 			if a.block.pending == done {
 				a.giveUp()
 			}
@@ -167,6 +170,7 @@ func (a byWitness) process(ctx context.Context, req *abci.RequestProcessProposal
 	b := block{req.Height, req.Txs, lastSigners(req.ProposedLastCommit)}
 	patience := a.patience.next(req.Height)
 	limit, f := a.options.WitnessTimeout*time.Duration(patience), a.ofBlock(forProposal)
+	defer f.observe()
 	f.most = a.options.WitnessBytes * patience
 	err := a.mayFinalize(req.Height)
 	if err == nil && (a.block.pending == nil || !a.block.pending.same(b)) {

@@ -11,6 +11,7 @@ import (
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -541,5 +542,51 @@ func TestProposerAsksForWholeRanges(t *testing.T) {
 			bubble.Sleep(time.Second)
 		}
 		require.LessOrEqual(t, turns, 5)
+	})
+}
+
+// Calls that wait for nodes are counted with the time, and others with 0.
+func TestWaitsAreMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, local, a := startBeside(t, avlstar.Retention{})
+		defer a.Stop()
+		registry := prometheus.NewRegistry()
+		a.options.Metrics = NewMetrics(registry)
+		source.delayed(80 * time.Millisecond)
+		raw := sign(t, "alice", 4, put("a7", "x"))
+		res, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: a.Height() + 1, Txs: [][]byte{raw}, MaxTxBytes: 1 << 20})
+		require.NoError(t, err)
+		require.Empty(t, res.Txs)
+		bubble.Sleep(time.Second)
+		raw = sign(t, "alice", 4, put("ab7", "x"))
+		began := time.Now()
+		require.True(t, processed(t, a, abci.CommitInfo{}, raw))
+		waited := time.Since(began)
+		require.Positive(t, waited)
+		require.Equal(t, finalize(t, local, raw), finalize(t, a, raw))
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		got := map[string]float64{}
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				name := f.GetName()
+				for _, label := range m.GetLabel() {
+					name += " " + label.GetValue()
+				}
+				got[name] = m.GetCounter().GetValue() + m.GetHistogram().GetSampleSum()
+				if b := m.GetHistogram().GetBucket(); len(b) > 0 && b[0].GetUpperBound() == 0 {
+					got[name+" unwaited"] = float64(b[0].GetCumulativeCount())
+				}
+			}
+		}
+		const prefix = "starling_app_witness_"
+		require.InDelta(t, waited.Seconds(), got[prefix+"wait_seconds process_proposal"], 1e-9)
+		require.Zero(t, got[prefix+"wait_seconds process_proposal unwaited"])
+		require.Zero(t, got[prefix+"wait_seconds finalize_block"])
+		require.Equal(t, 1.0, got[prefix+"wait_seconds finalize_block unwaited"])
+		require.Equal(t, 1.0, got[prefix+"left_out_total"])
+		require.Positive(t, got[prefix+"bytes_total prefetch"])
+		require.Positive(t, got[prefix+"bytes_total process_proposal"])
+		require.Zero(t, got[prefix+"bytes_total finalize_block"])
 	})
 }

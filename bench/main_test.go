@@ -401,7 +401,7 @@ func TestWatch(t *testing.T) {
 // The run itself checks that all nodes have the same app hashes.
 func TestDSM(t *testing.T) {
 	_, result, figures := measure[dsmbench.Result](t,
-		[]string{"transfers, local", "5 % deletions, paged", "multiproof, r 12", "multiproofs of age", "storage nodes", "join, without CometBFT", "the figures mean nothing"},
+		[]string{"transfers, local", "5 % deletions, paged", "multiproof, r 12", "multiproofs of age", "storage nodes", "round trip, prefetch", "join, without CometBFT", "the figures mean nothing"},
 		"dsm", "--quick", "--seed", "3")
 	positive(t, figures, "keys", "r", "window", "tps_local", "tps_app", "tps_paged", "raw_bytes_tx", "multiproof_bytes_tx_cold", "multiproof_bytes_tx", "witness_reduction", "stale_rate",
 		"witness_ops_s", "witness_cpu_us", "memory_ratio", "join_s", "join_bytes", "header_bytes", "put_s")
@@ -414,6 +414,11 @@ func TestDSM(t *testing.T) {
 		require.Positive(t, row.PutS, row.Shards)
 	}
 	require.Positive(t, result.Join.Blocks)
+	require.Len(t, result.Prefetch, 2)
+	for _, row := range result.Prefetch {
+		require.Positive(t, row.KeysS, row.DelayMS)
+		require.Positive(t, row.Ahead.Bytes, row.DelayMS)
+	}
 }
 
 func TestInterrupted(t *testing.T) {

@@ -5,6 +5,7 @@
 //	apps      one process each    blocks ──► app.App: all in memory | multiproofs from the same process | paged; in turns
 //	nodes     one per shard       this process ──witness, update──► transport/tcp ──► server.Server
 //	join      one process         upper tree and first blocks from these nodes, in an app.App without CometBFT
+//	prefetch  one process each    an app.App without CometBFT, with delays to one of these nodes
 //	range     two processes       updates ──► a storage node with a quarter of the memory | one with all of it; SIGKILL, start
 //
 // The workload is the paper's: transfers between accounts, nine tenths of which touch a tenth of

@@ -42,6 +42,9 @@ func openJoiner(b begin) (*joiner, error) {
 	j.dialer = tcp.NewDialer(tcp.Options{Key: key, ChainID: chainID, Hooks: tcp.Hooks{
 		Received: func(n int) { j.received.Add(int64(n)) }, Sent: func(n int) { j.sent.Add(int64(n)) },
 	}})
+	if j.DelayMS > 0 {
+		j.dialer = delayed{j.dialer, time.Duration(j.DelayMS) * time.Millisecond / 2}
+	}
 	return j, nil
 }
 
@@ -50,10 +53,14 @@ func (*joiner) Close() error { return nil }
 
 // Do implements child.Worker.
 func (j *joiner) Do(r request, _ *bufio.Reader) (a answer, err error) {
-	if r.Op != opJoin {
-		return a, fmt.Errorf("unknown request %q", r.Op)
+	switch r.Op {
+	case opJoin:
+		a.Join, err = j.join(context.Background(), r)
+	case opPrefetch:
+		a.Prefetch, err = j.prefetch(context.Background(), r)
+	default:
+		err = fmt.Errorf("unknown request %q", r.Op)
 	}
-	a.Join, err = j.join(context.Background(), r)
 	return a, err
 }
 

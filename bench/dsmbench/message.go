@@ -25,6 +25,8 @@ type begin struct {
 	Heights int      `json:"heights,omitempty"`
 	// Nodes are the storage nodes that a joiner uses.
 	Nodes []shard `json:"nodes,omitempty"`
+	// DelayMS is added to each of its calls.
+	DelayMS int `json:"delay_ms,omitempty"`
 }
 
 // keyRange is an avlstar.KeyRange.
@@ -45,10 +47,11 @@ type shard struct {
 type op string
 
 const (
-	opBlocks op = "blocks" // validator: execute n blocks
-	opProve  op = "prove"  // storage node: accept the headers with these app hashes as proved
-	opUsage  op = "usage"  // storage node
-	opJoin   op = "join"   // joiner: join at a height, then execute these blocks
+	opBlocks   op = "blocks"   // validator: execute n blocks
+	opProve    op = "prove"    // storage node: accept the headers with these app hashes as proved
+	opUsage    op = "usage"    // storage node
+	opJoin     op = "join"     // joiner: join at a height, then execute these blocks
+	opPrefetch op = "prefetch" // joiner: join at a height, then fetch ahead for these blocks
 )
 
 type request struct {
@@ -58,6 +61,11 @@ type request struct {
 	Height    int64          `json:"height,omitempty"`
 	Hashes    []avlstar.Hash `json:"hashes,omitempty"` // opProve: from Height on
 	Txs       [][][]byte     `json:"txs,omitempty"`    // opJoin: of the blocks after Height
+	// opPrefetch: the blocks, how many of them are fetched ahead at a time, and a multiproof of all
+	// system keys.
+	Cold    []coldBlock `json:"cold,omitempty"`
+	Batch   int         `json:"batch,omitempty"`
+	Records []byte      `json:"records,omitempty"`
 }
 
 // answer has the fields of its request's op.
@@ -77,5 +85,6 @@ type answer struct {
 	RSS     int64   `json:"rss,omitempty"`     // anonymous resident memory
 	Written uint64  `json:"written,omitempty"` // bytes of the state written to disk so far
 
-	Join Joined `json:"join,omitzero"`
+	Join     Joined      `json:"join,omitzero"`
+	Prefetch PrefetchRow `json:"prefetch,omitzero"`
 }

@@ -17,6 +17,7 @@ type Options struct {
 	Shards []int // numbers of storage nodes, one row each
 	Depths []int // further values of r, one row of the sizes each
 	Blocks int   // measured blocks in each row
+	Delays []int // round-trip times to storage nodes in ms, one row of the prefetch phase each
 	Phases []string
 	// PagedMB is the memory of the paged state in MiB, as in `[disk] cache_bytes`.
 	PagedMB int
@@ -28,15 +29,16 @@ type Options struct {
 
 // The phases of a run.
 const (
-	phaseSizes = "sizes"
-	phaseApps  = "apps"
-	phaseNodes = "nodes"
-	phaseJoin  = "join"
-	phaseRange = "range"
+	phaseSizes    = "sizes"
+	phaseApps     = "apps"
+	phaseNodes    = "nodes"
+	phaseJoin     = "join"
+	phaseRange    = "range"
+	phasePrefetch = "prefetch"
 )
 
 // Phases lists all phases.
-var Phases = []string{phaseSizes, phaseApps, phaseNodes, phaseJoin, phaseRange}
+var Phases = []string{phaseSizes, phaseApps, phaseNodes, phaseJoin, phaseRange, phasePrefetch}
 
 // Flags adds the flags of dsm.
 func (o *Options) Flags(f *harness.Flags) {
@@ -46,13 +48,14 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Ints(&o.Shards, "shards", []int{1, 2, 4, 8, 16}, 1, 64, "numbers of storage nodes, one row each")
 	f.IntSliceVar(&o.Depths, "depths", []int{0, 8, 10, 14, 16}, "further values of r, from 0 to 16, one row of the sizes each")
 	f.Int(&o.Blocks, "blocks", 60, 1, math.MaxInt, "measured blocks in each row")
+	f.Ints(&o.Delays, "delays", []int{0, 20, 80}, 0, 1000, "added round-trip times to storage nodes, in ms, one row of the prefetch phase each")
 	f.Names(&o.Phases, "phases", Phases, Phases, "phases to run")
 	f.Int(&o.PagedMB, "paged-mb", 64, 16, math.MaxInt, "memory of the paged state, in MiB")
 	f.Seed(&o.Seed)
 	f.BoolVar(&o.Quick, "quick", false, "run for seconds on a few keys, as a test: the figures mean nothing")
 	f.Also(func() error {
 		if o.Quick {
-			f.Unless("keys", "20000", "window", "4", "shards", "1,3", "depths", "0,8", "blocks", "4")
+			f.Unless("keys", "20000", "window", "4", "shards", "1,3", "depths", "0,8", "blocks", "4", "delays", "0,20")
 		}
 		for _, r := range o.Depths {
 			if r < 0 || r > 16 {

@@ -40,11 +40,12 @@ type Result struct {
 	HeaderBytes int     `json:"header_bytes"` // a light block of four validators
 	PutS        float64 `json:"put_s"`        // by wall time, with the most shards
 
-	Transfers Row        `json:"transfers"`
-	Deletions Row        `json:"deletions"` // 5 % of the transactions delete an account
-	ShardRows []ShardRow `json:"shard_rows"`
-	Join      Joined     `json:"join"`
-	Range     Range      `json:"range"`
+	Transfers Row           `json:"transfers"`
+	Deletions Row           `json:"deletions"` // 5 % of the transactions delete an account
+	ShardRows []ShardRow    `json:"shard_rows"`
+	Join      Joined        `json:"join"`
+	Range     Range         `json:"range"`
+	Prefetch  []PrefetchRow `json:"prefetch"`
 	// RangeDiskRatio is Range.PagedS relative to Range.MemoryS.
 	RangeDiskRatio  float64 `json:"range_disk_ratio"`
 	BytesPerChanged float64 `json:"bytes_per_changed"`
@@ -144,6 +145,29 @@ type Joined struct {
 	Blocks     int     `json:"blocks"`
 	SentBytes  int64   `json:"sent_bytes"`
 	Fetches    int     `json:"fetches"` // requests of the application
+}
+
+// PrefetchRow has the figures of a validator whose calls to storage nodes take DelayMS longer.
+type PrefetchRow struct {
+	DelayMS   int     `json:"delay_ms"`
+	KeysS     float64 `json:"keys_s"` // keys per second that are fetched ahead
+	Blocks    int     `json:"blocks"`
+	BlockKeys int     `json:"block_keys"` // that were not in memory one interval before the block
+	LeftOut   float64 `json:"left_out"`   // share of transactions that PrepareProposal leaves out
+	Rejected  int     `json:"rejected"`   // proposals for which nodes did not arrive in time
+
+	Ahead    PrefetchCalls `json:"ahead"` // requests of the prefetch
+	Process  PrefetchCalls `json:"process_proposal"`
+	Finalize PrefetchCalls `json:"finalize_block"`
+}
+
+// PrefetchCalls has the figures of one kind of call. Waits are those of calls, and 0 for Ahead.
+type PrefetchCalls struct {
+	P50MS    float64 `json:"p50_ms"`
+	P99MS    float64 `json:"p99_ms"`
+	Rounds   float64 `json:"rounds"`   // per block
+	Bytes    float64 `json:"bytes"`    // per block
+	Unwaited float64 `json:"unwaited"` // share of blocks without a request
 }
 
 // summarize fills in the top-level figures.

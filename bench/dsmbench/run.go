@@ -51,7 +51,7 @@ func (r *runner) run(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	if !r.o.has(phaseSizes) && !r.o.has(phaseNodes) && !r.o.has(phaseJoin) && !r.o.has(phaseRange) {
+	if !r.o.has(phaseSizes) && !r.o.has(phaseNodes) && !r.o.has(phaseJoin) && !r.o.has(phaseRange) && !r.o.has(phasePrefetch) {
 		return nil
 	}
 	if err := r.load(); err != nil {
@@ -69,6 +69,11 @@ func (r *runner) run(ctx context.Context, dir string) error {
 	}
 	if r.o.has(phaseRange) {
 		if err := r.runRanges(ctx, filepath.Join(dir, "ranges")); err != nil {
+			return err
+		}
+	}
+	if r.o.has(phasePrefetch) {
+		if err := r.runPrefetch(ctx, dir); err != nil {
 			return err
 		}
 	}

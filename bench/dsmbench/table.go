@@ -12,6 +12,7 @@ func (r *Result) Print(out io.Writer) {
 	r.printApps(out)
 	r.printSizes(out)
 	r.printNodes(out)
+	r.printPrefetch(out)
 	if g := r.Range; g.Keys > 0 {
 		fmt.Fprintf(out, "\na range on disk  %.0f keys/s and core with %.0f MB, %.0f in memory; %.2f bytes written per changed byte; %.0f MB of memory; a start after SIGKILL %.2f s\n",
 			g.PagedS, float64(g.MemoryBytes)/1e6, g.MemoryS, g.BytesPerChanged, float64(g.RSS)/1e6, g.StartS)
@@ -92,6 +93,22 @@ func (r *Result) printNodes(out io.Writer) {
 	harness.PrintAligned(out, cells)
 }
 
+func (r *Result) printPrefetch(out io.Writer) {
+	if len(r.Prefetch) == 0 {
+		return
+	}
+	fmt.Fprintln(out)
+	cells := [][]string{{"round trip, prefetch", "keys/s", "left out", "requests", "KB", "process: no wait", "p50, ms", "p99, ms", "requests", "KB", "finalize: no wait", "p99, ms", "rejected"}}
+	for _, p := range r.Prefetch {
+		cells = append(cells, []string{
+			fmt.Sprintf("%d ms", p.DelayMS), fmt.Sprintf("%.0f", p.KeysS), fmt.Sprintf("%.3f", p.LeftOut), fmt.Sprintf("%.1f", p.Ahead.Rounds), fmt.Sprintf("%.0f", p.Ahead.Bytes/1e3),
+			fmt.Sprintf("%.2f", p.Process.Unwaited), fmt.Sprintf("%.0f", p.Process.P50MS), fmt.Sprintf("%.0f", p.Process.P99MS), fmt.Sprintf("%.1f", p.Process.Rounds), fmt.Sprintf("%.0f", p.Process.Bytes/1e3),
+			fmt.Sprintf("%.2f", p.Finalize.Unwaited), fmt.Sprintf("%.0f", p.Finalize.P99MS), fmt.Sprint(p.Rejected),
+		})
+	}
+	harness.PrintAligned(out, cells)
+}
+
 func (r *Result) printNotes(out io.Writer) {
 	fmt.Fprintf(out, `
 transfers   %s signed transactions per block, by %s signers: two compare-and-puts each. Nine times out of ten an account is drawn from a tenth
@@ -108,6 +125,9 @@ nodes       processes that serve over TLS on loopback, all on this machine; the 
             depth r. puts: updates of %d blocks, until all nodes have replayed, logged and synced them; puts/s is by wall time
 range       two storage nodes with all keys replay, log, sync and write the same updates: one has a quarter of the memory that its tree takes
             in memory. They serve the last %d heights
+prefetch    a new process with dsm/client and %s, each call of which takes a round trip longer. keys/s: from the first CheckTx of %d blocks until all
+            nodes are there. Then %d blocks each %v, of up to %d transactions with %d accounts that nothing requested before; requests and KB are per block
 join        the upper tree from these nodes, and %d blocks without prefetched nodes, in a new process with dsm/client; bytes are those received
-`, harness.Group(r.BlockTx), harness.Group(r.Signers), keyBytes, valueBytes, r.PagedMB, r.Blocks, r.Window, imageBytes, putBlocks, rangeHeights, joinBlocks)
+`, harness.Group(r.BlockTx), harness.Group(r.Signers), keyBytes, valueBytes, r.PagedMB, r.Blocks, r.Window, imageBytes, putBlocks, rangeHeights,
+		harness.Count(r.Shards[0], "storage node"), prefetchBatch, prefetchBlocks, prefetchInterval, prefetchTxs, prefetchPuts, joinBlocks)
 }

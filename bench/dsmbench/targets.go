@@ -39,6 +39,11 @@ func (r *Result) targets() (t []harness.Target) {
 		add("a storage node at most 400 MB, at 10,000,000 keys", r.StorageMB <= 400, r.StorageMB, "%.0f MB at %s keys, with %.0f MB for the range",
 			r.StorageMB, harness.Group(r.Keys), float64(r.Range.MemoryBytes)/1e6)
 	}
+	for _, p := range r.Prefetch {
+		if p.DelayMS == 80 && r.Shards[0] == 1 {
+			add("at least 20,000 keys per second fetched ahead from a storage node at 80 ms", p.KeysS >= 20_000, p.KeysS, "%.0f; one request in flight has at most 3,200", p.KeysS)
+		}
+	}
 	if r.JoinS > 0 {
 		add("a join at most 2 s in addition to CometBFT's 4 s", r.JoinS <= 2, r.JoinS, "%.2f s", r.JoinS)
 		add("a join at most 2 MB in addition to blocks", r.JoinBytes <= 2_000_000, float64(r.JoinBytes), "%.2f MB", float64(r.JoinBytes)/1e6)
