@@ -1,8 +1,11 @@
 package app
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,22 +16,33 @@ import (
 // transactions as they like, so their requests delay only each other:
 //
 //	caller                  requested                              queue      fetched by
-//	proposers               nodes of transactions left out         proposed   a goroutine of its own
-//	CheckTx, with rights    the keys of the transaction            checked    ┐ another one, half of
+//	proposers               nodes of transactions left out         named      a line of its own
+//	CheckTx, with rights    the keys of the transaction            named      ┐ another one, half of
 //	CheckTx, unchecked      the records that the check missed      unchecked  ┘ each request for either
+//
+// A line has a lane for each range of Options.Edges, with requests that only nodes with that range
+// answer. So a slow storage node delays only its own range:
+//
+//	line ─┬─ lane of range 0 ── queues ──take──► up to maxInFlight requests ──ended──► grafted, in any order
+//	      └─ lane of range 1 ── …                of at most maxRequest wants
 const (
-	// maxQueued limits the wants that wait in proposed and in checked. Wants beyond the limit are
-	// dropped; their nodes are fetched when they are needed.
+	// maxQueued limits the named wants that wait in a line. Wants beyond the limit are dropped;
+	// their nodes are fetched when they are needed.
 	maxQueued = 1 << 14
 	// maxShare limits the wants of an unchecked transaction. The recheck requests more.
 	maxShare = 32
+	// maxUncheckedWants is enough for the unchecked transactions of four blocks.
+	maxUncheckedWants = 4 * maxUnchecked * maxShare
+	// maxInFlight limits the requests of a lane at the same time.
+	maxInFlight = 8
 	// A request has at most maxRequest wants. It has fewer, down to minRequest, if the responses to
 	// the last requests exceeded requestBytes. So a response has at most maxRequest values of 1
 	// MiB.
 	minRequest, maxRequest = 16, 256
 	requestBytes           = 4 << 20
-	// aheadBytes limits the bytes that each goroutine fetches between two blocks: they stay in
-	// memory for a window of blocks.
+	// aheadBytes limits the bytes that each line fetches between two blocks: they stay in memory
+	// for a window of blocks. What the requests in flight are expected to return counts too, except
+	// for one request of each lane.
 	aheadBytes = 64 << 20
 )
 
@@ -36,29 +50,13 @@ const (
 // may wait, because a slightly slower network would then never deliver anything.
 const aheadTimeout = 10 * time.Second
 
-// ahead holds the wants that wait to be fetched ahead. Each goroutine makes one request at a time,
-// and ends when no wants are left for it.
+// ahead holds the wants that wait to be fetched ahead. Each request has a goroutine.
 type ahead struct {
 	mu struct {
 		sync.Mutex
-		proposed, checked *needs // nil: the queue is empty
-		unchecked         []asked
-		line              [2]line
+		line [2]line
 	}
 	running sync.WaitGroup
-}
-
-// asked holds the wants of one unchecked transaction.
-type asked struct {
-	id    [sha256.Size]byte
-	wants []avlstar.Want
-}
-
-// line is the state of one of the goroutines. It is guarded by ahead.mu.
-type line struct {
-	busy  bool
-	most  int // number of wants in the next request; 0: maxRequest
-	bytes int // bytes that it fetched since the last commit
 }
 
 const (
@@ -66,16 +64,66 @@ const (
 	lineOfChecks    = 1
 )
 
+// line decides what is requested next. It is guarded by ahead.mu.
+type line struct {
+	lanes     map[int]*lane      // by range; those with wants or requests
+	flights   map[string]*flight // wants in flight, by idOf
+	named     int                // number of wants in all lanes' queues
+	unchecked int
+	requests  int // in flight
+	most      int // number of wants in the next request; 0: maxRequest
+	expected  int // bytes that a request returns, by the largest of the last ones; 0: requestBytes
+	bytes     int // bytes that it fetched since the last commit
+}
+
+// lane holds the wants for one range.
+type lane struct {
+	named     *needs // nil: the queue is empty
+	unchecked []uncheckedWant
+	requests  int // in flight
+}
+
+func (n *lane) len() int {
+	if n.named == nil {
+		return len(n.unchecked)
+	}
+	return len(n.named.wants) + len(n.unchecked)
+}
+
+// unchecked is a transaction whose records are requested. left counts those that have not arrived.
+type unchecked struct {
+	id   [sha256.Size]byte
+	left int
+}
+
+type uncheckedWant struct {
+	avlstar.Want
+	of *unchecked // nil for a named want
+}
+
+// flight is a want in flight. The same want is not requested meanwhile.
+type flight struct {
+	want   avlstar.Want
+	of     []*unchecked    // transactions that wait for it
+	beyond []uncheckedWant // wants of the same key that open more; they are queued again
+}
+
+// request is a request in flight.
+type request struct {
+	lane  int
+	wants []avlstar.Want
+}
+
 // ask queues those of wants that are missing in v, for a proposer. It never blocks.
 func (a *App) ask(v *avlstar.Version, wants []avlstar.Want) {
 	lacking, _ := v.Missing(wants)
-	a.ahead.add(a, lineOfProposers, lacking, func() { enqueue(&a.ahead.mu.proposed, lacking) })
+	a.askAhead(lineOfProposers, lacking, nil)
 }
 
 // askChecked queues those of wants that are missing in v, for a transaction that was checked.
 func (a *App) askChecked(v *avlstar.Version, wants []avlstar.Want) {
 	lacking, _ := v.Missing(wants)
-	a.ahead.add(a, lineOfChecks, lacking, func() { enqueue(&a.ahead.mu.checked, lacking) })
+	a.askAhead(lineOfChecks, lacking, nil)
 }
 
 // askUnchecked queues some of those wants that are missing in v, for a transaction that was let in
@@ -83,78 +131,189 @@ func (a *App) askChecked(v *avlstar.Version, wants []avlstar.Want) {
 func (a *App) askUnchecked(v *avlstar.Version, id [sha256.Size]byte, wants []avlstar.Want) {
 	lacking, _ := v.Missing(wants)
 	lacking = lacking[:min(len(lacking), maxShare)]
-	a.ahead.add(a, lineOfChecks, lacking, func() {
-		if h := &a.ahead; len(h.mu.unchecked) < 4*maxUnchecked { // with those of the last block
-			h.mu.unchecked = append(h.mu.unchecked, asked{id, lacking})
-		}
-	})
+	a.askAhead(lineOfChecks, lacking, &unchecked{id, len(lacking)})
 }
 
-func enqueue(queue **needs, wants []avlstar.Want) {
-	if *queue == nil {
-		*queue = newNeeds()
-	}
-	for _, w := range wants {
-		if len((*queue).wants) < maxQueued {
-			(*queue).add(w)
-		}
-	}
-}
-
-// add calls enqueue under the lock if wants are missing, and starts the goroutine that fetches
-// them.
-func (h *ahead) add(a *App, which int, lacking []avlstar.Want, enqueue func()) {
-	if len(lacking) == 0 {
+// askAhead queues wants, which a transaction that was let in unchecked may need, and starts
+// requests.
+func (a *App) askAhead(which int, wants []avlstar.Want, of *unchecked) {
+	if len(wants) == 0 {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if a.life.Err() != nil {
-		return
-	}
-	enqueue()
-	if l := &h.mu.line[which]; !l.busy {
-		l.busy = true
-		h.running.Go(func() { a.fetchAhead(which) })
-	}
-}
-
-// take returns the next wants that a goroutine requests, and the unchecked transactions whose last
-// wants are among them. If there are no wants, the goroutine ends.
-func (h *ahead) take(which int) (wants []avlstar.Want, ids [][sha256.Size]byte) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	l := &h.mu.line[which]
-	if l.bytes > aheadBytes { // nodes of dropped wants are fetched when they are needed
-		if which == lineOfProposers {
-			h.mu.proposed = nil
-		} else {
-			h.mu.checked, h.mu.unchecked = nil, nil
-		}
-	}
-	if l.most == 0 {
-		l.most = maxRequest
-	}
-	if which == lineOfProposers {
-		wants = dequeue(&h.mu.proposed, l.most)
-	} else {
-		room := l.most
-		if h.mu.checked != nil {
-			room /= 2
-		}
-		for len(h.mu.unchecked) > 0 && len(wants) < room {
-			first := &h.mu.unchecked[0]
-			n := min(len(first.wants), room-len(wants))
-			wants, first.wants = append(wants, first.wants[:n]...), first.wants[n:]
-			if len(first.wants) == 0 {
-				ids = append(ids, first.id)
-				h.mu.unchecked = h.mu.unchecked[1:]
+	lanes := make([]int, len(wants))
+	if a.options.Edges != nil {
+		edges := a.options.Edges()
+		for i, w := range wants {
+			at, is := slices.BinarySearchFunc(edges, w.Least(), bytes.Compare)
+			if lanes[i] = at; is {
+				lanes[i]++
 			}
 		}
-		wants = append(wants, dequeue(&h.mu.checked, l.most-len(wants))...)
 	}
-	l.busy = len(wants) > 0
-	return wants, ids
+	a.ahead.mu.Lock()
+	defer a.ahead.mu.Unlock()
+	l := &a.ahead.mu.line[which]
+	if of != nil && l.unchecked+len(wants) > maxUncheckedWants {
+		return
+	}
+	for i, w := range wants {
+		l.queue(lanes[i], uncheckedWant{w, of})
+	}
+	a.startAhead(which)
+}
+
+// startAhead starts the requests for which there is room. The caller holds ahead.mu.
+func (a *App) startAhead(which int) {
+	l := &a.ahead.mu.line[which]
+	for a.life.Err() == nil {
+		r := l.next()
+		if r == nil {
+			return
+		}
+		a.ahead.running.Go(func() { a.fetchAhead(which, r) })
+	}
+}
+
+// fetchAhead makes a request. Nodes that do not arrive are dropped: callers that need them request
+// them again.
+func (a *App) fetchAhead(which int, r *request) {
+	bytes, err := a.fetchQueued(r.wants)
+	if err != nil {
+		a.logger.Debug("nodes for later blocks were not fetched", "wants", len(r.wants), "err", err)
+	}
+	a.ahead.mu.Lock()
+	ids := a.ahead.mu.line[which].ended(r, bytes)
+	a.startAhead(which)
+	a.ahead.mu.Unlock()
+	for _, id := range ids {
+		a.checkArrived(id)
+	}
+}
+
+// committed resets the byte counts.
+func (h *ahead) committed() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range h.mu.line {
+		h.mu.line[i].bytes = 0
+	}
+}
+
+// queue adds a want to a lane.
+func (l *line) queue(at int, w uncheckedWant) {
+	if l.lanes == nil {
+		l.lanes, l.flights = map[int]*lane{}, map[string]*flight{}
+	}
+	n := l.lanes[at]
+	if n == nil {
+		n = &lane{}
+		l.lanes[at] = n
+	}
+	switch {
+	case w.of != nil:
+		n.unchecked = append(n.unchecked, w)
+		l.unchecked++
+	case l.named < maxQueued:
+		if n.named == nil {
+			n.named = newNeeds()
+		}
+		before := len(n.named.wants)
+		n.named.add(w.Want)
+		l.named += len(n.named.wants) - before
+	}
+}
+
+// next returns the next request, which is in flight from now on, or nil if there is no room or no
+// want for one. A lane with requests in flight waits for all wants of another one, so that fast
+// storage nodes get few requests. It has no more of them than remain for other lanes.
+func (l *line) next() *request {
+	if l.bytes > aheadBytes { // nodes of dropped wants are fetched when they are needed
+		for _, n := range l.lanes {
+			n.named, n.unchecked = nil, nil
+		}
+		l.named, l.unchecked = 0, 0
+	}
+	room := (aheadBytes-l.bytes)/cmp.Or(l.expected, requestBytes) - l.requests
+	most := cmp.Or(l.most, maxRequest)
+	for at, n := range l.lanes {
+		if n.requests > 0 && (n.requests >= min(maxInFlight, room) || n.len() < most) {
+			continue
+		}
+		if wants := l.take(n, most); len(wants) > 0 {
+			n.requests++
+			l.requests++
+			return &request{at, wants}
+		}
+		if n.requests == 0 {
+			delete(l.lanes, at)
+		}
+	}
+	return nil
+}
+
+// take takes at most so many wants from the queues of a lane. Those in flight do not count.
+func (l *line) take(n *lane, most int) (wants []avlstar.Want) {
+	room := most
+	if n.named != nil {
+		room /= 2
+	}
+	for len(n.unchecked) > 0 && len(wants) < room {
+		wants = l.fly(wants, n.unchecked[0])
+		n.unchecked = n.unchecked[1:]
+		l.unchecked--
+	}
+	for n.named != nil && len(wants) < most {
+		for _, w := range dequeue(&n.named, most-len(wants)) {
+			wants = l.fly(wants, uncheckedWant{Want: w})
+			l.named--
+		}
+	}
+	return wants
+}
+
+// fly appends a want to those of a request, unless it is in flight.
+func (l *line) fly(wants []avlstar.Want, w uncheckedWant) []avlstar.Want {
+	id := idOf(w.Want)
+	f := l.flights[id]
+	switch {
+	case f == nil:
+		f = &flight{want: w.Want}
+		l.flights[id] = f
+		wants = append(wants, w.Want)
+	case w.Deleted && !f.want.Deleted || !w.Written && f.want.Written:
+		f.beyond = append(f.beyond, w)
+		return wants
+	}
+	if w.of != nil {
+		f.of = append(f.of, w.of)
+	}
+	return wants
+}
+
+// ended takes a request out of those in flight. It returned some bytes, which determine how many
+// wants the next one has. The result is the unchecked transactions for which nothing is requested
+// any more.
+func (l *line) ended(r *request, bytes int) (ids [][sha256.Size]byte) {
+	l.requests--
+	l.lanes[r.lane].requests--
+	for _, w := range r.wants {
+		f := l.flights[idOf(w)]
+		delete(l.flights, idOf(w))
+		for _, of := range f.of {
+			if of.left--; of.left == 0 {
+				ids = append(ids, of.id)
+			}
+		}
+		for _, w := range f.beyond {
+			l.queue(r.lane, w)
+		}
+	}
+	l.bytes += bytes
+	l.expected = max(bytes, l.expected-l.expected/8, requestBytes/2)
+	if l.most = min(2*cmp.Or(l.most, maxRequest), maxRequest); bytes > requestBytes {
+		l.most = max(minRequest, min(l.most, len(r.wants)*requestBytes/bytes))
+	}
+	return ids
 }
 
 // dequeue takes at most n wants from a queue, the oldest first.
@@ -173,42 +332,6 @@ func dequeue(queue **needs, n int) []avlstar.Want {
 		*queue = nil
 	}
 	return wants
-}
-
-// came records the bytes that a goroutine's request returned, and adapts the number of wants of its
-// next request.
-func (h *ahead) came(which, wants, bytes int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	l := &h.mu.line[which]
-	l.bytes += bytes
-	if l.most = min(2*l.most, maxRequest); bytes > requestBytes {
-		l.most = max(minRequest, min(l.most, wants*requestBytes/bytes))
-	}
-}
-
-// committed resets the byte counts.
-func (h *ahead) committed() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for i := range h.mu.line {
-		h.mu.line[i].bytes = 0
-	}
-}
-
-// fetchAhead fetches queued wants until none are left. Nodes that do not arrive are dropped:
-// callers that need them request them again.
-func (a *App) fetchAhead(which int) {
-	for wants, ids := a.ahead.take(which); len(wants) > 0; wants, ids = a.ahead.take(which) {
-		bytes, err := a.fetchQueued(wants)
-		if err != nil {
-			a.logger.Debug("nodes for later blocks were not fetched", "wants", len(wants), "err", err)
-		}
-		a.ahead.came(which, len(wants), bytes)
-		for _, id := range ids {
-			a.checkArrived(id)
-		}
-	}
 }
 
 func (a *App) fetchQueued(wants []avlstar.Want) (bytes int, err error) {
