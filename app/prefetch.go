@@ -33,8 +33,10 @@ const (
 	maxShare = 32
 	// maxUncheckedWants is enough for the unchecked transactions of four blocks.
 	maxUncheckedWants = 4 * maxUnchecked * maxShare
-	// maxInFlight limits the requests of a lane at the same time.
-	maxInFlight = 8
+	// maxInFlight limits the requests of a lane at the same time, and maxForProposers those for
+	// proposers. A connection to a storage node allows 16 calls: the rest is for blocks and
+	// updates.
+	maxInFlight, maxForProposers = 8, 4
 	// A request has at most maxRequest wants. It has fewer, down to minRequest, if the responses to
 	// the last requests exceeded requestBytes. So a response has at most maxRequest values of 1
 	// MiB.
@@ -164,9 +166,12 @@ func (a *App) askAhead(which int, wants []avlstar.Want, of *unchecked) {
 
 // startAhead starts the requests for which there is room. The caller holds ahead.mu.
 func (a *App) startAhead(which int) {
-	l := &a.ahead.mu.line[which]
+	l, most := &a.ahead.mu.line[which], maxInFlight
+	if which == lineOfProposers {
+		most = maxForProposers
+	}
 	for a.life.Err() == nil {
-		r := l.next()
+		r := l.next(most)
 		if r == nil {
 			return
 		}
@@ -225,8 +230,8 @@ func (l *line) queue(at int, w uncheckedWant) {
 
 // next returns the next request, which is in flight from now on, or nil if there is no room or no
 // want for one. A lane with requests in flight waits for all wants of another one, so that fast
-// storage nodes get few requests. It has no more of them than remain for other lanes.
-func (l *line) next() *request {
+// storage nodes get few requests. It has at most inFlight, and no more than remain for other lanes.
+func (l *line) next(inFlight int) *request {
 	if l.bytes > aheadBytes { // nodes of dropped wants are fetched when they are needed
 		for _, n := range l.lanes {
 			n.named, n.unchecked = nil, nil
@@ -236,7 +241,7 @@ func (l *line) next() *request {
 	room := (aheadBytes-l.bytes)/cmp.Or(l.expected, requestBytes) - l.requests
 	most := cmp.Or(l.most, maxRequest)
 	for at, n := range l.lanes {
-		if n.requests > 0 && (n.requests >= min(maxInFlight, room) || n.len() < most) {
+		if n.requests > 0 && (n.requests >= min(inFlight, room) || n.len() < most) {
 			continue
 		}
 		if wants := l.take(n, most); len(wants) > 0 {

@@ -214,7 +214,7 @@ func TestFetchedAheadIsBounded(t *testing.T) {
 	var flying []*request
 	most := 0
 	for {
-		for r := l.next(); r != nil; r = l.next() {
+		for r := l.next(maxInFlight); r != nil; r = l.next(maxInFlight) {
 			flying, most = append(flying, r), max(most, len(r.wants))
 			require.LessOrEqual(t, l.lanes[r.lane].requests, maxInFlight)
 			require.LessOrEqual(t, len(flying), aheadBytes/(requestBytes/2)+lanes)
@@ -239,7 +239,7 @@ func TestFetchedAheadIsBounded(t *testing.T) {
 	require.Greater(t, l.bytes, aheadBytes)
 	l.bytes = 0
 	l.queue(0, uncheckedWant{Want: avlstar.Want{Key: []byte("key")}})
-	require.Len(t, l.next().wants, 1)
+	require.Len(t, l.next(maxInFlight).wants, 1)
 }
 
 // In random orders of requests and answers, each want is in flight once at a time, a want that
@@ -284,7 +284,7 @@ func TestLineRequestsEachWantOnce(t *testing.T) {
 			}
 		}
 		if rnd.IntN(5) == 0 {
-			for r := l.next(); r != nil; r = l.next() {
+			for r := l.next(maxInFlight); r != nil; r = l.next(maxInFlight) {
 				for _, w := range r.wants {
 					require.False(t, inAir[string(w.Key)], "%x is in flight twice", w.Key)
 					inAir[string(w.Key)] = true
@@ -297,7 +297,7 @@ func TestLineRequestsEachWantOnce(t *testing.T) {
 		}
 	}
 	for {
-		for r := l.next(); r != nil; r = l.next() {
+		for r := l.next(maxInFlight); r != nil; r = l.next(maxInFlight) {
 			flying = append(flying, r)
 		}
 		if len(flying) == 0 {

@@ -43,7 +43,8 @@ type coldBlock struct {
 func (g *generator) coldBlocks(n int) (blocks []coldBlock, err error) {
 	rnd := rand.New(rand.NewPCG(g.Seed, 2))
 	accounts, signers := rnd.Perm(g.Keys), rnd.Perm(g.Signers)
-	txs := min(prefetchTxs, g.Signers/n, g.Keys/(2*prefetchPuts*n)) // at most half of the accounts are closed
+	// At most half of the accounts are closed.
+	txs := min(prefetchTxs, g.Signers/n, g.Keys/(2*prefetchPuts*n))
 	for range n {
 		var b coldBlock
 		for range txs {
