@@ -96,7 +96,8 @@ func TestCatchUpOnAFailingDisk(t *testing.T) {
 		t.Run(zone, func(t *testing.T) {
 			t.Parallel() // it waits for blocks
 			n, joiner := served(t, 60, 4, 8<<10)
-			endsOnAFullDisk(t, joiner, zone+atOnce+writeEDQUOT) // after how many blocks depends on the machine
+			// How many blocks it executes before it ends depends on the machine.
+			endsOnAFullDisk(t, joiner, zone+atOnce+writeEDQUOT)
 			resumes(t, n, joiner)
 		})
 	}
