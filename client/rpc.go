@@ -42,9 +42,12 @@ const (
 	// maxAnswerBytes limits an answer. The largest page of a range fits, in base64 and with its
 	// proof.
 	maxAnswerBytes = 64 << 20
-	// maxIdle is the number of connections to a node that stay open for a minute after their last
+	// maxIdle is the number of connections to a node that stay open for idleTimeout after their last
 	// use.
 	maxIdle = 1024
+	// idleTimeout is shorter than that of CometBFT's RPC server, 10 s. A request on a connection that
+	// the server is about to close fails, and Go does not repeat it, because it is a POST.
+	idleTimeout = 5 * time.Second
 )
 
 // node is an RPC over HTTP.
@@ -105,7 +108,7 @@ func newHTTP(address string, u *url.URL) (*rpchttp.HTTP, *http.Client, error) {
 		// A watch holds a connection while it waits. Connections that are not kept between two
 		// answers would be reopened for each.
 		t.MaxIdleConns, t.MaxIdleConnsPerHost = 0, maxIdle
-		t.IdleConnTimeout = time.Minute
+		t.IdleConnTimeout = idleTimeout
 	}
 	hc.Transport = limitedTransport{hc.Transport}
 	c, err := rpchttp.NewWithClient(u.String(), "/websocket", hc)
