@@ -2,6 +2,7 @@ package app
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"slices"
 
@@ -67,7 +68,8 @@ func idOf(w avlstar.Want) string {
 	case w.Next:
 		form = 'n'
 	}
-	return string(append(append([]byte{form}, w.Key...), w.After...))
+	b := append(binary.AppendUvarint([]byte{form}, uint64(len(w.Key))), w.Key...)
+	return string(append(b, w.After...))
 }
 
 // note records wants, by default the path to the missing node, if err reports a missing node.

@@ -46,6 +46,11 @@ const (
 	// for a window of blocks. What the requests in flight are expected to return counts too, except
 	// for one request of each lane.
 	aheadBytes = 64 << 20
+	// inFlightBytes limits what a line's requests in flight are expected to return, except for one
+	// request of each lane: a block's own request shares the connections with them.
+	inFlightBytes = 32 << 20
+	// maxLanesInFlight limits the requests of lanes that have no other. Others wait for their end.
+	maxLanesInFlight = 32
 )
 
 // aheadTimeout ends a request for which nothing waits. It does not depend on how long a proposal
@@ -230,7 +235,7 @@ func (l *line) queue(at int, w uncheckedWant) {
 
 // next returns the next request, which is in flight from now on, or nil if there is no room or no
 // want for one. A lane with requests in flight waits for all wants of another one, so that fast
-// storage nodes get few requests. It has at most inFlight, and no more than remain for other lanes.
+// storage nodes get few requests. It has at most inFlight.
 func (l *line) next(inFlight int) *request {
 	if l.bytes > aheadBytes { // nodes of dropped wants are fetched when they are needed
 		for _, n := range l.lanes {
@@ -238,10 +243,11 @@ func (l *line) next(inFlight int) *request {
 		}
 		l.named, l.unchecked = 0, 0
 	}
-	room := (aheadBytes-l.bytes)/cmp.Or(l.expected, requestBytes) - l.requests
+	room := min(aheadBytes-l.bytes, inFlightBytes) / cmp.Or(l.expected, requestBytes)
 	most := cmp.Or(l.most, maxRequest)
 	for at, n := range l.lanes {
-		if n.requests > 0 && (n.requests >= min(inFlight, room) || n.len() < most) {
+		more := n.requests < inFlight && l.requests < room && n.len() >= most
+		if first := n.requests == 0; first && l.requests >= maxLanesInFlight || !first && !more {
 			continue
 		}
 		if wants := l.take(n, most); len(wants) > 0 {
@@ -314,6 +320,9 @@ func (l *line) ended(r *request, bytes int) (ids [][sha256.Size]byte) {
 		}
 	}
 	l.bytes += bytes
+	if bytes == 0 { // it has failed, or brought nothing: that says nothing about the next ones
+		return ids
+	}
 	l.expected = max(bytes, l.expected-l.expected/8, requestBytes/2)
 	if l.most = min(2*cmp.Or(l.most, maxRequest), maxRequest); bytes > requestBytes {
 		l.most = max(minRequest, min(l.most, len(r.wants)*requestBytes/bytes))
