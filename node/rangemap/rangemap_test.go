@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -204,7 +205,10 @@ func TestChange(t *testing.T) {
 		network, m := new(transporttest.Network), first(t)
 		members := []*member{newMember(t, network, 0, m), newMember(t, network, 1, m)}
 		whole := dsm.Claim{Range: m.Ranges.Shard(0).Range, Oldest: 1, Newest: 100, Durable: 100, Needs: 101}
+		var mu sync.Mutex // guards whole
 		claim := func(oldest, newest int64) {
+			mu.Lock()
+			defer mu.Unlock()
 			whole.Newest = max(whole.Newest, newest)
 			claims := []dsm.Claim{whole}
 			during, err := rangemap.Split(m, []byte("m"))
