@@ -42,11 +42,11 @@ const (
 	// maxAnswerBytes limits an answer. The largest page of a range fits, in base64 and with its
 	// proof.
 	maxAnswerBytes = 64 << 20
-	// maxIdle is the number of connections to a node that stay open for idleTimeout after their last
-	// use.
+	// maxIdle is the number of connections to a node that stay open for idleTimeout after their
+	// last use.
 	maxIdle = 1024
-	// idleTimeout is shorter than that of CometBFT's RPC server, 10 s. A request on a connection that
-	// the server is about to close fails, and Go does not repeat it, because it is a POST.
+	// idleTimeout is shorter than that of CometBFT's RPC server, 10 s. A request on a connection
+	// that the server is about to close fails, and Go does not repeat it, because it is a POST.
 	idleTimeout = 5 * time.Second
 )
 

@@ -10,9 +10,15 @@ import (
 	"testing"
 	"time"
 
+	cfg "github.com/cometbft/cometbft/config"
+	"github.com/cometbft/cometbft/types"
+	"github.com/spf13/viper"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/durable"
 	"github.com/starling-kv/starling/internal/smalldisk"
+	"github.com/starling-kv/starling/node/config"
 )
 
 // shortPowerOffs is the number of cuts of a plain `go test`, if the variable of kills is not set.
@@ -30,11 +36,14 @@ func TestPowerOff(t *testing.T) {
 		}
 		s.disk = newDisk(t)
 		n := newTorture(t, s)
+		n.backWithTheNetwork()
 		for cut := range s.kills {
 			pause(n.ctx, time.Duration(n.random.IntN(1500))*time.Millisecond)
 			n.process.Pause()
 			before, _ := n.others[0].AppInfo(n.ctx)
+			sent := n.lastSigned(before.Height)
 			n.disk.cutPower(t, n.process.Kill)
+			require.GreaterOrEqual(t, n.knownSigned(), sent, "a signature that was sent is lost")
 			n.startVictim()
 			n.backWithTheNetwork()
 			n.compare()
@@ -53,6 +62,40 @@ func TestPowerOff(t *testing.T) {
 			require.Empty(t, block.Block.Evidence.Evidence, "height %d", height)
 		}
 	})
+}
+
+// lastSigned returns the greatest height, below another one, of a commit with the victim's
+// signature; 0: there is none in the last ten.
+func (n *torture) lastSigned(below int64) int64 {
+	n.Helper()
+	validator, err := config.LoadValidator(n.config(n.victim))
+	require.NoError(n, err)
+	rpc := n.rpc(n.others[0])
+	for height := below - 1; height > max(0, below-10); height-- {
+		commit, err := rpc.Commit(n.ctx, &height)
+		require.NoError(n, err)
+		for _, s := range commit.Commit.Signatures {
+			if s.BlockIDFlag == types.BlockIDFlagCommit && bytes.Equal(s.ValidatorAddress, validator.PrivKey().PubKey().Address()) {
+				return height
+			}
+		}
+	}
+	return 0
+}
+
+// knownSigned returns the height of the last signature that the victim's disk has.
+func (n *torture) knownSigned() int64 {
+	n.Helper()
+	validator, err := config.LoadValidator(n.config(n.victim))
+	require.NoError(n, err)
+	return validator.Height()
+}
+
+func (n *torture) config(h *runner.Home) *cfg.Config {
+	n.Helper()
+	c, err := config.Load(h.Dir, viper.New())
+	require.NoError(n, err)
+	return c.CometBFT
 }
 
 // powerDisk is an ext4 in a file, mounted through a loop device: the file holds exactly what the
@@ -93,7 +136,7 @@ func (d *powerDisk) mount(t *testing.T, at, file string) {
 		t.Skipf("NOT RUN: power failures (a loop device cannot be mounted here: %v: %s)", err, out)
 	}
 	t.Cleanup(func() { _, _ = exec.Command("umount", "--lazy", at).CombinedOutput() }) //nolint:noctx // the test's context has ended
-	require.NoError(t, os.WriteFile(filepath.Join(at, file), content, 0o600))
+	require.NoError(t, durable.Write(filepath.Join(at, file), content, 0o600))
 }
 
 // cutPower replaces the disk by what it holds now, while the process that writes to it is stopped.

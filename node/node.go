@@ -522,14 +522,14 @@ func (n *Node) close() error {
 	if n.application != nil {
 		errs = append(errs, n.application.StopJoining())
 	}
+	if n.local != nil { // while the databases are locked: afterwards another process may sign
+		errs = append(errs, n.local.Close())
+	}
 	if n.instance != nil {
 		errs = append(errs, n.instance.Stop())
 	}
 	if n.relay != nil { // after CometBFT, whose p2p sends what the relay does not deliver
 		n.relay.Close()
-	}
-	if n.local != nil { // before another process can lock the databases, and sign
-		errs = append(errs, n.local.Close())
 	}
 	if n.databases != nil { // open without an instance if New failed
 		errs = append(errs, n.databases.Close())

@@ -75,15 +75,16 @@ func NewShares(limit int64) *Shares {
 	return &Shares{limit: limit, holders: make(map[string]int64)}
 }
 
-// Used returns the bytes that are taken.
+// Used returns the bytes that are taken. For named senders it can exceed the limit by updates of the
+// next height of each range.
 func (s *Shares) Used() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.used
 }
 
-// take adds bytes to those of a holder if the holder then has at most the free bytes divided by of,
-// and otherwise returns false.
+// take adds bytes to those of a holder if the holder then has at most the bytes that are free now,
+// divided by of. Otherwise it returns false.
 func (s *Shares) take(holder string, bytes, of int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,8 +132,10 @@ const maxRefused = 1024
 type waiting struct {
 	limits Limits
 	known  func(transport.ID) bool // nil: no sender is known
-	// The budgets of known and of other senders; nil: none. A known sender's update takes its whole
-	// length when it begins, so that what has begun can be completed, others' what has arrived.
+	// The budgets of known and of other senders; nil: none. A known sender's update of a later height
+	// takes its whole length when it begins, so that what has begun can be completed; others take
+	// what has arrived. A known sender's update of the next height is never refused for the budget: a
+	// range that waits for its next height must not depend on what others have sent to other ranges.
 	named, strangers *Shares
 	charged          map[share]int64
 
@@ -357,7 +360,7 @@ func (w *waiting) charge() {
 		add(a.from, len(a.update))
 	}
 	for _, b := range w.begun {
-		if w.isKnown(b.from.sender) {
+		if w.isKnown(b.from.sender) && b.height > w.next {
 			add(b.from, int(b.total))
 		} else {
 			add(b.from, int(b.have))
@@ -386,7 +389,7 @@ func (w *waiting) close() {
 // enough.
 func (w *waiting) shareFor(from source, height int64, bytes int, known bool) error {
 	s, limited := w.shareOf(from)
-	if !limited || w.isKnown(from.sender) != known {
+	if !limited || w.isKnown(from.sender) != known || known && height == w.next {
 		return nil
 	}
 	same := func(other source) bool {
@@ -395,10 +398,7 @@ func (w *waiting) shareFor(from source, height int64, bytes int, known bool) err
 	}
 	of, holder := int64(1), "host of other senders"
 	if known {
-		holder = "named sender"
-		if height > w.next { // other ranges may need the rest for their next heights
-			of = 2
-		}
+		of, holder = 2, "named sender"
 	}
 	for !s.budget.take(s.holder, int64(bytes), of) {
 		if !w.dropLatest(height, same) {

@@ -206,8 +206,12 @@ func TestWaitingRandom(t *testing.T) {
 				strangers += int(b.have)
 				perHost[b.from.host] += int64(b.have)
 			} else {
-				named += int(b.total)
-				perNamed[string(b.from.sender)] += int64(b.total)
+				bytes := int64(b.have)
+				if b.height > w.next {
+					bytes = int64(b.total)
+				}
+				named += int(bytes)
+				perNamed[string(b.from.sender)] += bytes
 			}
 			perHeight[b.height]++
 		}
@@ -219,10 +223,10 @@ func TestWaitingRandom(t *testing.T) {
 			require.Equal(t, n, w.strangers.holders[host])
 		}
 		require.EqualValues(t, named, w.named.Used())
-		require.LessOrEqual(t, named, 9000)
-		require.Equal(t, perNamed, w.named.holders)
+		require.LessOrEqual(t, named, 9000+3*2000, "the next height is not refused")
 		for sender, n := range perNamed {
-			require.LessOrEqual(t, n, int64(4500), sender)
+			require.LessOrEqual(t, n, int64(4500+2000), sender)
+			require.Equal(t, n, w.named.holders[sender])
 		}
 		require.LessOrEqual(t, n, 7000)
 		for height, n := range perHeight {
@@ -267,11 +271,10 @@ func TestStrangersShareABudget(t *testing.T) {
 	require.Zero(t, budget.Used())
 }
 
-// Named senders have one budget for all ranges. A sender that has begun an update can complete it,
-// one that announces all it may leaves others their shares, and later heights of one range leave
-// bytes for the next height of another.
+// Named senders have one budget for all ranges. A sender that announces all it may leaves others
+// their shares, and the next height of a range does not depend on the other ranges.
 func TestNamedSendersShareABudget(t *testing.T) {
-	budget := NewShares(600)
+	budget := NewShares(900)
 	ranges := map[string]*waiting{}
 	for _, name := range []string{"a", "b", "c", "d"} {
 		ranges[name] = newWaiting(Limits{Ahead: 10}, 1)
@@ -283,26 +286,32 @@ func TestNamedSendersShareABudget(t *testing.T) {
 		_, err := ranges[to].add(time.Unix(0, 0), source{sender, ""}, p)
 		return err
 	}
-	require.NoError(t, send("a", "faulty", 1, 0, 1))
-	require.NoError(t, send("b", "faulty", 1, 0, 1))
-	require.NoError(t, send("c", "faulty", 1, 0, 1))
-	require.EqualValues(t, 300, budget.Used(), "an update takes its whole length")
-	require.ErrorIs(t, send("d", "faulty", 1, 0, 1), ErrFull)
-	require.NoError(t, send("a", "honest", 2, 0, 100))
-	require.ErrorIs(t, send("a", "honest", 3, 0, 100), ErrFull, "half of what remains")
-	require.NoError(t, send("b", "honest", 1, 0, 50))
-	require.ErrorIs(t, send("c", "honest", 1, 0, 1), ErrFull)
-	require.NoError(t, send("a", "honest", 1, 0, 1), "the later height makes room")
-	require.False(t, ranges["a"].hasOf("honest", 2))
-	require.NoError(t, send("b", "honest", 1, 50, 100))
-	require.True(t, ranges["b"].hasOf("honest", 1))
-	require.EqualValues(t, 500, budget.Used())
-	ranges["b"].advance(1)
-	require.EqualValues(t, 300, budget.Used())
+	for _, faulty := range []transport.ID{"x", "y", "z"} {
+		for height := int64(2); height < 10; height++ {
+			for to := range ranges {
+				_ = send(to, faulty, height, 0, 1)
+			}
+		}
+	}
+	require.LessOrEqual(t, budget.Used(), int64(800), "a later height takes its whole length")
+	for to := range ranges {
+		require.NoError(t, send(to, "honest", 1, 0, 50))
+		require.NoError(t, send(to, "honest", 1, 50, 100))
+		require.True(t, ranges[to].hasOf("honest", 1))
+	}
 	for _, w := range ranges {
 		w.close()
 	}
 	require.Zero(t, budget.Used())
+
+	// What has begun can be completed, whatever others begin.
+	require.NoError(t, send("a", "honest", 2, 0, 50))
+	require.EqualValues(t, 100, budget.Used())
+	for to := range ranges {
+		_ = send(to, "faulty", 3, 0, 1)
+	}
+	require.NoError(t, send("a", "honest", 2, 50, 100))
+	require.True(t, ranges["a"].hasOf("honest", 2))
 }
 
 // A host whose share is used up by later heights can still send the next one. Otherwise that height

@@ -90,6 +90,9 @@ func loadValidator(c *cfg.Config) (*signer.Signer, error) {
 	if err == nil {
 		err = cmtjson.Unmarshal(raw, &key)
 	}
+	if err == nil && key.PrivKey == nil {
+		err = errors.New("it has no priv_key")
+	}
 	if err != nil {
 		return nil, failed("validator key", path, err)
 	}

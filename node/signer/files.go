@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	cmtjson "github.com/cometbft/cometbft/libs/json"
@@ -48,9 +49,6 @@ type files struct {
 // SlotsFile returns the path of the slots that belong to a priv_validator_state.json.
 func SlotsFile(state string) string { return state + ".slots" }
 
-// isOpen reports whether a signature has been written since load.
-func (f *files) isOpen() bool { return f.slots != nil || f.failed != nil }
-
 // load returns the newest signature. priv_validator_state.json must exist, but a power failure may
 // leave it older than the slots, or damaged.
 func (f *files) load() (last privval.FilePVLastSignState, err error) {
@@ -73,7 +71,7 @@ func (f *files) load() (last privval.FilePVLastSignState, err error) {
 		return newest, nil
 	}
 	// Another program may have signed since the newest slot was written.
-	if found && before(last, newest) {
+	if found && !before(newest, last) {
 		return newest, nil
 	}
 	return last, nil
@@ -165,11 +163,6 @@ func (f *files) save(last *privval.FilePVLastSignState) error {
 }
 
 func (f *files) write(last *privval.FilePVLastSignState) error {
-	if f.slots == nil {
-		if err := f.open(); err != nil {
-			return err
-		}
-	}
 	b, err := encodeSlot(f.number+1, slot{f.owner.String(), *last})
 	if err != nil {
 		return err
@@ -191,13 +184,21 @@ func (f *files) write(last *privval.FilePVLastSignState) error {
 	return err
 }
 
-// open opens both files for writing. It makes the slots if there are none.
-func (f *files) open() error {
+// begin opens both files for writing, makes the slots if there are none, and makes the last
+// signature durable in both. The caller holds the locks of the databases: no other process signs.
+func (f *files) begin(last *privval.FilePVLastSignState) error {
+	if f.failed != nil {
+		return f.failed
+	}
 	path := SlotsFile(f.path)
-	if info, err := f.fs.Stat(path); err != nil || info.Size() < 2*slotBytes {
-		if err := onvfs.Write(f.fs, path, make([]byte, 2*slotBytes)); err != nil {
-			return err
+	_, err := f.fs.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = onvfs.Write(f.fs, path, make([]byte, 2*slotBytes)); err == nil && f.fs == vfs.Default {
+			err = os.Chmod(path, 0o600)
 		}
+	}
+	if err != nil {
+		return err
 	}
 	slots, err := f.fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
 	if err != nil {
@@ -207,6 +208,12 @@ func (f *files) open() error {
 		return errors.Join(err, slots.Close())
 	}
 	f.slots = slots
+	if last.Height == 0 {
+		return nil
+	}
+	if err := errors.Join(f.save(last), f.json.Sync()); err != nil {
+		return errors.Join(err, f.close())
+	}
 	return nil
 }
 

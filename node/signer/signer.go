@@ -70,6 +70,13 @@ func (s *Signer) Close() error {
 	return s.files.close()
 }
 
+// Height returns the height of the last signature.
+func (s *Signer) Height() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last.Height
+}
+
 // PrivKey returns the private key.
 func (s *Signer) PrivKey() crypto.PrivKey { return s.key }
 
@@ -143,15 +150,19 @@ func (s *Signer) sign(height int64, round int32, step int8, message []byte, c ca
 	if s.closed {
 		return nil, at, errClosed
 	}
-	if !s.files.isOpen() {
+	if s.files.slots == nil {
 		// Since Open, another process may have signed. By now this one has locked the databases.
+		// What it finds may not be on the disk if a process was killed, so it is made durable.
 		if s.last, err = s.files.load(); err != nil {
+			return nil, at, err
+		}
+		if err := s.files.begin(&s.last); err != nil {
 			return nil, at, err
 		}
 	}
 	again, err := s.last.CheckHRS(height, round, step)
 	if err != nil {
-		return nil, at, fmt.Errorf("%w (%s has the last signature)", err, s.files.path)
+		return nil, at, fmt.Errorf("%w (the last signature is in %s, or in %s)", err, s.files.path, SlotsFile(s.files.path))
 	}
 	if !again {
 		if signature, err = s.key.Sign(message); err != nil {

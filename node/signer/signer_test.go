@@ -292,3 +292,26 @@ func TestDiskFails(t *testing.T) {
 	syncs = 100
 	require.Panics(t, func() { _, _, _ = request{kind: cmtproto.PrevoteType, height: 3}.sign(s) })
 }
+
+// A process is killed between the write of a signature and its sync, and the next one sends that
+// signature, which it finds in the memory of the system. Then the power fails.
+func TestKilledBeforeTheSync(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	require.NoError(t, mem.MkdirAll(crashfs.Dir, 0o755))
+	root, err := mem.OpenDir("/")
+	require.NoError(t, err)
+	require.NoError(t, root.Sync())
+	path := home(t, mem, crashfs.Dir)
+	syncs := 1
+	s := open(t, failing{mem, &syncs}, path)
+	_, _, err = request{kind: cmtproto.PrevoteType, height: 1, block: 1}.sign(s)
+	require.NoError(t, err)
+	second := request{kind: cmtproto.PrevoteType, height: 2, block: 1}
+	require.Panics(t, func() { _, _, _ = second.sign(s) })
+
+	_, _, err = second.sign(open(t, mem, path))
+	require.NoError(t, err)
+	left := mem.CrashClone(vfs.CrashCloneCfg{})
+	_, _, err = request{kind: cmtproto.PrevoteType, height: 2, block: 2}.sign(open(t, left, path))
+	require.ErrorIs(t, err, ErrConflict)
+}

@@ -28,7 +28,11 @@ type headers struct {
 
 var _ server.Headers = (*headers)(nil)
 
-func (h *headers) init() { h.hashes = map[int64]avlstar.Hash{} }
+func (h *headers) init() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hashes = map[int64]avlstar.Hash{}
+}
 
 // AppHash implements server.Headers.
 func (h *headers) AppHash(height int64) (avlstar.Hash, bool) {

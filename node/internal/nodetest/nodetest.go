@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -82,7 +83,9 @@ func Load(t *testing.T, home string) *config.Config {
 // RPC returns a client of the node of a home.
 func RPC(t *testing.T, home string) *rpchttp.HTTP {
 	t.Helper()
-	client, err := rpchttp.New(config.RPCAddress(home), "/websocket")
+	// The node closes idle connections after 10 s. A request that meets the close fails.
+	transport := &http.Transport{IdleConnTimeout: 5 * time.Second}
+	client, err := rpchttp.NewWithClient(config.RPCAddress(home), "/websocket", &http.Client{Transport: transport})
 	require.NoError(t, err)
 	return client
 }
