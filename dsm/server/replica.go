@@ -204,6 +204,7 @@ func (r *Replica) advance() (more bool, err error) {
 		r.mu.Unlock()
 		return false, err
 	}
+	r.mu.waiting.expireNow() // also where no message arrives any more
 	base := r.newest()
 	r.mu.Unlock()
 	if err := r.compare(base); err != nil {

@@ -208,6 +208,22 @@ func TestStateOfAnotherChain(t *testing.T) {
 	require.ErrorIs(t, err, server.ErrOther)
 }
 
+// An update that its sender has begun and forgotten gives back its bytes, also if no message comes.
+func TestForgottenUpdatesExpire(t *testing.T) {
+	c := newChain(t, seeds.Rand(t), evenRanges(2), 2)
+	named := server.NewShares(64 << 20)
+	r := c.newReplica(t, 0, func(o *server.Options) {
+		o.Known, o.Named = func(transport.ID) bool { return true }, named
+		o.Limits = server.Limits{Patience: 1, Rate: 1 << 40}
+	})
+	_, err := r.Receive("forgetful", "", part(2, c.ranges[0], c.blocks[1].updates[0], 0, 1))
+	require.NoError(t, err)
+	require.Positive(t, named.Used())
+	_, err = r.Advance()
+	require.NoError(t, err)
+	require.Zero(t, named.Used())
+}
+
 // Floods and stale senders do not block an honest sender.
 func TestFlood(t *testing.T) {
 	rng := seeds.Rand(t)

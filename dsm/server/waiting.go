@@ -508,6 +508,12 @@ func (w *waiting) expire(now time.Time) {
 	}
 }
 
+// expireNow drops the updates whose deadlines have passed, and returns their bytes to the budgets.
+func (w *waiting) expireNow() {
+	defer w.charge()
+	w.expire(time.Now())
+}
+
 // takeSlow returns the updates that expired since the last call.
 func (w *waiting) takeSlow() []late {
 	slow := w.slow

@@ -54,6 +54,7 @@ type snapshots struct {
 		outlines map[int64][]byte
 		served   []*servedSnapshot // ascending by height
 		disk     map[int64]uint64  // what they keep on disk, by height; immutable
+		size     uint64            // of the newest one, as it was last measured
 	}
 }
 
@@ -294,8 +295,9 @@ func (s *snapshots) bound() {
 	s.shrink()
 }
 
-// measure sets the result of onDisk, and returns the size of the newest served snapshot.
-func (s *snapshots) measure() (size uint64) {
+// measure sets the result of onDisk, and returns the size of the newest served snapshot. What cannot
+// be read keeps its former value: a damaged range must not make all snapshots go.
+func (s *snapshots) measure() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	disk := make(map[int64]uint64, len(s.mu.served))
@@ -306,7 +308,10 @@ func (s *snapshots) measure() (size uint64) {
 		}
 		kept, err := o.DiskBytes(next)
 		if err == nil && next == nil {
-			size, err = o.Bytes()
+			var size uint64
+			if size, err = o.Bytes(); err == nil {
+				s.mu.size = size
+			}
 		}
 		if err != nil { // a damaged range is put aside elsewhere
 			s.n.log.Debug("Cannot measure what a snapshot keeps on disk", "height", o.Height, "err", err)
@@ -315,7 +320,7 @@ func (s *snapshots) measure() (size uint64) {
 		disk[o.Height] = kept
 	}
 	s.mu.disk = disk
-	return size
+	return s.mu.size
 }
 
 // onDisk returns what each snapshot keeps on disk, as it was last measured.
