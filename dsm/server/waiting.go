@@ -75,8 +75,8 @@ func NewShares(limit int64) *Shares {
 	return &Shares{limit: limit, holders: make(map[string]int64)}
 }
 
-// Used returns the bytes that are taken. For named senders it can exceed the limit by updates of the
-// next height of each range.
+// Used returns the bytes that are taken. For named senders it can exceed the limit by updates of
+// the next height of each range.
 func (s *Shares) Used() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,10 +132,10 @@ const maxRefused = 1024
 type waiting struct {
 	limits Limits
 	known  func(transport.ID) bool // nil: no sender is known
-	// The budgets of known and of other senders; nil: none. A known sender's update of a later height
-	// takes its whole length when it begins, so that what has begun can be completed; others take
-	// what has arrived. A known sender's update of the next height is never refused for the budget: a
-	// range that waits for its next height must not depend on what others have sent to other ranges.
+	// The budgets of known and of other senders; nil: none. A known sender's update of a later
+	// height takes its whole length when it begins, so that what has begun can be completed; others
+	// take what has arrived. A known sender's update of the next height is never refused for the
+	// budget: no range depends on what is sent to others.
 	named, strangers *Shares
 	charged          map[share]int64
 

@@ -295,8 +295,8 @@ func (s *snapshots) bound() {
 	s.shrink()
 }
 
-// measure sets the result of onDisk, and returns the size of the newest served snapshot. What cannot
-// be read keeps its former value: a damaged range must not make all snapshots go.
+// measure sets the result of onDisk, and returns the size of the newest served snapshot. What
+// cannot be read keeps its former value: a damaged range must not make all snapshots go.
 func (s *snapshots) measure() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
