@@ -484,6 +484,9 @@ func TestTakeoverReuses(t *testing.T) {
 // A node that was killed while it fetched a range continues where it stopped, at a newer height,
 // and only a few responses are in memory at a time.
 func TestTakeoverResumesAfterAKill(t *testing.T) {
+	if testing.Short() {
+		t.Skip("28 MB of blocks; TestTakeoverReuses fills a range, too")
+	}
 	t.Parallel() // it waits for blocks
 	c := newChain(t, avlstar.KeyRange{})
 	a := c.start(c.replicaHome(), log.NewNopLogger(), fromGenesis)
