@@ -192,7 +192,9 @@ func (f *files) begin(last *privval.FilePVLastSignState) error {
 	}
 	path := SlotsFile(f.path)
 	_, err := f.fs.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if err == nil { // a process that was killed may have made it, without syncing its name
+		err = onvfs.SyncDir(f.fs, f.fs.PathDir(path))
+	} else if errors.Is(err, fs.ErrNotExist) {
 		if err = onvfs.Write(f.fs, path, make([]byte, 2*slotBytes)); err == nil && f.fs == vfs.Default {
 			err = os.Chmod(path, 0o600)
 		}
@@ -203,6 +205,10 @@ func (f *files) begin(last *privval.FilePVLastSignState) error {
 	slots, err := f.fs.OpenReadWrite(path, vfs.WriteCategoryUnspecified)
 	if err != nil {
 		return err
+	}
+	// A killed process may have left a slot in memory only. Both slots must never be written at once.
+	if err := slots.SyncData(); err != nil {
+		return errors.Join(err, slots.Close())
 	}
 	if f.json, err = f.fs.OpenReadWrite(f.path, vfs.WriteCategoryUnspecified); err != nil {
 		return errors.Join(err, slots.Close())

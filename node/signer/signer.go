@@ -144,8 +144,8 @@ type canonical struct {
 }
 
 // sign returns the signature of a message, and a time if the message must have that time instead of
-// its own. A new signature is durable when sign returns. It panics if it cannot be, as FilePV does:
-// CometBFT's consensus then ends, and so does the node.
+// its own. A signature is durable when sign returns. It panics if it cannot be, as FilePV does:
+// CometBFT's consensus then ends.
 func (s *Signer) sign(height int64, round int32, step int8, message []byte, c canonical) (signature []byte, at time.Time, err error) {
 	if s.closed {
 		return nil, at, errClosed
@@ -153,11 +153,11 @@ func (s *Signer) sign(height int64, round int32, step int8, message []byte, c ca
 	if s.files.slots == nil {
 		// Since Open, another process may have signed. By now this one has locked the databases.
 		// What it finds may not be on the disk if a process was killed, so it is made durable.
-		if s.last, err = s.files.load(); err != nil {
-			return nil, at, err
+		if s.last, err = s.files.load(); err == nil {
+			err = s.files.begin(&s.last)
 		}
-		if err := s.files.begin(&s.last); err != nil {
-			return nil, at, err
+		if err != nil {
+			panic(fmt.Errorf("nothing is signed, because the last signature cannot be made durable: %w", err))
 		}
 	}
 	again, err := s.last.CheckHRS(height, round, step)

@@ -283,9 +283,12 @@ func (f failingFile) SyncData() error {
 
 // A signature that is not durable is not given, and nothing is signed after it.
 func TestDiskFails(t *testing.T) {
-	syncs := 1
+	syncs := 0
 	fs := failing{vfs.NewMem(), &syncs}
-	s := open(t, fs, home(t, fs, ""))
+	path := home(t, fs, "")
+	require.Panics(t, func() { _, _, _ = request{kind: cmtproto.PrevoteType, height: 1}.sign(open(t, fs, path)) }, "at its first use")
+	syncs = 2
+	s := open(t, fs, path)
 	_, _, err := request{kind: cmtproto.PrevoteType, height: 1}.sign(s)
 	require.NoError(t, err)
 	require.Panics(t, func() { _, _, _ = request{kind: cmtproto.PrevoteType, height: 2}.sign(s) })
@@ -302,7 +305,7 @@ func TestKilledBeforeTheSync(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, root.Sync())
 	path := home(t, mem, crashfs.Dir)
-	syncs := 1
+	syncs := 2
 	s := open(t, failing{mem, &syncs}, path)
 	_, _, err = request{kind: cmtproto.PrevoteType, height: 1, block: 1}.sign(s)
 	require.NoError(t, err)
