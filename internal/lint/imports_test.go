@@ -105,7 +105,7 @@ var arrows = map[string]struct {
 	"node/storagenode": {[]string{"app", "avlstar", "avlstar/record", "dsm", "dsm/server", "dsm/server/witness", "storage", "storage/rangestore", "node/health", "statesync/lightblocks", "statesync/lightclient", "node/budget", "node/buildinfo", "node/config",
 		"node/disk", "node/fabric", "node/join", "node/rangemap", "node/registry", "statesync", "statesync/peers", "statesync/protocol", "statesync/scheduler", "statesync/serve", "internal/hedge", "internal/durable", "internal/durable/onvfs", "node/statuspage", "transport", "transport/tcp"}, "a storage node that linked the validator process would open consensus and its keys"},
 	"node/rangemap": {[]string{"avlstar", "dsm", "node/config", "transport"}, "validators and storage nodes use it, and the operator's commands"},
-	"node/comet": {[]string{"statesync/catchup", "statesync/lightblocks", "node/config", "node/disk", "storage", "storage/blocks", "transport"},
+	"node/comet": {[]string{"statesync/catchup", "statesync/lightblocks", "node/config", "node/disk", "node/signer", "storage", "storage/blocks", "transport"},
 		"it adapts CometBFT to a node with any application; from storage it needs only errors"},
 	"node/config": {[]string{"app", "avlstar", "dsm", "tx", "statesync/lightclient", "node/signer", "node/statuspage", "transport"},
 		"settings are read and checked before anything is opened; from other packages it needs limits and address formats"},

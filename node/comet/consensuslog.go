@@ -11,6 +11,7 @@ import (
 	"github.com/cometbft/cometbft/libs/service"
 
 	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/node/signer"
 )
 
 // consensusLog is CometBFT's logger. It detects the end of consensus: CometBFT only logs the panic
@@ -44,6 +45,9 @@ func (l consensusLog) Error(message string, keyvals ...any) {
 	}
 	if message == reactorStopped && slices.Contains(keyvals, any(service.ErrAlreadyStopped)) {
 		return // stopBlockSync stopped it first
+	}
+	if slices.ContainsFunc(keyvals, func(v any) bool { err, _ := v.(error); return errors.Is(err, signer.ErrClosed) }) {
+		return // the node stops, and closed it before consensus
 	}
 	l.Logger.Error(message, keyvals...)
 	if message != consensusEnded && message != blockRefused && message != logFailed {

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/node/disk"
+	"github.com/starling-kv/starling/node/signer"
 )
 
 // consensus/state.go panics with texts, the write-ahead log's own functions with errors.
@@ -43,12 +44,17 @@ func TestConsensusThatEndsOnAFullDiskIsHeard(t *testing.T) {
 	}
 }
 
-// An end of consensus that a Halter caused is not a failure.
+// An end of consensus that a Halter caused is not a failure. A vote that a stopping node does not
+// sign is not an error.
 func TestShutIsNotLogged(t *testing.T) {
 	var logged bytes.Buffer
 	logger := consensusLog{log.NewTMLogger(&logged), func(error) { t.Error("the disk is not full") }, func(error) { t.Error("consensus has not failed") }, nil}
 	logger.Error(consensusEnded, "err", shut{errors.New("halted")}, "stack", "…")
 	require.NotContains(t, logged.String(), "FAILURE")
+	logger.Error("failed signing vote", "height", 7, "err", fmt.Errorf("sign a vote: %w", signer.ErrClosed))
+	require.Empty(t, logged.String())
+	logger.Error("failed signing vote", "height", 7, "err", signer.ErrConflict)
+	require.Contains(t, logged.String(), "failed signing vote")
 }
 
 // A decided block whose evidence cannot be looked up is detected in the log of consensus and of

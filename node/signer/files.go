@@ -206,7 +206,7 @@ func (f *files) begin(last *privval.FilePVLastSignState) error {
 	if err != nil {
 		return err
 	}
-	// A killed process may have left a slot in memory only. Both slots must never be written at once.
+	// A killed process may have left a slot in memory only. Both must never be written at once.
 	if err := slots.SyncData(); err != nil {
 		return errors.Join(err, slots.Close())
 	}

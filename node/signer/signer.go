@@ -31,7 +31,8 @@ import (
 // key has signed at.
 var ErrConflict = errors.New("another vote or proposal is signed at this height, round and step")
 
-var errClosed = errors.New("the signer is closed")
+// ErrClosed is returned by a signer after Close.
+var ErrClosed = errors.New("the signer is closed")
 
 // The steps of a round, as in privval.FilePV.
 const (
@@ -148,7 +149,7 @@ type canonical struct {
 // CometBFT's consensus then ends.
 func (s *Signer) sign(height int64, round int32, step int8, message []byte, c canonical) (signature []byte, at time.Time, err error) {
 	if s.closed {
-		return nil, at, errClosed
+		return nil, at, ErrClosed
 	}
 	if s.files.slots == nil {
 		// Since Open, another process may have signed. By now this one has locked the databases.

@@ -204,7 +204,7 @@ func TestNewestOfBothFiles(t *testing.T) {
 	}
 	require.NoError(t, s.Close())
 	_, _, err = at(7).sign(s)
-	require.ErrorIs(t, err, errClosed)
+	require.ErrorIs(t, err, ErrClosed)
 
 	// priv_validator_state.json is older, damaged, or newer than the slots.
 	replace(t, fs, path, privval.FilePVLastSignState{Height: 3, Step: stepPrecommit})
