@@ -3,6 +3,7 @@ package dsmbench
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -112,7 +113,11 @@ func (s *ownSource) place(a *app.App, wants []avlstar.Want) (clock, cpu time.Dur
 func lacksNothing(a *app.App, wants []avlstar.Want) bool {
 	_, v := a.Latest()
 	defer v.Release()
-	_, held := v.Missing(wants)
+	known := slices.Clone(wants)
+	for i := range known { // transfers read no values
+		known[i].Written = true
+	}
+	_, held := v.Missing(known)
 	return len(held) == 0
 }
 
