@@ -79,7 +79,7 @@ type line struct {
 	unchecked int
 	requests  int // in flight
 	most      int // number of wants in the next request; 0: maxRequest
-	expected  int // bytes that a request returns, by the largest of the last ones; 0: requestBytes
+	expected  int // bytes that a request returns, by the largest of the last ones; 0: requestBytes/2
 	bytes     int // bytes that it fetched since the last commit
 }
 
@@ -243,7 +243,7 @@ func (l *line) next(inFlight int) *request {
 		}
 		l.named, l.unchecked = 0, 0
 	}
-	room := min(aheadBytes-l.bytes, inFlightBytes) / cmp.Or(l.expected, requestBytes)
+	room := min(aheadBytes-l.bytes, inFlightBytes) / cmp.Or(l.expected, requestBytes/2)
 	most := cmp.Or(l.most, maxRequest)
 	for at, n := range l.lanes {
 		more := n.requests < inFlight && l.requests < room && n.len() >= most
