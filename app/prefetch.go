@@ -79,7 +79,7 @@ type line struct {
 	unchecked int
 	requests  int // in flight
 	most      int // number of wants in the next request; 0: maxRequest
-	expected  int // bytes that a request returns, by the largest of the last ones; 0: requestBytes/2
+	expected  int // bytes of a response, by the largest of the last ones; 0: requestBytes/2
 	bytes     int // bytes that it fetched since the last commit
 }
 
