@@ -21,7 +21,7 @@ import (
 //	CheckTx, unchecked      the records that the check missed      unchecked  ┘ each request for either
 //
 // A line has a lane for each range of Options.Edges, with requests that only nodes with that range
-// answer. So a slow storage node delays only its own range:
+// answer. So a slow storage node delays only its own range, unless maxLanesInFlight are slow:
 //
 //	line ─┬─ lane of range 0 ── queues ──take──► up to maxInFlight requests ──ended──► grafted, in any order
 //	      └─ lane of range 1 ── …                of at most maxRequest wants
@@ -34,8 +34,8 @@ const (
 	// maxUncheckedWants is enough for the unchecked transactions of four blocks.
 	maxUncheckedWants = 4 * maxUnchecked * maxShare
 	// maxInFlight limits the requests of a lane at the same time, and maxForProposers those for
-	// proposers. A connection to a storage node allows 16 calls: the rest is for blocks and
-	// updates.
+	// proposers. A connection to a storage node allows 16 calls. If the node has one range, the
+	// rest is for blocks and updates.
 	maxInFlight, maxForProposers = 8, 4
 	// A request has at most maxRequest wants. It has fewer, down to minRequest, if the responses to
 	// the last requests exceeded requestBytes. So a response has at most maxRequest values of 1
@@ -246,8 +246,11 @@ func (l *line) next(inFlight int) *request {
 	room := min(aheadBytes-l.bytes, inFlightBytes) / cmp.Or(l.expected, requestBytes/2)
 	most := cmp.Or(l.most, maxRequest)
 	for at, n := range l.lanes {
-		more := n.requests < inFlight && l.requests < room && n.len() >= most
-		if first := n.requests == 0; first && l.requests >= maxLanesInFlight || !first && !more {
+		waits := l.requests >= maxLanesInFlight
+		if n.requests > 0 {
+			waits = n.requests >= inFlight || l.requests >= room || n.len() < most
+		}
+		if waits {
 			continue
 		}
 		if wants := l.take(n, most); len(wants) > 0 {

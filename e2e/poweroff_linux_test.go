@@ -10,15 +10,14 @@ import (
 	"testing"
 	"time"
 
-	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/types"
 	"github.com/spf13/viper"
 	"github.com/stretchr/testify/require"
 
-	"github.com/starling-kv/starling/e2e/runner"
 	"github.com/starling-kv/starling/internal/durable"
 	"github.com/starling-kv/starling/internal/smalldisk"
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/node/signer"
 )
 
 // shortPowerOffs is the number of cuts of a plain `go test`, if the variable of kills is not set.
@@ -43,7 +42,7 @@ func TestPowerOff(t *testing.T) {
 			before, _ := n.others[0].AppInfo(n.ctx)
 			sent := n.lastSigned(before.Height)
 			n.disk.cutPower(t, n.process.Kill)
-			require.GreaterOrEqual(t, n.knownSigned(), sent, "a signature that was sent is lost")
+			require.GreaterOrEqual(t, n.validator().Height(), sent, "a signature that was sent is lost")
 			n.startVictim()
 			n.backWithTheNetwork()
 			n.compare()
@@ -68,9 +67,7 @@ func TestPowerOff(t *testing.T) {
 // signature; 0: there is none in the last ten.
 func (n *torture) lastSigned(below int64) int64 {
 	n.Helper()
-	validator, err := config.LoadValidator(n.config(n.victim))
-	require.NoError(n, err)
-	rpc := n.rpc(n.others[0])
+	validator, rpc := n.validator(), n.rpc(n.others[0])
 	for height := below - 1; height > max(0, below-10); height-- {
 		commit, err := rpc.Commit(n.ctx, &height)
 		require.NoError(n, err)
@@ -83,19 +80,14 @@ func (n *torture) lastSigned(below int64) int64 {
 	return 0
 }
 
-// knownSigned returns the height of the last signature that the victim's disk has.
-func (n *torture) knownSigned() int64 {
+// validator returns the victim's signer, with the last signature that is on its disk.
+func (n *torture) validator() *signer.Signer {
 	n.Helper()
-	validator, err := config.LoadValidator(n.config(n.victim))
+	c, err := config.Load(n.victim.Dir, viper.New())
 	require.NoError(n, err)
-	return validator.Height()
-}
-
-func (n *torture) config(h *runner.Home) *cfg.Config {
-	n.Helper()
-	c, err := config.Load(h.Dir, viper.New())
+	validator, err := config.LoadValidator(c.CometBFT)
 	require.NoError(n, err)
-	return c.CometBFT
+	return validator
 }
 
 // powerDisk is an ext4 in a file, mounted through a loop device: the file holds exactly what the

@@ -218,12 +218,12 @@ func (b *block) wants(all bool) []avlstar.Want {
 	return wants
 }
 
-// ways returns wants with only the paths to the keys, without the nodes that deletions need in
-// addition.
+// ways returns wants with only the paths to the keys, without their values, which transfers do not
+// read, and without the nodes that deletions need in addition.
 func ways(wants []avlstar.Want) []avlstar.Want {
 	plain := make([]avlstar.Want, len(wants))
 	for i, w := range wants {
-		plain[i] = avlstar.Want{Key: w.Key}
+		plain[i] = avlstar.Want{Key: w.Key, Written: true}
 	}
 	return plain
 }

@@ -3,7 +3,6 @@ package dsmbench
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -113,11 +112,7 @@ func (s *ownSource) place(a *app.App, wants []avlstar.Want) (clock, cpu time.Dur
 func lacksNothing(a *app.App, wants []avlstar.Want) bool {
 	_, v := a.Latest()
 	defer v.Release()
-	known := slices.Clone(wants)
-	for i := range known { // transfers read no values
-		known[i].Written = true
-	}
-	_, held := v.Missing(known)
+	_, held := v.Missing(wants)
 	return len(held) == 0
 }
 

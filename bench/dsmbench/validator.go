@@ -138,14 +138,8 @@ func (v *validator) block(ctx context.Context, txs [][]byte, wants []avlstar.Wan
 	if v.source != nil {
 		v.source.hold()
 	}
-	for i, raw := range txs {
-		res, err := v.app.CheckTx(ctx, &abci.RequestCheckTx{Tx: raw, Type: abci.CheckTxType_New})
-		if err != nil {
-			return t, err
-		}
-		if res.Code != 0 {
-			return t, fmt.Errorf("transaction %d was not admitted: %s", i, res.Log)
-		}
+	if err := check(ctx, v.app, txs); err != nil {
+		return t, err
 	}
 	if v.source != nil {
 		if t.graft, t.cpu, err = v.source.place(v.app, wants); err != nil {

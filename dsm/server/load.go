@@ -23,10 +23,11 @@ func (r *Replica) Traffic() (reads, changes uint64) {
 // Load returns the size of the newest state, and the traffic. It reads pages that are not in memory
 // at the edges of the range.
 func (r *Replica) Load() (dsm.Load, error) {
-	p := r.latest()
-	if p == nil {
+	v, ok := r.latest()
+	if !ok {
 		return dsm.Load{}, ErrClosed
 	}
+	p := v.partial
 	defer p.Release()
 	l := dsm.Load{Range: rangeOf(r.o.Range)}
 	var err error

@@ -454,7 +454,7 @@ func (r *Replica) Scrub(ctx context.Context) error {
 	}
 	r.scrubbing.Lock() // a Server that is being replaced ends its call
 	defer r.scrubbing.Unlock()
-	err := r.o.Store.Scrub(ctx, r.latest, r.o.ScrubRate)
+	err := r.o.Store.Scrub(ctx, func() *avlstar.Partial { v, _ := r.latest(); return v.partial }, r.o.ScrubRate)
 	if err == nil {
 		return nil
 	}
@@ -464,16 +464,15 @@ func (r *Replica) Scrub(ctx context.Context) error {
 	return r.fail(fmt.Errorf("storagenode: scrub: %w", err))
 }
 
-// latest returns the newest version with a reference that the caller releases; nil: the replica is
-// closed.
-func (r *Replica) latest() *avlstar.Partial {
+// latest returns the newest version with a reference that the caller releases; false: the replica
+// is closed.
+func (r *Replica) latest() (v version, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.mu.versions) == 0 {
-		return nil
+		return v, false
 	}
-	v, _ := r.at(r.newest().height)
-	return v.partial
+	return r.at(r.newest().height)
 }
 
 // At returns the range's state after a block with a reference that the caller releases. ok is false
@@ -533,10 +532,10 @@ func (r *Replica) Waiting() (updates, bytes int) {
 
 // Sizes returns the bytes of the range's state on disk, and of its tree in memory, in use or not.
 func (r *Replica) Sizes() (disk, memory uint64) {
-	if p := r.latest(); p != nil {
-		m := p.Memory()
+	if v, ok := r.latest(); ok {
+		m := v.partial.Memory()
 		memory = m.NodeBytes + m.LeafBytes + m.IndexBytes
-		p.Release()
+		v.partial.Release()
 	}
 	return r.o.Store.Bytes(), memory
 }

@@ -306,13 +306,10 @@ func (h heldRange) replaced(next *Snapshot) (uint64, error) {
 	}
 	to := h
 	if next == nil {
-		h.replica.mu.Lock()
-		if len(h.replica.mu.versions) == 0 { // closed
-			h.replica.mu.Unlock()
+		v, ok := h.replica.latest()
+		if !ok { // closed
 			return size, nil
 		}
-		v, _ := h.replica.at(h.replica.newest().height)
-		h.replica.mu.Unlock()
 		defer v.partial.Release()
 		to.partial, to.put = v.partial, v.put
 	} else {

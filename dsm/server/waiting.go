@@ -59,10 +59,11 @@ func orDefault[N int | int64 | time.Duration](n, otherwise N) N {
 }
 
 // Shares is a budget in bytes of all replicas of a node for the waiting updates of one kind of
-// sender. A holder, which is a named sender or the host of others, may have as many bytes as it
-// leaves free for others, so one has at most half of the budget, and a newcomer always gets some
-// (dynamic thresholds: Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory
-// Packet Switches", section III, with α = 1). Its methods may be called concurrently.
+// sender. The host of senders that are not named may have as many bytes as it leaves free for
+// others, and a named sender half as many, so no holder has more than half of the budget, and a
+// newcomer always gets some (dynamic thresholds: Choudhury and Hahne, "Dynamic Queue Length
+// Thresholds for Shared-Memory Packet Switches", section III, with α = 1 and 1/2). Its methods may
+// be called concurrently.
 type Shares struct {
 	limit   int64
 	mu      sync.Mutex

@@ -106,14 +106,10 @@ func (s *Signer) SignVote(chainID string, vote *cmtproto.Vote) error {
 		return errors.New("a vote extension outside of a precommit for a block")
 	}
 	var last, now cmtproto.CanonicalVote
-	signature, at, err := s.sign(vote.Height, vote.Round, step, types.VoteSignBytes(chainID, vote), canonical{
-		&last, &now, func() time.Time { now.Timestamp = last.Timestamp; return last.Timestamp },
-	})
+	signature, err := s.sign(vote.Height, vote.Round, step, types.VoteSignBytes(chainID, vote), &vote.Timestamp,
+		canonical{&last, &last.Timestamp}, canonical{&now, &now.Timestamp})
 	if err != nil {
 		return fmt.Errorf("sign a vote: %w", err)
-	}
-	if !at.IsZero() {
-		vote.Timestamp = at
 	}
 	vote.Signature, vote.ExtensionSignature = signature, extension
 	return nil
@@ -125,31 +121,28 @@ func (s *Signer) SignProposal(chainID string, proposal *cmtproto.Proposal) error
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var last, now cmtproto.CanonicalProposal
-	signature, at, err := s.sign(proposal.Height, proposal.Round, stepPropose, types.ProposalSignBytes(chainID, proposal), canonical{
-		&last, &now, func() time.Time { now.Timestamp = last.Timestamp; return last.Timestamp },
-	})
+	signature, err := s.sign(proposal.Height, proposal.Round, stepPropose, types.ProposalSignBytes(chainID, proposal), &proposal.Timestamp,
+		canonical{&last, &last.Timestamp}, canonical{&now, &now.Timestamp})
 	if err != nil {
 		return fmt.Errorf("sign a proposal: %w", err)
-	}
-	if !at.IsZero() {
-		proposal.Timestamp = at
 	}
 	proposal.Signature = signature
 	return nil
 }
 
-// canonical compares two messages without their times.
+// canonical is an empty message to decode a signed one into, and its time.
 type canonical struct {
-	last, now proto.Message    // empty
-	sameTime  func() time.Time // gives now the time of last, and returns it
+	message proto.Message
+	time    *time.Time
 }
 
-// sign returns the signature of a message, and a time if the message must have that time instead of
-// its own. A signature is durable when sign returns. It panics if it cannot be, as FilePV does:
-// CometBFT's consensus then ends.
-func (s *Signer) sign(height int64, round int32, step int8, message []byte, c canonical) (signature []byte, at time.Time, err error) {
+// sign returns the signature of a message. If the message is signed already with another time, sign
+// sets at, the time of the vote or proposal, to that one. last and now are used to compare the two.
+// A signature is durable when sign returns. It panics if it cannot be, as FilePV does: CometBFT's
+// consensus then ends.
+func (s *Signer) sign(height int64, round int32, step int8, message []byte, at *time.Time, last, now canonical) (signature []byte, err error) {
 	if s.closed {
-		return nil, at, ErrClosed
+		return nil, ErrClosed
 	}
 	if s.files.slots == nil {
 		// Since Open, another process may have signed. By now this one has locked the databases.
@@ -163,27 +156,28 @@ func (s *Signer) sign(height int64, round int32, step int8, message []byte, c ca
 	}
 	again, err := s.last.CheckHRS(height, round, step)
 	if err != nil {
-		return nil, at, fmt.Errorf("%w (the last signature is in %s, or in %s)", err, s.files.path, SlotsFile(s.files.path))
+		return nil, fmt.Errorf("%w (the last signature is in %s, or in %s)", err, s.files.path, SlotsFile(s.files.path))
 	}
 	if !again {
 		if signature, err = s.key.Sign(message); err != nil {
-			return nil, at, err
+			return nil, err
 		}
-		last := privval.FilePVLastSignState{Height: height, Round: round, Step: step, Signature: signature, SignBytes: message}
-		if err := s.files.save(&last); err != nil {
+		state := privval.FilePVLastSignState{Height: height, Round: round, Step: step, Signature: signature, SignBytes: message}
+		if err := s.files.save(&state); err != nil {
 			panic(fmt.Errorf("the signature at height %d is not durable, so it is not sent: %w", height, err))
 		}
-		s.last = last
-		return signature, at, nil
+		s.last = state
+		return signature, nil
 	}
 	if bytes.Equal(message, s.last.SignBytes) {
-		return s.last.Signature, at, nil
+		return s.last.Signature, nil
 	}
-	if err := errors.Join(protoio.UnmarshalDelimited(s.last.SignBytes, c.last), protoio.UnmarshalDelimited(message, c.now)); err != nil {
-		return nil, at, fmt.Errorf("%w: %w", ErrConflict, err)
+	if err := errors.Join(protoio.UnmarshalDelimited(s.last.SignBytes, last.message), protoio.UnmarshalDelimited(message, now.message)); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConflict, err)
 	}
-	if at = c.sameTime(); !proto.Equal(c.last, c.now) {
-		return nil, time.Time{}, ErrConflict
+	if *now.time = *last.time; !proto.Equal(last.message, now.message) {
+		return nil, ErrConflict
 	}
-	return s.last.Signature, at, nil
+	*at = *last.time
+	return s.last.Signature, nil
 }
