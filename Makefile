@@ -9,6 +9,8 @@ GO            ?= go
 TOOLS         := $(CURDIR)/.tools
 GOLANGCI      := v2.11.4
 MISSPELL      := v0.8.0
+HUGO          := v0.162.0
+D2            := v0.7.2
 FUZZTIME      ?= 30s
 KILLS         ?= 50
 SEEDS         ?= 20
@@ -38,7 +40,7 @@ RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e 
 # $(call timed,WHAT,COMMAND) runs a command, and prints WHAT before and the seconds after it.
 timed = @echo "=== $(1)"; from=$$(date +%s); $(2) && echo "=== $$(($$(date +%s) - from)) s: $(1)"
 
-.PHONY: help build build-rdma localnet image install release release-check test check checks modules race debug oracle bench cosmos e2e e2e-docker e2e-network e2e-random torture test-rdma lint fuzz proto kernels vectors pictures clean
+.PHONY: help build build-rdma localnet image install release release-check test check checks modules race debug oracle bench cosmos e2e e2e-docker e2e-network e2e-random torture test-rdma lint fuzz proto kernels vectors pictures docs diagrams clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
@@ -168,6 +170,18 @@ pictures: ## measure figures of the papers, and put their pictures into docs/pap
 	cd bench && $(GO) run . papers --only $(FIGURES) --out ../build/papers
 	mkdir -p docs/papers
 	cp build/papers/*.svg docs/papers/
+
+docs: $(TOOLS)/hugo-$(HUGO) ## build the documents as a site with search into build/docs (open index.html), and test it in Chromium
+	$(TOOLS)/hugo-$(HUGO) --source site --destination $(CURDIR)/build/docs --cleanDestinationDir --panicOnWarning --quiet
+	STARLING_SITE=$(CURDIR)/build/docs $(GO) test -count=1 -v -run '^TestSite$$' ./e2e/browser
+
+$(TOOLS)/hugo-$(HUGO):
+	@echo 'compiling Hugo: three minutes on two cores'
+	GOFLAGS=-trimpath GOBIN=$(TOOLS) $(GO) install github.com/gohugoio/hugo@$(HUGO)
+	mv $(TOOLS)/hugo $@
+
+diagrams: ## draw docs/diagrams/*.d2 as SVG, for light and dark pages
+	@for f in docs/diagrams/*.d2; do $(GO) run oss.terrastruct.com/d2@$(D2) --theme 0 --dark-theme 200 --pad 10 $$f $${f%.d2}.svg && chmod 644 $${f%.d2}.svg || exit 1; done
 
 clean: ## remove all build outputs
 	rm -rf build .tools
