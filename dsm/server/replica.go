@@ -50,6 +50,9 @@ type Options struct {
 	// ScrubRate is the rate, in bytes of leaf records per second, at which the state on disk is
 	// read and verified; 0: it is not.
 	ScrubRate int64
+	// SnapshotInterval is the number of blocks between the heights of which there are snapshots. It
+	// makes DiskBytes of these count a record that is written often once; 0: it counts as often.
+	SnapshotInterval int64
 	// Loading, if not nil, is called from time to time while Open reads the stored state, with the
 	// number of leaves read.
 	Loading func(leaves uint64)
@@ -98,6 +101,7 @@ type Replica struct {
 
 	advancing sync.Mutex // held by Advance
 	truncated int64      // the log was truncated to this height; guarded by advancing
+	fresh     fresh      // guarded by advancing
 	scrubbing sync.Mutex // held by Scrub: the store has one scrubber
 
 	mu struct {
@@ -119,7 +123,8 @@ type version struct {
 	// size.
 	changes []avlstar.Change
 	bytes   uint64
-	// put is the total size of the records that all blocks since Open put into the range.
+	// put is the total size of the records that all blocks since Open put into the range. A record
+	// in fresh counts once, or not if it was deleted.
 	put uint64
 }
 
@@ -277,10 +282,21 @@ func (r *Replica) apply(base version, u avlstar.Update, length int) (version, er
 		return version{}, damaged(err)
 	}
 	v := version{height: base.height + 1, partial: p, bytes: uint64(length), put: base.put}
+	if r.o.SnapshotInterval > 0 && base.height%r.o.SnapshotInterval == 0 {
+		r.fresh.clear()
+	}
 	for _, c := range u.Changes {
 		v.changes = append(v.changes, c.Change)
-		if c.Value != nil && r.o.Range.Contains(c.Key) {
-			v.put += record.Bytes(len(c.Key), len(c.Value))
+		if !r.o.Range.Contains(c.Key) {
+			continue
+		}
+		var size uint64
+		if c.Value != nil {
+			size = record.Bytes(len(c.Key), len(c.Value))
+		}
+		v.put += size
+		if r.o.SnapshotInterval > 0 {
+			v.put -= r.fresh.put(c.Key, size)
 		}
 	}
 	return v, nil

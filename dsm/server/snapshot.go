@@ -285,9 +285,10 @@ func (s *Snapshot) HeldBytes() (n uint64) {
 }
 
 // DiskBytes returns how much disk space the snapshot keeps that neither the next snapshot needs,
-// nor, if next is nil, the newest state: the size of the records replaced or deleted meanwhile,
-// where a record that was replaced often counts as often, and at most all records of the snapshot.
-// Errors: read errors of pages at the edges of ranges.
+// nor, if next is nil, the newest state: the size of the records replaced or deleted meanwhile, and
+// at most all records of the snapshot. It may be greater if more than maxFresh keys of a range were
+// written, or if a height of a snapshot is between the two or Options.SnapshotInterval is not that
+// of the snapshots. Errors: read errors of pages at the edges of ranges.
 func (s *Snapshot) DiskBytes(next *Snapshot) (sum uint64, err error) {
 	for _, r := range s.ranges {
 		n, err := r.replaced(next)

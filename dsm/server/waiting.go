@@ -96,6 +96,13 @@ func (s *Shares) take(holder string, bytes, of int64) bool {
 	return true
 }
 
+// fits reports whether take succeeds once the holder has given back freed bytes.
+func (s *Shares) fits(holder string, bytes, freed, of int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.holders[holder]-freed+bytes <= (s.limit-s.used+freed)/of
+}
+
 // change adds bytes, which may be negative, to those of a holder.
 func (s *Shares) change(holder string, bytes int64) {
 	s.mu.Lock()
@@ -361,11 +368,7 @@ func (w *waiting) charge() {
 		add(a.from, len(a.update))
 	}
 	for _, b := range w.begun {
-		if w.isKnown(b.from.sender) && b.height > w.next {
-			add(b.from, int(b.total))
-		} else {
-			add(b.from, int(b.have))
-		}
+		add(b.from, w.chargeOf(b))
 	}
 	for s, n := range now {
 		s.budget.change(s.holder, n-w.charged[s])
@@ -378,6 +381,30 @@ func (w *waiting) charge() {
 	w.charged = now
 }
 
+// chargeOf returns the bytes that an incomplete update takes of its source's share.
+func (w *waiting) chargeOf(b *begun) int {
+	if w.isKnown(b.from.sender) && b.height > w.next {
+		return int(b.total)
+	}
+	return int(b.have)
+}
+
+// chargeAbove returns the bytes that the selected sources' updates of later heights than the given
+// one take of their shares.
+func (w *waiting) chargeAbove(height int64, which func(source) bool) (bytes int64) {
+	for _, a := range w.whole {
+		if a.height > height && which(a.from) {
+			bytes += int64(len(a.update))
+		}
+	}
+	for _, b := range w.begun {
+		if b.height > height && which(b.from) {
+			bytes += int64(w.chargeOf(b))
+		}
+	}
+	return bytes
+}
+
 // close drops all updates.
 func (w *waiting) close() {
 	w.drop(func(int64, source) bool { return true })
@@ -385,9 +412,10 @@ func (w *waiting) close() {
 }
 
 // shareFor takes bytes of a source's share for an update of a height, if the source is known as the
-// argument says. It drops the source's updates of later heights to make room: a source that has
-// used up its share for these could not send the next height. It returns ErrFull if that is not
-// enough.
+// argument says. It drops the source's updates of later heights in this range, the latest first, to
+// make room: a source that has used up its share for these could not send the next height. If that
+// is not enough, because the source has the rest of its share in other ranges, or others have used
+// up the budget, it drops nothing and returns ErrFull.
 func (w *waiting) shareFor(from source, height int64, bytes int, known bool) error {
 	s, limited := w.shareOf(from)
 	if !limited || w.isKnown(from.sender) != known || known && height == w.next {
@@ -402,7 +430,7 @@ func (w *waiting) shareFor(from source, height int64, bytes int, known bool) err
 		of, holder = 2, "named sender"
 	}
 	for !s.budget.take(s.holder, int64(bytes), of) {
-		if !w.dropLatest(height, same) {
+		if !s.budget.fits(s.holder, int64(bytes), w.chargeAbove(height, same), of) || !w.dropLatest(height, same) {
 			return fmt.Errorf("%w: the budget of all ranges is %d bytes, and each %s has a share", ErrFull, s.budget.limit, holder)
 		}
 		w.charge()

@@ -359,3 +359,33 @@ func TestTheOnlySenderComesBack(t *testing.T) {
 	_, complete := w.candidate()
 	require.True(t, complete)
 }
+
+// An update that its sender's share has no room for, whatever is dropped, drops nothing: the sender
+// has used up its share in another range.
+func TestNothingIsDroppedInVain(t *testing.T) {
+	budget := NewShares(400)
+	ranges := map[string]*waiting{}
+	for _, name := range []string{"a", "b"} {
+		ranges[name] = newWaiting(Limits{}, 1)
+		ranges[name].strangers = budget
+	}
+	send := func(to string, height int64, length int) error {
+		update := bytes.Repeat([]byte(to), length)
+		p := dsm.UpdatePart{Height: height, Total: uint32(length), Sum: sha256.Sum256(update), Part: update}
+		_, err := ranges[to].add(time.Unix(0, 0), source{"s", "h"}, p)
+		return err
+	}
+	require.NoError(t, send("a", 1, 150))
+	require.NoError(t, send("b", 4, 20))
+	require.NoError(t, send("b", 3, 20))
+	require.ErrorIs(t, send("b", 2, 110), ErrFull, "100 at most, if both later ones are dropped")
+	require.Len(t, ranges["b"].whole, 2)
+	require.NoError(t, send("b", 2, 50), "one of them is enough")
+	require.Len(t, ranges["b"].whole, 2)
+	require.True(t, ranges["b"].hasOf("s", 3))
+	require.False(t, ranges["b"].hasOf("s", 4))
+	for _, w := range ranges {
+		w.close()
+	}
+	require.Zero(t, budget.Used())
+}

@@ -3,6 +3,7 @@ package storagenode
 import (
 	"context"
 	"os"
+	"runtime"
 	"slices"
 	"time"
 
@@ -88,7 +89,21 @@ func (n *Process) changeMap(ctx context.Context) error {
 	n.mu.places = places
 	n.mu.Unlock()
 	n.log.Info("Taking a new map of the ranges", "map_version", nodes.Version, "ranges", len(places), "new", len(added))
+	if len(added) > 0 {
+		n.checkMemory(len(places))
+	}
 	return n.changed()
+}
+
+// checkMemory logs an error if a map has given the node more ranges than its memory is enough for.
+// It does not refuse the map: validators send the ranges' updates to this node, and may wait for it.
+func (n *Process) checkMemory(ranges int) {
+	_, limits := n.chunks.manager.Kept()
+	err := budgetsOf(n.config.App, ranges, runtime.GOMAXPROCS(0), limits.Disk).Check(n.config.App.MinMemoryBytes)
+	if err != nil {
+		n.log.Error("The new map gives this node more ranges than its memory is enough for: it may run out of memory now, and its next start is refused",
+			"ranges", ranges, "err", err)
+	}
 }
 
 // retire removes a range that is no longer in the map, in parallel with the follower, if other

@@ -195,7 +195,7 @@ func (n *Process) replicaOptions(p *place, store *rangestore.Store) server.Optio
 		Range: p.keys, Store: store, Log: n.redo, Headers: &n.headers, Verdict: n.verdict, Known: n.isNamed,
 		Named: n.namedUpdates, Strangers: n.strangers,
 		ServeHeights: c.StorageNode.ServeHeights, ServeBytes: max(1, uint64(c.StorageNode.ServeBytes)/uint64(ranges)),
-		ScrubRate: scrubRate(c.Disk.ScrubRate, ranges), Loading: n.loading(p),
+		ScrubRate: scrubRate(c.Disk.ScrubRate, ranges), SnapshotInterval: n.chunks.interval, Loading: n.loading(p),
 	}
 }
 
