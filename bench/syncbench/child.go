@@ -119,8 +119,12 @@ func (c *worker) do(r request) (answer, error) {
 		return c.validator.do(r)
 	case c.downloads != nil:
 		return c.downloads.do(r)
+	case r.Op == opUsage && c.strangers != nil:
+		return answer{CPU: harness.CPUTime().Seconds(), Done: int(c.strangers.sent.Load()), Refused: int(c.strangers.busy.Load())}, nil
 	case r.Op == opUsage:
 		return answer{CPU: harness.CPUTime().Seconds()}, nil
+	case r.Op == opPrepare && c.strangers != nil:
+		return answer{}, c.strangers.prepare(r.Kind)
 	case r.Op == opServe && c.strangers != nil:
 		return answer{Target: c.strangers.relay.target}, nil
 	case r.Op == opAttack && c.strangers != nil:

@@ -37,6 +37,7 @@ const (
 	opBlocks   op = "blocks"   // validator: make n blocks
 	opDownload op = "download" // downloaders: run n of them from now on
 	opBesiege  op = "besiege"  // besieger: start attackers of a joiner, and their advertisers
+	opPrepare  op = "prepare"  // strangers: prepare an attack of a kind, before it is timed
 	opAttack   op = "attack"   // besieger, strangers: attack a server or a network from now on
 )
 
@@ -65,7 +66,7 @@ type request struct {
 
 // answer has the fields of its request's op.
 type answer struct {
-	Done   int     `json:"done,omitempty"` // batches
+	Done   int     `json:"done,omitempty"` // batches; opUsage of strangers: transactions answered
 	Target Target  `json:"target,omitzero"`
 	CPU    float64 `json:"cpu,omitempty"` // CPU seconds of this process; opJoin: during the join
 	RSS    int64   `json:"rss,omitempty"` // peak of resident memory, in bytes
@@ -78,7 +79,7 @@ type answer struct {
 	Later   []int64   `json:"later,omitempty"` // opJoin: of as many blocks after ingestion
 
 	// Downloaders, since the last response: the slowest newcomer, and the number without a
-	// response.
+	// response. opUsage of strangers: the number of transactions refused as busy.
 	StatusMS float64 `json:"status_ms,omitempty"`
 	Refused  int     `json:"refused,omitempty"`
 }

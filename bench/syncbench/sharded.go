@@ -36,6 +36,12 @@ const (
 	writeEvery = 400 * time.Millisecond
 	// calm is the time limit for a few blocks after an attack.
 	calm = 2 * time.Minute
+	// otherAccounts have rights in the genesis state: no validator keeps the records of so many
+	// accounts in memory.
+	otherAccounts = 4096
+	// uncheckedEvery is the interval of reading how many transactions wait unchecked.
+	uncheckedEvery = 500 * time.Millisecond
+	uncheckedName  = "starling_app_witness_unchecked"
 	// strangersMB is the largest budget of a node for strangers: updates that wait at a storage
 	// node, and answers that no stranger reads (256 MiB each).
 	strangersMB = 256 * 1.048576
@@ -81,6 +87,12 @@ type ShardedRow struct {
 	BlockedS  float64 `json:"blocked_s"`       // the longest wait of a validator for storage nodes
 	NodeCPU   float64 `json:"nodes_cores"`     // cores used by all nodes
 	AttackCPU float64 `json:"attackers_cores"` // cores used by the attackers
+
+	// Of transactions of accounts: answered and refused as busy in a second, and the most that a
+	// validator had let in unchecked.
+	TxRate    float64 `json:"transactions_s,omitempty"`
+	BusyRate  float64 `json:"busy_s,omitempty"`
+	Unchecked float64 `json:"unchecked,omitempty"`
 
 	intervals, witnesses, puts []float64
 }
@@ -166,7 +178,7 @@ func (s *shardedSiege) run(ctx context.Context, program string) (err error) {
 		Program: program, Dir: s.dir, Validators: siegeValidators,
 		AppState: map[string]any{
 			"chunk_bytes": 4096, "snapshot_interval": 25, "open": false, "admins": []string{},
-			"grants": []map[string]any{{"grantee": fmt.Sprintf("%x", s.key.PubKey().Bytes()), "prefix": shardedPrefix}},
+			"grants": s.grants(),
 		},
 		Edit: func(c *cfg.Config) {
 			c.Consensus.TimeoutCommit = blockPause
@@ -234,6 +246,17 @@ func (s *shardedSiege) run(ctx context.Context, program string) (err error) {
 	return err
 }
 
+// grants returns the rights of the load, and of accounts that do nothing.
+func (s *shardedSiege) grants() (all []map[string]any) {
+	all = append(all, map[string]any{"grantee": fmt.Sprintf("%x", s.key.PubKey().Bytes()), "prefix": shardedPrefix})
+	random := rand.New(rand.NewPCG(s.o.Seed, 0)) //nolint:gosec // reproducible by its seed
+	for range otherAccounts {
+		account := fmt.Sprintf("%016x%016x%016x%016x", random.Uint64(), random.Uint64(), random.Uint64(), random.Uint64())
+		all = append(all, map[string]any{"grantee": account, "prefix": "other/"})
+	}
+	return all
+}
+
 // shardedKey returns key i, below n keys that are spread evenly over the ranges.
 func shardedKey(i int) []byte {
 	// The multiplicative hash of Knuth, TAOCP 6.4.
@@ -287,6 +310,9 @@ func (s *shardedSiege) round(ctx context.Context, kind string) error {
 	if err != nil {
 		return err
 	}
+	if err := s.attackers.Ask(request{Op: opPrepare, Kind: kind}, nil); err != nil {
+		return err
+	}
 	s.puts.take()
 	s.witnesses.take()
 	attack := request{Op: opAttack, Kind: kind, Victims: s.victims}
@@ -298,13 +324,11 @@ func (s *shardedSiege) round(ctx context.Context, kind string) error {
 	if err := errors.Join(s.attackers.Ask(request{Op: opUsage}, &before), s.attackers.Ask(attack, nil)); err != nil {
 		return err
 	}
-	select {
-	case <-time.After(time.Duration(s.o.Seconds) * time.Second):
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	row := s.row(kind)
+	if err := s.wait(ctx, row); err != nil {
+		return err
 	}
 	ended := time.Now()
-	row := s.row(kind)
 	row.NodeCPU = max(row.NodeCPU, (cpuOf(pids)-cpu)/ended.Sub(began).Seconds())
 	witnesses, failed := s.witnesses.take()
 	row.witnesses, row.WitnessFailed = append(row.witnesses, witnesses...), row.WitnessFailed+failed
@@ -314,6 +338,8 @@ func (s *shardedSiege) round(ctx context.Context, kind string) error {
 		return err
 	}
 	row.AttackCPU = max(row.AttackCPU, harness.Ratio(after.CPU-before.CPU, ended.Sub(began).Seconds()))
+	row.TxRate = max(row.TxRate, float64(after.Done-before.Done)/ended.Sub(began).Seconds())
+	row.BusyRate = max(row.BusyRate, float64(after.Refused-before.Refused)/ended.Sub(began).Seconds())
 	seconds, err := s.join(ctx)
 	if err != nil {
 		return err
@@ -345,6 +371,24 @@ func (s *shardedSiege) round(ctx context.Context, kind string) error {
 	intervals, halt := intervalsIn(times, began, ended)
 	row.intervals, row.HaltS = append(row.intervals, intervals...), max(row.HaltS, halt)
 	return nil
+}
+
+// wait lets a round pass, and notes the most transactions that a validator had unchecked.
+func (s *shardedSiege) wait(ctx context.Context, row *ShardedRow) error {
+	end := time.After(time.Duration(s.o.Seconds) * time.Second)
+	for every := time.Tick(uncheckedEvery); ; {
+		select {
+		case <-end:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-every:
+		}
+		values, err := s.net.Validators[0].Scrape(ctx)
+		if err == nil { // a busy node may not answer
+			row.Unchecked = max(row.Unchecked, values[uncheckedName])
+		}
+	}
 }
 
 // cpuOf returns the CPU time of processes in seconds.
@@ -527,7 +571,7 @@ func (r *ShardedResult) judge() {
 func (r *ShardedResult) Print(out io.Writer) {
 	cells := [][]string{{
 		harness.Group(r.Keys) + " keys", "blocks", "p99, ms", "×", "halt, s", "waited, s", "witness p99, ms", "×", "failed", "join, s", "×", "unended", "node, MB",
-		"put p99, ms", "failed", "nodes, cores", "attackers",
+		"put p99, ms", "failed", "nodes, cores", "attackers", "tx/s", "busy/s", "unchecked",
 	}}
 	for _, kind := range r.order {
 		row := r.Kinds[kind]
@@ -535,7 +579,7 @@ func (r *ShardedResult) Print(out io.Writer) {
 			kind, fmt.Sprint(row.Blocks), show("%.0f", row.BlockMS), show("%.3g", row.BlockX), show("%.2f", row.HaltS), show("%.1f", row.BlockedS), show("%.1f", row.WitnessMS),
 			show("%.3g", row.WitnessX), show("%.0f", float64(row.WitnessFailed)), show("%.1f", row.JoinS), show("%.3g", row.JoinX), show("%.0f", float64(row.Unended)),
 			show("%.0f", row.RSSMB), show("%.0f", row.PutMS), show("%.0f", float64(row.PutFailed)), show("%.2f", row.NodeCPU),
-			show("%.2f", row.AttackCPU),
+			show("%.2f", row.AttackCPU), show("%.0f", row.TxRate), show("%.0f", row.BusyRate), show("%.0f", row.Unchecked),
 		})
 	}
 	harness.PrintAligned(out, cells)
@@ -548,6 +592,8 @@ join     of a sharded node until it follows the chain, while the attack lasts; u
 node     the highest peak of memory of a validator or storage node
 put      of %d honest clients, a transaction each every %d ms
 cores    used by all nodes, and by the attackers: on a machine with fewer cores than nodes, an attack on one node slows all
+tx/s     the attackers' transactions that validators answered; busy/s: those that they refused because too many wait; unchecked: the most that
+         a validator had let in without knowing their rights
 `, siegeValidators, shardedStorage, shardedRanges, r.Repeat, r.Seconds, witnessEvery.Milliseconds(), r.Limit, writers, writeEvery.Milliseconds())
 	harness.PrintTargets(out, "30 s per kind on an idle machine", r.Targets)
 }

@@ -71,6 +71,7 @@ func TestStrangers(t *testing.T) {
 	conn, err := d.Dial(t.Context(), relay[0])
 	require.NoError(t, err)
 	for _, kind := range append(ShardedKinds, mixed, "") {
+		require.NoError(t, s.prepare(kind), kind)
 		require.NoError(t, s.attack(kind, unreachable), kind)
 		list, err := conn.Call(t.Context(), transport.Call{Method: protocol.MethodPeers, Max: protocol.MaxPeersBytes})
 		require.NoError(t, err, kind)

@@ -16,6 +16,7 @@ import (
 	"github.com/cometbft/cometbft/crypto/ed25519"
 	"github.com/cometbft/cometbft/light/provider"
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	ctypes "github.com/cometbft/cometbft/rpc/core/types"
 	"github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/app/event"
@@ -40,7 +41,8 @@ import (
 //	givers     20 peers that send storage nodes' true answers 29 s late
 //	manifests  requests for manifests of tiny pieces of chunks, 8 at a time per storage node
 //	uppers     requests for the deepest upper tree, 16 at a time per storage node
-//	accounts   transactions of new accounts without rights, up to 200 a second per validator
+//	accounts   transactions of 8,192 new accounts without rights, signed before, which all
+//	           validators get again and again, as fast as they take them
 //	silent     20 peers that claim the storage nodes' ranges, and never send witnesses or upper trees
 //	watchers   200 watchers per validator, each with a prefix of another length
 //	blocks     requests for light blocks and long ranges of headers, also of heights that do not
@@ -63,8 +65,10 @@ const (
 	trickleNear    = 2  // heights whose updates get more than one byte
 	trickleBytes   = 24 << 10
 	trickleTotal   = 128 << 20
-	deepest        = 16 // a storage node sends no deeper upper tree
-	accountEvery   = 20 * time.Millisecond
+	deepest        = 16   // a storage node sends no deeper upper tree
+	newAccounts    = 8192 // twice a validator's places for transactions that it cannot check yet
+	accountsBatch  = 10   // CometBFT's default limit of requests in a batch
+	accountsAtOnce = 4    // batches per validator
 	tinyPiece      = 64
 	watchersAHost  = 25
 	shortestPrefix = len(shardedPrefix) + 1
@@ -82,6 +86,24 @@ type strangers struct {
 	relay  *server
 	listed atomic.Pointer[[]transport.Address] // advertised by the relay
 	end    func() error                        // stops the attack; nil: there is none
+
+	signed     [][]byte     // transactions of accounts; nil until prepare
+	sent, busy atomic.Int64 // transactions that validators have answered, and those refused as busy
+}
+
+// prepare signs the transactions of an attack, which takes a second or so of processor time.
+func (s *strangers) prepare(kind string) (err error) {
+	if kind != "accounts" && kind != mixed || s.signed != nil {
+		return nil
+	}
+	s.signed = make([][]byte, newAccounts)
+	for i := range s.signed {
+		body := &tx.Body{Operations: []tx.Operation{tx.NewPut(shardedKey(i), []byte("stranger"))}}
+		if s.signed[i], err = tx.Sign(ed25519.GenPrivKey(), network.ChainID, body); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // openStrangers starts the relay.
@@ -139,7 +161,7 @@ func (s *strangers) attack(kind string, v victims) error {
 		if err := listens(ctx, each, v, listening, &host); err != nil {
 			return err
 		}
-		for _, visit := range visits(each, v) {
+		for _, visit := range s.visits(each, v) {
 			from := strangerHost(host)
 			host++
 			all.Go(func() {
@@ -271,7 +293,7 @@ func targetAt(address string) Target {
 
 // visits returns what the attackers of a kind do that dial; each has a host of its own, and returns
 // when it is disconnected.
-func visits(kind string, v victims) (all []func(ctx context.Context, host string) error) {
+func (s *strangers) visits(kind string, v victims) (all []func(ctx context.Context, host string) error) {
 	dialling := func(victims []string, attackers int, do func(context.Context, transport.Conn) error) {
 		for _, address := range victims {
 			for range attackers {
@@ -309,7 +331,7 @@ func visits(kind string, v victims) (all []func(ctx context.Context, host string
 	case "evidence":
 		dialling(v.Validators, 4, func(ctx context.Context, conn transport.Conn) error { return atOnce(ctx, 4, conn, falseEvidence) })
 	case "accounts":
-		calling(1, 4, sendFromNewAccounts)
+		calling(1, accountsAtOnce, s.sendSigned)
 	case "watchers":
 		calling(8, watchersAHost, watchLong)
 	}
@@ -474,22 +496,29 @@ func rpcFrom(host, url string) (*rpchttp.HTTP, error) {
 	})
 }
 
-// sendFromNewAccounts sends a transaction of a new account again and again.
-func sendFromNewAccounts(ctx context.Context, rpc *rpchttp.HTTP, _ int) error {
-	for every := time.NewTicker(accountEvery); ; {
-		raw, err := tx.Sign(ed25519.GenPrivKey(), network.ChainID, &tx.Body{Operations: []tx.Operation{tx.NewPut(shardedKey(mathrand.IntN(1<<30)), []byte("stranger"))}}) //nolint:gosec // not used for security
-		if err != nil {
-			every.Stop()
-			return err
+// sendSigned sends the signed transactions in batches, again and again. The callers of a node share
+// them, and nodes send each other what they accept.
+func (s *strangers) sendSigned(ctx context.Context, rpc *rpchttp.HTTP, caller int) error {
+	for at := caller * newAccounts / accountsAtOnce; ctx.Err() == nil; at += accountsBatch {
+		batch := rpc.NewBatch()
+		for i := range accountsBatch {
+			if _, err := batch.BroadcastTxSync(ctx, s.signed[(at+i)%newAccounts]); err != nil {
+				return err
+			}
 		}
-		_, _ = rpc.BroadcastTxSync(ctx, raw) // a refusal is an answer, too
-		select {
-		case <-ctx.Done():
-			every.Stop()
-			return ctx.Err()
-		case <-every.C:
+		answers, err := batch.Send(ctx)
+		if err != nil {
+			_ = after(ctx, comeBack, nil)
+			continue
+		}
+		for _, a := range answers {
+			s.sent.Add(1)
+			if r, is := a.(*ctypes.ResultBroadcastTx); is && r.Code == uint32(tx.CodeBusy) {
+				s.busy.Add(1)
+			}
 		}
 	}
+	return ctx.Err()
 }
 
 // watchLong watches a prefix whose length no other watcher of the node has.

@@ -101,15 +101,19 @@ func (n *Process) tendPlace(ctx context.Context, p *place, v verifier) error {
 		p.height, p.since = height, now
 		return nil
 	}
-	waited := now.Sub(p.since)
-	switch {
-	case now.Before(p.tryFrom):
-	case role == next && waited >= nextAfter:
-		n.take(ctx, p, v, height, false) // the heights that it gives up serve no block
-	case waited >= earlyAfter:
-		n.take(ctx, p, v, height, waited < stuckAfter)
+	if due, early := isDue(role, now.Sub(p.since)); due && !now.Before(p.tryFrom) {
+		n.take(ctx, p, v, height, early)
 	}
 	return nil
+}
+
+// isDue reports whether a range is taken over after it has waited for its next update, whose header
+// is proved. early: only if another replica has all that the takeover gives up.
+func isDue(r role, waited time.Duration) (due, early bool) {
+	if r == next { // the heights that it gives up serve no block
+		return waited >= nextAfter, false
+	}
+	return waited >= earlyAfter, waited < stuckAfter
 }
 
 // filler fetches the state of a range from other nodes.

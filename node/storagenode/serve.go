@@ -69,15 +69,21 @@ func (n *Process) serve() error {
 	if n.o.Wrap != nil {
 		handler = n.o.Wrap(handler)
 	}
-	o := n.config.App.Transport
-	n.server, err = tcp.Listen(address, tcp.Options{
-		Key: key, ChainID: n.genesis.ChainID, Handler: handler, MaxConns: o.MaxPeers, MaxConnsPerHost: o.MaxPeersPerHost,
-		Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer, Lanes: lanes(), Named: n.stays, Hooks: n.metrics.hooks(), Sides: n.paths.Sides(),
-	})
-	if err != nil {
+	o := n.transportOptions()
+	o.Key, o.Handler, o.Hooks, o.Sides = key, handler, n.metrics.hooks(), n.paths.Sides()
+	if n.server, err = tcp.Listen(address, o); err != nil {
 		return config.AddressError("transport.laddr", address, err)
 	}
 	return nil
+}
+
+// transportOptions returns the options of the transport that decide who is served, and how much.
+func (n *Process) transportOptions() tcp.Options {
+	o := n.config.App.Transport
+	return tcp.Options{
+		ChainID: n.genesis.ChainID, MaxConns: o.MaxPeers, MaxConnsPerHost: o.MaxPeersPerHost, Rate: o.SendRate, RatePerPeer: o.SendRatePerPeer,
+		Lanes: lanes(), Named: n.stays,
+	}
 }
 
 // listenPages serves the status page at status.laddr, and metrics at

@@ -225,9 +225,7 @@ func (s *snapshots) complete(ctx context.Context, snapshot *server.Snapshot) err
 		}
 		nodes := s.n.nodes.Load()
 		shard := nodes.Ranges.Shard(nodes.Ranges.Index(key))
-		at := slices.IndexFunc(shard.Replicas, func(node dsm.NodeID) bool { return !tried[node] && transport.ID(node) != s.n.ID() })
-		if at >= 0 {
-			node := shard.Replicas[at]
+		if node, ok := untried(shard.Replicas, tried, dsm.NodeID(s.n.ID())); ok {
 			tried[node] = true
 			err := s.addOutline(ctx, snapshot, nodes.Addresses[node])
 			switch {
@@ -251,6 +249,15 @@ func (s *snapshots) complete(ctx context.Context, snapshot *server.Snapshot) err
 		clear(tried)
 		s.bound()
 	}
+}
+
+// untried returns the first replica that was not tried and is another node; false: there is none.
+func untried(replicas []dsm.NodeID, tried map[dsm.NodeID]bool, self dsm.NodeID) (dsm.NodeID, bool) {
+	at := slices.IndexFunc(replicas, func(node dsm.NodeID) bool { return !tried[node] && node != self })
+	if at < 0 {
+		return "", false
+	}
+	return replicas[at], true
 }
 
 // addOutline fetches the outline of a node and adds it.
