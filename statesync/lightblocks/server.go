@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/cometbft/cometbft/types"
@@ -70,6 +71,12 @@ const (
 	readers     = 3 // number of workers that the transport has for these methods in a node
 	reporters   = 1
 	cachedBytes = 16 << 20 // size of the cache of recent responses
+
+	// A report that is refused rests for refusedRest times as long as it took, at most longestRest.
+	// So false reports take at most a tenth of a processor: any stranger can send them without end,
+	// and each may have as many signatures to verify as there are validators.
+	refusedRest = 9
+	longestRest = 250 * time.Millisecond
 )
 
 // NewServer returns a Server. It serves requests once it is registered with Register.
@@ -311,11 +318,22 @@ func (s *Server) serveEvidence(_ context.Context, r transport.Request) ([]byte, 
 		return nil, err
 	}
 	defer release()
+	began := time.Now()
+	if err = s.report(r); err != nil {
+		// Not until ctx ends: whoever has cancelled could report again at once. The worker of this
+		// method waits, and peers take turns at it.
+		<-time.After(min(refusedRest*time.Since(began), longestRest))
+	}
+	return nil, err
+}
+
+// report passes evidence to the pool.
+func (s *Server) report(r transport.Request) error {
 	ev, err := decodeEvidence(r.Body)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", transport.ErrRefused, err)
+		return fmt.Errorf("%w: %w", transport.ErrRefused, err)
 	}
-	return nil, s.using(func(Blocks, States) error {
+	return s.using(func(Blocks, States) error {
 		pool := s.stores.evidence // using holds the read lock
 		if pool == nil {
 			return fmt.Errorf("no evidence pool: %w", transport.ErrRefused)

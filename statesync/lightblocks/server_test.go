@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/cometbft/cometbft/light"
 	"github.com/cometbft/cometbft/light/provider"
@@ -20,6 +21,7 @@ import (
 	dbm "github.com/cometbft/cometbft-db"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/statesync/lightclient"
 	"github.com/starling-kv/starling/transport"
 )
@@ -273,4 +275,33 @@ func TestCometBFTsLightClient(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, c.blocks[119].Hash(), lb.Hash())
 	})
+}
+
+// False reports take at most a tenth of the time, also of peers that do not wait for the answer,
+// except for one that takes very long. A true one does not delay the next.
+func TestFalseReportsRest(t *testing.T) {
+	body, err := encodeEvidence(testEvidence(t))
+	require.NoError(t, err)
+	for _, c := range []struct {
+		verified, takes time.Duration
+		refused         error
+	}{
+		{time.Millisecond, 10 * time.Millisecond, errors.New("no attack")},
+		{time.Second, time.Second + longestRest, errors.New("no attack")},
+		{time.Second, time.Second, nil},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := NewServer(ServerOptions{})
+			stores := sharedChain(chainOptions{heights: 40, validators: 4, turnover: 7})
+			s.SetStores(stores, stores, func(types.Evidence) error {
+				return errors.Join(sleep.For(t.Context(), c.verified), c.refused)
+			})
+			gone, cancel := context.WithCancel(t.Context())
+			cancel()
+			began := time.Now()
+			_, err := s.serveEvidence(gone, transport.Request{Body: body})
+			require.Equal(t, c.refused != nil, errors.Is(err, transport.ErrRefused))
+			require.Equal(t, c.takes, time.Since(began))
+		})
+	}
 }
