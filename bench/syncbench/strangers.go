@@ -17,6 +17,7 @@ import (
 	"github.com/cometbft/cometbft/light/provider"
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 	ctypes "github.com/cometbft/cometbft/rpc/core/types"
+	rpctypes "github.com/cometbft/cometbft/rpc/jsonrpc/types"
 	"github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/app/event"
@@ -507,12 +508,15 @@ func (s *strangers) sendSigned(ctx context.Context, rpc *rpchttp.HTTP, caller in
 			}
 		}
 		answers, err := batch.Send(ctx)
-		if err != nil {
+		refused := new(rpctypes.RPCError)
+		switch {
+		case errors.As(err, &refused): // the node has some of them already
+		case err != nil:
 			_ = after(ctx, comeBack, nil)
 			continue
 		}
+		s.sent.Add(accountsBatch)
 		for _, a := range answers {
-			s.sent.Add(1)
 			if r, is := a.(*ctypes.ResultBroadcastTx); is && r.Code == uint32(tx.CodeBusy) {
 				s.busy.Add(1)
 			}
