@@ -96,7 +96,7 @@ func (n *Process) changeMap(ctx context.Context) error {
 }
 
 // checkMemory logs an error if a map has given the node more ranges than its memory is enough for.
-// It does not refuse the map: validators may wait for this node to acknowledge updates of the ranges.
+// It does not refuse the map: validators may wait for this node to acknowledge updates.
 func (n *Process) checkMemory(ranges int) {
 	_, limits := n.chunks.manager.Kept()
 	err := budgetsOf(n.config.App, ranges, runtime.GOMAXPROCS(0), limits.Disk).Check(n.config.App.MinMemoryBytes)
