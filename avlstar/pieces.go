@@ -84,6 +84,9 @@ func (b *Multiproof) pieces(s sub, from, to uint32, h uint8, limit uint64, yield
 	return b.pieces(child(left), from, at, h, limit, yield) && b.pieces(child(right), at, to, s.Height, limit, yield)
 }
 
+// Complete reports whether the multiproof opens all leaves of its trees.
+func (b *Multiproof) Complete() bool { return b.leaves == len(b.at) }
+
 // records returns the records of the items [from, to), of that many bytes; nil if one of them is a
 // stub.
 func (b *Multiproof) records(from, to uint32, size uint64) []byte {

@@ -2,7 +2,6 @@ package storagenode
 
 import (
 	"context"
-	"os"
 	"runtime"
 	"slices"
 	"time"
@@ -152,8 +151,8 @@ func (n *Process) remove(p *place) error {
 	if err := n.redo.Forget(server.RangeIDOf(p.keys)); err != nil {
 		return err
 	}
-	for _, suffix := range []string{"", nextSuffix, oldSuffix} { // -next: an unfinished takeover
-		if err := os.RemoveAll(p.dir + suffix); err != nil {
+	for _, suffix := range []string{nextSuffix, oldSuffix, ""} { // -next: an unfinished takeover
+		if err := removeFolder(p.dir + suffix); err != nil {
 			return err
 		}
 	}

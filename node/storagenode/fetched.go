@@ -5,15 +5,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/dustin/go-humanize"
 
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/internal/durable"
 	"github.com/starling-kv/starling/node/statuspage"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/rangestore"
@@ -23,6 +20,8 @@ import (
 // state. For the folder F of a range:
 //
 //	fetching-F ── complete ──► fetching-F renamed F-next ──► as in place.go
+//
+// A start continues at any of these steps.
 const fetchedPrefix = "fetching-"
 
 // fetched is the folder with what takeovers of a range have fetched so far. It stays open between
@@ -32,8 +31,9 @@ type fetched struct {
 	store *rangestore.Store
 }
 
-func (p *place) fetchedDir() string {
-	return filepath.Join(filepath.Dir(p.dir), fetchedPrefix+filepath.Base(p.dir))
+// fetchedDir returns the folder with what was fetched of the range with a folder.
+func fetchedDir(dir string) string {
+	return filepath.Join(filepath.Dir(dir), fetchedPrefix+filepath.Base(dir))
 }
 
 // openFetched opens p.fetched. Errors of the disk are finalErrors.
@@ -41,7 +41,7 @@ func (n *Process) openFetched(ctx context.Context, p *place) error {
 	if p.fetched != nil {
 		return nil
 	}
-	dir := p.fetchedDir()
+	dir := fetchedDir(p.dir)
 	store, err := n.openStore(p, dir)
 	if isBad(err) || errors.Is(err, storage.ErrNewerFormat) {
 		if err = os.RemoveAll(dir); err == nil {
@@ -75,45 +75,27 @@ func (p *place) closeFetched() error {
 
 // dropFetched removes what takeovers have fetched.
 func (p *place) dropFetched() error {
-	return errors.Join(p.closeFetched(), os.RemoveAll(p.fetchedDir()))
+	return errors.Join(p.closeFetched(), removeFolder(fetchedDir(p.dir)))
 }
 
 // install replaces a range's state by the one that was fetched, which is complete at a height.
-func (n *Process) install(p *place, height int64, c avlstar.Commitment, boundary []byte) error {
-	err := p.fetched.Commit(height, c, boundary)
+func (n *Process) install(ctx context.Context, p *place, height int64, c avlstar.Commitment, boundary []byte) error {
+	err := p.fetched.Commit(ctx, height, c, boundary)
 	switch {
+	case err != nil && ctx.Err() != nil: // the next start continues with it
+		return errors.Join(err, p.closeFetched())
 	case errors.Is(err, avlstar.ErrOtherState):
 		return errors.Join(err, p.dropFetched())
 	case isBad(err): // the next attempt finds and removes the damaged pieces
 		return errors.Join(err, p.closeFetched())
 	}
-	next := p.dir + nextSuffix
-	if err = errors.Join(err, p.closeFetched(), os.RemoveAll(next)); err != nil {
+	if err = errors.Join(err, p.closeFetched()); err != nil {
 		return finalError{err}
 	}
-	if err := durable.Rename(p.fetchedDir(), next); err != nil {
+	if err := nextIs(p.dir, fetchedDir(p.dir)); err != nil {
 		return finalError{err}
 	}
 	return n.useNext(p, height)
-}
-
-// removeOtherFetched removes what was fetched of ranges that the map no longer has.
-func (n *Process) removeOtherFetched() error {
-	dir := rangesDir(n.config)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		if !strings.HasPrefix(e.Name(), fetchedPrefix) || slices.ContainsFunc(n.all(), func(p *place) bool { return p.fetchedDir() == path }) {
-			continue
-		}
-		if err := os.RemoveAll(path); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // filling is the progress of a takeover. Its methods may be called concurrently.

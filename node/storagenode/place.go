@@ -91,11 +91,31 @@ func earlierFolderOf(r avlstar.KeyRange) string {
 //
 //	fetched:   F-next ── complete ──► F renamed F-old ──► F-next renamed F ──► F-old removed
 //	put aside: an older F-damaged removed ──► F renamed F-damaged
+//	removed:   F renamed F-gone ──► F-gone removed
 const (
 	nextSuffix    = "-next"
 	oldSuffix     = "-old"
 	damagedSuffix = "-damaged"
+	goneSuffix    = "-gone"
 )
+
+// removeAll is replaced by tests.
+var removeAll = os.RemoveAll
+
+// removeFolder removes a folder, if there is one. A part of it that a kill leaves has another name,
+// so that it is not taken for damaged data; the next start removes it.
+func removeFolder(dir string) error {
+	if err := removeAll(dir + goneSuffix); err != nil {
+		return err
+	}
+	if err := durable.Rename(dir, dir+goneSuffix); err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	return removeAll(dir + goneSuffix)
+}
 
 // isBad reports whether an error says that the data of a range cannot be used. Errors of the disk,
 // such as a full one, do not: the data may be whole.
@@ -258,7 +278,7 @@ func (n *Process) openPlace(ctx context.Context, p *place) error {
 			return err
 		}
 	}
-	if err := settle(p.dir); err != nil {
+	if err := n.settle(p.dir); err != nil {
 		return err
 	}
 	err := server.ErrNoState
@@ -277,7 +297,8 @@ func (n *Process) openPlace(ctx context.Context, p *place) error {
 
 // openOthers opens the ranges whose folders are on disk, but which are not in the map, as retired
 // ones: they serve, and are removed once other nodes have all their keys. A folder without a state
-// is removed at once. Folders that were put aside, or that cannot be read, stay.
+// is removed at once, and so is what was fetched of a range that is not in the map, and the rest of
+// a removed folder. Folders that were put aside, or that cannot be read, stay.
 func (n *Process) openOthers(ctx context.Context) error {
 	dir := rangesDir(n.config)
 	entries, err := os.ReadDir(dir)
@@ -288,9 +309,20 @@ func (n *Process) openOthers(ctx context.Context) error {
 	for _, e := range entries {
 		name := strings.TrimSuffix(strings.TrimSuffix(e.Name(), nextSuffix), oldSuffix)
 		path := filepath.Join(dir, name)
-		known := slices.ContainsFunc(n.all(), func(p *place) bool { return path == p.dir || path == p.dir+damagedSuffix })
+		known := slices.ContainsFunc(n.all(), func(p *place) bool {
+			return path == p.dir || path == p.dir+damagedSuffix || path == fetchedDir(p.dir)
+		})
+		isFetched := strings.HasPrefix(name, fetchedPrefix)
 		switch {
-		case !e.IsDir() || !strings.HasPrefix(name, "from-") || known:
+		case !e.IsDir() || !isFetched && !strings.HasPrefix(name, "from-") || known:
+		case strings.HasSuffix(name, goneSuffix):
+			if err := removeAll(path); err != nil {
+				return err
+			}
+		case isFetched:
+			if err := removeFolder(path); err != nil {
+				return err
+			}
 		case strings.HasSuffix(name, damagedSuffix):
 			stay = append(stay, path)
 		default:
@@ -323,7 +355,7 @@ func (n *Process) openOthers(ctx context.Context) error {
 // otherPlace opens the range in a folder as a retired one; nil: the folder had no state, and is
 // removed.
 func (n *Process) otherPlace(ctx context.Context, dir string) (*place, error) {
-	if err := settle(dir); err != nil {
+	if err := n.settle(dir); err != nil {
 		return nil, err
 	}
 	keys, ok, err := rangestore.KeysOf(vfs.Default, filepath.Join(dir, "state"), n.genesis.ChainID)
@@ -332,7 +364,7 @@ func (n *Process) otherPlace(ctx context.Context, dir string) (*place, error) {
 	}
 	if !ok {
 		n.log.Info("Removing the folder of a range without a state, which is not in the map", "folder", dir)
-		return nil, os.RemoveAll(dir)
+		return nil, removeFolder(dir)
 	}
 	p := &place{keys: keys, role: retired, retiredAt: time.Now(), dir: dir}
 	if slices.ContainsFunc(n.all(), func(o *place) bool { return o.keys.Equal(keys) }) {
@@ -361,23 +393,56 @@ func (n *Process) openReplica(ctx context.Context, p *place) error {
 	return nil
 }
 
-// settle completes an interrupted replacement of a range's folder after a kill.
-func settle(dir string) error {
-	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
-		if err := durable.Rename(dir+nextSuffix, dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+// settle completes an interrupted replacement of a range's folder after a kill. A complete state is
+// used wherever the kill left it, since it is newer than that in the folder.
+func (n *Process) settle(dir string) error {
+	next := dir + nextSuffix
+	if fetched := fetchedDir(dir); n.isComplete(fetched) {
+		if err := nextIs(dir, fetched); err != nil {
 			return err
 		}
 	}
-	return errors.Join(os.RemoveAll(dir+nextSuffix), os.RemoveAll(dir+oldSuffix))
+	_, err := os.Lstat(dir)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		if err := durable.Rename(next, dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	case n.isComplete(next):
+		if err := replace(dir); err != nil {
+			return err
+		}
+	}
+	return errors.Join(removeAll(next), removeAll(dir+oldSuffix))
+}
+
+// isComplete reports whether a folder has the complete state of a range.
+func (n *Process) isComplete(dir string) bool {
+	_, ok, err := rangestore.KeysOf(vfs.Default, filepath.Join(dir, "state"), n.genesis.ChainID)
+	if err != nil {
+		n.log.Info("A folder of a range cannot be read: fetching the range again", "folder", dir, "err", err)
+	}
+	return ok && err == nil
+}
+
+// nextIs renames the folder of a complete state to the next folder of a range.
+func nextIs(dir, complete string) error {
+	if err := removeAll(dir + nextSuffix); err != nil {
+		return err
+	}
+	return durable.Rename(complete, dir+nextSuffix)
 }
 
 // replace replaces the folder of a range by that of its new state.
 func replace(dir string) error {
+	if err := removeAll(dir + oldSuffix); err != nil {
+		return err
+	}
 	if err := os.Rename(dir, dir+oldSuffix); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	if err := durable.Rename(dir+nextSuffix, dir); err != nil {
 		return err
 	}
-	return os.RemoveAll(dir + oldSuffix)
+	return removeAll(dir + oldSuffix)
 }

@@ -61,6 +61,9 @@ type Options struct {
 	Logger log.Logger
 	// Metrics is the registry for metrics; nil: no metrics.
 	Metrics prometheus.Registerer
+	// SnapshotFile is the path of a snapshot file, from which ranges without a state are filled.
+	// "": none.
+	SnapshotFile string
 	// Wrap changes the handler of transport requests; nil: it stays.
 	Wrap func(transport.Handler) transport.Handler
 }
@@ -95,6 +98,7 @@ type Process struct {
 	making                  chan struct{} // slots of witnesses being made
 	chunks                  *snapshots    // nil: not opened yet
 	lock                    io.Closer     // of data/ranges
+	snapshot                *snapshotFile // nil: none
 	filler                  filler
 
 	handler  atomic.Pointer[transport.Mux] // handler of the current replicas
@@ -154,6 +158,12 @@ func (n *Process) open(ctx context.Context) error {
 		return err
 	}
 	n.headers.init()
+	if path := n.o.SnapshotFile; path != "" {
+		var err error
+		if n.snapshot, err = openSnapshotFile(path, n.genesis.ChainID, n.log); err != nil {
+			return err
+		}
+	}
 	chunks, err := newSnapshots(n)
 	if err != nil {
 		return err
@@ -175,9 +185,6 @@ func (n *Process) open(ctx context.Context) error {
 		if err := n.openPlace(ctx, p); err != nil {
 			return err
 		}
-	}
-	if err := n.removeOtherFetched(); err != nil {
-		return err
 	}
 	if err := n.openOthers(ctx); err != nil {
 		return err
@@ -373,6 +380,9 @@ func (n *Process) close() error {
 	}
 	if n.redo != nil {
 		errs = append(errs, n.redo.Close())
+	}
+	if n.snapshot != nil {
+		errs = append(errs, n.snapshot.Close())
 	}
 	n.registered.Close()
 	if n.lock != nil {

@@ -13,9 +13,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
-	"github.com/starling-kv/starling/internal/hedge"
 	"github.com/starling-kv/starling/node/config"
-	"github.com/starling-kv/starling/node/rangemap"
 	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 )
@@ -40,75 +38,6 @@ const (
 	progressEvery = 5 * time.Second
 )
 
-var (
-	// errEarly: no other replica has what the takeover would give up.
-	errEarly  = errors.New("no other replica has the range at this height and at a newer one")
-	errNobody = errors.New("no connected node has sent the range")
-	// errMissing: the response does not have all that was requested. This is no fault: a validator
-	// in sharded mode has only the parts of the state that its blocks needed.
-	errMissing = errors.New("the node does not have this part of the state")
-	// errLied: the response is not part of the requested state.
-	errLied = errors.New("the response is not part of the requested state")
-)
-
-// giver is a source: a node that may have the range.
-type giver struct {
-	transport.Conn
-	parts []dsm.Claim // what it reports about ranges that overlap the wanted one; nil: nothing
-	lied  bool        // it has sent an invalid response, at any height
-	slow  int         // number of requests in which another source overtook it
-	why   error       // why it is not asked at the height being fetched; nil: it is
-}
-
-// claims reports whether a source reports to serve keys at a height. Any source is asked for the
-// first key after a range that it has.
-func (g *giver) claims(keys avlstar.KeyRange, height int64) bool {
-	return slices.ContainsFunc(g.parts, func(c dsm.Claim) bool {
-		return c.Oldest <= height && height <= c.Newest && (c.Range.Covers(keys) || len(keys.First) > 0 && bytes.Equal(c.Range.After, keys.First) && isKey(keys))
-	})
-}
-
-// isKey reports whether a range has one key only.
-func isKey(r avlstar.KeyRange) bool {
-	return len(r.After) == len(r.First)+1 && bytes.HasPrefix(r.After, r.First) && r.After[len(r.First)] == 0
-}
-
-// onlyKey returns the range of one key.
-func onlyKey(key []byte) avlstar.KeyRange {
-	return avlstar.KeyRange{First: key, After: append(bytes.Clone(key), 0)}
-}
-
-// replaces reports whether a source reports a newer height, and that it serves the range's height,
-// too. The genesis state, before the initial height, is never lost.
-func (g *giver) replaces(height, initial int64) bool {
-	return slices.ContainsFunc(g.parts, func(c dsm.Claim) bool {
-		return c.Newest > max(height, 0) && (height < initial || c.Oldest <= height && height <= c.Newest)
-	})
-}
-
-// isCovered reports whether sources together report to serve all keys of a range at a height.
-func isCovered(givers []*giver, r avlstar.KeyRange, height int64) bool {
-	for key := r.First; ; {
-		var after []byte // how far the best source goes
-		found := false
-		for _, g := range givers {
-			for _, c := range g.parts {
-				switch {
-				case c.Oldest > height || height > c.Newest || !c.Range.Contains(key):
-				case len(c.Range.After) == 0 || len(r.After) > 0 && bytes.Compare(c.Range.After, r.After) >= 0:
-					return true
-				case !found || bytes.Compare(c.Range.After, after) > 0:
-					after, found = c.Range.After, true
-				}
-			}
-		}
-		if !found {
-			return false
-		}
-		key = after
-	}
-}
-
 // takeover fetches a range at one height from nodes that have it. All responses are verified by
 // hashes:
 //
@@ -130,7 +59,7 @@ type takeover struct {
 	progress *filling
 
 	mu sync.Mutex
-	// mu guards lied, slow and why of each giver; its other fields do not change.
+	// mu guards lied, why, rated and rate of each giver; its other fields do not change.
 	givers []*giver
 	// stored are the stubs of partial whose pieces are on disk. It is guarded by mu.
 	stored map[avlstar.Hash]bool
@@ -148,6 +77,13 @@ type byWitnesses struct{ *Process }
 func (n byWitnesses) fill(ctx context.Context, p *place, v verifier, above int64, early bool) error {
 	givers, closeAll := n.givers(ctx, p)
 	defer closeAll()
+	if n.snapshot != nil && p.replica == nil && above < n.snapshot.height {
+		err := n.fillFromFile(ctx, p, v, givers)
+		if err == nil || ctx.Err() != nil || isFinal(err) {
+			return err
+		}
+		n.log.Error("A range cannot be taken over from the snapshot file now: asking other nodes", "range", p.String(), "err", err)
+	}
 	if early && !slices.ContainsFunc(givers, func(g *giver) bool { return g.replaces(above, n.genesis.InitialHeight) }) {
 		return errEarly
 	}
@@ -241,7 +177,7 @@ func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers [
 	if err := t.fill(ctx); err != nil {
 		return err
 	}
-	if err := n.install(p, height, t.partial.Commitment(), t.boundary); err != nil {
+	if err := n.install(ctx, p, height, t.partial.Commitment(), t.boundary); err != nil {
 		return err
 	}
 	n.log.Info("Took a range over", append([]any{"range", p.String(), "seconds", time.Since(t.progress.began).Seconds()}, t.progress.keyvals()...)...)
@@ -272,176 +208,12 @@ func edgesIn(nodes *config.StorageNodes, r avlstar.KeyRange) [][]byte {
 	return slices.DeleteFunc(nodes.Ranges.Edges(nodes.Next), func(edge []byte) bool { return !r.Contains(edge) || bytes.Equal(edge, r.First) })
 }
 
-// holders returns the other nodes of a map that have keys of a range.
-func (n *Process) holders(nodes *config.StorageNodes, r avlstar.KeyRange) (all []dsm.NodeID) {
-	for s := range nodes.Ranges.All(nodes.Next) {
-		for _, node := range s.Replicas {
-			if s.Range.Overlaps(r) && transport.ID(node) != n.ID() && !slices.Contains(all, node) {
-				all = append(all, node)
-			}
-		}
-	}
-	return all
-}
-
-// overlapping returns the claims about ranges that overlap r.
-func overlapping(claims []dsm.Claim, r avlstar.KeyRange) []dsm.Claim {
-	return slices.DeleteFunc(slices.Clone(claims), func(c dsm.Claim) bool { return c.Newest == 0 || !c.Range.Overlaps(r) })
-}
-
-// mapped returns the claims about ranges of a map. Other ranges, which only a lying node or one
-// with another map claims, could make isCovered slow: many that overlap, with a height each.
-func mapped(claims []dsm.Claim, nodes *config.StorageNodes) []dsm.Claim {
-	return slices.DeleteFunc(claims, func(c dsm.Claim) bool { return replicasOf(nodes, c.Range) == nil })
-}
-
-// givers connects to the other nodes that have keys of a range, and adds the nodes that are already
-// connected, and this node itself, which can have other ranges with these keys.
-func (n *Process) givers(ctx context.Context, p *place) (givers []*giver, closeAll func()) {
-	ctx, cancel := context.WithTimeout(ctx, againAfter)
-	defer cancel()
-	own := slices.DeleteFunc(overlapping(n.Claims(), p.keys), func(c dsm.Claim) bool { return c.Range.Equal(p.keys) })
-	if len(own) > 0 {
-		givers = append(givers, &giver{Conn: itself{n}, parts: own})
-	}
-	var conns []transport.Conn
-	nodes := n.nodes.Load()
-	for _, node := range n.holders(nodes, p.keys) {
-		conn, err := n.dialer.Dial(ctx, nodes.Addresses[node])
-		if err != nil {
-			n.log.Info("Cannot reach another replica of the range", "range", p.String(), "node", node, "err", err)
-			continue
-		}
-		conns = append(conns, conn)
-		claims, _ := rangemap.Claims(ctx, conn) // a node without claims is asked last
-		givers = append(givers, &giver{Conn: conn, parts: mapped(overlapping(claims, p.keys), nodes)})
-	}
-	for _, conn := range n.peers.Load().Conns() {
-		givers = append(givers, &giver{Conn: conn})
-	}
-	return givers, func() {
-		for _, c := range conns {
-			_ = c.Close() // no request is in flight
-		}
-	}
-}
-
-// call asks the sources of keys until check accepts a response; check is not called concurrently,
-// nor again after that. k chooses the first one among the best. If it is slow, others are asked as
-// well. The error wraps errNobody if no source had a response, and says why for each of them.
-func (t *takeover) call(ctx context.Context, k int, keys avlstar.KeyRange, c transport.Call, check func(answer []byte) error) error {
-	sources, failed := t.sources(k, keys)
-	var all sync.WaitGroup
-	defer all.Wait()
-	var mu sync.Mutex // guards accepted, and calls of check
-	accepted, split := false, false
-	search := hedge.Search[*giver, struct{}]{
-		Policy: hedge.Policy{Pace: hedge.EachSlow, Start: 1, Most: sourcesAtOnce, After: slowAfter},
-		Go:     func(f func()) { all.Go(f) },
-		More:   func() ([]*giver, <-chan struct{}) { return sources, nil },
-		Ask: func(ctx context.Context, g *giver) (struct{}, error) {
-			ctx, cancel := context.WithTimeout(ctx, callTimeout)
-			defer cancel()
-			answer, err := g.Call(ctx, c)
-			if err != nil {
-				return struct{}{}, err
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if !accepted {
-				err = check(answer)
-				accepted = err == nil
-			}
-			return struct{}{}, err
-		},
-		Failed: func(g *giver, err error) bool {
-			if split = errors.Is(err, errSplit); !split {
-				failed = t.note(failed, g, err)
-			}
-			return split
-		},
-		Unheard: t.unheard,
-	}
-	err := search.Run(ctx)
-	mu.Lock()
-	defer mu.Unlock()
-	switch {
-	case err != nil:
-		return err
-	case accepted:
-		return nil
-	case split:
-		return errSplit
-	}
-	return failed
-}
-
-// sources returns the usable sources, those that were not slow and claim the height first, and an
-// errNobody with the reasons why the others are not used.
-func (t *takeover) sources(k int, keys avlstar.KeyRange) (usable []*giver, why error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	why = errNobody
-	for _, g := range t.givers {
-		if part := len(t.edges) > 0 && len(g.parts) > 0 && !g.claims(keys, t.height); part {
-			continue // it has other parts of the range
-		}
-		if g.why == nil {
-			usable = append(usable, g)
-		} else {
-			why = fmt.Errorf("%w; %s: %w", why, g.Remote(), g.why)
-		}
-	}
-	rank := func(g *giver) int {
-		if g.claims(keys, t.height) {
-			return 2 * g.slow
-		}
-		return 2*g.slow + 1
-	}
-	slices.SortStableFunc(usable, func(a, b *giver) int { return rank(a) - rank(b) })
-	if len(usable) == 0 {
-		return nil, why
-	}
-	best := 0
-	for best < len(usable) && rank(usable[best]) == rank(usable[0]) {
-		best++
-	}
-	return slices.Concat(usable[k%best:best], usable[:k%best], usable[best:]), why
-}
-
-// note adds the reason why a source was of no use to an error, and does not ask it again at this
-// height unless it is only busy.
-func (t *takeover) note(failed error, g *giver, err error) error {
-	failed = fmt.Errorf("%w; %s: %w", failed, g.Remote(), err)
-	switch {
-	case errors.Is(err, transport.ErrBusy):
-		return failed
-	case errors.Is(err, errLied):
-		t.n.log.Error("A node sent an invalid response: not using it again for now", "node", g.Remote(), "range", t.p.String(), "height", t.height, "err", err)
-	default:
-		t.n.log.Debug("A node did not send a part of the range: not asking it again at this height", "node", g.Remote(), "range", t.p.String(), "height", t.height, "err", err)
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	g.why, g.lied = err, g.lied || errors.Is(err, errLied)
-	return failed
-}
-
-// unheard notes that a source was overtaken by another one.
-func (t *takeover) unheard(g *giver, since time.Duration) {
-	if since >= slowAfter {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		g.slow++
-	}
-}
-
 // begin fetches the commitment with the upper tree, and the paths to both edges.
 func (t *takeover) begin(ctx context.Context, appHash []byte) error {
 	request := func(depth uint8) transport.Call {
 		return transport.Call{Method: dsm.MethodUpper, Body: dsm.UpperRequest{Height: t.height, Depth: depth}.Encode(), Max: upperBytes}
 	}
-	err := t.call(ctx, 0, onlyKey(t.p.keys.First), request(0), func(answer []byte) error {
+	err := t.call(ctx, 0, onlyKey(t.p.keys.First), false, request(0), func(answer []byte) error {
 		u, err := dsm.DecodeUpper(answer)
 		if err != nil {
 			return fmt.Errorf("%w: %w", errLied, err)
@@ -464,7 +236,7 @@ func (t *takeover) begin(ctx context.Context, appHash []byte) error {
 	}
 	root := t.partial.Commitment().Root
 	if depth := min(16, bits.Len64(root.Bytes/rangestore.PieceBytes)+1); depth > 1 {
-		err = t.call(ctx, 0, onlyKey(t.p.keys.First), request(uint8(depth)), func(answer []byte) error {
+		err = t.call(ctx, 0, onlyKey(t.p.keys.First), false, request(uint8(depth)), func(answer []byte) error {
 			u, err := dsm.DecodeUpper(answer)
 			if err != nil {
 				return fmt.Errorf("%w: %w", errLied, err)
@@ -538,9 +310,6 @@ func proofOf(b []byte, stubs []avlstar.Stub) (*avlstar.Multiproof, error) {
 	return multiproof, nil
 }
 
-// errSplit: the response would be too long.
-var errSplit = errors.New("the response would be too long")
-
 // fetch requests the wanted keys below stubs.
 func (t *takeover) fetch(ctx context.Context, k int, keys avlstar.KeyRange, wants []avlstar.Want, stubs []avlstar.Stub, check func(multiproof []byte) error) error {
 	held := make([][32]byte, len(stubs))
@@ -552,7 +321,7 @@ func (t *takeover) fetch(ctx context.Context, k int, keys avlstar.KeyRange, want
 	if err != nil {
 		return err
 	}
-	return t.call(ctx, k, keys, transport.Call{Method: dsm.MethodWitness, Body: body, Max: multiproofBytes}, func(answer []byte) error {
+	return t.call(ctx, k, keys, wants[0].Range, transport.Call{Method: dsm.MethodWitness, Body: body, Max: multiproofBytes}, func(answer []byte) error {
 		if len(answer) == 0 {
 			// The path to one key always fits. A node that denies that would get the same request
 			// forever.

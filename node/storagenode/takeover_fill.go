@@ -158,7 +158,7 @@ func (t *takeover) resume() error {
 	have, err := t.p.fetched.Keep(parts)
 	switch {
 	case isBad(err):
-		return errors.Join(err, t.p.dropFetched())
+		return errors.Join(err, t.p.closeFetched()) // the next attempt removes damaged pieces
 	case err != nil:
 		return finalError{err}
 	}
@@ -281,18 +281,34 @@ func (t *takeover) multiproofs(ctx context.Context, pages []page) ([]*avlstar.Mu
 	return rest, cmp.Or(errs...)
 }
 
+// multiproof fetches a page, or the path to its first key. A response with only a part of it is
+// used if no source sends all: otherwise a source could open one node with each response, and hold
+// up the takeover for as long as it likes.
 func (t *takeover) multiproof(ctx context.Context, k int, p page) (multiproof *avlstar.Multiproof, err error) {
-	stubs := p.stubs()
-	take := func(b []byte) (err error) {
-		if multiproof, err = proofOf(b, stubs); err == nil {
-			t.progress.received.Add(uint64(len(b)))
+	stubs, wants := p.stubs(), t.wants(p)
+	var part *avlstar.Multiproof
+	take := func(b []byte) error {
+		got, err := proofOf(b, stubs)
+		if err != nil {
+			return err
 		}
-		return err
+		t.progress.received.Add(uint64(len(b)))
+		if wants[0].Range && got.Complete() || !wants[0].Range && got.Leaves() > 0 {
+			multiproof = got
+			return nil
+		}
+		if part == nil || got.Leaves() > part.Leaves() {
+			part = got
+		}
+		return errPart
 	}
-	err = t.fetch(ctx, k, avlstar.KeyRange{First: p[0].First, After: t.after(p)}, t.wants(p), stubs, take)
-	if errors.Is(err, errSplit) { // the path to one key always fits
-		stubs = stubs[:1]
-		err = t.fetch(ctx, k, onlyKey(p[0].First), []avlstar.Want{{Key: p[0].First}}, stubs, take)
+	err = t.fetch(ctx, k, avlstar.KeyRange{First: p[0].First, After: t.after(p)}, wants, stubs, take)
+	if errors.Is(err, errSplit) && part == nil { // the path to one key always fits
+		stubs, wants = stubs[:1], []avlstar.Want{{Key: p[0].First}}
+		err = t.fetch(ctx, k, onlyKey(p[0].First), wants, stubs, take)
+	}
+	if err != nil && part != nil && ctx.Err() == nil {
+		return part, nil
 	}
 	return multiproof, err
 }

@@ -139,14 +139,20 @@ func (d dials) Dial(_ context.Context, a transport.Address) (transport.Conn, err
 // is.
 func TestNoRoomForOneKey(t *testing.T) {
 	liar, other := &giver{Conn: answering{}}, &giver{Conn: answering{answer: []byte("multiproof")}}
-	over := &takeover{height: 1, n: &Process{log: log.NewNopLogger()}, p: &place{}, givers: []*giver{liar, other}}
+	over := &takeover{height: 1, n: &Process{log: log.NewNopLogger()}, p: &place{}, givers: []*giver{liar}}
 	var got []byte
 	take := func(b []byte) error {
 		got = b
 		return nil
 	}
-	require.ErrorIs(t, over.fetch(t.Context(), 0, avlstar.KeyRange{}, []avlstar.Want{{Key: []byte("k"), Range: true}}, nil, take), errSplit)
+	page := []avlstar.Want{{Key: []byte("k"), Range: true}}
+	require.ErrorIs(t, over.fetch(t.Context(), 0, avlstar.KeyRange{}, page, nil, take), errSplit)
 	require.False(t, liar.lied)
+	over.givers = []*giver{liar, other}
+	require.NoError(t, over.fetch(t.Context(), 0, avlstar.KeyRange{}, page, nil, take), "another source has room for it")
+	require.Equal(t, []byte("multiproof"), got)
+	got = nil
+	liar.rated, other.rated = false, false // the liar is first again
 	require.NoError(t, over.fetch(t.Context(), 0, avlstar.KeyRange{}, []avlstar.Want{{Key: []byte("k")}}, nil, take))
 	require.Equal(t, []byte("multiproof"), got)
 	require.True(t, liar.lied)
@@ -461,7 +467,7 @@ func TestTakeoverReuses(t *testing.T) {
 	giver.answers.Store(math.MaxInt64)
 	c.fill(b, p, headers, -1)
 	require.Nil(t, p.fetched)
-	require.NoDirExists(t, p.fetchedDir())
+	require.NoDirExists(t, fetchedDir(p.dir))
 	c.requireSame(b)
 	total := giver.sent.Load()
 	t.Logf("%d bytes in the first attempt, %d in the second", first, total-first)
@@ -531,7 +537,7 @@ func TestTakeoverResumesAfterAKill(t *testing.T) {
 	giver.answers.Store(math.MaxInt64)
 	c.fill(again, again.all()[0], headers, -1)
 	c.requireSame(again)
-	require.NoDirExists(t, again.all()[0].fetchedDir())
+	require.NoDirExists(t, fetchedDir(again.all()[0].dir))
 	second := giver.sent.Load() - first
 	t.Logf("%d bytes before the kill, %d after it, at most %d not on disk", first, second, held.Load())
 	require.Less(t, first+second, int64(keys*length*11/10), "fetched twice")

@@ -219,6 +219,13 @@ func (c *Contents) Chunks() iter.Seq2[*Chunk, error] {
 	}
 }
 
+// ChunkAt reads chunk k again, whose frame is at an offset that Chunks has yielded. It may be
+// called concurrently.
+func (c *Contents) ChunkAt(k uint32, at int64) (*Chunk, error) {
+	end := c.r.size - trailerBytes
+	return c.next(io.NewSectionReader(c.r.in, at, end-at), k, at, end)
+}
+
 // next reads the frame of chunk k at offset at; end is the offset of the trailer.
 func (c *Contents) next(in io.Reader, k uint32, at, end int64) (*Chunk, error) {
 	damaged := func(err error) error { return &DamageError{chunkName(k, uint32(len(c.Manifest.Entries))), at, err} }

@@ -2,6 +2,7 @@ package rangestore
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"testing"
 
@@ -115,7 +116,7 @@ func TestFill(t *testing.T) {
 			}
 			boundary, err := next.Boundary(keys)
 			require.NoError(t, err)
-			require.NoError(t, f.Commit(9, next.Commitment(), boundary))
+			require.NoError(t, f.Commit(t.Context(), 9, next.Commitment(), boundary))
 			require.NoError(t, s.Close())
 			s = open(t, killed, "range", keys, m)
 			height, p := load(t, s)
@@ -153,7 +154,7 @@ func TestFillInParts(t *testing.T) {
 	require.Equal(t, v.Root().Bytes, f.Bytes())
 	boundary, err := v.Boundary(all)
 	require.NoError(t, err)
-	require.NoError(t, f.Commit(1, v.Commitment(), boundary))
+	require.NoError(t, f.Commit(t.Context(), 1, v.Commitment(), boundary))
 	require.NoError(t, s.Close())
 }
 
@@ -182,11 +183,111 @@ func TestDamagedFill(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.Keep(parts[1:])
 	require.NoError(t, err)
-	require.ErrorIs(t, f.Commit(1, v.Commitment(), boundary), avlstar.ErrOtherState)
+	require.ErrorIs(t, f.Commit(t.Context(), 1, v.Commitment(), boundary), avlstar.ErrOtherState)
 	require.NoError(t, s.Close())
 
 	// what is left of another range is discarded
 	other := open(t, fs, "range", avlstar.KeyRange{First: key(1)}, NewMemory(0))
 	require.Zero(t, fill(t, other).Bytes())
 	require.NoError(t, other.Close())
+}
+
+// TestFillAtAnotherHeight: a height at which nothing arrives removes no piece, also after a kill.
+// What arrives there replaces only pieces with its keys.
+func TestFillAtAnotherHeight(t *testing.T) {
+	rng, fs := seeds.Rand(t), vfs.NewCrashableMem()
+	m := NewMemory(0)
+	s := open(t, fs, "range", middle, m)
+	f := fill(t, s)
+	v := tree(t, 3000)
+	parts := partsOf(t, v, middle, 4000)
+	for _, part := range parts {
+		if rng.IntN(4) > 0 {
+			addPart(t, f, v, part)
+		}
+	}
+	have, err := f.Keep(parts)
+	require.NoError(t, err)
+	missing, size := countMissing(have), f.Bytes()
+
+	var changes []avlstar.Change
+	for i := range 3000 {
+		changes = append(changes, avlstar.Change{Key: key(i), Value: []byte("lower")})
+	}
+	lower, err := v.Apply(changes)
+	require.NoError(t, err)
+	defer lower.Release()
+	others := partsOf(t, lower, middle, 4000)
+	require.Less(t, len(others), len(parts))
+	have, err = f.Keep(others)
+	require.NoError(t, err)
+	require.Equal(t, len(others), countMissing(have))
+	require.Equal(t, size, f.Bytes(), "the choice of a height removed pieces")
+
+	killed := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng})
+	require.NoError(t, s.Close())
+	s = open(t, killed, "range", middle, m)
+	f = fill(t, s)
+	have, err = f.Keep(parts)
+	require.NoError(t, err)
+	require.Equal(t, missing, countMissing(have))
+
+	_, err = f.Keep(others)
+	require.NoError(t, err)
+	one := others[rng.IntN(len(others))]
+	addPart(t, f, lower, one)
+	have, err = f.Keep(parts)
+	require.NoError(t, err)
+	overlap := 0
+	for _, part := range parts {
+		if (avlstar.KeyRange{First: one.First, After: one.After}).Overlaps(avlstar.KeyRange{First: part.First, After: part.After}) {
+			overlap++
+		}
+	}
+	require.LessOrEqual(t, countMissing(have)-missing, overlap)
+	require.NoError(t, s.Close())
+
+	// all pieces of one height, and some of the other
+	s = open(t, killed, "range", middle, m)
+	f = fill(t, s)
+	have, err = f.Keep(others)
+	require.NoError(t, err)
+	for i, part := range others {
+		if !have[i] {
+			addPart(t, f, lower, part)
+		}
+	}
+	boundary, err := lower.Boundary(middle)
+	require.NoError(t, err)
+	require.NoError(t, f.Commit(t.Context(), 4, lower.Commitment(), boundary))
+	height, p := load(t, s)
+	require.EqualValues(t, 4, height)
+	requireSame(t, rng, lower, p, middle)
+	p.Release()
+	require.NoError(t, s.Close())
+}
+
+// TestFillCommitStops: Commit ends with its context, and the next Fill has all pieces.
+func TestFillCommitStops(t *testing.T) {
+	fs := vfs.NewMem()
+	s := open(t, fs, "range", middle, NewMemory(0))
+	f := fill(t, s)
+	v := tree(t, 3000)
+	parts := partsOf(t, v, middle, 4000)
+	for _, part := range parts {
+		addPart(t, f, v, part)
+	}
+	boundary, err := v.Boundary(middle)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, f.Commit(ctx, 1, v.Commitment(), boundary), context.Canceled)
+	require.NoError(t, s.Close())
+	s = open(t, fs, "range", middle, NewMemory(0))
+	f = fill(t, s)
+	have, err := f.Keep(parts)
+	require.NoError(t, err)
+	require.Zero(t, countMissing(have))
+	require.NoError(t, f.Commit(t.Context(), 1, v.Commitment(), boundary))
+	require.NoError(t, s.Close())
 }

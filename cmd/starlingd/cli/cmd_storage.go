@@ -121,6 +121,7 @@ header if the genesis validators signed it, or the header of --trust-height and
 }
 
 func newStorageStartCmd(env *cliEnv) *cobra.Command {
+	var file string
 	cmd := &cobra.Command{
 		Use:   "start",
 		Short: "Run the storage node",
@@ -129,16 +130,21 @@ cleanly with exit status 0. A kill does not lose acknowledged data.
 
 The node keeps the ranges that list its ID in config/storage_nodes.toml. It builds a new
 range from the genesis file, or fetches it from other storage nodes of the range and from
-validators with mode = "local".`,
+validators with mode = "local". With --snapshot-file it takes ranges that it does not have
+from a snapshot file (starlingd snapshots export), verifies them against a proved header,
+and then fetches only what has changed since then. After Ctrl-C or a kill, the same
+command continues. The log and starlingd status show bytes, rate and time left.`,
 		Example: `  starlingd storage start
+  starlingd storage start --snapshot-file demo.snapshot
   starlingd storage start --home ~/.starling-storage --transport.laddr 0.0.0.0:26666`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := untilSignal(cmd.Context())
 			defer cancel()
-			return runStorage(ctx, env)
+			return runStorage(ctx, env, file)
 		},
 	}
+	cmd.Flags().StringVar(&file, "snapshot-file", "", "snapshot file from which ranges without a state are filled")
 	config.AddFlags(cmd.Flags())
 	// A storage node ignores these.
 	config.HideFlags(cmd.Flags(),
@@ -147,13 +153,14 @@ validators with mode = "local".`,
 	return cmd
 }
 
-// runStorage runs the storage node of the home folder until ctx ends.
-func runStorage(ctx context.Context, env *cliEnv) error {
+// runStorage runs the storage node of the home folder until ctx ends. file is a snapshot file; "":
+// none.
+func runStorage(ctx context.Context, env *cliEnv, file string) error {
 	conf, logger, err := loadHome(env)
 	if err != nil {
 		return err
 	}
-	o := storagenode.Options{Config: conf, Logger: logger}
+	o := storagenode.Options{Config: conf, Logger: logger, SnapshotFile: file}
 	if conf.CometBFT.Instrumentation.Prometheus {
 		o.Metrics = prometheus.DefaultRegisterer
 	}

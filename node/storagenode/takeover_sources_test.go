@@ -1,0 +1,130 @@
+package storagenode
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cometbft/cometbft/libs/log"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/server/witness"
+	"github.com/starling-kv/starling/storage/rangestore"
+	"github.com/starling-kv/starling/transport"
+)
+
+// source is a connection to a node that has a state.
+type source struct {
+	answering
+	v        *avlstar.Version
+	oneLevel bool // it opens only the roots of what is requested
+	asked    atomic.Int64
+}
+
+func (s *source) Call(_ context.Context, c transport.Call) ([]byte, error) {
+	if c.Method == dsm.MethodUpper {
+		u, err := dsm.DecodeUpperRequest(c.Body)
+		if err != nil {
+			return nil, err
+		}
+		return witness.Upper(s.v, int(u.Depth))
+	}
+	w, err := witness.DecodeWitness(c.Body)
+	if err != nil {
+		return nil, err
+	}
+	s.asked.Add(1)
+	if !s.oneLevel {
+		return witness.Multiproof(s.v, avlstar.KeyRange{}, w, multiproofBytes, false)
+	}
+	below := avlstar.Below{Depth: 255, Held: map[avlstar.Hash]avlstar.Span{}, Partly: true}
+	for _, hash := range w.Held {
+		below.Held[hash] = avlstar.Span{}
+	}
+	var held []avlstar.KeyRange
+	p, err := s.v.Prune(func(sub avlstar.Subtree) bool {
+		keys := avlstar.KeyRange{First: sub.First, After: sub.After}
+		for _, h := range held {
+			if h.Covers(keys) {
+				return true
+			}
+		}
+		if _, is := below.Held[sub.Hash]; is {
+			held = append(held, keys)
+		}
+		return false
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer p.Release()
+	return p.Multiproof(w.Wants, below)
+}
+
+// manyLeaves returns a version whose leaves take 16 MB.
+func manyLeaves(t *testing.T) *avlstar.Version {
+	t.Helper()
+	empty, err := avlstar.Empty(avlstar.DefaultChunkBytes)
+	require.NoError(t, err)
+	defer empty.Release()
+	var changes []avlstar.Change
+	for i := range 40_000 {
+		changes = append(changes, avlstar.Change{Key: fmt.Appendf(nil, "key-%05d", i), Value: []byte(strings.Repeat("v", 400))})
+	}
+	v, err := empty.Apply(changes)
+	require.NoError(t, err)
+	t.Cleanup(v.Release)
+	return v
+}
+
+// takeAll takes all keys of v over into a new store, and verifies the result.
+func takeAll(t *testing.T, v *avlstar.Version, keys avlstar.KeyRange, givers ...*giver) error {
+	t.Helper()
+	store, err := rangestore.Open(rangestore.Options{Dir: "range", FS: vfs.NewMem(), Keys: keys, ChainID: "test-chain", Memory: rangestore.NewMemory(0)})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, store.Close()) }()
+	fill, err := store.Fill(t.Context())
+	require.NoError(t, err)
+	n := &Process{log: log.NewNopLogger()}
+	n.nodes.Store(placed(t, 1, []dsm.Placement{at(avlstar.KeyRange{}, transport.Address{ID: "a"})}, nil))
+	over := n.newTakeover(&place{keys: keys, fetched: &fetched{fill, store}}, givers, 1)
+	defer over.release()
+	hash := v.AppHash()
+	if err := over.begin(t.Context(), hash[:]); err != nil {
+		return err
+	}
+	require.NoError(t, over.resume())
+	if err := over.fill(t.Context()); err != nil {
+		return err
+	}
+	require.Equal(t, over.progress.total, over.progress.stored.Load())
+	return fill.Commit(t.Context(), 1, v.Commitment(), over.boundary)
+}
+
+// A source that opens one level of the tree with each response is proved right each time. It is
+// displaced by a source that sends pages. A takeover with no other source ends, too.
+func TestOneLevelAtATime(t *testing.T) {
+	v := manyLeaves(t)
+	claims := []dsm.Claim{{Oldest: 1, Newest: 1}}
+	slow, honest := &source{v: v, oneLevel: true}, &source{v: v}
+	givers := []*giver{{Conn: slow, parts: claims}, {Conn: honest, parts: claims}}
+	require.NoError(t, takeAll(t, v, avlstar.KeyRange{}, givers...))
+	t.Logf("the slow source was asked %d times, the other one %d times", slow.asked.Load(), honest.asked.Load())
+	require.GreaterOrEqual(t, honest.asked.Load(), int64(v.Root().Bytes/pageBytes), "all pages come from the other source")
+	require.True(t, givers[0].rated)
+	require.Zero(t, givers[0].rate)
+	require.Positive(t, givers[1].rate)
+	for k := range 4 {
+		usable, _ := (&takeover{height: 1, givers: givers}).sources(k, avlstar.KeyRange{})
+		require.Equal(t, []*giver{givers[1], givers[0]}, usable)
+	}
+
+	alone := &source{v: v, oneLevel: true}
+	require.NoError(t, takeAll(t, v, avlstar.KeyRange{}, &giver{Conn: alone, parts: claims}))
+	t.Logf("alone, it was asked %d times", alone.asked.Load())
+}
