@@ -39,7 +39,7 @@ func TestTakesOverFromASnapshotFile(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, f.prepare(stopped), context.Canceled)
 	require.NoError(t, f.prepare(t.Context()), "the next attempt reads it")
-	for _, keys := range []avlstar.KeyRange{{}, {First: []byte("key-1"), After: []byte("key-30000")}, {First: []byte("z")}} {
+	for _, keys := range []avlstar.KeyRange{{}, {First: []byte("key-01"), After: []byte("key-06000")}, {First: []byte("z")}} {
 		require.NoError(t, takeAll(t, v, keys, &giver{Conn: f}))
 	}
 
