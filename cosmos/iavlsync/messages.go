@@ -1,6 +1,7 @@
 package iavlsync
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ const (
 	MethodOffers   = 32 // nothing ─▶ Offers
 	MethodManifest = 33 // ManifestRequest ─▶ a part of the manifest
 	MethodLeaves   = 34 // Request ─▶ an answer
+	MethodFile     = 35 // FileRequest ─▶ a part of the file
 )
 
 // MaxOffers is the maximum number of heights in Offers.
@@ -23,6 +25,13 @@ const MaxOffersBytes = 1 + 2 + 8*MaxOffers
 
 // ManifestPartBytes is the length of each part of a manifest except the last, which may be shorter.
 const ManifestPartBytes = 4 << 20
+
+// FilePartBytes is the length of each part of a file except the last, which may be shorter.
+const FilePartBytes = 4 << 20
+
+// MaxFileBytes is the maximum length of a file that MethodFile sends. The modules in question limit
+// the code of a contract to 3 MiB.
+const MaxFileBytes = 16 << 20
 
 // ErrInvalidMessage is wrapped by the errors about a message.
 var ErrInvalidMessage = errors.New("invalid message")
@@ -83,6 +92,30 @@ func DecodeManifestRequest(b []byte) (q ManifestRequest, err error) {
 	}
 	if _, known := q.Format.Leaves(); !known || q.Height < 1 || q.Offset%ManifestPartBytes != 0 || q.Offset > MaxManifestBytes {
 		return ManifestRequest{}, fmt.Errorf("%w: request for format %#x, height %d, offset %d", ErrInvalidMessage, uint32(q.Format), q.Height, q.Offset)
+	}
+	return q, nil
+}
+
+// FileRequest requests the part of a file that begins at Offset, a multiple of FilePartBytes.
+type FileRequest struct {
+	Hash   Hash // SHA-256 of the whole file
+	Offset int64
+}
+
+// Encode returns the only encoding of q: hash:32 ‖ offset:u32, big endian.
+func (q *FileRequest) Encode() []byte {
+	return binary.BigEndian.AppendUint32(bytes.Clone(q.Hash[:]), uint32(q.Offset))
+}
+
+// DecodeFileRequest is the inverse of Encode.
+func DecodeFileRequest(b []byte) (q FileRequest, err error) {
+	r := wire.NewReader(b)
+	q = FileRequest{r.Hash("hash"), int64(r.Uint32("offset"))}
+	if err := r.End(); err != nil {
+		return FileRequest{}, fmt.Errorf("%w: %w", ErrInvalidMessage, err)
+	}
+	if q.Offset%FilePartBytes != 0 || q.Offset > MaxFileBytes {
+		return FileRequest{}, fmt.Errorf("%w: request for a file from offset %d", ErrInvalidMessage, q.Offset)
 	}
 	return q, nil
 }

@@ -25,16 +25,28 @@ func TestMessages(t *testing.T) {
 		_, err := DecodeManifestRequest(bad.Encode())
 		require.ErrorIs(t, err, ErrInvalidMessage)
 	}
+	file := FileRequest{Hash{1, 31: 2}, 2 * FilePartBytes}
+	same, err := DecodeFileRequest(file.Encode())
+	require.NoError(t, err)
+	require.Equal(t, file, same)
+	for _, bad := range []FileRequest{{Offset: 1}, {Offset: MaxFileBytes + FilePartBytes}} {
+		_, err := DecodeFileRequest(bad.Encode())
+		require.ErrorIs(t, err, ErrInvalidMessage)
+	}
 }
 
 func FuzzMessages(f *testing.F) {
 	f.Add(Offers{3, 9}.Encode())
 	f.Add((&ManifestRequest{7, Format512, 0}).Encode())
+	f.Add((&FileRequest{Hash{1}, FilePartBytes}).Encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if o, err := DecodeOffers(b); err == nil && !bytes.Equal(o.Encode(), b) {
 			t.Fatalf("%x is another encoding of %v", b, o)
 		}
 		if q, err := DecodeManifestRequest(b); err == nil && !bytes.Equal(q.Encode(), b) {
+			t.Fatalf("%x is another encoding of %v", b, q)
+		}
+		if q, err := DecodeFileRequest(b); err == nil && !bytes.Equal(q.Encode(), b) {
 			t.Fatalf("%x is another encoding of %v", b, q)
 		}
 	})

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"crypto/sha256"
 	"crypto/sha512"
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,6 +20,8 @@ import (
 	"github.com/cosmos/cosmos-sdk/store/v2/rootmulti"
 	"github.com/cosmos/cosmos-sdk/store/v2/types"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/cosmos/codefiles"
 )
 
 const (
@@ -26,7 +30,7 @@ const (
 	trusted = 5
 )
 
-var stores = []string{"acc", "bank", "consensus", "gov", "params"}
+var stores = []string{"acc", "bank", "consensus", "gov", "params", "wasm"}
 
 // stopped is the home of a stopped node, and what its chain has agreed on.
 type stopped struct {
@@ -74,8 +78,9 @@ func newFilled(t *testing.T, backend dbm.BackendType, more int) *stopped {
 }
 
 // newChain is newFilled with additional blocks in CometBFT, after the application's height. Unless
-// params is nil, the store of x/consensus has these parameters instead of those of the genesis.
-func newChain(t *testing.T, backend dbm.BackendType, more, blocks int, params *cmt.ConsensusParams) *stopped {
+// params is nil, the store of x/consensus has these parameters instead of those of the genesis. The
+// chain has contracts with these codes, and the home has their files.
+func newChain(t *testing.T, backend dbm.BackendType, more, blocks int, params *cmt.ConsensusParams, codes ...[]byte) *stopped {
 	s := &stopped{home: t.TempDir(), hashes: map[int64][]byte{}, blocks: map[int64][]byte{}}
 	require.NoError(t, os.MkdirAll(filepath.Join(s.home, "data"), 0o700))
 	store, keys, db := application(t, s.home, backend)
@@ -91,6 +96,11 @@ func newChain(t *testing.T, backend dbm.BackendType, more, blocks int, params *c
 		b, err := p.Marshal()
 		require.NoError(t, err)
 		store.GetKVStore(keys["consensus"]).Set([]byte("Consensus"), b)
+	}
+	for i, code := range codes {
+		hash := sha256.Sum256(code)
+		store.GetKVStore(keys["wasm"]).Set(append([]byte{1}, binary.BigEndian.AppendUint64(nil, uint64(i))...), append([]byte{1<<3 | 2, 32}, hash[:]...))
+		require.NoError(t, codefiles.Of("wasm").Write(s.home, code))
 	}
 	for h := int64(1); h <= latest; h++ {
 		s.hashes[h] = block(store, keys, h)

@@ -30,13 +30,6 @@ import (
 
 const rpcTimeout = 10 * time.Second
 
-// filesBeside are stores of modules that keep files outside the database. The app hash does not
-// cover these files; the SDK's own snapshots carry them as extensions.
-var filesBeside = map[string]struct{ what, folder, use string }{
-	"wasm":    {"the code of its contracts", "wasm", "calls a contract"},
-	"08-wasm": {"the code of its light clients", "data/08-light-client", "updates a light client"},
-}
-
 func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	defer func() {
 		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
@@ -53,7 +46,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	trustHash := flags.String("trust-hash", "", "hash of the trusted header, 64 hexadecimal digits")
 	engine := flags.String("db-backend", "", "goleveldb or pebbledb (default: as in the home's app.toml or config.toml)")
 	alone := flags.Bool(databaseOnly, false, "write only the application's database, for nodes whose CometBFT gets its state by other means")
-	without := flags.Bool("without-files", false, "join even if modules of the chain keep files outside the database, which are not transferred")
+	without := flags.Bool("without-files", false, "join without the code of contracts and light clients, which modules keep in files outside the database")
 	if err := parse(flags, args, stdout, stderr, "home", "chain-id", "peers", "trust-height", "trust-hash"); err != nil {
 		return err
 	}
@@ -121,8 +114,12 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		fmt.Fprintf(stdout, "already joined at height %d\n", joined)
 		return nil
 	}
+	code := &codeFiles{home: *home, dialer: dialer, addresses: addresses, without: *without, stderr: stderr}
 	// The application's database is renamed last. Until then, the same command resumes.
 	finish := func(height int64) error {
+		if err := code.complete(ctx); err != nil {
+			return err
+		}
 		if consensus != nil {
 			if err := consensus.complete(ctx, &headers{*chainID, verifier, dialer, addresses}, height, stderr); err != nil {
 				if verifier.Conflict() != nil { // the next run must not consider it verified
@@ -165,7 +162,8 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		Addresses: addresses, Height: *height,
 		Accept: func(m *iavlsync.Manifest) error {
 			leaves, proof.State = leavesOf(m), m.Height
-			return accept(m, *home, *without, stderr)
+			code.announce(m)
+			return nil
 		},
 		// Peers may have presented another chain since the app hash was verified.
 		Final: func() error {
@@ -389,28 +387,4 @@ func parsePeers(list string) (addresses []transport.Address, err error) {
 		addresses = append(addresses, a)
 	}
 	return addresses, nil
-}
-
-// accept rejects chains whose nodes need files outside the database. With without, it warns of the
-// files that are missing.
-func accept(m *iavlsync.Manifest, home string, without bool, stderr io.Writer) error {
-	for _, s := range m.Stores {
-		beside, is := filesBeside[s.Name]
-		if !is || len(s.Entries) == 0 {
-			continue
-		}
-		_, err := os.Stat(filepath.Join(home, filepath.FromSlash(beside.folder)))
-		if without && err == nil {
-			continue
-		}
-		text := fmt.Sprintf("the chain has a store %q: its module keeps %s in files, which are not part of the database. "+
-			"Without them, the node stops at the first block that %s. Copy them from a stopped node that you trust, before the start: "+
-			"the folder %s of its home, if the chain has not set another one",
-			s.Name, beside.what, beside.use, beside.folder)
-		if !without {
-			return fmt.Errorf("%s\nThen join with --without-files", text)
-		}
-		fmt.Fprintf(stderr, "warning: %s\n", text)
-	}
-	return nil
 }

@@ -143,28 +143,6 @@ func TestKilledAfterTheName(t *testing.T) {
 	require.ErrorContains(t, again(was.Hash), "already exists")
 }
 
-// TestFilesBeside: a chain with contracts needs more than its database, and the join says so before
-// it begins.
-func TestFilesBeside(t *testing.T) {
-	home := t.TempDir()
-	m := &iavlsync.Manifest{Stores: []iavlsync.Store{{Name: "bank", Entries: make([]iavlsync.Entry, 1)}, {Name: "wasm"}}}
-	var warned bytes.Buffer
-	accepted := func(without bool) error {
-		warned.Reset()
-		return accept(m, home, without, &warned)
-	}
-	require.NoError(t, accepted(false))
-	m.Stores[1].Entries = make([]iavlsync.Entry, 1)
-	require.ErrorContains(t, accepted(false), "the first block that calls a contract")
-	require.ErrorContains(t, accepted(false), "\nThen join with --without-files")
-	require.NoError(t, accepted(true))
-	require.Contains(t, warned.String(), "warning: ")
-	require.Contains(t, warned.String(), "the folder wasm of its home")
-	require.NoError(t, os.Mkdir(filepath.Join(home, "wasm"), 0o700))
-	require.NoError(t, accepted(true))
-	require.Empty(t, warned.String())
-}
-
 // TestOtherTrust: servers of another chain have nothing that the trusted header proves.
 func TestOtherTrust(t *testing.T) {
 	s := newStopped(t, dbm.GoLevelDBBackend)

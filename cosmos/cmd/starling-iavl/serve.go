@@ -11,6 +11,7 @@ import (
 
 	cmted25519 "github.com/cometbft/cometbft/crypto/ed25519"
 
+	"github.com/starling-kv/starling/cosmos/codefiles"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/serve"
 	"github.com/starling-kv/starling/statesync/lightblocks"
@@ -54,6 +55,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	s := serve.New()
 	s.Failed = func(err error) { fmt.Fprintf(stderr, "a request failed: %v\n", err) }
 	s.Register(mux)
+	codefiles.NewServer(*home).Register(mux)
 	if err := addStates(s, reads(app), *heights, stderr); err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	servertypes "github.com/cosmos/cosmos-sdk/server/types"
 	"github.com/spf13/cast"
 
+	"github.com/starling-kv/starling/cosmos/codefiles"
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
@@ -223,6 +224,9 @@ func (a *App) listen() error {
 	mux := &transport.Mux{}
 	a.states.Register(mux)
 	a.headers.Register(mux)
+	if home := cast.ToString(a.options.Get(optionHome)); home != "" {
+		codefiles.NewServer(home).Register(mux)
+	}
 	a.network, err = tcp.Listen(address, tcp.Options{
 		Key: key, ChainID: chain, Handler: mux, Rate: cast.ToInt64(a.options.Get(optionRate)), Lanes: serve.Lanes(),
 	})

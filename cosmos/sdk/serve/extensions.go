@@ -2,12 +2,16 @@ package serve
 
 import (
 	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"time"
 
+	"github.com/starling-kv/starling/cosmos/codefiles"
+	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
 )
 
@@ -15,8 +19,9 @@ import (
 // contract code. Its chunks are a stream of the SDK's snapshot items, without the items of stores.
 //
 // The extensions are read from the SDK's snapshot of the same height, since only the application's
-// snapshot manager knows them. As in the SDK's snapshots, the app hash does not commit to them. The
-// offer carries the hashes of their chunks (docs/decisions/0057-extensions-in-band.md).
+// snapshot manager knows them. The app hash does not commit to their chunks: the offer carries the
+// hashes of these. A joiner compares code in them with the hashes in the state
+// (docs/decisions/0057-extensions-in-band.md).
 type extensions struct{ chunks [][]byte }
 
 // maxExtensions is the maximum number of extension chunks, of 10 MB each, kept in memory per state.
@@ -152,8 +157,8 @@ func readExtensions(manager *generation.Manager, s *generation.Snapshot) (*exten
 }
 
 // onlyExtensions returns an error if the chunks are not a valid stream, or contain an item that is
-// not an extension's.
-func onlyExtensions(files [][]byte) error {
+// not an extension's. It calls each with every payload and the name of its extension.
+func onlyExtensions(files [][]byte, each func(extension string, payload []byte) error) error {
 	chunks := make(chan io.ReadCloser, len(files))
 	for _, file := range files {
 		chunks <- io.NopCloser(bytes.NewReader(file))
@@ -164,17 +169,68 @@ func onlyExtensions(files [][]byte) error {
 		return err
 	}
 	defer func() { _ = r.Close() }()
-	for {
+	for name := ""; ; {
 		item := generation.SnapshotItem{}
-		switch err := r.ReadMsg(&item); {
+		err := r.ReadMsg(&item)
+		switch begin, payload := item.GetExtension(), item.GetExtensionPayload(); {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
 			return err
-		case item.GetExtension() == nil && item.GetExtensionPayload() == nil:
+		case begin != nil:
+			name = begin.Name
+		case payload != nil:
+			if err := each(name, payload.Payload); err != nil {
+				return err
+			}
+		default:
 			return errNotExtensions
 		}
 	}
+}
+
+// errOtherCode reports extension chunks without code that the state has the hash of.
+var errOtherCode = errors.New("the files do not have the code that the state commits to")
+
+// verifyExtensions returns an error if the chunks are not those of extensions, or if code is missing
+// among them that the state in the database has the hash of. The extension of a module has the name
+// of its store, and its payloads are compressed by gzip.
+func verifyExtensions(files [][]byte, db nodedb.DB) error {
+	come := map[string]map[iavlsync.Hash]bool{}
+	err := onlyExtensions(files, func(extension string, payload []byte) error {
+		if codefiles.Of(extension) == nil {
+			return nil
+		}
+		z, err := gzip.NewReader(bytes.NewReader(payload))
+		if err != nil {
+			return nil //nolint:nilerr // the module decides which other forms it restores
+		}
+		h := sha256.New()
+		if n, err := io.Copy(h, io.LimitReader(z, iavlsync.MaxFileBytes+1)); err != nil || n > iavlsync.MaxFileBytes {
+			return fmt.Errorf("%w: a file of extension %q cannot be decompressed, or has more than %d bytes", errOtherCode, extension, iavlsync.MaxFileBytes)
+		}
+		if come[extension] == nil {
+			come[extension] = map[iavlsync.Hash]bool{}
+		}
+		come[extension][iavlsync.Hash(h.Sum(nil))] = true
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for i := range codefiles.Modules {
+		m := &codefiles.Modules[i]
+		hashes, err := m.Hashes(db)
+		if err != nil {
+			return err
+		}
+		for _, h := range hashes {
+			if !come[m.Store][h] {
+				return fmt.Errorf("%w: store %q has the hash %s", errOtherCode, m.Store, h)
+			}
+		}
+	}
+	return nil
 }
 
 // collect keeps the first maxExtensions chunks. It reads and drops the others, and then fails.

@@ -5,12 +5,12 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"slices"
 	"syscall"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/spf13/cast"
 
+	"github.com/starling-kv/starling/cosmos/codefiles"
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/sdk/internal/generation"
@@ -159,14 +159,11 @@ func newJoining(s *abci.Snapshot, b []byte, app iavlsync.Hash) (*joining, error)
 	return j, nil
 }
 
-// filesBeside are the stores of modules that are known to keep files outside the database. Their
-// extensions carry these files, and the app hash does not commit to them.
-var filesBeside = []string{"wasm", "08-wasm"}
-
-// keepsFiles returns the name of a non-empty store in filesBeside, or "" if there is none.
+// keepsFiles returns the name of a non-empty store whose module keeps code in files, or "" if there
+// is none. Extensions carry these files.
 func keepsFiles(m *iavlsync.Manifest) string {
 	for i := range m.Stores {
-		if s := &m.Stores[i]; slices.Contains(filesBeside, s.Name) && len(s.Entries) > 0 {
+		if s := &m.Stores[i]; codefiles.Of(s.Name) != nil && len(s.Entries) > 0 {
 			return s.Name
 		}
 	}
@@ -286,14 +283,14 @@ func (a *App) finish(j *joining) error {
 }
 
 // extend adds the next extension chunk. After the last one, it checks that the chunks contain only
-// extension items, and the application's snapshot manager restores them with RestoreExtension. The
-// check is needed because the app hash does not commit to these chunks: store items among them
-// would overwrite the verified state.
+// extension items and all code that the state commits to, and the application's snapshot manager
+// restores them with RestoreExtension. The check is needed because the app hash does not commit to
+// these chunks: store items among them would overwrite the verified state.
 func (a *App) extend(j *joining, chunk []byte) error {
 	if j.files = append(j.files, chunk); len(j.files) < len(j.hashes) {
 		return nil
 	}
-	if err := onlyExtensions(j.files); err != nil {
+	if err := verifyExtensions(j.files, nodedb.Of(a.db)); err != nil {
 		return err
 	}
 	manager := a.SnapshotManager()
