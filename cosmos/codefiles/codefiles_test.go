@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -104,6 +105,22 @@ func TestFiles(t *testing.T) {
 	}
 	path := filepath.Join(home, "wasm", "wasm", "state", "wasm", hashes[0].String())
 	require.NoError(t, os.WriteFile(path, []byte("damaged"), 0o600))
+	require.Equal(t, hashes[:1], missing())
+
+	// A newer VM reads the name with an extension first.
+	for _, dir := range []string{from, home} {
+		plain := filepath.Join(dir, "wasm", "wasm", "state", "wasm", hashes[1].String())
+		require.NoError(t, os.Rename(plain, plain+".wasm"))
+	}
+	require.Equal(t, hashes[:1], missing())
+	b, err := codefiles.Fetch(context.Background(), conn, hashes[1])
+	require.NoError(t, err)
+	require.Equal(t, large, b)
+	extended := filepath.Join(home, "wasm", "wasm", "state", "wasm", hashes[1].String()+".wasm")
+	require.NoError(t, os.WriteFile(extended, []byte("damaged"), 0o600))
+	require.Equal(t, hashes, missing())
+	require.NoError(t, m.Write(home, large))
+	require.NoFileExists(t, strings.TrimSuffix(extended, ".wasm"))
 	require.Equal(t, hashes[:1], missing())
 
 	_, err = codefiles.Fetch(context.Background(), conn, iavlsync.Hash{7})

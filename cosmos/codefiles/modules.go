@@ -35,9 +35,18 @@ var Modules = []Module{
 		[]string{"data/08-light-client", "ibc_08-wasm_client_data"}, 0x00, hashInKey},
 }
 
-// vmFolder is the folder of a VM's files in the module's folder (cosmwasm-vm, cache.rs). A file is
-// the code as it was uploaded. Its name is its SHA-256 in lower-case hexadecimal.
+// vmFolder is the folder of a VM's files in the module's folder (cosmwasm-vm, cache.rs).
 var vmFolder = filepath.Join("state", "wasm")
+
+// path returns where a VM reads the file with a hash, which is the code as it was uploaded. The name
+// is the hash in lower-case hexadecimal; newer VMs write it with an extension, and read both.
+func (m *Module) path(home string, hash iavlsync.Hash) string {
+	plain := filepath.Join(m.Folder(home), vmFolder, hash.String())
+	if _, err := os.Stat(plain + ".wasm"); err == nil {
+		return plain + ".wasm"
+	}
+	return plain
+}
 
 // errUnknownRecord reports a record of a module in a form that this package does not know.
 var errUnknownRecord = errors.New("unknown form of a record with a code hash")
@@ -106,9 +115,8 @@ func (m *Module) Folder(home string) string {
 
 // Missing returns which of the files with these hashes a home does not have, or has damaged.
 func (m *Module) Missing(home string, hashes []iavlsync.Hash) (missing []iavlsync.Hash, err error) {
-	dir := filepath.Join(m.Folder(home), vmFolder)
 	for _, h := range hashes {
-		b, err := os.ReadFile(filepath.Join(dir, h.String()))
+		b, err := os.ReadFile(m.path(home, h))
 		switch {
 		case errors.Is(err, fs.ErrNotExist), err == nil && sha256.Sum256(b) != h:
 			missing = append(missing, h)
@@ -121,10 +129,9 @@ func (m *Module) Missing(home string, hashes []iavlsync.Hash) (missing []iavlsyn
 
 // Write writes a file durably, in place of one that is damaged.
 func (m *Module) Write(home string, content []byte) error {
-	dir := filepath.Join(m.Folder(home), vmFolder)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	path := m.path(home, sha256.Sum256(content))
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	hash := iavlsync.Hash(sha256.Sum256(content))
-	return durable.Write(filepath.Join(dir, hash.String()), content, 0o644)
+	return durable.Write(path, content, 0o644)
 }

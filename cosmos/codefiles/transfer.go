@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
@@ -32,7 +31,7 @@ func (s *Server) part(_ context.Context, r transport.Request) ([]byte, error) {
 		return nil, transport.ErrRefused
 	}
 	for i := range Modules {
-		f, err := os.Open(filepath.Join(Modules[i].Folder(s.home), vmFolder, q.Hash.String()))
+		f, err := os.Open(Modules[i].path(s.home, q.Hash))
 		if err != nil {
 			continue
 		}
