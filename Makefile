@@ -40,7 +40,7 @@ RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e 
 # $(call timed,WHAT,COMMAND) runs a command, and prints WHAT before and the seconds after it.
 timed = @echo "=== $(1)"; from=$$(date +%s); $(2) && echo "=== $$(($$(date +%s) - from)) s: $(1)"
 
-.PHONY: help build build-rdma localnet image install release release-check test check checks modules race debug oracle bench cosmos e2e e2e-docker e2e-network e2e-random torture test-rdma lint fuzz proto kernels vectors pictures docs diagrams clean
+.PHONY: help build build-rdma localnet image install release release-check test check checks modules race debug oracle bench cosmos cosmos-real e2e e2e-docker e2e-network e2e-random torture test-rdma lint fuzz proto kernels vectors pictures docs diagrams clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
@@ -111,6 +111,9 @@ cosmos: ## everything for chains of the Cosmos SDK except make oracle (modules o
 	$(EACH) '$(filter-out cosmos,$(COSMOS_MODULES))' $(GO) test -count=1 -timeout 20m ./...
 	@# These packages also support SDK v0.53.
 	$(EACH) cosmos/sdk $(GO) test $(SDK053) -count=1 -timeout 20m ./serve ./simd
+
+cosmos-real: ## builds gaiad v28.0.0 from public sources, and joins its chain (needs a C compiler; not part of make check)
+	scripts/cosmos-real.sh
 
 e2e: ## networks of processes on loopback, and of containers where there is Docker
 	@absent() { command -v $$1 >/dev/null || echo "NOT RUN: $$2 (no $$1 here)"; }; \

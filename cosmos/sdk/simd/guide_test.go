@@ -216,6 +216,14 @@ func (n *network) alone() *node {
 	d := n.init("validator")
 	d.set("config/app.toml", map[string]string{"state-sync.snapshot-interval": strconv.Itoa(5)})
 	d.serving()
+	d.validates()
+	return d
+}
+
+// validates starts a new node as the only validator of a chain.
+func (d *node) validates() {
+	n := d.n
+	n.t.Helper()
 	n.nodes = []*node{d}
 	keyring := []string{"--keyring-backend", "test", "--home", d.home}
 	for _, args := range [][]string{
@@ -225,7 +233,6 @@ func (n *network) alone() *node {
 	}
 	n.must(n.simd, "genesis", "collect-gentxs", "--home", d.home)
 	d.start()
-	return d
 }
 
 // checkGuideSentences fails if the guide's prose contains a command or line of code that no test

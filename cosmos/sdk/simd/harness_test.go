@@ -58,7 +58,7 @@ const (
 type network struct {
 	t         *testing.T
 	dir       string
-	simd      string // path of simd
+	simd      string // path of simd, or of the program of another chain
 	iavl      string // path of starling-iavl
 	processes *runner.Processes
 	nodes     []*node // the validators
@@ -94,10 +94,16 @@ func command(ctx context.Context, name string, args ...string) (string, error) {
 }
 
 func newNetwork(t *testing.T) *network {
-	dir := t.TempDir()
-	n := &network{t: t, dir: dir, simd: filepath.Join(dir, "simd"), iavl: filepath.Join(dir, "starling-iavl"),
-		processes: runner.NewProcesses(t.Context())}
+	n := networkOf(t, "")
+	n.simd = filepath.Join(n.dir, "simd")
 	require.NoError(t, runner.Build(t.Context(), ".", "./cmd/simd", n.simd, generation.BuildFlags...))
+	return n
+}
+
+// networkOf is newNetwork for the program of another chain.
+func networkOf(t *testing.T, program string) *network {
+	dir := t.TempDir()
+	n := &network{t: t, dir: dir, simd: program, iavl: filepath.Join(dir, "starling-iavl"), processes: runner.NewProcesses(t.Context())}
 	require.NoError(t, runner.Build(t.Context(), "../../cmd/starling-iavl", ".", n.iavl))
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -409,8 +415,14 @@ func (n *network) send() (sent *atomic.Int64) {
 
 // pay sends coins from a validator's account, and waits until the transaction is in a block.
 func (d *node) pay(ctx context.Context, to sdk.AccAddress) error {
-	out, err := command(ctx, d.n.simd, "tx", "bank", "send", "key", to.String(), "7stake", "--home", d.home, "--chain-id", chainID,
+	return d.transact(ctx, "bank", "send", "key", to.String(), "7stake")
+}
+
+// transact sends a transaction, and waits until it is in a block.
+func (d *node) transact(ctx context.Context, args ...string) error {
+	args = append(append([]string{"tx"}, args...), "--home", d.home, "--chain-id", chainID,
 		"--keyring-backend", "test", "--yes", "--node", "tcp://"+d.ports.Address(portRPC), "--output", "json")
+	out, err := command(ctx, d.n.simd, args...)
 	if err != nil {
 		return err
 	}
@@ -419,7 +431,7 @@ func (d *node) pay(ctx context.Context, to sdk.AccAddress) error {
 		Hash string `json:"txhash"`
 	}
 	if err := json.Unmarshal([]byte(out), &accepted); err != nil {
-		return fmt.Errorf("decode the output of tx bank send: %w\n%s", err, out)
+		return fmt.Errorf("decode the output of tx: %w\n%s", err, out)
 	}
 	if accepted.Code != 0 {
 		return fmt.Errorf("transaction refused with code %d:\n%s", accepted.Code, out)
