@@ -38,8 +38,8 @@ var Modules = []Module{
 // vmFolder is the folder of a VM's files in the module's folder (cosmwasm-vm, cache.rs).
 var vmFolder = filepath.Join("state", "wasm")
 
-// path returns where a VM reads the file with a hash, which is the code as it was uploaded. The name
-// is the hash in lower-case hexadecimal; newer VMs write it with an extension, and read both.
+// path returns where a VM reads the file with a hash, which is the code as it was uploaded. The
+// name is the hash in lower-case hexadecimal; newer VMs write it with an extension, and read both.
 func (m *Module) path(home string, hash iavlsync.Hash) string {
 	plain := filepath.Join(m.Folder(home), vmFolder, hash.String())
 	if _, err := os.Stat(plain + ".wasm"); err == nil {

@@ -192,9 +192,9 @@ func onlyExtensions(files [][]byte, each func(extension string, payload []byte) 
 // errOtherCode reports extension chunks without code that the state has the hash of.
 var errOtherCode = errors.New("the files do not have the code that the state commits to")
 
-// verifyExtensions returns an error if the chunks are not those of extensions, or if code is missing
-// among them that the state in the database has the hash of. The extension of a module has the name
-// of its store, and its payloads are compressed by gzip.
+// verifyExtensions returns an error if the chunks are not those of extensions, or if code is
+// missing among them that the state in the database has the hash of. The extension of a module has
+// the name of its store, and its payloads are compressed by gzip.
 func verifyExtensions(files [][]byte, db nodedb.DB) error {
 	come := map[string]map[iavlsync.Hash]bool{}
 	err := onlyExtensions(files, func(extension string, payload []byte) error {
