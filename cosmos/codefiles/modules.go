@@ -20,8 +20,8 @@ type Module struct {
 	Store string // name of its store
 	What  string // what its files have
 	Use   string // what a block does that needs a file
-	// Folders are the folders of a home that chains use, the most common one first. Of these, a
-	// wasm VM keeps the files in a folder of its own.
+	// Folders are the folders of a home that chains use, the most common one first. A wasm VM keeps
+	// the files in vmFolder of one.
 	Folders []string
 
 	prefix byte // first byte of the store's keys that have hashes

@@ -43,7 +43,7 @@ func (c *codeFiles) announce(m *iavlsync.Manifest) {
 // With --without-files it only warns.
 func (c *codeFiles) complete(ctx context.Context) error {
 	var peers []transport.Conn
-	answers := make([]string, len(c.addresses)) // last ones; "" of a peer that sent what it was asked for
+	answers := make([]string, len(c.addresses)) // last errors; "" of a peer without one
 	defer func() {
 		for _, conn := range peers {
 			if conn != nil {
