@@ -13,7 +13,8 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// Server serves the files in a home. It may run alongside the node, because the files do not change.
+// Server serves the files in a home. It may run alongside the node, because the files do not
+// change.
 type Server struct{ home string }
 
 // NewServer returns a Server of a home.
