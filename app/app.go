@@ -11,6 +11,7 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/libs/log"
 
+	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
 )
@@ -75,8 +76,10 @@ type Options struct {
 	KeepRecentBytes uint64
 	RetainBlocks    int64  // number of blocks that CometBFT keeps; 0: all
 	Version         string // version of the program, for Info
-	// NewestVersion is the newest app version whose blocks are executed; 0 stands for
-	// NewestVersion(). A version without rules of its own uses those of the newest, so that an
+	// Programs executes programs. If it is nil, only blocks of app version 1 are executed.
+	Programs program.Engine
+	// NewestVersion is the newest app version whose blocks are executed; 0 stands for the newest
+	// that has rules. A version without rules of its own uses those of the newest, so that an
 	// upgrade can be rehearsed before its rules exist.
 	NewestVersion uint64
 	Metrics       *Metrics // default: none

@@ -37,11 +37,11 @@ var RehearsedAppVersion string
 // if RehearsedAppVersion is invalid.
 func NewestAppVersion() (uint64, error) {
 	if RehearsedAppVersion == "" {
-		return app.NewestVersion(), nil
+		return app.NewestVersion(false), nil
 	}
 	rehearsed, err := strconv.ParseUint(RehearsedAppVersion, 10, 32)
-	if err != nil || rehearsed < app.NewestVersion() {
-		return 0, fmt.Errorf("this program was built with RehearsedAppVersion=%q, which must be a number from %d up", RehearsedAppVersion, app.NewestVersion())
+	if err != nil || rehearsed < app.NewestVersion(false) {
+		return 0, fmt.Errorf("this program was built with RehearsedAppVersion=%q, which must be a number from %d up", RehearsedAppVersion, app.NewestVersion(false))
 	}
 	return rehearsed, nil
 }
@@ -112,7 +112,7 @@ func ReadLong() (LongVersions, error) {
 	if v.NewestAppVersion, err = NewestAppVersion(); err != nil {
 		return v, err
 	}
-	v.Rehearsal = v.NewestAppVersion > app.NewestVersion()
+	v.Rehearsal = v.NewestAppVersion > app.NewestVersion(false)
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		info = new(debug.BuildInfo)
