@@ -55,8 +55,12 @@ var (
 // Address returns the last 20 bytes of the Keccak-256 of account.
 func (engine) Address(account []byte) []byte { return crypto.Keccak256(account)[12:] }
 
-// Run executes a call. When it returns an error of read, it has read nothing after it.
-func (e engine) Run(env program.Env, call program.Call, read program.Reader) (result *program.Result, err error) {
+// Run executes a call. It reads no record after an error of read.
+func (e engine) Run(env program.Env, call program.Call, read program.Reader) (*program.Result, error) {
+	return runAs(common.Address(e.Address(call.Account)), env, call, read)
+}
+
+func runAs(sender common.Address, env program.Env, call program.Call, read program.Reader) (result *program.Result, err error) {
 	if reason := malformed(call); reason != "" {
 		return &program.Result{Status: program.Failed, Reason: reason}, nil
 	}
@@ -70,7 +74,7 @@ func (e engine) Run(env program.Env, call program.Call, read program.Reader) (re
 	if err != nil {
 		panic(err) // it never fails
 	}
-	return execute(env, call, common.Address(e.Address(call.Account)), &journal{database, records}), nil
+	return execute(env, call, sender, &journal{database, records}), nil
 }
 
 // malformed returns why a call cannot be executed, or "".
