@@ -101,7 +101,7 @@ func execute(env program.Env, call program.Call, sender common.Address, j *journ
 	if len(call.To) == 0 {
 		j.Prepare(rules, sender, common.Address{}, nil, precompiles, nil)
 		var address common.Address
-		_, address, left, failure = machine.Create(sender, call.Input, before, new(uint256.Int))
+		result.Output, address, left, failure = machine.Create(sender, call.Input, before, new(uint256.Int))
 		result.Address = address.Bytes()
 	} else {
 		to := common.Address(call.To)
@@ -117,8 +117,9 @@ func execute(env program.Env, call program.Call, sender common.Address, j *journ
 	if result.Status == program.Done {
 		j.Finalise(rules)
 		result.Logs, result.Changes = j.logs(), j.changes()
-	} else if result.Status != program.Reverted {
-		result.Output = nil
+	}
+	if deployed := result.Status == program.Done && len(call.To) == 0; deployed || result.Status > program.Reverted {
+		result.Output = nil // the code, or nothing
 	}
 	result.Keys = j.records.keys()
 	return result

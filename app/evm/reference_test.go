@@ -51,7 +51,6 @@ type outcomeOf struct {
 	gas    uint64
 	logs   []program.Log
 	err    error
-	refund uint64
 }
 
 // run executes a call as go-ethereum's state transition does, except for coins and intrinsic gas. A
@@ -86,7 +85,7 @@ func (r *reference) run(sender common.Address, call program.Call) outcomeOf {
 		r.db.Prepare(rules, sender, common.Address{}, &to, precompiles, nil)
 		result.output, left, result.err = machine.Call(sender, to, call.Input, before, new(uint256.Int))
 	}
-	result.gas, result.refund = left.Used(before), r.db.GetRefund()
+	result.gas = left.Used(before)
 	if result.status, _ = outcome(result.err, result.output); result.status == program.Done {
 		result.logs = (&journal{StateDB: r.db}).logs()[former:]
 	} else {
