@@ -20,6 +20,10 @@ const (
 	MaxInitBytes = 49_152 // of code and input of a deployment together (EIP-3860)
 )
 
+// MaxGas is the most gas that a call may ask for: Osaka's limit of a transaction (EIP-7825). It bounds
+// the memory and the time of a call.
+const MaxGas = 1 << 24
+
 // Env is what a program may know of the block that executes it. There is no randomness, and no hash
 // of a block: NUMBER and TIMESTAMP are these fields, BLOCKHASH and PREVRANDAO return 0.
 type Env struct {

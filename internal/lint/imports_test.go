@@ -250,6 +250,8 @@ func TestForbiddenDependencies(t *testing.T) {
 		{"dsm", "github.com/cometbft/cometbft", "messages of a sharded state do not depend on the chain"},
 		{"dsm/client/ask", "github.com/cometbft/cometbft", "pure code decides which nodes to ask"},
 		{"dsm/client/feed", "github.com/cometbft/cometbft", "pure code decides which nodes to send to"},
+		{"app", "github.com/ethereum/go-ethereum", "the application reaches the engine of programs through an interface"},
+		{"client", "github.com/ethereum/go-ethereum", "a client must not link an engine of programs"},
 	}
 	for _, f := range forbidden {
 		for _, p := range listPackages(t, "./"+f.from) {
@@ -257,6 +259,25 @@ func TestForbiddenDependencies(t *testing.T) {
 				if dep == f.to || strings.HasPrefix(dep, f.to+"/") {
 					t.Errorf("%s depends on %s: %s", f.from, dep, f.why)
 				}
+			}
+		}
+	}
+}
+
+// go-ethereum's interfaces change with each version, and a build with the tag noevm must not link it.
+func TestOnlyTheEngineImportsGoEthereum(t *testing.T) {
+	for _, p := range listPackages(t, "./...") {
+		name, _ := ours(p.ImportPath)
+		for _, path := range p.Imports {
+			if strings.HasPrefix(path, "github.com/ethereum/") && name != "app/evm" {
+				t.Errorf("%s imports %s: only app/evm may", name, path)
+			}
+		}
+	}
+	for _, p := range listPackages(t, "-tags", "noevm", "./app/evm") {
+		for _, dep := range p.Deps {
+			if strings.HasPrefix(dep, "github.com/ethereum/") {
+				t.Errorf("with the tag noevm, %s depends on %s", p.ImportPath, dep)
 			}
 		}
 	}
