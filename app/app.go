@@ -126,19 +126,20 @@ type App struct {
 	// Methods that Starling does not use: vote extensions, and an application mempool.
 	abci.BaseApplication
 
-	options   Options
-	state     backing
-	logger    log.Logger
-	decoder   decoder
-	snapshots atomic.Pointer[Snapshots]
-	published atomic.Pointer[published]
-	check     checker
-	results   *results
-	passed    passedOver
-	ahead     ahead
-	queries   chan struct{}      // one element for each query that waits for the Source
-	life      context.Context    //nolint:containedctx // ends with Stop
-	end       context.CancelFunc // ends life
+	options     Options
+	state       backing
+	logger      log.Logger
+	decoder     decoder
+	snapshots   atomic.Pointer[Snapshots]
+	published   atomic.Pointer[published]
+	check       checker
+	results     *results
+	passed      passedOver
+	ahead       ahead
+	queries     chan struct{}      // one element for each query that waits for the Source
+	simulations chan struct{}      // one element for each simulation that runs
+	life        context.Context    //nolint:containedctx // ends with Stop
+	end         context.CancelFunc // ends life
 
 	// block is the state machine, which advances block by block.
 	block struct {
@@ -200,7 +201,7 @@ func New(options Options) (*App, error) {
 		options.WitnessBytes = DefaultWitnessBytes
 	}
 	a := &App{
-		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries),
+		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries), simulations: make(chan struct{}, maxSimulations),
 	}
 	a.state = onDisk{a}
 	if options.Source != nil {

@@ -53,7 +53,8 @@ type executor struct {
 	signers    map[string]struct{} // the same, made when first needed
 	deadline   time.Time           // for a proposal: no operation begins after it; zero: none
 	ahead      lookahead
-	approved   bool // a proposal that enough admins approved is being executed
+	approved   bool                  // a proposal that enough admins approved is being executed
+	ran        func(*program.Result) // for a simulation: called after each run of a program; nil: nobody asks
 }
 
 // reads counts reads against the budget of a block.

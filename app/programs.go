@@ -49,6 +49,9 @@ func (x *executor) runProgram(account []byte, operation *tx.Operation) (tx.Opera
 	if err != nil {
 		return fail(err)
 	}
+	if x.ran != nil {
+		x.ran(done)
+	}
 	if done.Status != program.Done {
 		return fail(refusedBy(done, &call))
 	}

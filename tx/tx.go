@@ -152,32 +152,42 @@ func decodeSigned(b []byte, chainID string, version uint64, verify func(account,
 	if len(signed.Signature) != ed25519.SignatureSize {
 		return nil, Errorf(CodeMalformed, "the signature has %d bytes, an ed25519 signature has %d", len(signed.Signature), ed25519.SignatureSize)
 	}
+	body, err := DecodeBody(signed.Body, version)
+	if err != nil {
+		return nil, err
+	}
+	if !verify(body.Account, SignBytes(chainID, signed.Body), signed.Signature) {
+		return nil, errSignature(body.Account, chainID)
+	}
+	return body, nil
+}
+
+// DecodeBody decodes the part of a transaction that its account signs, and checks everything that
+// can be checked without the state and the signature.
+func DecodeBody(b []byte, version uint64) (*Body, error) {
 	// Count before anything is allocated: a decoded operation takes many times its encoded length.
-	n, ok := countOperations(signed.Body)
+	n, ok := countOperations(b)
 	if !ok {
 		return nil, Errorf(CodeMalformed, "not a Body message: a field is cut off, or has a wire type that no field of a Body has")
 	}
 	if n > MaxOperations {
 		return nil, Errorf(CodeTooLarge, "more than %d operations in a transaction", MaxOperations)
 	}
-	if err := protowalk.Walk(signed.Body, &bodyTables[min(max(version, 1), NewestAppVersion)-1]); err != nil {
+	if err := protowalk.Walk(b, &bodyTables[min(max(version, 1), NewestAppVersion)-1]); err != nil {
 		return nil, errBodyEncoding()
 	}
-	if nested(signed.Body) > MaxOperations {
+	if nested(b) > MaxOperations {
 		return nil, Errorf(CodeTooLarge, "more than %d compares and operations in txns, and keys in calls, of a transaction", MaxOperations)
 	}
 	body := new(Body)
-	if err := body.Unmarshal(signed.Body); err != nil {
+	if err := body.Unmarshal(b); err != nil {
 		return nil, Errorf(CodeMalformed, "not a Body message: %v", err)
 	}
-	if !encodesTo(body, signed.Body) {
+	if !encodesTo(body, b) {
 		return nil, errBodyEncoding()
 	}
 	if err := body.check(version); err != nil {
 		return nil, err
-	}
-	if !verify(body.Account, SignBytes(chainID, signed.Body), signed.Signature) {
-		return nil, errSignature(body.Account, chainID)
 	}
 	return body, nil
 }
