@@ -163,8 +163,11 @@ func decodeSigned(b []byte, chainID string, version uint64, verify func(account,
 	if err := protowalk.Walk(signed.Body, &bodyTables[min(max(version, 1), NewestAppVersion)-1]); err != nil {
 		return nil, errBodyEncoding()
 	}
-	if nested(signed.Body) > MaxOperations {
+	if nested(signed.Body, version) > MaxOperations {
 		return nil, Errorf(CodeTooLarge, "more than %d compares and operations in txns, and keys in calls, of a transaction", MaxOperations)
+	}
+	if later(signed.Body, version) {
+		return nil, errBodyEncoding()
 	}
 	body := new(Body)
 	if err := body.Unmarshal(signed.Body); err != nil {
