@@ -1,8 +1,8 @@
 package app
 
 import (
-	"fmt"
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
