@@ -176,8 +176,11 @@ func DecodeBody(b []byte, version uint64) (*Body, error) {
 	if err := protowalk.Walk(b, &bodyTables[min(max(version, 1), NewestAppVersion)-1]); err != nil {
 		return nil, errBodyEncoding()
 	}
-	if nested(b) > MaxOperations {
+	if nested(b, version) > MaxOperations {
 		return nil, Errorf(CodeTooLarge, "more than %d compares and operations in txns, and keys in calls, of a transaction", MaxOperations)
+	}
+	if later(signed.Body, version) {
+		return nil, errBodyEncoding()
 	}
 	body := new(Body)
 	if err := body.Unmarshal(b); err != nil {
