@@ -16,7 +16,7 @@ const (
 	AddressBytes     = 20
 	MaxProgramBytes  = 49_152     // code and input of a Deploy together
 	MaxInputBytes    = 128 << 10  // input of a Call
-	MaxProgramGas    = 50_000_000 // of one operation
+	MaxProgramGas    = 1 << 24    // of one operation: program.MaxGas
 	MaxProgramKeys   = 4096       // of one operation
 	GasPerKey        = 10_000     // gas that costs as much of a block as one key
 	NewestAppVersion = 2          // newest app version whose transactions this package decodes

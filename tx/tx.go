@@ -179,7 +179,7 @@ func DecodeBody(b []byte, version uint64) (*Body, error) {
 	if nested(b, version) > MaxOperations {
 		return nil, Errorf(CodeTooLarge, "more than %d compares and operations in txns, and keys in calls, of a transaction", MaxOperations)
 	}
-	if later(signed.Body, version) {
+	if later(b, version) {
 		return nil, errBodyEncoding()
 	}
 	body := new(Body)
