@@ -16,7 +16,7 @@ const maxCost = 1 << 16
 // maxGas limits the gas that the operations of a block name together, for the same reason. It is at
 // least the gas of every single transaction, whose cost includes it
 // (docs/decisions/0074-programs.md).
-const maxGas = 100_000_000
+const maxGas = 32_000_000
 
 // cost returns the number of keys that t names, including the limits of its ranges, the records and
 // gas of its programs, both branches of a Txn, and the operations that it proposes or approves, which may be executed at once. Each

@@ -36,6 +36,9 @@ func (a *App) querySimulate(ctx context.Context, req *abci.RequestQuery) (*abci.
 	}
 	body, err := tx.DecodeBody(req.Data, a.rules(&params).format)
 	if err != nil {
+		if _, later := tx.DecodeBody(req.Data, tx.NewestAppVersion); later == nil {
+			err = tx.Errorf(tx.CodeMalformed, "the chain has app version %d, and an operation needs a later one: see `starlingd upgrade show`", params.AppVersion)
+		}
 		return nil, refusal(err, tx.CodeBadRequest)
 	}
 	var answer *tx.Simulation

@@ -14,12 +14,12 @@ import (
 // EIP-3860). Gas and keys are part of Keys, so MaxOperations limits those of a whole transaction.
 const (
 	AddressBytes     = 20
-	MaxProgramBytes  = 49_152     // code and input of a Deploy together
-	MaxInputBytes    = 128 << 10  // input of a Call
-	MaxProgramGas    = 1 << 24    // of one operation: program.MaxGas
-	MaxProgramKeys   = 4096       // of one operation
-	GasPerKey        = 10_000     // gas that costs as much of a block as one key
-	NewestAppVersion = 2          // newest app version whose transactions this package decodes
+	MaxProgramBytes  = 49_152    // code and input of a Deploy together
+	MaxInputBytes    = 128 << 10 // input of a Call
+	MaxProgramGas    = 1 << 24   // of one operation: program.MaxGas
+	MaxProgramKeys   = 4096      // of one operation
+	GasPerKey        = 3_200     // gas that costs as much of a block as one key
+	NewestAppVersion = 2         // newest app version whose transactions this package decodes
 )
 
 var callTable = protowalk.Message{Name: "Call", Fields: []protowalk.Field{

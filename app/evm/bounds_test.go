@@ -70,7 +70,6 @@ func heavy(t testing.TB) map[string]string {
 	infinity := append([]byte{0xc0}, make([]byte, 47)...) // in BLS12-381's first group: the polynomial 0
 	hash := sha256.Sum256(infinity)
 	hash[0] = 1
-	kzg := slices.Concat(hash[:], make([]byte, 64), infinity, infinity)
 	signature := mustHex(t, "456e9aea5e197a1f1af7a3e85a3212fa4049a3ba34c2289b4c860fc0b0c64ef3"+fmt.Sprintf("%064x", 28)+
 		"9242685bf161793cc25603c231bc2f568eb630ea16aa137d2664ac8038825608"+"4f8ae3bd7535248d0bd448298cc2e2071e56992d0774dc340c368ae950852ada")
 	return map[string]string{
@@ -121,7 +120,6 @@ func heavy(t testing.TB) map[string]string {
 		"bn pairing 1":      words(t, pair) + loop(callTo(8, 192)),
 		"bn pairing 8":      words(t, bytes.Repeat(pair, 8)) + loop(callTo(8, 8*192)),
 		"blake2f":           words(t, append([]byte{0, 0, 0x10, 0}, make([]byte, 209)...)) + loop(callTo(9, 213)),
-		"kzg":               words(t, kzg) + loop(callTo(10, 192)),
 		"p256":              words(t, append(bytes.Repeat([]byte{0x11}, 96), p256Key(t)...)) + loop(callTo(256, 160)),
 	}
 }

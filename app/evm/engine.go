@@ -6,7 +6,9 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"math/big"
+	"slices"
 	"strings"
 
 	"github.com/ethereum/go-ethereum/accounts/abi"
@@ -42,14 +44,8 @@ var (
 		ShanghaiTime: then, CancunTime: then, PragueTime: then, OsakaTime: then,
 	}
 	rules       = osaka.Rules(zero, true, 0)
-	precompiles = vm.ActivePrecompiles(rules)
-	isPrecom    = func() map[common.Address]bool {
-		set := make(map[common.Address]bool, len(precompiles))
-		for _, address := range precompiles {
-			set[address] = true
-		}
-		return set
-	}()
+	contracts   = precompiled()
+	precompiles = slices.SortedFunc(maps.Keys(contracts), common.Address.Cmp)
 )
 
 // Address returns the last 20 bytes of the Keccak-256 of account.
@@ -125,6 +121,14 @@ func execute(env program.Env, call program.Call, sender common.Address, j *journ
 	return result
 }
 
+// precompiled returns the precompiled contracts of Osaka without the point evaluation of EIP-4844
+// (address 10). There are no blobs, and it takes ten times as long for its gas as any other.
+func precompiled() vm.PrecompiledContracts {
+	all := maps.Clone(vm.ActivePrecompiledContracts(rules))
+	delete(all, common.BytesToAddress([]byte{10}))
+	return all
+}
+
 // newMachine returns an EVM in the block env. It serves one call.
 func newMachine(env program.Env, sender common.Address, j *journal) *vm.EVM {
 	config := osaka
@@ -141,6 +145,7 @@ func newMachine(env program.Env, sender common.Address, j *journal) *vm.EVM {
 		BlobBaseFee: zero,
 		Random:      new(common.Hash),
 	}, j, &config, vm.Config{})
+	machine.SetPrecompiles(contracts)
 	machine.SetTxContext(vm.TxContext{Origin: sender, GasPrice: new(uint256.Int)})
 	return machine
 }

@@ -87,7 +87,7 @@ func (r *records) keys() [][]byte {
 
 // Account implements state.StateReader. Precompiled contracts never have a record.
 func (r *records) Account(address common.Address) (*types.StateAccount, error) {
-	if isPrecom[address] {
+	if _, ok := contracts[address]; ok {
 		return nil, nil
 	}
 	value := r.get(program.AccountKey(address[:]))

@@ -67,6 +67,7 @@ func (r *reference) run(sender common.Address, call program.Call) outcomeOf {
 		db.AddBalance(to, amount, tracing.BalanceChangeTransfer)
 	}
 	machine := vm.NewEVM(context, r.db, &config, vm.Config{})
+	machine.SetPrecompiles(contracts)
 	machine.SetTxContext(vm.TxContext{Origin: sender, GasPrice: new(uint256.Int)})
 	former := len(r.db.Logs())
 	snapshot := r.db.Snapshot()
