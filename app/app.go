@@ -11,6 +11,7 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/libs/log"
 
+	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
 )
@@ -75,8 +76,10 @@ type Options struct {
 	KeepRecentBytes uint64
 	RetainBlocks    int64  // number of blocks that CometBFT keeps; 0: all
 	Version         string // version of the program, for Info
-	// NewestVersion is the newest app version whose blocks are executed; 0 stands for
-	// NewestVersion(). A version without rules of its own uses those of the newest, so that an
+	// Programs executes programs. If it is nil, only blocks of app version 1 are executed.
+	Programs program.Engine
+	// NewestVersion is the newest app version whose blocks are executed; 0 stands for the newest
+	// that has rules. A version without rules of its own uses those of the newest, so that an
 	// upgrade can be rehearsed before its rules exist.
 	NewestVersion uint64
 	Metrics       *Metrics // default: none
@@ -123,19 +126,20 @@ type App struct {
 	// Methods that Starling does not use: vote extensions, and an application mempool.
 	abci.BaseApplication
 
-	options   Options
-	state     backing
-	logger    log.Logger
-	decoder   decoder
-	snapshots atomic.Pointer[Snapshots]
-	published atomic.Pointer[published]
-	check     checker
-	results   *results
-	passed    passedOver
-	ahead     ahead
-	queries   chan struct{}      // one element for each query that waits for the Source
-	life      context.Context    //nolint:containedctx // ends with Stop
-	end       context.CancelFunc // ends life
+	options     Options
+	state       backing
+	logger      log.Logger
+	decoder     decoder
+	snapshots   atomic.Pointer[Snapshots]
+	published   atomic.Pointer[published]
+	check       checker
+	results     *results
+	passed      passedOver
+	ahead       ahead
+	queries     chan struct{}      // one element for each query that waits for the Source
+	simulations chan struct{}      // one element for each simulation that runs
+	life        context.Context    //nolint:containedctx // ends with Stop
+	end         context.CancelFunc // ends life
 
 	// block is the state machine, which advances block by block.
 	block struct {
@@ -197,7 +201,7 @@ func New(options Options) (*App, error) {
 		options.WitnessBytes = DefaultWitnessBytes
 	}
 	a := &App{
-		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries),
+		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries), simulations: make(chan struct{}, maxSimulations),
 	}
 	a.state = onDisk{a}
 	if options.Source != nil {

@@ -351,17 +351,17 @@ func TestStoreFallsBehind(t *testing.T) {
 func TestDecoderForgets(t *testing.T) {
 	var d decoder
 	raw := sign(t, "alice", 0, put("a", strings.Repeat("x", 1<<20)))
-	first, err := d.decode(sha256.Sum256(raw), raw, testChain)
+	first, err := d.decode(sha256.Sum256(raw), raw, form{testChain, 1})
 	require.Nil(t, err)
-	again, err := d.decode(sha256.Sum256(raw), raw, testChain)
+	again, err := d.decode(sha256.Sum256(raw), raw, form{testChain, 1})
 	require.Nil(t, err)
 	require.Same(t, first, again)
-	_, err = d.decode(sha256.Sum256(raw), raw, "other")
+	_, err = d.decode(sha256.Sum256(raw), raw, form{"other", 1})
 	require.NotNil(t, err)
 	require.Equal(t, tx.CodeBadSignature, err.Code)
 	for i := range uint64(30) {
 		large := sign(t, "alice", i, put("a", strings.Repeat("x", 1<<20)))
-		_, err := d.decode(sha256.Sum256(large), large, testChain)
+		_, err := d.decode(sha256.Sum256(large), large, form{testChain, 1})
 		require.Nil(t, err)
 		require.LessOrEqual(t, d.mu.cost, maxDecoderCost)
 		require.LessOrEqual(t, len(d.mu.recent)+len(d.mu.older), 16)
@@ -381,9 +381,9 @@ func TestVerify(t *testing.T) {
 	valid := a.Verify(txs)
 	require.Equal(t, [][]byte{txs[0], txs[2], txs[3]}, valid)
 	for _, b := range valid {
-		require.NotNil(t, a.decoder.lookup(sha256.Sum256(b), testChain))
+		require.NotNil(t, a.decoder.lookup(sha256.Sum256(b), form{testChain, 1}))
 	}
-	require.Nil(t, a.decoder.lookup(sha256.Sum256(forged), testChain))
+	require.Nil(t, a.decoder.lookup(sha256.Sum256(forged), form{testChain, 1}))
 }
 
 // A block of 10,000 puts under a quota takes linear time. Summing up all keys for each put would

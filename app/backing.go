@@ -68,9 +68,9 @@ func (onDisk) process(context.Context, *abci.RequestProcessProposal, []decoded) 
 
 func (f onDisk) finalize(_ context.Context, b block) (*abci.ResponseFinalizeBlock, error) {
 	a := f.App
-	txs := a.decoder.decodeAll(b.txs, a.block.params.ChainId)
+	txs := a.decoder.decodeAll(b.txs, a.form(a.block.params))
 	defer a.block.version.ForgetAhead() // Apply needs the last of these pages
-	done, err := execute(a.block.version, a.block.params, b, txs, nil)
+	done, err := a.execute(b, txs, nil)
 	if err != nil {
 		return nil, fmt.Errorf("block %d: %w", b.height, err)
 	}

@@ -109,7 +109,7 @@ func finalizeBlocks(b *testing.B, source Source) {
 	for b.Loop() {
 		b.StopTimer()
 		txs := f.block(size)
-		a.decoder.decodeAll(txs, testChain)
+		a.decoder.decodeAll(txs, form{testChain, 1})
 		height := a.Height() + 1
 		b.StartTimer()
 		res, err := a.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: height, Txs: txs})

@@ -17,6 +17,7 @@ import (
 // block contains all inputs of an execution except the state before the block.
 type block struct {
 	height int64
+	time   uint64 // in Unix seconds; 0 in versions whose results do not depend on it
 	txs    [][]byte
 	signed [][]byte // see lastSigners
 }
@@ -43,8 +44,8 @@ var errNoGenesis = errors.New("there is no state yet: CometBFT calls InitChain f
 
 // FinalizeBlock executes a block on the committed state and computes the next state, which Commit
 // saves and publishes. It may be called again before that, with the same block or another. The
-// result depends only on the committed state, the transactions, and the validators that signed the
-// last block. With Options.Source it waits for missing nodes until ctx or Stop ends it: see
+// result depends only on the committed state, the transactions, the block's time, and the validators
+// that signed the last block. With Options.Source it waits for missing nodes until ctx or Stop ends it: see
 // App.witnessed.
 func (a *App) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
 	a.block.Lock()
@@ -52,8 +53,21 @@ func (a *App) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlock)
 	if err := a.mayFinalize(req.Height); err != nil {
 		return nil, err
 	}
-	b := block{req.Height, req.Txs, lastSigners(req.DecidedLastCommit)}
-	return a.state.finalize(ctx, b)
+	return a.state.finalize(ctx, a.nextBlock(req.Height, req.Time, req.Txs, req.DecidedLastCommit))
+}
+
+// nextBlock returns the inputs of the block after the committed state. The caller holds block's
+// lock.
+func (a *App) nextBlock(height int64, t time.Time, txs [][]byte, last abci.CommitInfo) block {
+	return block{height, a.rules(a.block.params).timeOf(t), txs, lastSigners(last)}
+}
+
+// timeOf returns a block's time for programs, in Unix seconds, or 0 if no result depends on it.
+func (r *rules) timeOf(t time.Time) uint64 {
+	if !r.timed {
+		return 0
+	}
+	return uint64(max(t.Unix(), 0))
 }
 
 // mayFinalize returns an error unless the block at height is the next one and this program can
@@ -79,12 +93,13 @@ func (a *App) nextHeight() int64 {
 	return a.block.height + 1
 }
 
-// execute executes a block on v, whose parameters are params; txs are its transactions. The result
-// has no version yet: see apply. If nodes may be missing in v, needs records the missing ones, and
-// the result is nil unless there are none.
-func execute(v *avlstar.Version, params *Params, b block, txs []decoded, needs *needs) (*pending, error) {
-	x := newExecutor(newOverlay(v), params, b.height)
-	x.signed, x.needs = b.signed, needs
+// execute executes a block on the committed state; txs are its transactions. The result has no
+// version yet: see apply. If nodes may be missing in the state, needs records the missing ones, and
+// the result is nil unless there are none. The caller holds block's lock.
+func (a *App) execute(b block, txs []decoded, needs *needs) (*pending, error) {
+	v, params := a.block.version, a.block.params
+	x := newExecutor(newOverlay(v), params, b.height, a.options.Programs)
+	x.signed, x.needs, x.time = b.signed, needs, b.time
 	done := &pending{block: b, params: params, rewritten: make(map[[sha256.Size]byte]struct{})}
 	res := &abci.ResponseFinalizeBlock{TxResults: make([]*abci.ExecTxResult, len(txs))}
 	x.ahead = lookahead{base: v, txs: txs}
@@ -268,7 +283,7 @@ func changeRights(changes []avlstar.Change) bool {
 			return false
 		}
 		switch c.Key[1] {
-		case tagNonce, tagStrangers, tagValidator, tagUpgrade, tagProposal: // these grant no right
+		case tagNonce, tagStrangers, tagValidator, tagUpgrade, tagProposal, tagProgram: // these grant no right
 		default:
 			return true
 		}

@@ -334,25 +334,25 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	if from, ok := a.check.admittedEarlier(id); ok && again {
 		var err error
 		if from.newcomer { // other newcomers may have taken the room
-			_, err = newExecutor(newCheckOverlay(v), params, 0).mayBegin(from.account[:])
+			_, err = newExecutor(newCheckOverlay(v), params, 0, a.options.Programs).mayBegin(from.account[:])
 		}
 		if err != nil && !isMissing(err) {
 			return refusal(err, tx.CodeUnreadable)
 		}
 		return a.check.admit(id, from, err == nil, again)
 	}
-	t, refused := a.decoder.decode(id, req.Tx, params.ChainId)
+	t, refused := a.decoder.decode(id, req.Tx, a.form(params))
 	if refused != nil {
 		return refused
 	}
 	if t.Text != nil && again && a.check.wasRewritten(id) {
 		return tx.Errorf(tx.CodeBadNonce, "it is in a block already, as key=value")
 	}
-	if n, most := cost(t), rulesOf(params.AppVersion).maxCost; n > most {
-		return tx.Errorf(tx.CodeTooLarge, "the transaction names %d keys, a block may name %d: split it", n, most)
+	if refused := (load{}).plus(t).fits(a.rules(params), "the transaction names"); refused != nil {
+		return refused
 	}
 	needs := a.state.needs()
-	newcomer, err := mayRun(v, params, t, needs)
+	newcomer, err := a.mayRun(v, params, t, needs)
 	unchecked := needs.lost() && isMissing(err)
 	if err != nil && !unchecked {
 		return refusal(err, tx.CodeUnreadable)
@@ -382,7 +382,7 @@ func (a *App) askFor(v *avlstar.Version, params *Params, t decoded, needs *needs
 	if t.tx.Body != nil {
 		o := newCheckOverlay(v)
 		o.needs = needs
-		if err := newExecutor(o, params, 0).exploreRights(t.tx); err != nil {
+		if err := newExecutor(o, params, 0, a.options.Programs).exploreRights(t.tx); err != nil {
 			return refusal(err, tx.CodeUnreadable)
 		}
 	}
@@ -395,13 +395,13 @@ func (a *App) askFor(v *avlstar.Version, params *Params, t decoded, needs *needs
 // and admins of the operations before it. No right depends on a height or on a client's value, so
 // none is read. newcomer says that it would be a stranger's first transaction. needs records nodes
 // that are missing in v.
-func mayRun(v *avlstar.Version, params *Params, t *tx.Tx, needs *needs) (newcomer bool, err error) {
+func (a *App) mayRun(v *avlstar.Version, params *Params, t *tx.Tx, needs *needs) (newcomer bool, err error) {
 	o := newCheckOverlay(v)
 	o.needs = needs
 	if t.Text != nil {
 		return false, o.mayWriteText(params, t.Text)
 	}
-	x := newExecutor(o, params, 0)
+	x := newExecutor(o, params, 0, a.options.Programs)
 	if newcomer, err = x.mayBegin(t.Body.Account); err != nil {
 		return false, err
 	}
@@ -440,6 +440,9 @@ func (x *executor) right(account []byte, operation *tx.Operation) error {
 		return x.mayDelete(account, op.DeleteRange)
 	case *tx.Operation_Txn:
 		return x.rightsOfBranches(account, op.Txn)
+	case *tx.Operation_Deploy, *tx.Operation_Call:
+		_, err := x.mayTouch(account, x.programRight(account, operation))
+		return err
 	case *tx.Operation_Grant:
 		_, _, err := x.grant(account, op.Grant.Grantee, op.Grant.Prefix, op.Grant.Quota, KindGrant)
 		return err
@@ -477,7 +480,7 @@ func (x *executor) right(account []byte, operation *tx.Operation) error {
 // written returns the client's key that the operation writes, if there is one.
 func written(operation *tx.Operation) (key []byte, ok bool) {
 	switch operation.Op.(type) {
-	case *tx.Operation_Put, *tx.Operation_Delete, *tx.Operation_CompareAndPut:
+	case *tx.Operation_Put, *tx.Operation_Delete, *tx.Operation_CompareAndPut, *tx.Operation_Add:
 		return keyOf(operation), true
 	}
 	return nil, false

@@ -115,7 +115,7 @@ func TestUncheckedTransactionsAreBounded(t *testing.T) {
 			others = append(others, sign(t, fmt.Sprint("stranger ", i), 0, put("c", "1")))
 		}
 		v, params := a.check.state()
-		a.check.reset(v, params, nil, true, a.decoder.decodeAll(others[:10], testChain))
+		a.check.reset(v, params, nil, true, a.decoder.decodeAll(others[:10], form{testChain, 1}))
 		v.Release()
 		require.Equal(t, maxUnchecked-10, a.check.numUnchecked(), "those in the block have given up their slots")
 		for i := range 10 {

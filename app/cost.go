@@ -13,8 +13,13 @@ import (
 // the cost of every single transaction (docs/decisions/0028-cost-of-a-block.md).
 const maxCost = 1 << 16
 
-// cost returns the number of keys that t names, including the limits of its ranges, both branches
-// of a Txn, and the operations that it proposes or approves, which may be executed at once. Each
+// maxGas limits the gas that the operations of a block name together, for the same reason. It is at
+// least the gas of every single transaction, whose cost includes it
+// (docs/decisions/0074-programs.md).
+const maxGas = 32_000_000
+
+// cost returns the number of keys that t names, including the limits of its ranges, the records and
+// gas of its programs, both branches of a Txn, and the operations that it proposes or approves, which may be executed at once. Each
 // key may be in a page of its own, which must be read from the disk. The cost depends only on the
 // transaction. The records of the account count as one.
 func cost(t *tx.Tx) int {
@@ -26,6 +31,36 @@ func cost(t *tx.Tx) int {
 		n += t.Body.Operations[i].Keys()
 	}
 	return n
+}
+
+// gas returns the sum of the gas that the operations of t name.
+func gas(t *tx.Tx) (sum uint64) {
+	if t.Body == nil {
+		return 0
+	}
+	for i := range t.Body.Operations {
+		sum += t.Body.Operations[i].Gas()
+	}
+	return sum
+}
+
+// load is what a block's transactions name together.
+type load struct {
+	keys int
+	gas  uint64
+}
+
+func (l load) plus(t *tx.Tx) load { return load{l.keys + cost(t), l.gas + gas(t)} }
+
+// fits returns a *tx.Error if l is above the limits of a block. what describes its transactions.
+func (l load) fits(r *rules, what string) *tx.Error {
+	switch {
+	case l.keys > r.maxCost:
+		return tx.Errorf(tx.CodeTooLarge, "%s %d keys, a block may name %d: split it", what, l.keys, r.maxCost)
+	case l.gas > r.maxGas:
+		return tx.Errorf(tx.CodeTooLarge, "%s %d gas, a block may name %d: split it", what, l.gas, r.maxGas)
+	}
+	return nil
 }
 
 // place is a position in a block: a step (see keyAt) of an operation of a transaction. An op of -1
@@ -138,6 +173,8 @@ func keyOf(operation *tx.Operation) []byte {
 		return op.Delete.Key
 	case *tx.Operation_CompareAndPut:
 		return op.CompareAndPut.Key
+	case *tx.Operation_Add:
+		return op.Add.Key
 	case *tx.Operation_Read:
 		return op.Read.Key
 	case *tx.Operation_Compare:

@@ -12,30 +12,39 @@ import (
 
 // decoder decodes transactions and remembers the valid ones. CometBFT passes each transaction
 // several times (CheckTx, a recheck after every block, proposal, block), and verifying a signature
-// costs a hundred times as much as the hash. Decoding depends only on the bytes and the chain, so
+// costs a hundred times as much as the hash. Decoding depends only on the bytes and the form, so
 // remembering changes no result.
 type decoder struct {
 	mu struct {
 		sync.Mutex
-		chainID       string
+		form          form
 		recent, older map[[sha256.Size]byte]*tx.Tx // when recent is full, it becomes older
 		cost          int                          // cost of recent
 	}
 }
 
+// form determines which transactions decode.
+type form struct {
+	chainID string
+	version uint64 // for tx.DecodeVersion
+}
+
+// form returns the form of transactions after a state with these parameters.
+func (a *App) form(params *Params) form { return form{params.ChainId, a.rules(params).format} }
+
 // maxDecoderCost limits each of the two generations, in bytes.
 const maxDecoderCost = 8 << 20
 
 // decode decodes the transaction raw, whose SHA-256 is id.
-func (d *decoder) decode(id [sha256.Size]byte, raw []byte, chainID string) (*tx.Tx, *tx.Error) {
-	if t := d.lookup(id, chainID); t != nil {
+func (d *decoder) decode(id [sha256.Size]byte, raw []byte, f form) (*tx.Tx, *tx.Error) {
+	if t := d.lookup(id, f); t != nil {
 		return t, nil
 	}
-	t, err := tx.Decode(raw, chainID)
+	t, err := tx.DecodeVersion(raw, f.chainID, f.version)
 	if err != nil {
 		return nil, refusal(err, tx.CodeMalformed)
 	}
-	d.remember(id, t, len(raw))
+	d.remember(id, t, len(raw), f)
 	return t, nil
 }
 
@@ -52,11 +61,11 @@ func refusal(err error, otherwise tx.Code) *tx.Error {
 	return tx.Errorf(otherwise, "%v", err)
 }
 
-func (d *decoder) lookup(id [sha256.Size]byte, chainID string) *tx.Tx {
+func (d *decoder) lookup(id [sha256.Size]byte, f form) *tx.Tx {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.mu.chainID != chainID {
-		d.mu.chainID, d.mu.recent, d.mu.older, d.mu.cost = chainID, nil, nil, 0
+	if d.mu.form != f {
+		d.mu.form, d.mu.recent, d.mu.older, d.mu.cost = f, nil, nil, 0
 	}
 	if t, ok := d.mu.recent[id]; ok {
 		return t
@@ -64,7 +73,7 @@ func (d *decoder) lookup(id [sha256.Size]byte, chainID string) *tx.Tx {
 	return d.mu.older[id]
 }
 
-func (d *decoder) remember(id [sha256.Size]byte, t *tx.Tx, size int) {
+func (d *decoder) remember(id [sha256.Size]byte, t *tx.Tx, size int, f form) {
 	const perOperation, perTx = 64, 128 // for the Go structures around the bytes
 	cost := size + perTx
 	if t.Body != nil {
@@ -74,7 +83,7 @@ func (d *decoder) remember(id [sha256.Size]byte, t *tx.Tx, size int) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, ok := d.mu.recent[id]; ok {
+	if _, ok := d.mu.recent[id]; ok || d.mu.form != f {
 		return
 	}
 	if d.mu.recent == nil || d.mu.cost+cost > maxDecoderCost {
@@ -95,7 +104,7 @@ type decoded struct {
 const maxBatch = 64
 
 // decodeAll decodes the transactions of a block on all processors, in batches.
-func (d *decoder) decodeAll(raw [][]byte, chainID string) []decoded {
+func (d *decoder) decodeAll(raw [][]byte, f form) []decoded {
 	var (
 		all     = make([]decoded, len(raw))
 		size    = min(maxBatch, 1+len(raw)/(4*runtime.GOMAXPROCS(0)))
@@ -107,7 +116,7 @@ func (d *decoder) decodeAll(raw [][]byte, chainID string) []decoded {
 		workers.Go(func() {
 			for i := int(next.Add(1)) - 1; i < batches; i = int(next.Add(1)) - 1 {
 				from, to := i*size, min((i+1)*size, len(raw))
-				d.decodeBatch(all[from:to], raw[from:to], chainID)
+				d.decodeBatch(all[from:to], raw[from:to], f)
 			}
 		})
 	}
@@ -116,24 +125,24 @@ func (d *decoder) decodeAll(raw [][]byte, chainID string) []decoded {
 }
 
 // decodeBatch decodes raw into all.
-func (d *decoder) decodeBatch(all []decoded, raw [][]byte, chainID string) {
+func (d *decoder) decodeBatch(all []decoded, raw [][]byte, f form) {
 	var (
 		unknown [][]byte
 		at      []int // indexes of unknown in raw
 	)
 	for i, b := range raw {
 		all[i].id = sha256.Sum256(b)
-		if all[i].tx = d.lookup(all[i].id, chainID); all[i].tx == nil {
+		if all[i].tx = d.lookup(all[i].id, f); all[i].tx == nil {
 			unknown, at = append(unknown, b), append(at, i)
 		}
 	}
-	txs, errs := tx.DecodeAll(unknown, chainID)
+	txs, errs := tx.DecodeAll(unknown, f.chainID, f.version)
 	for n, i := range at {
 		if all[i].tx = txs[n]; errs[n] != nil {
 			all[i].err = refusal(errs[n], tx.CodeMalformed)
 			continue
 		}
-		d.remember(all[i].id, txs[n], len(raw[i]))
+		d.remember(all[i].id, txs[n], len(raw[i]), f)
 	}
 }
 
@@ -147,7 +156,7 @@ func (a *App) Verify(raw [][]byte) (valid [][]byte) {
 	}
 	defer v.Release()
 	all := make([]decoded, len(raw))
-	a.decoder.decodeBatch(all, raw, params.ChainId)
+	a.decoder.decodeBatch(all, raw, a.form(params))
 	for i := range all {
 		if all[i].err == nil {
 			valid = append(valid, raw[i])

@@ -8,6 +8,7 @@ import (
 
 	abci "github.com/cometbft/cometbft/abci/types"
 
+	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -40,7 +41,9 @@ type executor struct {
 	*overlay
 	params     *Params
 	rules      *rules              // of the version in params
+	engine     program.Engine      // of programs; nil: none, so the rules have no programs
 	height     int64               // height of the block
+	time       uint64              // of the block: see block
 	reads      reads               // reads of this block, without those of failed transactions
 	validators *validators         // counted when first needed
 	changed    *validatorChange    // by the current transaction; nil: it changes no validator
@@ -50,7 +53,8 @@ type executor struct {
 	signers    map[string]struct{} // the same, made when first needed
 	deadline   time.Time           // for a proposal: no operation begins after it; zero: none
 	ahead      lookahead
-	approved   bool // a proposal that enough admins approved is being executed
+	approved   bool                  // a proposal that enough admins approved is being executed
+	ran        func(*program.Result) // for a simulation: called after each run of a program; nil: nobody asks
 }
 
 // reads counts reads against the budget of a block.
@@ -67,8 +71,8 @@ type outcome struct {
 }
 
 // newExecutor returns an executor for the block at height, with the rules of the version in params.
-func newExecutor(o *overlay, params *Params, height int64) *executor {
-	return &executor{overlay: o, params: params, rules: rulesOf(params.AppVersion), height: height}
+func newExecutor(o *overlay, params *Params, height int64, engine program.Engine) *executor {
+	return &executor{overlay: o, params: params, rules: rulesOf(params.AppVersion, engine), engine: engine, height: height}
 }
 
 // run executes a transaction: completely, or only its nonce, or not at all. An error is a failure
@@ -227,6 +231,8 @@ func (x *executor) operation(account []byte, operation *tx.Operation) (found boo
 		found, event, err = x.putOrDelete(account, op.Delete.Key, nil)
 	case *tx.Operation_CompareAndPut:
 		found, event, err = x.compareAndPut(account, op.CompareAndPut)
+	case *tx.Operation_Add:
+		found, value, event, err = x.add(account, op.Add)
 	case *tx.Operation_Read:
 		value, found, err = x.read(op.Read.Key)
 	case *tx.Operation_Grant:
@@ -277,16 +283,18 @@ func (x *executor) putOrDelete(account, key, value []byte) (found bool, event *a
 }
 
 // mayTouch returns the grant by which the account may write key, or a *tx.Error. The grant with the
-// longest prefix applies.
+// longest prefix applies. A record of a program needs a grant for records of programs: the empty
+// prefix does not cover them.
 func (x *executor) mayTouch(account, key []byte) (grant, error) {
-	if key[0] == reserved {
+	ofProgram := program.IsKey(key)
+	if key[0] == reserved && !ofProgram {
 		return grant{}, tx.Errorf(tx.CodeReserved, "keys that start with byte 0x00 are the application's own")
 	}
 	g, ok, err := x.grantFor(account, key)
 	if err != nil {
 		return grant{}, err
 	}
-	if !ok {
+	if !ok || ofProgram && !program.IsKey(g.prefix) {
 		return grant{}, tx.Errorf(tx.CodeUnauthorized, "account %x has no grant for key %q", account, shorten(key))
 	}
 	return g, nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/tx"
@@ -120,7 +121,7 @@ func nameKeys(n *needs, t *tx.Tx, values bool) {
 	n.add(avlstar.Want{Key: NonceKey(t.Body.Account)})
 	for i := range t.Body.Operations {
 		for _, w := range wantsOf(nil, &t.Body.Operations[i]) {
-			w.Written = w.Written || !values
+			w.Written = w.Written || !values && !program.IsKey(w.Key) // programs read short records
 			n.add(w)
 		}
 	}
@@ -161,7 +162,7 @@ func (x *executor) exploreRights(t *tx.Tx) error {
 		looks = append(looks, func() error { _, err := x.threshold(); return err })
 	}
 	for i := range t.Body.Operations {
-		for _, key := range governed(nil, &t.Body.Operations[i]) {
+		for _, key := range x.governed(nil, account, &t.Body.Operations[i]) {
 			for _, who := range [][]byte{account, everyone} {
 				looks = append(looks, func() error { _, _, _, err := x.longestPrefix(record(tagGrant, who), key); return err })
 			}
@@ -192,6 +193,8 @@ func (x *executor) exploreOperation(account []byte, operation *tx.Operation) {
 		inner = x.exploreTxn(account, op.Txn)
 	case *tx.Operation_Propose, *tx.Operation_Approve:
 		x.exploreProposal(account, operation)
+	case *tx.Operation_Deploy, *tx.Operation_Call:
+		inner = x.exploreProgram(account, operation)
 	}
 	if inner != nil && !isMissing(inner) {
 		return // the next run meets this failure again
@@ -221,18 +224,22 @@ func (o *overlay) pretend(key, value []byte) {
 }
 
 // KeepRecords reports whether a subtree with keys in [first, after) (nil is open) may contain
-// system keys other than nonces. It is meant for avlstar.Retention.Keep: CheckTx needs the rights
+// system keys other than nonces and records of programs. It is meant for avlstar.Retention.Keep: CheckTx needs the rights
 // of accounts, and does not wait for the network. Such records stay in memory once they are there.
 // Admins determine their number, but there are as many nonces as accounts were ever seen: see
 // PreferNonces.
 func KeepRecords(first, after []byte) bool {
-	return (len(first) == 0 || first[0] == reserved) && !PreferNonces(first, after)
+	return (len(first) == 0 || first[0] == reserved) && !PreferNonces(first, after) && !allUnder(program.Prefix(nil), first, after)
 }
 
 // PreferNonces reports whether all keys in [first, after) are those of nonces. It is meant for
 // avlstar.Retention.Prefer: nonces stay while there is memory for them. If one is missing, CheckTx
 // requests it, and the recheck uses it.
 func PreferNonces(first, after []byte) bool {
-	nonces := record(tagNonce)
-	return bytes.Compare(first, nonces) >= 0 && len(after) > 0 && bytes.Compare(after, keyspace.PrefixEnd(nonces)) <= 0
+	return allUnder(record(tagNonce), first, after)
+}
+
+// allUnder reports whether all keys in [first, after) (nil is open) start with prefix.
+func allUnder(prefix, first, after []byte) bool {
+	return bytes.Compare(first, prefix) >= 0 && len(after) > 0 && bytes.Compare(after, keyspace.PrefixEnd(prefix)) <= 0
 }

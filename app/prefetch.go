@@ -383,11 +383,11 @@ func (a *App) checkArrived(id [sha256.Size]byte) {
 		return
 	}
 	defer v.Release()
-	t := a.decoder.lookup(id, params.ChainId)
+	t := a.decoder.lookup(id, a.form(params))
 	if t == nil {
 		return // forgotten meanwhile
 	}
-	newcomer, err := mayRun(v, params, t, nil)
+	newcomer, err := a.mayRun(v, params, t, nil)
 	if err != nil {
 		return
 	}

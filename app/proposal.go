@@ -66,7 +66,7 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		return nil, err
 	}
 	p := proposer{
-		executor: newExecutor(newOverlay(v), params, req.Height), texts: make(map[string]struct{}), room: req.MaxTxBytes,
+		executor: newExecutor(newOverlay(v), params, req.Height, a.options.Programs), texts: make(map[string]struct{}), room: req.MaxTxBytes,
 		passed: a.passed.of(req.Height),
 	}
 	if p.needs = a.state.needs(); p.needs != nil {
@@ -76,8 +76,8 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 			a.options.Metrics.Witness.LeftOut.Add(float64(p.leftOut))
 		}()
 	}
-	p.deadline, p.signed = deadline, proposedSigners(req.LocalLastCommit)
-	p.ahead = lookahead{base: v, txs: a.decoder.decodeAll(req.Txs, params.ChainId)}
+	p.deadline, p.signed, p.time = deadline, proposedSigners(req.LocalLastCommit), a.rules(params).timeOf(req.Time)
+	p.ahead = lookahead{base: v, txs: a.decoder.decodeAll(req.Txs, a.form(params))}
 	defer v.ForgetAhead()
 	for i, t := range p.ahead.txs {
 		if t.err != nil {
@@ -104,7 +104,7 @@ type proposer struct {
 	texts  map[string]struct{} // text transactions in txs
 	passed map[[sha256.Size]byte]struct{}
 	room   int64
-	cost   int // cost of the transactions that were tried
+	load   load // of the transactions that were tried
 	// leftOut counts those of them for which nodes are missing.
 	leftOut int
 	writes  []unexecuted
@@ -120,7 +120,7 @@ type unexecuted struct {
 // trace. inVain says that all of it was executed and undone, because it must wait for the next
 // block.
 func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
-	if _, again := p.passed[t.id]; again || p.cost+cost(t.tx) > p.rules.maxCost {
+	if _, again := p.passed[t.id]; again || p.load.plus(t.tx).fits(p.rules, "") != nil {
 		return false, nil
 	}
 	if t.tx.Text != nil {
@@ -148,7 +148,7 @@ func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 	if err != nil || !done.trace {
 		return false, err
 	}
-	p.cost += cost(t.tx)
+	p.load = p.load.plus(t.tx)
 	switch {
 	case done.err != nil && done.err.Code == tx.CodeReadBudget && before != (reads{}):
 		p.undo(mark)
@@ -206,7 +206,7 @@ func (p *proposer) executeWrites(t *tx.Tx) (late bool, err error) {
 func onlyWrites(t *tx.Tx) bool {
 	return t.Body != nil && !slices.ContainsFunc(t.Body.Operations, func(o tx.Operation) bool {
 		switch o.Op.(type) {
-		case *tx.Operation_Put, *tx.Operation_Delete, *tx.Operation_CompareAndPut:
+		case *tx.Operation_Put, *tx.Operation_Delete, *tx.Operation_CompareAndPut, *tx.Operation_Add:
 			return false
 		}
 		return true
@@ -214,7 +214,7 @@ func onlyWrites(t *tx.Tx) bool {
 }
 
 // ProcessProposal rejects a block only for reasons that do not depend on the state, and that no
-// correct proposer causes: a transaction that does not decode, or a cost above the limit.
+// correct proposer causes: a transaction that does not decode, or a cost or gas above the limit.
 // FinalizeBlock executes all other blocks, or refuses their transactions one by one.
 //
 // With Options.Source it also rejects a block if missing nodes do not arrive within
@@ -230,14 +230,14 @@ func (a *App) ProcessProposal(ctx context.Context, req *abci.RequestProcessPropo
 	if err := a.mayExecute(v, params); err != nil {
 		return nil, err
 	}
-	sum, most := 0, rulesOf(params.AppVersion).maxCost
-	txs := a.decoder.decodeAll(req.Txs, params.ChainId)
+	var sum load
+	rules := a.rules(params)
+	txs := a.decoder.decodeAll(req.Txs, a.form(params))
 	for i, t := range txs {
 		err := t.err
 		if err == nil {
-			if sum += cost(t.tx); sum > most {
-				err = tx.Errorf(tx.CodeTooLarge, "the transactions up to this one name %d keys, a block may name %d", sum, most)
-			}
+			sum = sum.plus(t.tx)
+			err = sum.fits(rules, "the transactions up to this one name")
 		}
 		if err != nil {
 			a.logger.Info("rejected a proposal", "height", req.Height, "proposer", req.ProposerAddress, "tx", i, "err", err)

@@ -24,6 +24,7 @@ const (
 	PathNonce     = "/nonce"
 	PathSnapshots = "/snapshots" // value: JSON, a list of SnapshotInfo
 	PathHeights   = "/heights"   // value: JSON, a HeightsInfo
+	PathSimulate  = "/simulate"  // data: a tx.Body; value: a tx.Simulation
 )
 
 // Limits of a response to PathRange, whichever is reached first. A single entry always fits. With
@@ -68,13 +69,15 @@ func (a *App) Query(ctx context.Context, req *abci.RequestQuery) (*abci.Response
 		res, err = a.querySnapshots()
 	case PathHeights:
 		res, err = a.queryHeights()
+	case PathSimulate:
+		res, err = a.querySimulate(ctx, req)
 	case result.Path:
 		res, err = a.queryResult(ctx, req)
 	case event.Path:
 		res, err = a.queryEvents(ctx, req)
 	default:
-		err = tx.Errorf(tx.CodeUnknownPath, "path %q: there are %s, %s, %s, %s, %s, %s and %s",
-			shorten([]byte(req.Path)), PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, result.Path, event.Path)
+		err = tx.Errorf(tx.CodeUnknownPath, "path %q: there are %s, %s, %s, %s, %s, %s, %s and %s",
+			shorten([]byte(req.Path)), PathKey, PathRange, PathNonce, PathSnapshots, PathHeights, PathSimulate, result.Path, event.Path)
 	}
 	if err != nil {
 		return &abci.ResponseQuery{Code: uint32(err.Code), Codespace: tx.Codespace, Log: err.Reason, Height: a.published.Load().height}, nil //nolint:nilerr // a refusal is an answer

@@ -23,6 +23,7 @@ const (
 	tagStrangers byte = 's'
 	tagThreshold byte = 'k'
 	tagProposal  byte = 'o'
+	tagProgram   byte = 'x' // see package program
 )
 
 const (

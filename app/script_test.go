@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/datadriven"
 	abci "github.com/cometbft/cometbft/abci/types"
@@ -25,7 +26,7 @@ import (
 //	prepare [max-bytes=n] and the commit as above | process | check | recheck
 //	<one transaction per line>
 //
-//	commit | restart [newest=n] | info | records | get KEY [height=n] | range [start=] [end=] [limit=n] | nonce NAME | query PATH
+//	commit | restart [newest=n] [programs] | info | records | get KEY [height=n] | range [start=] [end=] [limit=n] | nonce NAME | query PATH
 //
 // A transaction is "text WORDS", "raw HEX" or "NAME[#nonce][@chain]: operation; operation…". The
 // operations are put K V, del K, cas K EXPECTED V ("-": absent), read K, read-nonce NAME, grant
@@ -33,7 +34,8 @@ import (
 // unadmin NAME, upgrade VERSION HEIGHT [INFO], cancel VERSION, compare K V|-|present, list START
 // END LIMIT, clear START END LIMIT, clear-part START END LIMIT, and "if K V|-|present and … then
 // OPERATION & … else OPERATION & …"; and threshold N, propose EXPIRES / OPERATION / OPERATION…,
-// withdraw, approve NAME (the proposal of that account in the last state), approve-other NAME. ""
+// add K DELTA [MIN MAX], deploy GAS KEYS CODE STEPS (see toyEngine), call NAME.N GAS KEYS STEPS,
+// where NAME.N is the program that NAME deployed after N others; withdraw, approve NAME (the proposal of that account in the last state), approve-other NAME. ""
 // is empty, w*n is w with its last letter n times, \xNN a byte. Without #nonce the nonce is the
 // account's committed nonce plus the number of its earlier lines in the same command. A transaction
 // after "[label] " is sent again by "again: label".
@@ -162,6 +164,9 @@ func (s *script) genesis(d *datadriven.TestData) string {
 // restart starts a program that knows the app versions up to newest, on the state in the store.
 func (s *script) restart(d *datadriven.TestData) (err error) {
 	options := Options{Store: s.store, KeepRecent: 4, ChainID: testChain}
+	if d.HasArg("programs") {
+		options.Programs = toyEngine{}
+	}
 	if d.HasArg("newest") {
 		d.ScanArgs(s.t, "newest", &options.NewestVersion)
 	}
@@ -188,7 +193,9 @@ func (s *script) finalize(d *datadriven.TestData) string {
 	if d.HasArg("height") {
 		d.ScanArgs(s.t, "height", &height)
 	}
-	res, err := s.app.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: height, Txs: s.transactions(d), DecidedLastCommit: lastCommit(d)})
+	res, err := s.app.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{
+		Height: height, Time: time.Unix(1_700_000_000+height, 0), Txs: s.transactions(d), DecidedLastCommit: lastCommit(d),
+	})
 	if err != nil {
 		return "error: " + err.Error() + "\n"
 	}
@@ -236,6 +243,13 @@ func describeResult(t *testing.T, r *abci.ExecTxResult) string {
 	}
 	line := strings.Join(out, " | ")
 	for _, e := range r.Events {
+		if e.Type == EventTypeProgram {
+			line += "\n   log"
+			for _, a := range e.Attributes {
+				line += fmt.Sprintf(" %s=%.40s", a.Key, a.Value)
+			}
+			continue
+		}
 		key, err := hex.DecodeString(e.Attributes[0].Value)
 		if err != nil || e.Type != EventType || e.Attributes[0].Key != EventKey || e.Attributes[1].Key != EventKind {
 			t.Errorf("event %v", e)

@@ -2,6 +2,7 @@ package app
 
 import (
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -173,11 +174,38 @@ func (s *script) operation(d *datadriven.TestData, words []string) tx.Operation 
 		return tx.NewApprove(who(1), s.digest(who(1)))
 	case "approve-other":
 		return tx.NewApprove(who(1), [tx.DigestBytes]byte{1})
+	case "add":
+		delta := must(strconv.ParseInt(w(2), 10, 64))
+		if len(words) > 3 {
+			return tx.NewBoundedAdd([]byte(w(1)), delta, must(strconv.ParseInt(w(3), 10, 64)), must(strconv.ParseInt(w(4), 10, 64)))
+		}
+		return tx.NewAdd([]byte(w(1)), delta)
+	case "deploy":
+		return tx.NewDeploy([]byte(words[3]+"\n"), toySteps(words[4:]), number(1), uint32(number(2)))
+	case "call":
+		return tx.NewCall(toyAddress(w(1)), toySteps(words[4:]), number(2), uint32(number(3)))
 	case "admin", "unadmin":
 		return adminOp(who(1), words[0] == "unadmin")
 	}
 	d.Fatalf(s.t, "unknown operation %s", words[0])
 	return tx.Operation{}
+}
+
+// toySteps returns the input of toyEngine. "," stands between steps, "@NAME.N/SLOT" for a slot of
+// another program.
+func toySteps(words []string) []byte {
+	for i, word := range words {
+		if at, slot, other := strings.Cut(word, "/"); other {
+			words[i] = fmt.Sprintf("%x/%s", toyAddress(at[1:]), slot)
+		}
+	}
+	return []byte(strings.ReplaceAll(strings.Join(words, " "), " , ", "; "))
+}
+
+// toyAddress returns the address of the program that NAME deployed after N others, for "NAME.N".
+func toyAddress(text string) []byte {
+	name, n, _ := strings.Cut(text, ".")
+	return toyEngine{}.deployed(account(name), must(strconv.ParseUint(n, 10, 64)))
 }
 
 // txn parses "CONDITION and … then OPERATION & … else OPERATION & …"; every part may be empty.

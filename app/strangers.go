@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math"
 
+	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/tx"
@@ -12,7 +13,9 @@ import (
 // A stranger is an account that may write only under a grant to everyone. Its first transaction
 // leaves a nonce record. The record must stay, because otherwise the transaction could be repeated;
 // but anybody can make any number of keys. So the records that strangers made are counted, and
-// together they may take at most as many bytes as the quotas of all grants to everyone allow.
+// together they may take at most as many bytes as the quotas of all grants to everyone allow. Grants
+// for records of programs do not count: if everyone may call programs, an admin decides with another
+// grant to everyone how many strangers there may be.
 
 // strangerBytes is the length of a nonce record.
 var strangerBytes = avlstar.RecordBytes(2+AccountBytes, 8)
@@ -64,14 +67,17 @@ func (o *overlay) roomForStranger() (uint64, error) {
 	return count, nil
 }
 
-// quotaOfEveryone returns the sum of the quotas of all grants to everyone, or MaxUint64 if one of
+// quotaOfEveryone returns the sum of the quotas of all grants to everyone for clients' keys, or MaxUint64 if one of
 // them has no quota. It reads all of them, once in a block unless one changes.
 func (o *overlay) quotaOfEveryone() (uint64, error) {
 	if o.everyone != nil {
 		return *o.everyone, nil
 	}
 	var sum uint64
-	add := func(value []byte) {
+	add := func(key, value []byte) {
+		if program.IsKey(key[2+AccountBytes:]) {
+			return // these bytes are those of programs
+		}
 		quota := decodeUint64(value)
 		if quota == 0 || sum+quota < sum {
 			quota = math.MaxUint64 - sum
@@ -85,12 +91,12 @@ func (o *overlay) quotaOfEveryone() (uint64, error) {
 			return 0, o.lacked(err, avlstar.Want{Range: true, Key: start, After: end})
 		}
 		if _, written := o.entry(kv.Key); !written {
-			add(kv.Value)
+			add(kv.Key, kv.Value)
 		}
 	}
 	o.ascend(start, end, func(e *overlayEntry) {
 		if e.value.present() {
-			add(e.value.value)
+			add(e.key, e.value.value)
 		}
 	})
 	o.everyone = &sum

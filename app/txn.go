@@ -39,6 +39,8 @@ func (x *executor) perform(account []byte, operation *tx.Operation) (tx.Operatio
 		return x.propose(account, op.Propose)
 	case *tx.Operation_Approve:
 		return x.approve(account, op.Approve)
+	case *tx.Operation_Deploy, *tx.Operation_Call:
+		return x.runProgram(account, operation)
 	}
 	found, value, event, err := x.operation(account, operation)
 	if event == nil {
@@ -285,15 +287,26 @@ func wantsOf(wants []avlstar.Want, operation *tx.Operation) []avlstar.Want {
 		}
 		return wants
 	}
+	if call := operation.GetCall(); call != nil {
+		for _, key := range touched(call) {
+			wants = append(wants, avlstar.Want{Key: key})
+		}
+	}
 	if key := keyOf(operation); key != nil {
-		wants = append(wants, avlstar.Want{Key: key, Deleted: operation.GetDelete() != nil, Written: operation.GetRead() == nil})
+		reads := operation.GetRead() != nil || operation.GetAdd() != nil
+		wants = append(wants, avlstar.Want{Key: key, Deleted: operation.GetDelete() != nil, Written: !reads})
 	}
 	return wants
 }
 
 // keyAt returns the key that the operation names at a step. A Txn has a step for each compare and
-// for each operation of its branches, every other operation has one. key is nil if it names none.
+// for each operation of its branches, a Call for each key that it is likely to touch, every other
+// operation has one. key is nil if it names none.
 func keyAt(operation *tx.Operation, step int) (key []byte, last bool) {
+	if call := operation.GetCall(); call != nil {
+		keys := touched(call)
+		return keys[step], step+1 == len(keys)
+	}
 	t := operation.GetTxn()
 	if t == nil {
 		return keyOf(operation), true
@@ -308,19 +321,21 @@ func keyAt(operation *tx.Operation, step int) (key []byte, last bool) {
 	return keyOf(&t.Failure[step-len(t.Success)]), last
 }
 
-// governed appends the keys that determine the rights to the writes of the operation: keys that it
-// writes, and the common prefix of the keys of a range.
-func governed(keys [][]byte, operation *tx.Operation) [][]byte {
+// governed appends the keys that determine the rights to the operation: keys that it writes, the
+// common prefix of the keys of a range, and for a program the key of programRight.
+func (x *executor) governed(keys [][]byte, account []byte, operation *tx.Operation) [][]byte {
 	switch op := operation.Op.(type) {
 	case *tx.Operation_DeleteRange:
 		return append(keys, commonOfRange(op.DeleteRange.Start, op.DeleteRange.End))
 	case *tx.Operation_Txn:
 		for _, branch := range op.Txn.Branches() {
 			for i := range branch {
-				keys = governed(keys, &branch[i])
+				keys = x.governed(keys, account, &branch[i])
 			}
 		}
 		return keys
+	case *tx.Operation_Deploy, *tx.Operation_Call:
+		return append(keys, x.programRight(account, operation))
 	}
 	if key, writes := written(operation); writes {
 		keys = append(keys, key)

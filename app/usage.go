@@ -3,6 +3,7 @@ package app
 import (
 	"slices"
 
+	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/keyspace"
 )
@@ -19,12 +20,15 @@ func newUsages() usages { return usages{bytes: make(map[string]*uint64)} }
 
 // moved records that the length of key's record changed from old to new bytes (0: absent).
 func (u *usages) moved(key []byte, old, new uint64) {
-	if old == new || key[0] == reserved {
+	if old == new || key[0] == reserved && !program.IsKey(key) {
 		return
 	}
 	for _, n := range u.lengths {
 		if n > len(key) {
 			return
+		}
+		if key[0] == reserved && n == 0 {
+			continue // the empty prefix does not cover records of programs
 		}
 		if used, ok := u.bytes[string(key[:n])]; ok {
 			*used += new - old // modulo 2⁶⁴: the sum is never negative
@@ -32,8 +36,8 @@ func (u *usages) moved(key []byte, old, new uint64) {
 	}
 }
 
-// usage returns the total length of all leaf records under prefix in the current state. System keys
-// do not count.
+// usage returns the total length of all leaf records under prefix in the current state. Of the
+// system keys, only records of programs count, under prefixes of their own.
 func (o *overlay) usage(prefix []byte) (uint64, error) {
 	if used, ok := o.quotas.bytes[string(prefix)]; ok {
 		return *used, nil

@@ -7,6 +7,7 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 
+	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
 )
@@ -24,25 +25,39 @@ import (
 // have the same results when they are replayed.
 type rules struct {
 	perform func(x *executor, account []byte, operation *tx.Operation) (tx.OperationResult, []abci.Event, error)
-	maxCost int // maximum cost of a block; at least the cost of the largest transaction
+	format  uint64 // for tx.DecodeVersion: which operations exist
+	maxCost int    // maximum cost of a block; at least the cost of the largest transaction
+	maxGas  uint64 // maximum sum of the gas that a block's operations name; at least that of the largest transaction
+	timed   bool   // whether results depend on the block's time
 }
 
 // versions holds the rules of all versions, those of version 1 first.
 var versions = []rules{
-	{perform: (*executor).perform, maxCost: maxCost},
+	{perform: (*executor).perform, format: 1, maxCost: maxCost},
+	{perform: (*executor).perform, format: 2, maxCost: maxCost, maxGas: maxGas, timed: true}, // needs Options.Programs
 }
 
 // GenesisVersion is the version with which every chain begins.
 const GenesisVersion uint64 = 1
 
-// NewestVersion returns the newest version that this program knows.
-func NewestVersion() uint64 { return uint64(len(versions)) }
-
-// rulesOf returns the rules of a version. Versions above the newest exist only in a rehearsal
-// (Options.NewestVersion), and use the rules of the newest.
-func rulesOf(version uint64) *rules {
-	return &versions[min(max(version, GenesisVersion), NewestVersion())-1]
+// NewestVersion returns the newest version that this program knows, with an engine of programs or
+// without one.
+func NewestVersion(programs bool) uint64 {
+	if !programs {
+		return GenesisVersion
+	}
+	return uint64(len(versions))
 }
+
+// rulesOf returns the rules of a version in a program with this engine, which may be nil. Versions
+// above the newest exist only in a rehearsal (Options.NewestVersion), and use the rules of the
+// newest.
+func rulesOf(version uint64, engine program.Engine) *rules {
+	return &versions[min(max(version, GenesisVersion), NewestVersion(engine != nil))-1]
+}
+
+// rules returns the rules of the block after a state with these parameters.
+func (a *App) rules(params *Params) *rules { return rulesOf(params.AppVersion, a.options.Programs) }
 
 // UpgradeError is returned if the next block has an app version that this program does not know.
 type UpgradeError struct {
@@ -69,7 +84,7 @@ func (a *App) newest() uint64 {
 	if n := a.options.NewestVersion; n > 0 {
 		return n
 	}
-	return NewestVersion()
+	return NewestVersion(a.options.Programs != nil)
 }
 
 // mayExecute returns an UpgradeError if the block after this state needs a newer program.

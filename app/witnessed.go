@@ -24,7 +24,7 @@ func (a byWitness) finalize(ctx context.Context, b block) (*abci.ResponseFinaliz
 	ctx, cancel := a.alive(ctx)
 	defer cancel()
 	f.most = a.options.BlockWitnessBytes
-	done, err := a.witnessed(ctx, b, a.decoder.decodeAll(b.txs, a.block.params.ChainId), f)
+	done, err := a.witnessed(ctx, b, a.decoder.decodeAll(b.txs, a.form(a.block.params)), f)
 	if err != nil {
 		return nil, fmt.Errorf("block %d: %w", b.height, err)
 	}
@@ -33,7 +33,7 @@ func (a byWitness) finalize(ctx context.Context, b block) (*abci.ResponseFinaliz
 
 // same reports whether b and p have the same inputs, and hence the same result.
 func (p *block) same(b block) bool {
-	return p.height == b.height && slices.EqualFunc(p.txs, b.txs, bytes.Equal) &&
+	return p.height == b.height && p.time == b.time && slices.EqualFunc(p.txs, b.txs, bytes.Equal) &&
 		(p.signed == nil) == (b.signed == nil) && slices.EqualFunc(p.signed, b.signed, bytes.Equal)
 }
 
@@ -48,7 +48,7 @@ func (a *App) witnessed(ctx context.Context, b block, txs []decoded, f *fetcher)
 	}
 	for {
 		n := newNeeds()
-		done, err := execute(a.block.version, a.block.params, b, txs, n)
+		done, err := a.execute(b, txs, n)
 		if err == nil && done != nil {
 			err = a.applyWitnessed(ctx, done, f)
 			return done, err
@@ -167,23 +167,33 @@ func (p *patience) next(height int64) int {
 func (a byWitness) process(ctx context.Context, req *abci.RequestProcessProposal, txs []decoded) bool {
 	a.block.Lock()
 	defer a.block.Unlock()
-	b := block{req.Height, req.Txs, lastSigners(req.ProposedLastCommit)}
 	patience := a.patience.next(req.Height)
 	limit, f := a.options.WitnessTimeout*time.Duration(patience), a.ofBlock(forProposal)
 	defer f.observe()
 	f.most = a.options.WitnessBytes * patience
 	err := a.mayFinalize(req.Height)
-	if err == nil && (a.block.pending == nil || !a.block.pending.same(b)) {
-		ctx, cancel := a.alive(ctx)
-		defer cancel()
-		ctx, cancelled := context.WithTimeout(ctx, limit)
-		defer cancelled()
-		_, err = a.witnessed(ctx, b, txs, f)
+	if err == nil {
+		err = a.executeProposal(ctx, req, txs, limit, f)
 	}
 	if err != nil {
 		a.logger.Info("rejected a proposal that could not be executed", "height", req.Height, "proposer", req.ProposerAddress, "limit", limit, "err", err)
 	}
 	return err == nil
+}
+
+// executeProposal executes a proposal for the next block, unless it was executed before. The caller
+// holds block's lock.
+func (a byWitness) executeProposal(ctx context.Context, req *abci.RequestProcessProposal, txs []decoded, limit time.Duration, f *fetcher) error {
+	b := a.nextBlock(req.Height, req.Time, req.Txs, req.ProposedLastCommit)
+	if p := a.block.pending; p != nil && p.same(b) {
+		return nil
+	}
+	ctx, cancel := a.alive(ctx)
+	defer cancel()
+	ctx, cancelled := context.WithTimeout(ctx, limit)
+	defer cancelled()
+	_, err := a.witnessed(ctx, b, txs, f)
+	return err
 }
 
 // deletable reports whether all nodes for the deletions of a transaction are present, and records

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/app/evm"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/config"
@@ -218,7 +219,7 @@ func (o ApplicationOptions) forApp(log *events.Log) (app.Options, error) {
 	options := app.Options{
 		Logger:     o.Logger.With("module", "app"),
 		KeepRecent: c.KeepRecent, KeepRecentBytes: uint64(c.KeepRecentBytes), RetainBlocks: c.RetainBlocks,
-		Version: buildinfo.Read().Starling, NewestVersion: newest,
+		Version: buildinfo.Read().Starling, NewestVersion: newest, Programs: evm.New(),
 	}
 	if log != nil {
 		options.Events = log

@@ -27,7 +27,7 @@ func TestCatchUpToAnUpgrade(t *testing.T) {
 	c.grow(head)
 	require.Equal(t, uint64(2), c.state().Version.Consensus.App)
 
-	program("")
+	program("1")
 	f := c.newFollower()
 	banned, err := f.catchUp(t.Context(), c.peer("one"), c.peer("two"))
 	var tooOld *app.UpgradeError

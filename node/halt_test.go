@@ -89,7 +89,7 @@ func TestHealthFacts(t *testing.T) {
 // CometBFT's state sync only sees an abort. The node reports that the program is too old, so that
 // the state is not fetched again and again.
 func TestStateSyncOfATooNewState(t *testing.T) {
-	params := app.Params{ChainId: "test-chain", ChunkBytes: 1 << 10, SnapshotInterval: 10, AppVersion: app.NewestVersion() + 1}
+	params := app.Params{ChainId: "test-chain", ChunkBytes: 1 << 10, SnapshotInterval: 10, AppVersion: app.NewestVersion(true) + 1}
 	value, err := params.Marshal()
 	require.NoError(t, err)
 	empty, err := avlstar.Empty(params.ChunkBytes)

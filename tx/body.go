@@ -2,8 +2,9 @@ package tx
 
 import "unicode/utf8"
 
-// check checks the rules of a Body that need no state.
-func (b *Body) check() error {
+// check checks the rules of a Body, in an app version, that need no state. Operations that the
+// version does not know were refused before: see bodyTables.
+func (b *Body) check(version uint64) error {
 	if err := checkAccount("account", b.Account); err != nil {
 		return err
 	}
@@ -15,7 +16,7 @@ func (b *Body) check() error {
 	}
 	keys := 0
 	for i := range b.Operations {
-		if err := b.Operations[i].check(); err != nil {
+		if err := b.Operations[i].check(version); err != nil {
 			return Errorf(err.Code, "operation %d: %s", i, err.Reason)
 		}
 		if b.Operations[i].alone() && len(b.Operations) > 1 {
@@ -28,7 +29,7 @@ func (b *Body) check() error {
 	return nil
 }
 
-func (o *Operation) check() *Error {
+func (o *Operation) check(version uint64) *Error {
 	switch op := o.Op.(type) {
 	case *Operation_Put:
 		if op.Put == nil {
@@ -56,12 +57,12 @@ func (o *Operation) check() *Error {
 		if op.Grant == nil {
 			break
 		}
-		return firstError(checkGrantee(op.Grant.Grantee), checkPrefix(op.Grant.Prefix))
+		return firstError(checkGrantee(op.Grant.Grantee), checkPrefix(op.Grant.Prefix, version))
 	case *Operation_Revoke:
 		if op.Revoke == nil {
 			break
 		}
-		return firstError(checkGrantee(op.Revoke.Grantee), checkPrefix(op.Revoke.Prefix))
+		return firstError(checkGrantee(op.Revoke.Grantee), checkPrefix(op.Revoke.Prefix, version))
 	case *Operation_SetValidator:
 		if op.SetValidator == nil {
 			break
@@ -80,7 +81,7 @@ func (o *Operation) check() *Error {
 	case *Operation_Compare, *Operation_ReadRange, *Operation_DeleteRange, *Operation_Txn:
 		return o.checkTxn()
 	default:
-		return o.checkTogether()
+		return o.checkTogether(version)
 	}
 	return Errorf(CodeMalformed, "empty, or of a kind that this version does not know")
 }
@@ -138,10 +139,10 @@ func checkWrite(key []byte) *Error {
 	return nil
 }
 
-// checkPrefix checks the prefix of a grant. No transaction may write keys that start with 0x00, so
-// no grant may cover them.
-func checkPrefix(prefix []byte) *Error {
-	if len(prefix) > 0 && prefix[0] == Reserved {
+// checkPrefix checks the prefix of a grant. Of the keys that start with 0x00, only records of
+// programs can be granted, from app version 2 on.
+func checkPrefix(prefix []byte, version uint64) *Error {
+	if len(prefix) > 0 && prefix[0] == Reserved && (version < 2 || !IsProgramKey(prefix)) {
 		return Errorf(CodeReserved, "keys that start with byte 0x00 hold the chain's own records and cannot be granted")
 	}
 	return checkSize("prefix", prefix, 0, MaxPrefixBytes)

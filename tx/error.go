@@ -26,6 +26,15 @@ const (
 	CodeUnconfirmed   Code = 13 // unconfirmed validators would have a third of the power
 	CodeRangeLimit    Code = 14 // a range to be deleted has more keys or bytes than its limit
 	CodeThreshold     Code = 15 // one admin alone sent an operation that several must approve
+	CodeNotNumber     Code = 16 // an add found a value that is not a decimal number
+	CodeOutOfBounds   Code = 17 // the result of an add is outside its bounds or those of an int64
+
+	// Codes of programs.
+	CodeNoProgram      Code = 30 // there is no program at the address
+	CodeReverted       Code = 31 // the program refused the call
+	CodeOutOfGas       Code = 32 // the call needs more gas than it named
+	CodeTooManyRecords Code = 33 // the call needs more records than it named
+	CodeProgramFailed  Code = 34 // the program is invalid, or did what it may not do
 
 	// Used by CheckTx and queries; the request itself is valid.
 	CodeBusy Code = 24 // too many requests wait for parts of the state that this node does not have
@@ -38,27 +47,34 @@ const (
 )
 
 var codeNames = map[Code]string{
-	CodeOK:            "ok",
-	CodeMalformed:     "malformed transaction",
-	CodeTooLarge:      "too large",
-	CodeBadSignature:  "bad signature",
-	CodeBadNonce:      "bad nonce",
-	CodeUnauthorized:  "unauthorized",
-	CodeReserved:      "reserved key",
-	CodeCompareFailed: "compare failed",
-	CodeQuota:         "quota exceeded",
-	CodeTextClosed:    "text transactions closed",
-	CodeNotAdmin:      "not an admin",
-	CodeInvalidChange: "invalid change",
-	CodeReadBudget:    "read budget exceeded",
-	CodeUnconfirmed:   "unconfirmed validators",
-	CodeRangeLimit:    "range above its limit",
-	CodeThreshold:     "more admins must approve",
-	CodeUnknownPath:   "unknown query path",
-	CodeUnknownHeight: "unknown height",
-	CodeBadRequest:    "bad request",
-	CodeBusy:          "busy",
-	CodeUnreadable:    "not readable at this node",
+	CodeOK:             "ok",
+	CodeMalformed:      "malformed transaction",
+	CodeTooLarge:       "too large",
+	CodeBadSignature:   "bad signature",
+	CodeBadNonce:       "bad nonce",
+	CodeUnauthorized:   "unauthorized",
+	CodeReserved:       "reserved key",
+	CodeCompareFailed:  "compare failed",
+	CodeQuota:          "quota exceeded",
+	CodeTextClosed:     "text transactions closed",
+	CodeNotAdmin:       "not an admin",
+	CodeInvalidChange:  "invalid change",
+	CodeReadBudget:     "read budget exceeded",
+	CodeUnconfirmed:    "unconfirmed validators",
+	CodeRangeLimit:     "range above its limit",
+	CodeThreshold:      "more admins must approve",
+	CodeNotNumber:      "not a number",
+	CodeOutOfBounds:    "out of bounds",
+	CodeNoProgram:      "no program",
+	CodeReverted:       "reverted by the program",
+	CodeOutOfGas:       "out of gas",
+	CodeTooManyRecords: "too many records",
+	CodeProgramFailed:  "program failed",
+	CodeUnknownPath:    "unknown query path",
+	CodeUnknownHeight:  "unknown height",
+	CodeBadRequest:     "bad request",
+	CodeBusy:           "busy",
+	CodeUnreadable:     "not readable at this node",
 }
 
 func (c Code) String() string {

@@ -13,31 +13,15 @@ import (
 var (
 	opaque = protowalk.Opaque
 
-	bodyTable = protowalk.Message{Name: "Body", Fields: []protowalk.Field{
-		opaque(1, "account"), {Number: 2, Name: "nonce", Kind: protowalk.Varint},
-		protowalk.Repeated(3, "operations", &operationTable, MaxOperations, 0),
-	}}
+	// Body by app version. Fields that a table does not name are not walked: see later.
+	bodyTables = [...]protowalk.Message{
+		bodyTable(operationTable(txnTable(branchTable(13, 20, 21, 22)))),
+		bodyTable(operationTable(txnTable(branchTable(13, 15, 16, 20, 21, 22)),
+			opaque(14, "add"), opaque(15, "deploy"), protowalk.Sub(16, "call", &callTable))),
+	}
 
-	operationTable = protowalk.Message{Name: "Operation", OneOf: true, Fields: append(plainKinds(), protowalk.Sub(13, "txn", &txnTable),
-		protowalk.Sub(20, "propose", &proposeTable), opaque(21, "approve"), opaque(22, "set_threshold"))}
-
-	// MaxOperations limits the lists of all Txns and proposals of a Body together: see nested.
-	txnTable = protowalk.Message{Name: "Txn", Fields: []protowalk.Field{
-		protowalk.Repeated(1, "compares", &compareTable, MaxBytes, 0),
-		protowalk.Repeated(2, "success", &branchTable, MaxBytes, 0),
-		protowalk.Repeated(3, "failure", &branchTable, MaxBytes, 0),
-	}}
 	compareTable = protowalk.Message{Name: "Compare", Fields: []protowalk.Field{
 		opaque(1, "key"), opaque(2, "value"), {Number: 3, Name: "present", Kind: protowalk.Varint},
-	}}
-	branchTable = protowalk.Message{Name: "Operation", OneOf: true, Fields: plainKinds(), Rule: func(b []byte) error {
-		// Messages that are not walked here must not be decoded: see nested.
-		for _, kind := range []int{13, 20, 21, 22} {
-			if err := none(b, kind, "a txn, or an operation of several admins, in a txn"); err != nil {
-				return err
-			}
-		}
-		return nil
 	}}
 
 	resultTable = protowalk.Message{Name: "Result", Fields: []protowalk.Field{
@@ -58,6 +42,42 @@ var (
 	}}
 	keyValueTable = protowalk.Message{Name: "KeyValue", Fields: []protowalk.Field{opaque(1, "key"), opaque(2, "value")}}
 )
+
+func bodyTable(operation protowalk.Message) protowalk.Message {
+	return protowalk.Message{Name: "Body", Fields: []protowalk.Field{
+		opaque(1, "account"), {Number: 2, Name: "nonce", Kind: protowalk.Varint},
+		protowalk.Repeated(3, "operations", &operation, MaxOperations, 0),
+	}}
+}
+
+func operationTable(txn protowalk.Message, later ...protowalk.Field) protowalk.Message {
+	fields := append(plainKinds(), protowalk.Sub(13, "txn", &txn),
+		protowalk.Sub(20, "propose", &proposeTable), opaque(21, "approve"), opaque(22, "set_threshold"))
+	return protowalk.Message{Name: "Operation", OneOf: true, Fields: append(fields, later...)}
+}
+
+// txnTable returns the table of a Txn. MaxOperations limits the lists of all Txns and proposals of
+// a Body together: see nested.
+func txnTable(branch protowalk.Message) protowalk.Message {
+	return protowalk.Message{Name: "Txn", Fields: []protowalk.Field{
+		protowalk.Repeated(1, "compares", &compareTable, MaxBytes, 0),
+		protowalk.Repeated(2, "success", &branch, MaxBytes, 0),
+		protowalk.Repeated(3, "failure", &branch, MaxBytes, 0),
+	}}
+}
+
+// branchTable returns the table of an operation in a Txn that may not be one of these kinds, which
+// are not walked here, so they must not be decoded: see nested.
+func branchTable(kinds ...int) protowalk.Message {
+	return protowalk.Message{Name: "Operation", OneOf: true, Fields: append(plainKinds(), opaque(14, "add")), Rule: func(b []byte) error {
+		for _, kind := range kinds {
+			if err := none(b, kind, "a txn, a program, or an operation of several admins, in a txn"); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
+}
 
 // plainKinds returns the fields of an Operation that contain no other operation.
 func plainKinds() []protowalk.Field {
@@ -85,12 +105,36 @@ func none(b []byte, number int, what string) error {
 	return nil
 }
 
-// nested returns the number of messages in the Txns and proposals of a Body, which Walk must have
-// accepted.
-func nested(body []byte) int {
-	const operations, txn, propose = 3, 13, 20
+const operationsField, txnField, addField, deployField, callField = 3, 13, 14, 15, 16
+
+// later reports whether a Body, which Walk must have accepted, has operations that an app version
+// does not know. Such a Body is refused like one with unknown fields, and for the same reason: the
+// result of an old block must not depend on what the program knows besides.
+func later(body []byte, version uint64) bool {
+	n := 0
+	if version < 2 {
+		for _, kind := range []int{addField, deployField, callField} {
+			n += protowalk.Count(body, operationsField, kind)
+		}
+		for _, branch := range []int{2, 3} {
+			n += protowalk.Count(body, operationsField, txnField, branch, addField)
+			n += protowalk.Count(body, operationsField, txnField, branch, deployField)
+			n += protowalk.Count(body, operationsField, txnField, branch, callField)
+		}
+	}
+	return n > 0
+}
+
+// nested returns the number of messages in the Txns and proposals of a Body and, from app version 2
+// on, of keys in its Calls. Walk must have accepted the Body.
+func nested(body []byte, version uint64) int {
+	const operations, txn, propose = operationsField, txnField, 20
+	touched := 0
+	if version >= 2 {
+		touched = protowalk.Count(body, operations, callField, 5)
+	}
 	return protowalk.Count(body, operations, txn, 1) + protowalk.Count(body, operations, txn, 2) + protowalk.Count(body, operations, txn, 3) +
-		protowalk.Count(body, operations, propose, 1)
+		protowalk.Count(body, operations, propose, 1) + touched
 }
 
 // DecodeResult decodes the data of a successful transaction's result. The data may be untrusted.

@@ -120,7 +120,7 @@ func DecodeProposal(b []byte) (*Proposal, error) {
 	if err := p.Unmarshal(b); err != nil {
 		return nil, err
 	}
-	if err := p.Propose.check(); err != nil {
+	if err := p.Propose.check(NewestAppVersion); err != nil {
 		return nil, err
 	}
 	if len(p.Propose.Operations) == 0 {
@@ -148,11 +148,11 @@ func (o *Operation) AdminsOnly() bool {
 func (o *Operation) alone() bool { return o.GetPropose() != nil || o.GetApprove() != nil }
 
 // checkTogether checks the kinds of operations that this file declares.
-func (o *Operation) checkTogether() *Error {
+func (o *Operation) checkTogether(version uint64) *Error {
 	switch op := o.Op.(type) {
 	case *Operation_Propose:
 		if op.Propose != nil {
-			return op.Propose.check()
+			return op.Propose.check(version)
 		}
 	case *Operation_Approve:
 		if op.Approve != nil {
@@ -162,11 +162,13 @@ func (o *Operation) checkTogether() *Error {
 		if op.SetThreshold != nil {
 			return op.SetThreshold.check()
 		}
+	default:
+		return o.checkPrograms()
 	}
 	return Errorf(CodeMalformed, "empty, or of a kind that this version does not know")
 }
 
-func (p *Propose) check() *Error {
+func (p *Propose) check(version uint64) *Error {
 	switch n := len(p.Operations); {
 	case n > MaxProposalOperations:
 		return Errorf(CodeTooLarge, "%d operations in a proposal, at most %d are allowed", n, MaxProposalOperations)
@@ -177,7 +179,7 @@ func (p *Propose) check() *Error {
 	}
 	for i := range p.Operations {
 		operation := p.Operations[i].Operation()
-		if err := operation.check(); err != nil {
+		if err := operation.check(version); err != nil {
 			return Errorf(err.Code, "operation %d of the proposal: %s", i, err.Reason)
 		}
 	}

@@ -113,7 +113,7 @@ func FuzzDecodeProposal(f *testing.F) {
 		require.Equal(t, p, same)
 		for i := range p.Propose.Operations {
 			operation := p.Propose.Operations[i].Operation()
-			require.Nil(t, operation.check())
+			require.Nil(t, operation.check(NewestAppVersion))
 		}
 		_, err = p.Digest(vectorChain, alice)
 		require.NoError(t, err)

@@ -60,27 +60,33 @@ func (t *Text) Bytes() []byte {
 	return bytes.Join([][]byte{t.Key, t.Value}, []byte("="))
 }
 
-// Decode decodes a transaction and checks everything that can be checked without the state. Every
-// error is an *Error.
+// Decode decodes a transaction of any app version, and checks everything that can be checked
+// without the state. Every error is an *Error.
 func Decode(b []byte, chainID string) (*Tx, error) {
-	return decode(b, chainID, func(account, message, signature []byte) bool {
+	return DecodeVersion(b, chainID, NewestAppVersion)
+}
+
+// DecodeVersion does what Decode does, for blocks of an app version: it refuses what later versions
+// allow. A transaction that an earlier version accepts is the same in all later ones.
+func DecodeVersion(b []byte, chainID string, version uint64) (*Tx, error) {
+	return decode(b, chainID, version, func(account, message, signature []byte) bool {
 		return ed25519.PubKey(account).VerifySignature(message, signature)
 	})
 }
 
-// DecodeAll decodes transactions as Decode does. It verifies their signatures in a batch, which
+// DecodeAll decodes transactions as DecodeVersion does. It verifies their signatures in a batch, which
 // takes half the time for 64 of them. With a wrong signature among them, it takes longer than
 // Decode. One of txs[i] and errs[i] is nil.
-func DecodeAll(raw [][]byte, chainID string) (txs []*Tx, errs []error) {
+func DecodeAll(raw [][]byte, chainID string, version uint64) (txs []*Tx, errs []error) {
 	if len(raw) == 1 { // a batch of one takes longer
-		t, err := Decode(raw[0], chainID)
+		t, err := DecodeVersion(raw[0], chainID, version)
 		return []*Tx{t}, []error{err}
 	}
 	txs, errs = make([]*Tx, len(raw)), make([]error, len(raw))
 	batch := ed25519.NewBatchVerifier()
 	var signed []int // indexes of the transactions in batch
 	for i, b := range raw {
-		txs[i], errs[i] = decode(b, chainID, func(account, message, signature []byte) bool {
+		txs[i], errs[i] = decode(b, chainID, version, func(account, message, signature []byte) bool {
 			if batch.Add(ed25519.PubKey(account), message, signature) != nil {
 				return false
 			}
@@ -100,14 +106,14 @@ func DecodeAll(raw [][]byte, chainID string) (txs []*Tx, errs []error) {
 
 // decode decodes a transaction. It calls verify last, and only for a signed transaction that is
 // right in everything else.
-func decode(b []byte, chainID string, verify func(account, message, signature []byte) bool) (*Tx, error) {
+func decode(b []byte, chainID string, version uint64, verify func(account, message, signature []byte) bool) (*Tx, error) {
 	switch {
 	case len(b) == 0:
 		return nil, Errorf(CodeMalformed, "the transaction is empty")
 	case len(b) > MaxBytes:
 		return nil, Errorf(CodeTooLarge, "the transaction has %d bytes, at most %d are allowed", len(b), MaxBytes)
 	case b[0] == marker:
-		body, err := decodeSigned(b[1:], chainID, verify)
+		body, err := decodeSigned(b[1:], chainID, version, verify)
 		if err != nil {
 			return nil, err
 		}
@@ -135,7 +141,7 @@ func decodeText(b []byte) (*Text, error) {
 	return text, nil
 }
 
-func decodeSigned(b []byte, chainID string, verify func(account, message, signature []byte) bool) (*Body, error) {
+func decodeSigned(b []byte, chainID string, version uint64, verify func(account, message, signature []byte) bool) (*Body, error) {
 	var signed SignedTx
 	if err := signed.Unmarshal(b); err != nil {
 		return nil, Errorf(CodeMalformed, "not a SignedTx message: %v", err)
@@ -146,32 +152,45 @@ func decodeSigned(b []byte, chainID string, verify func(account, message, signat
 	if len(signed.Signature) != ed25519.SignatureSize {
 		return nil, Errorf(CodeMalformed, "the signature has %d bytes, an ed25519 signature has %d", len(signed.Signature), ed25519.SignatureSize)
 	}
+	body, err := DecodeBody(signed.Body, version)
+	if err != nil {
+		return nil, err
+	}
+	if !verify(body.Account, SignBytes(chainID, signed.Body), signed.Signature) {
+		return nil, errSignature(body.Account, chainID)
+	}
+	return body, nil
+}
+
+// DecodeBody decodes the part of a transaction that its account signs, and checks everything that
+// can be checked without the state and the signature.
+func DecodeBody(b []byte, version uint64) (*Body, error) {
 	// Count before anything is allocated: a decoded operation takes many times its encoded length.
-	n, ok := countOperations(signed.Body)
+	n, ok := countOperations(b)
 	if !ok {
 		return nil, Errorf(CodeMalformed, "not a Body message: a field is cut off, or has a wire type that no field of a Body has")
 	}
 	if n > MaxOperations {
 		return nil, Errorf(CodeTooLarge, "more than %d operations in a transaction", MaxOperations)
 	}
-	if err := protowalk.Walk(signed.Body, &bodyTable); err != nil {
+	if err := protowalk.Walk(b, &bodyTables[min(max(version, 1), NewestAppVersion)-1]); err != nil {
 		return nil, errBodyEncoding()
 	}
-	if nested(signed.Body) > MaxOperations {
-		return nil, Errorf(CodeTooLarge, "more than %d compares and operations in the txns of a transaction", MaxOperations)
+	if nested(b, version) > MaxOperations {
+		return nil, Errorf(CodeTooLarge, "more than %d compares and operations in txns, and keys in calls, of a transaction", MaxOperations)
+	}
+	if later(b, version) {
+		return nil, errBodyEncoding()
 	}
 	body := new(Body)
-	if err := body.Unmarshal(signed.Body); err != nil {
+	if err := body.Unmarshal(b); err != nil {
 		return nil, Errorf(CodeMalformed, "not a Body message: %v", err)
 	}
-	if !encodesTo(body, signed.Body) {
+	if !encodesTo(body, b) {
 		return nil, errBodyEncoding()
 	}
-	if err := body.check(); err != nil {
+	if err := body.check(version); err != nil {
 		return nil, err
-	}
-	if !verify(body.Account, SignBytes(chainID, signed.Body), signed.Signature) {
-		return nil, errSignature(body.Account, chainID)
 	}
 	return body, nil
 }
@@ -208,7 +227,7 @@ func Sign(priv ed25519.PrivKey, chainID string, body *Body) ([]byte, error) {
 		return nil, fmt.Errorf("tx: the body names account %x but the key is of account %x", body.Account, account)
 	}
 	own := Body{Account: account, Nonce: body.Nonce, Operations: body.Operations}
-	if err := own.check(); err != nil {
+	if err := own.check(NewestAppVersion); err != nil {
 		return nil, err
 	}
 	raw, err := own.Marshal()

@@ -118,6 +118,9 @@ type Operation struct {
 	//	*Operation_ReadRange
 	//	*Operation_DeleteRange
 	//	*Operation_Txn
+	//	*Operation_Add
+	//	*Operation_Deploy
+	//	*Operation_Call
 	//	*Operation_Propose
 	//	*Operation_Approve
 	//	*Operation_SetThreshold
@@ -202,6 +205,15 @@ type Operation_DeleteRange struct {
 type Operation_Txn struct {
 	Txn *Txn `protobuf:"bytes,13,opt,name=txn,proto3,oneof" json:"txn,omitempty"`
 }
+type Operation_Add struct {
+	Add *Add `protobuf:"bytes,14,opt,name=add,proto3,oneof" json:"add,omitempty"`
+}
+type Operation_Deploy struct {
+	Deploy *Deploy `protobuf:"bytes,15,opt,name=deploy,proto3,oneof" json:"deploy,omitempty"`
+}
+type Operation_Call struct {
+	Call *Call `protobuf:"bytes,16,opt,name=call,proto3,oneof" json:"call,omitempty"`
+}
 type Operation_Propose struct {
 	Propose *Propose `protobuf:"bytes,20,opt,name=propose,proto3,oneof" json:"propose,omitempty"`
 }
@@ -225,6 +237,9 @@ func (*Operation_Compare) isOperation_Op()         {}
 func (*Operation_ReadRange) isOperation_Op()       {}
 func (*Operation_DeleteRange) isOperation_Op()     {}
 func (*Operation_Txn) isOperation_Op()             {}
+func (*Operation_Add) isOperation_Op()             {}
+func (*Operation_Deploy) isOperation_Op()          {}
+func (*Operation_Call) isOperation_Op()            {}
 func (*Operation_Propose) isOperation_Op()         {}
 func (*Operation_Approve) isOperation_Op()         {}
 func (*Operation_SetThreshold) isOperation_Op()    {}
@@ -327,6 +342,27 @@ func (m *Operation) GetTxn() *Txn {
 	return nil
 }
 
+func (m *Operation) GetAdd() *Add {
+	if x, ok := m.GetOp().(*Operation_Add); ok {
+		return x.Add
+	}
+	return nil
+}
+
+func (m *Operation) GetDeploy() *Deploy {
+	if x, ok := m.GetOp().(*Operation_Deploy); ok {
+		return x.Deploy
+	}
+	return nil
+}
+
+func (m *Operation) GetCall() *Call {
+	if x, ok := m.GetOp().(*Operation_Call); ok {
+		return x.Call
+	}
+	return nil
+}
+
 func (m *Operation) GetPropose() *Propose {
 	if x, ok := m.GetOp().(*Operation_Propose); ok {
 		return x.Propose
@@ -364,6 +400,9 @@ func (*Operation) XXX_OneofWrappers() []interface{} {
 		(*Operation_ReadRange)(nil),
 		(*Operation_DeleteRange)(nil),
 		(*Operation_Txn)(nil),
+		(*Operation_Add)(nil),
+		(*Operation_Deploy)(nil),
+		(*Operation_Call)(nil),
 		(*Operation_Propose)(nil),
 		(*Operation_Approve)(nil),
 		(*Operation_SetThreshold)(nil),
@@ -847,8 +886,8 @@ func (m *DeleteRange) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_DeleteRange proto.InternalMessageInfo
 
-// Txn executes success if all conditions hold, otherwise failure. These may contain only Put, Delete, Read, ReadRange and
-// DeleteRange. The account needs the right to all writes of both.
+// Txn executes success if all conditions hold, otherwise failure. These may contain only Put, Delete, Read, ReadRange,
+// DeleteRange and Add. The account needs the right to all writes of both.
 type Txn struct {
 	Compares []Compare   `protobuf:"bytes,1,rep,name=compares,proto3" json:"compares"`
 	Success  []Operation `protobuf:"bytes,2,rep,name=success,proto3" json:"success"`
@@ -888,6 +927,168 @@ func (m *Txn) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_Txn proto.InternalMessageInfo
 
+// Add adds delta to the number at key, a decimal int64 in ASCII; an absent key counts as 0.
+type Add struct {
+	Key    []byte  `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Delta  int64   `protobuf:"zigzag64,2,opt,name=delta,proto3" json:"delta,omitempty"`
+	Bounds *Bounds `protobuf:"bytes,3,opt,name=bounds,proto3" json:"bounds,omitempty"`
+}
+
+func (m *Add) Reset()         { *m = Add{} }
+func (m *Add) String() string { return proto.CompactTextString(m) }
+func (*Add) ProtoMessage()    {}
+func (*Add) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{16}
+}
+func (m *Add) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *Add) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_Add.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *Add) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_Add.Merge(m, src)
+}
+func (m *Add) XXX_Size() int {
+	return m.Size()
+}
+func (m *Add) XXX_DiscardUnknown() {
+	xxx_messageInfo_Add.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_Add proto.InternalMessageInfo
+
+// Bounds are an inclusive range of numbers.
+type Bounds struct {
+	Min int64 `protobuf:"zigzag64,1,opt,name=min,proto3" json:"min,omitempty"`
+	Max int64 `protobuf:"zigzag64,2,opt,name=max,proto3" json:"max,omitempty"`
+}
+
+func (m *Bounds) Reset()         { *m = Bounds{} }
+func (m *Bounds) String() string { return proto.CompactTextString(m) }
+func (*Bounds) ProtoMessage()    {}
+func (*Bounds) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{17}
+}
+func (m *Bounds) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *Bounds) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_Bounds.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *Bounds) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_Bounds.Merge(m, src)
+}
+func (m *Bounds) XXX_Size() int {
+	return m.Size()
+}
+func (m *Bounds) XXX_DiscardUnknown() {
+	xxx_messageInfo_Bounds.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_Bounds proto.InternalMessageInfo
+
+// Deploy executes code, which returns the code of a new program. It may not be in a Txn.
+type Deploy struct {
+	Code  []byte `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	Input []byte `protobuf:"bytes,2,opt,name=input,proto3" json:"input,omitempty"`
+	Gas   uint64 `protobuf:"varint,3,opt,name=gas,proto3" json:"gas,omitempty"`
+	Keys  uint32 `protobuf:"varint,4,opt,name=keys,proto3" json:"keys,omitempty"`
+}
+
+func (m *Deploy) Reset()         { *m = Deploy{} }
+func (m *Deploy) String() string { return proto.CompactTextString(m) }
+func (*Deploy) ProtoMessage()    {}
+func (*Deploy) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{18}
+}
+func (m *Deploy) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *Deploy) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_Deploy.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *Deploy) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_Deploy.Merge(m, src)
+}
+func (m *Deploy) XXX_Size() int {
+	return m.Size()
+}
+func (m *Deploy) XXX_DiscardUnknown() {
+	xxx_messageInfo_Deploy.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_Deploy proto.InternalMessageInfo
+
+// Call calls a program. It may not be in a Txn.
+type Call struct {
+	To    []byte   `protobuf:"bytes,1,opt,name=to,proto3" json:"to,omitempty"`
+	Input []byte   `protobuf:"bytes,2,opt,name=input,proto3" json:"input,omitempty"`
+	Gas   uint64   `protobuf:"varint,3,opt,name=gas,proto3" json:"gas,omitempty"`
+	Keys  uint32   `protobuf:"varint,4,opt,name=keys,proto3" json:"keys,omitempty"`
+	Touch [][]byte `protobuf:"bytes,5,rep,name=touch,proto3" json:"touch,omitempty"`
+}
+
+func (m *Call) Reset()         { *m = Call{} }
+func (m *Call) String() string { return proto.CompactTextString(m) }
+func (*Call) ProtoMessage()    {}
+func (*Call) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{19}
+}
+func (m *Call) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *Call) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_Call.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *Call) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_Call.Merge(m, src)
+}
+func (m *Call) XXX_Size() int {
+	return m.Size()
+}
+func (m *Call) XXX_DiscardUnknown() {
+	xxx_messageInfo_Call.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_Call proto.InternalMessageInfo
+
 // SetThreshold sets the number of admins that must approve a change by admins, from 1 to the number of admins. An admin's operation.
 type SetThreshold struct {
 	Admins uint64 `protobuf:"varint,1,opt,name=admins,proto3" json:"admins,omitempty"`
@@ -897,7 +1098,7 @@ func (m *SetThreshold) Reset()         { *m = SetThreshold{} }
 func (m *SetThreshold) String() string { return proto.CompactTextString(m) }
 func (*SetThreshold) ProtoMessage()    {}
 func (*SetThreshold) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{16}
+	return fileDescriptor_e183a91fcbd1d58b, []int{20}
 }
 func (m *SetThreshold) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -943,7 +1144,7 @@ func (m *AdminOperation) Reset()         { *m = AdminOperation{} }
 func (m *AdminOperation) String() string { return proto.CompactTextString(m) }
 func (*AdminOperation) ProtoMessage()    {}
 func (*AdminOperation) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{17}
+	return fileDescriptor_e183a91fcbd1d58b, []int{21}
 }
 func (m *AdminOperation) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -1076,7 +1277,7 @@ func (m *Propose) Reset()         { *m = Propose{} }
 func (m *Propose) String() string { return proto.CompactTextString(m) }
 func (*Propose) ProtoMessage()    {}
 func (*Propose) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{18}
+	return fileDescriptor_e183a91fcbd1d58b, []int{22}
 }
 func (m *Propose) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -1115,7 +1316,7 @@ func (m *Approve) Reset()         { *m = Approve{} }
 func (m *Approve) String() string { return proto.CompactTextString(m) }
 func (*Approve) ProtoMessage()    {}
 func (*Approve) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{19}
+	return fileDescriptor_e183a91fcbd1d58b, []int{23}
 }
 func (m *Approve) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -1155,7 +1356,7 @@ func (m *Proposal) Reset()         { *m = Proposal{} }
 func (m *Proposal) String() string { return proto.CompactTextString(m) }
 func (*Proposal) ProtoMessage()    {}
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{20}
+	return fileDescriptor_e183a91fcbd1d58b, []int{24}
 }
 func (m *Proposal) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -1193,7 +1394,7 @@ func (m *Result) Reset()         { *m = Result{} }
 func (m *Result) String() string { return proto.CompactTextString(m) }
 func (*Result) ProtoMessage()    {}
 func (*Result) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{21}
+	return fileDescriptor_e183a91fcbd1d58b, []int{25}
 }
 func (m *Result) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -1236,7 +1437,7 @@ func (m *OperationResult) Reset()         { *m = OperationResult{} }
 func (m *OperationResult) String() string { return proto.CompactTextString(m) }
 func (*OperationResult) ProtoMessage()    {}
 func (*OperationResult) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{22}
+	return fileDescriptor_e183a91fcbd1d58b, []int{26}
 }
 func (m *OperationResult) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -1274,7 +1475,7 @@ func (m *KeyValue) Reset()         { *m = KeyValue{} }
 func (m *KeyValue) String() string { return proto.CompactTextString(m) }
 func (*KeyValue) ProtoMessage()    {}
 func (*KeyValue) Descriptor() ([]byte, []int) {
-	return fileDescriptor_e183a91fcbd1d58b, []int{23}
+	return fileDescriptor_e183a91fcbd1d58b, []int{27}
 }
 func (m *KeyValue) XXX_Unmarshal(b []byte) error {
 	return m.Unmarshal(b)
@@ -1303,6 +1504,129 @@ func (m *KeyValue) XXX_DiscardUnknown() {
 
 var xxx_messageInfo_KeyValue proto.InternalMessageInfo
 
+// Simulation is the value of the answer to a query with path /simulate, whose data is a serialised Body.
+type Simulation struct {
+	Code     uint32       `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	Reason   string       `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Result   *Result      `protobuf:"bytes,3,opt,name=result,proto3" json:"result,omitempty"`
+	Programs []ProgramRun `protobuf:"bytes,4,rep,name=programs,proto3" json:"programs"`
+}
+
+func (m *Simulation) Reset()         { *m = Simulation{} }
+func (m *Simulation) String() string { return proto.CompactTextString(m) }
+func (*Simulation) ProtoMessage()    {}
+func (*Simulation) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{28}
+}
+func (m *Simulation) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *Simulation) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_Simulation.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *Simulation) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_Simulation.Merge(m, src)
+}
+func (m *Simulation) XXX_Size() int {
+	return m.Size()
+}
+func (m *Simulation) XXX_DiscardUnknown() {
+	xxx_messageInfo_Simulation.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_Simulation proto.InternalMessageInfo
+
+// ProgramRun says what a Deploy or a Call used, and did.
+type ProgramRun struct {
+	Operation uint32       `protobuf:"varint,1,opt,name=operation,proto3" json:"operation,omitempty"`
+	Gas       uint64       `protobuf:"varint,2,opt,name=gas,proto3" json:"gas,omitempty"`
+	Keys      [][]byte     `protobuf:"bytes,3,rep,name=keys,proto3" json:"keys,omitempty"`
+	Output    []byte       `protobuf:"bytes,4,opt,name=output,proto3" json:"output,omitempty"`
+	Logs      []ProgramLog `protobuf:"bytes,5,rep,name=logs,proto3" json:"logs"`
+}
+
+func (m *ProgramRun) Reset()         { *m = ProgramRun{} }
+func (m *ProgramRun) String() string { return proto.CompactTextString(m) }
+func (*ProgramRun) ProtoMessage()    {}
+func (*ProgramRun) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{29}
+}
+func (m *ProgramRun) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *ProgramRun) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_ProgramRun.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *ProgramRun) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_ProgramRun.Merge(m, src)
+}
+func (m *ProgramRun) XXX_Size() int {
+	return m.Size()
+}
+func (m *ProgramRun) XXX_DiscardUnknown() {
+	xxx_messageInfo_ProgramRun.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_ProgramRun proto.InternalMessageInfo
+
+// ProgramLog is an event of a program.
+type ProgramLog struct {
+	Address []byte   `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Topics  [][]byte `protobuf:"bytes,2,rep,name=topics,proto3" json:"topics,omitempty"`
+	Data    []byte   `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
+}
+
+func (m *ProgramLog) Reset()         { *m = ProgramLog{} }
+func (m *ProgramLog) String() string { return proto.CompactTextString(m) }
+func (*ProgramLog) ProtoMessage()    {}
+func (*ProgramLog) Descriptor() ([]byte, []int) {
+	return fileDescriptor_e183a91fcbd1d58b, []int{30}
+}
+func (m *ProgramLog) XXX_Unmarshal(b []byte) error {
+	return m.Unmarshal(b)
+}
+func (m *ProgramLog) XXX_Marshal(b []byte, deterministic bool) ([]byte, error) {
+	if deterministic {
+		return xxx_messageInfo_ProgramLog.Marshal(b, m, deterministic)
+	} else {
+		b = b[:cap(b)]
+		n, err := m.MarshalToSizedBuffer(b)
+		if err != nil {
+			return nil, err
+		}
+		return b[:n], nil
+	}
+}
+func (m *ProgramLog) XXX_Merge(src proto.Message) {
+	xxx_messageInfo_ProgramLog.Merge(m, src)
+}
+func (m *ProgramLog) XXX_Size() int {
+	return m.Size()
+}
+func (m *ProgramLog) XXX_DiscardUnknown() {
+	xxx_messageInfo_ProgramLog.DiscardUnknown(m)
+}
+
+var xxx_messageInfo_ProgramLog proto.InternalMessageInfo
+
 func init() {
 	proto.RegisterType((*SignedTx)(nil), "starling.tx.v1.SignedTx")
 	proto.RegisterType((*Body)(nil), "starling.tx.v1.Body")
@@ -1320,6 +1644,10 @@ func init() {
 	proto.RegisterType((*ReadRange)(nil), "starling.tx.v1.ReadRange")
 	proto.RegisterType((*DeleteRange)(nil), "starling.tx.v1.DeleteRange")
 	proto.RegisterType((*Txn)(nil), "starling.tx.v1.Txn")
+	proto.RegisterType((*Add)(nil), "starling.tx.v1.Add")
+	proto.RegisterType((*Bounds)(nil), "starling.tx.v1.Bounds")
+	proto.RegisterType((*Deploy)(nil), "starling.tx.v1.Deploy")
+	proto.RegisterType((*Call)(nil), "starling.tx.v1.Call")
 	proto.RegisterType((*SetThreshold)(nil), "starling.tx.v1.SetThreshold")
 	proto.RegisterType((*AdminOperation)(nil), "starling.tx.v1.AdminOperation")
 	proto.RegisterType((*Propose)(nil), "starling.tx.v1.Propose")
@@ -1328,87 +1656,109 @@ func init() {
 	proto.RegisterType((*Result)(nil), "starling.tx.v1.Result")
 	proto.RegisterType((*OperationResult)(nil), "starling.tx.v1.OperationResult")
 	proto.RegisterType((*KeyValue)(nil), "starling.tx.v1.KeyValue")
+	proto.RegisterType((*Simulation)(nil), "starling.tx.v1.Simulation")
+	proto.RegisterType((*ProgramRun)(nil), "starling.tx.v1.ProgramRun")
+	proto.RegisterType((*ProgramLog)(nil), "starling.tx.v1.ProgramLog")
 }
 
 func init() { proto.RegisterFile("starling/tx/v1/tx.proto", fileDescriptor_e183a91fcbd1d58b) }
 
 var fileDescriptor_e183a91fcbd1d58b = []byte{
-	// 1185 bytes of a gzipped FileDescriptorProto
-	0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0xff, 0xec, 0x57, 0xcb, 0x6e, 0xdb, 0x46,
-	0x17, 0xa6, 0x2e, 0xd6, 0xe5, 0x48, 0x8a, 0x83, 0xf9, 0x1d, 0x87, 0xc9, 0x9f, 0x28, 0x01, 0x17,
-	0x6d, 0x50, 0xc0, 0x52, 0xe3, 0x2c, 0xd2, 0x04, 0x2d, 0x12, 0x3b, 0x01, 0xa2, 0xc0, 0x05, 0x12,
-	0x8c, 0xdd, 0x14, 0xe8, 0x46, 0xa0, 0xc9, 0xb1, 0x44, 0x98, 0xe2, 0xb0, 0xc3, 0xa1, 0xac, 0xec,
-	0xbb, 0xe8, 0xb2, 0xdb, 0xbe, 0x48, 0x9f, 0xc1, 0xcb, 0x2c, 0xbb, 0x2a, 0x5a, 0xfb, 0x45, 0x8a,
-	0x33, 0x17, 0x49, 0x96, 0xa5, 0xc2, 0x69, 0xbb, 0xec, 0x6e, 0x3e, 0xce, 0xf7, 0x9d, 0x33, 0x97,
-	0x73, 0x19, 0xc2, 0xcd, 0x4c, 0xfa, 0x22, 0x8e, 0x92, 0x41, 0x57, 0x4e, 0xba, 0xe3, 0x87, 0x5d,
-	0x39, 0xe9, 0xa4, 0x82, 0x4b, 0x4e, 0xae, 0xd9, 0x89, 0x8e, 0x9c, 0x74, 0xc6, 0x0f, 0x6f, 0x6f,
-	0x0c, 0xf8, 0x80, 0xab, 0xa9, 0x2e, 0x8e, 0x34, 0xcb, 0xfb, 0x12, 0x6a, 0xfb, 0xd1, 0x20, 0x61,
-	0xe1, 0xc1, 0x84, 0x10, 0x28, 0x1f, 0xf2, 0xf0, 0xbd, 0x5b, 0xb8, 0x5f, 0x78, 0xd0, 0xa4, 0x6a,
-	0x4c, 0xee, 0x40, 0x3d, 0x8b, 0x06, 0x89, 0x2f, 0x73, 0xc1, 0xdc, 0xa2, 0x9a, 0x98, 0x7d, 0xf0,
-	0x4e, 0xa0, 0xbc, 0x8b, 0x2c, 0x17, 0xaa, 0x7e, 0x10, 0xf0, 0x3c, 0x91, 0x46, 0x6c, 0x21, 0xd9,
-	0x80, 0xb5, 0x84, 0x27, 0x81, 0xd6, 0x96, 0xa9, 0x06, 0xe4, 0x19, 0x00, 0x4f, 0x99, 0xf0, 0x65,
-	0xc4, 0x93, 0xcc, 0x2d, 0xdd, 0x2f, 0x3d, 0x68, 0x6c, 0xdf, 0xea, 0x5c, 0x5c, 0x70, 0xe7, 0x8d,
-	0x65, 0xec, 0x96, 0x4f, 0x7f, 0xbb, 0xe7, 0xd0, 0x39, 0x89, 0xf7, 0x73, 0x15, 0xea, 0xd3, 0x79,
-	0xf2, 0x29, 0x94, 0xd2, 0x5c, 0xbb, 0x6e, 0x6c, 0xff, 0x6f, 0xd1, 0xce, 0xdb, 0x5c, 0xf6, 0x1c,
-	0x8a, 0x0c, 0xf2, 0x39, 0x54, 0x42, 0x16, 0x33, 0xa9, 0x97, 0xd3, 0xd8, 0xde, 0x5c, 0xe4, 0xbe,
-	0x54, 0xb3, 0x3d, 0x87, 0x1a, 0x1e, 0x79, 0x05, 0xeb, 0x01, 0x1f, 0xa5, 0xbe, 0x60, 0x7d, 0x3f,
-	0x09, 0xfb, 0xe8, 0xa6, 0xa4, 0xa4, 0x77, 0x17, 0xa5, 0x2f, 0x34, 0x6d, 0x27, 0x09, 0xb5, 0xc3,
-	0x56, 0x30, 0xff, 0x81, 0x7c, 0x06, 0x65, 0xc1, 0xfc, 0xd0, 0x2d, 0x2b, 0xf5, 0xc6, 0xa2, 0x9a,
-	0x32, 0x3f, 0xec, 0x39, 0x54, 0x71, 0xc8, 0x16, 0xac, 0x0d, 0x84, 0x9f, 0x48, 0x77, 0x4d, 0x91,
-	0x6f, 0x2c, 0x92, 0x5f, 0xe1, 0x64, 0xcf, 0xa1, 0x9a, 0x85, 0xbb, 0x12, 0x6c, 0xcc, 0x8f, 0x99,
-	0x5b, 0x59, 0xbe, 0x2b, 0xaa, 0x66, 0x71, 0x57, 0x9a, 0x47, 0x5e, 0x40, 0x2b, 0x63, 0xb2, 0x3f,
-	0xf6, 0xe3, 0x28, 0xf4, 0x25, 0x17, 0x6e, 0x55, 0x09, 0xef, 0x2c, 0x0a, 0xf7, 0x99, 0x7c, 0x67,
-	0x39, 0x3d, 0x87, 0x36, 0xb3, 0x39, 0x4c, 0x1e, 0x43, 0x1d, 0x8d, 0xf8, 0xe1, 0x28, 0x4a, 0xdc,
-	0x9a, 0x32, 0xe0, 0x2e, 0x31, 0xb0, 0x83, 0xf3, 0x3d, 0x87, 0xd6, 0x32, 0x33, 0x26, 0x5f, 0xc3,
-	0xf5, 0x2c, 0x18, 0xb2, 0x30, 0x8f, 0x59, 0x3f, 0x4f, 0x07, 0xc2, 0x0f, 0x99, 0x5b, 0x57, 0xfa,
-	0x7b, 0x97, 0xf4, 0x86, 0xf7, 0x8d, 0xa6, 0xf5, 0x1c, 0xba, 0x9e, 0x5d, 0xfc, 0x44, 0x1e, 0x41,
-	0xd5, 0x9c, 0xb4, 0x0b, 0xca, 0xc8, 0xcd, 0x15, 0x37, 0xd3, 0x73, 0xa8, 0x65, 0x92, 0xa7, 0x00,
-	0x78, 0xd2, 0x7d, 0xe1, 0x27, 0x03, 0xe6, 0x36, 0x94, 0xee, 0xd6, 0xb2, 0x3b, 0xa1, 0x48, 0xe8,
-	0x39, 0xb4, 0x2e, 0x2c, 0x20, 0xcf, 0xa1, 0xa9, 0x83, 0xc3, 0xa8, 0x9b, 0x4a, 0xfd, 0xff, 0xe5,
-	0xa1, 0x64, 0xf5, 0x8d, 0x70, 0x06, 0x31, 0x5e, 0xe5, 0x24, 0x71, 0x5b, 0xcb, 0xe3, 0xf5, 0x60,
-	0x82, 0xc7, 0x85, 0x0c, 0xdc, 0x5b, 0x2a, 0x78, 0xca, 0x33, 0xe6, 0x6e, 0x2c, 0xdf, 0xdb, 0x5b,
-	0x3d, 0x8d, 0x7b, 0x33, 0x4c, 0x14, 0xf9, 0x69, 0x2a, 0xf8, 0x98, 0xb9, 0x37, 0x96, 0x8b, 0x76,
-	0xf4, 0x34, 0x8a, 0x0c, 0xd3, 0x46, 0x84, 0x1c, 0x0a, 0x96, 0x0d, 0x79, 0x1c, 0xba, 0x9b, 0x2b,
-	0x23, 0xe2, 0xc0, 0x72, 0x4c, 0x44, 0x4c, 0xf1, 0x6e, 0x19, 0x8a, 0x3c, 0xf5, 0xb6, 0xa0, 0x84,
-	0x01, 0x7f, 0x1d, 0x4a, 0xc7, 0xcc, 0x16, 0x13, 0x1c, 0x62, 0x2d, 0x18, 0xfb, 0x71, 0x6e, 0xeb,
-	0x88, 0x06, 0xde, 0x6d, 0xa8, 0xe8, 0xa3, 0xba, 0xac, 0xf0, 0xf6, 0xa1, 0x75, 0x21, 0xad, 0x96,
-	0x18, 0xbd, 0x0d, 0x35, 0x36, 0x49, 0x59, 0x20, 0x59, 0x68, 0xec, 0x4e, 0xf1, 0xcc, 0x61, 0x69,
-	0xde, 0xa1, 0x0b, 0x65, 0xbc, 0xd9, 0x25, 0xee, 0xde, 0xc0, 0x9a, 0x4a, 0x2d, 0xac, 0x67, 0x2a,
-	0xb5, 0x18, 0xb3, 0xf5, 0xcc, 0x40, 0xb2, 0x09, 0x95, 0x54, 0xb0, 0xa3, 0x68, 0x62, 0x9c, 0x19,
-	0x84, 0xae, 0xbe, 0xcf, 0xb9, 0xf4, 0x95, 0xab, 0x32, 0xd5, 0xc0, 0x7b, 0x0a, 0x15, 0x9d, 0x7b,
-	0x1f, 0x6f, 0xd1, 0xf3, 0xa1, 0x39, 0x9f, 0x7e, 0xe4, 0x2e, 0x40, 0x9a, 0x1f, 0xc6, 0x51, 0xd0,
-	0x9f, 0xad, 0xba, 0xae, 0xbf, 0xec, 0xe9, 0xc3, 0x4d, 0xf9, 0x09, 0x13, 0xb6, 0xd0, 0x2a, 0x80,
-	0xe5, 0x3b, 0xe0, 0xc9, 0x51, 0x24, 0x46, 0x2c, 0x54, 0x4b, 0xab, 0xd1, 0xd9, 0x07, 0x55, 0xfc,
-	0x6d, 0x52, 0xae, 0x2e, 0xe1, 0x9b, 0x58, 0x5e, 0x46, 0x18, 0x4e, 0x45, 0x65, 0xc0, 0x20, 0xef,
-	0x5b, 0x58, 0x5f, 0x48, 0x4f, 0x34, 0x32, 0x66, 0x22, 0x8b, 0x78, 0xa2, 0x8c, 0x94, 0xa9, 0x85,
-	0x68, 0x64, 0xc8, 0xa2, 0xc1, 0x50, 0x9a, 0xf5, 0x19, 0x84, 0x3d, 0x27, 0x4a, 0x8e, 0xb8, 0x5a,
-	0x5b, 0x9d, 0xaa, 0xb1, 0xb7, 0x07, 0x55, 0x73, 0xeb, 0x57, 0x0d, 0x22, 0x74, 0x9c, 0x0a, 0x96,
-	0xb1, 0x44, 0x9a, 0x5d, 0x5a, 0xe8, 0xbd, 0x86, 0xfa, 0x34, 0x8f, 0x51, 0x8c, 0xf1, 0x6c, 0xb7,
-	0xa8, 0x01, 0x3a, 0x61, 0x89, 0x8d, 0x1e, 0x1c, 0x22, 0x2f, 0x8e, 0x46, 0x91, 0x36, 0xd6, 0xa2,
-	0x1a, 0x78, 0x7d, 0x68, 0xcc, 0x25, 0xf5, 0x3f, 0x33, 0x86, 0x1b, 0x4f, 0x51, 0x5c, 0x56, 0xcb,
-	0x55, 0x63, 0xef, 0x97, 0x02, 0x94, 0x0e, 0x26, 0x09, 0x79, 0x02, 0x35, 0x53, 0xa8, 0x32, 0xb7,
-	0xa0, 0x9a, 0xe3, 0xaa, 0x9a, 0x66, 0x5a, 0xe3, 0x94, 0x4e, 0x9e, 0x40, 0x35, 0xcb, 0x83, 0x80,
-	0x65, 0x99, 0x5b, 0xbc, 0x5a, 0x5b, 0xb5, 0x7c, 0x94, 0x1e, 0xf9, 0x51, 0x8c, 0x8d, 0xfe, 0x8a,
-	0x1d, 0xd9, 0xf2, 0xbd, 0x4f, 0x54, 0xac, 0x4e, 0x0b, 0x01, 0xde, 0xb6, 0x6a, 0x0b, 0x99, 0x09,
-	0x03, 0x83, 0xbc, 0x1f, 0x4b, 0x70, 0x4d, 0x85, 0xdb, 0xac, 0x77, 0xff, 0xd7, 0xeb, 0x3e, 0xa2,
-	0xd7, 0xfd, 0x8b, 0x55, 0x3a, 0x82, 0xaa, 0xe9, 0x1d, 0xe4, 0xe5, 0x85, 0xd7, 0x98, 0x0e, 0xb8,
-	0xf6, 0xa5, 0x9e, 0x71, 0xe1, 0xda, 0x2e, 0x3f, 0xc9, 0x30, 0x05, 0xd9, 0x24, 0x8d, 0x30, 0x66,
-	0x75, 0x8a, 0x5b, 0xe8, 0x7d, 0x05, 0x55, 0xd3, 0x71, 0xb0, 0x5a, 0x9b, 0x36, 0x25, 0x4c, 0xda,
-	0x4c, 0x31, 0x06, 0x4d, 0x18, 0x0d, 0x58, 0x26, 0x6d, 0x21, 0xd4, 0xc8, 0x3b, 0x81, 0x9a, 0x5e,
-	0xa9, 0x1f, 0xcf, 0x9e, 0x93, 0x85, 0xf9, 0xe7, 0xe4, 0xe3, 0x59, 0x9b, 0x2c, 0xfe, 0x65, 0x9b,
-	0xb4, 0x71, 0x6b, 0x5b, 0xe5, 0x1d, 0xa8, 0xeb, 0x06, 0xe8, 0xc7, 0xfa, 0x19, 0xda, 0xa4, 0xb3,
-	0x0f, 0xde, 0x6b, 0xac, 0xde, 0x59, 0x1e, 0x4b, 0xf2, 0x0c, 0xaa, 0x42, 0x8d, 0xec, 0xf1, 0xdc,
-	0x5b, 0x99, 0x1a, 0x5a, 0x61, 0x1d, 0x19, 0x95, 0xf7, 0x43, 0x11, 0xd6, 0x17, 0x28, 0xb8, 0x97,
-	0x23, 0x9e, 0x27, 0xa1, 0xda, 0x4b, 0x8d, 0x6a, 0xb0, 0xa2, 0xbe, 0x7d, 0x01, 0x55, 0x96, 0x48,
-	0x11, 0x31, 0xfb, 0x5a, 0xbe, 0x14, 0x7d, 0x7b, 0xec, 0xfd, 0x3b, 0xa4, 0x5a, 0xcf, 0x86, 0x8e,
-	0x75, 0x66, 0xc4, 0x05, 0xb3, 0x75, 0x06, 0xc7, 0x78, 0x55, 0xfa, 0x39, 0x12, 0xaa, 0xac, 0x6b,
-	0x51, 0x0b, 0xd5, 0x73, 0x1f, 0xcb, 0x01, 0x0b, 0x59, 0xa8, 0x32, 0xac, 0x46, 0x67, 0x1f, 0xe6,
-	0x8f, 0xa1, 0xfa, 0xb7, 0x8e, 0x61, 0x1b, 0x6a, 0x76, 0x9d, 0x57, 0x2d, 0xed, 0xbb, 0xcf, 0x4f,
-	0xff, 0x68, 0x3b, 0xa7, 0x67, 0xed, 0xc2, 0x87, 0xb3, 0x76, 0xe1, 0xf7, 0xb3, 0x76, 0xe1, 0xa7,
-	0xf3, 0xb6, 0xf3, 0xe1, 0xbc, 0xed, 0xfc, 0x7a, 0xde, 0x76, 0xbe, 0xf3, 0x06, 0x91, 0x1c, 0xe6,
-	0x87, 0x9d, 0x80, 0x8f, 0xba, 0x76, 0x2d, 0x5b, 0xc7, 0xe3, 0xee, 0xdc, 0x5f, 0xd1, 0x61, 0x45,
-	0xfd, 0xea, 0x3c, 0xfa, 0x33, 0x00, 0x00, 0xff, 0xff, 0xf1, 0xcc, 0x10, 0xf6, 0x2b, 0x0d, 0x00,
-	0x00,
+	// 1500 bytes of a gzipped FileDescriptorProto
+	0x1f, 0x8b, 0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x02, 0xff, 0xec, 0x58, 0x4b, 0x6f, 0x14, 0x47,
+	0x10, 0xde, 0xc7, 0x78, 0x1f, 0xe5, 0x5d, 0x1b, 0x4d, 0x8c, 0x19, 0x1c, 0x58, 0xd0, 0x1c, 0x12,
+	0x14, 0x05, 0x3b, 0x98, 0x48, 0x04, 0x44, 0x04, 0x36, 0x48, 0x2c, 0x02, 0x09, 0xd4, 0x76, 0x48,
+	0x14, 0x29, 0xb2, 0xda, 0xd3, 0xed, 0xd9, 0x91, 0x67, 0xa7, 0x27, 0x33, 0x3d, 0xcb, 0xfa, 0x9e,
+	0x43, 0x8e, 0xf9, 0x05, 0x51, 0x4e, 0xf9, 0x09, 0xf9, 0x0d, 0x1c, 0x39, 0xe6, 0x14, 0x25, 0xf0,
+	0x47, 0xa2, 0xea, 0xc7, 0xee, 0x7a, 0x1f, 0x91, 0x09, 0x39, 0xe6, 0xd6, 0xd5, 0xfd, 0xd5, 0xa3,
+	0x7b, 0xaa, 0xbe, 0xaa, 0x5d, 0xb8, 0x90, 0x4b, 0x9a, 0xc5, 0x51, 0x12, 0x6e, 0xc9, 0xe1, 0xd6,
+	0xe0, 0xc6, 0x96, 0x1c, 0x6e, 0xa6, 0x99, 0x90, 0xc2, 0x5d, 0xb1, 0x07, 0x9b, 0x72, 0xb8, 0x39,
+	0xb8, 0xb1, 0xb1, 0x16, 0x8a, 0x50, 0xa8, 0xa3, 0x2d, 0x5c, 0x69, 0x94, 0x7f, 0x17, 0x1a, 0x7b,
+	0x51, 0x98, 0x70, 0xb6, 0x3f, 0x74, 0x5d, 0x70, 0x0e, 0x05, 0x3b, 0xf1, 0xca, 0x57, 0xcb, 0xd7,
+	0x5a, 0x44, 0xad, 0xdd, 0x4b, 0xd0, 0xcc, 0xa3, 0x30, 0xa1, 0xb2, 0xc8, 0xb8, 0x57, 0x51, 0x07,
+	0xe3, 0x0d, 0xff, 0x25, 0x38, 0xbb, 0x88, 0xf2, 0xa0, 0x4e, 0x83, 0x40, 0x14, 0x89, 0x34, 0xca,
+	0x56, 0x74, 0xd7, 0x60, 0x29, 0x11, 0x49, 0xa0, 0x75, 0x1d, 0xa2, 0x05, 0xf7, 0x1e, 0x80, 0x48,
+	0x79, 0x46, 0x65, 0x24, 0x92, 0xdc, 0xab, 0x5e, 0xad, 0x5e, 0x5b, 0xde, 0xbe, 0xb8, 0x79, 0x3a,
+	0xe0, 0xcd, 0x67, 0x16, 0xb1, 0xeb, 0xbc, 0xfa, 0xe3, 0x4a, 0x89, 0x4c, 0xa8, 0xf8, 0xbf, 0x34,
+	0xa0, 0x39, 0x3a, 0x77, 0x3f, 0x86, 0x6a, 0x5a, 0x68, 0xd7, 0xcb, 0xdb, 0x1f, 0x4c, 0xdb, 0x79,
+	0x5e, 0xc8, 0x6e, 0x89, 0x20, 0xc2, 0xfd, 0x0c, 0x6a, 0x8c, 0xc7, 0x5c, 0xea, 0x70, 0x96, 0xb7,
+	0xd7, 0xa7, 0xb1, 0x0f, 0xd5, 0x69, 0xb7, 0x44, 0x0c, 0xce, 0x7d, 0x04, 0xab, 0x81, 0xe8, 0xa7,
+	0x34, 0xe3, 0x07, 0x34, 0x61, 0x07, 0xe8, 0xa6, 0xaa, 0x54, 0x2f, 0x4f, 0xab, 0x3e, 0xd0, 0xb0,
+	0x9d, 0x84, 0x69, 0x87, 0xed, 0x60, 0x72, 0xc3, 0xfd, 0x04, 0x9c, 0x8c, 0x53, 0xe6, 0x39, 0x4a,
+	0x7b, 0x6d, 0x5a, 0x9b, 0x70, 0xca, 0xba, 0x25, 0xa2, 0x30, 0xee, 0x75, 0x58, 0x0a, 0x33, 0x9a,
+	0x48, 0x6f, 0x49, 0x81, 0xcf, 0x4f, 0x83, 0x1f, 0xe1, 0x61, 0xb7, 0x44, 0x34, 0x0a, 0x6f, 0x95,
+	0xf1, 0x81, 0x38, 0xe6, 0x5e, 0x6d, 0xfe, 0xad, 0x88, 0x3a, 0xc5, 0x5b, 0x69, 0x9c, 0xfb, 0x00,
+	0xda, 0x39, 0x97, 0x07, 0x03, 0x1a, 0x47, 0x8c, 0x4a, 0x91, 0x79, 0x75, 0xa5, 0x78, 0x69, 0x5a,
+	0x71, 0x8f, 0xcb, 0x17, 0x16, 0xd3, 0x2d, 0x91, 0x56, 0x3e, 0x21, 0xbb, 0xb7, 0xa0, 0x89, 0x46,
+	0x28, 0xeb, 0x47, 0x89, 0xd7, 0x50, 0x06, 0xbc, 0x39, 0x06, 0x76, 0xf0, 0xbc, 0x5b, 0x22, 0x8d,
+	0xdc, 0xac, 0xdd, 0xa7, 0x70, 0x2e, 0x0f, 0x7a, 0x9c, 0x15, 0x31, 0x3f, 0x28, 0xd2, 0x30, 0xa3,
+	0x8c, 0x7b, 0x4d, 0xa5, 0x7f, 0x65, 0x46, 0xdf, 0xe0, 0xbe, 0xd2, 0xb0, 0x6e, 0x89, 0xac, 0xe6,
+	0xa7, 0xb7, 0xdc, 0x9b, 0x50, 0x37, 0x2f, 0xed, 0x81, 0x32, 0x72, 0x61, 0xc1, 0x97, 0xe9, 0x96,
+	0x88, 0x45, 0xba, 0x77, 0x00, 0xf0, 0xa5, 0x0f, 0x32, 0x9a, 0x84, 0xdc, 0x5b, 0x56, 0x7a, 0x17,
+	0xe7, 0x7d, 0x13, 0x82, 0x80, 0x6e, 0x89, 0x34, 0x33, 0x2b, 0xb8, 0xf7, 0xa1, 0xa5, 0x93, 0xc3,
+	0x68, 0xb7, 0x94, 0xf6, 0x87, 0xf3, 0x53, 0xc9, 0xea, 0x2f, 0xb3, 0xb1, 0x88, 0xf9, 0x2a, 0x87,
+	0x89, 0xd7, 0x9e, 0x9f, 0xaf, 0xfb, 0x43, 0x7c, 0x2e, 0x44, 0x20, 0x90, 0x32, 0xe6, 0xad, 0xcc,
+	0x07, 0xee, 0x30, 0x4c, 0x19, 0x44, 0xe8, 0xc4, 0x4e, 0x63, 0x71, 0xe2, 0xad, 0x2e, 0x4a, 0x6c,
+	0x3c, 0xd5, 0x89, 0x8d, 0x2b, 0xcc, 0xc7, 0x80, 0xc6, 0xb1, 0x77, 0x6e, 0x7e, 0x3e, 0x3e, 0xa0,
+	0x71, 0x8c, 0xf9, 0x88, 0x18, 0x7c, 0xe2, 0x34, 0x13, 0xa9, 0xc8, 0xb9, 0xb7, 0x36, 0xff, 0x89,
+	0x9f, 0xeb, 0x63, 0x7c, 0x62, 0x83, 0x44, 0x25, 0x9a, 0xa6, 0x99, 0x18, 0x70, 0xef, 0xfc, 0x7c,
+	0xa5, 0x1d, 0x7d, 0x8c, 0x4a, 0x06, 0x69, 0x13, 0x53, 0xf6, 0x32, 0x9e, 0xf7, 0x44, 0xcc, 0xbc,
+	0xf5, 0x85, 0x89, 0xb9, 0x6f, 0x31, 0x26, 0x31, 0x47, 0xf2, 0xae, 0x03, 0x15, 0x91, 0xfa, 0xd7,
+	0xa1, 0x8a, 0x75, 0x77, 0x0e, 0xaa, 0xc7, 0xdc, 0x72, 0x1a, 0x2e, 0x91, 0x92, 0x06, 0x34, 0x2e,
+	0x2c, 0x9d, 0x69, 0xc1, 0xdf, 0x80, 0x9a, 0xfe, 0x62, 0xb3, 0x1a, 0xfe, 0x1e, 0xb4, 0x4f, 0x55,
+	0xf7, 0x1c, 0xa3, 0x1b, 0xd0, 0xe0, 0xc3, 0x94, 0x07, 0x92, 0x33, 0x63, 0x77, 0x24, 0x8f, 0x1d,
+	0x56, 0x27, 0x1d, 0x7a, 0xe0, 0x60, 0x82, 0xcd, 0x71, 0xf7, 0x0c, 0x96, 0x54, 0x85, 0x23, 0xad,
+	0xaa, 0x0a, 0xe7, 0xdc, 0xd2, 0xaa, 0x11, 0xdd, 0x75, 0xa8, 0xa5, 0x19, 0x3f, 0x8a, 0x86, 0xc6,
+	0x99, 0x91, 0xd0, 0xd5, 0xf7, 0x85, 0x90, 0x54, 0xb9, 0x72, 0x88, 0x16, 0xfc, 0x3b, 0x50, 0xd3,
+	0x14, 0xf0, 0xee, 0x16, 0x7d, 0x0a, 0xad, 0x49, 0x16, 0x70, 0x2f, 0x03, 0xa4, 0xc5, 0x61, 0x1c,
+	0x05, 0x07, 0xe3, 0xa8, 0x9b, 0x7a, 0xe7, 0x89, 0x7e, 0xdc, 0x54, 0xbc, 0xe4, 0x99, 0xe5, 0x7b,
+	0x25, 0x60, 0x17, 0x09, 0x44, 0x72, 0x14, 0x65, 0x7d, 0xce, 0x54, 0x68, 0x0d, 0x32, 0xde, 0x50,
+	0x3d, 0xc8, 0x72, 0xc3, 0xe2, 0x4e, 0xb2, 0x8e, 0x2c, 0xd7, 0xc7, 0x74, 0xaa, 0x28, 0x03, 0x46,
+	0xf2, 0xbf, 0x86, 0xd5, 0x29, 0x96, 0x40, 0x23, 0x03, 0x9e, 0xe5, 0x91, 0x48, 0x94, 0x11, 0x87,
+	0x58, 0x11, 0x8d, 0xf4, 0x78, 0x14, 0xf6, 0xa4, 0x89, 0xcf, 0x48, 0xd8, 0xfa, 0xa2, 0xe4, 0x48,
+	0xa8, 0xd8, 0x9a, 0x44, 0xad, 0xfd, 0x27, 0x50, 0x37, 0x5f, 0xfd, 0xac, 0x49, 0x84, 0x8e, 0xd3,
+	0x8c, 0xe7, 0x3c, 0x91, 0xe6, 0x96, 0x56, 0xf4, 0x1f, 0x43, 0x73, 0x44, 0x27, 0xa8, 0x8c, 0xf9,
+	0x6c, 0xaf, 0xa8, 0x05, 0x74, 0xc2, 0x13, 0x9b, 0x3d, 0xb8, 0x44, 0x5c, 0x1c, 0xf5, 0x23, 0x6d,
+	0xac, 0x4d, 0xb4, 0xe0, 0x1f, 0xc0, 0xf2, 0x04, 0xb7, 0xbc, 0x9f, 0x31, 0xbc, 0x78, 0x8a, 0xca,
+	0x8e, 0x0a, 0x57, 0xad, 0xfd, 0xdf, 0xca, 0x50, 0xdd, 0x1f, 0x26, 0xee, 0x6d, 0x68, 0x18, 0xbe,
+	0xcc, 0xbd, 0xb2, 0xea, 0xd1, 0x8b, 0xa8, 0xd5, 0x74, 0xe8, 0x11, 0xdc, 0xbd, 0x0d, 0xf5, 0xbc,
+	0x08, 0x02, 0x9e, 0xe7, 0x5e, 0xe5, 0x6c, 0xdd, 0xdd, 0xe2, 0x51, 0xf5, 0x88, 0x46, 0x31, 0xce,
+	0x1b, 0x67, 0x1c, 0x0c, 0x2c, 0xde, 0xff, 0x0e, 0xaa, 0x3b, 0x8c, 0xcd, 0xff, 0x5a, 0x8c, 0xc7,
+	0x92, 0xaa, 0xf7, 0x70, 0x89, 0x16, 0xdc, 0x4d, 0xa8, 0x1d, 0x8a, 0x22, 0x61, 0xb9, 0x69, 0xe9,
+	0x33, 0xa4, 0xb9, 0xab, 0x4e, 0x89, 0x41, 0xf9, 0x9f, 0x42, 0x4d, 0xef, 0xa0, 0x07, 0x6c, 0x7a,
+	0x65, 0x65, 0x0d, 0x97, 0x6a, 0x87, 0x0e, 0x8d, 0x7d, 0x5c, 0xfa, 0xdf, 0x20, 0xa1, 0x28, 0xaa,
+	0x75, 0xc1, 0x09, 0x04, 0xb3, 0x15, 0xa7, 0xd6, 0x18, 0x51, 0x94, 0xe0, 0x34, 0x61, 0xf2, 0x47,
+	0x09, 0x68, 0x25, 0xa4, 0xb9, 0x29, 0x5e, 0x5c, 0xa2, 0xee, 0x31, 0x3f, 0xc9, 0xd5, 0xf7, 0x69,
+	0x13, 0xb5, 0xf6, 0x7b, 0xe0, 0x20, 0x3d, 0xbb, 0x2b, 0x50, 0x91, 0xc2, 0x58, 0xad, 0x48, 0xf1,
+	0x3e, 0x36, 0x51, 0x57, 0x8a, 0x22, 0xe8, 0x79, 0x4b, 0x57, 0xab, 0xa8, 0xab, 0x04, 0xff, 0x23,
+	0x55, 0xfc, 0x23, 0x66, 0xc5, 0xf2, 0x51, 0xed, 0x3e, 0x37, 0x75, 0x65, 0x24, 0xff, 0xc7, 0x2a,
+	0xac, 0xa8, 0xfa, 0x1d, 0xcf, 0x64, 0xff, 0xcf, 0x30, 0xef, 0x30, 0xc3, 0xfc, 0x87, 0x6d, 0x2f,
+	0x82, 0xba, 0x69, 0xc6, 0xee, 0xc3, 0x53, 0x53, 0xb6, 0xae, 0xe0, 0xce, 0xec, 0x10, 0x31, 0xf9,
+	0xd9, 0x66, 0x47, 0x6d, 0xe4, 0x34, 0x3e, 0x4c, 0x23, 0x24, 0x01, 0xcd, 0x99, 0x56, 0xf4, 0xbf,
+	0x84, 0xba, 0x69, 0xe1, 0xd8, 0xfe, 0x4c, 0xdf, 0xcf, 0x4c, 0x42, 0x8e, 0x64, 0x4c, 0x1a, 0x16,
+	0x85, 0x3c, 0xb7, 0x79, 0x69, 0x24, 0xff, 0x25, 0x34, 0x74, 0xa4, 0x34, 0x1e, 0xff, 0x4c, 0x28,
+	0x4f, 0xfe, 0x4c, 0xb8, 0x35, 0x9e, 0x3b, 0x2a, 0xff, 0x38, 0x77, 0x58, 0x22, 0xb0, 0xb3, 0xc7,
+	0x25, 0x68, 0xea, 0x89, 0x82, 0xc6, 0xfa, 0xe7, 0x45, 0x8b, 0x8c, 0x37, 0xfc, 0xc7, 0xd8, 0x0e,
+	0xf3, 0x22, 0x96, 0xee, 0x3d, 0xa8, 0x67, 0x6a, 0x65, 0x9f, 0xe7, 0xca, 0x42, 0xae, 0xd1, 0x1a,
+	0xd6, 0x91, 0xd1, 0xf2, 0x7f, 0xa8, 0xc0, 0xea, 0x14, 0x04, 0xef, 0x72, 0x84, 0x34, 0xa1, 0xee,
+	0xd2, 0x20, 0x5a, 0x58, 0xd0, 0x30, 0xbe, 0x80, 0x3a, 0x4f, 0x64, 0x16, 0x71, 0xfb, 0x2b, 0x68,
+	0x26, 0xfb, 0x9e, 0xf0, 0x93, 0x17, 0x08, 0xb5, 0x9e, 0x0d, 0x1c, 0x8b, 0xb8, 0x2f, 0x32, 0x6e,
+	0x89, 0x1b, 0xd7, 0xf8, 0xa9, 0xf4, 0x98, 0xc9, 0x54, 0xd5, 0xb5, 0x89, 0x15, 0xd5, 0xcf, 0x38,
+	0xe4, 0x57, 0xce, 0x38, 0x53, 0x15, 0xd6, 0x20, 0xe3, 0x8d, 0xc9, 0x67, 0xa8, 0xff, 0xab, 0x67,
+	0xd8, 0x86, 0x86, 0x8d, 0xf3, 0xcc, 0x03, 0xd7, 0xaf, 0x65, 0x80, 0xbd, 0xa8, 0x5f, 0xc4, 0x9a,
+	0x2f, 0x26, 0x49, 0xb2, 0x6d, 0x48, 0x52, 0xb5, 0x7c, 0x9a, 0x8b, 0x44, 0x69, 0x36, 0x89, 0x91,
+	0x90, 0xb8, 0xb5, 0xe7, 0x45, 0xc4, 0xad, 0xa3, 0x24, 0x06, 0xe5, 0xde, 0x55, 0xd9, 0x19, 0x66,
+	0xb4, 0x8f, 0xa4, 0x87, 0x17, 0xdc, 0x98, 0x93, 0x48, 0x78, 0x4e, 0x0a, 0x5b, 0x02, 0x23, 0x0d,
+	0xff, 0xe7, 0x32, 0xc0, 0xf8, 0x18, 0x9f, 0x72, 0x54, 0x1d, 0x26, 0xda, 0xf1, 0x86, 0x65, 0xdb,
+	0xca, 0x2c, 0xdb, 0xea, 0x34, 0xd4, 0x6c, 0xbb, 0x0e, 0x35, 0x51, 0x48, 0xa4, 0x6a, 0x47, 0x97,
+	0x84, 0x96, 0xdc, 0xcf, 0xc1, 0x89, 0x45, 0x98, 0x2b, 0x12, 0x5e, 0x1c, 0xe4, 0x53, 0x11, 0x9a,
+	0x20, 0x15, 0xda, 0x27, 0xa3, 0xf8, 0x9e, 0x8a, 0x50, 0x4d, 0x50, 0x8c, 0x65, 0xd8, 0x7a, 0xed,
+	0x04, 0xa5, 0x45, 0xf4, 0x2a, 0x45, 0x1a, 0x05, 0xba, 0x27, 0xb7, 0x88, 0x91, 0x30, 0x42, 0x46,
+	0xcd, 0xcc, 0xd8, 0x22, 0x6a, 0xbd, 0x7b, 0xff, 0xd5, 0x5f, 0x9d, 0xd2, 0xab, 0x37, 0x9d, 0xf2,
+	0xeb, 0x37, 0x9d, 0xf2, 0x9f, 0x6f, 0x3a, 0xe5, 0x9f, 0xde, 0x76, 0x4a, 0xaf, 0xdf, 0x76, 0x4a,
+	0xbf, 0xbf, 0xed, 0x94, 0xbe, 0xf5, 0xc3, 0x48, 0xf6, 0x8a, 0xc3, 0xcd, 0x40, 0xf4, 0xb7, 0x6c,
+	0x8c, 0xd7, 0x8f, 0x07, 0x5b, 0x13, 0xff, 0x45, 0x1c, 0xd6, 0xd4, 0x1f, 0x0c, 0x37, 0xff, 0x0e,
+	0x00, 0x00, 0xff, 0xff, 0x17, 0x43, 0x0e, 0xb4, 0xa1, 0x10, 0x00, 0x00,
 }
 
 func (m *SignedTx) Marshal() (dAtA []byte, err error) {
@@ -1799,6 +2149,71 @@ func (m *Operation_Txn) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 		}
 		i--
 		dAtA[i] = 0x6a
+	}
+	return len(dAtA) - i, nil
+}
+func (m *Operation_Add) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Operation_Add) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.Add != nil {
+		{
+			size, err := m.Add.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x72
+	}
+	return len(dAtA) - i, nil
+}
+func (m *Operation_Deploy) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Operation_Deploy) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.Deploy != nil {
+		{
+			size, err := m.Deploy.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x7a
+	}
+	return len(dAtA) - i, nil
+}
+func (m *Operation_Call) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Operation_Call) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	if m.Call != nil {
+		{
+			size, err := m.Call.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0x82
 	}
 	return len(dAtA) - i, nil
 }
@@ -2422,6 +2837,189 @@ func (m *Txn) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	return len(dAtA) - i, nil
 }
 
+func (m *Add) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *Add) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Add) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.Bounds != nil {
+		{
+			size, err := m.Bounds.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x1a
+	}
+	if m.Delta != 0 {
+		i = encodeVarintTx(dAtA, i, uint64((uint64(m.Delta)<<1)^uint64((m.Delta>>63))))
+		i--
+		dAtA[i] = 0x10
+	}
+	if len(m.Key) > 0 {
+		i -= len(m.Key)
+		copy(dAtA[i:], m.Key)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Key)))
+		i--
+		dAtA[i] = 0xa
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *Bounds) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *Bounds) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Bounds) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.Max != 0 {
+		i = encodeVarintTx(dAtA, i, uint64((uint64(m.Max)<<1)^uint64((m.Max>>63))))
+		i--
+		dAtA[i] = 0x10
+	}
+	if m.Min != 0 {
+		i = encodeVarintTx(dAtA, i, uint64((uint64(m.Min)<<1)^uint64((m.Min>>63))))
+		i--
+		dAtA[i] = 0x8
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *Deploy) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *Deploy) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Deploy) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.Keys != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Keys))
+		i--
+		dAtA[i] = 0x20
+	}
+	if m.Gas != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Gas))
+		i--
+		dAtA[i] = 0x18
+	}
+	if len(m.Input) > 0 {
+		i -= len(m.Input)
+		copy(dAtA[i:], m.Input)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Input)))
+		i--
+		dAtA[i] = 0x12
+	}
+	if len(m.Code) > 0 {
+		i -= len(m.Code)
+		copy(dAtA[i:], m.Code)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Code)))
+		i--
+		dAtA[i] = 0xa
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *Call) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *Call) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Call) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if len(m.Touch) > 0 {
+		for iNdEx := len(m.Touch) - 1; iNdEx >= 0; iNdEx-- {
+			i -= len(m.Touch[iNdEx])
+			copy(dAtA[i:], m.Touch[iNdEx])
+			i = encodeVarintTx(dAtA, i, uint64(len(m.Touch[iNdEx])))
+			i--
+			dAtA[i] = 0x2a
+		}
+	}
+	if m.Keys != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Keys))
+		i--
+		dAtA[i] = 0x20
+	}
+	if m.Gas != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Gas))
+		i--
+		dAtA[i] = 0x18
+	}
+	if len(m.Input) > 0 {
+		i -= len(m.Input)
+		copy(dAtA[i:], m.Input)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Input)))
+		i--
+		dAtA[i] = 0x12
+	}
+	if len(m.To) > 0 {
+		i -= len(m.To)
+		copy(dAtA[i:], m.To)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.To)))
+		i--
+		dAtA[i] = 0xa
+	}
+	return len(dAtA) - i, nil
+}
+
 func (m *SetThreshold) Marshal() (dAtA []byte, err error) {
 	size := m.Size()
 	dAtA = make([]byte, size)
@@ -2903,6 +3501,176 @@ func (m *KeyValue) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	return len(dAtA) - i, nil
 }
 
+func (m *Simulation) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *Simulation) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *Simulation) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if len(m.Programs) > 0 {
+		for iNdEx := len(m.Programs) - 1; iNdEx >= 0; iNdEx-- {
+			{
+				size, err := m.Programs[iNdEx].MarshalToSizedBuffer(dAtA[:i])
+				if err != nil {
+					return 0, err
+				}
+				i -= size
+				i = encodeVarintTx(dAtA, i, uint64(size))
+			}
+			i--
+			dAtA[i] = 0x22
+		}
+	}
+	if m.Result != nil {
+		{
+			size, err := m.Result.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintTx(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x1a
+	}
+	if len(m.Reason) > 0 {
+		i -= len(m.Reason)
+		copy(dAtA[i:], m.Reason)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Reason)))
+		i--
+		dAtA[i] = 0x12
+	}
+	if m.Code != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Code))
+		i--
+		dAtA[i] = 0x8
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *ProgramRun) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *ProgramRun) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *ProgramRun) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if len(m.Logs) > 0 {
+		for iNdEx := len(m.Logs) - 1; iNdEx >= 0; iNdEx-- {
+			{
+				size, err := m.Logs[iNdEx].MarshalToSizedBuffer(dAtA[:i])
+				if err != nil {
+					return 0, err
+				}
+				i -= size
+				i = encodeVarintTx(dAtA, i, uint64(size))
+			}
+			i--
+			dAtA[i] = 0x2a
+		}
+	}
+	if len(m.Output) > 0 {
+		i -= len(m.Output)
+		copy(dAtA[i:], m.Output)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Output)))
+		i--
+		dAtA[i] = 0x22
+	}
+	if len(m.Keys) > 0 {
+		for iNdEx := len(m.Keys) - 1; iNdEx >= 0; iNdEx-- {
+			i -= len(m.Keys[iNdEx])
+			copy(dAtA[i:], m.Keys[iNdEx])
+			i = encodeVarintTx(dAtA, i, uint64(len(m.Keys[iNdEx])))
+			i--
+			dAtA[i] = 0x1a
+		}
+	}
+	if m.Gas != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Gas))
+		i--
+		dAtA[i] = 0x10
+	}
+	if m.Operation != 0 {
+		i = encodeVarintTx(dAtA, i, uint64(m.Operation))
+		i--
+		dAtA[i] = 0x8
+	}
+	return len(dAtA) - i, nil
+}
+
+func (m *ProgramLog) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *ProgramLog) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *ProgramLog) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if len(m.Data) > 0 {
+		i -= len(m.Data)
+		copy(dAtA[i:], m.Data)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Data)))
+		i--
+		dAtA[i] = 0x1a
+	}
+	if len(m.Topics) > 0 {
+		for iNdEx := len(m.Topics) - 1; iNdEx >= 0; iNdEx-- {
+			i -= len(m.Topics[iNdEx])
+			copy(dAtA[i:], m.Topics[iNdEx])
+			i = encodeVarintTx(dAtA, i, uint64(len(m.Topics[iNdEx])))
+			i--
+			dAtA[i] = 0x12
+		}
+	}
+	if len(m.Address) > 0 {
+		i -= len(m.Address)
+		copy(dAtA[i:], m.Address)
+		i = encodeVarintTx(dAtA, i, uint64(len(m.Address)))
+		i--
+		dAtA[i] = 0xa
+	}
+	return len(dAtA) - i, nil
+}
+
 func encodeVarintTx(dAtA []byte, offset int, v uint64) int {
 	offset -= sovTx(v)
 	base := offset
@@ -3118,6 +3886,42 @@ func (m *Operation_Txn) Size() (n int) {
 	if m.Txn != nil {
 		l = m.Txn.Size()
 		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *Operation_Add) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Add != nil {
+		l = m.Add.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *Operation_Deploy) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Deploy != nil {
+		l = m.Deploy.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+func (m *Operation_Call) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Call != nil {
+		l = m.Call.Size()
+		n += 2 + l + sovTx(uint64(l))
 	}
 	return n
 }
@@ -3402,6 +4206,93 @@ func (m *Txn) Size() (n int) {
 	return n
 }
 
+func (m *Add) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	l = len(m.Key)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	if m.Delta != 0 {
+		n += 1 + sozTx(uint64(m.Delta))
+	}
+	if m.Bounds != nil {
+		l = m.Bounds.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+
+func (m *Bounds) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Min != 0 {
+		n += 1 + sozTx(uint64(m.Min))
+	}
+	if m.Max != 0 {
+		n += 1 + sozTx(uint64(m.Max))
+	}
+	return n
+}
+
+func (m *Deploy) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	l = len(m.Code)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	l = len(m.Input)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	if m.Gas != 0 {
+		n += 1 + sovTx(uint64(m.Gas))
+	}
+	if m.Keys != 0 {
+		n += 1 + sovTx(uint64(m.Keys))
+	}
+	return n
+}
+
+func (m *Call) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	l = len(m.To)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	l = len(m.Input)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	if m.Gas != 0 {
+		n += 1 + sovTx(uint64(m.Gas))
+	}
+	if m.Keys != 0 {
+		n += 1 + sovTx(uint64(m.Keys))
+	}
+	if len(m.Touch) > 0 {
+		for _, b := range m.Touch {
+			l = len(b)
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	return n
+}
+
 func (m *SetThreshold) Size() (n int) {
 	if m == nil {
 		return 0
@@ -3616,6 +4507,86 @@ func (m *KeyValue) Size() (n int) {
 		n += 1 + l + sovTx(uint64(l))
 	}
 	l = len(m.Value)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	return n
+}
+
+func (m *Simulation) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Code != 0 {
+		n += 1 + sovTx(uint64(m.Code))
+	}
+	l = len(m.Reason)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	if m.Result != nil {
+		l = m.Result.Size()
+		n += 1 + l + sovTx(uint64(l))
+	}
+	if len(m.Programs) > 0 {
+		for _, e := range m.Programs {
+			l = e.Size()
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	return n
+}
+
+func (m *ProgramRun) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	if m.Operation != 0 {
+		n += 1 + sovTx(uint64(m.Operation))
+	}
+	if m.Gas != 0 {
+		n += 1 + sovTx(uint64(m.Gas))
+	}
+	if len(m.Keys) > 0 {
+		for _, b := range m.Keys {
+			l = len(b)
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	l = len(m.Output)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	if len(m.Logs) > 0 {
+		for _, e := range m.Logs {
+			l = e.Size()
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	return n
+}
+
+func (m *ProgramLog) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	l = len(m.Address)
+	if l > 0 {
+		n += 1 + l + sovTx(uint64(l))
+	}
+	if len(m.Topics) > 0 {
+		for _, b := range m.Topics {
+			l = len(b)
+			n += 1 + l + sovTx(uint64(l))
+		}
+	}
+	l = len(m.Data)
 	if l > 0 {
 		n += 1 + l + sovTx(uint64(l))
 	}
@@ -4366,6 +5337,111 @@ func (m *Operation) Unmarshal(dAtA []byte) error {
 				return err
 			}
 			m.Op = &Operation_Txn{v}
+			iNdEx = postIndex
+		case 14:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Add", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &Add{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &Operation_Add{v}
+			iNdEx = postIndex
+		case 15:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Deploy", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &Deploy{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &Operation_Deploy{v}
+			iNdEx = postIndex
+		case 16:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Call", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := &Call{}
+			if err := v.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			m.Op = &Operation_Call{v}
 			iNdEx = postIndex
 		case 20:
 			if wireType != 2 {
@@ -6117,6 +7193,583 @@ func (m *Txn) Unmarshal(dAtA []byte) error {
 	}
 	return nil
 }
+func (m *Add) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: Add: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: Add: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Key", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Key = append(m.Key[:0], dAtA[iNdEx:postIndex]...)
+			if m.Key == nil {
+				m.Key = []byte{}
+			}
+			iNdEx = postIndex
+		case 2:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Delta", wireType)
+			}
+			var v uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			v = (v >> 1) ^ uint64((int64(v&1)<<63)>>63)
+			m.Delta = int64(v)
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Bounds", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.Bounds == nil {
+				m.Bounds = &Bounds{}
+			}
+			if err := m.Bounds.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *Bounds) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: Bounds: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: Bounds: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Min", wireType)
+			}
+			var v uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			v = (v >> 1) ^ uint64((int64(v&1)<<63)>>63)
+			m.Min = int64(v)
+		case 2:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Max", wireType)
+			}
+			var v uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			v = (v >> 1) ^ uint64((int64(v&1)<<63)>>63)
+			m.Max = int64(v)
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *Deploy) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: Deploy: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: Deploy: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Code", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Code = append(m.Code[:0], dAtA[iNdEx:postIndex]...)
+			if m.Code == nil {
+				m.Code = []byte{}
+			}
+			iNdEx = postIndex
+		case 2:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Input", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Input = append(m.Input[:0], dAtA[iNdEx:postIndex]...)
+			if m.Input == nil {
+				m.Input = []byte{}
+			}
+			iNdEx = postIndex
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Gas", wireType)
+			}
+			m.Gas = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Gas |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 4:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Keys", wireType)
+			}
+			m.Keys = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Keys |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *Call) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: Call: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: Call: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field To", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.To = append(m.To[:0], dAtA[iNdEx:postIndex]...)
+			if m.To == nil {
+				m.To = []byte{}
+			}
+			iNdEx = postIndex
+		case 2:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Input", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Input = append(m.Input[:0], dAtA[iNdEx:postIndex]...)
+			if m.Input == nil {
+				m.Input = []byte{}
+			}
+			iNdEx = postIndex
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Gas", wireType)
+			}
+			m.Gas = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Gas |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 4:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Keys", wireType)
+			}
+			m.Keys = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Keys |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 5:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Touch", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Touch = append(m.Touch, make([]byte, postIndex-iNdEx))
+			copy(m.Touch[len(m.Touch)-1], dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
 func (m *SetThreshold) Unmarshal(dAtA []byte) error {
 	l := len(dAtA)
 	iNdEx := 0
@@ -7211,6 +8864,515 @@ func (m *KeyValue) Unmarshal(dAtA []byte) error {
 			m.Value = append(m.Value[:0], dAtA[iNdEx:postIndex]...)
 			if m.Value == nil {
 				m.Value = []byte{}
+			}
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *Simulation) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: Simulation: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: Simulation: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Code", wireType)
+			}
+			m.Code = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Code |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 2:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Reason", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Reason = string(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Result", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.Result == nil {
+				m.Result = &Result{}
+			}
+			if err := m.Result.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 4:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Programs", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Programs = append(m.Programs, ProgramRun{})
+			if err := m.Programs[len(m.Programs)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *ProgramRun) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: ProgramRun: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: ProgramRun: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Operation", wireType)
+			}
+			m.Operation = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Operation |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 2:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Gas", wireType)
+			}
+			m.Gas = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Gas |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Keys", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Keys = append(m.Keys, make([]byte, postIndex-iNdEx))
+			copy(m.Keys[len(m.Keys)-1], dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 4:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Output", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Output = append(m.Output[:0], dAtA[iNdEx:postIndex]...)
+			if m.Output == nil {
+				m.Output = []byte{}
+			}
+			iNdEx = postIndex
+		case 5:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Logs", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Logs = append(m.Logs, ProgramLog{})
+			if err := m.Logs[len(m.Logs)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := skipTx(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthTx
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *ProgramLog) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowTx
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: ProgramLog: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: ProgramLog: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Address", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Address = append(m.Address[:0], dAtA[iNdEx:postIndex]...)
+			if m.Address == nil {
+				m.Address = []byte{}
+			}
+			iNdEx = postIndex
+		case 2:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Topics", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Topics = append(m.Topics, make([]byte, postIndex-iNdEx))
+			copy(m.Topics[len(m.Topics)-1], dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Data", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowTx
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return ErrInvalidLengthTx
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return ErrInvalidLengthTx
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Data = append(m.Data[:0], dAtA[iNdEx:postIndex]...)
+			if m.Data == nil {
+				m.Data = []byte{}
 			}
 			iNdEx = postIndex
 		default:

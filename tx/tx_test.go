@@ -311,7 +311,7 @@ func TestDecodeAll(t *testing.T) {
 		}
 	}
 	check := func(batch [][]byte) {
-		txs, errs := DecodeAll(batch, vectorChain)
+		txs, errs := DecodeAll(batch, vectorChain, NewestAppVersion)
 		for i, b := range batch {
 			x, err := Decode(b, vectorChain)
 			require.Equal(t, x, txs[i], "%x", b)
@@ -352,7 +352,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		x, err := Decode(b, "starling-1")
-		txs, errs := DecodeAll([][]byte{b, []byte("k=v"), b}, "starling-1")
+		txs, errs := DecodeAll([][]byte{b, []byte("k=v"), b}, "starling-1", NewestAppVersion)
 		require.Equal(t, []*Tx{x, {Text: &Text{Key: []byte("k"), Value: []byte("v")}}, x}, txs)
 		require.Equal(t, []error{err, nil, err}, errs)
 		if err != nil {

@@ -67,14 +67,21 @@ func (o *Operation) Keys() int {
 		return 1 + len(op.Propose.Operations)
 	case *Operation_Approve:
 		return 1 + MaxProposalOperations // it may execute the proposal
+	case *Operation_Deploy:
+		return programCost(op.Deploy.Gas, op.Deploy.Keys)
+	case *Operation_Call:
+		return programCost(op.Call.Gas, op.Call.Keys)
 	}
 	return 1
 }
 
 // Parts returns the number of messages that the operation consists of.
 func (o *Operation) Parts() int {
-	if op, ok := o.Op.(*Operation_Txn); ok {
+	switch op := o.Op.(type) {
+	case *Operation_Txn:
 		return 1 + len(op.Txn.Compares) + len(op.Txn.Success) + len(op.Txn.Failure)
+	case *Operation_Call:
+		return 1 + len(op.Call.Touch)
 	}
 	return 1
 }
@@ -170,8 +177,8 @@ func BranchName(branch int) string { return [2]string{"success", "failure"}[bran
 
 func (o *Operation) checkInBranch() *Error {
 	switch o.Op.(type) {
-	case *Operation_Put, *Operation_Delete, *Operation_Read, *Operation_ReadRange, *Operation_DeleteRange:
-		return o.check()
+	case *Operation_Put, *Operation_Delete, *Operation_Read, *Operation_ReadRange, *Operation_DeleteRange, *Operation_Add:
+		return o.check(NewestAppVersion) // it is the same in all versions
 	}
-	return Errorf(CodeMalformed, "a branch of a txn may contain only put, delete, read, read_range and delete_range")
+	return Errorf(CodeMalformed, "a branch of a txn may contain only put, delete, read, read_range, delete_range and add")
 }

@@ -39,7 +39,10 @@ var arrows = map[string]struct {
 	"api": {nil, "the messages of the gRPC endpoint are a format, for node and clients"},
 	"node/grpcserver": {[]string{"api", "app", "app/event", "app/result", "tx"},
 		"it answers strangers through an interface: with access to the node, they could stop it"},
-	"app": {[]string{"tx", "avlstar", "app/event", "app/result"}, "the state machine reaches disk and snapshots through its own interfaces"},
+	"app/program": {nil, "the application and engines of programs share it, so it must depend on neither"},
+	"app/evm/abi": {nil, "it encodes calls for any user"},
+	"app/evm":     {[]string{"app/program"}, "the only package that imports go-ethereum: the application reaches it through an interface"},
+	"app": {[]string{"tx", "avlstar", "app/event", "app/program", "app/result"}, "the state machine reaches disk and snapshots through its own interfaces"},
 	"storage/pages": {[]string{"avlstar", "avlstar/record", "storage", "storage/sgc"},
 		"it reads trees for storage nodes too, which must not depend on a validator's code"},
 	"storage/rangestore": {[]string{"avlstar", "avlstar/record", "storage", "storage/pages", "storage/sgc"},
@@ -97,7 +100,7 @@ var arrows = map[string]struct {
 	"node/registry":   {nil, "it keeps metrics of any package"},
 	"node/statuspage": {nil, "it reaches the node through its own interface"},
 	"client":          {[]string{"api", "tx", "avlstar", "app/event", "app/result", "internal/hedge", "statesync/lightclient"}, "a client must not link a node"},
-	"node": {[]string{"node/relay", "app", "avlstar", "statesync/catchup", "storage", "app/event", "storage/blocks", "storage/events", "storage/sgc", "statesync", "statesync/peers", "statesync/protocol", "statesync/restore", "statesync/serve", "statesync/snapshot", "statesync/view",
+	"node": {[]string{"node/relay", "app", "app/evm", "avlstar", "statesync/catchup", "storage", "app/event", "storage/blocks", "storage/events", "storage/sgc", "statesync", "statesync/peers", "statesync/protocol", "statesync/restore", "statesync/serve", "statesync/snapshot", "statesync/view",
 		"storage/treestore", "statesync/lightblocks", "transport", "transport/tcp", "node/grpcserver", "node/health", "node/statuspage", "dsm", "dsm/client", "dsm/client/ask", "dsm/client/feed", "dsm/server", "dsm/server/witness",
 		"node/budget", "node/buildinfo", "node/comet", "node/config", "node/disk", "node/fabric", "node/join", "node/rangemap", "node/registry", "node/signer"}, "the process wires the parts together"},
 	"node/join": {[]string{"app", "avlstar", "statesync/catchup", "statesync/lightblocks", "node/buildinfo", "node/comet", "node/config", "statesync", "statesync/peers", "statesync/protocol", "statesync/restore", "statesync/snapshot", "statesync/view",
@@ -114,13 +117,13 @@ var arrows = map[string]struct {
 		"it creates channels for connections with any content"},
 	"node/signer":    {nil, "it signs, and keeps its own file: nothing else can change a signature"},
 	"node/disk":      {[]string{"storage"}, "it measures free space; all packages share the state store's error for a full disk"},
-	"node/buildinfo": {[]string{"app", "statesync", "storage", "storage/blocks"}, "it reports versions and formats of built-in packages, and runs nothing"},
+	"node/buildinfo": {[]string{"app", "app/evm", "statesync", "storage", "storage/blocks"}, "it reports versions and formats of built-in packages, and runs nothing"},
 	"node/home": {[]string{"app", "avlstar", "statesync/lightblocks", "node/buildinfo", "node/comet", "node/config", "node/disk", "node/join",
 		"statesync", "statesync/archive", "statesync/protocol", "storage", "storage/blocks", "storage/pages", "storage/sgc", "transport", "transport/tcp", "storage/treestore"},
 		"it works on the home of a stopped node"},
 	"node/internal/nodetest": {[]string{"app", "avlstar", "node/budget", "node/config", "node/home", "internal/ports"}, "helpers of tests, beneath the node, so that the node's own tests can use them"},
 	"cmd/starlingd":          {[]string{"cmd/starlingd/cli"}, "the command line is a package, so that localnet needs no second build"},
-	"cmd/starlingd/cli": {[]string{"statesync/catchup", "node", "node/buildinfo", "node/comet", "node/config", "node/disk", "node/fabric", "node/home", "node/join", "node/rangemap", "node/storagenode", "dsm", "transport", "client", "tx", "app", "node/health",
+	"cmd/starlingd/cli": {[]string{"statesync/catchup", "node", "node/buildinfo", "node/comet", "node/config", "node/disk", "node/fabric", "node/home", "node/join", "node/rangemap", "node/storagenode", "dsm", "transport", "client", "tx", "app", "app/evm", "app/evm/abi", "node/health",
 		"node/statuspage"},
 		"commands are thin wrappers of node, its subpackages, and client"},
 	"node/relay": {[]string{"transport", "internal/protowalk"},
@@ -248,6 +251,8 @@ func TestForbiddenDependencies(t *testing.T) {
 		{"dsm", "github.com/cometbft/cometbft", "messages of a sharded state do not depend on the chain"},
 		{"dsm/client/ask", "github.com/cometbft/cometbft", "pure code decides which nodes to ask"},
 		{"dsm/client/feed", "github.com/cometbft/cometbft", "pure code decides which nodes to send to"},
+		{"app", "github.com/ethereum/go-ethereum", "the application reaches the engine of programs through an interface"},
+		{"client", "github.com/ethereum/go-ethereum", "a client must not link an engine of programs"},
 	}
 	for _, f := range forbidden {
 		for _, p := range listPackages(t, "./"+f.from) {
@@ -255,6 +260,25 @@ func TestForbiddenDependencies(t *testing.T) {
 				if dep == f.to || strings.HasPrefix(dep, f.to+"/") {
 					t.Errorf("%s depends on %s: %s", f.from, dep, f.why)
 				}
+			}
+		}
+	}
+}
+
+// go-ethereum's interfaces change with each version, and a build with the tag noevm must not link it.
+func TestOnlyTheEngineImportsGoEthereum(t *testing.T) {
+	for _, p := range listPackages(t, "./...") {
+		name, _ := ours(p.ImportPath)
+		for _, path := range p.Imports {
+			if strings.HasPrefix(path, "github.com/ethereum/") && name != "app/evm" {
+				t.Errorf("%s imports %s: only app/evm may", name, path)
+			}
+		}
+	}
+	for _, p := range listPackages(t, "-tags", "noevm", "./app/evm") {
+		for _, dep := range p.Deps {
+			if strings.HasPrefix(dep, "github.com/ethereum/") {
+				t.Errorf("with the tag noevm, %s depends on %s", p.ImportPath, dep)
 			}
 		}
 	}

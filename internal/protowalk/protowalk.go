@@ -78,7 +78,7 @@ func Repeated(number int, name string, of *Message, most, least int) Field {
 // those of a Rule. It takes time proportional to len(b) and to the depth of the table, and
 // allocates nothing unless it fails.
 func Walk(b []byte, m *Message) error {
-	var room [16]int // enough for most messages
+	var room [24]int // enough for most messages
 	counts := room[:0]
 	for range m.Fields {
 		counts = append(counts, 0)

@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/app/evm"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/blocks"
@@ -26,22 +27,28 @@ var Commit string
 
 // RehearsedAppVersion is for rehearsing an upgrade on a test network. The linker sets it:
 //
-//	go build -ldflags "-X github.com/starling-kv/starling/node/buildinfo.RehearsedAppVersion=2" ./cmd/starlingd
+//	go build -ldflags "-X github.com/starling-kv/starling/node/buildinfo.RehearsedAppVersion=3" ./cmd/starlingd
 //
-// The program then accepts app versions up to this one, and executes versions that do not exist yet
-// with the rules of the newest existing one. Never use such a program in production. `starlingd
-// version --long` shows it.
+// The program then executes app versions up to this one: versions that do not exist yet with the
+// rules of the newest existing one, or, like an old program, not even all that exist. Never use such
+// a program in production. `starlingd version --long` shows it.
 var RehearsedAppVersion string
+
+// executable is the newest app version that this build executes.
+var executable = app.NewestVersion(evm.New() != nil)
 
 // NewestAppVersion returns the newest app version that this program executes. It returns an error
 // if RehearsedAppVersion is invalid.
 func NewestAppVersion() (uint64, error) {
 	if RehearsedAppVersion == "" {
-		return app.NewestVersion(), nil
+		return executable, nil
 	}
 	rehearsed, err := strconv.ParseUint(RehearsedAppVersion, 10, 32)
-	if err != nil || rehearsed < app.NewestVersion() {
-		return 0, fmt.Errorf("this program was built with RehearsedAppVersion=%q, which must be a number from %d up", RehearsedAppVersion, app.NewestVersion())
+	if err != nil || rehearsed < app.GenesisVersion {
+		return 0, fmt.Errorf("this program was built with RehearsedAppVersion=%q, which must be a number from %d up", RehearsedAppVersion, app.GenesisVersion)
+	}
+	if rehearsed > executable && executable < app.NewestVersion(true) {
+		return 0, fmt.Errorf("this program was built with RehearsedAppVersion=%q and with the tag noevm: without it, programs can be executed", RehearsedAppVersion)
 	}
 	return rehearsed, nil
 }
@@ -92,7 +99,7 @@ type LongVersions struct {
 	// The app versions that this program executes.
 	OldestAppVersion uint64 `json:"oldest_app_version"`
 	NewestAppVersion uint64 `json:"newest_app_version"`
-	// Rehearsal: NewestAppVersion does not exist yet, see RehearsedAppVersion.
+	// Rehearsal: NewestAppVersion is that of RehearsedAppVersion.
 	Rehearsal bool `json:"rehearsal"`
 	// The formats that this program reads and writes.
 	StateFormat    int    `json:"state_format"`
@@ -112,7 +119,7 @@ func ReadLong() (LongVersions, error) {
 	if v.NewestAppVersion, err = NewestAppVersion(); err != nil {
 		return v, err
 	}
-	v.Rehearsal = v.NewestAppVersion > app.NewestVersion()
+	v.Rehearsal = v.NewestAppVersion != executable
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		info = new(debug.BuildInfo)

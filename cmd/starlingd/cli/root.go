@@ -159,7 +159,7 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 		}},
 		{"Set up a network:", []*cobra.Command{newGenesisCmd(env), newShowNodeIDCmd(env), newShowValidatorCmd(env)}},
 		{"Read and write:", []*cobra.Command{
-			newKeysCmd(env), newTxCmd(env), newTxnCmd(env), newGetCmd(env), newRangeCmd(env), newWatchCmd(env),
+			newKeysCmd(env), newTxCmd(env), newTxnCmd(env), newGetCmd(env), newRangeCmd(env), newWatchCmd(env), newEVMCmd(env),
 		}},
 		{"Administer a network:", []*cobra.Command{
 			newAdminCmd(env), newGrantsCmd(env), newGrantCmd(env), newRevokeCmd(env), newValidatorCmd(env), newUpgradeCmd(env),
@@ -171,6 +171,9 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 	} {
 		root.AddGroup(&cobra.Group{ID: task.title, Title: task.title})
 		for _, cmd := range task.commands {
+			if cmd == nil {
+				continue // not in this build
+			}
 			cmd.GroupID = task.title
 			root.AddCommand(cmd)
 		}
