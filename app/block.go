@@ -44,9 +44,9 @@ var errNoGenesis = errors.New("there is no state yet: CometBFT calls InitChain f
 
 // FinalizeBlock executes a block on the committed state and computes the next state, which Commit
 // saves and publishes. It may be called again before that, with the same block or another. The
-// result depends only on the committed state, the transactions, the block's time, and the validators
-// that signed the last block. With Options.Source it waits for missing nodes until ctx or Stop ends it: see
-// App.witnessed.
+// result depends only on the committed state, the transactions, the block's time, and the
+// validators that signed the last block. With Options.Source it waits for missing nodes until ctx
+// or Stop ends it: see App.witnessed.
 func (a *App) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
 	a.block.Lock()
 	defer a.block.Unlock()
@@ -283,7 +283,8 @@ func changeRights(changes []avlstar.Change) bool {
 			return false
 		}
 		switch c.Key[1] {
-		case tagNonce, tagStrangers, tagValidator, tagUpgrade, tagProposal, tagProgram: // these grant no right
+		// These grant no right.
+		case tagNonce, tagStrangers, tagValidator, tagUpgrade, tagProposal, tagProgram:
 		default:
 			return true
 		}

@@ -19,9 +19,9 @@ const maxCost = 1 << 16
 const maxGas = 32_000_000
 
 // cost returns the number of keys that t names, including the limits of its ranges, the records and
-// gas of its programs, both branches of a Txn, and the operations that it proposes or approves, which may be executed at once. Each
-// key may be in a page of its own, which must be read from the disk. The cost depends only on the
-// transaction. The records of the account count as one.
+// gas of its programs, both branches of a Txn, and the operations that it proposes or approves,
+// which may be executed at once. Each key may be in a page of its own, which must be read from the
+// disk. The cost depends only on the transaction. The records of the account count as one.
 func cost(t *tx.Tx) int {
 	if t.Text != nil {
 		return 1

@@ -54,7 +54,7 @@ type executor struct {
 	deadline   time.Time           // for a proposal: no operation begins after it; zero: none
 	ahead      lookahead
 	approved   bool                  // a proposal that enough admins approved is being executed
-	ran        func(*program.Result) // for a simulation: called after each run of a program; nil: nobody asks
+	ran        func(*program.Result) // for a simulation, called after each run of a program; or nil
 }
 
 // reads counts reads against the budget of a block.

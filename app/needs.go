@@ -224,10 +224,10 @@ func (o *overlay) pretend(key, value []byte) {
 }
 
 // KeepRecords reports whether a subtree with keys in [first, after) (nil is open) may contain
-// system keys other than nonces and records of programs. It is meant for avlstar.Retention.Keep: CheckTx needs the rights
-// of accounts, and does not wait for the network. Such records stay in memory once they are there.
-// Admins determine their number, but there are as many nonces as accounts were ever seen: see
-// PreferNonces.
+// system keys other than nonces and records of programs. It is meant for avlstar.Retention.Keep:
+// CheckTx needs the rights of accounts, and does not wait for the network. Such records stay in
+// memory once they are there. Admins determine their number, but there are as many nonces as
+// accounts were ever seen: see PreferNonces.
 func KeepRecords(first, after []byte) bool {
 	return (len(first) == 0 || first[0] == reserved) && !PreferNonces(first, after) && !allUnder(program.Prefix(nil), first, after)
 }

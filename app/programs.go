@@ -62,7 +62,8 @@ func (x *executor) runProgram(account []byte, operation *tx.Operation) (tx.Opera
 	if err := x.spendReads(uint64(len(done.Output)+size), uint64(1+len(events))); err != nil {
 		return fail(err)
 	}
-	result := tx.OperationResult{Found: true, Value: bytes.Clone(done.Output)} // it may be memory of base
+	// It may be memory of base.
+	result := tx.OperationResult{Found: true, Value: bytes.Clone(done.Output)}
 	if call.To == nil {
 		result.Value = done.Address
 	}

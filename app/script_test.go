@@ -33,12 +33,13 @@ import (
 // NAME|* PREFIX [QUOTA], revoke NAME|* PREFIX, validator NAME POWER [confirmed], admin NAME,
 // unadmin NAME, upgrade VERSION HEIGHT [INFO], cancel VERSION, compare K V|-|present, list START
 // END LIMIT, clear START END LIMIT, clear-part START END LIMIT, and "if K V|-|present and … then
-// OPERATION & … else OPERATION & …"; and threshold N, propose EXPIRES / OPERATION / OPERATION…,
-// add K DELTA [MIN MAX], deploy GAS KEYS CODE STEPS (see toyEngine), call NAME.N GAS KEYS STEPS,
-// where NAME.N is the program that NAME deployed after N others; withdraw, approve NAME (the proposal of that account in the last state), approve-other NAME. ""
-// is empty, w*n is w with its last letter n times, \xNN a byte. Without #nonce the nonce is the
-// account's committed nonce plus the number of its earlier lines in the same command. A transaction
-// after "[label] " is sent again by "again: label".
+// OPERATION & … else OPERATION & …"; and threshold N, propose EXPIRES / OPERATION / OPERATION…, add
+// K DELTA [MIN MAX], deploy GAS KEYS CODE STEPS (see toyEngine), call NAME.N GAS KEYS STEPS, where
+// NAME.N is the program that NAME deployed after N others; withdraw, approve NAME (the proposal of
+// that account in the last state), approve-other NAME. "" is empty, w*n is w with its last letter n
+// times, \xNN a byte. Without #nonce the nonce is the account's committed nonce plus the number of
+// its earlier lines in the same command. A transaction after "[label] " is sent again by "again:
+// label".
 func TestScripts(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		if !strings.HasSuffix(path, ".txt") {

@@ -15,7 +15,7 @@ import (
 
 // Any stranger may ask for a simulation, and a transaction may take a processor for half a second.
 const (
-	maxSimulations  = 2               // that run at the same time, without those that wait for the Source
+	maxSimulations  = 2               // at the same time, without those that wait for the Source
 	simulationDelay = 5 * time.Second // most time that one waits for others
 )
 
@@ -62,8 +62,8 @@ func (a *App) querySimulate(ctx context.Context, req *abci.RequestQuery) (*abci.
 	return &abci.ResponseQuery{Value: value, Height: at.height}, nil
 }
 
-// beginSimulation waits for one of the places of running simulations. It returns a *tx.Error if none
-// becomes free in time.
+// beginSimulation waits for one of the places of running simulations. It returns a *tx.Error if
+// none becomes free in time.
 func (a *App) beginSimulation(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, simulationDelay)
 	defer cancel()

@@ -13,9 +13,9 @@ import (
 // A stranger is an account that may write only under a grant to everyone. Its first transaction
 // leaves a nonce record. The record must stay, because otherwise the transaction could be repeated;
 // but anybody can make any number of keys. So the records that strangers made are counted, and
-// together they may take at most as many bytes as the quotas of all grants to everyone allow. Grants
-// for records of programs do not count: if everyone may call programs, an admin decides with another
-// grant to everyone how many strangers there may be.
+// together they may take at most as many bytes as the quotas of all grants to everyone allow.
+// Grants for records of programs do not count: if everyone may call programs, an admin decides with
+// another grant to everyone how many strangers there may be.
 
 // strangerBytes is the length of a nonce record.
 var strangerBytes = avlstar.RecordBytes(2+AccountBytes, 8)
@@ -67,8 +67,8 @@ func (o *overlay) roomForStranger() (uint64, error) {
 	return count, nil
 }
 
-// quotaOfEveryone returns the sum of the quotas of all grants to everyone for clients' keys, or MaxUint64 if one of
-// them has no quota. It reads all of them, once in a block unless one changes.
+// quotaOfEveryone returns the sum of the quotas of all grants to everyone for clients' keys, or
+// MaxUint64 if one of them has no quota. It reads all of them, once in a block unless one changes.
 func (o *overlay) quotaOfEveryone() (uint64, error) {
 	if o.everyone != nil {
 		return *o.everyone, nil

@@ -36,8 +36,8 @@ func (u *usages) moved(key []byte, old, new uint64) {
 	}
 }
 
-// usage returns the total length of all leaf records under prefix in the current state. Of the
-// system keys, only records of programs count, under prefixes of their own.
+// usage returns the total length of all leaf records under prefix in the current state. Records
+// of programs count under prefixes of their own; no other system keys do.
 func (o *overlay) usage(prefix []byte) (uint64, error) {
 	if used, ok := o.quotas.bytes[string(prefix)]; ok {
 		return *used, nil

@@ -27,14 +27,15 @@ type rules struct {
 	perform func(x *executor, account []byte, operation *tx.Operation) (tx.OperationResult, []abci.Event, error)
 	format  uint64 // for tx.DecodeVersion: which operations exist
 	maxCost int    // maximum cost of a block; at least the cost of the largest transaction
-	maxGas  uint64 // maximum sum of the gas that a block's operations name; at least that of the largest transaction
+	maxGas  uint64 // maximum sum of the gas that a block names; at least that of a transaction
 	timed   bool   // whether results depend on the block's time
 }
 
 // versions holds the rules of all versions, those of version 1 first.
 var versions = []rules{
 	{perform: (*executor).perform, format: 1, maxCost: maxCost},
-	{perform: (*executor).perform, format: 2, maxCost: maxCost, maxGas: maxGas, timed: true}, // needs Options.Programs
+	// This one needs Options.Programs.
+	{perform: (*executor).perform, format: 2, maxCost: maxCost, maxGas: maxGas, timed: true},
 }
 
 // GenesisVersion is the version with which every chain begins.

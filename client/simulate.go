@@ -48,8 +48,8 @@ func (c *Client) Simulate(ctx context.Context, account []byte, operations ...tx.
 }
 
 // Fit returns operations whose deploys and calls name the gas and the records that they used in a
-// simulation, with a reserve of a quarter, and the records as keys to fetch early. So they cost less
-// of a block than with the highest limits.
+// simulation, with a reserve of a quarter, and the records as keys to fetch early. So they cost
+// less of a block than with the highest limits.
 func (s *Simulation) Fit(operations []tx.Operation) []tx.Operation {
 	fitted := append([]tx.Operation(nil), operations...)
 	for _, run := range s.Programs {

@@ -139,8 +139,8 @@ func checkWrite(key []byte) *Error {
 	return nil
 }
 
-// checkPrefix checks the prefix of a grant. Of the keys that start with 0x00, only records of
-// programs can be granted, from app version 2 on.
+// checkPrefix checks the prefix of a grant. From app version 2 on it may start with 0x00 if it is
+// one for records of programs.
 func checkPrefix(prefix []byte, version uint64) *Error {
 	if len(prefix) > 0 && prefix[0] == Reserved && (version < 2 || !IsProgramKey(prefix)) {
 		return Errorf(CodeReserved, "keys that start with byte 0x00 hold the chain's own records and cannot be granted")

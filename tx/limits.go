@@ -109,7 +109,7 @@ const operationsField, txnField, addField, deployField, callField = 3, 13, 14, 1
 
 // later reports whether a Body, which Walk must have accepted, has operations that an app version
 // does not know. Such a Body is refused like one with unknown fields, and for the same reason: the
-// result of an old block must not depend on what the program knows besides.
+// result of an old block must not depend on what newer versions allow.
 func later(body []byte, version uint64) bool {
 	n := 0
 	if version < 2 {

@@ -24,7 +24,8 @@ const (
 
 var callTable = protowalk.Message{Name: "Call", Fields: []protowalk.Field{
 	opaque(1, "to"), opaque(2, "input"), {Number: 3, Name: "gas", Kind: protowalk.Varint}, {Number: 4, Name: "keys", Kind: protowalk.Varint},
-	protowalk.Repeated(5, "touch", nil, MaxProgramKeys, 0), // MaxOperations limits those of a Body: see nested
+	// MaxOperations limits those of a Body: see nested.
+	protowalk.Repeated(5, "touch", nil, MaxProgramKeys, 0),
 }}
 
 // NewAdd adds delta to the number at key. An absent key counts as 0.

@@ -74,8 +74,8 @@ func DecodeVersion(b []byte, chainID string, version uint64) (*Tx, error) {
 	})
 }
 
-// DecodeAll decodes transactions as DecodeVersion does. It verifies their signatures in a batch, which
-// takes half the time for 64 of them. With a wrong signature among them, it takes longer than
+// DecodeAll decodes transactions as DecodeVersion does. It verifies their signatures in a batch,
+// which takes half the time for 64 of them. With a wrong signature among them, it takes longer than
 // Decode. One of txs[i] and errs[i] is nil.
 func DecodeAll(raw [][]byte, chainID string, version uint64) (txs []*Tx, errs []error) {
 	if len(raw) == 1 { // a batch of one takes longer

@@ -4,7 +4,6 @@ package evm
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"maps"
@@ -27,8 +26,8 @@ import (
 
 var heavyAt = common.Address{0xbe}
 
-// loop returns a program that repeats body for ever. The body leaves the stack as it found it; below
-// it lies a number that it may use.
+// loop returns a program that repeats body for ever. The body leaves the stack as it found it;
+// below it lies a number that it may use.
 func loop(body string) string { return "PUSH 1 again: " + body + " PUSH @again JUMP" }
 
 // next replaces the number under a loop's body by the next one, and leaves a copy of it.
@@ -49,8 +48,8 @@ func words(t testing.TB, data []byte) string {
 	return text.String()
 }
 
-// heavy returns programs that use all their gas, each for another kind of work. Inputs of precompiled
-// contracts are valid and as slow as their price allows.
+// heavy returns programs that use all their gas, each for another kind of work. Inputs of
+// precompiled contracts are valid and as slow as their price allows.
 func heavy(t testing.TB) map[string]string {
 	t.Helper()
 	modexp := func(base, exponent, modulus []byte) string {
@@ -67,9 +66,6 @@ func heavy(t testing.TB) map[string]string {
 		"090689d0585ff075ec9e99ad690c3395bc4b313370b38ef355acdadcd122975b12c85ea5db8c6deb4aab71808dcb408fe3d1e7690c43d37b4ce6cc0166fa7daa"
 	one := fmt.Sprintf("%064x%064x", 1, 2)
 	pair := mustHex(t, one+g2)
-	infinity := append([]byte{0xc0}, make([]byte, 47)...) // in BLS12-381's first group: the polynomial 0
-	hash := sha256.Sum256(infinity)
-	hash[0] = 1
 	signature := mustHex(t, "456e9aea5e197a1f1af7a3e85a3212fa4049a3ba34c2289b4c860fc0b0c64ef3"+fmt.Sprintf("%064x", 28)+
 		"9242685bf161793cc25603c231bc2f568eb630ea16aa137d2664ac8038825608"+"4f8ae3bd7535248d0bd448298cc2e2071e56992d0774dc340c368ae950852ada")
 	return map[string]string{

@@ -22,7 +22,8 @@ func erc20(t testing.TB, w world) []byte {
 	tx, sender := f.transaction(t)
 	deployed := w.run(t, program.Call{Input: deployer(t, f.Genesis.Alloc[*tx.To()].Code), Gas: program.MaxGas})
 	require.Equal(t, program.Done, deployed.Status, deployed.Reason)
-	// The constructor is unknown. Balances are a mapping: the slot of the fixture's sender says which.
+	// The constructor is unknown. Balances are a mapping: the slot of the fixture's sender says
+	// which.
 	for mapping := range byte(20) {
 		slot := mappingSlot(sender[:], mapping)
 		if f.Genesis.Alloc[*tx.To()].Storage[common.Hash(slot)] != (common.Hash{}) {

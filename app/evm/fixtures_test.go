@@ -104,9 +104,10 @@ func intrinsic(tx *types.Transaction) uint64 {
 	return gas
 }
 
-// TestFixtures executes the transactions of go-ethereum's tests of tracers, by the rules of Osaka. The
-// result must be that of go-ethereum's StateDB, and where the fixture names status and output, those
-// too. It names the gas by the prices of its own fork, so gas is compared with the StateDB only.
+// TestFixtures executes the transactions of go-ethereum's tests of tracers, by the rules of Osaka.
+// The result must be that of go-ethereum's StateDB, and where the fixture names status and output,
+// those too. It names the gas by the prices of its own fork, so gas is compared with the StateDB
+// only.
 func TestFixtures(t *testing.T) {
 	paths, err := filepath.Glob(filepath.Join(fixtures(t), "*", "*.json"))
 	require.NoError(t, err)

@@ -18,12 +18,12 @@ import (
 
 const accountBytes = 8 + 32 // nonce, Keccak-256 of the code
 
-// records reads what a call needs, each record once, and serves it to the StateDB as a state.Reader.
-// The StateDB reads an account before it uses it, and a slot before it writes it, so former holds
-// all records that the call touches.
+// records reads what a call needs, each record once, and serves it to the StateDB as a
+// state.Reader. The StateDB reads an account before it uses it, and a slot before it writes it, so
+// former holds all records that the call touches.
 //
-// A StateDB returns zero for a record that it cannot read, and goes on. records ends the call with a
-// panic instead, which Run recovers: nothing is computed with a value that was not read.
+// A StateDB returns zero for a record that it cannot read, and goes on. records ends the call with
+// a panic instead, which Run recovers: nothing is computed with a value that was not read.
 type records struct {
 	read    program.Reader
 	limit   int               // of len(former)

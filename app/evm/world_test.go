@@ -112,8 +112,8 @@ func checkResult(t testing.TB, w world, call program.Call, r *program.Result) {
 	}
 }
 
-// checkFailingReads runs a call once for each of its reads, and lets that read fail. It also runs it
-// with each smaller limit of records.
+// checkFailingReads runs a call once for each of its reads, and lets that read fail. It also runs
+// it with each smaller limit of records.
 func checkFailingReads(t testing.TB, w world, sender common.Address, call program.Call) {
 	t.Helper()
 	whole := w.runAs(t, sender, call)

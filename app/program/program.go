@@ -20,8 +20,8 @@ const (
 	MaxInitBytes = 49_152 // of code and input of a deployment together (EIP-3860)
 )
 
-// MaxGas is the most gas that a call may ask for: Osaka's limit of a transaction (EIP-7825). It bounds
-// the memory and the time of a call.
+// MaxGas is the most gas that a call may ask for: Osaka's limit of a transaction (EIP-7825). It
+// bounds the memory and the time of a call.
 const MaxGas = 1 << 24
 
 // Env is what a program may know of the block that executes it. There is no randomness, and no hash
@@ -82,8 +82,8 @@ type Change struct{ Key, Value []byte }
 // Engine executes programs. Its results depend only on its arguments and on the records that it
 // reads. Its methods may be called concurrently.
 type Engine interface {
-	// Run executes a call. An error is one of read, and Run returns it unchanged: the node could not
-	// read the state. Everything else is a Result, on every node alike.
+	// Run executes a call. An error is one of read, and Run returns it unchanged: the node could
+	// not read the state. Everything else is a Result, on every node alike.
 	Run(env Env, call Call, read Reader) (*Result, error)
 
 	// Address returns the address by which programs see an account, and by which an account's

@@ -30,8 +30,8 @@ var Commit string
 //	go build -ldflags "-X github.com/starling-kv/starling/node/buildinfo.RehearsedAppVersion=3" ./cmd/starlingd
 //
 // The program then executes app versions up to this one: versions that do not exist yet with the
-// rules of the newest existing one, or, like an old program, not even all that exist. Never use such
-// a program in production. `starlingd version --long` shows it.
+// rules of the newest existing one, or, like an old program, not even all that exist. Never use
+// such a program in production. `starlingd version --long` shows it.
 var RehearsedAppVersion string
 
 // executable is the newest app version that this build executes.

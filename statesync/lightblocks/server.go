@@ -320,7 +320,7 @@ func (s *Server) serveEvidence(_ context.Context, r transport.Request) ([]byte, 
 	defer release()
 	began := time.Now()
 	if err = s.report(r); err != nil {
-		// Not until ctx ends: whoever has cancelled could report again at once. The worker of this
+		// Not until ctx ends: a peer that cancels could report again at once. The worker of this
 		// method waits, and peers take turns at it.
 		<-time.After(min(refusedRest*time.Since(began), longestRest))
 	}

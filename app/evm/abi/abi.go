@@ -1,7 +1,7 @@
 //go:build !noevm
 
-// Package abi encodes calls of programs, and decodes their outputs, in Ethereum's contract ABI. Methods
-// are written as in Solidity, with the types of outputs after those of inputs:
+// Package abi encodes calls of programs, and decodes their outputs, in Ethereum's contract ABI.
+// Methods are written as in Solidity, with the types of outputs after those of inputs:
 //
 //	transfer(address,uint256)            balanceOf(address)(uint256)            constructor(string,uint8)
 package abi
