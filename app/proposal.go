@@ -120,8 +120,9 @@ type unexecuted struct {
 // trace. inVain says that all of it was executed and undone, because it must wait for the next
 // block.
 func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
-	if _, again := p.passed[t.id]; again || p.load.plus(t.tx).fits(p.rules, "") != nil {
-		return false, nil
+	_, again := p.passed[t.id]
+	if refused := p.load.plus(t.tx).fits(p.rules, ""); again || refused != nil {
+		return false, nil //nolint:nilerr // it waits for another block
 	}
 	if t.tx.Text != nil {
 		raw = t.tx.Text.Bytes()

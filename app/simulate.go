@@ -111,7 +111,7 @@ func (x *executor) simulate(body *tx.Body) (*tx.Simulation, error) {
 	}
 	if ran.err != nil {
 		answer.Code, answer.Reason = uint32(ran.err.Code), ran.err.Reason
-		return answer, nil
+		return answer, nil //nolint:nilerr // a refusal is an answer
 	}
 	answer.Result = ran.result
 	return answer, nil

@@ -30,10 +30,10 @@ func newReference(t testing.TB, w world) *reference {
 	require.NoError(t, err)
 	for key, value := range w {
 		address := common.Address([]byte(key[2:22]))
-		switch {
-		case key[22] == 0:
+		switch key[22] {
+		case 0:
 			db.SetNonce(address, binary.BigEndian.Uint64(value), tracing.NonceChangeUnspecified)
-		case key[22] == 1:
+		case 1:
 			db.SetState(address, common.Hash([]byte(key[23:])), common.BytesToHash(value))
 		default:
 			db.SetCode(address, value, tracing.CodeChangeUnspecified)

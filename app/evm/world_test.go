@@ -5,7 +5,6 @@ package evm
 import (
 	"bytes"
 	"errors"
-	"maps"
 	"math/big"
 	"slices"
 	"strconv"
@@ -206,5 +205,3 @@ func selector(signature string, arguments ...[]byte) []byte {
 	}
 	return input
 }
-
-func clone(w world) world { return maps.Clone(w) }

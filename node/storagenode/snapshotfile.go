@@ -138,7 +138,7 @@ func (f *snapshotFile) leaves(ctx context.Context) iter.Seq2[avlstar.Leaf, error
 				} else if first {
 					f.chunks = append(f.chunks, fileChunk{bytes.Clone(l.Key), chunk.Offset})
 				}
-				if !yield(avlstar.Leaf(l), err) || err != nil {
+				if !yield(l, err) || err != nil {
 					return
 				}
 				data = rest
