@@ -82,6 +82,8 @@ type Options struct {
 	// that has rules. A version without rules of its own uses those of the newest, so that an
 	// upgrade can be rehearsed before its rules exist.
 	NewestVersion uint64
+	// SerialQueries: while a query runs, CometBFT calls no other method.
+	SerialQueries bool
 	Metrics       *Metrics // default: none
 	// Events receives the changes of blocks, for watchers. If it is nil, there are no watchers.
 	Events Events

@@ -72,10 +72,10 @@ func (x *executor) runProgram(account []byte, operation *tx.Operation) (tx.Opera
 
 func callOf(account []byte, operation *tx.Operation) program.Call {
 	if op := operation.GetCall(); op != nil {
-		return program.Call{Account: account, To: op.To, Input: op.Input, Gas: op.Gas, Keys: int(op.Keys)}
+		return program.Call{Account: account, To: op.To, Input: op.Input, Gas: op.Gas, Keys: int(op.Keys), Unnamed: int(op.Unnamed), Touch: op.Touch}
 	}
 	op := operation.GetDeploy()
-	return program.Call{Account: account, Input: bytes.Join([][]byte{op.Code, op.Input}, nil), Gas: op.Gas, Keys: int(op.Keys)}
+	return program.Call{Account: account, Input: bytes.Join([][]byte{op.Code, op.Input}, nil), Gas: op.Gas, Keys: int(op.Keys), Unnamed: int(op.Unnamed)}
 }
 
 // programRight returns the key that a grant must cover so that the account may try a Deploy or a
@@ -108,7 +108,7 @@ func refusedBy(done *program.Result, call *program.Call) *tx.Error {
 	case program.OutOfGas:
 		return tx.Errorf(tx.CodeOutOfGas, "the program needs more gas than %d: name more", call.Gas)
 	case program.TooMany:
-		return tx.Errorf(tx.CodeTooManyRecords, "the program needs more records than %d: name a higher limit", call.Keys)
+		return tx.Errorf(tx.CodeTooManyRecords, "the program needs more records than %d, or more than %d that touch does not name: name higher limits", call.Keys, call.Unnamed)
 	default:
 		return tx.Errorf(tx.CodeProgramFailed, "the program failed: %s", reason)
 	}
@@ -191,10 +191,18 @@ func logEvents(logs []program.Log) (events []abci.Event, size int) {
 	return events, size
 }
 
-// touched returns the keys that a Call is likely to read or write: records of its program, and
-// those that the sender names.
-func touched(call *tx.Call) [][]byte {
-	return append([][]byte{program.AccountKey(call.To), program.CodeKey(call.To)}, call.Touch...)
+// touched returns a key that a Call is likely to read or write, of those of its program and those
+// that the sender names, and whether it is the last one.
+func touched(call *tx.Call, step int) (key []byte, last bool) {
+	const own = 2
+	last = step == own+len(call.Touch)-1
+	switch step {
+	case 0:
+		return program.AccountKey(call.To), last
+	case 1:
+		return program.CodeKey(call.To), last
+	}
+	return call.Touch[step-own], last
 }
 
 // exploreProgram finds the missing nodes of the rights to a Deploy or a Call that reached one of

@@ -22,7 +22,7 @@ func TestConstantsOfPrograms(t *testing.T) {
 	require.True(t, tx.IsProgramKey(program.Prefix(nil)))
 	require.Equal(t, []byte{reserved, tagProgram}, program.Prefix(nil))
 	require.EqualValues(t, tx.NewestAppVersion, len(versions))
-	largest := tx.Body{Operations: []tx.Operation{tx.NewCall(nil, nil, tx.MaxProgramGas, 4000)}}
+	largest := tx.Body{Operations: []tx.Operation{tx.NewCall(nil, nil, tx.MaxProgramGas, 4000, 0)}}
 	require.Less(t, cost(&tx.Tx{Body: &largest}), tx.MaxOperations)
 	require.LessOrEqual(t, uint64(tx.MaxOperations*tx.GasPerKey), uint64(maxGas), "a transaction fits in a block")
 }
@@ -42,7 +42,7 @@ func startPrograms(t *testing.T) *App {
 		steps = append(steps, fmt.Sprintf("set s%d s%d", i, i+1))
 	}
 	res := runBlock(t, a, sign(t, "root", 1, grantOp(account("alice"), "\x00x", 0), grantOp(account("bob"), "\x00x", 1<<20)),
-		sign(t, "alice", 4, tx.NewDeploy([]byte("code\n"), []byte(strings.Join(steps, "; ")), 1e6, 100)))
+		sign(t, "alice", 4, tx.NewDeploy([]byte("code\n"), []byte(strings.Join(steps, "; ")), 1e6, 90)))
 	require.Equal(t, []tx.Code{0, 0}, codes(res))
 	return a
 }
@@ -66,7 +66,7 @@ func TestProgramsOnWitnesses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		to := toyEngine{}.deployed(account("alice"), 0)
 		call := func(name string, nonce uint64, input string, touch ...[]byte) []byte {
-			return sign(t, name, nonce, tx.NewCall(to, []byte(input), 1e5, 50, touch...))
+			return sign(t, name, nonce, tx.NewCall(to, []byte(input), 1e5, 50, 0, touch...))
 		}
 		rounds := func(txs ...[]byte) int {
 			local := startPrograms(t)
@@ -86,7 +86,7 @@ func TestProgramsOnWitnesses(t *testing.T) {
 		t.Logf("requests without touch: %d, with it: %d", without, with)
 		rounds(call("alice", 5, input), call("bob", 0, "follow s4 other; get s3; revert too late"), call("bob", 1, "set s20 -; set s21 x; log topic data", slots[0]),
 			sign(t, "bob", 2, put("ab1", "x"), tx.NewAdd([]byte("abn"), 5), tx.NewDeploy([]byte("code\n"), []byte("set a 1"), 1e5, 9)),
-			sign(t, "alice", 6, tx.NewAdd([]byte("a0"), 1)), sign(t, "alice", 7, tx.NewCall(make([]byte, 20), nil, 1e5, 9)))
+			sign(t, "alice", 6, tx.NewAdd([]byte("a0"), 1)), sign(t, "alice", 7, tx.NewCall(make([]byte, 20), nil, 1e5, 9, 0)))
 	})
 }
 
@@ -96,7 +96,7 @@ func TestTimeOfBlocks(t *testing.T) {
 	a := startPrograms(t)
 	defer a.Stop()
 	to := toyEngine{}.deployed(account("alice"), 0)
-	raw := sign(t, "alice", 5, tx.NewCall(to, []byte("env"), 1e5, 9))
+	raw := sign(t, "alice", 5, tx.NewCall(to, []byte("env"), 1e5, 9, 0))
 	at := func(seconds int64) *abci.ResponseFinalizeBlock {
 		return must(a.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: 4, Time: time.Unix(seconds, 0), Txs: [][]byte{raw}}))
 	}

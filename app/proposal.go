@@ -107,6 +107,7 @@ type proposer struct {
 	load   load // of the transactions that were tried
 	// leftOut counts those of them for which nodes are missing.
 	leftOut int
+	lostGas uint64 // that they name: programs that miss nodes must not take the time of a proposal
 	writes  []unexecuted
 }
 
@@ -121,7 +122,7 @@ type unexecuted struct {
 // block.
 func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 	_, again := p.passed[t.id]
-	if refused := p.load.plus(t.tx).fits(p.rules, ""); again || refused != nil {
+	if refused := p.load.plus(t.tx).fits(p.rules, ""); again || refused != nil || p.lostGas > 0 && p.lostGas+gas(t.tx) > p.rules.maxGas/8 && gas(t.tx) > 0 {
 		return false, nil //nolint:nilerr // it waits for another block
 	}
 	if t.tx.Text != nil {
@@ -144,6 +145,7 @@ func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 		p.reads, p.validators = before, counted
 		p.name(t.tx)
 		p.leftOut++
+		p.lostGas += gas(t.tx)
 		return false, nil
 	}
 	if err != nil || !done.trace {

@@ -183,7 +183,7 @@ func (s *script) operation(d *datadriven.TestData, words []string) tx.Operation 
 	case "deploy":
 		return tx.NewDeploy([]byte(words[3]+"\n"), toySteps(words[4:]), number(1), uint32(number(2)))
 	case "call":
-		return tx.NewCall(toyAddress(w(1)), toySteps(words[4:]), number(2), uint32(number(3)))
+		return tx.NewCall(toyAddress(w(1)), toySteps(words[4:]), number(2), uint32(number(3)), 0)
 	case "admin", "unadmin":
 		return adminOp(who(1), words[0] == "unadmin")
 	}

@@ -3,7 +3,7 @@ package app
 import (
 	"context"
 	"errors"
-	"slices"
+	"runtime"
 	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
@@ -13,15 +13,15 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Any stranger may ask for a simulation, and a transaction may take a processor for half a second.
-const (
-	maxSimulations  = 2               // at the same time, without those that wait for the Source
-	simulationDelay = 5 * time.Second // most time that one waits for others
-)
+// Any stranger may ask for a simulation, and a transaction may take a processor for a second.
+const simulationDelay = 5 * time.Second // most time that one waits for others
 
 // querySimulate executes the operations of a transaction on the newest state, as the next block
 // would if it were made now, and drops their effects. The nonce is not checked.
 func (a *App) querySimulate(ctx context.Context, req *abci.RequestQuery) (*abci.ResponseQuery, *tx.Error) {
+	if a.options.SerialQueries {
+		return nil, tx.Errorf(tx.CodeUnreadable, "CometBFT waits for this node's queries one by one, so it runs no simulations: ask another node")
+	}
 	if req.Height != 0 || req.Prove {
 		return nil, tx.Errorf(tx.CodeBadRequest, "a simulation runs on the newest state and has no proof: ask without height and proof")
 	}
@@ -41,7 +41,7 @@ func (a *App) querySimulate(ctx context.Context, req *abci.RequestQuery) (*abci.
 		}
 		return nil, refusal(err, tx.CodeBadRequest)
 	}
-	var answer *tx.Simulation
+	var value []byte
 	err = a.state.read(ctx, at, func(v *avlstar.Version, needs *needs) (err error) {
 		if err := a.beginSimulation(ctx); err != nil {
 			return err
@@ -49,18 +49,20 @@ func (a *App) querySimulate(ctx context.Context, req *abci.RequestQuery) (*abci.
 		defer func() { <-a.simulations }()
 		x := newExecutor(newCheckOverlay(v), &params, at.height+1, a.options.Programs)
 		x.needs, x.time = needs, uint64(time.Now().Unix())
-		answer, err = x.simulate(body)
+		answer, err := x.simulate(body)
+		if err == nil {
+			value, err = answer.Marshal() // before v is released: values may be its memory
+		}
 		return err
 	})
 	if err != nil {
 		return nil, refusal(err, tx.CodeUnreadable)
 	}
-	value, err := answer.Marshal()
-	if err != nil {
-		return nil, tx.Errorf(tx.CodeBadRequest, "encode the answer: %v", err)
-	}
 	return &abci.ResponseQuery{Value: value, Height: at.height}, nil
 }
+
+// maxSimulations is how many run at the same time, without those that wait for the Source.
+var maxSimulations = max(1, runtime.GOMAXPROCS(0)/4)
 
 // beginSimulation waits for one of the places of running simulations. It returns a *tx.Error if
 // none becomes free in time.
@@ -79,7 +81,7 @@ func (a *App) beginSimulation(ctx context.Context) error {
 func (x *executor) simulate(body *tx.Body) (*tx.Simulation, error) {
 	answer := new(tx.Simulation)
 	x.ran = func(done *program.Result) {
-		run := tx.ProgramRun{Gas: done.Gas, Output: slices.Clone(done.Output), Keys: done.Keys}
+		run := tx.ProgramRun{Gas: done.Gas, Output: done.Output, Keys: done.Keys, Records: uint32(done.Records)}
 		for _, l := range done.Logs {
 			run.Logs = append(run.Logs, tx.ProgramLog{Address: l.Address, Topics: l.Topics, Data: l.Data})
 		}
@@ -95,6 +97,9 @@ func (x *executor) simulate(body *tx.Body) (*tx.Simulation, error) {
 	case errors.As(err, &refused):
 		ran.err = refused
 	case err != nil:
+		if x.lacks(err) {
+			x.explore(&tx.Tx{Body: body}) // for fewer rounds
+		}
 		return nil, err
 	case x.needs.lost(): // a value that fillReads did not find
 		return nil, &avlstar.MissingNodeError{}

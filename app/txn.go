@@ -288,7 +288,9 @@ func wantsOf(wants []avlstar.Want, operation *tx.Operation) []avlstar.Want {
 		return wants
 	}
 	if call := operation.GetCall(); call != nil {
-		for _, key := range touched(call) {
+		for step, last := 0, false; !last; step++ {
+			var key []byte
+			key, last = touched(call, step)
 			wants = append(wants, avlstar.Want{Key: key})
 		}
 	}
@@ -304,8 +306,7 @@ func wantsOf(wants []avlstar.Want, operation *tx.Operation) []avlstar.Want {
 // operation has one. key is nil if it names none.
 func keyAt(operation *tx.Operation, step int) (key []byte, last bool) {
 	if call := operation.GetCall(); call != nil {
-		keys := touched(call)
-		return keys[step], step+1 == len(keys)
+		return touched(call, step)
 	}
 	t := operation.GetTxn()
 	if t == nil {

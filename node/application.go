@@ -219,7 +219,7 @@ func (o ApplicationOptions) forApp(log *events.Log) (app.Options, error) {
 	options := app.Options{
 		Logger:     o.Logger.With("module", "app"),
 		KeepRecent: c.KeepRecent, KeepRecentBytes: uint64(c.KeepRecentBytes), RetainBlocks: c.RetainBlocks,
-		Version: buildinfo.Read().Starling, NewestVersion: newest, Programs: evm.New(),
+		Version: buildinfo.Read().Starling, NewestVersion: newest, Programs: evm.New(), SerialQueries: o.SerialQueries,
 	}
 	if log != nil {
 		options.Events = log

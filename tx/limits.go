@@ -15,8 +15,8 @@ var (
 
 	// Body by app version. Fields that a table does not name are not walked: see later.
 	bodyTables = [...]protowalk.Message{
-		bodyTable(operationTable(txnTable(branchTable(13, 20, 21, 22)))),
-		bodyTable(operationTable(txnTable(branchTable(13, 15, 16, 20, 21, 22)),
+		bodyTable(operationTable(txnTable(branchTable(plainKinds(), 13, 20, 21, 22)))),
+		bodyTable(operationTable(txnTable(branchTable(append(plainKinds(), opaque(14, "add")), 13, 15, 16, 20, 21, 22)),
 			opaque(14, "add"), opaque(15, "deploy"), protowalk.Sub(16, "call", &callTable))),
 	}
 
@@ -66,10 +66,10 @@ func txnTable(branch protowalk.Message) protowalk.Message {
 	}}
 }
 
-// branchTable returns the table of an operation in a Txn that may not be one of these kinds, which
-// are not walked here, so they must not be decoded: see nested.
-func branchTable(kinds ...int) protowalk.Message {
-	return protowalk.Message{Name: "Operation", OneOf: true, Fields: append(plainKinds(), opaque(14, "add")), Rule: func(b []byte) error {
+// branchTable returns the table of an operation in a Txn, which has these fields or others. It may
+// not be one of these kinds, which are not walked here, so they must not be decoded: see nested.
+func branchTable(fields []protowalk.Field, kinds ...int) protowalk.Message {
+	return protowalk.Message{Name: "Operation", OneOf: true, Fields: fields, Rule: func(b []byte) error {
 		for _, kind := range kinds {
 			if err := none(b, kind, "a txn, a program, or an operation of several admins, in a txn"); err != nil {
 				return err

@@ -19,13 +19,15 @@ const (
 	MaxProgramGas    = 1 << 24   // of one operation: program.MaxGas
 	MaxProgramKeys   = 4096      // of one operation
 	GasPerKey        = 3_200     // gas that costs as much of a block as one key
+	UnnamedCost      = 100       // keys that cost as much of a block as a record that no touch names
 	NewestAppVersion = 2         // newest app version whose transactions this package decodes
 )
 
 var callTable = protowalk.Message{Name: "Call", Fields: []protowalk.Field{
 	opaque(1, "to"), opaque(2, "input"), {Number: 3, Name: "gas", Kind: protowalk.Varint}, {Number: 4, Name: "keys", Kind: protowalk.Varint},
+	{Number: 5, Name: "unnamed", Kind: protowalk.Varint},
 	// MaxOperations limits those of a Body: see nested.
-	protowalk.Repeated(5, "touch", nil, MaxProgramKeys, 0),
+	protowalk.Repeated(6, "touch", nil, MaxProgramKeys, 0),
 }}
 
 // NewAdd adds delta to the number at key. An absent key counts as 0.
@@ -42,14 +44,14 @@ func NewBoundedAdd(key []byte, delta, least, most int64) Operation {
 // NewDeploy executes init code followed by input, with at most gas and at most keys records, and
 // stores the code that it returns as a program.
 func NewDeploy(code, input []byte, gas uint64, keys uint32) Operation {
-	return Operation{Op: &Operation_Deploy{Deploy: &Deploy{Code: code, Input: input, Gas: gas, Keys: keys}}}
+	return Operation{Op: &Operation_Deploy{Deploy: &Deploy{Code: code, Input: input, Gas: gas, Keys: keys, Unnamed: keys}}}
 }
 
-// NewCall calls the program at the address to, with at most gas and at most keys records. touch are
-// keys that the call may read or write. They change no result, but a node that does not have the
-// whole state fetches them at once.
-func NewCall(to, input []byte, gas uint64, keys uint32, touch ...[]byte) Operation {
-	return Operation{Op: &Operation_Call{Call: &Call{To: to, Input: input, Gas: gas, Keys: keys, Touch: touch}}}
+// NewCall calls the program at the address to, with at most gas and at most keys records, of which
+// touch names all but unnamed. A node that does not have the whole state fetches the named ones at
+// once, and each other one in a round of its own, so these cost UnnamedCost keys each.
+func NewCall(to, input []byte, gas uint64, keys, unnamed uint32, touch ...[]byte) Operation {
+	return Operation{Op: &Operation_Call{Call: &Call{To: to, Input: input, Gas: gas, Keys: keys, Unnamed: unnamed, Touch: touch}}}
 }
 
 // Limits returns the inclusive bounds of the new number.
@@ -74,8 +76,8 @@ func (o *Operation) Gas() uint64 {
 	return 0
 }
 
-func programCost(gas uint64, keys uint32) int {
-	return 1 + int(keys) + int((gas+GasPerKey-1)/GasPerKey)
+func programCost(gas uint64, keys, unnamed uint32) int {
+	return 1 + int(keys) + UnnamedCost*int(unnamed) + int((gas+GasPerKey-1)/GasPerKey)
 }
 
 // checkPrograms checks the kinds of operations that this file declares.
@@ -106,14 +108,14 @@ func (a *Add) check() *Error {
 
 func (d *Deploy) check() *Error {
 	return firstError(checkSize("code", d.Code, 1, MaxProgramBytes), checkSize("input", d.Input, 0, MaxProgramBytes-len(d.Code)),
-		checkGas(d.Gas, d.Keys))
+		checkGas(d.Gas, d.Keys, d.Unnamed))
 }
 
 func (c *Call) check() *Error {
 	if len(c.To) != AddressBytes {
 		return Errorf(CodeMalformed, "the address of the program has %d bytes, it must have %d", len(c.To), AddressBytes)
 	}
-	if err := firstError(checkSize("input", c.Input, 0, MaxInputBytes), checkGas(c.Gas, c.Keys)); err != nil {
+	if err := firstError(checkSize("input", c.Input, 0, MaxInputBytes), checkGas(c.Gas, c.Keys, c.Unnamed)); err != nil {
 		return err
 	}
 	if len(c.Touch) > int(c.Keys) {
@@ -130,7 +132,7 @@ func (c *Call) check() *Error {
 	return nil
 }
 
-func checkGas(gas uint64, keys uint32) *Error {
+func checkGas(gas uint64, keys, unnamed uint32) *Error {
 	switch {
 	case gas == 0:
 		return Errorf(CodeMalformed, "a program must have gas, from 1 to %d", MaxProgramGas)
@@ -140,6 +142,8 @@ func checkGas(gas uint64, keys uint32) *Error {
 		return Errorf(CodeMalformed, "a program must have a limit of 1 to %d records", MaxProgramKeys)
 	case keys > MaxProgramKeys:
 		return Errorf(CodeTooLarge, "the limit of records is %d, at most %d is allowed", keys, MaxProgramKeys)
+	case unnamed > keys:
+		return Errorf(CodeMalformed, "%d records may be unnamed, but only %d may be read or written", unnamed, keys)
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 
 func TestChecksOfPrograms(t *testing.T) {
 	to, code := make([]byte, AddressBytes), []byte{1}
-	touch := func(key string) Operation { return NewCall(to, nil, 1, 1, []byte(key)) }
+	touch := func(key string) Operation { return NewCall(to, nil, 1, 1, 0, []byte(key)) }
 	for name, c := range map[string]struct {
 		operation Operation
 		code      Code
@@ -20,22 +20,23 @@ func TestChecksOfPrograms(t *testing.T) {
 		"one number":            {NewBoundedAdd([]byte("k"), -1, 5, 5), CodeOK},
 		"empty bounds":          {NewBoundedAdd([]byte("k"), 1, 5, 4), CodeMalformed},
 		"add to a system key":   {NewAdd([]byte("\x00x"), 1), CodeReserved},
-		"largest deploy":        {NewDeploy(make([]byte, MaxProgramBytes), nil, MaxProgramGas, MaxProgramKeys), CodeOK},
+		"largest deploy":        {NewDeploy(make([]byte, MaxProgramBytes), nil, MaxProgramGas, 40), CodeOK},
 		"too large with input":  {NewDeploy(make([]byte, MaxProgramBytes), code, 1, 1), CodeTooLarge},
 		"no code":               {NewDeploy(nil, code, 1, 1), CodeMalformed},
-		"largest input":         {NewCall(to, make([]byte, MaxInputBytes), 1, 1), CodeOK},
-		"input too large":       {NewCall(to, make([]byte, MaxInputBytes+1), 1, 1), CodeTooLarge},
-		"short address":         {NewCall(to[1:], nil, 1, 1), CodeMalformed},
-		"no gas":                {NewCall(to, nil, 0, 1), CodeMalformed},
-		"too much gas":          {NewCall(to, nil, MaxProgramGas+1, 1), CodeTooLarge},
-		"no records":            {NewCall(to, nil, 1, 0), CodeMalformed},
-		"too many records":      {NewCall(to, nil, 1, MaxProgramKeys+1), CodeTooLarge},
+		"largest input":         {NewCall(to, make([]byte, MaxInputBytes), 1, 1, 0), CodeOK},
+		"input too large":       {NewCall(to, make([]byte, MaxInputBytes+1), 1, 1, 0), CodeTooLarge},
+		"short address":         {NewCall(to[1:], nil, 1, 1, 0), CodeMalformed},
+		"no gas":                {NewCall(to, nil, 0, 1, 0), CodeMalformed},
+		"too much gas":          {NewCall(to, nil, MaxProgramGas+1, 1, 0), CodeTooLarge},
+		"no records":            {NewCall(to, nil, 1, 0, 0), CodeMalformed},
+		"too many records":      {NewCall(to, nil, 1, MaxProgramKeys+1, 0), CodeTooLarge},
 		"touch a key":           {touch("k"), CodeOK},
 		"touch a record":        {touch("\x00x1"), CodeOK},
 		"touch a system key":    {touch("\x00n"), CodeReserved},
 		"touch nothing":         {touch(""), CodeMalformed},
 		"touch a long key":      {touch(string(make([]byte, MaxKeyBytes+1))), CodeTooLarge},
-		"touch more than keys":  {NewCall(to, nil, 1, 1, []byte("a"), []byte("b")), CodeMalformed},
+		"unnamed above keys":    {NewCall(to, nil, 1, 1, 2), CodeMalformed},
+		"touch more than keys":  {NewCall(to, nil, 1, 1, 0, []byte("a"), []byte("b")), CodeMalformed},
 		"grant of records":      {NewGrant(nil, []byte("\x00x"), 0), CodeOK},
 		"grant of system keys":  {NewGrant(nil, []byte("\x00"), 0), CodeReserved},
 		"grant of other keys":   {NewRevoke(nil, []byte("\x00n")), CodeReserved},
@@ -54,7 +55,8 @@ func TestChecksOfPrograms(t *testing.T) {
 		require.NotNil(t, err, name)
 		require.Equal(t, c.code, err.Code, name)
 	}
-	require.Equal(t, 1+7+3, (&[]Operation{NewCall(to, nil, 2*GasPerKey+1, 7)}[0]).Keys())
+	require.Equal(t, 1+7+3, (&[]Operation{NewCall(to, nil, 2*GasPerKey+1, 7, 0)}[0]).Keys())
+	require.Equal(t, 1+7+2*UnnamedCost+3, (&[]Operation{NewCall(to, nil, 2*GasPerKey+1, 7, 2)}[0]).Keys())
 }
 
 // Version 1 refuses later operations like unknown ones, and grants for records of programs like
@@ -72,7 +74,7 @@ func TestVersionsOfTransactions(t *testing.T) {
 		"add":               {NewAdd([]byte("k"), 1), CodeMalformed},
 		"add in a txn":      {NewTxn(nil, nil, []Operation{NewAdd([]byte("k"), 1)}), CodeMalformed},
 		"deploy":            {NewDeploy([]byte("code"), nil, 1, 1), CodeMalformed},
-		"call":              {NewCall(to, nil, 1, 1, []byte("k")), CodeMalformed},
+		"call":              {NewCall(to, nil, 1, 1, 0, []byte("k")), CodeMalformed},
 		"grant":             {NewGrant(nil, []byte("\x00x"), 0), CodeReserved},
 		"revoke":            {NewRevoke(nil, []byte("\x00xx")), CodeReserved},
 		"grant, proposed":   {propose, CodeReserved},

@@ -68,9 +68,9 @@ func (o *Operation) Keys() int {
 	case *Operation_Approve:
 		return 1 + MaxProposalOperations // it may execute the proposal
 	case *Operation_Deploy:
-		return programCost(op.Deploy.Gas, op.Deploy.Keys)
+		return programCost(op.Deploy.Gas, op.Deploy.Keys, op.Deploy.Unnamed)
 	case *Operation_Call:
-		return programCost(op.Call.Gas, op.Call.Keys)
+		return programCost(op.Call.Gas, op.Call.Keys, op.Call.Unnamed)
 	}
 	return 1
 }

@@ -138,7 +138,7 @@ func TestHeavyProgramsEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := world{}
 			w.put(heavyAt, assemble(t, text))
-			call := program.Call{Account: alice, To: heavyAt[:], Gas: 300_000, Keys: 100_000}
+			call := program.Call{Account: alice, To: heavyAt[:], Gas: 300_000, Keys: 100_000, Unnamed: 100_000}
 			got := compare(t, w, newReference(t, w), common.Address(New().Address(alice)), call)
 			require.Equal(t, program.OutOfGas, got.Status, got.Reason)
 			require.Equal(t, call.Gas, got.Gas)
@@ -163,7 +163,7 @@ func TestPrecompiledContracts(t *testing.T) {
 				clear(input[:96])
 				input[30], input[31], input[63], input[94], input[95] = byte(random.IntN(5)), byte(random.IntN(256)), byte(random.IntN(256)), byte(random.IntN(5)), 9
 			}
-			call := program.Call{To: append([]byte{0xca, byte(n)}, make([]byte, 18)...), Gas: 5_000_000, Keys: 10, Input: input}
+			call := program.Call{To: append([]byte{0xca, byte(n)}, make([]byte, 18)...), Gas: 5_000_000, Keys: 10, Unnamed: 10, Input: input}
 			got := compare(t, w, r, common.Address{1}, call)
 			require.Equal(t, program.Done, got.Status, got.Reason)
 			require.Len(t, got.Keys, 2, "a precompiled contract has no record")
@@ -203,14 +203,14 @@ func TestDamagedRecords(t *testing.T) {
 		require.Equal(t, program.Failed, w.run(t, program.Call{To: heavyAt[:]}).Status, name)
 	}
 	require.Panics(t, func() {
-		_, _ = New().Run(testEnv, program.Call{To: heavyAt[:], Keys: 9}, func([]byte) ([]byte, error) { panic("a fault of the caller") })
+		_, _ = New().Run(testEnv, program.Call{To: heavyAt[:], Keys: 9, Unnamed: 9}, func([]byte) ([]byte, error) { panic("a fault of the caller") })
 	})
 }
 
 func TestConcurrentCalls(t *testing.T) {
 	w := world{}
 	w.put(heavyAt, assemble(t, loop("DUP1 SLOAD POP DUP1 DUP1 SSTORE PUSH 1 ADD")))
-	call := program.Call{Account: alice, To: heavyAt[:], Gas: 200_000, Keys: 100}
+	call := program.Call{Account: alice, To: heavyAt[:], Gas: 200_000, Keys: 100, Unnamed: 100}
 	want, err := New().Run(testEnv, call, w.read)
 	require.NoError(t, err)
 	var all sync.WaitGroup
@@ -236,7 +236,7 @@ func BenchmarkHeavy(b *testing.B) {
 			for n := range 9_000 { // accounts that "cold" programs read
 				w.put(common.Address{18: byte((1000 + n) >> 8), 19: byte(1000 + n)}, []byte{byte(vm.STOP)})
 			}
-			call := program.Call{Account: alice, To: heavyAt[:], Gas: program.MaxGas, Keys: 100_000}
+			call := program.Call{Account: alice, To: heavyAt[:], Gas: program.MaxGas, Keys: 100_000, Unnamed: 100_000}
 			peak := watchHeap(b)
 			var gas uint64
 			cpu := cpuTime(b)

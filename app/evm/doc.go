@@ -17,7 +17,8 @@
 //     return 0, GASLIMIT returns program.MaxGas.
 //   - CHAINID is the first 6 bytes of the SHA-256 of the chain's name: wallets take numbers below
 //     2^52.
-//   - The precompiled contract of EIP-4844 (address 10) does not exist: see precompiled.
+//   - The precompiled contract of EIP-4844 (address 10) does not exist, and three others cost twice as
+//     much: see precompiled.
 //   - A nonce counts only deployments, as a transaction's sequence belongs to the application. A call
 //     that does not end with program.Done changes nothing, not even a nonce.
 //   - A call of an address without code fails, where on Ethereum it succeeds and does nothing.

@@ -73,9 +73,9 @@ func TestERC20(t *testing.T) {
 	require.Equal(t, program.Done, r.Status, r.Reason)
 	require.Empty(t, balance(bob))
 
-	call := program.Call{Account: alice, To: token, Gas: 100_000, Keys: 100, Input: selector("transfer(address,uint256)", to, []byte{1})}
+	call := program.Call{Account: alice, To: token, Gas: 100_000, Keys: 100, Unnamed: 100, Input: selector("transfer(address,uint256)", to, []byte{1})}
 	checkFailingReads(t, w, common.Address(New().Address(alice)), call)
-	checkFailingReads(t, w, common.Address(New().Address(alice)), program.Call{Gas: 1_000_000, Keys: 100, Input: deployer(t, []byte{0})})
+	checkFailingReads(t, w, common.Address(New().Address(alice)), program.Call{Gas: 1_000_000, Keys: 100, Unnamed: 100, Input: deployer(t, []byte{0})})
 }
 
 // BenchmarkERC20 transfers to 10,000 accounts in turn, and applies the changes to a map.
@@ -86,7 +86,7 @@ func BenchmarkERC20(b *testing.B) {
 	cpu := cpuTime(b)
 	for b.Loop() {
 		to := engine.Address(binary.BigEndian.AppendUint64(nil, uint64(n%10_000))) //nolint:gosec // small
-		call := program.Call{Account: alice, To: token, Gas: 100_000, Keys: 100, Input: selector("transfer(address,uint256)", to, []byte{1})}
+		call := program.Call{Account: alice, To: token, Gas: 100_000, Keys: 100, Unnamed: 100, Input: selector("transfer(address,uint256)", to, []byte{1})}
 		r, err := engine.Run(testEnv, call, w.read)
 		if err != nil || r.Status != program.Done {
 			b.Fatal(r, err)

@@ -124,7 +124,7 @@ func TestFixtures(t *testing.T) {
 			tx, sender := f.transaction(t)
 			testEnv = program.Env{ChainID: "test", Height: uint64(f.Context.Number), Time: uint64(f.Context.Time)}
 			w := f.world()
-			call := program.Call{Input: tx.Data(), Gas: tx.Gas() - intrinsic(tx), Keys: 10_000}
+			call := program.Call{Input: tx.Data(), Gas: tx.Gas() - intrinsic(tx), Keys: 10_000, Unnamed: 10_000}
 			if to := tx.To(); to != nil {
 				call.To = to.Bytes()
 				if len(w[string(program.CodeKey(call.To))]) == 0 {

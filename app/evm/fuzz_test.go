@@ -262,7 +262,7 @@ func againstStateDB(t *testing.T, data []byte) {
 	}
 	r := newReference(t, w)
 	for range 4 {
-		call := program.Call{Gas: 300_000, Keys: 1_000, Input: c.bytes(c.next(40))}
+		call := program.Call{Gas: 300_000, Keys: 1_000, Unnamed: 1_000, Input: c.bytes(c.next(40))}
 		if c.next(4) == 0 {
 			call.Gas = uint64(c.next(256)) * 300 //nolint:gosec // small
 		}

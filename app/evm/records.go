@@ -26,7 +26,10 @@ const accountBytes = 8 + 32 // nonce, Keccak-256 of the code
 // a panic instead, which Run recovers: nothing is computed with a value that was not read.
 type records struct {
 	read    program.Reader
-	limit   int               // of len(former)
+	limit   int // of len(former) + long
+	long    int // records that the values count in addition to their own
+	named   map[string]struct{}
+	unnamed int               // records that named does not have, which may still be read
 	former  map[string][]byte // by key, as read
 	reading bool              // a panic now is one of read
 }
@@ -37,15 +40,25 @@ type stop struct {
 	tooMany bool  // the call needs more than limit records
 }
 
-func newRecords(read program.Reader, limit int) *records {
-	return &records{read: read, limit: limit, former: make(map[string][]byte)}
+func newRecords(read program.Reader, call program.Call) *records {
+	named := make(map[string]struct{}, len(call.Touch))
+	for _, key := range call.Touch {
+		named[string(key)] = struct{}{}
+	}
+	return &records{read: read, limit: call.Keys, named: named, unnamed: call.Unnamed, former: make(map[string][]byte)}
 }
 
 func (r *records) get(key []byte) []byte {
 	if value, ok := r.former[string(key)]; ok {
 		return value
 	}
-	if len(r.former) >= r.limit {
+	if _, ok := r.named[string(key)]; !ok {
+		if r.unnamed == 0 {
+			panic(stop{tooMany: true})
+		}
+		r.unnamed--
+	}
+	if r.count() >= r.limit {
 		panic(stop{tooMany: true})
 	}
 	r.reading = true
@@ -55,6 +68,9 @@ func (r *records) get(key []byte) []byte {
 		panic(stop{err: err})
 	}
 	r.former[string(key)] = value
+	if r.long += len(value) / program.RecordBytes; r.count() > r.limit {
+		panic(stop{tooMany: true})
+	}
 	return value
 }
 
@@ -64,7 +80,7 @@ func (r *records) stopped(call program.Call, p any) (*program.Result, error) {
 	if r.reading {
 		panic(p) // of read: a fault of the caller
 	}
-	result := &program.Result{Address: call.To, Gas: call.Gas, Keys: r.keys()}
+	result := &program.Result{Address: call.To, Gas: call.Gas, Keys: r.keys(), Records: r.count()}
 	switch reason, _ := p.(stop); {
 	case reason.err != nil:
 		return nil, reason.err
@@ -75,6 +91,9 @@ func (r *records) stopped(call program.Call, p any) (*program.Result, error) {
 	}
 	return result, nil
 }
+
+// count returns how many of Call.Keys are used.
+func (r *records) count() int { return len(r.former) + r.long }
 
 // keys returns the keys of all records that the call touched, in ascending order.
 func (r *records) keys() [][]byte {
@@ -93,6 +112,9 @@ func (r *records) Account(address common.Address) (*types.StateAccount, error) {
 	value := r.get(program.AccountKey(address[:]))
 	if value == nil {
 		return nil, nil
+	}
+	if len(value) != accountBytes { // a longer capacity would hide it
+		panic(stop{})
 	}
 	account := types.NewEmptyStateAccount()
 	account.Nonce = binary.BigEndian.Uint64(value[:8])

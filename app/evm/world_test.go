@@ -56,7 +56,7 @@ func (w world) run(t testing.TB, call program.Call) *program.Result {
 		call.Gas = 1_000_000
 	}
 	if call.Keys == 0 {
-		call.Keys = 1_000_000
+		call.Keys, call.Unnamed = 1_000_000, 1_000_000
 	}
 	sender := common.Address(New().Address(call.Account))
 	result := w.runAs(t, sender, call)
@@ -112,7 +112,7 @@ func checkResult(t testing.TB, w world, call program.Call, r *program.Result) {
 }
 
 // checkFailingReads runs a call once for each of its reads, and lets that read fail. It also runs
-// it with each smaller limit of records.
+// it with each smaller limit of unnamed records.
 func checkFailingReads(t testing.TB, w world, sender common.Address, call program.Call) {
 	t.Helper()
 	whole := w.runAs(t, sender, call)
@@ -129,13 +129,17 @@ func checkFailingReads(t testing.TB, w world, sender common.Address, call progra
 		require.Same(t, broken, err) //nolint:testifylint // the very error
 
 		few := call
-		few.Keys = n
+		few.Unnamed = n
 		limited := w.runAs(t, sender, few)
 		require.Equal(t, program.TooMany, limited.Status)
 		require.Len(t, limited.Keys, n)
 	}
-	call.Keys = len(whole.Keys)
+	call.Keys, call.Unnamed = whole.Records, len(whole.Keys)
 	require.Equal(t, whole, w.runAs(t, sender, call))
+	call.Unnamed, call.Touch = 0, whole.Keys
+	require.Equal(t, whole, w.runAs(t, sender, call), "with all records named")
+	call.Keys--
+	require.Equal(t, program.TooMany, w.runAs(t, sender, call).Status)
 }
 
 // assemble translates text into bytecode. A word is an instruction, `name:` (a JUMPDEST), or after

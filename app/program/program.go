@@ -17,6 +17,7 @@ const (
 	AddressBytes = 20
 	SlotBytes    = 32
 	MaxCodeBytes = 24_576 // of a deployed contract (EIP-170)
+	RecordBytes  = 1024   // of a record's value that count as a record, since a block must bring them
 	MaxInitBytes = 49_152 // of code and input of a deployment together (EIP-3860)
 )
 
@@ -38,7 +39,9 @@ type Call struct {
 	To      []byte // address of the program; nil: Input deploys a new one
 	Input   []byte // ABI-encoded call; for a deployment, init code followed by its arguments
 	Gas     uint64 // most gas that the call may use
-	Keys    int    // most records that the call may read or write
+	Keys    int    // most records that the call may read or write; see Result.Records
+	Unnamed int    // most of them that are not in Touch
+	Touch   [][]byte
 }
 
 // Reader reads one record of the state; nil means that it is absent. The caller must not modify the
@@ -53,7 +56,7 @@ const (
 	Done     Status = iota
 	Reverted        // the program refused the call; Output is its reason
 	OutOfGas        // the call needs more gas than Call.Gas
-	TooMany         // the call needs more records than Call.Keys
+	TooMany         // the call needs more records than Call.Keys, or than Call.Unnamed and Touch
 	Failed          // the program broke a rule of the EVM, for example with an invalid instruction
 )
 
@@ -67,6 +70,7 @@ type Result struct {
 	Logs    []Log
 	Changes []Change // in ascending key order; only records whose values differ from before
 	Keys    [][]byte // all records that the call read or wrote, in ascending order
+	Records int      // how many of Call.Keys they took: one each, and one for each RecordBytes of their values
 }
 
 // Log is an event that a program emitted.

@@ -24,15 +24,16 @@ type Module struct {
 	// the files in vmFolder of one.
 	Folders []string
 
-	prefix byte // first byte of the store's keys that have hashes
+	prefix byte   // first byte of the store's keys that have hashes
+	legacy string // key with which older versions of the module keep all hashes in one record
 	hash   func(key, value []byte) (iavlsync.Hash, error)
 }
 
 // Modules are the known modules: x/wasm of wasmd and 08-wasm of ibc-go.
 var Modules = []Module{
-	{"wasm", "the code of its contracts", "calls a contract", []string{"wasm/wasm", "wasm", "data/wasm"}, 0x01, hashOfCode},
+	{"wasm", "the code of its contracts", "calls a contract", []string{"wasm/wasm", "wasm", "data/wasm"}, 0x01, "", hashOfCode},
 	{"08-wasm", "the code of its light clients", "updates a light client",
-		[]string{"data/08-light-client", "ibc_08-wasm_client_data"}, 0x00, hashInKey},
+		[]string{"data/08-light-client", "ibc_08-wasm_client_data"}, 0x00, "checksums", hashInKey},
 }
 
 // vmFolder is the folder of a VM's files in the module's folder (cosmwasm-vm, cache.rs).
@@ -80,6 +81,15 @@ func Of(store string) *Module {
 // Hashes returns the hashes of a module's files, ascending and each once, from the latest state of
 // an application's database. It reads the fast index, which joined databases have.
 func (m *Module) Hashes(db nodedb.DB) (hashes []iavlsync.Hash, err error) {
+	if m.legacy != "" {
+		old, err := db.Get([]byte("s/k:" + m.Store + "/f" + m.legacy))
+		if err != nil {
+			return nil, err
+		}
+		if old != nil {
+			return nil, fmt.Errorf("store %q: %w: its module has not run the migration of the record %q yet", m.Store, errUnknownRecord, m.legacy)
+		}
+	}
 	begin := append([]byte("s/k:"+m.Store+"/f"), m.prefix)
 	it, err := db.Iterator(begin, keyspace.PrefixEnd(begin))
 	if err != nil {

@@ -3,6 +3,7 @@ package storagenode
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -80,6 +81,11 @@ func (p *place) dropFetched() error {
 
 // install replaces a range's state by the one that was fetched, which is complete at a height.
 func (n *Process) install(ctx context.Context, p *place, height int64, c avlstar.Commitment, boundary []byte) error {
+	if p.replica != nil {
+		if newest := p.replica.Claim().Newest; newest >= height {
+			return errors.Join(fmt.Errorf("the range follows the chain again, and is at height %d", newest), p.dropFetched())
+		}
+	}
 	err := p.fetched.Commit(ctx, height, c, boundary)
 	switch {
 	case err != nil && ctx.Err() != nil: // the next start continues with it

@@ -358,7 +358,7 @@ func (n *Process) otherPlace(ctx context.Context, dir string) (*place, error) {
 	if err := n.settle(dir); err != nil {
 		return nil, err
 	}
-	keys, ok, err := rangestore.KeysOf(vfs.Default, filepath.Join(dir, "state"), n.genesis.ChainID)
+	keys, _, ok, err := rangestore.KeysOf(vfs.Default, filepath.Join(dir, "state"), n.genesis.ChainID)
 	if err != nil {
 		return nil, err
 	}
@@ -393,12 +393,19 @@ func (n *Process) openReplica(ctx context.Context, p *place) error {
 	return nil
 }
 
-// settle completes an interrupted replacement of a range's folder after a kill. A complete state is
-// used wherever the kill left it, since it is newer than that in the folder.
+// settle completes an interrupted replacement of a range's folder after a kill. It uses a complete
+// state wherever the kill left it, unless that in the folder is as new: the range may have followed
+// the chain while it was fetched.
 func (n *Process) settle(dir string) error {
 	next := dir + nextSuffix
-	if fetched := fetchedDir(dir); n.isComplete(fetched) {
+	fetched, own := fetchedDir(dir), n.heightOf(dir)
+	switch height := n.heightOf(fetched); {
+	case height > own:
 		if err := nextIs(dir, fetched); err != nil {
+			return err
+		}
+	case height > 0: // a takeover continues only what is not complete
+		if err := removeFolder(fetched); err != nil {
 			return err
 		}
 	}
@@ -408,7 +415,7 @@ func (n *Process) settle(dir string) error {
 		if err := durable.Rename(next, dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-	case n.isComplete(next):
+	case n.heightOf(next) > own:
 		if err := replace(dir); err != nil {
 			return err
 		}
@@ -416,13 +423,16 @@ func (n *Process) settle(dir string) error {
 	return errors.Join(removeAll(next), removeAll(dir+oldSuffix))
 }
 
-// isComplete reports whether a folder has the complete state of a range.
-func (n *Process) isComplete(dir string) bool {
-	_, ok, err := rangestore.KeysOf(vfs.Default, filepath.Join(dir, "state"), n.genesis.ChainID)
+// heightOf returns the height of the complete state of a range in a folder; 0: there is none.
+func (n *Process) heightOf(dir string) int64 {
+	_, height, ok, err := rangestore.KeysOf(vfs.Default, filepath.Join(dir, "state"), n.genesis.ChainID)
 	if err != nil {
 		n.log.Info("A folder of a range cannot be read: fetching the range again", "folder", dir, "err", err)
 	}
-	return ok && err == nil
+	if !ok || err != nil {
+		return 0
+	}
+	return height
 }
 
 // nextIs renames the folder of a complete state to the next folder of a range.

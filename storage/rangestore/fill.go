@@ -238,7 +238,7 @@ func (f *Fill) Keep(parts []avlstar.Part) (have []bool, err error) {
 		for _, p := range found {
 			f.mu.pieces[p.id()] = p
 		}
-		f.mu.spare = slices.Concat(f.mu.spare, before, others)
+		f.mu.spare = append(append(f.mu.spare, before...), others...)
 	}
 	f.mu.spare = append(f.mu.spare, all...)
 	return have, nil

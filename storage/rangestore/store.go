@@ -116,20 +116,20 @@ func Open(o Options) (*Store, error) {
 	return s, nil
 }
 
-// KeysOf returns the range of the store in a folder that is not in use; false: it has no state. It
-// changes nothing. Errors: as Open, except that any range is accepted.
-func KeysOf(fs vfs.FS, dir, chainID string) (keys avlstar.KeyRange, ok bool, err error) {
+// KeysOf returns the range of the store in a folder that is not in use, and the height of its state;
+// false: it has no state. It changes nothing. Errors: as Open, except that any range is accepted.
+func KeysOf(fs vfs.FS, dir, chainID string) (keys avlstar.KeyRange, height int64, ok bool, err error) {
 	if _, err := fs.Stat(dir); errors.Is(err, os.ErrNotExist) {
-		return keys, false, nil
+		return keys, 0, false, nil
 	}
 	zone, err := storage.Open(dir, storage.Options{FS: fs, Generations: true, ReadOnly: true, CacheBytes: databaseCache, Remedy: remedy})
 	if err != nil {
-		return keys, false, err
+		return keys, 0, false, err
 	}
 	s := &Store{zone: zone, dir: dir, chainID: chainID}
-	_, e, ok, err := s.described()
+	meta, e, ok, err := s.described()
 	keys = avlstar.KeyRange{First: slices.Clone(e.keys.First), After: slices.Clone(e.keys.After)}
-	return keys, ok, errors.Join(err, zone.Close())
+	return keys, meta.Height, ok, errors.Join(err, zone.Close())
 }
 
 // Remove removes the folder of a closed store, or of one that Open refuses. After

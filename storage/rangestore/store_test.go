@@ -62,13 +62,14 @@ func TestCreate(t *testing.T) {
 	}
 	require.Positive(t, s.Bytes())
 	require.NoError(t, s.Close())
-	keys, ok, err := KeysOf(fs, "range", testChain)
+	keys, height, ok, err := KeysOf(fs, "range", testChain)
 	require.NoError(t, err)
 	require.True(t, ok)
 	require.True(t, keys.Equal(middle))
-	_, _, err = KeysOf(fs, "range", "another-chain")
+	require.Positive(t, height)
+	_, _, _, err = KeysOf(fs, "range", "another-chain")
 	require.ErrorIs(t, err, ErrOther)
-	_, ok, err = KeysOf(fs, "none", testChain)
+	_, _, ok, err = KeysOf(fs, "none", testChain)
 	require.NoError(t, err)
 	require.False(t, ok)
 }

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math/big"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -31,9 +32,9 @@ type Method struct {
 // Parse parses a method. The name "constructor" stands for the constructor, which has no selector.
 // Tuples are not supported.
 func Parse(text string) (Method, error) {
-	text = strings.ReplaceAll(text, " ", "")
+	text = strings.TrimSpace(text)
 	name, rest, ok := strings.Cut(text, "(")
-	if !ok || name == "" || !strings.HasSuffix(rest, ")") {
+	if !ok || !names.MatchString(name) || !strings.HasSuffix(rest, ")") {
 		return Method{}, fmt.Errorf("%q is not a method like transfer(address,uint256) or balanceOf(address)(uint256)", text)
 	}
 	inputs, outputs, _ := strings.Cut(strings.TrimSuffix(rest, ")"), ")(")
@@ -48,14 +49,24 @@ func Parse(text string) (Method, error) {
 	return m, nil
 }
 
+// go-ethereum takes what follows a type, such as the name of an argument, into the selector.
+var (
+	names = regexp.MustCompile(`^[A-Za-z_$][A-Za-z0-9_$]*$`)
+	types = regexp.MustCompile(`^(u?int|u?int[1-9][0-9]*|bytes|bytes[1-9][0-9]*|address|bool|string|function)(\[([1-9][0-9]{0,4})?\])*$`)
+)
+
 func arguments(list string) (abi.Arguments, error) {
-	if list == "" {
+	if strings.TrimSpace(list) == "" {
 		return nil, nil
 	}
 	var all abi.Arguments
 	for name := range strings.SplitSeq(list, ",") {
+		name = strings.TrimSpace(name)
 		if strings.ContainsAny(name, "()") || strings.HasPrefix(name, "tuple") {
 			return nil, errors.New("tuples are not supported: encode the call with another program, and pass it as hex")
+		}
+		if !types.MatchString(name) {
+			return nil, fmt.Errorf("%q is not a type: write types without names of arguments", name)
 		}
 		if strings.HasPrefix(name, "uint[") || strings.HasPrefix(name, "int[") || name == "uint" || name == "int" {
 			name = strings.Replace(name, "int", "int256", 1)
@@ -113,11 +124,11 @@ func (m Method) Encode(arguments []string) ([]byte, error) {
 
 // selector returns the first 4 bytes of the hash of the method's name and types.
 func (m Method) selector() []byte {
-	types := make([]string, len(m.inputs))
+	words := make([]string, len(m.inputs))
 	for i, a := range m.inputs {
-		types[i] = a.Type.String()
+		words[i] = a.Type.String()
 	}
-	return crypto.Keccak256([]byte(m.name + "(" + strings.Join(types, ",") + ")"))[:4]
+	return crypto.Keccak256([]byte(m.name + "(" + strings.Join(words, ",") + ")"))[:4]
 }
 
 // parse returns the Go value that go-ethereum encodes as t.
@@ -127,7 +138,11 @@ func parse(t abi.Type, text string) (reflect.Value, error) {
 	}
 	switch t.T {
 	case abi.UintTy, abi.IntTy:
-		n, ok := new(big.Int).SetString(text, 0)
+		base, digits := 10, text
+		if hex, is := strings.CutPrefix(text, "0x"); is {
+			base, digits = 16, hex
+		}
+		n, ok := new(big.Int).SetString(digits, base)
 		if !ok || t.T == abi.UintTy && n.Sign() < 0 || n.BitLen() > t.Size || t.T == abi.IntTy && !fits(n, t.Size) {
 			return wrong("write a number in decimal, or in hex after 0x, within its range")
 		}
@@ -178,8 +193,10 @@ func parseList(t abi.Type, text string) (reflect.Value, error) {
 	list := reflect.MakeSlice(reflect.SliceOf(t.Elem.GetType()), 0, len(items))
 	for i, item := range items {
 		word := string(item)
-		if unquoted, err := strconv.Unquote(word); err == nil {
-			word = unquoted
+		if item[0] == '"' {
+			if err := json.Unmarshal(item, &word); err != nil {
+				return reflect.Value{}, fmt.Errorf("element %d: %w", i, err)
+			}
 		}
 		value, err := parse(*t.Elem, word)
 		if err != nil {
@@ -210,12 +227,19 @@ func (m Method) Decode(output []byte) ([]string, error) {
 	}
 	texts := make([]string, len(values))
 	for i, value := range values {
-		texts[i] = format(reflect.ValueOf(value))
+		texts[i] = format(m.outputs[i].Type, reflect.ValueOf(value))
 	}
 	return texts, nil
 }
 
-func format(v reflect.Value) string {
+func format(t abi.Type, v reflect.Value) string {
+	if t.T == abi.SliceTy || t.T == abi.ArrayTy { // that of uint8 is like bytes in Go
+		items := make([]string, v.Len())
+		for i := range items {
+			items[i] = format(*t.Elem, v.Index(i))
+		}
+		return "[" + strings.Join(items, ",") + "]"
+	}
 	switch value := v.Interface().(type) {
 	case common.Address:
 		return "0x" + hex.EncodeToString(value[:])
@@ -229,17 +253,10 @@ func format(v reflect.Value) string {
 	case *big.Int:
 		return value.String()
 	}
-	switch {
-	case v.Kind() == reflect.Array && v.Type().Elem().Kind() == reflect.Uint8:
+	if v.Kind() == reflect.Array {
 		raw := make([]byte, v.Len())
 		reflect.Copy(reflect.ValueOf(raw), v)
 		return "0x" + hex.EncodeToString(raw)
-	case v.Kind() == reflect.Slice || v.Kind() == reflect.Array:
-		items := make([]string, v.Len())
-		for i := range items {
-			items[i] = format(v.Index(i))
-		}
-		return "[" + strings.Join(items, ",") + "]"
 	}
 	return fmt.Sprint(v.Interface())
 }

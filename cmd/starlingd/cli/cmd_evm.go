@@ -9,12 +9,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/starling-kv/starling/app/evm"
 	"github.com/starling-kv/starling/app/evm/abi"
+	programs "github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/tx"
 )
@@ -46,8 +49,8 @@ func newEVMCmd(env *cliEnv) *cobra.Command {
 }
 
 func addProgramFlags(flags *pflag.FlagSet) {
-	flags.Uint64("gas", 0, "most gas that it may use; 0: what a simulation needs, and a quarter more")
-	flags.Uint32("keys", 0, "most records that it may read or write; 0: what a simulation needs, and a quarter more")
+	flags.Uint64("gas", 0, "most gas that it may use; 0: what a simulation uses, and a quarter more")
+	flags.Uint32("keys", 0, "most records that it may read or write; 0: those of a simulation")
 }
 
 func newEVMDeployCmd(env *cliEnv) *cobra.Command {
@@ -67,11 +70,15 @@ or solc with the field bytecode; - is standard input.`,
 			if err != nil {
 				return usagef("%s: %w", args[0], err)
 			}
-			input, err := encodeCall(env.V.GetString("constructor"), args[1:])
+			constructor := env.V.GetString("constructor")
+			if !strings.HasPrefix(constructor, "constructor(") {
+				return usagef("--constructor %q must be like constructor(string,uint8)", constructor)
+			}
+			input, err := encodeCall(constructor, args[1:])
 			if err != nil {
 				return err
 			}
-			result, _, err := runProgram(cmd, env, tx.NewDeploy(code, input, env.V.GetUint64("gas"), env.V.GetUint32("keys")))
+			result, err := runProgram(cmd, env, tx.NewDeploy(code, input, env.V.GetUint64("gas"), env.V.GetUint32("keys")))
 			if err != nil {
 				return err
 			}
@@ -100,7 +107,7 @@ func newEVMCallCmd(env *cliEnv) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			result, simulated, err := runProgram(cmd, env, operation)
+			result, err := runProgram(cmd, env, operation)
 			if err != nil {
 				return err
 			}
@@ -108,10 +115,7 @@ func newEVMCallCmd(env *cliEnv) *cobra.Command {
 				return printResult(env, result)
 			}
 			if err := printOutput(env, args[1], result.Results[0].Value); err != nil {
-				return err
-			}
-			if simulated != nil && len(simulated.Programs) == 1 {
-				fmt.Fprintf(env.Out, "gas %d\n", simulated.Programs[0].Gas)
+				return fmt.Errorf("block %d, transaction %X: the call is done, but %w", result.Height, result.Hash, err)
 			}
 			_, err = fmt.Fprintf(env.Out, "block %d, transaction %X\n", result.Height, result.Hash)
 			return err
@@ -141,11 +145,7 @@ effects. The answer is the node's word. No passphrase is needed.`,
 			}
 			ctx, cancel := callContext(cmd, env)
 			defer cancel()
-			c, err := dial(ctx, env)
-			if err != nil {
-				return explain(err)
-			}
-			s, err := simulate(ctx, c, account, withLimits(operation))
+			_, s, err := fit(ctx, env, account, operation)
 			if err != nil {
 				return err
 			}
@@ -245,7 +245,7 @@ func callOperation(env *cliEnv, args []string) (tx.Operation, error) {
 			return fail(err)
 		}
 	}
-	return tx.NewCall(to, input, env.V.GetUint64("gas"), env.V.GetUint32("keys")), nil
+	return tx.NewCall(to, input, env.V.GetUint64("gas"), env.V.GetUint32("keys"), 0), nil
 }
 
 func rawInput(text string) ([]byte, bool) {
@@ -254,62 +254,38 @@ func rawInput(text string) ([]byte, bool) {
 	return input, prefixed && err == nil
 }
 
-// withLimits replaces limits of 0 by the highest ones.
-func withLimits(operation tx.Operation) tx.Operation {
-	gas := func(n uint64) uint64 {
-		if n == 0 {
-			return tx.MaxProgramGas
-		}
-		return n
+// fit simulates an operation, and returns it with limits that fit.
+func fit(ctx context.Context, env *cliEnv, account []byte, operation tx.Operation) (tx.Operation, *client.Simulation, error) {
+	c, err := dial(ctx, env)
+	if err != nil {
+		return tx.Operation{}, nil, explain(err)
 	}
-	keys := func(n uint32) uint32 {
-		if n == 0 {
-			return tx.MaxProgramKeys
-		}
-		return n
-	}
-	if d := operation.GetDeploy(); d != nil {
-		return tx.NewDeploy(d.Code, d.Input, gas(d.Gas), keys(d.Keys))
-	}
-	c := operation.GetCall()
-	return tx.NewCall(c.To, c.Input, gas(c.Gas), keys(c.Keys))
+	fitted, s, err := c.Fit(ctx, account, operation)
+	return fitted, s, explain(err)
 }
 
-// simulate returns an error if the operation would be refused.
-func simulate(ctx context.Context, c *client.Client, account []byte, operation tx.Operation) (*client.Simulation, error) {
-	s, err := c.Simulate(ctx, account, operation)
-	if err == nil && s.Refused != nil {
-		err = s.Refused
+// runProgram executes a Deploy or a Call in a transaction. It simulates it first, so that a call
+// that would be refused is not sent.
+func runProgram(cmd *cobra.Command, env *cliEnv, operation tx.Operation) (*client.TxResult, error) {
+	if _, err := signer(env); err != nil {
+		return nil, err
 	}
-	if err == nil && (len(s.Results) != 1 || len(s.Programs) != 1) {
-		err = errors.New("the node's simulation has no result: ask another node (--node)")
+	account, err := parseAccount(env, "--from", env.V.GetString("from"))
+	if err != nil {
+		return nil, err
 	}
-	return s, explain(err)
-}
-
-// runProgram executes a Deploy or a Call in a transaction. If a limit is 0, it simulates it first,
-// so that a call that would be refused is not sent.
-func runProgram(cmd *cobra.Command, env *cliEnv, operation tx.Operation) (*client.TxResult, *client.Simulation, error) {
-	var simulated *client.Simulation
-	if env.V.GetUint64("gas") == 0 || env.V.GetUint32("keys") == 0 {
-		account, err := parseAccount(env, "--from", env.V.GetString("from"))
-		if err != nil {
-			return nil, nil, err
-		}
-		ctx, cancel := callContext(cmd, env)
-		defer cancel()
-		c, err := dial(ctx, env)
-		if err != nil {
-			return nil, nil, explain(err)
-		}
-		operation = withLimits(operation)
-		if simulated, err = simulate(ctx, c, account, operation); err != nil {
-			return nil, nil, err
-		}
-		operation = simulated.Fit([]tx.Operation{operation})[0]
+	ctx, cancel := callContext(cmd, env)
+	defer cancel()
+	fitted, s, err := fit(ctx, env, account, operation)
+	if err != nil {
+		return nil, err
 	}
-	result, err := execute(cmd, env, operation)
-	return result, simulated, err
+	if operation.GetDeploy() != nil && !slices.ContainsFunc(s.Programs[0].Keys, func(key []byte) bool {
+		return bytes.Equal(key, programs.CodeKey(s.Results[0].Value))
+	}) {
+		return nil, refusedError{errors.New("the init code returns no program: deploy the creation bytecode, not the runtime bytecode")}
+	}
+	return execute(cmd, env, fitted)
 }
 
 // printOutput prints the output of a call, one value a line.

@@ -160,7 +160,7 @@ func (c *codeFiles) fetch(ctx context.Context, peers []transport.Conn, answers [
 			return b
 		}
 		answers[k] = fmt.Sprintf("file %s: %v", h, err)
-		if errors.Is(err, codefiles.ErrOtherFile) {
+		if !errors.Is(err, transport.ErrGone) && !errors.Is(err, transport.ErrBusy) { // it would delay every file
 			_ = conn.Close() // the connection is no longer needed
 			peers[k] = nil
 		}

@@ -196,38 +196,51 @@ var errOtherCode = errors.New("the files do not have the code that the state com
 // missing among them that the state in the database has the hash of. The extension of a module has
 // the name of its store, and its payloads are compressed by gzip.
 func verifyExtensions(files [][]byte, db nodedb.DB) error {
-	come := map[string]map[iavlsync.Hash]bool{}
-	err := onlyExtensions(files, func(extension string, payload []byte) error {
-		if codefiles.Of(extension) == nil {
-			return nil
-		}
-		z, err := gzip.NewReader(bytes.NewReader(payload))
-		if err != nil {
-			return nil //nolint:nilerr // the module decides which other forms it restores
-		}
-		h := sha256.New()
-		if n, err := io.Copy(h, io.LimitReader(z, iavlsync.MaxFileBytes+1)); err != nil || n > iavlsync.MaxFileBytes {
-			return fmt.Errorf("%w: a file of extension %q cannot be decompressed, or has more than %d bytes", errOtherCode, extension, iavlsync.MaxFileBytes)
-		}
-		if come[extension] == nil {
-			come[extension] = map[iavlsync.Hash]bool{}
-		}
-		come[extension][iavlsync.Hash(h.Sum(nil))] = true
-		return nil
-	})
-	if err != nil {
-		return err
-	}
+	missing := map[string]map[iavlsync.Hash]bool{}
 	for i := range codefiles.Modules {
 		m := &codefiles.Modules[i]
 		hashes, err := m.Hashes(db)
 		if err != nil {
 			return err
 		}
+		missing[m.Store] = map[iavlsync.Hash]bool{}
 		for _, h := range hashes {
-			if !come[m.Store][h] {
-				return fmt.Errorf("%w: store %q has the hash %s", errOtherCode, m.Store, h)
+			missing[m.Store][h] = true
+		}
+	}
+	err := onlyExtensions(files, func(extension string, payload []byte) error {
+		if codefiles.Of(extension) == nil {
+			return nil
+		}
+		if len(missing[extension]) == 0 { // each code comes once, so the work has a bound
+			return fmt.Errorf("%w: extension %q has more files than the state has hashes", errOtherCode, extension)
+		}
+		h := sha256.New()
+		z, err := gzip.NewReader(bytes.NewReader(payload))
+		if err == nil {
+			var n int64
+			n, err = io.Copy(h, io.LimitReader(z, iavlsync.MaxFileBytes+1))
+			if n > iavlsync.MaxFileBytes {
+				err = errors.New("the file is too long")
 			}
+		}
+		if err != nil {
+			return fmt.Errorf("%w: a file of extension %q cannot be decompressed to %d bytes at most: %w", errOtherCode, extension, iavlsync.MaxFileBytes, err)
+		}
+		hash := iavlsync.Hash(h.Sum(nil))
+		if !missing[extension][hash] {
+			return fmt.Errorf("%w: extension %q has a file that the state has no hash of, or twice: %s", errOtherCode, extension, hash)
+		}
+		delete(missing[extension], hash)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for i := range codefiles.Modules {
+		store := codefiles.Modules[i].Store
+		for h := range missing[store] {
+			return fmt.Errorf("%w: store %q has the hash %s", errOtherCode, store, h)
 		}
 	}
 	return nil
