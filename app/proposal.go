@@ -122,7 +122,8 @@ type unexecuted struct {
 // block.
 func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 	_, again := p.passed[t.id]
-	if refused := p.load.plus(t.tx).fits(p.rules, ""); again || refused != nil || p.lostGas > 0 && p.lostGas+gas(t.tx) > p.rules.maxGas/8 && gas(t.tx) > 0 {
+	lost := p.lostGas > 0 && gas(t.tx) > 0 && p.lostGas+gas(t.tx) > p.rules.maxGas/8
+	if refused := p.load.plus(t.tx).fits(p.rules, ""); again || lost || refused != nil {
 		return false, nil //nolint:nilerr // it waits for another block
 	}
 	if t.tx.Text != nil {

@@ -13,8 +13,12 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Any stranger may ask for a simulation, and a transaction may take a processor for a second.
-const simulationDelay = 5 * time.Second // most time that one waits for others
+// simulationDelay is the most time that a simulation waits for others.
+const simulationDelay = 5 * time.Second
+
+// maxSimulations is how many run at the same time, without those that wait for the Source. Any
+// stranger may ask for one, and it may take a processor for a second.
+var maxSimulations = max(1, runtime.GOMAXPROCS(0)/4)
 
 // querySimulate executes the operations of a transaction on the newest state, as the next block
 // would if it were made now, and drops their effects. The nonce is not checked.
@@ -60,9 +64,6 @@ func (a *App) querySimulate(ctx context.Context, req *abci.RequestQuery) (*abci.
 	}
 	return &abci.ResponseQuery{Value: value, Height: at.height}, nil
 }
-
-// maxSimulations is how many run at the same time, without those that wait for the Source.
-var maxSimulations = max(1, runtime.GOMAXPROCS(0)/4)
 
 // beginSimulation waits for one of the places of running simulations. It returns a *tx.Error if
 // none becomes free in time.
