@@ -19,7 +19,7 @@ const (
 	MaxProgramGas    = 1 << 24   // of one operation: program.MaxGas
 	MaxProgramKeys   = 4096      // of one operation
 	GasPerKey        = 3_200     // gas that costs as much of a block as one key
-	UnnamedCost      = 100       // keys that cost as much of a block as a record that no touch names
+	UnnamedCost      = 100       // keys that cost as much as a record that no touch names
 	NewestAppVersion = 2         // newest app version whose transactions this package decodes
 )
 

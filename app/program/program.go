@@ -17,7 +17,7 @@ const (
 	AddressBytes = 20
 	SlotBytes    = 32
 	MaxCodeBytes = 24_576 // of a deployed contract (EIP-170)
-	RecordBytes  = 1024   // of a record's value that count as a record, since a block must bring them
+	RecordBytes  = 1024   // of a record's value that count as another record
 	MaxInitBytes = 49_152 // of code and input of a deployment together (EIP-3860)
 )
 
@@ -70,7 +70,7 @@ type Result struct {
 	Logs    []Log
 	Changes []Change // in ascending key order; only records whose values differ from before
 	Keys    [][]byte // all records that the call read or wrote, in ascending order
-	Records int      // how many of Call.Keys they took: one each, and one for each RecordBytes of their values
+	Records int      // of Call.Keys: one for each, and one for each RecordBytes of values
 }
 
 // Log is an event that a program emitted.

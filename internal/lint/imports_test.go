@@ -123,7 +123,7 @@ var arrows = map[string]struct {
 		"it works on the home of a stopped node"},
 	"node/internal/nodetest": {[]string{"app", "avlstar", "node/budget", "node/config", "node/home", "internal/ports"}, "helpers of tests, beneath the node, so that the node's own tests can use them"},
 	"cmd/starlingd":          {[]string{"cmd/starlingd/cli"}, "the command line is a package, so that localnet needs no second build"},
-	"cmd/starlingd/cli": {[]string{"statesync/catchup", "node", "node/buildinfo", "node/comet", "node/config", "node/disk", "node/fabric", "node/home", "node/join", "node/rangemap", "node/storagenode", "dsm", "transport", "client", "tx", "app", "app/evm", "app/evm/abi", "node/health",
+	"cmd/starlingd/cli": {[]string{"statesync/catchup", "node", "node/buildinfo", "node/comet", "node/config", "node/disk", "node/fabric", "node/home", "node/join", "node/rangemap", "node/storagenode", "dsm", "transport", "client", "tx", "app", "app/evm", "app/evm/abi", "app/program", "node/health",
 		"node/statuspage"},
 		"commands are thin wrappers of node, its subpackages, and client"},
 	"node/relay": {[]string{"transport", "internal/protowalk"},

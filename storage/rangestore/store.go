@@ -116,8 +116,9 @@ func Open(o Options) (*Store, error) {
 	return s, nil
 }
 
-// KeysOf returns the range of the store in a folder that is not in use, and the height of its state;
-// false: it has no state. It changes nothing. Errors: as Open, except that any range is accepted.
+// KeysOf returns the range of the store in a folder that is not in use, and the height of its
+// state; false: it has no state. It changes nothing. Errors: as Open, except that any range is
+// accepted.
 func KeysOf(fs vfs.FS, dir, chainID string) (keys avlstar.KeyRange, height int64, ok bool, err error) {
 	if _, err := fs.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		return keys, 0, false, nil

@@ -160,7 +160,8 @@ func (c *codeFiles) fetch(ctx context.Context, peers []transport.Conn, answers [
 			return b
 		}
 		answers[k] = fmt.Sprintf("file %s: %v", h, err)
-		if !errors.Is(err, transport.ErrGone) && !errors.Is(err, transport.ErrBusy) { // it would delay every file
+		// Another failure, such as silence, would delay every file.
+		if !errors.Is(err, transport.ErrGone) && !errors.Is(err, transport.ErrBusy) {
 			_ = conn.Close() // the connection is no longer needed
 			peers[k] = nil
 		}
