@@ -98,7 +98,7 @@ func (a *App) nextHeight() int64 {
 // the result is nil unless there are none. The caller holds block's lock.
 func (a *App) execute(b block, txs []decoded, needs *needs) (*pending, error) {
 	v, params := a.block.version, a.block.params
-	x := newExecutor(newOverlay(v), params, b.height, a.options.Programs)
+	x := a.newExecutor(newOverlay(v), params, b.height)
 	x.signed, x.needs, x.time = b.signed, needs, b.time
 	done := &pending{block: b, params: params, rewritten: make(map[[sha256.Size]byte]struct{})}
 	res := &abci.ResponseFinalizeBlock{TxResults: make([]*abci.ExecTxResult, len(txs))}

@@ -334,7 +334,7 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	if from, ok := a.check.admittedEarlier(id); ok && again {
 		var err error
 		if from.newcomer { // other newcomers may have taken the room
-			_, err = newExecutor(newCheckOverlay(v), params, 0, a.options.Programs).mayBegin(from.account[:])
+			_, err = a.newExecutor(newCheckOverlay(v), params, 0).mayBegin(from.account[:])
 		}
 		if err != nil && !isMissing(err) {
 			return refusal(err, tx.CodeUnreadable)
@@ -382,7 +382,7 @@ func (a *App) askFor(v *avlstar.Version, params *Params, t decoded, needs *needs
 	if t.tx.Body != nil {
 		o := newCheckOverlay(v)
 		o.needs = needs
-		if err := newExecutor(o, params, 0, a.options.Programs).exploreRights(t.tx); err != nil {
+		if err := a.newExecutor(o, params, 0).exploreRights(t.tx); err != nil {
 			return refusal(err, tx.CodeUnreadable)
 		}
 	}
@@ -401,7 +401,7 @@ func (a *App) mayRun(v *avlstar.Version, params *Params, t *tx.Tx, needs *needs)
 	if t.Text != nil {
 		return false, o.mayWriteText(params, t.Text)
 	}
-	x := newExecutor(o, params, 0, a.options.Programs)
+	x := a.newExecutor(o, params, 0)
 	if newcomer, err = x.mayBegin(t.Body.Account); err != nil {
 		return false, err
 	}

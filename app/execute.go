@@ -71,8 +71,8 @@ type outcome struct {
 }
 
 // newExecutor returns an executor for the block at height, with the rules of the version in params.
-func newExecutor(o *overlay, params *Params, height int64, engine program.Engine) *executor {
-	return &executor{overlay: o, params: params, rules: rulesOf(params.AppVersion, engine), engine: engine, height: height}
+func (a *App) newExecutor(o *overlay, params *Params, height int64) *executor {
+	return &executor{overlay: o, params: params, rules: a.rules(params), engine: a.options.Programs, height: height}
 }
 
 // run executes a transaction: completely, or only its nonce, or not at all. An error is a failure
@@ -286,7 +286,7 @@ func (x *executor) putOrDelete(account, key, value []byte) (found bool, event *a
 // longest prefix applies. A record of a program needs a grant for records of programs: the empty
 // prefix does not cover them.
 func (x *executor) mayTouch(account, key []byte) (grant, error) {
-	ofProgram := program.IsKey(key)
+	ofProgram := tx.IsProgramKey(key)
 	if key[0] == reserved && !ofProgram {
 		return grant{}, tx.Errorf(tx.CodeReserved, "keys that start with byte 0x00 are the application's own")
 	}
@@ -294,7 +294,7 @@ func (x *executor) mayTouch(account, key []byte) (grant, error) {
 	if err != nil {
 		return grant{}, err
 	}
-	if !ok || ofProgram && !program.IsKey(g.prefix) {
+	if !ok || ofProgram && !tx.IsProgramKey(g.prefix) {
 		return grant{}, tx.Errorf(tx.CodeUnauthorized, "account %x has no grant for key %q", account, shorten(key))
 	}
 	return g, nil

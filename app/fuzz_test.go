@@ -141,7 +141,7 @@ func FuzzSignedOperations(f *testing.F) {
 		a, other := startChain(t, store, fuzzGenesis), startChain(t, &memoryStore{}, fuzzGenesis)
 		require.Equal(t, runBlock(t, other), runBlock(t, a))
 		require.Equal(t, runBlock(t, other, txs...), runBlock(t, newTestApp(t, store), txs...))
-		x := newExecutor(newOverlay(other.block.version), other.block.params, 3, nil)
+		x := other.newExecutor(newOverlay(other.block.version), other.block.params, 3)
 		require.True(t, must(x.anyUnder(record(tagAdmin))))
 		require.LessOrEqual(t, must(x.threshold()), must(x.countAdmins()))
 		counted := must(x.countValidators())

@@ -121,7 +121,8 @@ func nameKeys(n *needs, t *tx.Tx, values bool) {
 	n.add(avlstar.Want{Key: NonceKey(t.Body.Account)})
 	for i := range t.Body.Operations {
 		for _, w := range wantsOf(nil, &t.Body.Operations[i]) {
-			w.Written = w.Written || !values && !program.IsKey(w.Key) // programs read short records
+			// Programs read their records, which are short.
+			w.Written = w.Written || !values && !tx.IsProgramKey(w.Key)
 			n.add(w)
 		}
 	}

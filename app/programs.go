@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 
@@ -28,9 +27,6 @@ const (
 	EventTopic       = "topic"   // attributes: topic0 to topic3, in lower-case hex
 	EventData        = "data"    // attribute: the data of the log in lower-case hex
 )
-
-// maxReasonBytes limits the reason of a program in the log of a result.
-const maxReasonBytes = 512
 
 // runProgram executes a Deploy or a Call.
 func (x *executor) runProgram(account []byte, operation *tx.Operation) (tx.OperationResult, []abci.Event, error) {
@@ -100,17 +96,15 @@ func (x *executor) hasCode(address []byte) error {
 
 // refusedBy returns the refusal of a call that the engine did not complete.
 func refusedBy(done *program.Result, call *program.Call) *tx.Error {
-	reason := done.Reason[:min(len(done.Reason), maxReasonBytes)]
-	reason = strings.ToValidUTF8(reason, "�")
 	switch done.Status {
 	case program.Reverted:
-		return tx.Errorf(tx.CodeReverted, "the program refused: %s", reason)
+		return tx.Errorf(tx.CodeReverted, "the program refused: %s", done.Reason)
 	case program.OutOfGas:
 		return tx.Errorf(tx.CodeOutOfGas, "the program needs more gas than %d: name more", call.Gas)
 	case program.TooMany:
 		return tx.Errorf(tx.CodeTooManyRecords, "the program needs more records than %d, or more than %d that touch does not name: name higher limits", call.Keys, call.Unnamed)
 	default:
-		return tx.Errorf(tx.CodeProgramFailed, "the program failed: %s", reason)
+		return tx.Errorf(tx.CodeProgramFailed, "the program failed: %s", done.Reason)
 	}
 }
 
@@ -120,7 +114,7 @@ func (x *executor) applyChanges(account []byte, changes []program.Change) error 
 	var lacking error
 	quotas := make(map[string]*growth) // by prefix
 	for _, c := range changes {
-		if !program.IsKey(c.Key) {
+		if !tx.IsProgramKey(c.Key) {
 			return fmt.Errorf("app: the engine of programs changed key %q, which is not a program's", c.Key)
 		}
 		g, err := x.mayTouch(account, c.Key)
@@ -213,7 +207,7 @@ func (x *executor) exploreProgram(account []byte, operation *tx.Operation) error
 		keys = append(keys, call.Touch...)
 	}
 	for _, key := range keys {
-		if !program.IsKey(key) {
+		if !tx.IsProgramKey(key) {
 			continue
 		}
 		g, err := x.mayTouch(account, key)

@@ -66,7 +66,7 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		return nil, err
 	}
 	p := proposer{
-		executor: newExecutor(newOverlay(v), params, req.Height, a.options.Programs), texts: make(map[string]struct{}), room: req.MaxTxBytes,
+		executor: a.newExecutor(newOverlay(v), params, req.Height), texts: make(map[string]struct{}), room: req.MaxTxBytes,
 		passed: a.passed.of(req.Height),
 	}
 	if p.needs = a.state.needs(); p.needs != nil {

@@ -51,7 +51,7 @@ func (a *App) querySimulate(ctx context.Context, req *abci.RequestQuery) (*abci.
 			return err
 		}
 		defer func() { <-a.simulations }()
-		x := newExecutor(newCheckOverlay(v), &params, at.height+1, a.options.Programs)
+		x := a.newExecutor(newCheckOverlay(v), &params, at.height+1)
 		x.needs, x.time = needs, uint64(time.Now().Unix())
 		answer, err := x.simulate(body)
 		if err == nil {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"math"
 
-	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/keyspace"
 	"github.com/starling-kv/starling/tx"
@@ -75,7 +74,7 @@ func (o *overlay) quotaOfEveryone() (uint64, error) {
 	}
 	var sum uint64
 	add := func(key, value []byte) {
-		if program.IsKey(key[2+AccountBytes:]) {
+		if tx.IsProgramKey(key[2+AccountBytes:]) {
 			return // these bytes are those of programs
 		}
 		quota := decodeUint64(value)

@@ -3,9 +3,9 @@ package app
 import (
 	"slices"
 
-	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/keyspace"
+	"github.com/starling-kv/starling/tx"
 )
 
 // usages counts the bytes of all leaf records under the prefixes whose quota was checked in this
@@ -20,7 +20,7 @@ func newUsages() usages { return usages{bytes: make(map[string]*uint64)} }
 
 // moved records that the length of key's record changed from old to new bytes (0: absent).
 func (u *usages) moved(key []byte, old, new uint64) {
-	if old == new || key[0] == reserved && !program.IsKey(key) {
+	if old == new || key[0] == reserved && !tx.IsProgramKey(key) {
 		return
 	}
 	for _, n := range u.lengths {

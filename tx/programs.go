@@ -10,13 +10,13 @@ import (
 // Operations of app version 2: programs, and numbers that are added to. Earlier versions refuse
 // them as they refuse every unknown operation.
 
-// Limits of the operations of programs. The limits of sizes are those of the EVM (EIP-170,
-// EIP-3860). Gas and keys are part of Keys, so MaxOperations limits those of a whole transaction.
+// Limits of the operations of programs. Gas and keys are part of Keys, so MaxOperations limits
+// those of a whole transaction.
 const (
 	AddressBytes     = 20
-	MaxProgramBytes  = 49_152    // code and input of a Deploy together
+	MaxProgramBytes  = 49_152    // code and input of a Deploy together (EIP-3860)
 	MaxInputBytes    = 128 << 10 // input of a Call
-	MaxProgramGas    = 1 << 24   // of one operation: program.MaxGas
+	MaxProgramGas    = 1 << 24   // of one operation: Osaka's limit of a transaction (EIP-7825)
 	MaxProgramKeys   = 4096      // of one operation
 	GasPerKey        = 3_200     // gas that costs as much of a block as one key
 	UnnamedCost      = 100       // keys that cost as much as a record that no touch names

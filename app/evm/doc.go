@@ -1,5 +1,5 @@
-// Package evm executes programs with go-ethereum's EVM. It is the only package that imports
-// go-ethereum; the application reaches it through program.Engine.
+// Package evm executes programs with go-ethereum's EVM. Only it and its package abi
+// import go-ethereum; the application reaches it through program.Engine.
 //
 //	program.Call ──► engine.Run ──► vm.EVM ──► state.StateDB (journal, warm records, one per call)
 //	                    │                          │ state.Reader

@@ -22,9 +22,6 @@ import (
 	"github.com/starling-kv/starling/app/program"
 )
 
-// maxReason is the most bytes of Result.Reason: a program chooses its text.
-const maxReason = 256
-
 // New returns the engine.
 func New() program.Engine { return engine{} }
 
@@ -188,8 +185,9 @@ func outcome(failure error, output []byte) (program.Status, string) {
 	return program.Failed, short(failure.Error())
 }
 
+// short returns the reason of a program, which may choose any text, as Result.Reason.
 func short(reason string) string {
-	reason = strings.ToValidUTF8(reason[:min(len(reason), maxReason)], "")
+	reason = strings.ToValidUTF8(reason[:min(len(reason), program.MaxReasonBytes)], "")
 	return strings.Map(func(r rune) rune {
 		if r < 0x20 || r >= 0x7f && r < 0xa0 { // it could control a terminal
 			return ' '

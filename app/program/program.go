@@ -10,20 +10,20 @@
 //	00 'x' ‖ address (20) ‖ 02             code, up to 24,576 bytes
 package program
 
-import "bytes"
+import "github.com/starling-kv/starling/tx"
 
 // Sizes in bytes.
 const (
-	AddressBytes = 20
-	SlotBytes    = 32
-	MaxCodeBytes = 24_576 // of a deployed contract (EIP-170)
-	RecordBytes  = 1024   // of a record's value that count as another record
-	MaxInitBytes = 49_152 // of code and input of a deployment together (EIP-3860)
+	AddressBytes   = tx.AddressBytes
+	SlotBytes      = 32
+	MaxCodeBytes   = 24_576 // of a deployed contract (EIP-170)
+	RecordBytes    = 1024   // of a record's value that count as another record
+	MaxInitBytes   = tx.MaxProgramBytes
+	MaxReasonBytes = 256 // of Result.Reason
 )
 
-// MaxGas is the most gas that a call may ask for: Osaka's limit of a transaction (EIP-7825). It
-// bounds the memory and the time of a call.
-const MaxGas = 1 << 24
+// MaxGas is the most gas that a call may ask for. It bounds the memory and the time of a call.
+const MaxGas = tx.MaxProgramGas
 
 // Env is what a program may know of the block that executes it. There is no randomness, and no hash
 // of a block: NUMBER and TIMESTAMP are these fields, BLOCKHASH and PREVRANDAO return 0.
@@ -63,7 +63,7 @@ const (
 // Result is the result of a call.
 type Result struct {
 	Status  Status
-	Reason  string // for people, and equal on every node; empty if the call is done
+	Reason  string // for people, printable, and equal on every node; empty if done
 	Output  []byte // returned by the program; after a deployment empty
 	Address []byte // of the program that was called or deployed
 	Gas     uint64 // used
@@ -96,8 +96,7 @@ type Engine interface {
 }
 
 const (
-	reserved byte = 0x00 // first byte of all records of the application
-	tag      byte = 'x'  // second byte of the records of programs
+	tag byte = 'x' // second byte of the records of programs
 
 	partAccount byte = 0x00
 	partSlot    byte = 0x01
@@ -105,7 +104,7 @@ const (
 )
 
 // Prefix returns the prefix of the records of the program at address, or with nil of all programs.
-func Prefix(address []byte) []byte { return append([]byte{reserved, tag}, address...) }
+func Prefix(address []byte) []byte { return append([]byte{tx.Reserved, tag}, address...) }
 
 // AccountKey returns the key of the account record of address.
 func AccountKey(address []byte) []byte { return append(Prefix(address), partAccount) }
@@ -115,6 +114,3 @@ func SlotKey(address, slot []byte) []byte { return append(append(Prefix(address)
 
 // CodeKey returns the key of the code of address.
 func CodeKey(address []byte) []byte { return append(Prefix(address), partCode) }
-
-// IsKey reports whether key is one of a record of a program.
-func IsKey(key []byte) bool { return bytes.HasPrefix(key, Prefix(nil)) }

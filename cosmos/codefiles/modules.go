@@ -140,7 +140,7 @@ func (m *Module) Missing(home string, hashes []iavlsync.Hash) (missing []iavlsyn
 // Write writes a file durably, in place of one that is damaged.
 func (m *Module) Write(home string, content []byte) error {
 	path := m.path(home, sha256.Sum256(content))
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // with the VM's permissions
 		return err
 	}
 	return durable.Write(path, content, 0o644)

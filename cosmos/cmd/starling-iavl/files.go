@@ -148,8 +148,8 @@ func (c *codeFiles) connect(ctx context.Context, answers []string) []transport.C
 	return peers
 }
 
-// fetch returns the file with a hash from the first peer that has it, or nil. A peer that has sent
-// another file is not asked again.
+// fetch returns the file with a hash from the first peer that has it, or nil. A peer is not asked
+// again after a failure other than that it does not have the file, or is busy.
 func (c *codeFiles) fetch(ctx context.Context, peers []transport.Conn, answers []string, h iavlsync.Hash) []byte {
 	for k, conn := range peers {
 		if conn == nil {

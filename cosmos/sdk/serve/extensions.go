@@ -196,31 +196,30 @@ var errOtherCode = errors.New("the files do not have the code that the state com
 // missing among them that the state in the database has the hash of. The extension of a module has
 // the name of its store, and its payloads are compressed by gzip.
 func verifyExtensions(files [][]byte, db nodedb.DB) error {
-	missing, wanted, seen := map[string]map[iavlsync.Hash]bool{}, map[string]int{}, map[string]int{}
+	missing := map[string]map[iavlsync.Hash]bool{} // by store
+	left := map[string]int{}                       // files that may still come, by store
 	for i := range codefiles.Modules {
 		m := &codefiles.Modules[i]
 		hashes, err := m.Hashes(db)
 		if err != nil {
 			return err
 		}
-		missing[m.Store] = map[iavlsync.Hash]bool{}
+		if left[m.Store] = len(hashes); len(hashes) > 0 {
+			missing[m.Store] = map[iavlsync.Hash]bool{}
+		}
 		for _, h := range hashes {
 			missing[m.Store][h] = true
 		}
-		wanted[m.Store] = len(hashes)
 	}
 	err := onlyExtensions(files, func(extension string, payload []byte) error {
-		if codefiles.Of(extension) == nil {
-			return nil
-		}
-		if wanted[extension] == 0 {
+		if missing[extension] == nil {
 			return nil
 		}
 		z, err := gzip.NewReader(bytes.NewReader(payload))
 		if err != nil {
 			return nil //nolint:nilerr // the module decides which other forms it restores
 		}
-		if seen[extension]++; seen[extension] > wanted[extension] { // so the work has a bound
+		if left[extension]--; left[extension] < 0 {
 			return fmt.Errorf("%w: extension %q has more files than the state has hashes", errOtherCode, extension)
 		}
 		h := sha256.New()
