@@ -14,10 +14,12 @@ type (
 	// are asked only to compare their answers.
 	Known struct{ Answer string }
 	// Answered means that a candidate answered. Equal answers have the same Answer; the empty
-	// string is not equal to any other answer.
+	// string is not equal to any other answer. Proved means that the answer needs no proof: the
+	// Machine does not return Prove for it.
 	Answered struct {
 		ID     ID
 		Answer string
+		Proved bool
 	}
 	// Failed means that a question will have no usable answer.
 	Failed struct{ ID ID }

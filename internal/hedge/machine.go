@@ -152,9 +152,18 @@ func (m *Machine) handle(e Event) {
 			m.win(m.groupOf(e.Answer))
 		}
 	case Answered:
-		if c := m.take(e.ID, asked); c != nil {
+		c := m.take(e.ID, asked)
+		switch {
+		case c == nil:
+		case !e.Proved:
 			m.onEnd(c, false)
 			m.heard(c, e.Answer)
+		case m.won != nil:
+			m.onEnd(c, false)
+		default:
+			// The end of the search, if this is it, comes before the next question.
+			m.win(m.groupOf(e.Answer))
+			m.onEnd(c, false)
 		}
 	case Failed:
 		if c := m.take(e.ID, asked); c != nil {

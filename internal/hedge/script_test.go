@@ -142,8 +142,8 @@ func (sc *script) arrive(line string, fields []string) {
 
 func (sc *script) about(word string, id ID, answer string) Event {
 	switch word {
-	case "answered":
-		return Answered{id, answer}
+	case "answered", "answered-proved":
+		return Answered{id, answer, word == "answered-proved"}
 	case "failed":
 		return Failed{id}
 	case "proved":

@@ -89,7 +89,6 @@ type run[C, A any] struct {
 	states  []state[C, A] // by ID
 	again   <-chan struct{}
 	results chan result[A]
-	inbox   []Event // for the Machine, in order
 	ended   bool
 }
 
@@ -153,6 +152,9 @@ func (r *run[C, A]) took(got result[A]) {
 		if r.Key != nil {
 			answered.Answer = r.Key(got.answer)
 		}
+		if answered.Proved = r.Prove == nil; answered.Proved && r.Proved != nil {
+			r.Proved(st.candidate, got.answer)
+		}
 		st.answer, event = got.answer, answered
 	}
 	if !got.proof {
@@ -203,17 +205,9 @@ func (r *run[C, A]) observe(next Event) {
 	}
 }
 
-// do passes an event to the Machine and performs its actions, including those of events that result
-// at once.
+// do passes an event to the Machine and performs its actions.
 func (r *run[C, A]) do(e Event) {
-	for r.inbox = append(r.inbox, e); len(r.inbox) > 0; {
-		e, r.inbox = r.inbox[0], r.inbox[1:]
-		r.act(r.machine.Step(r.now(), e))
-	}
-}
-
-func (r *run[C, A]) act(actions []Action) {
-	for _, a := range actions {
+	for _, a := range r.machine.Step(r.now(), e) {
 		switch a := a.(type) {
 		case Ask:
 			r.ask(a.ID)
@@ -263,13 +257,6 @@ func (r *run[C, A]) ask(id ID) {
 
 func (r *run[C, A]) prove(id ID) {
 	st := &r.states[id]
-	if r.Prove == nil {
-		if r.Proved != nil {
-			r.Proved(st.candidate, st.answer)
-		}
-		r.inbox = append(r.inbox, Proved{id})
-		return
-	}
 	c, answer := st.candidate, st.answer
 	r.spawn(id, func(ctx context.Context) result[A] {
 		return result[A]{id: id, proof: true, err: r.Prove(ctx, c, answer)}

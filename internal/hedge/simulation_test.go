@@ -49,6 +49,7 @@ type simPeer struct {
 	asked   int    // number of times; a parked question does not end
 	moved   int64
 	proves  bool
+	proved  bool // its answer needs no proof
 	silent  bool // does not answer until giveUp
 	drips   bool // sends a byte at a time and never finishes
 	latency time.Duration
@@ -86,6 +87,7 @@ func newWorld(seed uint64) *world {
 				peer.answer = fmt.Sprintf("like no other %d", id)
 			}
 			peer.proves = helpful && rng.IntN(2) == 0
+			peer.proved = peer.proves && rng.IntN(2) == 0
 		}
 		w.peers = append(w.peers, peer)
 		added = append(added, id)
@@ -188,7 +190,7 @@ func (w *world) perform(a Action) {
 				p.moved += w.rng.Int64N(100_000)
 				w.end(w.now+time.Duration(w.rng.Int64N(int64(p.latency)+1)), a.ID, Moved{a.ID, p.moved})
 			}
-			w.end(w.now+p.latency, a.ID, Answered{a.ID, p.answer})
+			w.end(w.now+p.latency, a.ID, Answered{a.ID, p.answer, p.proved})
 		}
 		if w.rng.IntN(10) == 0 {
 			w.end(w.now+p.latency, a.ID, Failed{a.ID}) // a duplicate, which must be ignored

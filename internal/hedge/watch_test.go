@@ -73,6 +73,9 @@ func (w *watch) event(now time.Duration, e Event) {
 		if w.out[e.ID] {
 			delete(w.out, e.ID)
 			w.answers[e.ID] = e.Answer
+			if e.Proved {
+				w.proved(now, e.ID)
+			}
 		}
 	case Failed:
 		if w.out[e.ID] {
@@ -82,10 +85,7 @@ func (w *watch) event(now time.Duration, e Event) {
 	case Proved:
 		if w.proving[e.ID] {
 			delete(w.proving, e.ID)
-			w.agreed[e.ID] = true
-			if !w.won {
-				w.won, w.winner, w.wonAt = true, w.answers[e.ID], now
-			}
+			w.proved(now, e.ID)
 		}
 	case Refuted:
 		if w.proving[e.ID] {
@@ -101,6 +101,13 @@ func (w *watch) event(now time.Duration, e Event) {
 		if w.won && answer != "" && answer == w.winner && !w.proofs[id] {
 			w.agreed[id] = true
 		}
+	}
+}
+
+func (w *watch) proved(now time.Duration, id ID) {
+	w.agreed[id] = true
+	if !w.won {
+		w.won, w.winner, w.wonAt = true, w.answers[id], now
 	}
 }
 

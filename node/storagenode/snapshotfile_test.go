@@ -23,7 +23,7 @@ func (e exported) Manifest() []byte { return e.Version.Manifest().Encode() }
 // A range is taken over from a snapshot file alone. The file is not trusted: another state, or
 // damaged bytes, are refused.
 func TestTakesOverFromASnapshotFile(t *testing.T) {
-	v := manyLeaves(t)
+	v := manyLeaves(t, 8000)
 	path := filepath.Join(t.TempDir(), "snapshot")
 	_, err := archive.WriteFile(t.Context(), path, false, exported{v}, archive.Options{ChainID: "test-chain"})
 	require.NoError(t, err)

@@ -9,6 +9,7 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -57,6 +58,8 @@ type takeover struct {
 	boundary []byte           // boundary proof of the range
 	edges    [][]byte         // keys inside the range at which sources' ranges begin, ascending
 	progress *filling
+
+	asked atomic.Int64 // requests for pages while some source is much slower than the best one
 
 	mu sync.Mutex
 	// mu guards lied, why, rated and rate of each giver; its other fields do not change.

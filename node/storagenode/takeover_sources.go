@@ -162,14 +162,26 @@ func (n *Process) givers(ctx context.Context, p *place) (givers []*giver, closeA
 // nor again after that. k chooses the first one among the best. If it is slow, others are asked as
 // well. If isPage, the rate of the source is sampled. The error wraps errNobody if no source had a
 // response, and says why for each of them; it is errSplit if one had no room.
+//
+// With every probeEvery-th page, a source that is much slower than the best one is asked together
+// with it: its rate may come from one late page, or the best one's from one fast page. So nothing
+// waits for a source that is slow, and one that is not regains its place.
 func (t *takeover) call(ctx context.Context, k int, keys avlstar.KeyRange, isPage bool, c transport.Call, check func(answer []byte) error) error {
-	sources, failed := t.sources(k, keys)
+	sources, prompt, failed := t.sources(k, keys)
+	atOnce := 1
+	if slow := len(sources) - prompt; isPage && prompt > 0 && slow > 0 {
+		if n := int(t.asked.Add(1)); n%probeEvery == 0 {
+			probed := prompt + n/probeEvery%slow
+			sources = slices.Insert(slices.Delete(slices.Clone(sources), probed, probed+1), 1, sources[probed])
+			atOnce = 2
+		}
+	}
 	var all sync.WaitGroup
 	defer all.Wait()
 	var mu sync.Mutex // guards accepted, and calls of check
 	accepted, split := false, false
 	search := hedge.Search[*giver, struct{}]{
-		Policy: hedge.Policy{Pace: hedge.EachSlow, Start: 1, Most: sourcesAtOnce, After: slowAfter},
+		Policy: hedge.Policy{Pace: hedge.EachSlow, Start: atOnce, Most: sourcesAtOnce, After: slowAfter},
 		Go:     func(f func()) { all.Go(f) },
 		More:   func() ([]*giver, <-chan struct{}) { return sources, nil },
 		Ask: func(ctx context.Context, g *giver) (struct{}, error) {
@@ -223,10 +235,14 @@ func (t *takeover) call(ctx context.Context, k int, keys avlstar.KeyRange, isPag
 // others.
 const muchWorse = 4
 
-// sources returns the usable sources, and an errNobody with the reasons why the others are not
-// used. The first are those that claim the height, then the others; those that are much slower than
-// the best one come last. A source that was not asked for a page yet may be the best one.
-func (t *takeover) sources(k int, keys avlstar.KeyRange) (usable []*giver, why error) {
+// probeEvery is the number of pages after which a slow source is asked again. See call.
+const probeEvery = 16
+
+// sources returns the usable sources, the number of those that are not much slower than the best
+// one, and an errNobody with the reasons why the others are not used. The first are those that
+// claim the height, then the others; those that are much slower than the best one come last. A
+// source that was not asked for a page yet may be the best one.
+func (t *takeover) sources(k int, keys avlstar.KeyRange) (usable []*giver, prompt int, why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	why = errNobody
@@ -241,7 +257,7 @@ func (t *takeover) sources(k int, keys avlstar.KeyRange) (usable []*giver, why e
 		}
 	}
 	if len(usable) == 0 {
-		return nil, why
+		return nil, 0, why
 	}
 	fastest := 0.0
 	for _, g := range usable {
@@ -267,7 +283,10 @@ func (t *takeover) sources(k int, keys avlstar.KeyRange) (usable []*giver, why e
 	for best < len(usable) && rank(usable[best]) == rank(usable[0]) {
 		best++
 	}
-	return slices.Concat(usable[k%best:best], usable[:k%best], usable[best:]), why
+	for prompt < len(usable) && rank(usable[prompt]) < slow {
+		prompt++
+	}
+	return slices.Concat(usable[k%best:best], usable[:k%best], usable[best:]), prompt, why
 }
 
 // note adds the reason why a source was of no use to an error, and does not ask it again at this

@@ -66,14 +66,14 @@ func (s *source) Call(_ context.Context, c transport.Call) ([]byte, error) {
 	return p.Multiproof(w.Wants, below)
 }
 
-// manyLeaves returns a version whose leaves take 16 MB.
-func manyLeaves(t *testing.T) *avlstar.Version {
+// manyLeaves returns a version whose n leaves take 2 KB each.
+func manyLeaves(t *testing.T, n int) *avlstar.Version {
 	t.Helper()
 	empty, err := avlstar.Empty(avlstar.DefaultChunkBytes)
 	require.NoError(t, err)
 	defer empty.Release()
 	var changes []avlstar.Change
-	for i := range 8000 {
+	for i := range n {
 		changes = append(changes, avlstar.Change{Key: fmt.Appendf(nil, "key-%05d", i), Value: []byte(strings.Repeat("v", 2000))})
 	}
 	v, err := empty.Apply(changes)
@@ -109,18 +109,40 @@ func takeAll(t *testing.T, v *avlstar.Version, keys avlstar.KeyRange, givers ...
 // A source that opens one level of the tree with each response is proved right each time. It is
 // displaced by a source that sends pages.
 func TestOneLevelAtATime(t *testing.T) {
-	v := manyLeaves(t)
+	v := manyLeaves(t, 20_000)
 	claims := []dsm.Claim{{Oldest: 1, Newest: 1}}
 	slow, honest := &source{v: v, oneLevel: true}, &source{v: v}
 	givers := []*giver{{Conn: slow, parts: claims}, {Conn: honest, parts: claims}}
 	require.NoError(t, takeAll(t, v, avlstar.KeyRange{}, givers...))
 	t.Logf("the slow source was asked %d times, the other one %d times", slow.asked.Load(), honest.asked.Load())
 	require.GreaterOrEqual(t, honest.asked.Load(), int64(v.Root().Bytes/pageBytes), "all pages come from the other source")
+	require.LessOrEqual(t, slow.asked.Load(), honest.asked.Load()/2, "only what began before its first response, and what was late")
 	require.True(t, givers[0].rated)
 	require.Zero(t, givers[0].rate)
 	require.Positive(t, givers[1].rate)
 	for k := range 4 {
-		usable, _ := (&takeover{height: 1, givers: givers}).sources(k, avlstar.KeyRange{})
+		usable, prompt, _ := (&takeover{height: 1, givers: givers}).sources(k, avlstar.KeyRange{})
 		require.Equal(t, []*giver{givers[1], givers[0]}, usable)
+		require.Equal(t, 1, prompt)
 	}
+}
+
+// The rates of two equal sources differ by chance: one page of the first came late, and one page of
+// the second came at once. The first one regains its place.
+func TestSlowSourceIsAskedAgain(t *testing.T) {
+	v := manyLeaves(t, 20_000)
+	claims := []dsm.Claim{{Oldest: 1, Newest: 1}}
+	unlucky, lucky := &source{v: v}, &source{v: v}
+	givers := []*giver{{Conn: unlucky, parts: claims}, {Conn: lucky, parts: claims}}
+	givers[0].sample(0, slowAfter)
+	givers[1].sample(1<<20, 0)
+	usable, prompt, _ := (&takeover{height: 1, givers: givers}).sources(0, avlstar.KeyRange{})
+	require.Equal(t, []*giver{givers[1], givers[0]}, usable)
+	require.Equal(t, 1, prompt)
+
+	require.NoError(t, takeAll(t, v, avlstar.KeyRange{}, givers...))
+	t.Logf("pages of the first source: %d, of the second: %d", unlucky.asked.Load(), lucky.asked.Load())
+	require.Positive(t, unlucky.asked.Load(), "it was asked again")
+	// Only the page with which a source is probed, and one that was late, are requested twice.
+	require.LessOrEqual(t, unlucky.asked.Load()+lucky.asked.Load(), int64(v.Root().Bytes/pageBytes)*3/2)
 }
