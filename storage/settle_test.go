@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -267,10 +268,10 @@ func TestEstimateKeysWhileSettling(t *testing.T) {
 	fs := hold(mem)
 	unsettledZone(t, fs, testOptions(fs), want)
 	var s *Zone
-	settle, opened := false, false
+	var settle, opened atomic.Bool // the injector also runs in Pebble's goroutines
 	opts := testOptions(errorfs.Wrap(mem.CrashClone(vfs.CrashCloneCfg{}), errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if settle && op.Kind == errorfs.OpOpen && strings.HasSuffix(op.Path, runsSuffix) {
-			settle, opened = false, true
+		if op.Kind == errorfs.OpOpen && strings.HasSuffix(op.Path, runsSuffix) && settle.CompareAndSwap(true, false) {
+			opened.Store(true)
 			// Like settle: the files are removed once they are not referenced.
 			freed := s.generations.replace(newGeneration(want.meta.Height, s.db.NewSnapshot()))
 			select {
@@ -283,10 +284,10 @@ func TestEstimateKeysWhileSettling(t *testing.T) {
 	})))
 	s, err := open("zone", opts) // without a flusher
 	require.NoError(t, err)
-	settle = true
+	settle.Store(true)
 	keys, err := s.EstimateKeys()
 	require.NoError(t, err)
-	require.True(t, opened)
+	require.True(t, opened.Load())
 	require.InEpsilon(t, len(want.leaves), keys, 0.2)
 	close(s.flusherDone)
 	require.NoError(t, s.Close())
