@@ -37,6 +37,15 @@ E2E_PACKAGES   = ./e2e/... ./cmd/localnet/... ./networks/joining
 PURE_PACKAGES  = /tx$$|/statesync/scheduler$$|/health$$|/internal/(hexruns|bubble)$$
 RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e '/networks/[hj]' -e '/internal/lint$$' | grep -v -E '$(PURE_PACKAGES)')
 
+# Tests that take the race detector half a minute and more, and in which it finds nothing: one goroutine, or commands and files.
+RACE_SKIP      = ^(TestMemoryReturns|TestIndexGrows|TestRandomBlocks|TestPagedLeftEdge|TestDamagedProofs|TestDamagedRangeProofs)$$
+RACE_SKIP     := $(RACE_SKIP)|^(TestVisits|TestKept|TestVectors|TestAgainstReference|TestModelLong|TestCostOfABlock|TestReadsOfABlockAreBounded)$$
+RACE_SKIP     := $(RACE_SKIP)|^(TestKeptVersionsAreBoundedByBytes|TestManyRevokesBeforeTexts|TestDecoderForgets|TestResultsAreBounded)$$
+RACE_SKIP     := $(RACE_SKIP)|^(TestDamagedTables|TestScrubBesideBlocks|TestCrash|TestStoreEqualsAMap|TestCompactAndMetrics|TestDamage)$$
+RACE_SKIP     := $(RACE_SKIP)|^(TestSegmentThatCannotBeRead|TestReadsByKeyEqualTheModel|TestScanOfManyTables|TestDamagedFiles|TestDamagedSegments)$$
+RACE_SKIP     := $(RACE_SKIP)|^TestSecretsStaySecret$$
+RACE_SKIP     := $(RACE_SKIP)|^TestScripts$$/^(admins|config|environment|genesis|halt|init|keys|offline|small|upgrade|upgrade_peers|usage|validator)$$
+
 # $(call timed,WHAT,COMMAND) runs a command, and prints WHAT before and the seconds after it.
 timed = @echo "=== $(1)"; from=$$(date +%s); $(2) && echo "=== $$(($$(date +%s) - from)) s: $(1)"
 
@@ -90,27 +99,27 @@ check: $(CHECKS) ## all other checks: race detector, debug checks, the iavl orac
 
 race: ## the unit tests with fewer rounds, under the race detector (which needs a C compiler)
 	@if command -v $${CC:-gcc} >/dev/null; then \
-	  set -x; CGO_ENABLED=1 $(GO) test -race -short -vet=off -p 4 -parallel 4 -timeout 25m $(RACE_PACKAGES); \
+	  set -x; CGO_ENABLED=1 $(GO) test -race -short -vet=off -p 4 -parallel 4 -timeout 25m -skip '$(RACE_SKIP)' $(RACE_PACKAGES); \
 	else echo 'NOT RUN: the race detector (no C compiler here)'; fi
 
 debug: ## the tree's tests without assembly, with a full check of every version
 	$(GO) test -tags purego,avlstardebug -short -vet=off -timeout 10m ./avlstar/...
 
 oracle: ## compare the tree, and the formats for IAVL chains, with cosmos/iavl v1.3 (a module of its own, so that iavl never reaches the node)
-	$(EACH) '$(ORACLE_MODULES)' $(GO) test -timeout 20m ./...
+	$(EACH) '$(ORACLE_MODULES)' $(GO) test -vet=off -timeout 20m ./...
 
 bench: ## the tests of starling-bench, which run it on a few keys (a module of its own, so that the peers never reach the node)
 	@# They build programs of other modules, whose changes Go's cache of test results does not detect.
-	$(EACH) '$(BENCH_MODULES)' $(GO) test -count=1 -timeout 20m ./...
+	$(EACH) '$(BENCH_MODULES)' $(GO) test -vet=off -count=1 -timeout 20m ./...
 
 cosmos: ## everything for chains of the Cosmos SDK except make oracle (modules of their own, so that the SDK never reaches the node)
-	$(EACH) cosmos $(GO) test -timeout 20m ./...
+	$(EACH) cosmos $(GO) test -vet=off -timeout 20m ./...
 	@# CometBFT's own Pebble is behind a build tag.
-	$(EACH) cosmos $(GO) test -tags pebbledb -timeout 20m -run '^TestCometState$$|^TestStoppedAlone$$' ./cmd/starling-iavl
+	$(EACH) cosmos $(GO) test -vet=off -tags pebbledb -timeout 20m -run '^TestCometState$$|^TestStoppedAlone$$' ./cmd/starling-iavl
 	@# -count=1 as in bench.
-	$(EACH) '$(filter-out cosmos,$(COSMOS_MODULES))' $(GO) test -count=1 -timeout 20m ./...
+	$(EACH) '$(filter-out cosmos,$(COSMOS_MODULES))' $(GO) test -vet=off -count=1 -timeout 20m ./...
 	@# These packages also support SDK v0.53.
-	$(EACH) cosmos/sdk $(GO) test $(SDK053) -count=1 -timeout 20m ./serve ./simd
+	$(EACH) cosmos/sdk $(GO) test -vet=off $(SDK053) -count=1 -timeout 20m ./serve ./simd
 
 cosmos-real: ## builds gaiad v28.0.0 from public sources, and joins its chain (needs a C compiler; not part of make check)
 	scripts/cosmos-real.sh
@@ -122,7 +131,7 @@ e2e: ## networks of processes on loopback, and of containers where there is Dock
 	test "$$(git rev-parse --is-shallow-repository 2>/dev/null)" = false || echo 'NOT RUN: the upgrade from an older build (no whole clone)'; \
 	test "$$(id -u)" = 0 || echo 'NOT RUN: full disks (they need root)'
 	@# Networks wait for blocks: two packages at a time.
-	$(GO) test -count=1 -p 2 -timeout 40m $(E2E_PACKAGES)
+	$(GO) test -vet=off -count=1 -p 2 -timeout 40m $(E2E_PACKAGES)
 
 e2e-docker: ## the networks ci and byzantine of e2e/networks as Docker containers (needs Docker)
 	STARLING_E2E_PROVIDER=docker STARLING_E2E_NETWORKS=ci,byzantine $(GO) test -count=1 -v -timeout 30m -run '^TestNetworks$$' ./e2e

@@ -31,7 +31,7 @@ import (
 //	               └ index        values are found by their keys' hashes
 func TestMetamorphic(t *testing.T) {
 	rnd := seeds.Rand(t)
-	for i := range scaled(8) {
+	for i := range scaled(4) {
 		t.Run(fmt.Sprint("story ", i), func(t *testing.T) { newStory(rnd, 40).compareAll(t) })
 	}
 }

@@ -130,7 +130,7 @@ func TestAbsenceNeedsNeighbour(t *testing.T) {
 // operation gets further.
 func TestRandomPruning(t *testing.T) {
 	rnd := seeds.Rand(t)
-	for range scaled(60) {
+	for range scaled(30) {
 		v := mustEmpty(t, 1+rnd.Uint64N(2000))
 		keys := 10 << rnd.IntN(6)
 		for range 3 {

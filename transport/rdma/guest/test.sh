@@ -58,7 +58,7 @@ paths() { of_package paths transport/rdma '^TestGuest'; } # the others need no d
 # Each test has its own network of processes and its own VM, so that it does not use up the time of another.
 nodes() { # name, test
   if [ ! -e "$build/nodes" ]; then
-    CGO_ENABLED=1 $go build -tags rdma -trimpath -buildvcs=false -ldflags '-s -w' -o "$build/" ./cmd/starlingd ./e2e/byzantine
+    CGO_ENABLED=1 $go build -tags rdma,noevm -trimpath -buildvcs=false -ldflags '-s -w' -o "$build/" ./cmd/starlingd ./e2e/byzantine
     CGO_ENABLED=0 $go test -ldflags '-s -w' -c -o "$build/nodes" ./e2e/guest
   fi
   run "$1" "$build/nodes" --mem 3072 --file "$build/starlingd" --file "$build/byzantine" -- ./rdma.test -test.v -test.timeout 17m -test.run "^$2\$"
