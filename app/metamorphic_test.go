@@ -17,6 +17,9 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/app/evm"
+	"github.com/starling-kv/starling/app/program"
+	"github.com/starling-kv/starling/app/program/programtest"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	storage "github.com/starling-kv/starling/dsm/client"
@@ -27,6 +30,7 @@ import (
 	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
+	"github.com/starling-kv/starling/tx"
 )
 
 // storyBlock is one block of a story: its transactions, and the results in full-state mode.
@@ -78,11 +82,15 @@ func TestShardedMetamorphic(t *testing.T) {
 
 // tellStory runs random blocks in full-state mode.
 func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []storyBlock) {
-	local := startChain(t, &memoryStore{}, witnessedState)
+	local, err := New(Options{Store: &memoryStore{}, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour, Programs: evm.New()})
+	require.NoError(t, err)
+	_, err = local.InitChain(ctx, initRequest(witnessedState))
+	require.NoError(t, err)
 	m := &model{state: map[string]string{}, open: true}
 	g := &generator{Rand: rnd, t: t, names: []string{"alice", "bob", "carol", "root"}}
+	p := &callers{t: t, rnd: rnd, m: m}
 	for i := range blocks {
-		b := storyBlock{txs: prefill(t)}
+		b := storyBlock{txs: append(prefill(t), sign(t, "root", 0, upgradeOp(p.version(), 2)))}
 		if i > 0 {
 			b.last, b.txs = g.lastCommit(), nil
 			for waiting := map[string]uint64{}; len(b.txs) < 12; {
@@ -92,7 +100,11 @@ func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []storyBlock) {
 				b.txs = append(b.txs, deletion(t, g, m))
 			}
 		}
+		if i > 1 { // in version 2
+			b.txs = append(p.transactions(i), b.txs...)
+		}
 		b.want = runBlockAfter(t, local, b.last, b.txs...)
+		p.note(b)
 		story = append(story, b)
 		_, v := local.Latest()
 		clear(m.state)
@@ -101,7 +113,68 @@ func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []storyBlock) {
 		}
 		v.Release()
 	}
+	require.True(t, p.logged > 0 || p.version() == 1, "no program was called")
 	return story
+}
+
+// callers deploy and call programs.
+type callers struct {
+	t        *testing.T
+	rnd      *rand.Rand
+	m        *model
+	programs [][]byte // addresses
+	deployed []int    // positions of deployments in the last block
+	called   []int    // positions of calls in the last block
+	logged   int      // number of calls that logged something
+}
+
+// version is the app version of the story: 1 in a build without programs.
+func (p *callers) version() uint64 { return NewestVersion(evm.New() != nil) }
+
+// transactions returns those at the beginning of block i.
+func (p *callers) transactions(i int) (txs [][]byte) {
+	p.deployed, p.called = nil, nil
+	if p.version() == 1 {
+		return nil
+	}
+	if i == 2 {
+		root := p.m.u64(NonceKey(account("root")))
+		txs = append(txs, sign(p.t, "root", root, grantOp(account("dave"), string(program.Prefix(nil)), 0), grantOp(account("dave"), "d", 0)))
+	}
+	nonce := p.m.u64(NonceKey(account("dave")))
+	for k := range uint64(3) {
+		operation := tx.NewBoundedAdd(fmt.Appendf(nil, "d%d", p.rnd.IntN(5)), p.rnd.Int64N(9)-3, -20, 40)
+		switch {
+		case len(p.programs) == 0 || p.rnd.IntN(8) == 0:
+			operation = tx.NewDeploy(programtest.InitCode(p.rnd), nil, 1_500_000, 40)
+			p.deployed = append(p.deployed, len(txs))
+		case p.rnd.IntN(4) > 0:
+			var touch [][]byte
+			to := p.programs[p.rnd.IntN(len(p.programs))]
+			if p.rnd.IntN(2) == 0 {
+				touch = [][]byte{program.CodeKey(to)}
+			}
+			p.called = append(p.called, len(txs))
+			operation = tx.NewCall(to, programtest.Input(p.rnd), 150_000, 8, 6, touch...)
+		}
+		txs = append(txs, sign(p.t, "dave", nonce+k, operation))
+	}
+	return txs
+}
+
+// note takes the addresses of new programs from the results of a block.
+func (p *callers) note(b storyBlock) {
+	for _, at := range p.deployed {
+		result := must(tx.DecodeResult(b.want.TxResults[at].Data))
+		require.NotEmpty(p.t, result.Results[0].Value)
+		p.programs = append(p.programs, result.Results[0].Value)
+	}
+	for _, at := range p.called {
+		require.Zero(p.t, b.want.TxResults[at].Code, b.want.TxResults[at].Log)
+		if slices.ContainsFunc(b.want.TxResults[at].Events, func(e abci.Event) bool { return e.Type == EventTypeProgram }) {
+			p.logged++
+		}
+	}
 }
 
 // retelling is a sharded validator, and its storage nodes.
@@ -180,7 +253,7 @@ func (w *retelling) hash(height int64) avlstar.Hash {
 // startNodes starts storage nodes that have the genesis state. stop stops them.
 func (w *retelling) startNodes(rnd *rand.Rand) (stop func()) {
 	t := w.t
-	edges := []string{"\x00", "\x00g", "\x00n", "\x00v", "a", "a1", "a140", "ab", "ab21\x00", "abc", "b", "c", "\xff"}
+	edges := []string{"\x00", "\x00g", "\x00n", "\x00v", "\x00x\x80", "a", "a1", "a140", "ab", "ab21\x00", "abc", "b", "c", "\xff"}
 	rnd.Shuffle(len(edges), func(i, j int) { edges[i], edges[j] = edges[j], edges[i] })
 	firsts := append([]string{""}, slices.Sorted(slices.Values(edges[:w.c.shards-1]))...)
 	var shards []dsm.Placement
@@ -270,7 +343,7 @@ func (w *retelling) start(height int64) {
 	edges := w.source.Edges()
 	w.app, err = New(Options{
 		Store: retold{w}, Source: counted{w.source, &w.fetches}, KeepRecent: 4,
-		ChainID: testChain, ProposalTime: time.Hour, Edges: w.source.Edges,
+		ChainID: testChain, ProposalTime: time.Hour, Edges: w.source.Edges, Programs: evm.New(),
 		Retention: avlstar.Retention{
 			Depth: w.c.depth, Window: w.c.window,
 			Least: func() int { return int(max(0, w.last.Load()-w.source.Durable())) },

@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/app/program"
+	"github.com/starling-kv/starling/app/program/programtest"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -23,6 +25,8 @@ type mixed struct {
 	// codes and operations that succeeded, of all blocks so far
 	codes map[tx.Code]int
 	done  map[string]int
+	// addresses of the programs that this chain's blocks deployed
+	programs [][]byte
 }
 
 // mixedGrants are the rights of genesis.
@@ -62,7 +66,29 @@ func (m *mixed) value() []byte {
 	return []byte(strings.Repeat("v", 1+m.rng.IntN(most)))
 }
 
-func (m *mixed) prefix() []byte { return []byte(m.pick("s", "s-2", "s-3", "t", "e", "e-1", "u")) }
+// prefix is that of all programs at times, in versions that have them.
+func (m *mixed) prefix(version uint64) []byte {
+	if version > app.GenesisVersion && m.rng.IntN(3) == 0 {
+		return program.Prefix(nil)
+	}
+	return []byte(m.pick("s", "s-2", "s-3", "t", "e", "e-1", "u"))
+}
+
+// program returns an operation that only versions with programs have.
+func (m *mixed) program() tx.Operation {
+	switch n := m.rng.IntN(8); {
+	case n < 2:
+		key := fmt.Appendf(nil, "%s-number-%d", m.pick("s", "t", "e", "key"), m.rng.IntN(30))
+		return tx.NewBoundedAdd(key, m.rng.Int64N(20)-6, -10, 100)
+	case n == 2 || len(m.programs) == 0:
+		return tx.NewDeploy(programtest.InitCode(m.rng), nil, 1_500_000, 40)
+	}
+	gas := uint64(150_000)
+	if m.rng.IntN(10) == 0 {
+		gas = 30_000 // too little
+	}
+	return tx.NewCall(m.programs[m.rng.IntN(len(m.programs))], programtest.Input(m.rng), gas, 6, 6)
+}
 
 func (m *mixed) grantee() []byte {
 	if m.rng.IntN(4) == 0 {
@@ -85,7 +111,7 @@ func (m *mixed) operation(name string, height int64, version uint64, get func(ke
 		case 4:
 			return tx.NewRead(key)
 		case 5:
-			return tx.NewGrant(mixedAccount(name), m.prefix(), 0) // without the right
+			return tx.NewGrant(mixedAccount(name), m.prefix(version), 0) // without the right
 		case 6:
 			return tx.NewRead(app.NonceKey(mixedAccount(m.name())))
 		}
@@ -93,9 +119,9 @@ func (m *mixed) operation(name string, height int64, version uint64, get func(ke
 	}
 	switch m.rng.IntN(10) {
 	case 0, 1, 2:
-		return tx.NewGrant(m.grantee(), m.prefix(), uint64(m.rng.IntN(2)*m.rng.IntN(100_000)))
+		return tx.NewGrant(m.grantee(), m.prefix(version), uint64(m.rng.IntN(2)*m.rng.IntN(100_000)))
 	case 3:
-		return tx.NewRevoke(m.grantee(), m.prefix())
+		return tx.NewRevoke(m.grantee(), m.prefix(version))
 	case 4, 5:
 		return tx.NewSetValidator(mixedAccount(fmt.Sprint("validator ", m.rng.IntN(40))), uint64(m.rng.IntN(2)))
 	case 6:
@@ -135,6 +161,9 @@ func (m *mixed) block(r *replica, height int64) (txs [][]byte) {
 		for range 1 + m.rng.IntN(1+29*m.rng.IntN(2)) {
 			operations = append(operations, m.operation(name, height, version, get))
 		}
+		if version > app.GenesisVersion && m.rng.IntN(3) == 0 {
+			operations = append(operations[:m.rng.IntN(2)], m.program())
+		}
 		if m.rng.IntN(20) == 0 {
 			nonce += uint64(m.rng.IntN(3))
 		}
@@ -156,8 +185,14 @@ func (m *mixed) count(txs [][]byte, chainID string, results []*abci.ExecTxResult
 		if err != nil || decoded.Body == nil || r.Code != 0 {
 			continue
 		}
-		for _, operation := range decoded.Body.Operations {
+		for k, operation := range decoded.Body.Operations {
 			m.done[fmt.Sprintf("%T", operation.Op)]++
+			if operation.GetDeploy() != nil {
+				result, err := tx.DecodeResult(r.Data)
+				if err == nil {
+					m.programs = append(m.programs, result.Results[k].Value)
+				}
+			}
 		}
 	}
 }
