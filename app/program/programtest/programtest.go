@@ -24,13 +24,15 @@ var follow = []byte{
 func InitCode(rng *rand.Rand) []byte {
 	var init []byte
 	for range rng.IntN(slots) {
-		init = append(init, 0x60, byte(rng.IntN(slots)), 0x60, byte(rng.IntN(slots)), 0x55) // SSTORE
+		slot, value := byte(rng.IntN(slots)), byte(rng.IntN(slots))
+		init = append(init, 0x60, value, 0x60, slot, 0x55) // SSTORE
 	}
 	size := uint16(len(follow) + rng.IntN(1500))
 	at := uint16(len(init) + 13)
 	init = append(binary.BigEndian.AppendUint16(append(init, 0x61), size), 0x61)
-	init = append(binary.BigEndian.AppendUint16(init, at), 0x5f, 0x39)                 // CODECOPY(0, at, size)
-	init = append(binary.BigEndian.AppendUint16(append(init, 0x61), size), 0x5f, 0xf3) // RETURN(0, size)
+	// CODECOPY(0, at, size) RETURN(0, size)
+	init = append(binary.BigEndian.AppendUint16(init, at), 0x5f, 0x39)
+	init = append(binary.BigEndian.AppendUint16(append(init, 0x61), size), 0x5f, 0xf3)
 	init = append(init, follow...)
 	return append(init, make([]byte, int(size)-len(follow))...)
 }
