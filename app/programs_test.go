@@ -90,6 +90,41 @@ func TestProgramsOnWitnesses(t *testing.T) {
 	})
 }
 
+// A simulation on a tree in which nodes are missing answers as in full-state mode, and what the
+// next block then does.
+func TestSimulateOnWitnesses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		to := toyEngine{}.deployed(account("alice"), 0)
+		local := startPrograms(t)
+		defer local.Stop()
+		source := newFakeSource(t, nil)
+		source.has(local)
+		a := bareWithPrograms(t, local, source)
+		defer a.Stop()
+		simulate := func(a *App, body *tx.Body) *tx.Simulation {
+			res := must(a.Query(ctx, &abci.RequestQuery{Path: PathSimulate, Data: must(body.Marshal())}))
+			require.Zero(t, res.Code, res.Log)
+			answer := new(tx.Simulation)
+			require.NoError(t, answer.Unmarshal(res.Value))
+			return answer
+		}
+		for _, operation := range []tx.Operation{
+			tx.NewCall(to, []byte("follow s3 new; set s7 -; get s9; log topic data"), 1e5, 50, 50), tx.NewCall(to, []byte("get s3; revert no"), 1e5, 50, 50),
+			tx.NewCall(to, []byte("get s1; get s2; get s3"), 2000, 50, 50), tx.NewDeploy([]byte("code\n"), []byte("set a 1"), 1e5, 9),
+			tx.NewCall(make([]byte, 20), nil, 1e5, 9, 9), put("a0", "new"), read("ab7"), tx.NewAdd([]byte("a0"), 1),
+		} {
+			body := &tx.Body{Account: account("alice"), Operations: []tx.Operation{operation}}
+			want := simulate(local, body)
+			require.Equal(t, want, simulate(a, body), "%s", operation.String())
+			if call := operation.GetCall(); call != nil && want.Code == 0 {
+				result := must(local.FinalizeBlock(ctx, &abci.RequestFinalizeBlock{Height: local.Height() + 1, Txs: [][]byte{sign(t, "alice", 5, operation)}}))
+				require.Equal(t, must(want.Result.Marshal()), result.TxResults[0].Data)
+			}
+		}
+		require.Positive(t, source.requests(), "no node was missing")
+	})
+}
+
 // The time of a block counts only in versions whose programs see it, and a block that is executed
 // again has the same result.
 func TestTimeOfBlocks(t *testing.T) {

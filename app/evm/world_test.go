@@ -5,14 +5,11 @@ package evm
 import (
 	"bytes"
 	"errors"
-	"math/big"
 	"slices"
 	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/ethereum/go-ethereum/common"
-	"github.com/ethereum/go-ethereum/core/vm"
 	"github.com/ethereum/go-ethereum/crypto"
 	"github.com/stretchr/testify/require"
 
@@ -140,58 +137,6 @@ func checkFailingReads(t testing.TB, w world, sender common.Address, call progra
 	require.Equal(t, whole, w.runAs(t, sender, call), "with all records named")
 	call.Keys--
 	require.Equal(t, program.TooMany, w.runAs(t, sender, call).Status)
-}
-
-// assemble translates text into bytecode. A word is an instruction, `name:` (a JUMPDEST), or after
-// PUSH a number, 0x bytes or `@name`. A semicolon begins a comment.
-func assemble(t testing.TB, text string) []byte {
-	t.Helper()
-	var code []byte
-	labels, uses := map[string]int{}, map[int]string{}
-	for line := range strings.Lines(text) {
-		line, _, _ = strings.Cut(line, ";")
-		words := strings.Fields(line)
-		for i := 0; i < len(words); i++ {
-			word := words[i]
-			if name, is := strings.CutSuffix(word, ":"); is {
-				labels[name] = len(code)
-				code = append(code, byte(vm.JUMPDEST))
-				continue
-			}
-			if word == "PUSH" {
-				i++
-				if name, is := strings.CutPrefix(words[i], "@"); is {
-					uses[len(code)+1] = name
-					code = append(code, byte(vm.PUSH2), 0, 0)
-					continue
-				}
-				code = append(code, push(t, words[i])...)
-				continue
-			}
-			op := vm.StringToOp(word)
-			require.True(t, op != vm.STOP || word == "STOP", "no instruction %s", word)
-			code = append(code, byte(op))
-		}
-	}
-	for at, name := range uses {
-		require.Contains(t, labels, name)
-		code[at], code[at+1] = byte(labels[name]>>8), byte(labels[name])
-	}
-	return code
-}
-
-func push(t testing.TB, word string) []byte {
-	t.Helper()
-	var value []byte
-	if strings.HasPrefix(word, "0x") {
-		value = common.FromHex(word)
-	} else {
-		number, err := strconv.ParseUint(word, 10, 64)
-		require.NoError(t, err)
-		value = common.TrimLeftZeroes(common.BigToHash(new(big.Int).SetUint64(number)).Bytes())
-	}
-	require.LessOrEqual(t, len(value), 32)
-	return append([]byte{byte(vm.PUSH0) + byte(len(value))}, value...)
 }
 
 // deployer returns init code that deploys code.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -66,6 +67,11 @@ func TestScripts(t *testing.T) {
 		},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("HOME", env.WorkDir)
+			examples, err := filepath.Abs("../../../examples/programs")
+			if err != nil {
+				return err
+			}
+			env.Setenv("EXAMPLES", examples)
 			env.Setenv("STARLINGD_CONSENSUS_TIMEOUT_COMMIT", "20ms")
 			env.Setenv("STARLINGD_P2P_PEX", "false")
 			env.Setenv("STARLINGD_RPC_TIMEOUT_BROADCAST_TX_COMMIT", "5m")

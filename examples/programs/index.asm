@@ -1,0 +1,68 @@
+; Keys with values, and an index: which keys have a value. All are words of 32 bytes; the value 0 is none.
+
+; Where the memory has what.
+KEY = 64
+NEW = 96
+OLD = 128
+LAST = 160
+LEFT = 192
+AT = 224
+; The slot of a word and a kind. The keys of a value follow one another from the slot of LIST on.
+SLOT = 32 MSTORE 0 MSTORE 64 0 KECCAK256
+VALUE = 0
+PLACE = 1 ; of a key in its list, counted from 1
+COUNT = 2 ; of a value's keys
+LIST = 3
+
+.size .start 0 CODECOPY .size 0 RETURN
+
+.runtime
+0 CALLDATALOAD 224 SHR
+DUP1 put(bytes32,bytes32) EQ @put JUMPI
+DUP1 get(bytes32) EQ @get JUMPI
+DUP1 count(bytes32) EQ @count JUMPI
+DUP1 find(bytes32,uint256) EQ @find JUMPI
+refuse:
+0 0 REVERT
+
+get:
+4 CALLDATALOAD VALUE SLOT SLOAD @answer JUMP
+
+count:
+4 CALLDATALOAD COUNT SLOT SLOAD @answer JUMP
+
+; find returns the nth key with a value, counted from 0. The order changes when keys are removed.
+find:
+4 CALLDATALOAD COUNT SLOT SLOAD 36 CALLDATALOAD LT ISZERO @refuse JUMPI
+4 CALLDATALOAD LIST SLOT 36 CALLDATALOAD ADD SLOAD
+answer:
+0 MSTORE 32 0 RETURN
+
+put:
+4 CALLDATALOAD KEY MSTORE
+36 CALLDATALOAD NEW MSTORE
+KEY MLOAD VALUE SLOT SLOAD OLD MSTORE
+OLD MLOAD NEW MLOAD EQ @done JUMPI
+OLD MLOAD ISZERO @insert JUMPI
+
+; The last key of the old value's list takes the place of this key.
+1 OLD MLOAD COUNT SLOT SLOAD SUB LEFT MSTORE
+KEY MLOAD PLACE SLOT SLOAD AT MSTORE
+OLD MLOAD LIST SLOT LEFT MLOAD ADD SLOAD LAST MSTORE
+LAST MLOAD 1 OLD MLOAD LIST SLOT AT MLOAD ADD SUB SSTORE
+AT MLOAD LAST MLOAD PLACE SLOT SSTORE
+0 OLD MLOAD LIST SLOT LEFT MLOAD ADD SSTORE
+0 KEY MLOAD PLACE SLOT SSTORE
+LEFT MLOAD OLD MLOAD COUNT SLOT SSTORE
+
+insert:
+NEW MLOAD ISZERO @store JUMPI
+NEW MLOAD COUNT SLOT SLOAD LEFT MSTORE
+KEY MLOAD NEW MLOAD LIST SLOT LEFT MLOAD ADD SSTORE
+LEFT MLOAD 1 ADD NEW MLOAD COUNT SLOT SSTORE
+LEFT MLOAD 1 ADD KEY MLOAD PLACE SLOT SSTORE
+
+store:
+NEW MLOAD KEY MLOAD VALUE SLOT SSTORE
+done:
+STOP
