@@ -91,6 +91,7 @@ func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []storyBlock) {
 	p := &callers{t: t, rnd: rnd, m: m}
 	for i := range blocks {
 		b := storyBlock{txs: append(prefill(t), sign(t, "root", 0, upgradeOp(p.version(), 2)))}
+		g.numbers = i > 1 && p.version() > 1
 		if i > 0 {
 			b.last, b.txs = g.lastCommit(), nil
 			for waiting := map[string]uint64{}; len(b.txs) < 12; {

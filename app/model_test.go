@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
@@ -230,6 +231,8 @@ func (m *model) operation(who string, operation *tx.Operation) (tx.Code, string)
 			return tx.CodeCompareFailed, ""
 		}
 		m.state[string(op.CompareAndPut.Key)] = string(op.CompareAndPut.Value)
+	case *tx.Operation_Add:
+		return m.add(who, op.Add)
 	case *tx.Operation_Read:
 		value := m.state[string(op.Read.Key)]
 		if m.reads += len(value); m.reads > ReadBudgetBytes {
@@ -289,6 +292,30 @@ func (m *model) operation(who string, operation *tx.Operation) (tx.Code, string)
 	return 0, ""
 }
 
+// add returns the new number.
+func (m *model) add(who string, op *tx.Add) (tx.Code, string) {
+	key := string(op.Key)
+	if code := m.mayWrite(who, key, ""); code == tx.CodeUnauthorized {
+		return code, ""
+	}
+	number := new(big.Int)
+	if old, there := m.state[key]; there {
+		_, ok := number.SetString(old, 10)
+		if !ok || !number.IsInt64() || number.String() != old {
+			return tx.CodeNotNumber, ""
+		}
+	}
+	number.Add(number, big.NewInt(op.Delta))
+	if least, most := op.Limits(); number.Cmp(big.NewInt(least)) < 0 || number.Cmp(big.NewInt(most)) > 0 {
+		return tx.CodeOutOfBounds, ""
+	}
+	if code := m.mayWrite(who, key, number.String()); code != 0 {
+		return code, ""
+	}
+	m.state[key] = number.String()
+	return 0, m.state[key]
+}
+
 // recount computes the 0x00 'c' records from the grants.
 func (m *model) recount() {
 	counts := map[string]uint64{}
@@ -309,8 +336,9 @@ func (m *model) recount() {
 // succeed.
 type generator struct {
 	*rand.Rand
-	t     *testing.T
-	names []string
+	t       *testing.T
+	names   []string
+	numbers bool // also operations of app version 2
 }
 
 func (g *generator) pick(from ...string) string { return from[g.IntN(len(from))] }
@@ -336,7 +364,20 @@ func (g *generator) grantee() []byte {
 
 func (g *generator) prefix() string { return g.pick("", "a", "ab", "abc", "b", "c", "a1", "\xff") }
 
+// number returns an addition, mostly to a key whose values are numbers.
+func (g *generator) number() tx.Operation {
+	key := []byte(g.pick("an1", "an1", "an2", "abn", "bn", "cn", g.key()))
+	delta := []int64{1, 1, 3, -2, 1 << 62, -1 << 63}[g.IntN(6)]
+	if g.IntN(2) == 0 {
+		return tx.NewAdd(key, delta)
+	}
+	return tx.NewBoundedAdd(key, delta, -g.Int64N(5), g.Int64N(30))
+}
+
 func (g *generator) operation(state map[string]string) tx.Operation {
+	if g.numbers && g.IntN(8) == 0 {
+		return g.number()
+	}
 	switch g.IntN(30) {
 	case 24, 25, 26, 27, 28, 29:
 		return g.newOperation(state)
@@ -408,19 +449,32 @@ func (g *generator) transaction(m *model, waiting map[string]uint64) []byte {
 // Random blocks are compared with the model and with CometBFT's validator set, on two instances:
 // one executes the blocks that the other proposes, and is restarted at times.
 func TestAgainstModel(t *testing.T) {
-	g := &generator{Rand: seeds.Rand(t), t: t, names: []string{"alice", "bob", "carol", "root"}}
+	g := &generator{Rand: seeds.Rand(t), t: t, names: []string{"alice", "bob", "carol", "root"}, numbers: true}
 	const appState = `{"chunk_bytes": 150, "open": true, "admins": ["@root"], "grants": [
 		{"grantee": "@alice", "prefix": "a"}, {"grantee": "@bob", "prefix": "ab", "quota": 100}, {"grantee": "*", "prefix": "c", "quota": 50}]}`
 	stores := []*memoryStore{{}, {}}
-	proposer, follower := startChain(t, stores[0], appState), startChain(t, stores[1], appState)
-	m := &model{state: map[string]string{}, open: true}
+	open := func(store *memoryStore) *App {
+		a, err := New(Options{Store: store, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour, Programs: toyEngine{}})
+		require.NoError(t, err)
+		return a
+	}
+	start := func(store *memoryStore) *App {
+		a := open(store)
+		_, err := a.InitChain(ctx, initRequest(appState))
+		require.NoError(t, err)
+		runBlock(t, a, sign(t, "root", 0, upgradeOp(2, 2)))
+		runBlock(t, a)
+		return a
+	}
+	proposer, follower := start(stores[0]), start(stores[1])
+	m := &model{state: map[string]string{}, open: true, height: 2}
 	for _, kv := range entries(t, follower.block.version) {
 		m.state[string(kv.Key)] = string(kv.Value)
 	}
 	validators := cmttypes.NewValidatorSet([]*cmttypes.Validator{cmttypes.NewValidator(key("v1").PubKey(), 10)})
 	seen, together := map[tx.Code]int{}, 0
 	blocks, codes := 150, []tx.Code{tx.CodeOK, tx.CodeUnauthorized, tx.CodeBadNonce, tx.CodeCompareFailed, tx.CodeQuota, tx.CodeTextClosed,
-		tx.CodeNotAdmin, tx.CodeInvalidChange, tx.CodeUnconfirmed, tx.CodeRangeLimit, tx.CodeThreshold}
+		tx.CodeNotAdmin, tx.CodeInvalidChange, tx.CodeUnconfirmed, tx.CodeRangeLimit, tx.CodeThreshold, tx.CodeNotNumber, tx.CodeOutOfBounds}
 	if testing.Short() {
 		blocks, codes = 30, nil // too few for the rare ones
 	}
@@ -448,10 +502,7 @@ func TestAgainstModel(t *testing.T) {
 		finalize(t, proposer, g.transaction(m, map[string]uint64{}))
 		res := runBlockAfter(t, proposer, last, txs...)
 		if g.IntN(5) == 0 {
-			follower = newTestApp(t, stores[1])
-			if follower.Height() == 0 {
-				follower = startChain(t, stores[1], appState)
-			}
+			follower = open(stores[1])
 		}
 		again := runBlockAfter(t, follower, last, txs...)
 		require.Equal(t, res, again, "block %d", i)
