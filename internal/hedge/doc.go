@@ -9,9 +9,9 @@
 //
 // Each candidate is asked once or, with ByRate, again after it was parked. Of equal answers, one is
 // proved at a time; at each multiple of Policy.After another proof is started in parallel, because
-// a proof may depend on a slow peer. The first proved answer wins. After that the search either
-// ends, or continues to listen for up to Policy.Compare while any candidate is worth waiting for,
-// and examines every answer that differs from the winner.
+// a proof may depend on a slow peer. The first answer that is proved, or needs no proof, wins.
+// After that the search either ends, or continues to listen for up to Policy.Compare while any
+// candidate is worth waiting for, and examines every answer that differs from the winner.
 //
 // Policy holds the tunable parameters: how many candidates are asked at once, and what allows the
 // next one. pace.go implements them.
