@@ -37,14 +37,14 @@ E2E_PACKAGES   = ./e2e/... ./cmd/localnet/... ./networks/joining
 PURE_PACKAGES  = /tx$$|/statesync/scheduler$$|/health$$|/internal/(hexruns|bubble)$$
 RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e '/networks/[hj]' -e '/internal/lint$$' | grep -v -E '$(PURE_PACKAGES)')
 
-# Tests that take the race detector half a minute and more, and in which it finds nothing: one goroutine, or commands and files.
+# Tests that take the race detector long, and whose goroutines other tests exercise as well, if they have any.
 RACE_SKIP      = ^(TestMemoryReturns|TestIndexGrows|TestRandomBlocks|TestPagedLeftEdge|TestDamagedProofs|TestDamagedRangeProofs)$$
-RACE_SKIP     := $(RACE_SKIP)|^(TestVisits|TestKept|TestVectors|TestAgainstReference|TestModelLong|TestCostOfABlock|TestReadsOfABlockAreBounded)$$
+RACE_SKIP     := $(RACE_SKIP)|^(TestVisits|TestKept|TestVectors|TestModelLong|TestCostOfABlock|TestReadsOfABlockAreBounded)$$
 RACE_SKIP     := $(RACE_SKIP)|^(TestKeptVersionsAreBoundedByBytes|TestManyRevokesBeforeTexts|TestDecoderForgets|TestResultsAreBounded)$$
-RACE_SKIP     := $(RACE_SKIP)|^(TestDamagedTables|TestScrubBesideBlocks|TestCrash|TestStoreEqualsAMap|TestCompactAndMetrics|TestDamage)$$
-RACE_SKIP     := $(RACE_SKIP)|^(TestSegmentThatCannotBeRead|TestReadsByKeyEqualTheModel|TestScanOfManyTables|TestDamagedFiles|TestDamagedSegments)$$
+RACE_SKIP     := $(RACE_SKIP)|^(TestDamagedTables|TestScrubBesideBlocks|TestStoreEqualsAMap|TestCompactAndMetrics|TestDamage)$$
+RACE_SKIP     := $(RACE_SKIP)|^(TestSegmentThatCannotBeRead|TestReadsByKeyEqualTheModel|TestDamagedFiles|TestDamagedSegments)$$
 RACE_SKIP     := $(RACE_SKIP)|^TestSecretsStaySecret$$
-RACE_SKIP     := $(RACE_SKIP)|^TestScripts$$/^(admins|config|environment|genesis|halt|init|keys|offline|small|upgrade|upgrade_peers|usage|validator)$$
+RACE_SKIP     := $(RACE_SKIP)|^TestScripts$$/^(admins|config|environment|genesis|init|keys|offline|small|upgrade_peers|usage|validator)$$
 
 # $(call timed,WHAT,COMMAND) runs a command, and prints WHAT before and the seconds after it.
 timed = @echo "=== $(1)"; from=$$(date +%s); $(2) && echo "=== $$(($$(date +%s) - from)) s: $(1)"

@@ -91,8 +91,13 @@ func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []storyBlock) {
 	p := &callers{t: t, rnd: rnd, m: m}
 	for i := range blocks {
 		b := storyBlock{txs: append(prefill(t), sign(t, "root", 0, upgradeOp(p.version(), 2)))}
-		g.numbers = i > 1 && p.version() > 1
-		if i > 0 {
+		g.numbers = p.version() > 1
+		switch {
+		case i == 1: // the last one of version 1
+			b.txs = nil
+		case i == 2: // root grants before it can lose its rights
+			b.txs = p.grants()
+		case i > 2:
 			b.last, b.txs = g.lastCommit(), nil
 			for waiting := map[string]uint64{}; len(b.txs) < 12; {
 				b.txs = append(b.txs, g.transaction(m, waiting))
@@ -100,9 +105,7 @@ func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []storyBlock) {
 			if rnd.IntN(4) == 0 {
 				b.txs = append(b.txs, deletion(t, g, m))
 			}
-		}
-		if i > 1 { // in version 2
-			b.txs = append(p.transactions(i), b.txs...)
+			b.txs = append(p.transactions(), b.txs...)
 		}
 		b.want = runBlockAfter(t, local, b.last, b.txs...)
 		p.note(b)
@@ -132,15 +135,19 @@ type callers struct {
 // version is the app version of the story: 1 in a build without programs.
 func (p *callers) version() uint64 { return NewestVersion(evm.New() != nil) }
 
-// transactions returns those at the beginning of block i.
-func (p *callers) transactions(i int) (txs [][]byte) {
-	p.deployed, p.called = nil, nil
+// grants returns the transactions that give dave rights.
+func (p *callers) grants() [][]byte {
 	if p.version() == 1 {
 		return nil
 	}
-	if i == 2 {
-		root := p.m.u64(NonceKey(account("root")))
-		txs = append(txs, sign(p.t, "root", root, grantOp(account("dave"), string(program.Prefix(nil)), 0), grantOp(account("dave"), "d", 0)))
+	return [][]byte{sign(p.t, "root", 1, grantOp(account("dave"), string(program.Prefix(nil)), 0), grantOp(account("dave"), "d", 0))}
+}
+
+// transactions returns those at the beginning of a block of version 2.
+func (p *callers) transactions() (txs [][]byte) {
+	p.deployed, p.called = nil, nil
+	if p.version() == 1 {
+		return nil
 	}
 	nonce := p.m.u64(NonceKey(account("dave")))
 	for k := range uint64(3) {
@@ -166,6 +173,7 @@ func (p *callers) transactions(i int) (txs [][]byte) {
 // note takes the addresses of new programs from the results of a block.
 func (p *callers) note(b storyBlock) {
 	for _, at := range p.deployed {
+		require.Zero(p.t, b.want.TxResults[at].Code, b.want.TxResults[at].Log)
 		result := must(tx.DecodeResult(b.want.TxResults[at].Data))
 		require.NotEmpty(p.t, result.Results[0].Value)
 		p.programs = append(p.programs, result.Results[0].Value)

@@ -117,6 +117,8 @@ func (m *model) txn(who string, t *tx.Txn) (tx.Code, tx.OperationResult) {
 			may = m.mayWrite(who, string(op.Put.Key), "") == 0 // a deletion needs no quota
 		case *tx.Operation_Delete:
 			may = m.mayWrite(who, string(op.Delete.Key), "") == 0
+		case *tx.Operation_Add:
+			may = m.mayWrite(who, string(op.Add.Key), "") == 0
 		case *tx.Operation_DeleteRange:
 			may = m.mayDelete(who, op.DeleteRange)
 		}
@@ -190,6 +192,9 @@ func (g *generator) compare(state map[string]string) *tx.Compare {
 
 // inBranch returns an operation that a branch may contain.
 func (g *generator) inBranch() tx.Operation {
+	if g.numbers && g.IntN(8) == 0 {
+		return g.number()
+	}
 	switch g.IntN(8) {
 	case 0:
 		return del(g.key())

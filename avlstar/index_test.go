@@ -98,15 +98,14 @@ func requireFound(t require.TestingT, v *Version) {
 // TestStoriesWithIndex repeats other tests, which keep versions for long, give some up, and undo
 // blocks, with an index. One of the indexes has no room for most keys.
 func TestStoriesWithIndex(t *testing.T) {
-	all := []uint32{math.MaxUint32, fewTags}
-	if underRace {
-		all = all[1:] // these collide
-	}
-	for _, tags := range all {
+	for _, tags := range []uint32{math.MaxUint32, fewTags} {
 		for name, story := range map[string]func(*testing.T){
 			"lifetimes": TestLifetimes, "rewind": TestRewind, "not latest": TestNotLatest, "readers": TestManyReaders,
 			"undo": TestSlabGivenBackInUndo, "paged": TestPagedStory, "parallel": TestParallelIsInOrder, "aimed": TestAimedBlock,
 		} {
+			if underRace && tags == fewTags && name != "readers" && name != "parallel" {
+				continue // the others differ only in what one goroutine finds
+			}
 			t.Run(fmt.Sprintf("%s, tags %x", name, tags), func(t *testing.T) {
 				indexAll(t, tags)
 				story(t)

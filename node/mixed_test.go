@@ -25,8 +25,8 @@ type mixed struct {
 	// codes and operations that succeeded, of all blocks so far
 	codes map[tx.Code]int
 	done  map[string]int
-	// addresses of the programs that this chain's blocks deployed
-	programs [][]byte
+	// addresses of the programs that this chain's blocks deployed, and of those that were called
+	programs, called [][]byte
 }
 
 // mixedGrants are the rights of genesis.
@@ -66,7 +66,7 @@ func (m *mixed) value() []byte {
 	return []byte(strings.Repeat("v", 1+m.rng.IntN(most)))
 }
 
-// prefix is that of all programs at times, in versions that have them.
+// prefix returns a prefix to grant or revoke: at times that of all programs, if the version has any.
 func (m *mixed) prefix(version uint64) []byte {
 	if version > app.GenesisVersion && m.rng.IntN(3) == 0 {
 		return program.Prefix(nil)
@@ -187,11 +187,15 @@ func (m *mixed) count(txs [][]byte, chainID string, results []*abci.ExecTxResult
 		}
 		for k, operation := range decoded.Body.Operations {
 			m.done[fmt.Sprintf("%T", operation.Op)]++
+			if call := operation.GetCall(); call != nil {
+				m.called = append(m.called, call.To)
+			}
 			if operation.GetDeploy() != nil {
 				result, err := tx.DecodeResult(r.Data)
-				if err == nil {
-					m.programs = append(m.programs, result.Results[k].Value)
+				if err != nil {
+					panic(err)
 				}
+				m.programs = append(m.programs, result.Results[k].Value)
 			}
 		}
 	}

@@ -22,10 +22,12 @@ import (
 //	'text'           pushes a word that begins with the text
 //	f(bytes32)       pushes the selector of a method
 //	event:E(bytes32) pushes the topic of an event
-//	name:  @name     a place to jump to; pushes it
+//	name:            a place to jump to
+//	@name            pushes a place
 //	NAME = words     NAME stands for the words from here on
 //	.runtime         what follows is the program; before it is the code that deploys it
-//	.size  .start    push the length of the program, and where it begins in the init code
+//	.size            pushes the length of the program
+//	.start           pushes the position of the program in the init code
 //	.args            pushes the length of the init code: the arguments of the constructor follow it
 func assemble(t testing.TB, text string) []byte {
 	t.Helper()
@@ -67,6 +69,7 @@ func (a *assembler) line(line string) {
 	line, _, _ = strings.Cut(line, ";")
 	words := strings.Fields(line)
 	if len(words) > 2 && words[1] == "=" {
+		require.NotContains(a.t, a.macros, words[0])
 		for _, word := range words[2:] {
 			a.macros[words[0]] = append(a.macros[words[0]], a.expand(word)...)
 		}
@@ -108,6 +111,7 @@ func (a *assembler) word(word, text string) {
 		p.code = append(p.code, byte(vm.PUSH2), 0, 0)
 		p.wanted[len(p.code)-2] = strings.TrimPrefix(word, "@")
 	case isPlace:
+		require.NotContains(a.t, p.places, name)
 		p.places[name] = len(p.code)
 		p.code = append(p.code, byte(vm.JUMPDEST))
 	case word == "''":
@@ -117,10 +121,12 @@ func (a *assembler) word(word, text string) {
 	case strings.HasSuffix(word, ")"):
 		p.push(crypto.Keccak256([]byte(word))[:4])
 	case strings.HasPrefix(word, "0x"):
-		p.push(common.FromHex(word))
+		value := common.FromHex(word)
+		require.LessOrEqual(a.t, len(value), 32, word)
+		p.push(value)
 	case word[0] >= '0' && word[0] <= '9':
 		n, ok := new(big.Int).SetString(word, 10)
-		require.True(a.t, ok, word)
+		require.True(a.t, ok && n.BitLen() <= 256, word)
 		p.push(n.Bytes())
 	default:
 		op := vm.StringToOp(word)

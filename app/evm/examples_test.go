@@ -124,7 +124,20 @@ func TestExampleToken(t *testing.T) {
 		"allowance(address,address)": {a, high}, "transferFrom(address,address,uint256)": {a, high, {0}}, "unknown()": nil,
 	} {
 		e.refused(carol, method, arguments...)
+		if len(arguments) > 0 { // too few
+			e.refused(carol, method, arguments[1:]...)
+		}
 	}
+	requireArgument(t, "token")
+}
+
+// requireArgument checks that an example is not deployed without the argument of its constructor.
+func requireArgument(t *testing.T, name string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "examples", "programs", name+".hex"))
+	require.NoError(t, err)
+	e := &example{t: t, w: world{}, env: testEnv}
+	require.Equal(t, program.Reverted, e.run(alice, nil, common.FromHex(strings.TrimSpace(string(text)))).Status)
 }
 
 func TestExampleIndex(t *testing.T) {
@@ -135,9 +148,10 @@ func TestExampleIndex(t *testing.T) {
 		key, value := byte(1+rnd.IntN(12)), byte(rnd.IntN(4))
 		e.as(alice, "put(bytes32,bytes32)", []byte{key}, []byte{value})
 		want[key] = value
-		listed := map[byte]byte{}
+		listed, total := map[byte]byte{}, 0
 		for value := byte(1); value < 4; value++ {
 			n := e.as(bob, "count(bytes32)", []byte{value})
+			total += int(n)
 			for i := range n {
 				listed[byte(e.as(bob, "find(bytes32,uint256)", []byte{value}, []byte{byte(i)}))] = value
 			}
@@ -146,7 +160,11 @@ func TestExampleIndex(t *testing.T) {
 		for key, value := range want {
 			require.EqualValues(t, value, e.as(bob, "get(bytes32)", []byte{key}))
 			require.Equal(t, value, listed[key])
+			if value > 0 {
+				total--
+			}
 		}
+		require.Zero(t, total, "a key is listed twice")
 	}
 	for key := range want {
 		e.as(alice, "put(bytes32,bytes32)", []byte{key}, nil)
@@ -168,4 +186,6 @@ func TestExampleRule(t *testing.T) {
 		e.env.Time += 86400
 	}
 	e.refused(bob, "unknown()")
+	e.refused(bob, "left(address)")
+	requireArgument(t, "rule")
 }

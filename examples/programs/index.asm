@@ -1,12 +1,14 @@
 ; Keys with values, and an index: which keys have a value. All are words of 32 bytes; the value 0 is none.
 
-; Where the memory has what.
+; Offsets in memory.
 KEY = 64
 NEW = 96
 OLD = 128
 LAST = 160
 LEFT = 192
 AT = 224
+; Refuse an input that is shorter than the number of bytes on the stack.
+NEED = CALLDATASIZE LT @refuse JUMPI
 ; The slot of a word and a kind. The keys of a value follow one another from the slot of LIST on.
 SLOT = 32 MSTORE 0 MSTORE 64 0 KECCAK256
 VALUE = 0
@@ -26,20 +28,20 @@ refuse:
 0 0 REVERT
 
 get:
-4 CALLDATALOAD VALUE SLOT SLOAD @answer JUMP
+36 NEED 4 CALLDATALOAD VALUE SLOT SLOAD @answer JUMP
 
 count:
-4 CALLDATALOAD COUNT SLOT SLOAD @answer JUMP
+36 NEED 4 CALLDATALOAD COUNT SLOT SLOAD @answer JUMP
 
 ; find returns the nth key with a value, counted from 0. The order changes when keys are removed.
 find:
-4 CALLDATALOAD COUNT SLOT SLOAD 36 CALLDATALOAD LT ISZERO @refuse JUMPI
+68 NEED 4 CALLDATALOAD COUNT SLOT SLOAD 36 CALLDATALOAD LT ISZERO @refuse JUMPI
 4 CALLDATALOAD LIST SLOT 36 CALLDATALOAD ADD SLOAD
 answer:
 0 MSTORE 32 0 RETURN
 
 put:
-4 CALLDATALOAD KEY MSTORE
+68 NEED 4 CALLDATALOAD KEY MSTORE
 36 CALLDATALOAD NEW MSTORE
 KEY MLOAD VALUE SLOT SLOAD OLD MSTORE
 OLD MLOAD NEW MLOAD EQ @done JUMPI

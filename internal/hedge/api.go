@@ -15,7 +15,7 @@ type (
 	Known struct{ Answer string }
 	// Answered means that a candidate answered. Equal answers have the same Answer; the empty
 	// string is not equal to any other answer. Proved means that the answer needs no proof: the
-	// Machine does not return Prove for it.
+	// Machine returns Accept for it instead of Prove.
 	Answered struct {
 		ID     ID
 		Answer string
@@ -68,6 +68,9 @@ type (
 	Park struct{ ID ID }
 	// Prove proves a candidate's answer. The caller reports Proved or Refuted.
 	Prove struct{ ID ID }
+	// Accept says that a candidate's answer, which needed no proof, counts. Like a proved one, it
+	// is the first or differs from the first.
+	Accept struct{ ID ID }
 	// Overdue comes at most once, when Policy.Compare has passed since the first proof. It names
 	// the candidates that are still being asked, and those whose answers are still being proved.
 	Overdue struct{ Asked, Proving []ID }
@@ -83,6 +86,7 @@ type (
 func (Ask) action()     {}
 func (Park) action()    {}
 func (Prove) action()   {}
+func (Accept) action()  {}
 func (Overdue) action() {}
 func (Settled) action() {}
 func (Cancel) action()  {}

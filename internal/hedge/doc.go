@@ -18,5 +18,6 @@
 //
 // Machine has no clock, no network and no goroutines, and never depends on map order: the same
 // events give the same actions. Search runs a Machine, with one goroutine for each question and
-// each proof. Searches for light blocks, headers, manifests and heights all use it.
+// each proof. Searches for light blocks, headers, manifests, heights, blocks and pages of a range
+// use it, and clients.
 package hedge

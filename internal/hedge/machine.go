@@ -152,18 +152,9 @@ func (m *Machine) handle(e Event) {
 			m.win(m.groupOf(e.Answer))
 		}
 	case Answered:
-		c := m.take(e.ID, asked)
-		switch {
-		case c == nil:
-		case !e.Proved:
+		if c := m.take(e.ID, asked); c != nil {
 			m.onEnd(c, false)
-			m.heard(c, e.Answer)
-		case m.won != nil:
-			m.onEnd(c, false)
-		default:
-			// The end of the search, if this is it, comes before the next question.
-			m.win(m.groupOf(e.Answer))
-			m.onEnd(c, false)
+			m.heard(c, e)
 		}
 	case Failed:
 		if c := m.take(e.ID, asked); c != nil {
@@ -213,10 +204,17 @@ func (m *Machine) take(id ID, from phase) *candidate {
 }
 
 // heard adds an answer to the group of equal ones.
-func (m *Machine) heard(c *candidate, answer string) {
-	g := m.groupOf(answer)
+func (m *Machine) heard(c *candidate, e Answered) {
+	g := m.groupOf(e.Answer)
 	if g == m.won {
 		return // it confirms the winner
+	}
+	if e.Proved {
+		m.act(Accept{c.id})
+		if m.won == nil {
+			m.win(g)
+		}
+		return
 	}
 	c.group, c.phase = g, waiting
 	g.waiting = append(g.waiting, c)

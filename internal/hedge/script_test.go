@@ -22,6 +22,7 @@ import (
 //	    add I...                              I is a number or a range A-B
 //	    known ANSWER
 //	    answered I... [=ANSWER]               without ANSWER, the answer is unique
+//	    answered-proved I... [=ANSWER]        the answer needs no proof
 //	    failed I...  proved I...  refuted I...
 //	    prompt I  slow I  trusted I  doubtful I    Standing: prompt or not, trusted or not
 //	    moved I BYTES                         this many more bytes have arrived
@@ -186,6 +187,8 @@ func (sc *script) step(line string, e Event) {
 			fmt.Fprintf(&sc.out, "  %d: park\n", a.ID)
 		case Prove:
 			fmt.Fprintf(&sc.out, "  %d: prove\n", a.ID)
+		case Accept:
+			fmt.Fprintf(&sc.out, "  %d: accept\n", a.ID)
 		case Cancel:
 			fmt.Fprintf(&sc.out, "  %d: cancel\n", a.ID)
 		case Overdue:

@@ -152,9 +152,7 @@ func (r *run[C, A]) took(got result[A]) {
 		if r.Key != nil {
 			answered.Answer = r.Key(got.answer)
 		}
-		if answered.Proved = r.Prove == nil; answered.Proved && r.Proved != nil {
-			r.Proved(st.candidate, got.answer)
-		}
+		answered.Proved = r.Prove == nil
 		st.answer, event = got.answer, answered
 	}
 	if !got.proof {
@@ -217,6 +215,10 @@ func (r *run[C, A]) do(e Event) {
 			st.cancel()
 		case Prove:
 			r.prove(a.ID)
+		case Accept:
+			if st := &r.states[a.ID]; r.Proved != nil {
+				r.Proved(st.candidate, st.answer)
+			}
 		case Overdue:
 			if r.Overdue != nil {
 				r.Overdue(r.those(a.Asked), r.those(a.Proving))

@@ -282,3 +282,26 @@ func TestSearchOfWhatIsKnown(t *testing.T) {
 		require.Equal(t, 2*time.Second, time.Since(began))
 	})
 }
+
+// Without Prove, an answer ends the search before anybody else is asked.
+func TestSearchWithoutProofsAsksNobodyElse(t *testing.T) {
+	for _, pace := range []Pace{EachSlow, ByRate, Doubling} {
+		synctest.Test(t, func(t *testing.T) {
+			first, other := &fakePeer{name: "first", after: time.Second, answer: "right"}, &fakePeer{name: "other", answer: "right"}
+			policy := Policy{Pace: pace, Start: 1, Most: 2, After: 2 * time.Second, Rate: 1, Turn: time.Second}
+			s, wg := searching(policy, first, other)
+			ask, asked, proved := s.Ask, 0, 0
+			s.Ask = func(ctx context.Context, p *fakePeer) (string, error) {
+				asked++
+				return ask(ctx, p)
+			}
+			s.Received = func(*fakePeer) int64 { return 0 }
+			s.Proved = func(*fakePeer, string) { proved++ }
+			s.Unheard = func(*fakePeer, time.Duration) { t.Error("unheard") }
+			require.NoError(t, s.Run(t.Context()))
+			wg.Wait()
+			require.Equal(t, 1, asked)
+			require.Equal(t, 1, proved)
+		})
+	}
+}

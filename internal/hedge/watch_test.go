@@ -24,6 +24,7 @@ type watch struct {
 	useless map[ID]bool // failed or refuted
 	agreed  map[ID]bool // its answer equals the winner's
 
+	accepted bool // an answer that needed no proof is to be accepted
 	won      bool
 	winner   string
 	wonAt    time.Duration
@@ -52,6 +53,9 @@ func (w *watch) step(now time.Duration, e Event) ([]Action, error) {
 			return actions, fmt.Errorf("%s%+v: %w", reflect.TypeOf(a).Name(), a, err)
 		}
 	}
+	if w.accepted {
+		return actions, fmt.Errorf("an answer that needs no proof was not accepted")
+	}
 	return actions, w.check(now)
 }
 
@@ -74,6 +78,7 @@ func (w *watch) event(now time.Duration, e Event) {
 			delete(w.out, e.ID)
 			w.answers[e.ID] = e.Answer
 			if e.Proved {
+				w.accepted = w.accepted || w.won && (e.Answer == "" || e.Answer != w.winner) || !w.won
 				w.proved(now, e.ID)
 			}
 		}
@@ -129,6 +134,11 @@ func (w *watch) action(now time.Duration, a Action) error {
 			return fmt.Errorf("it has no answer to prove, was proved before, or confirms the winner")
 		}
 		w.proofs[a.ID], w.proving[a.ID] = true, true
+	case Accept:
+		if _, answered := w.answers[a.ID]; !answered || !w.accepted {
+			return fmt.Errorf("it has no answer that needs no proof and is new")
+		}
+		w.accepted = false
 	case Cancel:
 		if !w.out[a.ID] && !w.proving[a.ID] {
 			return fmt.Errorf("it is not in flight")

@@ -9,7 +9,6 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -59,11 +58,12 @@ type takeover struct {
 	edges    [][]byte         // keys inside the range at which sources' ranges begin, ascending
 	progress *filling
 
-	asked atomic.Int64 // requests for pages while some source is much slower than the best one
-
 	mu sync.Mutex
-	// mu guards lied, why, rated and rate of each giver; its other fields do not change.
+	// mu guards the fields of each giver, except Conn and parts, which do not change.
 	givers []*giver
+	// asked is the number of requests for pages while some source was much slower than the best
+	// one. It is guarded by mu.
+	asked int
 	// stored are the stubs of partial whose pieces are on disk. It is guarded by mu.
 	stored map[avlstar.Hash]bool
 	// opened are small subtrees of which no source has sent all at once. It is guarded by mu.

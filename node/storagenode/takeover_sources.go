@@ -41,9 +41,14 @@ type giver struct {
 	why   error       // why it is not asked at the height being fetched; nil: it is
 	rated bool        // it was asked for a page
 	// rate is the smoothed rate of complete pages that were proved, in bytes per second; 0 while
-	// not rated. A page that is not complete, or comes later than that of another source, counts as
-	// 0 bytes.
+	// not rated. A page that is not complete counts as 0 bytes. One that another source overtakes
+	// makes the rate 0.
 	rate float64
+	// late is the number of pages that came later than those of other sources.
+	late int
+	// probeAt is the value of takeover.asked at which it is asked although it is slow; 0: not slow
+	// so far.
+	probeAt int
 }
 
 // claims reports whether a source reports to serve keys at a height. Any source is asked for the
@@ -163,16 +168,14 @@ func (n *Process) givers(ctx context.Context, p *place) (givers []*giver, closeA
 // well. If isPage, the rate of the source is sampled. The error wraps errNobody if no source had a
 // response, and says why for each of them; it is errSplit if one had no room.
 //
-// With every probeEvery-th page, a source that is much slower than the best one is asked together
-// with it: its rate may come from one late page, or the best one's from one fast page. So nothing
-// waits for a source that is slow, and one that is not regains its place.
+// At times, a source that is much slower than the best one is asked together with it: see probed.
 func (t *takeover) call(ctx context.Context, k int, keys avlstar.KeyRange, isPage bool, c transport.Call, check func(answer []byte) error) error {
 	sources, prompt, failed := t.sources(k, keys)
 	atOnce := 1
-	if slow := len(sources) - prompt; isPage && prompt > 0 && slow > 0 {
-		if n := int(t.asked.Add(1)); n%probeEvery == 0 {
-			probed := prompt + n/probeEvery%slow
-			sources = slices.Insert(slices.Delete(slices.Clone(sources), probed, probed+1), 1, sources[probed])
+	if isPage && prompt > 0 {
+		if i := t.probed(sources[prompt:]); i >= 0 {
+			slow := sources[prompt+i]
+			sources = slices.Insert(slices.Delete(sources, prompt+i, prompt+i+1), 1, slow)
 			atOnce = 2
 		}
 	}
@@ -235,8 +238,34 @@ func (t *takeover) call(ctx context.Context, k int, keys avlstar.KeyRange, isPag
 // others.
 const muchWorse = 4
 
-// probeEvery is the number of pages after which a slow source is asked again. See call.
+// probeEvery is the least number of pages after which a slow source is asked again.
 const probeEvery = 16
+
+// probed returns the position of the source among the slow ones that is to be asked together with
+// the best one, or -1. Its rate may come from one late page, or the best one's from one fast page.
+// If its page comes first, the source regains its place. Nothing waits for it. The interval
+// doubles with each of its late pages, so a source that is fast only when it is probed delays few
+// pages.
+func (t *takeover) probed(slow []*giver) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(slow) > 0 {
+		t.asked++
+	}
+	for i, g := range slow {
+		if g.probeAt == 0 {
+			g.probeAt = t.asked + probeEvery
+		}
+		if t.asked >= g.probeAt {
+			g.probeAt = t.asked + probeEvery<<min(g.late, maxLate)
+			return i
+		}
+	}
+	return -1
+}
+
+// maxLate limits how often the interval of probes doubles.
+const maxLate = 16
 
 // sources returns the usable sources, the number of those that are not much slower than the best
 // one, and an errNobody with the reasons why the others are not used. The first are those that
@@ -312,6 +341,7 @@ func (t *takeover) unheard(g *giver, since time.Duration) {
 	if since >= slowAfter {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		g.sample(0, since)
+		g.rate, g.rated = 0, true
+		g.late++
 	}
 }

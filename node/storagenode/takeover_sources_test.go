@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cometbft/cometbft/libs/log"
@@ -143,6 +144,29 @@ func TestSlowSourceIsAskedAgain(t *testing.T) {
 	require.NoError(t, takeAll(t, v, avlstar.KeyRange{}, givers...))
 	t.Logf("pages of the first source: %d, of the second: %d", unlucky.asked.Load(), lucky.asked.Load())
 	require.Positive(t, unlucky.asked.Load(), "it was asked again")
-	// Only the page with which a source is probed, and one that was late, are requested twice.
+	// A page is requested twice only with a probe, or if it is late.
 	require.LessOrEqual(t, unlucky.asked.Load()+lucky.asked.Load(), int64(v.Root().Bytes/pageBytes)*3/2)
+}
+
+// A source that is fast when it is probed, and then lets pages wait, is probed half as often each
+// time: it delays few of many pages.
+func TestProbesOfALateSource(t *testing.T) {
+	over := &takeover{n: &Process{log: log.NewNopLogger()}}
+	honest, other := &giver{Conn: answering{}}, &giver{Conn: answering{}}
+	over.givers = []*giver{honest, other}
+	honest.sample(1<<20, time.Second)
+	over.unheard(other, slowAfter)
+	probes := 0
+	for range 10_000 {
+		usable, prompt, _ := over.sources(0, avlstar.KeyRange{})
+		require.Same(t, honest, usable[0])
+		if over.probed(usable[prompt:]) == 0 {
+			probes++
+			other.sample(1<<20, time.Millisecond) // by which the honest one would be slow
+			over.unheard(other, slowAfter)
+			honest.sample(1<<20, time.Second)
+		}
+	}
+	require.LessOrEqual(t, probes, 10)
+	require.GreaterOrEqual(t, probes, 5)
 }

@@ -495,7 +495,10 @@ func newCrashFS(rng *rand.Rand, n int64) *crashFS {
 // TestCrash: after a crash at any point, the databases have the state after one of the writes, the
 // same for all of them, and not older than the last synced write.
 func TestCrash(t *testing.T) {
-	const crashes, writes = 80, 120
+	crashes, writes := 80, 120
+	if testing.Short() {
+		crashes = 20
+	}
 	rng := newRNG(t, 1)
 	history, all := []model{newModel()}, []write{}
 	for i := range writes {

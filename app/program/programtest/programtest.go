@@ -9,8 +9,8 @@ import (
 // slots is the number of slots that the program uses.
 const slots = 24
 
-// follow is a program. It stores the second word of its input in two slots: in the one that the
-// value of a slot names, which the first word names, and in the latter itself. It logs that value.
+// follow is a program. Its input is a slot a and a value v. It stores v in the slot whose name is
+// the value of a, and then in a. It logs v with the topic a.
 //
 //	CALLDATALOAD(32) CALLDATALOAD(0) DUP2 DUP2 SLOAD SSTORE DUP2 DUP2 SSTORE
 //	DUP2 PUSH0 MSTORE PUSH1 32 PUSH0 LOG1 STOP
@@ -19,7 +19,7 @@ var follow = []byte{
 	0x81, 0x5f, 0x52, 0x60, 32, 0x5f, 0xa1, 0x00,
 }
 
-// InitCode returns code that fills random slots, and deploys the program with up to 1,500 unused
+// InitCode returns code that fills random slots, and deploys the program with up to 1,499 unused
 // bytes after it. It needs at most 1.5 M gas and 30 records.
 func InitCode(rng *rand.Rand) []byte {
 	var init []byte
