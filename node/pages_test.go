@@ -82,9 +82,9 @@ func TestPagedIsTheSame(t *testing.T) {
 	t.Cleanup(func() { buildinfo.RehearsedAppVersion = "" })
 	codes, done := map[tx.Code]int{}, map[string]int{}
 	genesis := pagedGenesis(t, 13)
-	seeds := uint64(3)
+	seeds, crashes := uint64(3), 5
 	if testing.Short() {
-		seeds = 1
+		seeds, crashes = 1, 1 // the race detector takes a minute for each
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestPagedIsTheSame(t *testing.T) {
 			r.open()
 			snapshots := map[uint64][][]byte{}
 			var evicted, loaded uint64
-			for range 5 {
+			for range crashes {
 				r.config.Disk.FlushBlocks = 1 + r.rng.IntN(10)
 				for range r.rng.IntN(50) {
 					r.block()
