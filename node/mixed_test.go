@@ -66,7 +66,7 @@ func (m *mixed) value() []byte {
 	return []byte(strings.Repeat("v", 1+m.rng.IntN(most)))
 }
 
-// prefix returns a prefix to grant or revoke: at times that of all programs, if the version has any.
+// prefix returns a prefix to grant or revoke, at times that of all programs.
 func (m *mixed) prefix(version uint64) []byte {
 	if version > app.GenesisVersion && m.rng.IntN(3) == 0 {
 		return program.Prefix(nil)
