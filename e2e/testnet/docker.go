@@ -268,8 +268,19 @@ func (d *Docker) Kill(ctx context.Context, n *Node) error {
 	return err
 }
 
-// Pause implements Provider.
-func (d *Docker) Pause(ctx context.Context, n *Node) error { return d.tell(ctx, n, "pause") }
+// pauses is how often Pause tries.
+const pauses = 5
+
+// Pause implements Provider. The container runtime sometimes cannot freeze a process that reads or
+// writes a busy disk. It then leaves the container running, and says so.
+func (d *Docker) Pause(ctx context.Context, n *Node) (err error) {
+	for range pauses {
+		if err = d.tell(ctx, n, "pause"); err == nil || !strings.Contains(err.Error(), "unable to freeze") {
+			return err
+		}
+	}
+	return err
+}
 
 // Resume implements Provider.
 func (d *Docker) Resume(ctx context.Context, n *Node) error { return d.tell(ctx, n, "unpause") }
