@@ -19,6 +19,7 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
 )
@@ -147,8 +148,14 @@ func withAccounts(text string) string {
 
 func newTestApp(t testing.TB, store Store) *App {
 	t.Helper()
+	return newTestAppWith(t, store, nil)
+}
+
+// newTestAppWith is newTestApp with an engine of programs.
+func newTestAppWith(t testing.TB, store Store, programs program.Engine) *App {
+	t.Helper()
 	// A test must not depend on its speed, unless it tests that.
-	a, err := New(Options{Store: store, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour})
+	a, err := New(Options{Store: store, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour, Programs: programs})
 	require.NoError(t, err)
 	return a
 }

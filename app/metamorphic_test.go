@@ -82,9 +82,8 @@ func TestShardedMetamorphic(t *testing.T) {
 
 // tellStory runs random blocks in full-state mode.
 func tellStory(t *testing.T, rnd *rand.Rand, blocks int) (story []storyBlock) {
-	local, err := New(Options{Store: &memoryStore{}, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour, Programs: evm.New()})
-	require.NoError(t, err)
-	_, err = local.InitChain(ctx, initRequest(witnessedState))
+	local := newTestAppWith(t, &memoryStore{}, evm.New())
+	_, err := local.InitChain(ctx, initRequest(witnessedState))
 	require.NoError(t, err)
 	m := &model{state: map[string]string{}, open: true}
 	g := &generator{Rand: rnd, t: t, names: []string{"alice", "bob", "carol", "root"}}

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
@@ -453,13 +452,8 @@ func TestAgainstModel(t *testing.T) {
 	const appState = `{"chunk_bytes": 150, "open": true, "admins": ["@root"], "grants": [
 		{"grantee": "@alice", "prefix": "a"}, {"grantee": "@bob", "prefix": "ab", "quota": 100}, {"grantee": "*", "prefix": "c", "quota": 50}]}`
 	stores := []*memoryStore{{}, {}}
-	open := func(store *memoryStore) *App {
-		a, err := New(Options{Store: store, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour, Programs: toyEngine{}})
-		require.NoError(t, err)
-		return a
-	}
 	start := func(store *memoryStore) *App {
-		a := open(store)
+		a := newTestAppWith(t, store, toyEngine{})
 		_, err := a.InitChain(ctx, initRequest(appState))
 		require.NoError(t, err)
 		runBlock(t, a, sign(t, "root", 0, upgradeOp(2, 2)))
@@ -502,7 +496,7 @@ func TestAgainstModel(t *testing.T) {
 		finalize(t, proposer, g.transaction(m, map[string]uint64{}))
 		res := runBlockAfter(t, proposer, last, txs...)
 		if g.IntN(5) == 0 {
-			follower = open(stores[1])
+			follower = newTestAppWith(t, stores[1], toyEngine{})
 		}
 		again := runBlockAfter(t, follower, last, txs...)
 		require.Equal(t, res, again, "block %d", i)

@@ -31,9 +31,8 @@ func TestConstantsOfPrograms(t *testing.T) {
 // s39, whose values are the names of the next ones.
 func startPrograms(t *testing.T) *App {
 	t.Helper()
-	a, err := New(Options{Store: &memoryStore{}, KeepRecent: 4, ChainID: testChain, ProposalTime: time.Hour, Programs: toyEngine{}})
-	require.NoError(t, err)
-	_, err = a.InitChain(ctx, initRequest(witnessedState))
+	a := newTestAppWith(t, &memoryStore{}, toyEngine{})
+	_, err := a.InitChain(ctx, initRequest(witnessedState))
 	require.NoError(t, err)
 	runBlock(t, a, append(prefill(t), sign(t, "root", 0, upgradeOp(2, 2)))...)
 	runBlock(t, a)

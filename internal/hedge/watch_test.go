@@ -78,7 +78,7 @@ func (w *watch) event(now time.Duration, e Event) {
 			delete(w.out, e.ID)
 			w.answers[e.ID] = e.Answer
 			if e.Proved {
-				w.accepted = w.accepted || w.won && (e.Answer == "" || e.Answer != w.winner) || !w.won
+				w.accepted = !w.won || e.Answer == "" || e.Answer != w.winner
 				w.proved(now, e.ID)
 			}
 		}
