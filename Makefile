@@ -37,7 +37,7 @@ E2E_PACKAGES   = ./e2e/... ./cmd/localnet/... ./networks/joining
 PURE_PACKAGES  = /tx$$|/statesync/scheduler$$|/health$$|/internal/(hexruns|bubble)$$
 RACE_PACKAGES  = $(shell $(GO) list ./... | grep -v -e /e2e -e /cmd/localnet -e '/networks/[hj]' -e '/internal/lint$$' | grep -v -E '$(PURE_PACKAGES)')
 
-# Tests that take the race detector long, and whose goroutines other tests exercise as well, if they have any.
+# Tests that are slow under the race detector. They have one goroutine, or other tests cover what their goroutines do.
 RACE_SKIP      = ^(TestMemoryReturns|TestIndexGrows|TestRandomBlocks|TestPagedLeftEdge|TestDamagedProofs|TestDamagedRangeProofs)$$
 RACE_SKIP     := $(RACE_SKIP)|^(TestVisits|TestKept|TestVectors|TestModelLong|TestCostOfABlock|TestReadsOfABlockAreBounded)$$
 RACE_SKIP     := $(RACE_SKIP)|^(TestKeptVersionsAreBoundedByBytes|TestManyRevokesBeforeTexts|TestDecoderForgets|TestResultsAreBounded)$$
