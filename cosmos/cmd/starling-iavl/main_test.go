@@ -242,5 +242,5 @@ func TestExplainFull(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(chunks, name), b, 0o600))
 	}
 	err := explainFull(fmt.Errorf("finish: %w", syscall.ENOSPC), home, 2000)
-	require.ErrorContains(t, err, "up to about 11.3 MB: 3.0 MB of chunks and 8.3 MB of the database")
+	require.ErrorContains(t, err, "about 11.3 MB: 3.0 MB of chunks and 8.3 MB of the database")
 }

@@ -76,7 +76,7 @@ func explainFull(err error, home string, leaves int64) error {
 	n, known := estimate(filepath.Join(joiningDir(home), chunksFolder), leaves)
 	how := "The space needed is known after the first chunk"
 	if known {
-		how = fmt.Sprintf("The join still writes up to about %s: %s of chunks and %s of the database",
+		how = fmt.Sprintf("The join still writes about %s: %s of chunks and %s of the database",
 			megabytes(n.chunks+n.database), megabytes(n.chunks), megabytes(n.database))
 	}
 	return fmt.Errorf("%w\nThe disk of %s is full. %s, and it has %s.\nMake space and run the same command again: it resumes",
