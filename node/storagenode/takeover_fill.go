@@ -283,7 +283,8 @@ func (t *takeover) multiproofs(ctx context.Context, pages []page) ([]*avlstar.Mu
 
 // multiproof fetches a page, or the path to its first key. A response with only a part of it is
 // used if no source sends all: otherwise a source could open one node with each response, and hold
-// up the takeover for as long as it likes.
+// up the takeover for as long as it likes. For the same reason it is not used if a source that may
+// have all failed at this height: the next attempt asks it again.
 func (t *takeover) multiproof(ctx context.Context, k int, p page) (multiproof *avlstar.Multiproof, err error) {
 	stubs, wants := p.stubs(), t.wants(p)
 	var part *avlstar.Multiproof
@@ -307,7 +308,7 @@ func (t *takeover) multiproof(ctx context.Context, k int, p page) (multiproof *a
 		stubs, wants = stubs[:1], []avlstar.Want{{Key: p[0].First}}
 		err = t.fetch(ctx, k, onlyKey(p[0].First), wants, stubs, take)
 	}
-	if err != nil && part != nil && ctx.Err() == nil {
+	if err != nil && part != nil && ctx.Err() == nil && !t.anyFailed() {
 		return part, nil
 	}
 	return multiproof, err

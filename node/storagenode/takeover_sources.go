@@ -336,6 +336,17 @@ func (t *takeover) note(failed error, g *giver, err error) error {
 	return failed
 }
 
+// anyFailed reports whether a source that reports this height failed in another way than by a false
+// response, or by one without what it reports to have.
+func (t *takeover) anyFailed() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(t.givers, func(g *giver) bool {
+		serves := slices.ContainsFunc(g.parts, func(c dsm.Claim) bool { return c.Oldest <= t.height && t.height <= c.Newest })
+		return serves && g.why != nil && !g.lied && !errors.Is(g.why, errMissing)
+	})
+}
+
 // unheard notes that a source was overtaken by another one.
 func (t *takeover) unheard(g *giver, since time.Duration) {
 	if since >= slowAfter {

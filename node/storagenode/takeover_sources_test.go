@@ -25,6 +25,7 @@ type source struct {
 	v        *avlstar.Version
 	oneLevel bool // it opens only the roots of what is requested
 	asked    atomic.Int64
+	fails    atomic.Bool // it fails once
 }
 
 func (s *source) Call(_ context.Context, c transport.Call) ([]byte, error) {
@@ -40,6 +41,9 @@ func (s *source) Call(_ context.Context, c transport.Call) ([]byte, error) {
 		return nil, err
 	}
 	s.asked.Add(1)
+	if s.fails.CompareAndSwap(true, false) {
+		return nil, transport.ErrClosed
+	}
 	if !s.oneLevel {
 		return witness.Multiproof(s.v, avlstar.KeyRange{}, w, multiproofBytes, false)
 	}
@@ -126,6 +130,28 @@ func TestOneLevelAtATime(t *testing.T) {
 		require.Equal(t, []*giver{givers[1], givers[0]}, usable)
 		require.Equal(t, 1, prompt)
 	}
+}
+
+// A source that failed once is not asked again at this height. If the others have sent only parts
+// since then, the attempt ends, and the next one asks it again.
+func TestPartsAfterAFailure(t *testing.T) {
+	v := manyLeaves(t, 20_000)
+	claims := []dsm.Claim{{Oldest: 1, Newest: 1}}
+	slow, honest := &source{v: v, oneLevel: true}, &source{v: v}
+	givers := []*giver{{Conn: slow, parts: claims}, {Conn: honest, parts: claims}}
+	honest.fails.Store(true)
+	err := takeAll(t, v, avlstar.KeyRange{}, givers...)
+	require.ErrorIs(t, err, transport.ErrClosed)
+	require.ErrorIs(t, err, errPart)
+	require.Less(t, slow.asked.Load(), int64(100))
+
+	for _, g := range givers { // as takeOverAt does
+		g.why = nil
+	}
+	require.NoError(t, takeAll(t, v, avlstar.KeyRange{}, givers...))
+
+	// Without another source that claims the range, parts are all there is.
+	require.NoError(t, takeAll(t, v, avlstar.KeyRange{}, givers[0]))
 }
 
 // The rates of two equal sources differ by chance: one page of the first came late, and one page of
