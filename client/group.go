@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cometbft/cometbft/types"
+
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -48,6 +50,7 @@ type member struct {
 	operation tx.Operation
 	bytes     int
 	group     *group        // nil while it waits; guarded by groups.mu
+	left      bool          // its caller has left; guarded by groups.mu
 	done      chan struct{} // closed when result and err are set
 	result    *TxResult
 	err       error
@@ -55,10 +58,12 @@ type member struct {
 
 // group has the writes of one transaction.
 type group struct {
-	members []*member
-	cancel  context.CancelFunc
-	callers int    // that still wait; guarded by groups.mu
-	hash    []byte // nil: not sent yet; guarded by groups.mu
+	cancel context.CancelFunc
+
+	// The following fields are guarded by groups.mu.
+	members []*member // those of the transaction that was signed last
+	callers int       // that still wait
+	hash    []byte    // of that transaction; nil: none was signed yet
 }
 
 // errAlone means that a write has to be sent in a transaction of its own.
@@ -96,12 +101,13 @@ func (g *groups) leave(ctx context.Context, m *member) (error, bool) {
 		return nil, false
 	default:
 	}
-	if m.group == nil {
+	if m.left = true; m.group == nil {
 		g.waiting = slices.DeleteFunc(g.waiting, func(other *member) bool { return other == m })
-		return fmt.Errorf("client: wait for the account's turn: %w", ctx.Err()), true
-	}
-	if m.group.callers--; m.group.callers == 0 {
+	} else if m.group.callers--; m.group.callers == 0 {
 		m.group.cancel()
+	}
+	if m.group == nil || m.group.hash == nil {
+		return fmt.Errorf("client: wait for the account's turn: %w", ctx.Err()), true
 	}
 	return &UnknownOutcomeError{Hash: m.group.hash, Err: fmt.Errorf("%w while waiting for a block", ctx.Err())}, true
 }
@@ -137,35 +143,52 @@ func (g *groups) send() {
 		if next == nil {
 			return
 		}
-		operations := make([]tx.Operation, len(next.members))
-		for i, m := range next.members {
-			operations[i] = m.operation
-		}
-		sent, err := g.client.send(ctx, operations)
+		sign := g.signs(next)
+		sent, err := g.client.send(ctx, sign)
 		if sent == nil {
 			g.finish(next, nil, err)
 			continue
 		}
-		g.mu.Lock()
-		next.hash = sent.Hash
-		g.mu.Unlock()
 		go func() {
-			result, err := g.client.outcome(ctx, sent, err, operations)
+			result, err := g.client.outcome(ctx, sent, err, sign)
 			g.finish(next, result, err)
 		}()
 	}
 }
 
+// signs signs the writes of a group whose callers have not left. A caller leaves either before, and
+// its write is not sent, or afterwards, with the hash: so g.mu is locked while the client signs. A
+// write whose caller left with the hash of another transaction is not signed again.
+func (g *groups) signs(next *group) signing {
+	return func(nonce uint64) (types.Tx, error) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		next.members = slices.DeleteFunc(next.members, func(m *member) bool { return m.left })
+		if len(next.members) == 0 {
+			return nil, context.Canceled
+		}
+		operations := make([]tx.Operation, len(next.members))
+		for i, m := range next.members {
+			operations[i] = m.operation
+		}
+		raw, err := g.client.signs(operations)(nonce)
+		if err == nil {
+			next.hash = raw.Hash()
+		}
+		return raw, err
+	}
+}
+
 // finish gives each member of a group its result.
 func (g *groups) finish(done *group, result *TxResult, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	if err == nil && len(result.Results) != len(done.members) {
 		err = fmt.Errorf("client: transaction %X has %d results, want %d", result.Hash, len(result.Results), len(done.members))
 	}
 	if len(done.members) > 1 && err != nil && !errors.As(err, new(*UnknownOutcomeError)) && !errors.As(err, new(*CallError)) {
 		err = errAlone // one of the writes may be the reason, and the others are not to blame
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	for i, m := range done.members {
 		if m.err = err; err == nil {
 			m.result = &TxResult{Hash: result.Hash, Height: result.Height, Results: result.Results[i : i+1 : i+1]}

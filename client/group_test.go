@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -158,6 +159,39 @@ func TestGroupCommitCancelled(t *testing.T) {
 		c.groups.mu.Lock()
 		defer c.groups.mu.Unlock()
 		require.False(t, c.groups.sending)
+	})
+}
+
+// TestGroupCommitLeftBeforeSigning: a write whose caller leaves before the group is signed is never
+// sent, and the others of the group are.
+func TestGroupCommitLeftBeforeSigning(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		ctx, chain, _, c := grouping(t)
+		a := c.account(c.key.PubKey().Bytes())
+		require.NoError(t, a.lock(ctx)) // another transaction has the account's turn
+		limited, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		defer cancel()
+		c.groups.mu.Lock()
+		c.groups.sending = true
+		c.groups.mu.Unlock()
+		stay, leave := puts(ctx, c, 0, 2), puts(limited, c, 2, 4)
+		synctest.Wait()
+		go c.groups.send() // one group of all four
+		for _, done := range leave {
+			w := <-done
+			require.ErrorIs(t, w.err, context.DeadlineExceeded)
+			require.NotErrorAs(t, w.err, new(*UnknownOutcomeError))
+		}
+		a.unlock()
+		for _, done := range stay {
+			require.NoError(t, (<-done).err)
+		}
+		for i, want := range []bool{true, true, false, false} {
+			got, err := c.Get(ctx, fmt.Appendf(nil, "key %d", i))
+			require.NoError(t, err)
+			require.Equal(t, want, got.Found)
+		}
+		require.Equal(t, 1, transactions(chain))
 	})
 }
 

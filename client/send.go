@@ -158,15 +158,26 @@ func (s *Sent) stranded() bool {
 // Send signs operations as one transaction and sends it to a node, which checks it. It does not
 // wait for a block, so one key can have many transactions in flight, in the order of the calls.
 func (c *Client) Send(ctx context.Context, operations ...tx.Operation) (*Sent, error) {
-	sent, err := c.send(ctx, operations)
+	sent, err := c.send(ctx, c.signs(operations))
 	if err != nil {
 		return nil, err
 	}
 	return sent, nil
 }
 
-// send is Send, but with an *UnknownOutcomeError it also returns the transaction.
-func (c *Client) send(ctx context.Context, operations []tx.Operation) (*Sent, error) {
+// signing makes the bytes of a transaction with a nonce.
+type signing func(nonce uint64) (types.Tx, error)
+
+// signs signs operations.
+func (c *Client) signs(operations []tx.Operation) signing {
+	return func(nonce uint64) (types.Tx, error) {
+		return tx.Sign(c.key, c.chainID, &tx.Body{Nonce: nonce, Operations: operations})
+	}
+}
+
+// send is Send, but with an *UnknownOutcomeError it also returns the transaction. It signs with the
+// nonce whose turn it is, and again with another one if a node refuses it.
+func (c *Client) send(ctx context.Context, sign signing) (*Sent, error) {
 	if c.key == nil {
 		return nil, ErrNoKey
 	}
@@ -176,7 +187,7 @@ func (c *Client) send(ctx context.Context, operations []tx.Operation) (*Sent, er
 	}
 	defer a.unlock()
 	for attempt := 1; ; attempt++ {
-		sent, err := c.sendOnce(ctx, a, operations)
+		sent, err := c.sendOnce(ctx, a, sign)
 		again := nonceRefused(err) || errors.Is(err, errBehind) && sent == nil
 		if !again || attempt == nonceAttempts {
 			return sent, err
@@ -194,7 +205,7 @@ func nonceRefused(err error) bool {
 }
 
 // sendOnce signs and sends once. The caller must hold the account's turn.
-func (c *Client) sendOnce(ctx context.Context, a *account, operations []tx.Operation) (*Sent, error) {
+func (c *Client) sendOnce(ctx context.Context, a *account, sign signing) (*Sent, error) {
 	if !a.known {
 		next, err := c.nextNonce(ctx, a)
 		if err != nil {
@@ -202,11 +213,11 @@ func (c *Client) sendOnce(ctx context.Context, a *account, operations []tx.Opera
 		}
 		a.next, a.known = next, true
 	}
-	raw, err := tx.Sign(c.key, c.chainID, &tx.Body{Nonce: a.next, Operations: operations})
+	raw, err := sign(a.next)
 	if err != nil {
 		return nil, err
 	}
-	sent := &Sent{Hash: types.Tx(raw).Hash(), client: c, account: a, nonce: a.next, raw: raw}
+	sent := &Sent{Hash: raw.Hash(), client: c, account: a, nonce: a.next, raw: raw}
 	at, err := c.deliver(ctx, sent)
 	switch {
 	case err == nil || errors.Is(err, errInCache):

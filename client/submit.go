@@ -89,16 +89,17 @@ func (c *Client) Read(ctx context.Context, key []byte) (value []byte, found bool
 // still be executed; this is also the error if ctx ends after it was sent. Any other error means
 // that it was not sent.
 func (c *Client) Submit(ctx context.Context, operations ...tx.Operation) (*TxResult, error) {
-	sent, err := c.send(ctx, operations)
+	sign := c.signs(operations)
+	sent, err := c.send(ctx, sign)
 	if sent == nil {
 		return nil, err
 	}
-	return c.outcome(ctx, sent, err, operations)
+	return c.outcome(ctx, sent, err, sign)
 }
 
 // outcome waits until a transaction that was sent is executed. doubt is that of settle. If the
-// nonce was used meanwhile, outcome signs and sends the operations again.
-func (c *Client) outcome(ctx context.Context, sent *Sent, doubt error, operations []tx.Operation) (*TxResult, error) {
+// nonce was used meanwhile, outcome signs and sends the transaction again.
+func (c *Client) outcome(ctx context.Context, sent *Sent, doubt error, sign signing) (*TxResult, error) {
 	for attempt := 1; ; attempt++ {
 		result, err := c.settle(ctx, sent, doubt)
 		if !nonceRefused(err) || attempt == nonceAttempts {
@@ -110,7 +111,7 @@ func (c *Client) outcome(ctx context.Context, sent *Sent, doubt error, operation
 		if next, nonceErr := c.Nonce(ctx, c.Account()); nonceErr != nil || next <= sent.nonce {
 			return nil, err
 		}
-		if sent, doubt = c.send(ctx, operations); sent == nil {
+		if sent, doubt = c.send(ctx, sign); sent == nil {
 			return nil, doubt
 		}
 	}
