@@ -26,6 +26,8 @@ var operatorPages = []string{
 	"docs/how-to/validator.md",
 	"docs/how-to/genesis.md",
 	"docs/how-to/keys.md",
+	"docs/how-to/backup.md",
+	"docs/how-to/latency.md",
 	"docs/how-to/sentries.md",
 	"docs/how-to/upgrade.md",
 	"docs/how-to/monitoring.md",
