@@ -412,8 +412,8 @@ func TestUpdateSpecExample(t *testing.T) {
 	require.Equal(t, hex.EncodeToString(example.Update), exampleDigits(t, "../docs/spec/updates.md"))
 }
 
-// TestDecodeUpdateFrom: an update from a stranger takes no memory if it leads to another version, or
-// has more changes or moved nodes than a block makes.
+// TestDecodeUpdateFrom: an update from a stranger takes no memory if it leads to another version,
+// or has more changes or moved nodes than a block makes.
 func TestDecodeUpdateFrom(t *testing.T) {
 	v := mustEmpty(t, DefaultChunkBytes)
 	base := mustApply(t, v, Change{[]byte("a"), []byte("1")}, Change{[]byte("b"), []byte("1")})
@@ -424,7 +424,7 @@ func TestDecodeUpdateFrom(t *testing.T) {
 	for i := range many {
 		changes = append(changes, updateDeleted, 3, byte(i>>16), byte(i>>8), byte(i))
 	}
-	changes = append(changes, 0, multiproofVersion) // no moved node, and a boundary proof of no tree
+	changes = append(changes, 0, multiproofVersion) // no moved node, a boundary proof of no tree
 	moved := binary.AppendUvarint(append(binary.AppendUvarint(bytes.Clone(head), 1), updateDeleted, 1, 'a'), many)
 	for i := range many {
 		moved = append(binary.AppendUvarint(moved, uint64(i+1)), 1)
