@@ -65,6 +65,11 @@ func mustUpdate(t require.TestingT, v, base *Version, r KeyRange, block []Change
 	u, err := DecodeUpdate(b)
 	require.NoError(t, err)
 	require.Equal(t, b, u.Encode())
+	if base != nil && len(block) > 0 { // the limits for strangers hold
+		from, err := DecodeUpdateFrom(base.Commitment(), v.AppHash(), uint64(len(block)), b)
+		require.NoError(t, err)
+		require.Equal(t, u, from)
+	}
 	return u
 }
 

@@ -3,7 +3,9 @@ package avlstar
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 
 	"github.com/starling-kv/starling/avlstar/record"
@@ -68,14 +70,50 @@ func appendKey(b, key []byte) []byte {
 // form; Replay checks the state that the update leads to. The result refers to b and takes at most
 // 20 times the length of b in addition. All errors wrap ErrInvalidUpdate.
 func DecodeUpdate(b []byte) (Update, error) {
-	u, err := decodeUpdate(b)
-	if err != nil {
+	return decodeUpdateWithin(b, func(Commitment) (changes, moved uint64, err error) { return math.MaxUint64, math.MaxUint64, nil })
+}
+
+// DecodeUpdateFrom decodes an update from a stranger, from the version with a commitment to the one
+// with an app hash. The block makes at most a number of changes (most) in all ranges. The function
+// takes no memory for an update to another version (ErrOtherState), nor for one with more changes,
+// or with more moved nodes than such a block can move (ErrInvalidUpdate). If the version before is
+// empty, the number of changes is not limited: genesis can put any number of keys.
+func DecodeUpdateFrom(from Commitment, appHash Hash, most uint64, b []byte) (Update, error) {
+	return decodeUpdateWithin(b, func(to Commitment) (changes, moved uint64, err error) {
+		if got := to.AppHash(); got != appHash {
+			return 0, 0, fmt.Errorf("%w: app hash %s, not %s", ErrOtherState, got, appHash)
+		}
+		changes = most
+		if from.Root == emptyStub {
+			changes = math.MaxUint64
+		}
+		return changes, maxMoved(most, from.Root.Height, to.Root.Height), nil
+	})
+}
+
+// maxMoved returns the most nodes that m changes move in a tree, by its heights before and after
+// (docs/spec/updates.md#how-long-an-update-can-be). Changes outside of a range can move nodes in
+// it, so m is that of the whole block.
+func maxMoved(m uint64, before, after uint8) uint64 {
+	below := max(int(before), int(after)) - (bits.Len64(m) - 1) // the paths share the nodes above
+	return 3 * m * uint64(2+max(below, 0))
+}
+
+// updateLimits returns the most changes and moved nodes of an update to a version.
+type updateLimits = func(to Commitment) (changes, moved uint64, err error)
+
+func decodeUpdateWithin(b []byte, limits updateLimits) (Update, error) {
+	u, err := decodeUpdate(b, limits)
+	switch {
+	case errors.Is(err, ErrOtherState):
+		return Update{}, err
+	case err != nil:
 		return Update{}, fmt.Errorf("%w: %w", ErrInvalidUpdate, err)
 	}
 	return u, nil
 }
 
-func decodeUpdate(b []byte) (u Update, err error) {
+func decodeUpdate(b []byte, limits updateLimits) (u Update, err error) {
 	switch {
 	case len(b) > 0 && b[0] != updateVersion:
 		return u, fmt.Errorf("version %d, only %d is known", b[0], updateVersion)
@@ -85,9 +123,16 @@ func decodeUpdate(b []byte) (u Update, err error) {
 	if u.To, err = DecodeCommitment(b[1 : 1+CommitmentBytes]); err != nil {
 		return u, err
 	}
-	n, b, err := numberOf("changes", b[1+CommitmentBytes:], minUpdateChange)
+	maxChanges, maxMoved, err := limits(u.To)
 	if err != nil {
 		return u, err
+	}
+	n, b, err := numberOf("changes", b[1+CommitmentBytes:], minUpdateChange)
+	switch {
+	case err != nil:
+		return u, err
+	case n > maxChanges:
+		return u, fmt.Errorf("%d changes, a block makes at most %d", n, maxChanges)
 	}
 	u.Changes = make([]UpdateChange, n)
 	for i := range u.Changes {
@@ -98,8 +143,12 @@ func decodeUpdate(b []byte) (u Update, err error) {
 			return u, fmt.Errorf("change %d: %w", i, err)
 		}
 	}
-	if n, b, err = numberOf("moved nodes", b, minMovedNode); err != nil {
+	n, b, err = numberOf("moved nodes", b, minMovedNode)
+	switch {
+	case err != nil:
 		return u, err
+	case n > maxMoved:
+		return u, fmt.Errorf("%d moved nodes, a block moves at most %d", n, maxMoved)
 	}
 	u.Moved = make([]MovedNode, n)
 	for i := range u.Moved {

@@ -2,11 +2,13 @@ package avlstar
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -408,6 +410,52 @@ func TestUpdateSpecExample(t *testing.T) {
 	example := updateVectors(t).Valid[8]
 	require.Equal(t, "a range of one key", example.Name)
 	require.Equal(t, hex.EncodeToString(example.Update), exampleDigits(t, "../docs/spec/updates.md"))
+}
+
+// TestDecodeUpdateFrom: an update from a stranger takes no memory if it leads to another version,
+// or has more changes or moved nodes than a block makes.
+func TestDecodeUpdateFrom(t *testing.T) {
+	v := mustEmpty(t, DefaultChunkBytes)
+	base := mustApply(t, v, Change{[]byte("a"), []byte("1")}, Change{[]byte("b"), []byte("1")})
+	next := mustApply(t, base, Change{[]byte("a"), []byte("2")})
+	head := append([]byte{updateVersion}, next.Commitment().Encode()...)
+	const many = 1 << 18
+	changes := binary.AppendUvarint(bytes.Clone(head), many)
+	for i := range many {
+		changes = append(changes, updateDeleted, 3, byte(i>>16), byte(i>>8), byte(i))
+	}
+	changes = append(changes, 0, multiproofVersion) // no moved node, a boundary proof of no tree
+	moved := binary.AppendUvarint(append(binary.AppendUvarint(bytes.Clone(head), 1), updateDeleted, 1, 'a'), many)
+	for i := range many {
+		moved = append(binary.AppendUvarint(moved, uint64(i+1)), 1)
+	}
+	for _, c := range []struct {
+		name    string
+		update  []byte
+		appHash Hash
+		most    uint64
+		err     error
+		text    string
+	}{
+		{"another version", changes, base.AppHash(), many, ErrOtherState, "app hash"},
+		{"too many changes", changes, next.AppHash(), many - 1, ErrInvalidUpdate, "262144 changes, a block makes at most 262143"},
+		{"too many moved nodes", moved, next.AppHash(), 10_000, ErrInvalidUpdate, "262144 moved nodes, a block moves at most 60000"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, err := DecodeUpdateFrom(base.Commitment(), c.appHash, c.most, c.update)
+			runtime.ReadMemStats(&after)
+			require.ErrorIs(t, err, c.err)
+			require.ErrorContains(t, err, c.text)
+			require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1<<20))
+		})
+	}
+	u, err := DecodeUpdateFrom(base.Commitment(), next.AppHash(), many, changes)
+	require.NoError(t, err)
+	require.Len(t, u.Changes, many)
+	_, err = DecodeUpdateFrom(v.Commitment(), next.AppHash(), 1, changes)
+	require.NoError(t, err, "the state before is empty")
 }
 
 // FuzzDecodeUpdate: a decoded update has one encoding. Replayed, it leads to the state that it

@@ -31,6 +31,10 @@ const (
 	// MaxUpdateBytes is the maximum length of an encoded update. The update of any block that
 	// CometBFT allows fits (docs/spec/updates.md). Nodes may set a lower limit.
 	MaxUpdateBytes = 256 << 20
+	// MaxChanges is the maximum number of records that a block changes. It names at most 65,536
+	// keys, and changes two records for each at most (docs/spec/updates.md). Twice that is
+	// allowed, because a storage node that refused a block would stay behind it.
+	MaxChanges = 4 << 16
 	// MaxPartBytes is the maximum length of a part of an update in one request.
 	MaxPartBytes = MaxBodyBytes - 16<<10
 	// MaxOutlineRange is the maximum length of a part of an outline in one answer.

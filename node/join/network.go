@@ -174,11 +174,11 @@ func evidenceDir(conf *config.Config) string {
 // proved: no start decides by itself which of the two chains is right. The error matches
 // config.ErrInvalid and lightblocks.ErrConflict.
 func Forked(conf *config.Config) error {
-	path, found := lightblocks.Evidence(evidenceDir(conf))
-	if path == "" {
+	err := lightblocks.Evidence(evidenceDir(conf))
+	if err == nil {
 		return nil
 	}
-	return ForkError(conf, fmt.Errorf("%w on %s (%q)", lightblocks.ErrConflict, found.UTC().Format("2006-01-02 15:04:05 MST"), path))
+	return ForkError(conf, err)
 }
 
 // ForkError adds to a lightblocks.ErrConflict what the operator has to do.

@@ -26,6 +26,9 @@ const (
 	// false. Then claims are ignored for doubtClaims.
 	claimTimeout = 2 * time.Second
 	doubtClaims  = time.Minute
+	// proveEvery is the interval of asking for the newest proved block while peers claim none:
+	// those that were asked may all be silent about it.
+	proveEvery = 5 * time.Second
 	// headerBatch is the number of headers fetched by their hashes below one proved by signatures.
 	headerBatch = 256
 	// stepTimeout limits proving a batch.
@@ -52,7 +55,12 @@ func (n *Process) follow(ctx context.Context) error {
 	}
 	defer network.Close()
 	claimed := func(ctx context.Context) int64 { return network.Peers().Newest(ctx, asked, idlePoll) }
-	err = n.followWith(ctx, &target{verifier: network.Verifier(), claimed: claimed})
+	return n.followWith(ctx, &target{verifier: network.Verifier(), claimed: claimed})
+}
+
+// followWith is follow with headers from v.
+func (n *Process) followWith(ctx context.Context, v *target) error {
+	err := n.proveAndTend(ctx, v)
 	if errors.Is(err, lightblocks.ErrConflict) {
 		// The last header may be of the chain that is wrong. Forked refuses the next start.
 		if failed := os.Remove(n.trustedPath()); !errors.Is(failed, os.ErrNotExist) {
@@ -64,8 +72,8 @@ func (n *Process) follow(ctx context.Context) error {
 	return err
 }
 
-// followWith is follow with headers from v.
-func (n *Process) followWith(ctx context.Context, v *target) error {
+// proveAndTend proves headers and tends the ranges until ctx ends.
+func (n *Process) proveAndTend(ctx context.Context, v *target) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer n.taking.Wait()
 	defer cancel()
@@ -163,6 +171,7 @@ type target struct {
 	verifier
 	claimed func(ctx context.Context) int64 // greatest height that peers claim; 0: no peer answered
 	doubted time.Time                       // when a claimed block was last missing
+	proved  time.Time                       // when the newest proved block was last asked for
 }
 
 // next returns the last proved block of the next batch, which begins at a height, and whether there
@@ -172,7 +181,10 @@ func (v *target) next(ctx context.Context, height int64) (block *cmttypes.LightB
 	if v.doubted.IsZero() || time.Since(v.doubted) >= doubtClaims {
 		claimed := v.claimed(ctx)
 		if claimed < height {
-			return nil, false, nil
+			if time.Since(v.proved) < proveEvery {
+				return nil, false, nil
+			}
+			return v.newest(ctx, height, last)
 		}
 		limited, cancel := context.WithTimeout(ctx, claimTimeout)
 		block, err = v.LightBlock(limited, min(claimed, last))
@@ -182,6 +194,12 @@ func (v *target) next(ctx context.Context, height int64) (block *cmttypes.LightB
 		}
 		v.doubted = time.Now()
 	}
+	return v.newest(ctx, height, last)
+}
+
+// newest is next without claims.
+func (v *target) newest(ctx context.Context, height, last int64) (block *cmttypes.LightBlock, more bool, err error) {
+	v.proved = time.Now()
 	newest, err := v.Newest(ctx)
 	if err != nil || newest < height {
 		return nil, false, err

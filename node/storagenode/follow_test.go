@@ -42,7 +42,8 @@ func (tip) Ancestors(context.Context, int64, func(*cmttypes.Header) bool) ([]lig
 	return nil, nil
 }
 
-// A stranger's false height costs two seconds once, and later a second for each batch.
+// A stranger's false height costs two seconds once, and later a second for each batch. If peers
+// claim nothing new, the newest proved block is asked for at intervals.
 func TestFalseHeights(t *testing.T) {
 	for name, c := range map[string]struct {
 		claim, next, want int64
@@ -54,7 +55,8 @@ func TestFalseHeights(t *testing.T) {
 		"false":                     {11_000, 990, 1000, false, 3100 * time.Millisecond, 1100 * time.Millisecond},
 		"false, but the batch true": {11_000, 100, 100 + headerBatch - 1, true, 100 * time.Millisecond, 100 * time.Millisecond},
 		"false, without any new":    {11_000, 1001, 0, false, 3 * time.Second, time.Second},
-		"none":                      {0, 990, 0, false, 0, 0},
+		"none":                      {0, 990, 1000, false, 1100 * time.Millisecond, 0},
+		"none, without any new":     {0, 1001, 0, false, time.Second, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -67,7 +69,7 @@ func TestFalseHeights(t *testing.T) {
 					require.NoError(t, err)
 					require.Equal(t, takes, time.Since(began))
 					require.Equal(t, c.more, more)
-					if c.want == 0 {
+					if c.want == 0 || takes == 0 {
 						require.Nil(t, block)
 					} else {
 						require.Equal(t, c.want, block.Height)
@@ -76,6 +78,29 @@ func TestFalseHeights(t *testing.T) {
 			})
 		})
 	}
+}
+
+// forked is a verifier of a chain with two proved blocks of one height.
+type forked struct{ tip }
+
+func (forked) LightBlock(context.Context, int64) (*cmttypes.LightBlock, error) {
+	return nil, fmt.Errorf("%w: block 7", lightblocks.ErrConflict)
+}
+
+// A storage node that learns of a fork ends, and forgets the header that it trusted last.
+func TestForkEndsTheNode(t *testing.T) {
+	c := newChain(t, twoRanges()...)
+	dir := c.replicaHome()
+	n, err := New(t.Context(), Options{Config: nodetest.Load(t, dir), Logger: log.NewNopLogger()})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, n.Stop()) }()
+	nodetest.WriteFile(t, n.trustedPath(), "{}")
+	claimed := func(context.Context) int64 { return 7 }
+	err = n.followWith(t.Context(), &target{verifier: forked{tip(7)}, claimed: claimed})
+	require.ErrorIs(t, err, lightblocks.ErrConflict)
+	require.ErrorIs(t, err, config.ErrInvalid, "exit status 2")
+	require.ErrorContains(t, err, "ask the validators which chain is right")
+	require.NoFileExists(t, n.trustedPath())
 }
 
 // After two blocks of one height were proved, no start follows one of them by itself.
@@ -91,6 +116,7 @@ func TestForkStaysAnAlarm(t *testing.T) {
 	require.ErrorIs(t, err, lightblocks.ErrConflict)
 	require.ErrorContains(t, err, "2026-01-02 03:04:05")
 	require.ErrorContains(t, err, evidence)
+	require.ErrorContains(t, err, "peers a and b sent")
 	require.NoError(t, os.Rename(filepath.Dir(evidence), filepath.Join(dir, "decided")))
 	n, err := New(t.Context(), Options{Config: conf, Logger: log.NewNopLogger()})
 	require.NoError(t, err)

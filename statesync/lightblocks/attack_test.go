@@ -100,6 +100,12 @@ func testEvidenceConvinces(t *testing.T, name string, c, other *chain, late time
 		var ev types.LightClientAttackEvidence
 		require.NoError(t, cmtjson.Unmarshal(kept.Evidence[1], &ev))
 		require.True(t, convinces(c, &ev) || convinces(other, &ev))
+
+		require.NoError(t, Evidence(t.TempDir()))
+		err = Evidence(dir)
+		require.ErrorIs(t, err, ErrConflict)
+		require.ErrorContains(t, err, fmt.Sprintf("peers %s and %s sent different blocks on ", kept.Peers[0], kept.Peers[1]))
+		require.ErrorContains(t, err, files[0].Name())
 	})
 }
 

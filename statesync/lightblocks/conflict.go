@@ -239,19 +239,24 @@ type keptEvidence struct {
 // evidencePattern matches the names of the files in EvidenceDir.
 const evidencePattern = "light-client-attack-*.json"
 
-// Evidence returns the last file of evidence in an EvidenceDir, by its name, and when it was found.
-// The time is zero if the file cannot be read; path is "" if there is no file.
-func Evidence(dir string) (path string, found time.Time) {
+// Evidence returns an ErrConflict that describes the last file of evidence in an EvidenceDir, by
+// its name; nil if there is none. A file that cannot be read counts.
+func Evidence(dir string) error {
 	paths, _ := filepath.Glob(filepath.Join(dir, evidencePattern)) // the pattern is valid
 	if len(paths) == 0 {
-		return "", found
+		return nil
 	}
-	path = paths[len(paths)-1]
+	path := paths[len(paths)-1]
+	text, err := os.ReadFile(path)
 	var kept keptEvidence
-	if text, err := os.ReadFile(path); err == nil && json.Unmarshal(text, &kept) == nil {
-		found = kept.Found
+	if err == nil {
+		err = json.Unmarshal(text, &kept)
 	}
-	return path, found
+	if err != nil {
+		return fmt.Errorf("%w (%q: %w)", ErrConflict, path, err)
+	}
+	return fmt.Errorf("%w: peers %s and %s sent different blocks on %s (%q)",
+		ErrConflict, kept.Peers[0], kept.Peers[1], kept.Found.UTC().Format("2006-01-02 15:04:05 MST"), path)
 }
 
 // keepEvidence writes a file atomically: it is complete or does not exist.
