@@ -105,7 +105,7 @@ flush_interval = "{{ .Disk.FlushInterval }}"
 max_backlog_blocks = {{ .Disk.MaxBacklogBlocks }}
 max_backlog_bytes = {{ .Disk.MaxBacklogBytes }}
 
-# With state_in_memory = false, a background scrub reads and verifies the whole state over and over, at this many bytes of keys and values
+# With state_in_memory = false, a background scrub reads and verifies the whole state continuously, at this many bytes of keys and values
 # per second: 256 KiB/s covers 1 GB in about an hour, for about 1 % of a core. Damage stops the node with exit status 6. 0: no scrub, so
 # that damage is found only where data are read.
 scrub_rate = {{ .Disk.ScrubRate }}
