@@ -19,6 +19,9 @@ func (r *Result) Print(out io.Writer) {
 	if len(r.Reads) > 0 {
 		r.printReads(out)
 	}
+	if len(r.Locality) > 0 {
+		r.printLocality(out)
+	}
 	if len(r.Cache) > 0 {
 		r.printCache(out)
 	}
@@ -102,9 +105,12 @@ func (r *Result) printReads(out io.Writer) {
 				}
 				line = append(line, fmt.Sprintf("%.2f", c.Reads), fmt.Sprintf("%.1f", c.ReadBytes/1e3), fmt.Sprintf("%.1f", c.CPUMicros), times)
 			}
-			if n.Contestant == nameLeaves || n.Contestant == nameStarling {
+			switch {
+			case n.Contestant == nameLeaves || n.Contestant == nameStarling:
 				line = append(line, "pages")
-			} else {
+			case n.Contestant == nameGethPath && n.Step != stepFlat:
+				line = append(line, "nodes")
+			default:
 				line = append(line, "nothing")
 			}
 			cells = append(cells, line)
@@ -121,15 +127,39 @@ func (r *Result) order(cells []ReadCell) (sorted []ReadCell) {
 		if w.Step == stepMixed {
 			steps = append(steps, stepPlain)
 		}
+		if w.Contestant == nameGethPath {
+			steps = append(steps, stepFlat)
+		}
 		for _, step := range steps {
 			for _, c := range cells {
-				if c.Step == step && strings.HasPrefix(w.Contestant, c.Contestant) {
+				if c.Step == step && (w.Contestant == c.Contestant || w.Contestant == c.Contestant+" "+step) {
 					sorted = append(sorted, c)
 				}
 			}
 		}
 	}
 	return sorted
+}
+
+func (r *Result) printLocality(out io.Writer) {
+	head := []string{"account queries: blocks read (KB)"}
+	for _, share := range cacheShares {
+		head = append(head, fmt.Sprintf("%.1f %% in caches", 100*share))
+	}
+	cells := [][]string{head}
+	for _, c := range r.Locality {
+		if c.Share == cacheShares[0] {
+			line := []string{strings.TrimSpace(c.Contestant + " " + c.Step)}
+			for _, d := range r.Locality {
+				if d.Contestant == c.Contestant && d.Step == c.Step {
+					line = append(line, fmt.Sprintf("%.2f (%.1f)", d.Reads, d.ReadBytes/1e3))
+				}
+			}
+			cells = append(cells, line)
+		}
+	}
+	harness.PrintAligned(out, cells)
+	fmt.Fprintln(out)
 }
 
 func (r *Result) printCache(out io.Writer) {

@@ -139,6 +139,7 @@ type Result struct {
 	Summary
 	Writes   []WriteCell      `json:"writes,omitempty"`
 	Reads    []ReadCell       `json:"reads,omitempty"`
+	Locality []LocalityCell   `json:"locality,omitempty"`
 	Cache    []CacheCell      `json:"cache,omitempty"`
 	Recovery *Recovery        `json:"recovery,omitempty"`
 	Commit   *Commit          `json:"commit,omitempty"`
@@ -168,6 +169,9 @@ const (
 	stepCache  = "+ cache"
 	stepNoWAL  = "+ no log"
 )
+
+// stepFlat is not a step of the paper: geth-path answers without its trie.
+const stepFlat = "flat state"
 
 func stepOf(contestant string) string {
 	return map[string]string{nameMixed: stepMixed, nameZones: stepZones, nameLeaves: stepLeaves, nameStarling: stepNoWAL}[contestant]
