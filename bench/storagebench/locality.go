@@ -24,6 +24,23 @@ type LocalityCell struct {
 // leave of the default budget.
 var cacheShares = []float64{0, 1. / 64, 1. / 16, 3. / 16}
 
+// LocalityName says what a cell measured.
+func LocalityName(c LocalityCell) string {
+	switch {
+	case c.Contestant == nameMixed:
+		return "mixed (IAVL's nodes by version)"
+	case c.Contestant == nameGethHash:
+		return nameGethHash + " (nodes by hash)"
+	case c.Step == stepFlat:
+		return nameGethPath + ", " + stepFlat
+	case c.Contestant == nameGethPath:
+		return nameGethPath + " (nodes by path)"
+	case c.Contestant == nameStarling:
+		return "Starling (leaves in key order)"
+	}
+	return c.Contestant
+}
+
 // locality counts how many blocks of its database an account query reads. It is a count: the load of
 // the machine does not change it.
 func (r *runner) locality() error {

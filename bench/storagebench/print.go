@@ -3,7 +3,6 @@ package storagebench
 import (
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/starling-kv/starling/bench/harness"
 )
@@ -149,7 +148,7 @@ func (r *Result) printLocality(out io.Writer) {
 	cells := [][]string{head}
 	for _, c := range r.Locality {
 		if c.Share == cacheShares[0] {
-			line := []string{strings.TrimSpace(c.Contestant + " " + c.Step)}
+			line := []string{LocalityName(c)}
 			for _, d := range r.Locality {
 				if d.Contestant == c.Contestant && d.Step == c.Step {
 					line = append(line, fmt.Sprintf("%.2f (%.1f)", d.Reads, d.ReadBytes/1e3))
@@ -247,6 +246,18 @@ memory        the same for all: memtables including those waiting for a flush, b
 		float64(s.NodeOps)/float64(r.Chain.Blocks), mb(s.NodeBytes)*1e3/float64(r.Chain.Blocks),
 		float64(s.LeafOps)/float64(r.Chain.Blocks), mb(s.LeafBytes)*1e3/float64(r.Chain.Blocks),
 		r.Chain.NodeShare, mb(r.Plans[nameStarling+" "+stepNoWAL].Upper), mb(s.StateBytes), harness.Ratio(float64(s.StateBytes), float64(r.Budget)))
+	if s.HashOps > 0 {
+		fmt.Fprintf(out, `geth          one Pebble (or goleveldb), blocks as in mixed; the state is the nodes of Ethereum's trie. geth-hash: by hash, %.0f requests and %.0f KB
+              for a block, nothing is deleted; geth-path: by path, replaced and deleted, and the flat state, %.0f requests and %.0f KB before a write
+              buffer merges them (half of the memtables' memory), without history. An account is read from the root, or from the flat state;
+              encoded nodes are cached in place of decoded ones. As in geth, geth-path checks the hash of a node that it reads
+`, float64(s.HashOps)/float64(r.Chain.Blocks), mb(s.HashBytes)*1e3/float64(r.Chain.Blocks), float64(s.PathOps)/float64(r.Chain.Blocks), mb(s.PathBytes)*1e3/float64(r.Chain.Blocks))
+	}
+	if len(r.Locality) > 0 {
+		fmt.Fprintf(out, `blocks read   reads of files by account queries (%s), with a limit for all caches, relative to the state: blocks of data,
+              indexes and filters. Starling's tree above the pages is always in memory
+`, distNormal)
+	}
 	fmt.Fprintf(out, `reads         %s queries by one goroutine, after the same number to fill the empty caches. Tx: the index by hash, then the block part;
               Acc: the value of an account, through %d levels of nodes from the root, or by its page, or by key. Ranks are scattered over keys;
               normal-random: normal around the middle, with a standard deviation of a sixth of all ranks. %s;
