@@ -64,11 +64,11 @@ var chainkvFigures = []*figure{
 	{
 		id: "chainkv/observation2", title: "§6.2.2: a hash-keyed Merkle Patricia trie has no locality on disk",
 		paper: "An observation without a number: the keys of nodes are hashes, so that a read visits unrelated blocks of the database.",
-		how:   "The program storage, part locality: reads of files by account queries, with four limits for all caches of a contestant. Each read is a block of the database: of data, of an index, or of a filter.",
+		how:   "The program storage, part locality: reads of files by account queries, with five limits for all caches of a contestant. Each read is a block of the database: of data, of an index, or of a filter.",
 		quick: []string{"storage --keys 200000 --blocks 100 --queries 2000 --only locality --against mixed,geth-hash,geth-path"},
 		full:  []string{"storage --only locality --against mixed,geth-hash,geth-path"},
 		differs: []string{
-			"A count of reads, not a distance between them.",
+			"A count of reads, not a distance between them. Compactions in the background differ from run to run.",
 			"Starling's tree above the pages is in memory, also where the limit is smaller. By default a node has its whole state in memory, and reads nothing.",
 			"A generated chain with one trie of accounts, without contracts.",
 		},
@@ -116,7 +116,7 @@ var rainblockFigures = []*figure{
 		differs: []string{
 			"A trie alone, not Ethereum: without contracts, receipts, the index and other columns, and up to 10M accounts.",
 			"The database is compacted before the blocks, and each node is read once in a block: both mean fewer reads.",
-			"Pebble; the paper's Ethereum has LevelDB or RocksDB.",
+			"Pebble without Bloom filters; the paper's Ethereum has LevelDB or RocksDB.",
 			"Starling's state is in memory; only its witness is comparable.",
 		},
 		run: drawn(measureTrie, drawFig3),

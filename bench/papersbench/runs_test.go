@@ -80,7 +80,7 @@ func TestRunFigures(t *testing.T) {
 	// Counts that do not depend on the machine.
 	last := func(l line) float64 { return l.Points[len(l.Points)-1].Y }
 	for _, l := range outcomes["chainkv/observation2"].Charts[0].Lines {
-		require.Len(t, l.Points, 4, l.Name)
+		require.Len(t, l.Points, 5, l.Name)
 		if !strings.HasPrefix(l.Name, "Starling") { // its tree above the pages exceeds each limit
 			require.Greater(t, l.Points[0].Y, last(l), "%s: more cache, fewer reads", l.Name)
 		}
