@@ -55,9 +55,10 @@ type trieResult struct {
 	NodesWritten float64   `json:"nodes_written_per_block"`
 	Millis       []float64 `json:"block_ms"`
 
-	// Of a get with its proof, which is verified.
+	// Of a get with its proof.
 	GetsCore   float64 `json:"gets_core"`        // per second of CPU time, nodes from the database
 	GetsMemory float64 `json:"gets_core_memory"` // the same, nodes from a map in memory
+	VerifyCore float64 `json:"verify_core"`      // proofs verified per second of CPU time, by the receiver
 	ProofBytes float64 `json:"proof_bytes"`
 	ProofNodes float64 `json:"proof_nodes"`
 
@@ -71,7 +72,7 @@ type trieResult struct {
 // trieBench measures the trie in both stores.
 //
 //	nodes ─┬─▶ db: Pebble, keys are hashes
-//	       └─▶ memory: a map; each store has its own root, after its own blocks
+//	       └─▶ memory: a map by path, with the newest nodes only; it changes after the database
 type trieBench struct {
 	trieOptions
 	dir      string
@@ -79,8 +80,8 @@ type trieBench struct {
 	keys     [][]byte
 	values   map[string][]byte // newest, of the database's trie
 	db       *pebble.DB
-	memory   map[gethtrie.Hash][]byte
-	reads    int // of nodes, by fromDB
+	memory   map[string][]byte // newest nodes, by path
+	reads    int               // of nodes, by fromDB
 	root     gethtrie.Hash
 }
 
@@ -89,7 +90,7 @@ const trieLoad = 20_000
 
 func measureTrie(ctx context.Context, o trieOptions, progress *harness.Progress) (r *trieResult, err error) {
 	err = harness.InFolder(ctx, progress, func(dir string) (err error) {
-		b := &trieBench{trieOptions: o, dir: dir, progress: progress, memory: map[gethtrie.Hash][]byte{}, root: gethtrie.Empty, values: map[string][]byte{}}
+		b := &trieBench{trieOptions: o, dir: dir, progress: progress, memory: map[string][]byte{}, root: gethtrie.Empty, values: map[string][]byte{}}
 		r, err = b.run(ctx)
 		if b.db != nil {
 			err = errors.Join(err, b.db.Close())
@@ -167,12 +168,16 @@ func (b *trieBench) load(ctx context.Context) error {
 	return nil
 }
 
-func (b *trieBench) fromMemory(_ []byte, h gethtrie.Hash) ([]byte, error) { return b.memory[h], nil }
+func (b *trieBench) fromMemory(path []byte, _ gethtrie.Hash) ([]byte, error) {
+	return b.memory[string(path)], nil
+}
 
 func (b *trieBench) intoMemory(nodes []gethtrie.Node) {
 	for _, n := range nodes {
-		if n.Blob != nil {
-			b.memory[n.Hash] = n.Blob
+		if n.Blob == nil {
+			delete(b.memory, n.Path)
+		} else {
+			b.memory[n.Path] = n.Blob
 		}
 	}
 }
@@ -199,40 +204,52 @@ func (b *trieBench) intoDB(nodes []gethtrie.Node) error {
 	return batch.Commit(pebble.Sync)
 }
 
-// gets measures gets with proofs, from both stores.
+// gets measures gets with proofs from both stores, and the verification of the proofs.
 func (b *trieBench) gets(ctx context.Context, r *trieResult) error {
-	for _, s := range []struct {
-		read gethtrie.Read
-		rate *float64
-	}{{b.fromDB, &r.GetsCore}, {b.fromMemory, &r.GetsMemory}} {
-		rng := b.random(2)
-		b.reads = 0
-		size, cpu := 0, harness.CPUTime()
-		for range b.Gets {
+	rng := b.random(2)
+	keys := make([][]byte, b.Gets)
+	for i := range keys {
+		keys[i] = b.draw(rng)
+	}
+	rate := func(cpu time.Duration) float64 {
+		return harness.Ratio(float64(b.Gets), (harness.CPUTime() - cpu).Seconds())
+	}
+	prove := func(read gethtrie.Read) (proofs []gethtrie.Proof, perS float64, err error) {
+		proofs = make([]gethtrie.Proof, len(keys))
+		cpu := harness.CPUTime()
+		for i, key := range keys {
 			if ctx.Err() != nil {
-				return ctx.Err()
+				return nil, 0, ctx.Err()
 			}
-			key := b.draw(rng)
-			proof, err := gethtrie.Prove(b.root, s.read, key)
-			if err != nil {
-				return err
+			if proofs[i], err = gethtrie.Prove(b.root, read, key); err != nil {
+				return nil, 0, err
 			}
-			value, err := proof.Verify(b.root, key)
-			if err != nil {
-				return err
-			}
-			if !bytes.Equal(value, b.values[string(key)]) {
-				return fmt.Errorf("the proof of account %x has another value", key)
-			}
-			size += proof.Bytes
-		}
-		*s.rate = harness.Ratio(float64(b.Gets), (harness.CPUTime() - cpu).Seconds())
-		r.ProofBytes = float64(size) / float64(b.Gets)
-		if b.reads > 0 {
-			r.ProofNodes = float64(b.reads) / float64(b.Gets)
 		}
 		b.progress.Add(1)
+		return proofs, rate(cpu), nil
 	}
+	var err error
+	if _, r.GetsMemory, err = prove(b.fromMemory); err != nil {
+		return err
+	}
+	b.reads = 0
+	var proofs []gethtrie.Proof
+	if proofs, r.GetsCore, err = prove(b.fromDB); err != nil {
+		return err
+	}
+	r.ProofNodes = float64(b.reads) / float64(b.Gets)
+	cpu := harness.CPUTime()
+	for i, key := range keys {
+		value, err := proofs[i].Verify(b.root, key)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(value, b.values[string(key)]) {
+			return fmt.Errorf("the proof of account %x has another value", key)
+		}
+		r.ProofBytes += float64(proofs[i].Bytes) / float64(b.Gets)
+	}
+	r.VerifyCore = rate(cpu)
 	return nil
 }
 
