@@ -65,11 +65,10 @@ var chainkvFigures = []*figure{
 	{
 		id: "chainkv/observation2", title: "§6.2.2: a hash-keyed Merkle Patricia trie has no locality on disk",
 		paper: "An observation without a number: the keys of nodes are hashes, so that a read visits unrelated blocks of the database.",
-		how:   "The program storage, part locality: reads of files by account queries, with five limits for all caches of a contestant. Each read is a block of the database: of data, of an index, or of a filter.",
-		quick: []string{"storage --keys 200000 --blocks 100 --queries 2000 --only locality --against mixed,geth-hash,geth-path"},
-		full:  []string{"storage --only locality --against mixed,geth-hash,geth-path"},
+		how:   "The program storage, part locality: reads of files by account queries, with five limits for all caches of a contestant. Each read is a block of the database: of data, of an index, or of a filter. Whiskers are the least and the most of three chains.",
+		quick: localityCommands("--keys 200000 --blocks 100 --queries 2000"), full: localityCommands(""),
 		differs: []string{
-			"A count of reads, not a distance between them. Compactions in the background differ from run to run.",
+			"A count of reads, not a distance between them. Compactions in the background differ from run to run; a filter is one block, of up to hundreds of KB.",
 			"Starling's tree above the pages is in memory, also where the limit is smaller. By default a node has its whole state in memory, and reads nothing.",
 			"A generated chain with one trie of accounts, without contracts.",
 		},
@@ -324,24 +323,43 @@ func drawFig3(results []*trieResult) (*outcome, error) {
 	return out, nil
 }
 
+// localityCommands returns the commands of chainkv/observation2: three chains, since compactions in
+// the background differ.
+func localityCommands(size string) (all []string) {
+	for seed := range 3 {
+		all = append(all, strings.Join(strings.Fields(fmt.Sprintf("storage %s --only locality --against mixed,geth-hash,geth-path --seed %d", size, seed+1)), " "))
+	}
+	return all
+}
+
 // drawLocality draws the blocks that an account query reads, by the memory of the caches.
 func drawLocality(results []*storagebench.Result) (*outcome, error) {
-	r, out := results[0], &outcome{}
-	blocks := chart{Title: "ChainKV §6.2.2: blocks of the database that an account query reads, " + harness.Group(r.Sizes.Keys) + " accounts", X: "limit of the caches, % of the state", Y: "blocks"}
-	bytes := chart{Name: "bytes", Title: "ChainKV §6.2.2: bytes that an account query reads, " + harness.Group(r.Sizes.Keys) + " accounts", X: blocks.X, Y: "KB"}
-	for _, c := range r.Locality {
-		name := storagebench.LocalityName(c)
-		i := slices.IndexFunc(blocks.Lines, func(l line) bool { return l.Name == name })
-		if i < 0 {
-			i = len(blocks.Lines)
+	out := &outcome{}
+	keys := harness.Group(results[0].Sizes.Keys) + " accounts"
+	blocks := chart{Title: "ChainKV §6.2.2: blocks of the database that an account query reads, " + keys, X: "limit of the caches, % of the state", Y: "blocks"}
+	bytes := chart{Name: "bytes", Title: "ChainKV §6.2.2: bytes that an account query reads, " + keys, X: blocks.X, Y: "KB"}
+	var upper []float64
+	for i, c := range results[0].Locality { // the cells of all runs have the same order
+		var reads, kb []float64
+		for _, r := range results {
+			reads, kb = append(reads, r.Locality[i].Reads), append(kb, r.Locality[i].ReadBytes/1000)
+			if plan := r.Locality[i].Plan; plan.Upper > 0 {
+				upper = append(upper, 100*harness.Ratio(float64(plan.Upper), float64(r.Sizes.StateBytes)))
+			}
+		}
+		name, x := storagebench.LocalityName(c), 100*c.Share
+		n := slices.IndexFunc(blocks.Lines, func(l line) bool { return l.Name == name })
+		if n < 0 {
+			n = len(blocks.Lines)
 			blocks.Lines, bytes.Lines = append(blocks.Lines, line{Name: name}), append(bytes.Lines, line{Name: name})
 		}
-		blocks.Lines[i].Points = append(blocks.Lines[i].Points, at(100*c.Share, c.Reads))
-		bytes.Lines[i].Points = append(bytes.Lines[i].Points, at(100*c.Share, c.ReadBytes/1000))
-		out.add(fmt.Sprintf("%s, caches %.1f %% of the state", name, 100*c.Share), "", "%.2f blocks, %.1f KB for a query", c.Reads, c.ReadBytes/1000)
+		blocks.Lines[n].Points = append(blocks.Lines[n].Points, at(x, harness.Median(reads), reads...))
+		bytes.Lines[n].Points = append(bytes.Lines[n].Points, at(x, harness.Median(kb), kb...))
+		out.add(fmt.Sprintf("%s, caches %.1f %% of the state", name, x), "", "%.2f blocks for a query (%.2f to %.2f), %.1f KB (%.1f to %.1f)",
+			harness.Median(reads), slices.Min(reads), slices.Max(reads), harness.Median(kb), slices.Min(kb), slices.Max(kb))
 	}
-	if n := len(r.Locality); n > 0 { // Starling is the last
-		out.add("Starling's tree above the pages, in memory", "", "%.1f %% of the state", 100*harness.Ratio(float64(r.Locality[n-1].Plan.Upper), float64(r.Sizes.StateBytes)))
+	if len(upper) > 0 {
+		out.add("Starling's tree above the pages, in memory", "", "%.1f %% of the state", harness.Median(upper))
 	}
 	out.Charts = []chart{blocks, bytes}
 	return out, nil
