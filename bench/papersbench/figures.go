@@ -337,7 +337,6 @@ func drawLocality(results []*storagebench.Result) (*outcome, error) {
 	out := &outcome{}
 	keys := harness.Group(results[0].Sizes.Keys) + " accounts"
 	blocks := chart{Title: "ChainKV §6.2.2: blocks of the database that an account query reads, " + keys, X: "limit of the caches, % of the state", Y: "blocks"}
-	bytes := chart{Name: "bytes", Title: "ChainKV §6.2.2: bytes that an account query reads, " + keys, X: blocks.X, Y: "KB"}
 	var upper []float64
 	for i, c := range results[0].Locality { // the cells of all runs have the same order
 		var reads, kb []float64
@@ -351,17 +350,16 @@ func drawLocality(results []*storagebench.Result) (*outcome, error) {
 		n := slices.IndexFunc(blocks.Lines, func(l line) bool { return l.Name == name })
 		if n < 0 {
 			n = len(blocks.Lines)
-			blocks.Lines, bytes.Lines = append(blocks.Lines, line{Name: name}), append(bytes.Lines, line{Name: name})
+			blocks.Lines = append(blocks.Lines, line{Name: name})
 		}
 		blocks.Lines[n].Points = append(blocks.Lines[n].Points, at(x, harness.Median(reads), reads...))
-		bytes.Lines[n].Points = append(bytes.Lines[n].Points, at(x, harness.Median(kb), kb...))
 		out.add(fmt.Sprintf("%s, caches %.1f %% of the state", name, x), "", "%.2f blocks for a query (%.2f to %.2f), %.1f KB (%.1f to %.1f)",
 			harness.Median(reads), slices.Min(reads), slices.Max(reads), harness.Median(kb), slices.Min(kb), slices.Max(kb))
 	}
 	if len(upper) > 0 {
 		out.add("Starling's tree above the pages, in memory", "", "%.1f %% of the state", harness.Median(upper))
 	}
-	out.Charts = []chart{blocks, bytes}
+	out.Charts = []chart{blocks}
 	return out, nil
 }
 
