@@ -59,8 +59,8 @@ func HashKey(hash Hash) []byte { return hash.Bytes() }
 // accountTrieNodeKey).
 func PathKey(path []byte) []byte { return append([]byte{'A'}, path...) }
 
-// FlatKey returns the key of an account in geth's flat state, which the path scheme keeps beside the
-// trie (core/rawdb/schema.go, accountSnapshotKey).
+// FlatKey returns the key of an account in geth's flat state, which the path scheme has in addition
+// to the trie (core/rawdb/schema.go, accountSnapshotKey).
 func FlatKey(key []byte) []byte { return append([]byte{'a'}, place(key)...) }
 
 // HashOf returns the hash of a blob.

@@ -82,7 +82,8 @@ var counts = map[string]func(*testing.T, *outcome){
 	"chainkv/observation2": func(t *testing.T, out *outcome) {
 		for _, l := range out.Charts[0].Lines {
 			require.Len(t, l.Points, 5, l.Name)
-			if !strings.HasPrefix(l.Name, "Starling") { // its tree above the pages exceeds each limit
+			// Starling's tree above the pages exceeds each limit.
+			if !strings.HasPrefix(l.Name, "Starling") {
 				require.Greater(t, l.Points[0].Y, last(l), "%s: more cache, fewer reads", l.Name)
 			}
 		}

@@ -47,26 +47,28 @@ type trieResult struct {
 	Transfers int `json:"transfers"`
 	Cache     int `json:"cache_bytes"`
 
-	// Of a block: nodes that are read, reads of files, blobs of the nodes that are read (the block's
-	// witness), and nodes that are written.
+	// For each block: nodes that are read, reads of files, blobs of the nodes that are read (the
+	// block's witness), and nodes that are written.
 	NodesRead    float64   `json:"nodes_read_per_block"`
 	FileReads    float64   `json:"file_reads_per_block"`
 	WitnessBytes float64   `json:"witness_bytes_per_block"`
 	NodesWritten float64   `json:"nodes_written_per_block"`
 	Millis       []float64 `json:"block_ms"`
 
-	// Of a get with its proof.
+	// Gets with proofs, and sizes of these.
 	GetsCore   float64 `json:"gets_core"`        // per second of CPU time, nodes from the database
 	GetsMemory float64 `json:"gets_core_memory"` // the same, nodes from a map in memory
-	VerifyCore float64 `json:"verify_core"`      // proofs verified per second of CPU time, by the receiver
+	VerifyCore float64 `json:"verify_core"`      // proofs verified per second of CPU time
 	ProofBytes float64 `json:"proof_bytes"`
 	ProofNodes float64 `json:"proof_nodes"`
 
-	PutS       float64 `json:"put_s"`        // puts per second of wall time, the database's log is synced for each block
+	// Puts per second of wall time. The database's log is synced for each block.
+	PutS       float64 `json:"put_s"`
 	PutSMemory float64 `json:"put_s_memory"` // nodes from a map in memory, and into it
 
+	// Starling's sizes. The witness is one multiproof, for a receiver without nodes.
 	OursProofBytes   float64 `json:"starling_proof_bytes"`
-	OursWitnessBytes float64 `json:"starling_witness_bytes_per_block"` // one multiproof, for a receiver without nodes
+	OursWitnessBytes float64 `json:"starling_witness_bytes_per_block"`
 }
 
 // trieBench measures the trie in both stores.

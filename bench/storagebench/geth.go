@@ -78,10 +78,10 @@ func (m *gethMaker) finish(d *model) error {
 	return errors.Join(m.hash.close(), m.path.close())
 }
 
-// gethLayout stores blocks and the nodes of geth's trie in one database. The state of a block is
-// durable when replay returns, except for the path scheme: as in geth, its changes wait in a buffer,
-// which merges them, and a crash replays the blocks whose changes it had. The buffer is half of the
-// memtables' memory.
+// gethLayout stores blocks and the nodes of geth's trie in one database. In the hash scheme, the
+// state of a block is durable when replay returns. In the path scheme, changes wait in a buffer,
+// which merges them, as in geth: after a crash, a node would replay the blocks whose changes were
+// in the buffer. The buffer has half of the memtables' memory.
 //
 // Encoded nodes have a cache, as in geth, which gets the same share as the decoded nodes of
 // nodesLayout.
@@ -226,7 +226,8 @@ func (l *gethLayout) node(path []byte, hash gethtrie.Hash) ([]byte, error) {
 	return blob, nil
 }
 
-// blobOverhead is the memory of a cached blob without its bytes: the entry and its place in the map.
+// blobOverhead is the memory of a cached blob without its bytes: the entry, and its place in the
+// map.
 const blobOverhead = 160
 
 // account walks from the root to the leaf, or reads the flat state, which nothing verifies.

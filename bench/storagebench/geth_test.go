@@ -48,7 +48,8 @@ func replayed(t *testing.T, name, traces string, s Spec, m *model, mode cacheMod
 }
 
 // Every account of the chain has its last value in geth's tries on disk, with and without caches,
-// and deleted accounts are absent. A transaction is found, too. Files with another root do not open.
+// and deleted accounts are absent. A transaction is found, too. Files with another root do not
+// open.
 func TestGethHoldsTheChain(t *testing.T) {
 	s := tiny
 	s.Geth = true
@@ -125,7 +126,7 @@ func TestLRU(t *testing.T) {
 	require.True(t, ok)
 	c.put(3, "c", 4)
 	_, ok = c.get(2)
-	require.False(t, ok, "the least recently used entry gives way")
+	require.False(t, ok, "the least recently used entry was removed")
 	v, _ := c.get(1)
 	require.Equal(t, "a", v)
 	c.put(4, "d", 11)

@@ -14,7 +14,7 @@ type LocalityCell struct {
 	CacheBytes   int64      `json:"cache_bytes"` // limit
 	Share        float64    `json:"cache_share"` // CacheBytes of the state
 	Queries      int        `json:"queries"`
-	Reads        float64    `json:"file_reads_per_query"` // system calls: a block of the database each
+	Reads        float64    `json:"file_reads_per_query"` // system calls: a block each
 	ReadBytes    float64    `json:"file_bytes_per_query"`
 	HitRate      float64    `json:"hit_rate"`
 	Plan         memoryPlan `json:"memory_bytes"`
@@ -41,8 +41,8 @@ func LocalityName(c LocalityCell) string {
 	return c.Contestant
 }
 
-// locality counts how many blocks of its database an account query reads. It is a count, not a time.
-// Two runs differ by the compactions before it.
+// locality counts how many blocks of its database an account query reads. It is a count, not a
+// time: two runs differ only by the compactions before it.
 func (r *runner) locality() error {
 	var readers []reader
 	for _, e := range r.readers() {

@@ -195,8 +195,8 @@ func (r *Result) read(contestant, step string, m mix10, d distribution) *ReadCel
 	return nil
 }
 
-// WritesOver returns how many times as many blocks per second Starling writes as another contestant,
-// or 0 if one was not measured.
+// WritesOver returns Starling's blocks per second over those of another contestant, or 0 if one was
+// not measured.
 func (r *Result) WritesOver(contestant string) float64 {
 	ours, theirs := r.write(nameStarling), r.write(contestant)
 	if ours == nil || theirs == nil {
