@@ -176,7 +176,7 @@ vectors: ## regenerate our own test vectors; a change of a frozen format shows u
 	cd cosmos && $(GO) test ./iavlsync -run Vectors -update
 
 # Figures that count bytes, chunks or hits: other processes on the machine do not change them.
-FIGURES ?= avlstar/space,join/moving,chainkv/cache
+FIGURES ?= avlstar/space,join/moving,chainkv/cache,chainkv/observation2,rainblock/fig3
 
 pictures: ## measure figures of the papers, and put their pictures into docs/papers: FIGURES=avlstar/fig7
 	cd bench && $(GO) run . papers --only $(FIGURES) --out ../build/papers

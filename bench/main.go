@@ -2,7 +2,7 @@
 //
 //	starling-bench
 //	├── tree                                  treebench       the tree alone, against memiavl and IAVL v1
-//	├── storage                               storagebench    the stores on disk, against a mixed Pebble and goleveldb
+//	├── storage                               storagebench    the stores on disk, against mixed databases and geth's schemes
 //	├── sync, byzantine, hiccup, siege        syncbench       joins, against the SDK and memiavl; Byzantine peers
 //	├── cosmos                                syncbench       joins of SDK nodes by verified chunks; stores below the SDK
 //	├── e2e, joiners                          e2ebench        a network of validators, against CometBFT's kvstore

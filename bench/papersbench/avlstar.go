@@ -1,7 +1,6 @@
 package papersbench
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -28,7 +27,7 @@ var avlstarFigures = []*figure{
 		quick:   []string{"byzantine --keys 300000 --lying 0,1,10,20,26 --repeat 3"},
 		full:    []string{"byzantine --keys 1000000 --lying 0,1,5,10,15,20,26 --repeat 5"},
 		differs: []string{"All 80 peers share one process on this machine; the paper's were in a WAN.", "Chunks of 1 MiB, the paper's 10 MB.", "Byzantine peers also truncate, extend, swap and withhold chunks and falsify manifests."},
-		run:     runByzantine,
+		run:     drawn(syncbench.RunByzantine, drawByzantine),
 	},
 	{
 		id: "avlstar/fig3", title: "Fig. 3: time of a join by size of the state",
@@ -37,7 +36,7 @@ var avlstarFigures = []*figure{
 		quick:   syncCommands([]int{10_000, 30_000, 100_000}, true),
 		full:    syncCommands([]int{10_000, 100_000, 1_000_000, 10_000_000}, true),
 		differs: []string{"One peer over loopback; the paper's 10 or 80 peers were in a WAN.", "The SDK's store creates and restores its snapshot in one process, without a network: an advantage for it."},
-		run:     runSync,
+		run:     drawn(syncbench.Run, drawSync),
 	},
 	{
 		id: "avlstar/fig6", title: "Fig. 6: time of a snapshot",
@@ -46,7 +45,7 @@ var avlstarFigures = []*figure{
 		quick:   syncCommands([]int{10_000, 30_000, 100_000}, false),
 		full:    syncCommands([]int{10_000, 100_000, 300_000, 1_000_000}, false),
 		differs: []string{"The SDK's store of today instead of IAVL+ of 2022."},
-		run:     runSnapshot,
+		run:     drawn(syncbench.Run, drawSnapshot),
 	},
 	{
 		id: "avlstar/fig4", title: "Fig. 4, in part: pauses of a validator during snapshots",
@@ -55,7 +54,7 @@ var avlstarFigures = []*figure{
 		quick:   []string{"hiccup --keys 50000 --blocks 100 --sdk-blocks 30"},
 		full:    []string{"hiccup"},
 		differs: []string{"One process that makes blocks, without consensus and clients.", "Times of commits instead of throughput over time."},
-		run:     runHiccup,
+		run:     drawn(syncbench.RunHiccup, drawHiccup),
 	},
 	{
 		id: "avlstar/fig5", title: "Fig. 5 and Table 2: throughput and latency of 10 and 80 peers",
@@ -78,11 +77,7 @@ func syncCommands(keys []int, both bool) (all []string) {
 	return all
 }
 
-func runByzantine(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error) {
-	results, err := measure(ctx, commands, progress, syncbench.RunByzantine)
-	if err != nil {
-		return nil, err
-	}
+func drawByzantine(results []*syncbench.ByzantineResult) (*outcome, error) {
 	r := results[0]
 	out := &outcome{}
 	time := chart{Title: fmt.Sprintf("AVL* Fig. 7a: time of a join, %s keys, Byzantine of %d peers", harness.Group(r.Keys), r.Peers), X: "Byzantine peers", Y: "seconds"}
@@ -101,14 +96,10 @@ func runByzantine(ctx context.Context, commands []string, progress *harness.Prog
 	}
 	time.Lines, chunks.Lines = []line{times}, []line{again}
 	out.Charts = []chart{time, chunks}
-	return out, out.setRaw(results)
+	return out, nil
 }
 
-func runSync(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error) {
-	results, err := measure(ctx, commands, progress, syncbench.Run)
-	if err != nil {
-		return nil, err
-	}
+func drawSync(results []*syncbench.Result) (*outcome, error) {
 	out := &outcome{}
 	large := line{Name: "Starling, chunks of 100k keys"}
 	small, sdk := line{Name: "Starling, chunks of 10k keys"}, line{Name: "SDK (IAVL), restore"}
@@ -137,17 +128,13 @@ func runSync(ctx context.Context, commands []string, progress *harness.Progress)
 		Title: "AVL* Fig. 3: time of a join", X: "keys", Y: "seconds", LogX: true, LogY: true,
 		Lines: []line{small, large, sdk, whole, {Name: "the paper: IAVL+, 80 peers in a WAN", Paper: true, Points: []point{at(1_000_000, 16.3)}}},
 	}}
-	return out, out.setRaw(results)
+	return out, nil
 }
 
 // manifestTimes is the number of manifests whose median time counts.
 const manifestTimes = 5
 
-func runSnapshot(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error) {
-	results, err := measure(ctx, commands, progress, syncbench.Run)
-	if err != nil {
-		return nil, err
-	}
+func drawSnapshot(results []*syncbench.Result) (*outcome, error) {
 	out := &outcome{}
 	sdk, ours := line{Name: "SDK (IAVL), a snapshot"}, line{Name: "Starling, a manifest"}
 	for _, r := range results {
@@ -161,7 +148,7 @@ func runSnapshot(ctx context.Context, commands []string, progress *harness.Progr
 		out.add(harness.Group(r.Keys)+" keys", "", "SDK's snapshot %.2f s, Starling's manifest %.3g ms", r.SDKCreateS, 1000*harness.Median(seconds))
 	}
 	out.Charts = []chart{{Title: "AVL* Fig. 6: time of a snapshot", X: "keys", Y: "seconds", LogX: true, LogY: true, Lines: []line{sdk, ours}}}
-	return out, out.setRaw(results)
+	return out, nil
 }
 
 // manifest returns the seconds that manifests of a state take. Each is of another version, since a
@@ -197,11 +184,7 @@ func manifest(keys int, chunkBytes, seed uint64) (seconds []float64, err error) 
 	return seconds, nil
 }
 
-func runHiccup(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error) {
-	results, err := measure(ctx, commands, progress, syncbench.RunHiccup)
-	if err != nil {
-		return nil, err
-	}
+func drawHiccup(results []*syncbench.HiccupResult) (*outcome, error) {
 	out := &outcome{}
 	r := results[0]
 	c := chart{Title: fmt.Sprintf("AVL* Fig. 4, in part: time of a commit, %s keys", harness.Group(r.Keys)), X: "percentile", Y: "ms", LogY: true}
@@ -220,5 +203,5 @@ func runHiccup(ctx context.Context, commands []string, progress *harness.Progres
 		}
 	}
 	out.Charts = []chart{c}
-	return out, out.setRaw(results)
+	return out, nil
 }

@@ -6,6 +6,7 @@
 //	       │                            chunked, space   the AVL* paper's own chunks, and Starling's
 //	       │                            moving           a join while the chain moves
 //	       │                            cache            the space-gaming cache, by hits
+//	       │                            trie             Ethereum's trie alone (gethtrie)
 //	       ▼
 //	  --out ID.json (report) ──▶ ID.svg (picture) ──▶ index.html (page)
 //

@@ -133,3 +133,22 @@ func measure[O, R any, P interface {
 	}
 	return all, nil
 }
+
+// drawn returns the run function of a figure that measures with another benchmark and draws its
+// results.
+func drawn[O, R any, P interface {
+	*O
+	Flags(flags *harness.Flags)
+}](run func(context.Context, O, *harness.Progress) (*R, error), draw func(results []*R) (*outcome, error)) func(context.Context, []string, *harness.Progress) (*outcome, error) {
+	return func(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error) {
+		results, err := measure[O, R, P](ctx, commands, progress, run)
+		if err != nil {
+			return nil, err
+		}
+		out, err := draw(results)
+		if err != nil {
+			return nil, err
+		}
+		return out, out.setRaw(results)
+	}
+}

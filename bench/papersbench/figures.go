@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/starling-kv/starling/bench/dsmbench"
 	"github.com/starling-kv/starling/bench/harness"
@@ -43,15 +44,15 @@ var chainkvFigures = []*figure{
 	{
 		id: "chainkv/stores", title: "§8.3 and §8.4: writes, reads, and the steps to them",
 		paper: "Writes 30.77 to 99.69 % faster than Geth. Account queries 190.13 to 320.77 % faster, transaction queries 2.52 to 12.57 %, by distribution.",
-		how:   "The program storage: a chain is replayed and queried. The baseline keeps IAVL's nodes and the blocks in one Pebble database.",
-		quick: []string{"storage --keys 50000 --blocks 40 --queries 1000 --only write,reads --against mixed"},
-		full:  []string{"storage --only write,reads --against mixed"},
+		how:   "The program storage: a chain is replayed and queried. Each baseline keeps the blocks and the nodes of its state in one Pebble database: mixed has IAVL's nodes, geth-hash and geth-path those of Ethereum's trie in geth's two schemes.",
+		quick: []string{"storage --keys 50000 --blocks 40 --queries 1000 --only write,reads --against mixed,geth-hash,geth-path"},
+		full:  []string{"storage --only write,reads --against mixed,geth-hash,geth-path"},
 		differs: []string{
-			"The baseline has IAVL's nodes by version and nonce, not a hash-keyed Merkle Patricia trie.",
+			"Requests of geth's trie are replayed, not geth. geth-hash makes each block durable, geth does so after many; geth-path has geth's flat state and a write buffer, without its history.",
 			"A generated chain, not Ethereum's blocks; the state has 120 bytes for each account.",
 			"The paper's row and column prefixes are replaced by leaves in key order.",
 		},
-		run: runStores,
+		run: drawn(storagebench.Run, drawStores),
 	},
 	{
 		id: "chainkv/recovery", title: "§8.8: recovery after a crash",
@@ -59,13 +60,19 @@ var chainkvFigures = []*figure{
 		how:   "The program start: a node is killed, and started with its state in memory and paged.",
 		quick: []string{"start --keys 50000,200000"}, full: []string{"start --keys 1000000,10000000"},
 		differs: []string{"One kind of crash (SIGKILL). The blocks that CometBFT replays are counted, not timed."},
-		run:     runRecovery,
+		run:     drawn(storagebench.RunStart, drawRecovery),
 	},
 	{
 		id: "chainkv/observation2", title: "§6.2.2: a hash-keyed Merkle Patricia trie has no locality on disk",
-		paper:  "An observation without a number: the keys of nodes are hashes, so that a read visits unrelated blocks of the database.",
-		reason: "No program here has a hash-keyed Merkle Patricia trie.",
-		needs:  "Geth's package trie over Pebble as a contestant of storage. Its module raises OpenTelemetry, snappy and pion for every other contestant of this module, so it needs a module of its own, as the SDK has.",
+		paper: "An observation without a number: the keys of nodes are hashes, so that a read visits unrelated blocks of the database.",
+		how:   "The program storage, part locality: reads of files by account queries, with five limits for all caches of a contestant. Each read is a block of the database: of data, of an index, or of a filter. Whiskers are the least and the most of three chains.",
+		quick: localityCommands("--keys 200000 --blocks 100 --queries 2000"), full: localityCommands(""),
+		differs: []string{
+			"A count of reads, not a distance between them. Compactions in the background differ from run to run; a filter is one block, of up to hundreds of KB.",
+			"Starling's tree above the pages is in memory, also where the limit is smaller. By default a node has its whole state in memory, and reads nothing.",
+			"A generated chain with one trie of accounts, without contracts.",
+		},
+		run: drawn(storagebench.Run, drawLocality),
 	},
 	{
 		id: "chainkv/throughput", title: "§8.6 and §8.7: transaction throughput and other systems",
@@ -86,21 +93,34 @@ var rainblockFigures = []*figure{
 			"A binary tree: depth 4r here is about r in the paper's tree of 16 children.",
 			"A validator fetches what is missing and runs the transaction again; none aborts. The share of stale transactions stands for aborts.",
 		},
-		run: runFig8,
+		run: drawn(dsmbench.Run, drawFig8),
 	},
 	{
 		id: "rainblock/fig7", title: "Fig. 7: puts and gets of storage nodes",
 		paper: "1.19M accounts: 216K gets per second, 150 × of Ethereum's trie, and 245K puts.",
-		how:   "The program dsm, phase nodes: witnesses of random keys, and updates of blocks, by the number of storage nodes.",
-		quick: []string{"dsm --phases nodes --keys 100000 --blocks 10 --shards 1,4"}, full: []string{"dsm --phases nodes"},
-		differs: []string{"A get includes the witness and its verification.", "A put includes a verified update of a block.", "Without Ethereum's trie as the baseline."},
-		run:     runFig7,
+		how:   "The program dsm, phase nodes: witnesses of random keys, and updates of blocks, by the number of storage nodes. The baseline runs in this program.",
+		quick: []string{"dsm --phases nodes --keys 100000 --blocks 10 --shards 1,4", "rainblock/trie --keys 100000"}, full: []string{"dsm --phases nodes", "rainblock/trie --keys 1000000"},
+		differs: []string{
+			"Keys of a block share one witness, without the tree to depth r, which the receiver has; it goes over TLS. A get of Ethereum's trie has a full proof of its own, and no network.",
+			"The receiver's verification does not count in either.",
+			"A put includes a verified update of a block. A put of Ethereum's trie includes the hashes of its block, and a synced batch.",
+			"The baseline is geth's trie in the hash scheme over Pebble, alone: no client asks it.",
+		},
+		run: runFig7,
 	},
 	{
 		id: "rainblock/fig3", title: "Fig. 3: I/O per block, witness sizes, and time of a block",
-		paper:  "More than 10K random I/O operations for a block of about 100 transactions.",
-		reason: "It measures Ethereum. A sharded validator of Starling has no state on disk; what a block fetches is in rainblock/fig8.",
-		needs:  "A counter of requests for each block, and a Merkle Patricia trie on disk as the baseline.",
+		paper: "More than 10K random I/O operations for a block of about 100 transactions.",
+		how:   "Blocks of 100 transfers change geth's trie in the hash scheme over Pebble without a block cache. A transfer reads and writes two accounts.",
+		quick: trieCommands(10_000, 30_000, 100_000, 300_000),
+		full:  trieCommands(10_000, 100_000, 1_000_000, 3_000_000),
+		differs: []string{
+			"A trie alone, not Ethereum: without contracts, receipts, the index and other columns, and with at most 3M accounts.",
+			"The database is compacted before the blocks, and each node is read once in a block: both mean fewer reads.",
+			"Pebble without Bloom filters; the paper's Ethereum has LevelDB or RocksDB.",
+			"Starling's state is in memory; only its witness is comparable.",
+		},
+		run: drawn(measureTrie, drawFig3),
 	},
 	{
 		id: "rainblock/fig9a", title: "Fig. 9a: end-to-end throughput by clients and retention",
@@ -130,7 +150,7 @@ var borFigures = []*figure{
 			"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM is slower than TCP (join --guest).",
 			"Another consensus; both ways here run in the same node.", "The text gives 114 s to BoR and 91 s to EOS. Its 20.2 % implies the opposite, which we state.",
 		},
-		run: runBlocks,
+		run: drawn(joinbench.Run, drawBlocks),
 	},
 	{
 		id: "bor/fig8", title: "Fig. 8: CPU over time",
@@ -146,16 +166,20 @@ var borFigures = []*figure{
 	},
 }
 
-func runStores(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error) {
-	results, err := measure(ctx, commands, progress, storagebench.Run)
-	if err != nil {
-		return nil, err
-	}
+func drawStores(results []*storagebench.Result) (*outcome, error) {
 	r, out := results[0], &outcome{}
 	out.add("writes, Starling over mixed", "1.31 to 2.00 × of Geth", "%.2f × (interval of the median %.2f to %.2f)", r.WriteRatio, r.WriteRatioInterval.Low, r.WriteRatioInterval.High)
 	out.add("account queries, normal distribution", "2.90 to 4.21 × of Geth", "%.2f ×, %.2f × by CPU time", r.ReadRatioAcc, r.ReadCPURatioAcc)
 	out.add("account queries, without a cache of nodes in mixed", "", "%.2f ×", r.ReadRatioAccPlain)
 	out.add("transaction queries, normal distribution", "1.03 to 1.13 × of Geth", "%.2f ×, %.2f × by CPU time", r.ReadRatioTx, r.ReadCPURatioTx)
+	for _, geth := range []string{"geth-hash", "geth-path"} {
+		if ratio := r.WritesOver(geth); ratio > 0 {
+			out.add("writes, Starling over "+geth, "1.31 to 2.00 ×", "%.2f ×", ratio)
+		}
+		if ratio, cpu := r.AccountsOver(geth); ratio > 0 {
+			out.add("account queries, normal distribution, Starling over "+geth, "2.90 to 4.21 ×", "%.2f ×, %.2f × by CPU time", ratio, cpu)
+		}
+	}
 	steps := chart{Title: "ChainKV §8.4: blocks written per second, step by step", X: "step: 0 mixed, 1 zones, 2 key order, 3 cache and no log", Y: "blocks/s"}
 	l := line{Name: "blocks per second, with the fastest and the slowest round"}
 	for _, c := range r.Writes {
@@ -166,7 +190,7 @@ func runStores(ctx context.Context, commands []string, progress *harness.Progres
 	}
 	steps.Lines = []line{l}
 	out.Charts = []chart{steps, readChart(r)}
-	return out, out.setRaw(results)
+	return out, nil
 }
 
 // readChart draws queries per second by mix, of the first distribution.
@@ -180,10 +204,14 @@ func readChart(r *storagebench.Result) chart {
 		if _, err := fmt.Sscanf(cell.Mix, "%f:%f", &tx, &acc); err != nil {
 			continue // a mix that changes
 		}
-		i := slices.IndexFunc(c.Lines, func(l line) bool { return l.Name == cell.Step })
+		name := cell.Step // of the paper's breakdown
+		if strings.HasPrefix(cell.Contestant, "geth") || name == "" {
+			name = strings.TrimSpace(cell.Contestant + " " + cell.Step)
+		}
+		i := slices.IndexFunc(c.Lines, func(l line) bool { return l.Name == name })
 		if i < 0 {
 			i = len(c.Lines)
-			c.Lines = append(c.Lines, line{Name: cell.Step})
+			c.Lines = append(c.Lines, line{Name: name})
 		}
 		c.Lines[i].Points = append(c.Lines[i].Points, at(acc, cell.PerS))
 	}
@@ -191,11 +219,7 @@ func readChart(r *storagebench.Result) chart {
 	return c
 }
 
-func runRecovery(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error) {
-	results, err := measure(ctx, commands, progress, storagebench.RunStart)
-	if err != nil {
-		return nil, err
-	}
+func drawRecovery(results []*storagebench.StartResult) (*outcome, error) {
 	out := &outcome{}
 	memory, paged := line{Name: "state in memory"}, line{Name: "state paged"}
 	for _, s := range results[0].Starts {
@@ -203,14 +227,10 @@ func runRecovery(ctx context.Context, commands []string, progress *harness.Progr
 		memory.Points, paged.Points = append(memory.Points, at(float64(s.Keys), s.Seconds)), append(paged.Points, at(float64(s.Keys), s.PagedS))
 	}
 	out.Charts = []chart{{Title: "ChainKV §8.8: start after SIGKILL", X: "keys", Y: "seconds", LogX: true, Lines: []line{memory, paged}}}
-	return out, out.setRaw(results)
+	return out, nil
 }
 
-func runFig8(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error) {
-	results, err := measure(ctx, commands, progress, dsmbench.Run)
-	if err != nil {
-		return nil, err
-	}
+func drawFig8(results []*dsmbench.Result) (*outcome, error) {
 	r, out := results[0], &outcome{}
 	memory, bytes, stale := line{Name: "memory of the full tree"}, line{Name: "bytes of a transaction's paths, uncompacted"}, line{Name: "stale transactions"}
 	for _, d := range r.Transfers.Sizes.Depths {
@@ -234,35 +254,116 @@ func runFig8(ctx context.Context, commands []string, progress *harness.Progress)
 		{Title: "RainBlock Fig. 8a and b: by depth of the tree that a validator keeps, " + keys, X: "depth r (binary)", Y: "%", Lines: []line{memory, bytes}},
 		{Name: "stale", Title: "RainBlock Fig. 8c: stale transactions by age of the witness, " + keys, X: "age in blocks", Y: "%", Lines: []line{stale}},
 	}
-	return out, out.setRaw(results)
+	return out, nil
 }
 
+// trieCommands returns the commands of rainblock/fig3 for several numbers of accounts.
+func trieCommands(keys ...int) (all []string) {
+	for _, n := range keys {
+		all = append(all, fmt.Sprintf("rainblock/trie --keys %d --transfers 100 --gets 1000 --cache-bytes 0", n))
+	}
+	return all
+}
+
+// runFig7 has one command of dsm and one of rainblock/trie.
 func runFig7(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error) {
-	results, err := measure(ctx, commands, progress, dsmbench.Run)
+	nodes, err := measure(ctx, commands[:1], progress, dsmbench.Run)
 	if err != nil {
 		return nil, err
 	}
-	r, out := results[0], &outcome{}
+	tries, err := measure(ctx, commands[1:], progress, measureTrie)
+	if err != nil {
+		return nil, err
+	}
+	out := drawFig7(nodes[0], tries[0])
+	return out, out.setRaw([]any{nodes[0], tries[0]})
+}
+
+func drawFig7(r *dsmbench.Result, t *trieResult) *outcome {
+	out := &outcome{}
 	gets, puts := line{Name: "keys with witnesses per second and core"}, line{Name: "puts per second of wall time"}
 	for _, s := range r.ShardRows {
 		gets.Points, puts.Points = append(gets.Points, at(float64(s.Shards), s.OpsCore)), append(puts.Points, at(float64(s.Shards), s.PutS))
 		paper := ""
 		if s.Shards == 1 {
-			paper = "216K gets and 245K puts per second"
+			paper = "216K gets (150 × of Ethereum's trie) and 245K puts per second"
 		}
-		out.add(harness.Count(s.Shards, "storage node"), paper, "%.0fK keys with witnesses per second and core, %.0fK puts per second", s.OpsCore/1000, s.PutS/1000)
+		out.add(harness.Count(s.Shards, "storage node"), paper, "%.0fK keys with witnesses per second and core, %.0f bytes each; %.0fK puts per second", s.OpsCore/1000, s.BytesKey, s.PutS/1000)
 	}
-	out.Charts = []chart{{Title: fmt.Sprintf("RainBlock Fig. 7: storage nodes, %s accounts", harness.Group(r.Keys)), X: "storage nodes", Y: "operations/s", Lines: []line{
-		gets, puts, {Name: "the paper: gets, one node", Paper: true, Points: []point{at(1, 216_000)}},
+	out.add("Ethereum's trie, hash scheme", "1/150 of the gets", "%.1fK gets with proofs per second and core, %.0f bytes each (Starling's proof of one key: %.0f bytes); %.1fK puts per second",
+		t.GetsCore/1000, t.ProofBytes, t.OursProofBytes, t.PutS/1000)
+	out.add("receiver of these proofs", "", "%.1fK verified per second and core", t.VerifyCore/1000)
+	out.add("the same with all nodes in memory", "", "%.1fK gets with proofs per second and core, %.1fK puts per second", t.GetsMemory/1000, t.PutSMemory/1000)
+	out.Charts = []chart{{Title: fmt.Sprintf("RainBlock Fig. 7: storage nodes, %s accounts", harness.Group(r.Keys)), X: "storage nodes", Y: "operations/s", LogY: true, Lines: []line{
+		gets, puts,
+		{Name: "Ethereum's trie, hash scheme: gets per second and core", Points: []point{at(1, t.GetsCore)}}, {Name: "Ethereum's trie, hash scheme: puts per second", Points: []point{at(1, t.PutS)}},
+		{Name: "the paper: gets, one node", Paper: true, Points: []point{at(1, 216_000)}},
 	}}}
-	return out, out.setRaw(results)
+	return out
 }
 
-func runBlocks(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error) {
-	results, err := measure(ctx, commands, progress, joinbench.Run)
-	if err != nil {
-		return nil, err
+func drawFig3(results []*trieResult) (*outcome, error) {
+	out := &outcome{}
+	files, nodes, written := line{Name: "reads of files"}, line{Name: "nodes read"}, line{Name: "nodes written"}
+	theirs, ours, paths := line{Name: "Ethereum's trie: nodes read, each once"}, line{Name: "Starling: one multiproof"}, line{Name: "Ethereum's trie: a proof for each key"}
+	for _, r := range results {
+		x := float64(r.Keys)
+		files.Points, nodes.Points, written.Points = append(files.Points, at(x, r.FileReads)), append(nodes.Points, at(x, r.NodesRead)), append(written.Points, at(x, r.NodesWritten))
+		theirs.Points, ours.Points = append(theirs.Points, at(x, r.WitnessBytes/1000)), append(ours.Points, at(x, r.OursWitnessBytes/1000))
+		proofs := float64(2*r.Transfers) * r.ProofBytes / 1000
+		paths.Points = append(paths.Points, at(x, proofs))
+		out.add(fmt.Sprintf("%s accounts, block of %s", harness.Group(r.Keys), harness.Count(r.Transfers, "transfer")), "more than 10K I/O operations",
+			"%.0f reads of files for %.0f nodes, %.0f nodes written; witness %.0f KB, %.0f KB as proofs (Starling: %.0f KB)", r.FileReads, r.NodesRead, r.NodesWritten, r.WitnessBytes/1000, proofs, r.OursWitnessBytes/1000)
+		out.add("time of that block", "", "%.0f ms", harness.Median(r.Millis))
 	}
+	out.Charts = []chart{
+		{Title: "RainBlock Fig. 3a: I/O per block of 100 transfers, Ethereum's trie alone", X: "accounts", Y: "operations", LogX: true, Lines: []line{files, nodes, written}},
+		{Name: "witness", Title: "RainBlock Fig. 3b: witness of a block of 100 transfers", X: "accounts", Y: "KB", LogX: true, Lines: []line{paths, theirs, ours}},
+	}
+	return out, nil
+}
+
+// localityCommands returns the commands of chainkv/observation2: three chains, since compactions in
+// the background differ.
+func localityCommands(size string) (all []string) {
+	for seed := range 3 {
+		all = append(all, strings.Join(strings.Fields(fmt.Sprintf("storage %s --only locality --against mixed,geth-hash,geth-path --seed %d", size, seed+1)), " "))
+	}
+	return all
+}
+
+// drawLocality draws the blocks that an account query reads, by the memory of the caches.
+func drawLocality(results []*storagebench.Result) (*outcome, error) {
+	out := &outcome{}
+	keys := harness.Group(results[0].Sizes.Keys) + " accounts"
+	blocks := chart{Title: "ChainKV §6.2.2: blocks of the database that an account query reads, " + keys, X: "limit of the caches, % of the state", Y: "blocks"}
+	var upper []float64
+	for i, c := range results[0].Locality { // the cells of all runs have the same order
+		var reads, kb []float64
+		for _, r := range results {
+			reads, kb = append(reads, r.Locality[i].Reads), append(kb, r.Locality[i].ReadBytes/1000)
+			if plan := r.Locality[i].Plan; plan.Upper > 0 {
+				upper = append(upper, 100*harness.Ratio(float64(plan.Upper), float64(r.Sizes.StateBytes)))
+			}
+		}
+		name, x := storagebench.LocalityName(c), 100*c.Share
+		n := slices.IndexFunc(blocks.Lines, func(l line) bool { return l.Name == name })
+		if n < 0 {
+			n = len(blocks.Lines)
+			blocks.Lines = append(blocks.Lines, line{Name: name})
+		}
+		blocks.Lines[n].Points = append(blocks.Lines[n].Points, at(x, harness.Median(reads), reads...))
+		out.add(fmt.Sprintf("%s, caches %.1f %% of the state", name, x), "", "%.2f blocks for a query (%.2f to %.2f), %.1f KB (%.1f to %.1f)",
+			harness.Median(reads), slices.Min(reads), slices.Max(reads), harness.Median(kb), slices.Min(kb), slices.Max(kb))
+	}
+	if len(upper) > 0 {
+		out.add("Starling's tree above the pages, in memory", "", "%.1f %% of the state", harness.Median(upper))
+	}
+	out.Charts = []chart{blocks}
+	return out, nil
+}
+
+func drawBlocks(results []*joinbench.Result) (*outcome, error) {
 	out := &outcome{}
 	tcp, unlimited := line{Name: "Starling's transport, TCP with TLS"}, line{Name: "block sync, 500 MB/s"}
 	blocksync := line{Name: "block sync, default rate"}
@@ -274,5 +375,5 @@ func runBlocks(ctx context.Context, commands []string, progress *harness.Progres
 			"transport %.2f s and %.2f CPU s; block sync %.2f s, %.2f s at its default rate", r.TCPS, r.CPUS, r.Blocksync500S, r.BlocksyncS)
 	}
 	out.Charts = []chart{{Title: "BoR Fig. 9: time of fetching a chain's blocks", X: "MB", Y: "seconds", Lines: []line{tcp, unlimited, blocksync}}}
-	return out, out.setRaw(results)
+	return out, nil
 }

@@ -21,16 +21,17 @@ import (
 
 // parsers check the commands of figures, by their first word.
 var parsers = map[string]func(string) error{
-	"avlstar/space": parses[spaceOptions],
-	"join/moving":   parses[movingOptions],
-	"chainkv/cache": parses[cacheOptions],
-	"byzantine":     parses[syncbench.ByzantineOptions],
-	"hiccup":        parses[syncbench.HiccupOptions],
-	"sync":          parses[syncbench.Options],
-	"storage":       parses[storagebench.Options],
-	"start":         parses[storagebench.StartOptions],
-	"dsm":           parses[dsmbench.Options],
-	"join":          parses[joinbench.Options],
+	"avlstar/space":  parses[spaceOptions],
+	"join/moving":    parses[movingOptions],
+	"chainkv/cache":  parses[cacheOptions],
+	"byzantine":      parses[syncbench.ByzantineOptions],
+	"hiccup":         parses[syncbench.HiccupOptions],
+	"sync":           parses[syncbench.Options],
+	"storage":        parses[storagebench.Options],
+	"start":          parses[storagebench.StartOptions],
+	"dsm":            parses[dsmbench.Options],
+	"rainblock/trie": parses[trieOptions],
+	"join":           parses[joinbench.Options],
 }
 
 func parses[O any, P interface {

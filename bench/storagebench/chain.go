@@ -38,6 +38,8 @@ type Spec struct {
 	Window    int    `json:"window"`        // number of versions that the node layout keeps
 	// NodeShare is the share of the node layout's caches that holds decoded nodes.
 	NodeShare float64 `json:"node_share"`
+	// Geth asks for the requests of geth's schemes, too.
+	Geth bool `json:"geth,omitempty"`
 }
 
 func (s Spec) updates() int { return s.Txs * 80 / 100 }

@@ -50,8 +50,13 @@ func (c *worker) open() (err error) {
 		return nil
 	}
 	file := fileNodes
-	if c.Role == nameLeaves || c.Role == nameStarling {
+	switch c.Role {
+	case nameLeaves, nameStarling:
 		file = fileLeaves
+	case nameGethHash, nameGethLevel:
+		file = fileHash
+	case nameGethPath:
+		file = filePath
 	}
 	if c.blocks, err = openTrace(filepath.Join(c.Traces, fileBlocks)); err != nil {
 		return err
@@ -113,6 +118,7 @@ func (c *worker) finishModel() (a answer, err error) {
 	a.Model = modelSizes{
 		Keys: len(d.Present), Height: d.Height, StateBytes: d.TotalState, BlockLogical: d.BlockBytes, StateLogical: d.StateBytes,
 		NodeOps: d.NodeOps, NodeBytes: d.NodeBytes, LeafOps: d.LeafOps, LeafBytes: d.LeafBytes,
+		HashOps: d.HashOps, HashBytes: d.HashBytes, PathOps: d.PathOps, PathBytes: d.PathBytes,
 	}
 	return a, nil
 }

@@ -134,7 +134,7 @@ type leveldbEngine struct{ db *leveldb.DB }
 
 func openLevelDB(dir string, memtables, blockCache int64) (*leveldbEngine, error) {
 	db, err := leveldb.OpenFile(dir, &opt.Options{
-		BlockCacheCapacity: int(blockCache),
+		BlockCacheCapacity: int(max(blockCache, 1)), // 0 stands for the default
 		WriteBuffer:        int(memtables / 2),
 		Filter:             filter.NewBloomFilter(bloomBits),
 	})

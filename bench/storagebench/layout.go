@@ -65,6 +65,11 @@ const (
 	nameLeaves   = "leaves"    // leaves in key order, read by pages; a cache with fixed halves
 	nameStarling = "starling"  // a node's own packages; the state store has no log
 
+	// One database with the nodes of geth's trie: by hash in Pebble and in goleveldb, or by path.
+	nameGethHash  = "geth-hash"
+	nameGethLevel = nameGethHash + "-goleveldb"
+	nameGethPath  = "geth-path"
+
 	// With tunedBudget: large memtables avoid the compactions of a small budget.
 	nameMixedTuned    = nameMixed + tuned
 	nameStarlingTuned = nameStarling + tuned
@@ -81,6 +86,19 @@ type cacheMode struct {
 	Gaming bool    `json:"gaming"`
 	Split  float64 `json:"split"` // share for the state; 0 with Gaming
 	Plain  bool    `json:"plain"` // layouts of nodes: only the database's block cache
+	Flat   bool    `json:"flat"`  // geth-path: accounts are read from the flat state
+	// Limited limits the memory of all caches to Bytes, which may be 0.
+	Limited bool  `json:"limited"`
+	Bytes   int64 `json:"bytes"`
+}
+
+// caches returns the memory of a contestant's caches: what memtables leave of the budget, or the
+// limit. r is nil when the files are opened for writing.
+func (r *reading) caches(budget int64) int64 {
+	if r != nil && r.mode.Limited {
+		return r.mode.Bytes
+	}
+	return budget - budget*memtableShare/16
 }
 
 var halves = cacheMode{Split: 0.5}
@@ -112,6 +130,8 @@ func openLayout(name, dir string, spec Spec, budget int64, r *reading) (layout, 
 		return openNodes(name, dir, spec, budget, r)
 	case nameLeaves:
 		return openLeaves(dir, spec, budget, r)
+	case nameGethHash, nameGethLevel, nameGethPath:
+		return openGeth(name, dir, spec, budget, r)
 	case nameStarling:
 		return openStarling(dir, spec, budget, r)
 	}
@@ -130,22 +150,18 @@ type nodesLayout struct {
 	Spec
 	blocks, state engine // the same engine in mixed
 	prefixed      bool   // the state's keys start with their database's letter
-	nodes         *nodeCache
+	nodes         *lru[nodeID, *node]
 	root          nodeID
 	memory        memoryPlan
 }
 
 func openNodes(name, dir string, spec Spec, budget int64, r *reading) (l *nodesLayout, err error) {
 	l = &nodesLayout{Spec: spec, prefixed: name != nameZones}
-	l.memory = memoryPlan{Memtables: budget * memtableShare / 16}
-	if r == nil || !r.mode.Plain {
-		l.memory.Nodes = int64(float64(budget-l.memory.Memtables) * spec.NodeShare)
-	}
-	l.memory.BlockCache = budget - l.memory.sum()
+	l.memory = planNodes(budget, spec, r)
 	if r != nil {
 		l.root = nodeID{r.model.Root.Version, r.model.Root.Nonce}
 	}
-	l.nodes = newNodeCache(l.memory.Nodes)
+	l.nodes = newLRU[nodeID, *node](l.memory.Nodes)
 	cache := pebble.NewCache(l.memory.BlockCache)
 	defer cache.Unref()
 	switch name {
@@ -159,6 +175,16 @@ func openNodes(name, dir string, spec Spec, budget int64, r *reading) (l *nodesL
 		l.blocks, l.state, err = openZones(dir, l.memory.Memtables, cache)
 	}
 	return l, err
+}
+
+// planNodes divides the budget of a contestant with nodes.
+func planNodes(budget int64, spec Spec, r *reading) memoryPlan {
+	p := memoryPlan{Memtables: budget * memtableShare / 16, BlockCache: r.caches(budget)}
+	if r == nil || !r.mode.Plain {
+		p.Nodes = int64(float64(p.BlockCache) * spec.NodeShare)
+		p.BlockCache -= p.Nodes
+	}
+	return p
 }
 
 // openZones opens one database for blocks and one for the state. Each has half of the memtables;
@@ -236,8 +262,8 @@ var errNode = errors.New("a node of the state is missing or damaged")
 // account walks from the root to the leaf.
 func (l *nodesLayout) account(key []byte, use func([]byte) error) error {
 	for id := l.root; ; {
-		n := l.nodes.get(id)
-		if n == nil {
+		n, ok := l.nodes.get(id)
+		if !ok {
 			err := l.state.get(append(slices.Clone(l.prefix()), id.diskKey()...), func(encoded []byte) error {
 				decoded, ok := decodeNode(slices.Clone(encoded))
 				if !ok {
@@ -249,7 +275,7 @@ func (l *nodesLayout) account(key []byte, use func([]byte) error) error {
 			if err != nil {
 				return err
 			}
-			l.nodes.put(id, n)
+			l.nodes.put(id, n, nodeOverhead+80+int64(len(n.value)))
 		}
 		switch {
 		case n.leaf && string(n.key) == string(key):
@@ -264,58 +290,62 @@ func (l *nodesLayout) account(key []byte, use func([]byte) error) error {
 	}
 }
 
-// nodeCache is an LRU cache of nodes, limited by bytes.
-type nodeCache struct {
-	budget, used int64
-	entries      map[nodeID]*cachedNode
-	newest       cachedNode // head of a ring
-	hits, misses uint64
-}
-
-type cachedNode struct {
-	next, prev *cachedNode
-	id         nodeID
-	node       *node
-	charge     int64
-}
-
 // nodeOverhead is the memory of a cached node without its encoding: the decoded fields and the map
 // entry.
 const nodeOverhead = 56 + 112 + 32
 
-func newNodeCache(budget int64) *nodeCache {
-	c := &nodeCache{budget: budget, entries: map[nodeID]*cachedNode{}}
+// lru is an LRU cache, limited by bytes.
+type lru[K comparable, V any] struct {
+	budget, used int64
+	entries      map[K]*lruEntry[K, V]
+	newest       lruEntry[K, V] // head of a ring
+	hits, misses uint64
+}
+
+type lruEntry[K comparable, V any] struct {
+	next, prev *lruEntry[K, V]
+	key        K
+	value      V
+	charge     int64
+}
+
+func newLRU[K comparable, V any](budget int64) *lru[K, V] {
+	c := &lru[K, V]{budget: budget, entries: map[K]*lruEntry[K, V]{}}
 	c.newest.next, c.newest.prev = &c.newest, &c.newest
 	return c
 }
 
-func (c *nodeCache) get(id nodeID) *node {
-	e := c.entries[id]
+func (c *lru[K, V]) get(key K) (value V, ok bool) {
+	e := c.entries[key]
 	if e == nil {
 		c.misses++
-		return nil
+		return value, false
 	}
 	c.hits++
 	e.unlink()
 	c.front(e)
-	return e.node
+	return e.value, true
 }
 
-func (c *nodeCache) put(id nodeID, n *node) {
-	e := &cachedNode{id: id, node: n, charge: nodeOverhead + 80 + int64(len(n.value))}
-	c.entries[id] = e
+// put adds a value that get did not find. charge is the memory of the entry.
+func (c *lru[K, V]) put(key K, value V, charge int64) {
+	if charge > c.budget {
+		return
+	}
+	e := &lruEntry[K, V]{key: key, value: value, charge: charge}
+	c.entries[key] = e
 	c.front(e)
-	for c.used += e.charge; c.used > c.budget && len(c.entries) > 1; {
+	for c.used += charge; c.used > c.budget; {
 		last := c.newest.prev
 		last.unlink()
-		delete(c.entries, last.id)
+		delete(c.entries, last.key)
 		c.used -= last.charge
 	}
 }
 
-func (c *nodeCache) front(e *cachedNode) {
+func (c *lru[K, V]) front(e *lruEntry[K, V]) {
 	e.prev, e.next = &c.newest, c.newest.next
 	e.prev.next, e.next.prev = e, e
 }
 
-func (e *cachedNode) unlink() { e.prev.next, e.next.prev = e.next, e.prev }
+func (e *lruEntry[K, V]) unlink() { e.prev.next, e.next.prev = e.next, e.prev }

@@ -33,9 +33,14 @@ type leavesLayout struct {
 
 // planPages divides the budget of a contestant with pages. The block cache holds little more than
 // indexes and filters, because everything read through it is cached above it.
-func planPages(budget, upper int64) memoryPlan {
-	p := memoryPlan{Memtables: budget * memtableShare / 16, BlockCache: budget * blockCacheShare / 16, Upper: upper}
-	p.Cache = max(0, budget-p.sum())
+//
+// The tree above the pages is always in memory. If the limit of the caches is smaller, they have
+// nothing.
+func planPages(budget, upper int64, r *reading) memoryPlan {
+	caches := r.caches(budget)
+	p := memoryPlan{Memtables: budget * memtableShare / 16, Upper: upper}
+	p.BlockCache = min(budget*blockCacheShare/16, caches/3, max(0, caches-upper))
+	p.Cache = max(0, caches-upper-p.BlockCache)
 	return p
 }
 
@@ -43,7 +48,7 @@ func planPages(budget, upper int64) memoryPlan {
 const blockCacheShare = 4
 
 func openLeaves(dir string, spec Spec, budget int64, r *reading) (l *leavesLayout, err error) {
-	l = &leavesLayout{Spec: spec, memory: planPages(budget, 0)}
+	l = &leavesLayout{Spec: spec, memory: planPages(budget, 0, r)}
 	cache := pebble.NewCache(l.memory.BlockCache)
 	defer cache.Unref()
 	if l.blocks, l.state, err = openZones(dir, l.memory.Memtables, cache); err != nil || r == nil {
@@ -54,7 +59,7 @@ func openLeaves(dir string, spec Spec, budget int64, r *reading) (l *leavesLayou
 	if err := l.pages.load(r.model, l.leaves()); err != nil {
 		return nil, errors.Join(err, l.close())
 	}
-	l.memory = planPages(budget, l.pages.upper())
+	l.memory = planPages(budget, l.pages.upper(), r)
 	l.cache = r.mode.open(l.memory)
 	l.pages.Cache = l.cache
 	return l, nil

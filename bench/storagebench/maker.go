@@ -17,6 +17,8 @@ const (
 	fileBlocks = "blocks" // CometBFT's writes, for blocks only
 	fileNodes  = "nodes"  // the state as IAVL's nodes, for load and blocks
 	fileLeaves = "leaves" // the state as leaves and heights, for load and blocks
+	fileHash   = "hash"   // the state as the nodes of geth's hash scheme, for load and blocks
+	filePath   = "path"   // the same for geth's path scheme, and its flat state
 	fileModel  = "model"
 )
 
@@ -31,7 +33,9 @@ type model struct {
 	TotalState int64
 	// Requests of both layouts for the same changes, over all blocks.
 	NodeOps, NodeBytes, LeafOps, LeafBytes int64
-	Height                                 int // height of the tree
+	HashOps, HashBytes, PathOps, PathBytes int64  // zero without Spec.Geth
+	GethRoot                               []byte // root of geth's trie
+	Height                                 int    // height of the tree
 }
 
 // nodeIDFields is a nodeID for encoding/gob.
@@ -47,6 +51,7 @@ type maker struct {
 	tree                  *avl
 	blocks, nodes, leaves *traceWriter
 	waiting               [][]nodeID // orphans by version, oldest first
+	geth                  *gethMaker // nil without Spec.Geth
 	model                 model
 }
 
@@ -58,7 +63,9 @@ func newMaker(dir string, s Spec) (m *maker, err error) {
 	if m.nodes, err = createTrace(filepath.Join(dir, fileNodes)); err != nil {
 		return nil, err
 	}
-	m.leaves, err = createTrace(filepath.Join(dir, fileLeaves))
+	if m.leaves, err = createTrace(filepath.Join(dir, fileLeaves)); err == nil && s.Geth {
+		m.geth, err = newGethMaker(dir)
+	}
 	return m, err
 }
 
@@ -86,6 +93,11 @@ func (m *maker) step() error {
 		leaves.ops = append(leaves.ops, op{opHeight, m.chain.key(key), []byte{height}})
 	})
 	m.prune(&nodes, height)
+	if m.geth != nil {
+		if err := m.geth.step(leaves, &m.model, height > 0); err != nil {
+			return err
+		}
+	}
 	if height > 0 {
 		m.model.NodeOps, m.model.NodeBytes = m.model.NodeOps+int64(len(nodes.ops)), m.model.NodeBytes+int64(nodes.bytes())
 		m.model.LeafOps, m.model.LeafBytes = m.model.LeafOps+int64(len(leaves.ops)), m.model.LeafBytes+int64(leaves.bytes())
@@ -121,6 +133,11 @@ func (m *maker) prune(nodes *batch, height int) {
 func (m *maker) finish() error {
 	if err := errors.Join(m.blocks.close(), m.nodes.close(), m.leaves.close()); err != nil {
 		return fmt.Errorf("writing the requests to disk (choose another folder with --dir): %w", err)
+	}
+	if m.geth != nil {
+		if err := m.geth.finish(&m.model); err != nil {
+			return err
+		}
 	}
 	v, err := avlstar.FromLeaves(avlstar.DefaultChunkBytes, m.allLeaves())
 	if err != nil {

@@ -107,4 +107,9 @@ type modelSizes struct {
 	NodeBytes int64 `json:"node_request_bytes"`
 	LeafOps   int64 `json:"leaf_requests"`
 	LeafBytes int64 `json:"leaf_request_bytes"`
+	// The same of geth's schemes; zero without such a contestant.
+	HashOps   int64 `json:"hash_requests,omitempty"`
+	HashBytes int64 `json:"hash_request_bytes,omitempty"`
+	PathOps   int64 `json:"path_requests,omitempty"`
+	PathBytes int64 `json:"path_request_bytes,omitempty"`
 }

@@ -27,6 +27,7 @@ type Options struct {
 const (
 	PartWrite    = "write"
 	PartReads    = "reads"
+	PartLocality = "locality"
 	PartCache    = "cache"
 	PartRecovery = "recovery"
 	PartCommit   = "commit"
@@ -34,10 +35,13 @@ const (
 )
 
 // Parts are all parts, in order.
-var Parts = []string{PartWrite, PartReads, PartCache, PartRecovery, PartCommit, PartPaged}
+var Parts = []string{PartWrite, PartReads, PartLocality, PartCache, PartRecovery, PartCommit, PartPaged}
 
-// Peers are the baselines; ratios are relative to mixed.
-var Peers = []string{nameMixed, nameLevel}
+// Peers are the baselines; ratios are relative to mixed. The default is defaultPeers.
+var (
+	Peers        = []string{nameMixed, nameLevel, nameGethHash, nameGethLevel, nameGethPath}
+	defaultPeers = []string{nameMixed, nameLevel}
+)
 
 const (
 	minBudget = 256 << 10
@@ -63,7 +67,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Float(&o.NodeShare, "node-share", 0.5, 0, 0.9, "share of the caches for decoded nodes, in layouts with IAVL's nodes")
 	f.BoolVar(&o.Cold, "cold", false, "drop the databases from the system's page cache before each cell of reads (Linux)")
 	f.Int(&o.Queries, "queries", 10_000, 1, math.MaxInt, "measured queries per cell of a table, after the same number of warm-up queries")
-	f.Names(&o.Against, "against", Peers, Peers, "peers: mixed, goleveldb; empty for none")
+	f.Names(&o.Against, "against", defaultPeers, Peers, "peers: "+strings.Join(Peers, ", ")+"; empty for none")
 	f.Names(&o.Only, "only", nil, Parts, "parts: "+strings.Join(Parts, ", ")+" (default: all)")
 	f.BoolVar(&quick, "quick", false, "use 100,000 keys, 100 blocks and 2,000 queries, for a test run of two or three minutes")
 	f.Seed(&o.Seed)
@@ -96,8 +100,12 @@ func (o Options) budget() int64 {
 func (o Options) spec() Spec {
 	return Spec{
 		Seed: o.Seed, Keys: o.Keys, LoadSteps: min(max(o.Keys/loadStep, minSteps), maxSteps), Blocks: o.Blocks, Txs: o.TxsPerBlock,
-		Window: nodeWindow, NodeShare: o.NodeShare,
+		Window: nodeWindow, NodeShare: o.NodeShare, Geth: slices.ContainsFunc(o.Against, isGeth),
 	}
+}
+
+func isGeth(contestant string) bool {
+	return contestant == nameGethPath || strings.HasPrefix(contestant, nameGethHash)
 }
 
 // wants reports whether any of these parts is to be measured.

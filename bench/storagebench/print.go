@@ -3,7 +3,6 @@ package storagebench
 import (
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/starling-kv/starling/bench/harness"
 )
@@ -18,6 +17,9 @@ func (r *Result) Print(out io.Writer) {
 	}
 	if len(r.Reads) > 0 {
 		r.printReads(out)
+	}
+	if len(r.Locality) > 0 {
+		r.printLocality(out)
 	}
 	if len(r.Cache) > 0 {
 		r.printCache(out)
@@ -102,9 +104,12 @@ func (r *Result) printReads(out io.Writer) {
 				}
 				line = append(line, fmt.Sprintf("%.2f", c.Reads), fmt.Sprintf("%.1f", c.ReadBytes/1e3), fmt.Sprintf("%.1f", c.CPUMicros), times)
 			}
-			if n.Contestant == nameLeaves || n.Contestant == nameStarling {
+			switch {
+			case n.Contestant == nameLeaves || n.Contestant == nameStarling:
 				line = append(line, "pages")
-			} else {
+			case n.Contestant == nameGethPath && n.Step != stepFlat:
+				line = append(line, "nodes")
+			default:
 				line = append(line, "nothing")
 			}
 			cells = append(cells, line)
@@ -121,15 +126,39 @@ func (r *Result) order(cells []ReadCell) (sorted []ReadCell) {
 		if w.Step == stepMixed {
 			steps = append(steps, stepPlain)
 		}
+		if w.Contestant == nameGethPath {
+			steps = append(steps, stepFlat)
+		}
 		for _, step := range steps {
 			for _, c := range cells {
-				if c.Step == step && strings.HasPrefix(w.Contestant, c.Contestant) {
+				if c.Step == step && (w.Contestant == c.Contestant || w.Contestant == c.Contestant+" "+step) {
 					sorted = append(sorted, c)
 				}
 			}
 		}
 	}
 	return sorted
+}
+
+func (r *Result) printLocality(out io.Writer) {
+	head := []string{"account queries: blocks read (KB)"}
+	for _, share := range cacheShares {
+		head = append(head, fmt.Sprintf("%.1f %% in caches", 100*share))
+	}
+	cells := [][]string{head}
+	for _, c := range r.Locality {
+		if c.Share == cacheShares[0] {
+			line := []string{LocalityName(c)}
+			for _, d := range r.Locality {
+				if d.Contestant == c.Contestant && d.Step == c.Step {
+					line = append(line, fmt.Sprintf("%.2f (%.1f)", d.Reads, d.ReadBytes/1e3))
+				}
+			}
+			cells = append(cells, line)
+		}
+	}
+	harness.PrintAligned(out, cells)
+	fmt.Fprintln(out)
 }
 
 func (r *Result) printCache(out io.Writer) {
@@ -217,6 +246,18 @@ memory        the same for all: memtables including those waiting for a flush, b
 		float64(s.NodeOps)/float64(r.Chain.Blocks), mb(s.NodeBytes)*1e3/float64(r.Chain.Blocks),
 		float64(s.LeafOps)/float64(r.Chain.Blocks), mb(s.LeafBytes)*1e3/float64(r.Chain.Blocks),
 		r.Chain.NodeShare, mb(r.Plans[nameStarling+" "+stepNoWAL].Upper), mb(s.StateBytes), harness.Ratio(float64(s.StateBytes), float64(r.Budget)))
+	if s.HashOps > 0 {
+		fmt.Fprintf(out, `geth          one Pebble (or goleveldb), blocks as in mixed; the state is the nodes of Ethereum's trie. geth-hash: by hash, %.0f requests and %.0f KB
+              for a block, nothing is deleted; geth-path: by path, replaced and deleted, and the flat state, %.0f requests and %.0f KB before a write
+              buffer merges them (half of the memtables' memory), without history. An account is read from the root, or from the flat state;
+              encoded nodes are cached in place of decoded ones. As in geth, geth-path checks the hash of a node that it reads
+`, float64(s.HashOps)/float64(r.Chain.Blocks), mb(s.HashBytes)*1e3/float64(r.Chain.Blocks), float64(s.PathOps)/float64(r.Chain.Blocks), mb(s.PathBytes)*1e3/float64(r.Chain.Blocks))
+	}
+	if len(r.Locality) > 0 {
+		fmt.Fprintf(out, `blocks read   reads of files by account queries (%s), with a limit for all caches, relative to the state: blocks of data,
+              indexes and filters. Starling's tree above the pages is always in memory
+`, distNormal)
+	}
 	fmt.Fprintf(out, `reads         %s queries by one goroutine, after the same number to fill the empty caches. Tx: the index by hash, then the block part;
               Acc: the value of an account, through %d levels of nodes from the root, or by its page, or by key. Ranks are scattered over keys;
               normal-random: normal around the middle, with a standard deviation of a sixth of all ranks. %s;

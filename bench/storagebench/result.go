@@ -139,6 +139,7 @@ type Result struct {
 	Summary
 	Writes   []WriteCell      `json:"writes,omitempty"`
 	Reads    []ReadCell       `json:"reads,omitempty"`
+	Locality []LocalityCell   `json:"locality,omitempty"`
 	Cache    []CacheCell      `json:"cache,omitempty"`
 	Recovery *Recovery        `json:"recovery,omitempty"`
 	Commit   *Commit          `json:"commit,omitempty"`
@@ -169,6 +170,9 @@ const (
 	stepNoWAL  = "+ no log"
 )
 
+// stepFlat is not a step of the paper: geth-path answers without its trie.
+const stepFlat = "flat state"
+
 func stepOf(contestant string) string {
 	return map[string]string{nameMixed: stepMixed, nameZones: stepZones, nameLeaves: stepLeaves, nameStarling: stepNoWAL}[contestant]
 }
@@ -191,6 +195,31 @@ func (r *Result) read(contestant, step string, m mix10, d distribution) *ReadCel
 	return nil
 }
 
+// WritesOver returns Starling's blocks per second over those of another contestant, or 0 if one was
+// not measured.
+func (r *Result) WritesOver(contestant string) float64 {
+	ours, theirs := r.write(nameStarling), r.write(contestant)
+	if ours == nil || theirs == nil {
+		return 0
+	}
+	return harness.Ratio(ours.BlocksPerS, theirs.BlocksPerS)
+}
+
+// AccountsOver returns the same for account queries with the normal distribution, by wall time and
+// by CPU time.
+func (r *Result) AccountsOver(contestant string) (clock, cpu float64) {
+	return r.readsOver(contestant, stepOf(contestant), 0)
+}
+
+// readsOver returns the ratios of Starling's queries of one mix to those of a contestant.
+func (r *Result) readsOver(contestant, step string, m mix10) (clock, cpu float64) {
+	ours, theirs := r.read(nameStarling, stepNoWAL, m, distNormal), r.read(contestant, step, m, distNormal)
+	if ours == nil || theirs == nil {
+		return 0, 0
+	}
+	return harness.Ratio(ours.PerS, theirs.PerS), harness.Ratio(theirs.CPUMicros, ours.CPUMicros)
+}
+
 func (r *Result) cached(split, mix string) *CacheCell {
 	for i, c := range r.Cache {
 		if c.Split == split && c.Mix == mix {
@@ -206,7 +235,7 @@ func (r *Result) finish() {
 	if ours := r.write(nameStarling); ours != nil {
 		s.WriteAmplification = ours.WriteAmplification
 		if mixed := r.write(nameMixed); mixed != nil {
-			s.WriteRatio = harness.Ratio(ours.BlocksPerS, mixed.BlocksPerS)
+			s.WriteRatio = r.WritesOver(nameMixed)
 			r.WriteRatioInterval = harness.MedianInterval(ratios(ours.Rates, mixed.Rates))
 		}
 		if mixed, large := r.write(nameMixedTuned), r.write(nameStarlingTuned); mixed != nil && large != nil {
@@ -214,18 +243,9 @@ func (r *Result) finish() {
 			s.WriteRatioToTuned = harness.Ratio(ours.BlocksPerS, mixed.BlocksPerS)
 		}
 	}
-	reads := func(m mix10) (clock, cpu float64) {
-		ours, mixed := r.read(nameStarling, stepNoWAL, m, distNormal), r.read(nameMixed, stepMixed, m, distNormal)
-		if ours == nil || mixed == nil {
-			return 0, 0
-		}
-		return harness.Ratio(ours.PerS, mixed.PerS), harness.Ratio(mixed.CPUMicros, ours.CPUMicros)
-	}
-	s.ReadRatioAcc, s.ReadCPURatioAcc = reads(0)
-	s.ReadRatioTx, s.ReadCPURatioTx = reads(10)
-	if ours, plain := r.read(nameStarling, stepNoWAL, 0, distNormal), r.read(nameMixed, stepPlain, 0, distNormal); ours != nil && plain != nil {
-		r.ReadRatioAccPlain = harness.Ratio(ours.PerS, plain.PerS)
-	}
+	s.ReadRatioAcc, s.ReadCPURatioAcc = r.readsOver(nameMixed, stepMixed, 0)
+	s.ReadRatioTx, s.ReadCPURatioTx = r.readsOver(nameMixed, stepMixed, 10)
+	r.ReadRatioAccPlain, _ = r.readsOver(nameMixed, stepPlain, 0)
 	s.SGCGain = r.gain(changing.String())
 	if r.Recovery != nil {
 		s.RecoveryS, s.RecoveryPagedS = r.Recovery.Seconds, r.Recovery.PagedS

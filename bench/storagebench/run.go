@@ -62,7 +62,7 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, e
 }
 
 func (r *runner) run() error {
-	if r.o.wants(PartWrite, PartReads, PartCache) {
+	if r.o.wants(PartWrite, PartReads, PartLocality, PartCache) {
 		for _, phase := range []func() error{r.make, r.start, r.load, r.blocks} {
 			if err := phase(); err != nil {
 				return err
@@ -70,6 +70,11 @@ func (r *runner) run() error {
 		}
 		if r.o.wants(PartReads) {
 			if err := r.reads(); err != nil {
+				return err
+			}
+		}
+		if r.o.wants(PartLocality) {
+			if err := r.locality(); err != nil {
 				return err
 			}
 		}
@@ -245,8 +250,13 @@ func (r *runner) writeCell(e *entrant) WriteCell {
 		WrittenBytes: e.after.Written - e.before.Written, counts: e.after.Counts.minus(e.before.Counts), Zones: e.after.Zones.minus(e.before.Zones),
 		SettleS: max(0, e.after.Seconds-settleEvery.Seconds()*settleQuiet), Space: e.after.Disk, Plan: e.after.Plan,
 	}
-	if e.Name == nameLeaves || strings.HasPrefix(e.Name, nameStarling) {
+	switch e.Name {
+	case nameLeaves, nameStarling, nameStarlingTuned:
 		c.RequestBytes = s.BlockLogical + s.LeafBytes
+	case nameGethHash, nameGethLevel:
+		c.RequestBytes = s.BlockLogical + s.HashBytes
+	case nameGethPath:
+		c.RequestBytes = s.BlockLogical + s.PathBytes
 	}
 	if c.WrittenBytes == 0 { // without /proc, use the databases' own counts
 		c.WrittenBytes = c.Log + c.Flushed + c.Compacted
@@ -278,6 +288,11 @@ func (r *runner) readers() (all []reader) {
 		all = append(all, reader{e, stepOf(e.Name), mode})
 		if e.Name == nameMixed && r.o.NodeShare > 0 {
 			all = append(all, reader{e, stepPlain, cacheMode{Plain: true}})
+		}
+		if e.Name == nameGethPath {
+			flat := mode
+			flat.Flat = true
+			all = append(all, reader{e, stepFlat, flat})
 		}
 		if e.Name == nameLeaves {
 			all = append(all, reader{e, stepCache, cacheMode{Gaming: true}})

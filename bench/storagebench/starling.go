@@ -39,11 +39,15 @@ var dbNames = map[byte]string{dbBlocks: "blockstore", dbState: "state", dbIndex:
 const blockMemtables = 2
 
 func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingLayout, err error) {
-	l = &starlingLayout{Spec: spec, memory: planPages(budget, 0), dbs: map[byte]dbm.DB{}}
+	upper := int64(0)
+	if r != nil && r.pages.tree != nil {
+		upper = r.pages.upper()
+	}
+	l = &starlingLayout{Spec: spec, memory: planPages(budget, upper, r), dbs: map[byte]dbm.DB{}}
 	// Memory for waiting blocks, for blocks being flushed, and for the batch made of them.
 	flush := l.memory.Memtables / 2 / 3
 	so := storage.Options{
-		Logger: errorsOnly{}, CacheBytes: l.memory.BlockCache / 2, FlushBytes: flush, MaxLagBytes: 2 * flush,
+		Logger: errorsOnly{}, CacheBytes: max(1, l.memory.BlockCache/2), FlushBytes: flush, MaxLagBytes: 2 * flush,
 	}
 	so.MemTableBytes = uint64(flush)
 	if l.state, err = storage.Open(filepath.Join(dir, "state"), so); err != nil {
@@ -58,13 +62,13 @@ func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingL
 		if err := l.pages.load(r.model, l.state.Scan()); err != nil {
 			return nil, errors.Join(err, l.state.Close())
 		}
-		l.memory = planPages(budget, l.pages.upper())
+		l.memory = planPages(budget, l.pages.upper(), r)
 		l.cache = r.mode.open(l.memory)
 		l.pages.Cache = l.cache
 		// l.state.Close releases it.
 		l.pages.byKey = treestore.RecordsOf(&l.pages.Pages, l.state.Kept(l.height))
 	}
-	bo := blocks.Options{Logger: errorsOnly{}, Cache: l.cache, CacheBytes: l.memory.BlockCache / 2}
+	bo := blocks.Options{Logger: errorsOnly{}, Cache: l.cache, CacheBytes: max(1, l.memory.BlockCache/2)}
 	bo.MemTableBytes = uint64(l.memory.Memtables / 2 / blockMemtables)
 	if l.blocks, err = blocks.Open(filepath.Join(dir, "blocks"), bo); err != nil {
 		return nil, errors.Join(err, l.state.Close())

@@ -1,0 +1,159 @@
+package papersbench
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/bench/dsmbench"
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/joinbench"
+	"github.com/starling-kv/starling/bench/storagebench"
+	"github.com/starling-kv/starling/bench/syncbench"
+)
+
+// TestMain lets the test binary act as the children of the benchmarks that figures run.
+func TestMain(m *testing.M) {
+	if len(os.Args) != 3 || os.Args[1] != harness.ChildCommand {
+		os.Exit(m.Run())
+	}
+	serve := map[string]func(io.Reader, io.Writer) error{
+		dsmbench.ChildName: dsmbench.Serve, storagebench.ChildName: storagebench.Serve, syncbench.ChildName: syncbench.Serve,
+	}[os.Args[2]]
+	if err := serve(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// small has the cheapest commands of each figure. Their results mean nothing.
+var small = map[string][]string{
+	"avlstar/fig7":         {"byzantine --keys 2000 --peers 3 --lying 0,1 --repeat 1"},
+	"avlstar/fig3":         {"sync --keys 2000 --against= --repeat 1"},
+	"avlstar/fig6":         {"sync --keys 2000 --against= --repeat 1"},
+	"avlstar/fig4":         {"hiccup --keys 2000 --blocks 3 --interval 0 --joiners 0 --against="},
+	"chainkv/stores":       {"storage --keys 9000 --blocks 4 --txs-per-block 40 --queries 20 --only write,reads --against mixed,geth-hash,geth-path"},
+	"chainkv/recovery":     {"start --keys 9000"},
+	"chainkv/observation2": {"storage --keys 9000 --blocks 4 --txs-per-block 40 --queries 200 --only locality --against mixed,geth-hash,geth-hash-goleveldb,geth-path"},
+	"rainblock/fig8":       {"dsm --quick --keys 2000 --blocks 2 --window 2 --retain 4 --depths 0 --phases sizes"},
+	"rainblock/fig7":       {"dsm --quick --keys 2000 --blocks 2 --window 2 --phases nodes --shards 1", "rainblock/trie --keys 2000 --blocks 2 --transfers 20 --gets 50"},
+	"rainblock/fig3":       {"rainblock/trie --keys 2000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0", "rainblock/trie --keys 20000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0"},
+}
+
+// elsewhere has the figures that another test runs. bor/fig9 and the SDK's parts of AVL*'s figures
+// need other programs: TestDrawHandMade draws hand-made results.
+var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9"}
+
+func TestRunFigures(t *testing.T) {
+	if testing.Short() {
+		t.Skip("whole runs")
+	}
+	for _, f := range figures {
+		if f.run == nil {
+			continue
+		}
+		commands, there := small[f.id]
+		if !there {
+			require.Contains(t, elsewhere, f.id, "no test runs this figure")
+			continue
+		}
+		t.Run(strings.ReplaceAll(f.id, "/", "-"), func(t *testing.T) {
+			// Their children wait most of the time. The others count reads of this process.
+			if strings.HasPrefix(f.id, "chainkv/") {
+				t.Parallel()
+			}
+			progress := harness.NewProgress(os.Stderr)
+			progress.Dir = t.TempDir()
+			out, err := f.run(t.Context(), commands, progress)
+			require.NoError(t, err)
+			check(t, out)
+			if of := counts[f.id]; of != nil {
+				of(t, out)
+			}
+			left, err := os.ReadDir(progress.Dir)
+			require.NoError(t, err)
+			require.Empty(t, left, "files left behind")
+		})
+	}
+}
+
+// counts check the counts of an outcome, which do not depend on the machine.
+var counts = map[string]func(*testing.T, *outcome){
+	"chainkv/observation2": func(t *testing.T, out *outcome) {
+		for _, l := range out.Charts[0].Lines {
+			require.Len(t, l.Points, 5, l.Name)
+			// Starling's tree above the pages exceeds each limit.
+			if !strings.HasPrefix(l.Name, "Starling") {
+				require.Greater(t, l.Points[0].Y, last(l), "%s: more cache, fewer reads", l.Name)
+			}
+		}
+	},
+	"rainblock/fig3": func(t *testing.T, out *outcome) {
+		files, nodes := out.Charts[0].Lines[0], out.Charts[0].Lines[1]
+		require.Greater(t, last(nodes), nodes.Points[0].Y, "a larger trie has more nodes on a path")
+		require.Greater(t, last(files), last(nodes), "a node takes at least one read without a cache")
+		proofs, once, ours := out.Charts[1].Lines[0], out.Charts[1].Lines[1], out.Charts[1].Lines[2]
+		require.Greater(t, last(proofs), last(once), "paths of a block share nodes")
+		require.Greater(t, last(once), last(ours), "a binary tree has smaller witnesses than one of 16 children")
+	},
+}
+
+// last returns the y of a line's last point.
+func last(l line) float64 { return l.Points[len(l.Points)-1].Y }
+
+// check draws an outcome.
+func check(t *testing.T, out *outcome) {
+	t.Helper()
+	require.NotEmpty(t, out.Rows)
+	require.NotEmpty(t, out.Charts)
+	for _, r := range out.Rows {
+		require.NotContains(t, r.Ours, "NaN", r.What)
+		require.NotContains(t, r.Ours, "Inf", r.What)
+		require.NotContains(t, r.Ours, "%!", r.What)
+	}
+	for _, c := range out.Charts {
+		for i, l := range c.Lines {
+			for j := range l.Points { // a logarithmic axis has no zero, which a tiny run may have
+				c.Lines[i].Points[j].Y = max(l.Points[j].Y, 1e-6)
+			}
+		}
+		svg, err := picture(c, "label")
+		require.NoError(t, err, c.Title)
+		require.NotContains(t, string(svg), "NaN", c.Title)
+	}
+}
+
+// Results of programs that a test does not start become rows and points.
+func TestDrawHandMade(t *testing.T) {
+	sdk := func(keys int) *syncbench.Result {
+		return &syncbench.Result{Keys: keys, Seed: 1, StarlingS: 0.5, SDKRestoreS: 4, SDKCreateS: 2, SDK: &syncbench.SDK{}, Starling: syncbench.Starling{ChunkBytes: 1 << 20}}
+	}
+	out, err := drawSync([]*syncbench.Result{sdk(2000), sdk(1_000_000), {Keys: 2000, StarlingS: 0.25}})
+	require.NoError(t, err)
+	check(t, out)
+	require.Contains(t, out.Rows[0].Ours, "SDK's restore 4.00 s: 8 ×")
+	require.Contains(t, out.Rows[1].Paper, "16.3 s")
+	require.Len(t, out.Rows, 3)
+	require.Len(t, out.Charts[0].Lines[2].Points, 2)
+
+	out, err = drawSnapshot([]*syncbench.Result{sdk(2000)})
+	require.NoError(t, err)
+	check(t, out)
+	require.Contains(t, out.Rows[0].Ours, "SDK's snapshot 2.00 s")
+
+	out, err = drawHiccup([]*syncbench.HiccupResult{{Keys: 7, Starling: []syncbench.HiccupRow{{P50MS: 1, P99MS: 2, MaxMS: 3}}, SDK: []syncbench.HiccupRow{{P50MS: 4, P99MS: 5, MaxMS: 6}, {P50MS: 4, P99MS: 50, MaxMS: 60}}}})
+	require.NoError(t, err)
+	check(t, out)
+	require.Equal(t, "SDK (IAVL), with snapshots", out.Rows[2].What)
+
+	out, err = drawBlocks([]*joinbench.Result{{Blocks: 20, BlockBytes: 1e6, TCPS: 1, Blocksync500S: 2, BlocksyncS: 3, CPUS: 4}, {Blocks: 60, BlockBytes: 1e6, TCPS: 3, Blocksync500S: 5, BlocksyncS: 9, CPUS: 7}})
+	require.NoError(t, err)
+	check(t, out)
+	require.Equal(t, "60 MB in 60 blocks", out.Rows[1].What)
+	require.Contains(t, out.Rows[0].Ours, "transport 1.00 s and 4.00 CPU s; block sync 2.00 s, 3.00 s")
+	require.InDelta(t, 60, out.Charts[0].Lines[0].Points[1].X, 0)
+}
