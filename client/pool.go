@@ -56,7 +56,7 @@ type record struct {
 	doubted  time.Time     // until then it counts as doubted
 	probed   time.Time     // time of the last status request
 	probing  bool
-	catches  bool // it was catching up at the last status request
+	catches  bool // it was catching up when it last reported its status
 	deaf     bool // it cannot be asked for results: see listen
 }
 
