@@ -176,7 +176,7 @@ func call[A any](ctx context.Context, p *pool, e *endpoint, short bool, f func(c
 	began := time.Now()
 	a, err := f(limited, e)
 	// rpc/core/mempool.go, ErrEndpointClosedCatchingUp
-	if answered(err) && strings.Contains(err.Error(), "catching up") {
+	if answered(err) && strings.Contains(err.Error(), "catching up") || callMissing(err) && p.catchesUp(ctx, e) {
 		err = fmt.Errorf("%w: %w", errCatchingUp, err)
 	}
 	if err == nil || ctx.Err() == nil {

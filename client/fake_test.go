@@ -266,6 +266,10 @@ type fakeNode struct {
 	eager   bool          // it answers from the state of its last block, which no header proves yet
 	calls   int           // number of calls
 
+	// What it does before it has all blocks: "blocks": it accepts no transactions; "joining": it
+	// serves only its status.
+	catches string
+
 	watchers int   // number of requests for events
 	least    int64 // events of blocks below it are missing
 }
@@ -309,6 +313,14 @@ func answer[T any](ctx context.Context, n *fakeNode, make func() (T, error)) (T,
 	if n.down != nil {
 		return none, n.down
 	}
+	_, status := any(none).(*ctypes.ResultStatus)
+	_, broadcast := any(none).(*ctypes.ResultBroadcastTx)
+	switch {
+	case n.catches == "blocks" && broadcast:
+		return none, catchingUp
+	case n.catches == "joining" && !status:
+		return none, callMissingError
+	}
 	a, err := make()
 	if err != nil {
 		return none, err
@@ -324,7 +336,7 @@ func answer[T any](ctx context.Context, n *fakeNode, make func() (T, error)) (T,
 func (n *fakeNode) Status(ctx context.Context) (*ctypes.ResultStatus, error) {
 	return answer(ctx, n, func() (*ctypes.ResultStatus, error) {
 		return &ctypes.ResultStatus{
-			NodeInfo: p2p.DefaultNodeInfo{Network: fakeChainID}, SyncInfo: ctypes.SyncInfo{LatestBlockHeight: int64(n.head())},
+			NodeInfo: p2p.DefaultNodeInfo{Network: fakeChainID}, SyncInfo: ctypes.SyncInfo{LatestBlockHeight: int64(n.head()), CatchingUp: n.catches != ""},
 		}, nil
 	})
 }
@@ -527,6 +539,9 @@ func (n *fakeNode) watched(data []byte) []byte {
 func rpcError(text string) error {
 	return &rpctypes.RPCError{Code: -32603, Message: "Internal error", Data: text}
 }
+
+// callMissingError is the answer of a node that does not serve a call.
+var callMissingError = &rpctypes.RPCError{Code: -32601, Message: "Method not found"}
 
 var (
 	// Lost in transit, with unknown effect.

@@ -56,6 +56,7 @@ type record struct {
 	doubted  time.Time     // until then it counts as doubted
 	probed   time.Time     // time of the last status request
 	probing  bool
+	catches  bool // it was catching up when it last reported its status
 	deaf     bool // it cannot be asked for results: see listen
 }
 
@@ -364,13 +365,18 @@ func (p *pool) probe(ctx context.Context, e *endpoint) error {
 		r.foreign, r.lost, r.heard = err, nil, time.Now()
 		r.admitted = err == nil
 		r.measured(time.Since(began))
-		if status.SyncInfo.CatchingUp {
+		if r.catches = status.SyncInfo.CatchingUp; r.catches {
 			r.fellBehind()
 		} else {
 			r.height = status.SyncInfo.LatestBlockHeight
 		}
 	})
 	return err
+}
+
+// catchesUp asks a node whether it is catching up.
+func (p *pool) catchesUp(ctx context.Context, e *endpoint) bool {
+	return p.probe(ctx, e) == nil && e.record().catches
 }
 
 // refresh probes the nodes whose status is due, in the background. With a single node there is
@@ -402,6 +408,13 @@ var (
 func answered(err error) bool {
 	var rpc *rpctypes.RPCError
 	return errors.As(err, &rpc)
+}
+
+// callMissing reports whether err is the answer of a node that does not serve the call: one that
+// joins (node/comet/joiningrpc.go), or a proxy. The code is that of JSON-RPC 2.0, section 5.1.
+func callMissing(err error) bool {
+	var rpc *rpctypes.RPCError
+	return errors.As(err, &rpc) && rpc.Code == -32601
 }
 
 // heard reports whether err shows that the node is alive: it is an answer of the node, or about

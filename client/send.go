@@ -21,6 +21,9 @@ const (
 	// lostRetries is how often a transaction is sent to all nodes again at once while no node has
 	// confirmed that it arrived.
 	lostRetries = 3
+	// restartPatience is how long a write waits for nodes that were catching up and do not answer
+	// any more: a node that has joined closes its RPC server and opens another one.
+	restartPatience = time.Minute
 	// Limits, for each account, of the transactions kept that were sent and not yet seen in a
 	// block. The oldest are dropped; their Sent.Wait still sends them again.
 	maxFlying, maxFlyingBytes = 1024, 32 << 20
@@ -186,14 +189,40 @@ func (c *Client) send(ctx context.Context, sign signing) (*Sent, error) {
 		return nil, fmt.Errorf("client: wait for the account's turn: %w", err)
 	}
 	defer a.unlock()
-	for attempt := 1; ; attempt++ {
-		sent, err := c.sendOnce(ctx, a, sign)
-		again := nonceRefused(err) || errors.Is(err, errBehind) && sent == nil
-		if !again || attempt == nonceAttempts {
-			return sent, err
+	var sent *Sent
+	err := untilCaughtUp(ctx, func() error {
+		for attempt := 1; ; attempt++ {
+			var err error
+			sent, err = c.sendOnce(ctx, a, sign)
+			again := nonceRefused(err) || errors.Is(err, errBehind) && sent == nil
+			if !again || attempt == nonceAttempts {
+				return err
+			}
+			if err := sleep.For(ctx, time.Duration(attempt)*firstPoll); err != nil {
+				return err
+			}
 		}
-		if err := sleep.For(ctx, time.Duration(attempt)*firstPoll); err != nil {
-			return nil, err
+	})
+	return sent, err
+}
+
+// untilCaughtUp calls send again, until ctx ends, while nodes do not accept a transaction because
+// they are catching up. It returns the last error of send, with that of ctx. If a node may have the
+// transaction, send must return an *UnknownOutcomeError: it is not called again.
+func untilCaughtUp(ctx context.Context, send func() error) error {
+	var seen time.Time // when a node last reported that it is catching up
+	for wait := firstPoll; ; wait = min(2*wait, longPoll) {
+		err := send()
+		switch {
+		case errors.As(err, new(*UnknownOutcomeError)):
+			return err
+		case errors.Is(err, errCatchingUp):
+			seen = time.Now()
+		case !errors.Is(err, ErrUnreachable) || time.Since(seen) >= restartPatience:
+			return err
+		}
+		if ended := sleep.For(ctx, wait); ended != nil {
+			return fmt.Errorf("client: not sent: %w: %w", ended, err)
 		}
 	}
 }

@@ -83,7 +83,8 @@ func (c *Client) Read(ctx context.Context, key []byte) (value []byte, found bool
 }
 
 // Submit signs operations as one transaction, sends it and waits until it is executed. Either all
-// operations take effect, or none.
+// operations take effect, or none. While nodes catch up, it waits for them until ctx ends. If no
+// node answers, it fails at once.
 //
 // A *TxError means that the transaction was refused. An *UnknownOutcomeError means that it may
 // still be executed; this is also the error if ctx ends after it was sent. Any other error means
@@ -272,7 +273,10 @@ func (c *Client) PutText(ctx context.Context, key, value []byte) (*TxResult, err
 		return nil, err
 	}
 	sent := &Sent{Hash: raw.Hash(), client: c, account: new(account), raw: raw}
-	_, err := c.deliver(ctx, sent)
+	err := untilCaughtUp(ctx, func() error {
+		_, err := c.deliver(ctx, sent)
+		return err
+	})
 	var unknown *UnknownOutcomeError
 	switch {
 	case errors.Is(err, errInCache):

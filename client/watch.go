@@ -56,13 +56,24 @@ func (e *CompactedError) Error() string {
 	return fmt.Sprintf("the events from %v on are compacted: the lowest available height is %d", e.Token, e.Least)
 }
 
+// FutureError means that a watch was to begin more than 1,000 blocks above the newest one.
+type FutureError struct {
+	Token  Token
+	Newest int64 // highest height that a node reports
+}
+
+func (e *FutureError) Error() string {
+	return fmt.Sprintf("no node has a block near %v, where the watch is to begin: the newest block is %d", e.Token, e.Newest)
+}
+
 // WatchOption changes what to watch, and how.
 type WatchOption func(*Watcher)
 
 // WatchFrom continues at a token: that of a Watcher, or of the last event seen.
 func WatchFrom(t Token) WatchOption { return func(w *Watcher) { w.request.From = t } }
 
-// WatchFromHeight begins with the events of the block at this height.
+// WatchFromHeight begins with the events of the block at this height, which need not exist yet: see
+// FutureError.
 func WatchFromHeight(height int64) WatchOption { return WatchFrom(Token{Height: height}) }
 
 // WatchRange watches the keys in [start, end), instead of a prefix; an empty bound is open.
@@ -95,6 +106,9 @@ const (
 	standstill = 10 * time.Second
 	// leadsAway is how long a watch stays at a node that reports to be ahead of all others.
 	leadsAway = 30 * time.Second
+	// maxAhead is how far above the newest block a watch may begin: the nodes may be behind the one
+	// that returned the token.
+	maxAhead = 1000
 	// statusTimeout limits the request for the height of another node.
 	statusTimeout = 3 * time.Second
 
@@ -113,6 +127,7 @@ type Watcher struct {
 	token    Token
 	ready    []Event // not delivered yet
 	at       *endpoint
+	head     int64     // height of the last block of which that node had the events
 	mover    *endpoint // node whose answer changed request.From last
 	since    time.Time // when request.From changed last
 	seen     map[*endpoint]int64
@@ -134,9 +149,9 @@ type trusted struct {
 }
 
 // Watch watches the keys with a prefix (empty: all keys), from now on unless an option says
-// otherwise. The error is that of all nodes, or a *CompactedError. The watch then continues as long
-// as Next is called, at another node if its own is lost, silent or behind. A Watcher need not be
-// closed.
+// otherwise. The error is that of all nodes, a *CompactedError or a *FutureError. The watch then
+// continues as long as Next is called, at another node if its own is lost, silent or behind. A
+// Watcher need not be closed.
 func (c *Client) Watch(ctx context.Context, prefix []byte, options ...WatchOption) (*Watcher, error) {
 	w := &Watcher{c: c, since: time.Now()}
 	w.request.Keys = event.Keys{Start: prefix, End: PrefixEnd(prefix)}
@@ -151,10 +166,38 @@ func (c *Client) Watch(ctx context.Context, prefix []byte, options ...WatchOptio
 	}
 	w.token = w.request.From
 	w.trusted.covered = w.request.From
+	from := w.request.From
 	if err := w.poll(ctx, 0); err != nil {
 		return nil, err
 	}
+	if err := w.checkFuture(ctx, from); err != nil {
+		return nil, err
+	}
 	return w, nil
+}
+
+// checkFuture returns a *FutureError if from, where the caller wants to begin, is more than
+// maxAhead above the newest block that a node has. A node that catches up may have such a block
+// later, so there is no error then.
+func (w *Watcher) checkFuture(ctx context.Context, from Token) error {
+	least := from.Height - maxAhead
+	if w.head >= least {
+		return nil
+	}
+	newest := w.head
+	for _, e := range w.c.pool.order(nil, nil) {
+		height, err := w.c.heightOf(ctx, e)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			continue
+		}
+		if newest = max(newest, height); newest >= least || e.record().catches {
+			return nil
+		}
+	}
+	return &FutureError{Token: from, Newest: newest}
 }
 
 // Token returns the position where the watch continues: after the last event that Next returned, or
@@ -291,7 +334,7 @@ func (w *Watcher) pollAt(ctx context.Context, e *endpoint, wait time.Duration) e
 			return err
 		}
 	}
-	w.at = e
+	w.at, w.head = e, answer.Head
 	w.ready = events
 	if answer.Next != w.request.From {
 		w.request.From, w.since, w.seen = answer.Next, time.Now(), nil
@@ -382,6 +425,7 @@ func (c *Client) heightOf(ctx context.Context, e *endpoint) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
+		e.update(func(r *record) { r.catches = status.SyncInfo.CatchingUp })
 		return status.SyncInfo.LatestBlockHeight, nil
 	})
 }

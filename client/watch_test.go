@@ -382,3 +382,49 @@ func TestCacheReadsAfterError(t *testing.T) {
 		require.True(t, ok)
 	})
 }
+
+// TestWatchFromTheFuture: a watch that would begin far above the newest block is refused at once,
+// unless a node that catches up may know that height later.
+func TestWatchFromTheFuture(t *testing.T) {
+	for name, test := range map[string]struct {
+		change  func(r *trio)
+		ahead   int64 // of the newest block
+		refused bool
+	}{
+		"the next block":           {ahead: 1},
+		"a node is behind":         {ahead: maxAhead},
+		"far":                      {ahead: maxAhead + 1, refused: true},
+		"absurd":                   {ahead: 1 << 40, refused: true},
+		"most absurd":              {ahead: 1<<62 + 1<<61, refused: true},
+		"others are lost":          {ahead: 1 << 40, refused: true, change: func(r *trio) { faults["killed"](r.nodes[1]); faults["killed"](r.nodes[2]) }},
+		"one node catches up":      {ahead: 1 << 40, change: func(r *trio) { catchUps["blocks"](r.nodes[2]) }},
+		"the nearest is behind":    {ahead: 1, change: func(r *trio) { r.nodes[0].lag = maxAhead + 5 }},
+		"most of them are behind":  {ahead: 1, change: func(r *trio) { r.nodes[0].lag, r.nodes[1].lag = maxAhead+5, maxAhead+5 }},
+		"one of them is stopped":   {ahead: 1 << 40, refused: true, change: func(r *trio) { r.nodes[1].stopped = make(chan struct{}) }},
+		"a token of an old height": {ahead: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newTrio(t)
+				r.chain.grow(maxAhead + 10)
+				newest := int64(len(r.chain.blocks))
+				if test.change != nil {
+					r.chain.mu.Lock()
+					test.change(r)
+					r.chain.mu.Unlock()
+				}
+				began := time.Now()
+				_, err := r.Watch(r.ctx, nil, WatchFromHeight(newest+test.ahead))
+				require.Less(t, time.Since(began), 2*statusTimeout)
+				if !test.refused {
+					require.NoError(t, err)
+					return
+				}
+				var future *FutureError
+				require.ErrorAs(t, err, &future)
+				require.Equal(t, newest, future.Newest)
+				require.ErrorContains(t, err, fmt.Sprintf("the newest block is %d", newest))
+			})
+		})
+	}
+}

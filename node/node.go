@@ -127,6 +127,7 @@ type Node struct {
 	// way is the task of Start over the transport before CometBFT is made.
 	way    join.Way
 	status *statuspage.Server // nil: none
+	lastTx lastTx             // for the status page
 	grpc   *grpcserver.Server // nil: none
 
 	mu struct {

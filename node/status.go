@@ -106,6 +106,8 @@ func (s statusSource) chain() (c statuspage.Chain, phase string) {
 		c.Peers, c.CatchingUp = comet.Switch().Peers().Size(), comet.ConsensusReactor().WaitSync()
 		c.PeerList = chainPeers(comet.Switch().Peers(), s.n.config.CometBFT.P2P.PrivatePeerIDs)
 		c.BlockTime, c.BlockSeconds = blockTime(comet.BlockStore())
+		c.LastTxHeight, c.LastTxTime = s.n.lastTx.find(comet.BlockStore())
+		c.WaitingTxs = comet.Mempool().Size()
 		switch {
 		case syncing:
 			phase = statuspage.PhaseStateSync

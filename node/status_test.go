@@ -68,6 +68,10 @@ func TestStatusOfANode(t *testing.T) {
 		return v != nil && v.Power > 0 && v.LastHeight > 0 && v.LastSigned && v.Blocks > 1 && v.Missed == 0
 	})
 	require.Empty(t, s.Chain.PeerList)
+	require.Positive(t, s.Chain.LastTxHeight)
+	require.LessOrEqual(t, s.Chain.LastTxHeight, s.Chain.Height)
+	require.WithinDuration(t, time.Now(), s.Chain.LastTxTime, time.Hour)
+	require.Zero(t, s.Chain.WaitingTxs)
 	require.Equal(t, statuspage.Node{
 		Moniker: "test", ID: n.ID(), ChainID: "test-chain", Version: buildinfo.Read().Starling, CometBFT: buildinfo.Read().CometBFT, AppVersion: 1,
 	}, s.Node)

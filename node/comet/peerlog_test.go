@@ -7,10 +7,17 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/cometbft/cometbft/crypto/ed25519"
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/cometbft/cometbft/p2p"
+	"github.com/cometbft/cometbft/p2p/conn"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/ports"
+	"github.com/starling-kv/starling/internal/sleep"
 )
 
 // duplicateError returns the error of CometBFT's filter about a second connection from one host.
@@ -47,6 +54,84 @@ func TestDuplicateAddressIsHinted(t *testing.T) {
 		logger.Info(peerRetried, "tries", 1, "err", errors.New(handshakeEnd), "addr", "id@10.0.0.1:26656")
 	}
 	require.Equal(t, 1, strings.Count(logged.String(), "it needs allow_duplicate_ip"))
+}
+
+// selfErrors returns the errors of CometBFT's transports of two nodes with one key, of which one
+// dials the other: that of the dialed node, and that of the other.
+func selfErrors(t *testing.T) (dialed, dialing error) {
+	key := p2p.NodeKey{PrivKey: ed25519.GenPrivKey()}
+	node := func() *p2p.MultiplexTransport {
+		info := p2p.DefaultNodeInfo{DefaultNodeID: key.ID(), ListenAddr: "127.0.0.1:0", Network: "demo-1", Version: "1", Moniker: "m"}
+		info.Other.TxIndex = "on"
+		transport := p2p.NewMultiplexTransport(info, key, conn.DefaultMConnConfig())
+		held, err := ports.Hold(1)
+		require.NoError(t, err)
+		held.Release()
+		address, err := p2p.NewNetAddressString(p2p.IDAddressString(key.ID(), held.Address(0)))
+		require.NoError(t, err)
+		require.NoError(t, transport.Listen(*address))
+		t.Cleanup(func() { _ = transport.Close() })
+		return transport
+	}
+	a, b := node(), node()
+	accepted := make(chan error, 1)
+	go func() { accepted <- accept(a.Accept) }()
+	dialing = dial(b.Dial, a.NetAddress())
+	require.Error(t, dialing)
+	return <-accepted, dialing
+}
+
+// accept and dial call methods of a transport, whose parameter has an unexported type.
+func accept[C any](method func(C) (p2p.Peer, error)) error {
+	var config C
+	_, err := method(config)
+	return err
+}
+
+func dial[C any](method func(p2p.NetAddress, C) (p2p.Peer, error), address p2p.NetAddress) error {
+	var config C
+	_, err := method(address, config)
+	return err
+}
+
+// A node that meets a peer with its own node ID gives one hint for each host.
+func TestOwnNodeIDIsHinted(t *testing.T) {
+	const hint = "a peer has this node's own ID"
+	dialed, dialing := selfErrors(t)
+	for message, err := range map[string]error{peerRejected: dialed, dialFailed: dialing} {
+		var logged bytes.Buffer
+		logger := newPeerLog(log.NewTMLogger(&logged)).With("module", "p2p")
+		logger.Info(peerRejected, "err", errors.New("incompatible: other network"))
+		require.NotContains(t, logged.String(), hint)
+		for range 3 {
+			logger.Info(message, "err", err, "numPeers", 1)
+		}
+		require.Equal(t, 1, strings.Count(logged.String(), hint), message)
+		require.Regexp(t, `host=127\.0\.0\.1\b`, logged.String())
+		require.Contains(t, logged.String(), "node_key.json")
+	}
+}
+
+// A node that refuses one node ID again and again, because a peer has it, gives one hint. Two nodes
+// that dial each other at the same time give none.
+func TestRepeatedNodeIDIsHinted(t *testing.T) {
+	const hint = "two peers have one node ID"
+	synctest.Test(t, func(t *testing.T) {
+		var logged bytes.Buffer
+		logger := newPeerLog(log.NewTMLogger(&logged))
+		refuse := func(id string, times int, every time.Duration) {
+			for range times {
+				logger.Info(peerRejected, "err", errors.New("duplicate ID<"+id+">"), "numPeers", 1)
+				require.NoError(t, sleep.For(t.Context(), every))
+			}
+		}
+		refuse("abc", 4*twinRefusals, twinWindow)
+		refuse("def", twinRefusals-1, 5*time.Second)
+		require.NotContains(t, logged.String(), hint)
+		refuse("0123", 3*twinRefusals, 5*time.Second)
+		require.Equal(t, 1, strings.Count(logged.String(), hint))
+		require.Contains(t, logged.String(), "id=0123")
+	})
 }
 
 func TestHintsAreBounded(t *testing.T) {

@@ -485,7 +485,7 @@ func EnvironmentName(setting string) string {
 
 // Load reads the configuration of a home folder. Flags and environment variables in v take
 // precedence over the files. An unknown field, or a value of the wrong type, is an error that names
-// it and matches ErrInvalid; a folder without config.toml is ErrNotInitialised.
+// it and matches ErrInvalid. For a folder without config.toml it also matches ErrNotInitialised.
 func Load(home string, v *viper.Viper) (*Config, error) {
 	config, err := load(home, v)
 	return config, Invalid(err)

@@ -177,7 +177,7 @@ func TestWrongConfigIsRefusedByName(t *testing.T) {
 	}
 }
 
-// A disk failure, or a missing home, may be temporary: it is not an invalid setting.
+// A disk failure may be temporary: it is not an invalid setting. A missing home is one.
 func TestInvalid(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
@@ -187,7 +187,7 @@ func TestInvalid(t *testing.T) {
 		"missing file":   {&fs.PathError{Op: "open", Path: "genesis.json", Err: fs.ErrNotExist}, true},
 		"not allowed":    {&fs.PathError{Op: "open", Path: "node_key.json", Err: fs.ErrPermission}, true},
 		"disk":           {fmt.Errorf("genesis file: %w", &fs.PathError{Op: "read", Path: "genesis.json", Err: syscall.EIO}), false},
-		"no home":        {fmt.Errorf("%w: x", config.ErrNotInitialised), false},
+		"no home":        {fmt.Errorf("%w: x", config.ErrNotInitialised), true},
 		"nothing at all": {nil, false},
 	} {
 		got := config.Invalid(c.err)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pelletier/go-toml/v2"
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 )
@@ -145,7 +146,7 @@ func readFile(path string, fields []field) (*viper.Viper, error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w", path, malformed(err))
 	}
 	keys := v.AllKeys()
 	slices.Sort(keys)
@@ -162,6 +163,20 @@ func readFile(path string, fields []field) (*viper.Viper, error) {
 		}
 	}
 	return v, nil
+}
+
+// malformed adds a hint to the error of text that is not TOML, and the line and column, which
+// go-toml does not report for a name that is given twice.
+func malformed(err error) error {
+	var at *toml.DecodeError
+	if errors.As(err, &at) {
+		line, column := at.Position()
+		return fmt.Errorf("line %d, column %d: %w\ncorrect this line: a setting is written as name = value, and text needs quotes", line, column, at)
+	}
+	if parse, is := errors.AsType[viper.ConfigParseError](err); is {
+		return fmt.Errorf("%w\ncorrect the file: it may have each section and each setting once", parse.Unwrap())
+	}
+	return err
 }
 
 // suggestion returns a hint with a setting of the same last name in another section.

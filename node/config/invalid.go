@@ -9,11 +9,11 @@ import (
 // cannot start until an operator corrects them. It does not match failures of the disk.
 var ErrInvalid = errors.New("invalid settings")
 
-// Invalid marks an error as ErrInvalid and keeps its text. nil, ErrNotInitialised (the home may be
-// on a disk that is mounted later) and disk failures are returned unchanged.
+// Invalid marks an error as ErrInvalid and keeps its text. nil and disk failures are returned
+// unchanged.
 func Invalid(err error) error {
 	var failed *fs.PathError
-	if err == nil || errors.Is(err, ErrInvalid) || errors.Is(err, ErrNotInitialised) ||
+	if err == nil || errors.Is(err, ErrInvalid) ||
 		errors.As(err, &failed) && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 		return err
 	}

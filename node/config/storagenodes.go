@@ -103,7 +103,7 @@ func parseStorageNodes(b []byte, verify bool) (*StorageNodes, error) {
 	d := toml.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&file); err != nil {
-		return nil, err
+		return nil, malformed(err)
 	}
 	s := &StorageNodes{Version: file.Version, ChainID: file.ChainID, Addresses: make(map[dsm.NodeID]transport.Address), Text: b}
 	if verify {

@@ -183,7 +183,7 @@ func TestStatusHasItsShape(t *testing.T) {
 	}
 	require.ElementsMatch(t, []string{"time", "phase", "node", "chain", "tree", "caches", "flusher", "disk", "snapshots", "join", "catch_up", "sharded", "rdma"}, keys(shape))
 	require.ElementsMatch(t, []string{"paths_up", "queue_pairs", "memory_bytes", "peers"}, keys(shape["rdma"]))
-	require.ElementsMatch(t, []string{"height", "oldest_height", "app_hash", "block_time", "block_seconds", "peers", "peer_list", "validator", "catching_up", "missing_headers"}, keys(shape["chain"]))
+	require.ElementsMatch(t, []string{"height", "oldest_height", "app_hash", "block_time", "block_seconds", "last_tx_height", "last_tx_time", "waiting_txs", "peers", "peer_list", "validator", "catching_up", "missing_headers"}, keys(shape["chain"]))
 	require.ElementsMatch(t, []string{"index", "id", "address", "state", "reason", "rate", "round_trip_seconds", "in_flight", "chunks", "bytes", "wasted_bytes"},
 		keys(shape["join"].(map[string]any)["peers"].([]any)[0]))
 }

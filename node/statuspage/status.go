@@ -137,7 +137,12 @@ type Chain struct {
 	AppHash      string    `json:"app_hash"`      // after that block
 	BlockTime    time.Time `json:"block_time"`
 	BlockSeconds float64   `json:"block_seconds"` // average interval of recent blocks; 0: unknown
-	Peers        int       `json:"peers"`         // number of CometBFT's peers
+	// LastTxHeight is the height of the newest block with transactions, and LastTxTime its time. 0:
+	// there is none, or the node has not found it yet.
+	LastTxHeight int64     `json:"last_tx_height"`
+	LastTxTime   time.Time `json:"last_tx_time"`
+	WaitingTxs   int       `json:"waiting_txs"` // number of transactions in the mempool
+	Peers        int       `json:"peers"`       // number of CometBFT's peers
 	// PeerList lists at most MaxPeers of them.
 	PeerList []ChainPeer `json:"peer_list"`
 	// Validator is nil if this node is not a validator.

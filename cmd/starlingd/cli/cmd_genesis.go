@@ -228,6 +228,8 @@ of the files does not matter. - is standard input.`,
 			for _, v := range collected {
 				if peer := v.Peer(); peer != "" {
 					peers = append(peers, peer)
+				} else {
+					fmt.Fprintf(env.Err, "Note: validator %q has no address: ask its operator for a file made with --address HOST:26656, or share the address separately\n", v.Name)
 				}
 			}
 			if err := showGenesis(env, doc, sum, peers); err != nil || env.JSON() {

@@ -13,18 +13,28 @@ import (
 )
 
 func newGrantsCmd(env *cliEnv) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "grants",
-		RunE:  group,
-		Short: "Show the grants to write keys",
+	show := func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return group(cmd, args)
+		}
+		return listGrants(cmd, env)
 	}
+	cmd := &cobra.Command{
+		Use:     "grants",
+		Short:   "Show the grants to write keys",
+		Long:    "Lists all grants, as \"starlingd grants list\" does: account, key prefix and byte quota.\n\n" + verifyHelp,
+		Example: "  starlingd grants --verify",
+		Args:    cobra.ArbitraryArgs, // show refuses them
+		RunE:    show,
+	}
+	addReadFlags(cmd.Flags())
 	list := &cobra.Command{
 		Use:     "list",
 		Short:   "List all grants",
 		Long:    "List all grants: account, key prefix and byte quota.\n\n" + verifyHelp,
 		Example: "  starlingd grants list --verify",
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return listGrants(cmd, env) },
+		RunE:    show,
 	}
 	addReadFlags(list.Flags())
 	cmd.AddCommand(list)

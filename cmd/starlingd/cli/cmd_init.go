@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 
+	cfg "github.com/cometbft/cometbft/config"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -23,8 +24,11 @@ validator. Existing files are never overwritten.
 
 To join an existing network, pass its genesis file with --genesis. The settings in
 config.toml and app.toml fit a network of several regions, or with --network lan one
-whose nodes are near each other.`,
+whose nodes are near each other.
+
+Settings given as flags are written to the files, as "starlingd join" does.`,
 		Example: `  starlingd init alice --chain-id demo-1 --open --network lan
+  starlingd init alice --chain-id demo-1 --open --rpc.laddr tcp://127.0.0.1:36657
   starlingd init bob --genesis genesis.json --home ~/.starling-bob`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -34,6 +38,9 @@ whose nodes are near each other.`,
 			}
 			if len(args) > 0 {
 				opts.Moniker = args[0]
+				if flag := cmd.Flags().Lookup("moniker"); flag.Changed && flag.Value.String() != args[0] {
+					return usagef("the moniker is both %q and --moniker %q: give it once", args[0], flag.Value)
+				}
 			}
 			if opts.GenesisFile != "" {
 				for _, name := range []string{"chain-id", "admin", "admin-threshold", "open", "chunk-bytes", "snapshot-interval"} {
@@ -44,6 +51,9 @@ whose nodes are near each other.`,
 			}
 			if cmd.Flags().Changed("admin-threshold") && opts.App.AdminThreshold < 1 {
 				return usagef("--admin-threshold is 0: the number of admins that must approve is 1 or more")
+			}
+			if opts.Edit, err = settings(cmd, env); err != nil {
+				return err
 			}
 			given := opts.GenesisFile
 			if given != "" {
@@ -69,7 +79,22 @@ whose nodes are near each other.`,
 	flags.Int64Var(&opts.App.SnapshotInterval, "snapshot-interval", 0, fmt.Sprintf("interval of snapshots, in blocks (default %d, in a LAN %d)", app.DefaultSnapshotInterval, config.LAN.SnapshotInterval(app.DefaultSnapshotInterval)))
 	addNetwork(flags, &network)
 	flags.StringVar(&opts.GenesisFile, "genesis", "", "genesis file of an existing network to join; - is standard input")
+	config.AddFlags(flags)
+	config.HideFlags(flags, "moniker") // an argument of this command
 	return cmd
+}
+
+// settings checks the settings that were given as flags of config.AddFlags, or as variables. It
+// returns a function that writes those given as flags into the configuration of a new home.
+func settings(cmd *cobra.Command, env *cliEnv) (edit func(*cfg.Config, *config.App), err error) {
+	if err := config.CheckFlags(env.V); err != nil {
+		return nil, err
+	}
+	if err := config.SetFlags(cmd.Flags(), config.DefaultCometBFT(), new(config.App)); err != nil {
+		return nil, err
+	}
+	// cannot fail: they were checked above
+	return func(c *cfg.Config, a *config.App) { _ = config.SetFlags(cmd.Flags(), c, a) }, nil
 }
 
 // addNetwork adds the flag for the network to which the settings fit.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	cfg "github.com/cometbft/cometbft/config"
 	"github.com/spf13/cobra"
 
 	"github.com/starling-kv/starling/node/config"
@@ -67,14 +66,9 @@ size. Copy config/storage_nodes.toml from another such node.`,
 					return config.Invalid(fmt.Errorf("--storage-nodes: %w", err))
 				}
 			}
-			if err := config.CheckFlags(env.V); err != nil { // before they are written
+			if opts.Edit, err = settings(cmd, env); err != nil {
 				return err
 			}
-			if err := config.SetFlags(cmd.Flags(), config.DefaultCometBFT(), new(config.App)); err != nil {
-				return err
-			}
-			// cannot fail: they were checked above
-			opts.Edit = func(c *cfg.Config, a *config.App) { _ = config.SetFlags(cmd.Flags(), c, a) }
 			opts.OtherPeers = env.V.GetString("p2p.persistent_peers") != "" || env.V.GetString("p2p.seeds") != ""
 			if joined, err = home.InitFrom(ctx, opts); err != nil {
 				return err

@@ -51,7 +51,8 @@ records grant, revoke, validator, admin, upgrade, threshold or proposal. With --
 line also has the previous value, "-" if there was none; with --output json, the token that
 resumes after it. If the connection is lost, the next address of --node is used: no event
 is lost or repeated. Nodes keep the events of recent blocks ([state] keep_events in
-app.toml); for older events the command ends and names the oldest available height.
+app.toml); for older events the command ends and names the oldest available height. It may
+begin at a height that does not exist yet, up to 1,000 blocks above the newest one.
 
 Events are unverified. With --verify, each value is proved by a read of its key after that
 block, if nodes still serve that height; "proved" follows it.
@@ -80,6 +81,9 @@ block, if nodes still serve that height; "proved" follows it.
 				return explain(err)
 			}
 			w, err := c.Watch(ctx, prefix, options...)
+			if errors.As(err, new(*client.FutureError)) {
+				return usageError{fmt.Errorf("%w: begin there or below", err)}
+			}
 			if err != nil {
 				return explain(err)
 			}

@@ -179,6 +179,7 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 		}
 	}
 	root.AddCommand(newABCICmd(env), newRDMACmd(env), newVersionCmd(env), newDocsCmd())
+	root.AddCommand(alias(newGenesisAddValidatorCmd(env), "genesis"), alias(newGenesisCollectCmd(env), "genesis"))
 	root.InitDefaultCompletionCmd() // created now so that its arguments are checked as well
 	for _, cmd := range root.Commands() {
 		if cmd.Name() == "completion" {
@@ -187,6 +188,15 @@ func newRootCmd(env *cliEnv) *cobra.Command {
 		wrapArgs(cmd)
 	}
 	return root
+}
+
+// alias makes a subcommand of a group a hidden command of the root, by the name that it has in
+// gaiad: its alias.
+func alias(cmd *cobra.Command, group string) *cobra.Command {
+	name, args, _ := strings.Cut(cmd.Use, " ")
+	cmd.Long = fmt.Sprintf("This is \"starlingd %s %s\".\n\n%s", group, name, cmd.Long)
+	cmd.Use, cmd.Aliases, cmd.Hidden = cmd.Aliases[0]+" "+args, nil, true
+	return cmd
 }
 
 // suggestions returns the commands that an unknown command may mean, in quotes: subcommands of that

@@ -87,6 +87,8 @@ function show(s) {
     ["Queries from", s.chain.oldest_height > 0 ? "height " + count.format(s.chain.oldest_height) : undefined],
     ["Last block", hasBlock ? duration(Math.max(blockAge, 0)) + " ago" : s.chain.height > 0 ? undefined : "none yet"],
     ["Between blocks", s.chain.block_seconds > 0 ? duration(s.chain.block_seconds) : undefined],
+    ["Last transaction", s.chain.last_tx_height > 0 ? "block " + count.format(s.chain.last_tx_height) + ", " + duration(Math.max((Date.parse(s.time) - Date.parse(s.chain.last_tx_time)) / 1000, 0)) + " ago" : undefined],
+    ["Waiting transactions", early ? undefined : count.format(s.chain.waiting_txs)],
     ["Catching up", early ? undefined : s.chain.catching_up ? "yes" : "no"],
     ["Headers missing for evidence", s.chain.missing_headers > 0 ? count.format(s.chain.missing_headers) : undefined, "bad"],
     ["App hash", s.chain.app_hash || "none yet", "hash"],
