@@ -1,0 +1,10 @@
+// Package programsbench measures programs (contracts): transfers of an ERC-20 token, alone and among
+// puts. The token is that of examples/programs; the comparison is the RainBlock paper (section 8.4).
+//
+//	bank: accounts, their token, keys for puts ──► signed transactions, a share of them transfers
+//	  │
+//	  └─ app      this process      blocks ──► app.App, all in memory, without CometBFT
+//
+// A transfer names the gas that client.Fit would name, and all records that it touches, so its cost
+// in a block is what a client's transfer has. Accounts and recipients are drawn evenly.
+package programsbench

@@ -1,0 +1,56 @@
+package programsbench
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/workload"
+)
+
+// Options configure a run.
+type Options struct {
+	Accounts int // that hold the token
+	Keys     int // of the puts
+	Shares   []int
+	BlockTxs int // per block at most
+	Blocks   int // in a round
+	Rounds   int
+	Phases   []string
+	Seed     uint64
+	// Quick makes everything so small that the run takes seconds. It tests the program; its figures
+	// mean nothing.
+	Quick bool
+}
+
+// The phases of a run.
+const phaseApp = "app"
+
+// Phases lists all phases.
+var Phases = []string{phaseApp}
+
+// Flags adds the flags of programs.
+func (o *Options) Flags(f *harness.Flags) {
+	f.Int(&o.Accounts, "accounts", 10_000, 2, 10_000_000, "number of accounts that hold the token")
+	f.Int(&o.Keys, "keys", 100_000, workload.MinKeys, math.MaxInt, "number of keys that puts write")
+	f.Ints(&o.Shares, "shares", []int{0, 15, 100}, 0, 100, "shares of transfers, in percent; the other transactions put one key")
+	f.Int(&o.BlockTxs, "block-txs", 1000, 1, 10_000, "transactions in a block at most; the gas of a block may allow fewer transfers")
+	f.Int(&o.Blocks, "blocks", 20, 1, 10_000, "measured blocks in a round")
+	f.Int(&o.Rounds, "rounds", 7, 1, 1000, "number of rounds; each measures every share")
+	f.Names(&o.Phases, "phases", Phases, Phases, "phases to run")
+	f.Seed(&o.Seed)
+	f.BoolVar(&o.Quick, "quick", false, "run for seconds with few keys, as a test: the figures mean nothing")
+	f.Also(func() error {
+		if o.Quick {
+			f.Unless("accounts", "100", "keys", "2000", "block-txs", "100", "blocks", "2", "rounds", "2")
+		}
+		if len(o.Phases) == 0 {
+			return fmt.Errorf("--phases is empty, try %s", strings.Join(Phases, ","))
+		}
+		return nil
+	})
+}
+
+func (o *Options) has(phase string) bool { return slices.Contains(o.Phases, phase) }

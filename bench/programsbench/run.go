@@ -1,0 +1,95 @@
+package programsbench
+
+import (
+	"context"
+
+	"github.com/starling-kv/starling/bench/appstore"
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+// run is the state of one run.
+type run struct {
+	o        Options
+	progress *harness.Progress
+	result   *Result
+}
+
+// Run runs the benchmark, and reports to progress. Its processes have ended when it returns.
+func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
+	r := &run{o: o, progress: progress, result: &Result{
+		Accounts: o.Accounts, Keys: o.Keys, Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
+	}}
+	if err := harness.InFolder(ctx, progress, func(dir string) error { return r.phases(ctx, dir) }); err != nil {
+		return nil, err
+	}
+	r.result.summarize()
+	return r.result, nil
+}
+
+func (r *run) phases(ctx context.Context, _ string) error {
+	if r.o.has(phaseApp) {
+		return r.runApp(ctx)
+	}
+	return nil
+}
+
+// runApp measures the application alone.
+func (r *run) runApp(ctx context.Context) error {
+	b, err := newBank(ctx, r.o)
+	if err != nil {
+		return err
+	}
+	r.progress.Begin("prepare", "transactions", b.steps(len(b.accounts)))
+	r.progress.Working("one application")
+	s, err := newSolo(ctx, b, &appstore.Memory{}, r.progress.Add)
+	if err != nil {
+		return err
+	}
+	defer s.app.Stop()
+	rows, err := r.measure(ctx, s)
+	r.result.App = rows
+	r.result.GasUsed, r.result.GasNamed, r.result.GasLimit = b.gas, b.named, b.limit()
+	return err
+}
+
+// measure measures every share in rounds, after one round that does not count.
+func (r *run) measure(ctx context.Context, s *solo) (rows []AppRow, err error) {
+	type sample struct{ checked, signed []took }
+	samples := map[int]*sample{}
+	for _, percent := range r.o.Shares {
+		samples[percent] = &sample{}
+	}
+	r.progress.Begin("app", "rounds", (1+r.o.Rounds)*len(r.o.Shares))
+	r.progress.Working("one application")
+	err = harness.InTurns(1+r.o.Rounds, r.o.Shares, func(round, percent int) error {
+		checked, err := s.blocks(ctx, r.o.Blocks, percent, true)
+		if err != nil {
+			return err
+		}
+		signed, err := s.blocks(ctx, r.o.Blocks, percent, false)
+		if err != nil {
+			return err
+		}
+		if round > 0 {
+			of := samples[percent]
+			of.checked, of.signed = append(of.checked, checked), append(of.signed, signed)
+		}
+		r.progress.Add(1)
+		return ctx.Err()
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, percent := range r.o.Shares {
+		of := samples[percent]
+		txs, transfers := s.bank.sizes(percent)
+		rows = append(rows, AppRow{
+			Percent: percent, BlockTxs: txs, BlockTransfers: transfers,
+			TPS:       harness.MedianInterval(harness.Each(of.checked, took.rate)),
+			Transfers: harness.MedianInterval(harness.Each(of.checked, took.transferRate)),
+			Signed:    harness.MedianInterval(harness.Each(of.signed, took.rate)),
+			CPUMicros: harness.MedianOf(of.checked, func(t took) float64 { return harness.Ratio(t.cpu.Seconds()*1e6, float64(t.txs)) }),
+		})
+	}
+	return rows, nil
+}
