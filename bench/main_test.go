@@ -18,6 +18,7 @@ import (
 	"github.com/starling-kv/starling/bench/e2ebench"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
+	"github.com/starling-kv/starling/bench/programsbench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
 	"github.com/starling-kv/starling/bench/treebench"
@@ -419,6 +420,13 @@ func TestDSM(t *testing.T) {
 		require.Positive(t, row.KeysS, row.DelayMS)
 		require.Positive(t, row.Ahead.Bytes, row.DelayMS)
 	}
+}
+
+// The run itself checks that no transaction fails.
+func TestPrograms(t *testing.T) {
+	_, result, figures := measure[programsbench.Result](t, []string{"application alone", "gas", "the figures mean nothing"}, "programs", "--quick", "--phases", "app", "--seed", "3")
+	positive(t, figures, "erc20_tps", "gas_used", "gas_named")
+	require.Len(t, result.App, 3)
 }
 
 func TestInterrupted(t *testing.T) {

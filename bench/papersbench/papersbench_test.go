@@ -15,6 +15,7 @@ import (
 	"github.com/starling-kv/starling/bench/dsmbench"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
+	"github.com/starling-kv/starling/bench/programsbench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
 )
@@ -31,6 +32,7 @@ var parsers = map[string]func(string) error{
 	"start":         parses[storagebench.StartOptions],
 	"dsm":           parses[dsmbench.Options],
 	"join":          parses[joinbench.Options],
+	"programs":      parses[programsbench.Options],
 }
 
 func parses[O any, P interface {
@@ -177,6 +179,13 @@ func TestCache(t *testing.T) {
 	out, err := runCache(t.Context(), []string{"chainkv/cache --requests 6000"}, harness.NewProgress(os.Stderr))
 	require.NoError(t, err)
 	require.Len(t, out.Charts[0].Lines, 4)
+}
+
+func TestContracts(t *testing.T) {
+	out, err := runContracts(t.Context(), []string{"programs --quick --phases app"}, harness.NewProgress(os.Stderr))
+	require.NoError(t, err)
+	require.Len(t, out.Rows, 3)
+	require.Len(t, out.Charts[0].Lines[0].Points, 3)
 }
 
 // Figures of an interrupted run are kept, and a figure that fails does not end the run.
