@@ -116,7 +116,7 @@ var rainblockFigures = []*figure{
 	},
 	{
 		id: "rainblock/contracts", title: "§8.4: contract calls",
-		paper:  "17.9K ± 796 calls per second of one ERC-20 contract.",
+		paper: "17.9K ± 796 calls per second of one ERC-20 contract.",
 		how:   "The program programs: an application without CometBFT executes and commits blocks of transfers of an ERC-20 token, alone and among puts. Signatures are checked before.",
 		quick: []string{"programs --phases app --accounts 2000 --keys 20000 --rounds 3 --blocks 10"}, full: []string{"programs --phases app"},
 		differs: []string{
