@@ -112,7 +112,7 @@ func newRoot() *cobra.Command {
 			"watch --rounds 1 --seconds 5 --watchers 100 --heights 100", clientbench.RunWatch),
 		benchmark("dsm", "Measures a state sharded over storage nodes, against full-state nodes",
 			"dsm --quick", dsmbench.Run),
-		benchmark("programs", "Measures programs: transfers of a token, by an application alone",
+		benchmark("programs", "Measures programs: transfers of a token, by an application alone and in networks",
 			"programs --quick", programsbench.Run),
 		benchmark("join", "Measures how fast a new node fetches a chain's blocks: over the transport (TCP, RDMA) and by block sync",
 			"join --blocks 40", joinbench.Run),

@@ -480,6 +480,7 @@ func TestRefusals(t *testing.T) {
 		"client":   {{"--value-bytes=1", "--value-bytes is 1, it must be from 16"}, {"--starlingd=no/such/program --etcdstore=none", "no/such/program"}},
 		"watch":    {{"--changes=5", "--tx-changes"}, {"--heights=100000", "--heights is 100000"}},
 		"dsm":      {{"--retain=17", "--retain is 17"}, {"--shards=0", "--shards has 0"}, {"--depths=20", "--depths has 20"}, {"--phases=", "--phases is empty"}, {"--paged-mb=1", "--paged-mb is 1"}},
+		"programs": {{"--workers=20 --accounts=10", "--workers is 20"}, {"--phases=", "--phases is empty"}, {"--shares=101", "--shares has 101"}},
 		"transport": {
 			{"--sizes=64KB", `"64KB"`}, {"--sizes=8MiB", "4MiB at most"}, {"--sizes=4194304MiB", "4MiB at most"}, {"--sizes=512", "--sizes has 512B"}, {"--peers=9", "--peers has 9"},
 			{"--limit=1ms", "--limit is 1ms"}, {"--device=a,b,c", `"a,b,c"`}, {"--guest --device=rxe0", "device and programs of its own"},

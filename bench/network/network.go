@@ -91,6 +91,7 @@ type Network struct {
 	o         Options
 	processes *runner.Processes
 	running   map[*runner.Home]*runner.Process
+	extra     map[*runner.Home][]string // environment of one node, in addition to Options.Env
 	relay     *link.Relay  // nil without Options.Delay
 	grpc      *ports.Ports // of the validators' gRPC endpoints; nil without Options.GRPC
 	ranges    []runner.Range
@@ -101,7 +102,7 @@ func Start(ctx context.Context, o Options) (*Network, error) {
 	if o.Init == nil {
 		o.Init = InitStarlingd
 	}
-	n := &Network{o: o, processes: runner.NewProcesses(ctx), running: map[*runner.Home]*runner.Process{}}
+	n := &Network{o: o, processes: runner.NewProcesses(ctx), running: map[*runner.Home]*runner.Process{}, extra: map[*runner.Home][]string{}}
 	if err := n.start(); err != nil {
 		return nil, errors.Join(err, n.Stop())
 	}
@@ -231,6 +232,18 @@ func (n *Network) Join(h *runner.Home, trusted runner.Header) error {
 	return nil
 }
 
+// ServeGRPC gives a node that does not run yet a gRPC endpoint, and returns its address.
+func (n *Network) ServeGRPC(h *runner.Home) (string, error) {
+	held, err := ports.Hold(1)
+	if err != nil {
+		return "", err
+	}
+	address := held.Address(0)
+	held.Release()
+	n.extra[h] = []string{"STARLINGD_GRPC_LADDR=" + address}
+	return "grpc://" + address, nil
+}
+
 // delayed starts a relay between every two validators, if there is a delay. p2p are the validators'
 // addresses. The function that it returns says at which address validator i dials validator j, for
 // j < i.
@@ -345,6 +358,7 @@ func (n *Network) Run(h *runner.Home) error {
 	} else if len(n.Storage) > 0 {
 		env = append(slices.Clone(env), "STARLINGD_STATE_MODE=sharded")
 	}
+	env = append(slices.Clone(env), n.extra[h]...)
 	p, err := n.processes.Start(runner.Spec{Name: h.Name, Path: n.o.Program, Args: args, Env: env, Log: h.Log()})
 	if err == nil {
 		n.running[h] = p

@@ -156,7 +156,7 @@ func (b *bank) prepare(ctx context.Context, c chain, senders int, done func(int)
 	if err != nil {
 		return err
 	}
-	const notice = 20 // blocks, in case the transaction waits
+	const notice = 5 // blocks: the transaction must be in a block before
 	if err := submit(tx.NewScheduleUpgrade(2, uint64(at)+notice, "")); err != nil {
 		return err
 	}
@@ -172,7 +172,13 @@ func (b *bank) prepare(ctx context.Context, c chain, senders int, done func(int)
 	if err != nil {
 		return err
 	}
+	if err := c.flush(ctx); err != nil { // a mempool refuses accounts without a grant
+		return err
+	}
 	if err := submit(tx.NewDeploy(b.code, nil, deployGas, deployKeys)); err != nil {
+		return err
+	}
+	if err := c.flush(ctx); err != nil {
 		return err
 	}
 	err = batches(len(b.accounts)-1, fundsAtOnce, submit, func(i int) tx.Operation {

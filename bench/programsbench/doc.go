@@ -3,7 +3,9 @@
 //
 //	bank: accounts, their token, keys for puts ──► signed transactions, a share of them transfers
 //	  │
-//	  └─ app      this process      blocks ──► app.App, all in memory, without CometBFT
+//	  ├─ app      this process      blocks ──► app.App, all in memory, without CometBFT
+//	  └─ network  processes         clients in this process ──gRPC──► 4 validators ──► 4 storage nodes; then 4 validators with
+//	                                the whole state. Metrics say what the validators wait for, /proc what each role costs
 //
 // A transfer names the gas that client.Fit would name, and all records that it touches, so its cost
 // in a block is what a client's transfer has. Accounts and recipients are drawn evenly.

@@ -20,16 +20,28 @@ type Options struct {
 	Rounds   int
 	Phases   []string
 	Seed     uint64
+
+	// Of the phase network.
+	NetShares []int
+	NetRounds int
+	Seconds   int // of a round
+	Workers   int // accounts that send
+	Batch     int // transactions of an account in flight
+	Retain    int // r: depth to which a sharded validator keeps the tree
+	Starlingd string
 	// Quick makes everything so small that the run takes seconds. It tests the program; its figures
 	// mean nothing.
 	Quick bool
 }
 
 // The phases of a run.
-const phaseApp = "app"
+const (
+	phaseApp     = "app"
+	phaseNetwork = "network"
+)
 
 // Phases lists all phases.
-var Phases = []string{phaseApp}
+var Phases = []string{phaseApp, phaseNetwork}
 
 // Flags adds the flags of programs.
 func (o *Options) Flags(f *harness.Flags) {
@@ -40,11 +52,21 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Blocks, "blocks", 20, 1, 10_000, "measured blocks in a round")
 	f.Int(&o.Rounds, "rounds", 7, 1, 1000, "number of rounds; each measures every share")
 	f.Names(&o.Phases, "phases", Phases, Phases, "phases to run")
+	f.Ints(&o.NetShares, "net-shares", []int{15, 100}, 0, 100, "shares of transfers on networks, in percent")
+	f.Int(&o.NetRounds, "net-rounds", 3, 1, 1000, "number of rounds on each network")
+	f.Int(&o.Seconds, "seconds", 10, 1, 3600, "duration of a round on a network, in seconds")
+	f.Int(&o.Workers, "workers", 64, 1, 1000, "number of accounts that send transactions to a network")
+	f.Int(&o.Batch, "batch", 8, 1, 100, "transactions of an account in flight")
+	f.Int(&o.Retain, "retain", 12, 0, 16, "r: depth to which a sharded validator keeps the tree")
+	f.Program(&o.Starlingd, "starlingd")
 	f.Seed(&o.Seed)
 	f.BoolVar(&o.Quick, "quick", false, "run for seconds with few keys, as a test: the figures mean nothing")
 	f.Also(func() error {
 		if o.Quick {
-			f.Unless("accounts", "100", "keys", "2000", "block-txs", "100", "blocks", "2", "rounds", "2")
+			f.Unless("accounts", "100", "keys", "2000", "block-txs", "100", "blocks", "2", "rounds", "2", "net-rounds", "1", "seconds", "2", "workers", "8", "batch", "4")
+		}
+		if o.Workers > o.Accounts {
+			return fmt.Errorf("--workers is %d, there are %d --accounts", o.Workers, o.Accounts)
 		}
 		if len(o.Phases) == 0 {
 			return fmt.Errorf("--phases is empty, try %s", strings.Join(Phases, ","))

@@ -12,10 +12,21 @@ type Result struct {
 	// Transfers per second of an application alone, with nothing else in a block.
 	ERC20TPS float64 `json:"erc20_tps,omitempty"`
 
+	// Of the sharded network, with all shares together: see NetRow.
+	Mispredicted   *float64 `json:"mispredicted,omitempty"`
+	RoundsPerBlock *float64 `json:"rounds_per_block,omitempty"`
+	FreeBlocks     *float64 `json:"free_blocks,omitempty"`
+	// TPSOverLocal compares sharded validators with r 12 to validators with the whole state, with
+	// the first of the shares.
+	TPSOverLocal float64 `json:"tps_over_local_r12,omitempty"`
+
 	App      []AppRow `json:"app,omitempty"`
 	GasUsed  uint64   `json:"gas_used,omitempty"`  // by a transfer
 	GasNamed uint64   `json:"gas_named,omitempty"` // by a transfer
 	GasLimit int      `json:"block_transfers_limit,omitempty"`
+
+	Network []NetRow `json:"network,omitempty"`
+	Retain  int      `json:"r"`
 
 	Accounts int              `json:"accounts"`
 	Keys     int              `json:"keys"`
@@ -48,12 +59,14 @@ func (r *Result) summarize() {
 			r.ERC20TPS = row.Transfers.Median
 		}
 	}
+	r.summarizeNetwork()
 	r.Targets = r.targets()
 }
 
 // Print writes the tables, notes that explain them, and the targets.
 func (r *Result) Print(out io.Writer) {
 	r.printApp(out)
+	r.printNetwork(out)
 	if r.Quick {
 		fmt.Fprintln(out, "\nA quick run: the figures mean nothing.")
 		return

@@ -2,9 +2,12 @@ package programsbench
 
 import (
 	"context"
+	"errors"
+	"path/filepath"
 
 	"github.com/starling-kv/starling/bench/appstore"
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 )
 
 // run is the state of one run.
@@ -17,7 +20,7 @@ type run struct {
 // Run runs the benchmark, and reports to progress. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
 	r := &run{o: o, progress: progress, result: &Result{
-		Accounts: o.Accounts, Keys: o.Keys, Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
+		Accounts: o.Accounts, Keys: o.Keys, Retain: o.Retain, Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
 	}}
 	if err := harness.InFolder(ctx, progress, func(dir string) error { return r.phases(ctx, dir) }); err != nil {
 		return nil, err
@@ -26,9 +29,57 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, e
 	return r.result, nil
 }
 
-func (r *run) phases(ctx context.Context, _ string) error {
+func (r *run) phases(ctx context.Context, dir string) error {
 	if r.o.has(phaseApp) {
-		return r.runApp(ctx)
+		if err := r.runApp(ctx); err != nil {
+			return err
+		}
+	}
+	if r.o.has(phaseNetwork) {
+		return r.runNetworks(ctx, dir)
+	}
+	return nil
+}
+
+// runNetworks measures the same load on a network of sharded validators, and on one of validators
+// with the whole state, one after the other.
+func (r *run) runNetworks(ctx context.Context, dir string) error {
+	program, err := network.Starlingd(ctx, r.o.Starlingd, r.progress)
+	if err != nil {
+		return err
+	}
+	for _, mode := range []string{modeSharded, modeLocal} {
+		if err := r.runNetwork(ctx, mode, program, filepath.Join(dir, mode)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *run) runNetwork(ctx context.Context, mode, program, dir string) (err error) {
+	c, err := startCluster(ctx, r.o, mode, program, dir, r.progress)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.stop()) }()
+	samples, number := map[int][]netSample{}, uint64(0)
+	r.progress.Begin("network", "rounds", (1+r.o.NetRounds)*len(r.o.NetShares))
+	r.progress.Working(mode)
+	// The first round does not count.
+	err = harness.InTurns(1+r.o.NetRounds, r.o.NetShares, func(round, percent int) error {
+		number++
+		s, err := c.round(c.net.Context(), r.o, percent, number)
+		if err == nil && round > 0 {
+			samples[percent] = append(samples[percent], s)
+		}
+		r.progress.Add(1)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, percent := range r.o.NetShares {
+		r.result.Network = append(r.result.Network, newNetRow(mode, percent, samples[percent]))
 	}
 	return nil
 }

@@ -113,11 +113,16 @@ func (s *solo) simulate(ctx context.Context, account []byte, operation tx.Operat
 	if err != nil {
 		return nil, err
 	}
+	return simulationOf(res.Value, res.Height)
+}
+
+// simulationOf decodes a node's answer to a simulation, without results.
+func simulationOf(raw []byte, height int64) (*client.Simulation, error) {
 	var answer tx.Simulation
-	if err := answer.Unmarshal(res.Value); err != nil {
+	if err := answer.Unmarshal(raw); err != nil {
 		return nil, err
 	}
-	simulation := &client.Simulation{Height: res.Height, Programs: answer.Programs}
+	simulation := &client.Simulation{Height: height, Programs: answer.Programs}
 	if answer.Code != 0 {
 		simulation.Refused = tx.Errorf(tx.Code(answer.Code), "%s", answer.Reason)
 	}

@@ -14,5 +14,15 @@ func (r *Result) targets() (t []harness.Target) {
 	if r.ERC20TPS > 0 {
 		add("at least 15,000 transfers per second, application alone", r.ERC20TPS >= 15_000, r.ERC20TPS, "%.0f", r.ERC20TPS)
 	}
+	if r.Mispredicted != nil {
+		add("at most 2 % of the transfers touch a record that they do not name", *r.Mispredicted <= 0.02, *r.Mispredicted, "%.3g %%", 100**r.Mispredicted)
+	}
+	if r.FreeBlocks != nil {
+		add("no wait in at least 99 % of blocks", *r.FreeBlocks >= 0.99, *r.FreeBlocks, "%.4g %%", 100**r.FreeBlocks)
+		add("at most 0.05 requests per block", *r.RoundsPerBlock <= 0.05, *r.RoundsPerBlock, "%.3g", *r.RoundsPerBlock)
+	}
+	if r.TPSOverLocal > 0 {
+		t = append(t, harness.AtLeast("sharded validators, at r 12, at least 0.8 of those with the whole state", 0.8, r.TPSOverLocal))
+	}
 	return t
 }
