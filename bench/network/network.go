@@ -92,8 +92,8 @@ type Network struct {
 	processes *runner.Processes
 	running   map[*runner.Home]*runner.Process
 	extra     map[*runner.Home][]string // environment of one node, in addition to Options.Env
-	relay     *link.Relay  // nil without Options.Delay
-	grpc      *ports.Ports // of the validators' gRPC endpoints; nil without Options.GRPC
+	relay     *link.Relay               // nil without Options.Delay
+	grpc      *ports.Ports              // of the validators' gRPC endpoints; nil without Options.GRPC
 	ranges    []runner.Range
 }
 

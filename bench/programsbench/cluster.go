@@ -34,7 +34,7 @@ const (
 	waitMS       = 4000
 	callPatience = time.Minute
 	// prepareAtOnce is the number of transactions of account 0 in flight.
-	prepareAtOnce = 8
+	prepareAtOnce = 16
 	busyPause     = 50 * time.Millisecond
 
 	modeSharded = "sharded"
@@ -55,6 +55,7 @@ type cluster struct {
 
 // startCluster starts a network, and prepares its chain.
 func startCluster(ctx context.Context, o Options, mode, program, dir string, progress *harness.Progress) (_ *cluster, err error) {
+	o.Keys = o.NetKeys
 	b, err := newBank(ctx, o)
 	if err != nil {
 		return nil, err

@@ -150,7 +150,7 @@ requests    for missing nodes in ProcessProposal and FinalizeBlock, per block of
 left out    by proposers, because nodes were missing; a transaction may be left out several times, and is proposed later
 mispredicted  transfers that touch a record that they do not name (code %d). The records of a transfer depend on its two addresses only, so 0 is
             expected; programs that follow pointers would differ
-`, validators, storageNodes, ranges, r.Retain, harness.Group(r.Accounts), harness.Group(r.Keys), tx.CodeTooManyRecords)
+`, validators, storageNodes, ranges, r.Retain, harness.Group(r.Accounts), harness.Group(r.NetKeys), tx.CodeTooManyRecords)
 }
 
 // codesText lists codes with their counts.

@@ -22,6 +22,7 @@ type Options struct {
 	Seed     uint64
 
 	// Of the phase network.
+	NetKeys   int // of the puts
 	NetShares []int
 	NetRounds int
 	Seconds   int // of a round
@@ -52,6 +53,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Blocks, "blocks", 20, 1, 10_000, "measured blocks in a round")
 	f.Int(&o.Rounds, "rounds", 7, 1, 1000, "number of rounds; each measures every share")
 	f.Names(&o.Phases, "phases", Phases, Phases, "phases to run")
+	f.Int(&o.NetKeys, "net-keys", 20_000, workload.MinKeys, math.MaxInt, "number of keys that puts write on networks")
 	f.Ints(&o.NetShares, "net-shares", []int{15, 100}, 0, 100, "shares of transfers on networks, in percent")
 	f.Int(&o.NetRounds, "net-rounds", 3, 1, 1000, "number of rounds on each network")
 	f.Int(&o.Seconds, "seconds", 10, 1, 3600, "duration of a round on a network, in seconds")
@@ -63,7 +65,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.BoolVar(&o.Quick, "quick", false, "run for seconds with few keys, as a test: the figures mean nothing")
 	f.Also(func() error {
 		if o.Quick {
-			f.Unless("accounts", "100", "keys", "2000", "block-txs", "100", "blocks", "2", "rounds", "2", "net-rounds", "1", "seconds", "2", "workers", "8", "batch", "4")
+			f.Unless("accounts", "100", "keys", "2000", "block-txs", "100", "blocks", "2", "rounds", "2", "net-keys", "2000", "net-rounds", "1", "seconds", "2", "workers", "8", "batch", "4")
 		}
 		if o.Workers > o.Accounts {
 			return fmt.Errorf("--workers is %d, there are %d --accounts", o.Workers, o.Accounts)

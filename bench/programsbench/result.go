@@ -27,6 +27,7 @@ type Result struct {
 
 	Network []NetRow `json:"network,omitempty"`
 	Retain  int      `json:"r"`
+	NetKeys int      `json:"network_keys"`
 
 	Accounts int              `json:"accounts"`
 	Keys     int              `json:"keys"`

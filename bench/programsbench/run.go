@@ -20,7 +20,7 @@ type run struct {
 // Run runs the benchmark, and reports to progress. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
 	r := &run{o: o, progress: progress, result: &Result{
-		Accounts: o.Accounts, Keys: o.Keys, Retain: o.Retain, Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
+		Accounts: o.Accounts, Keys: o.Keys, Retain: o.Retain, NetKeys: o.NetKeys, Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
 	}}
 	if err := harness.InFolder(ctx, progress, func(dir string) error { return r.phases(ctx, dir) }); err != nil {
 		return nil, err
