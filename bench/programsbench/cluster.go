@@ -39,6 +39,7 @@ const (
 
 	modeSharded = "sharded"
 	modeLocal   = "local"
+	modeWAN     = "sharded, delayed"
 )
 
 // cluster is a network of validators, and the clients that send transactions to it. It implements
@@ -69,7 +70,10 @@ func startCluster(ctx context.Context, o Options, mode, program, dir string, pro
 			c.LogLevel = "*:error"
 		},
 	}
-	if mode == modeSharded {
+	if mode == modeWAN {
+		no.Delay, no.StorageDelay = o.Delay, o.Delay
+	}
+	if mode != modeLocal {
 		no.Env = []string{fmt.Sprintf("STARLINGD_STATE_RETAIN_DEPTH=%d", o.Retain)}
 		no.Sharded = network.Sharded{
 			Nodes: storageNodes, Ranges: ranges,

@@ -61,7 +61,7 @@ func newNetRow(mode string, percent int, samples []netSample) NetRow {
 	micros := func(seconds float64) float64 { return harness.Ratio(seconds*1e6, float64(sum.done)) }
 	row.ValidatorsMicros, row.StorageMicros, row.ClientsMicros = micros(sum.cpu.validators), micros(sum.cpu.storage), micros(sum.cpu.clients)
 	sum.codes = row.Codes
-	if mode != modeSharded {
+	if mode == modeLocal {
 		return row
 	}
 	row.RoundsPerBlock, row.FreeBlocks, row.Mispredicted = sum.roundsPerBlock(), sum.free(), sum.mispredicted()
@@ -114,6 +114,9 @@ func (r *Result) summarizeNetwork() {
 		share := sum.mispredicted()
 		r.Mispredicted = &share
 	}
+	if tps[modeSharded] > 0 {
+		r.WANRatio = tps[modeWAN] / tps[modeSharded]
+	}
 	if r.Retain == 12 && tps[modeLocal] > 0 {
 		r.TPSOverLocal = tps[modeSharded] / tps[modeLocal]
 	}
@@ -132,7 +135,7 @@ func (r *Result) printNetwork(out io.Writer) {
 			fmt.Sprintf("%d %%, %s", row.Percent, row.Mode), row.TPS.Text("%.0f"), fmt.Sprint(row.Txs), codesText(row.Codes), fmt.Sprint(row.Refused), fmt.Sprintf("%.0f", row.Blocks),
 			fmt.Sprintf("%.0f", row.ValidatorsMicros), fmt.Sprintf("%.0f", row.StorageMicros), fmt.Sprintf("%.0f", row.ClientsMicros),
 		}
-		if row.Mode == modeSharded {
+		if row.Mode != modeLocal {
 			line = append(line, fmt.Sprintf("%.3f", row.RoundsPerBlock), fmt.Sprintf("%.1f", row.WitnessBytes/1e3), fmt.Sprintf("%.1f", row.WaitMS), fmt.Sprintf("%.3f", row.FreeBlocks),
 				fmt.Sprintf("%.1f", row.AheadRounds), fmt.Sprintf("%.0f", row.AheadBytes/1e3), fmt.Sprintf("%.2f", row.LeftOut))
 		} else {

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
@@ -25,10 +26,11 @@ type Options struct {
 	NetKeys   int // of the puts
 	NetShares []int
 	NetRounds int
-	Seconds   int // of a round
-	Workers   int // accounts that send
-	Batch     int // transactions of an account in flight
-	Retain    int // r: depth to which a sharded validator keeps the tree
+	Seconds   int           // of a round
+	Workers   int           // accounts that send
+	Batch     int           // transactions of an account in flight
+	Delay     time.Duration // one way, of the phase wan
+	Retain    int           // r: depth to which a sharded validator keeps the tree
 	Starlingd string
 	// Quick makes everything so small that the run takes seconds. It tests the program; its figures
 	// mean nothing.
@@ -39,10 +41,12 @@ type Options struct {
 const (
 	phaseApp     = "app"
 	phaseNetwork = "network"
+	phaseGets    = "gets"
+	phaseWAN     = "wan" // the sharded network of phaseNetwork again, with delays
 )
 
 // Phases lists all phases.
-var Phases = []string{phaseApp, phaseNetwork}
+var Phases = []string{phaseApp, phaseNetwork, phaseGets, phaseWAN}
 
 // Flags adds the flags of programs.
 func (o *Options) Flags(f *harness.Flags) {
@@ -58,7 +62,9 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.NetRounds, "net-rounds", 3, 1, 1000, "number of rounds on each network")
 	f.Int(&o.Seconds, "seconds", 10, 1, 3600, "duration of a round on a network, in seconds")
 	f.Int(&o.Workers, "workers", 64, 1, 1000, "number of accounts that send transactions to a network")
-	f.Int(&o.Batch, "batch", 8, 1, 100, "transactions of an account in flight")
+	f.Int(&o.Batch, "batch", 24, 1, 100, "transactions of an account in flight")
+	f.Time(&o.Delay, "delay", 40*time.Millisecond, time.Millisecond, time.Second,
+		"delay in the phase wan, one way, between every two validators and between validators and storage nodes")
 	f.Int(&o.Retain, "retain", 12, 0, 16, "r: depth to which a sharded validator keeps the tree")
 	f.Program(&o.Starlingd, "starlingd")
 	f.Seed(&o.Seed)

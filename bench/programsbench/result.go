@@ -16,6 +16,9 @@ type Result struct {
 	Mispredicted   *float64 `json:"mispredicted,omitempty"`
 	RoundsPerBlock *float64 `json:"rounds_per_block,omitempty"`
 	FreeBlocks     *float64 `json:"free_blocks,omitempty"`
+	// WANRatio compares the sharded network with delays to the one without, with the first of the
+	// shares and the same number of transactions in flight.
+	WANRatio float64 `json:"wan_ratio,omitempty"`
 	// TPSOverLocal compares sharded validators with r 12 to validators with the whole state, with
 	// the first of the shares.
 	TPSOverLocal float64 `json:"tps_over_local_r12,omitempty"`
@@ -25,8 +28,13 @@ type Result struct {
 	GasNamed uint64   `json:"gas_named,omitempty"` // by a transfer
 	GasLimit int      `json:"block_transfers_limit,omitempty"`
 
+	// GatewayGetsS is proved gets per second of one sharded node without a vote.
+	GatewayGetsS float64  `json:"gateway_gets_s,omitempty"`
+	Gets         *GetsRow `json:"gets,omitempty"`
+
 	Network []NetRow `json:"network,omitempty"`
 	Retain  int      `json:"r"`
+	DelayMS float64  `json:"delay_ms"` // one way, of the network with delays
 	NetKeys int      `json:"network_keys"`
 
 	Accounts int              `json:"accounts"`
@@ -61,6 +69,9 @@ func (r *Result) summarize() {
 		}
 	}
 	r.summarizeNetwork()
+	if r.Gets != nil {
+		r.GatewayGetsS = r.Gets.PerSecond
+	}
 	r.Targets = r.targets()
 }
 
@@ -68,6 +79,7 @@ func (r *Result) summarize() {
 func (r *Result) Print(out io.Writer) {
 	r.printApp(out)
 	r.printNetwork(out)
+	r.printGets(out)
 	if r.Quick {
 		fmt.Fprintln(out, "\nA quick run: the figures mean nothing.")
 		return

@@ -3,7 +3,9 @@ package programsbench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/starling-kv/starling/bench/appstore"
 	"github.com/starling-kv/starling/bench/harness"
@@ -20,7 +22,7 @@ type run struct {
 // Run runs the benchmark, and reports to progress. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
 	r := &run{o: o, progress: progress, result: &Result{
-		Accounts: o.Accounts, Keys: o.Keys, Retain: o.Retain, NetKeys: o.NetKeys, Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
+		Accounts: o.Accounts, Keys: o.Keys, Retain: o.Retain, NetKeys: o.NetKeys, DelayMS: float64(o.Delay) / float64(time.Millisecond), Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
 	}}
 	if err := harness.InFolder(ctx, progress, func(dir string) error { return r.phases(ctx, dir) }); err != nil {
 		return nil, err
@@ -35,21 +37,32 @@ func (r *run) phases(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	if r.o.has(phaseNetwork) {
-		return r.runNetworks(ctx, dir)
-	}
-	return nil
+	return r.runNetworks(ctx, dir)
 }
 
-// runNetworks measures the same load on a network of sharded validators, and on one of validators
-// with the whole state, one after the other.
+// runNetworks measures the same load on a network of sharded validators, on one of validators with
+// the whole state, and on a sharded one with delays, one after the other. The first one also serves
+// the gateway.
 func (r *run) runNetworks(ctx context.Context, dir string) error {
+	var modes []string
+	if r.o.has(phaseNetwork) || r.o.has(phaseGets) {
+		modes = append(modes, modeSharded)
+	}
+	if r.o.has(phaseNetwork) {
+		modes = append(modes, modeLocal)
+	}
+	if r.o.has(phaseWAN) {
+		modes = append(modes, modeWAN)
+	}
+	if len(modes) == 0 {
+		return nil
+	}
 	program, err := network.Starlingd(ctx, r.o.Starlingd, r.progress)
 	if err != nil {
 		return err
 	}
-	for _, mode := range []string{modeSharded, modeLocal} {
-		if err := r.runNetwork(ctx, mode, program, filepath.Join(dir, mode)); err != nil {
+	for i, mode := range modes {
+		if err := r.runNetwork(ctx, mode, program, filepath.Join(dir, fmt.Sprint("network-", i))); err != nil {
 			return err
 		}
 	}
@@ -62,11 +75,30 @@ func (r *run) runNetwork(ctx context.Context, mode, program, dir string) (err er
 		return err
 	}
 	defer func() { err = errors.Join(err, c.stop()) }()
+	if r.o.has(phaseNetwork) || mode == modeWAN {
+		if err := r.loads(c); err != nil {
+			return err
+		}
+	}
+	if r.o.has(phaseGets) && mode == modeSharded {
+		r.progress.Begin("gets", "gateways", 1)
+		r.progress.Working("one gateway")
+		r.result.Gets, err = c.gets(c.net.Context(), r.o)
+	}
+	return err
+}
+
+// loads measures every share on a network.
+func (r *run) loads(c *cluster) error {
 	samples, number := map[int][]netSample{}, uint64(0)
-	r.progress.Begin("network", "rounds", (1+r.o.NetRounds)*len(r.o.NetShares))
-	r.progress.Working(mode)
+	shares := r.o.NetShares
+	if c.mode == modeWAN {
+		shares = shares[:1]
+	}
+	r.progress.Begin("network", "rounds", (1+r.o.NetRounds)*len(shares))
+	r.progress.Working(c.mode)
 	// The first round does not count.
-	err = harness.InTurns(1+r.o.NetRounds, r.o.NetShares, func(round, percent int) error {
+	err := harness.InTurns(1+r.o.NetRounds, shares, func(round, percent int) error {
 		number++
 		s, err := c.round(c.net.Context(), r.o, percent, number)
 		if err == nil && round > 0 {
@@ -78,8 +110,8 @@ func (r *run) runNetwork(ctx context.Context, mode, program, dir string) (err er
 	if err != nil {
 		return err
 	}
-	for _, percent := range r.o.NetShares {
-		r.result.Network = append(r.result.Network, newNetRow(mode, percent, samples[percent]))
+	for _, percent := range shares {
+		r.result.Network = append(r.result.Network, newNetRow(c.mode, percent, samples[percent]))
 	}
 	return nil
 }

@@ -24,5 +24,11 @@ func (r *Result) targets() (t []harness.Target) {
 	if r.TPSOverLocal > 0 {
 		t = append(t, harness.AtLeast("sharded validators, at r 12, at least 0.8 of those with the whole state", 0.8, r.TPSOverLocal))
 	}
+	if r.WANRatio > 0 {
+		t = append(t, harness.AtLeast(fmt.Sprintf("with %.0f ms there and back, at least 0.85 of the same network without", 2*r.DelayMS), 0.85, r.WANRatio))
+	}
+	if r.GatewayGetsS > 0 {
+		add("at least 25,000 proved gets per second of one gateway", r.GatewayGetsS >= 25_000, r.GatewayGetsS, "%.0f", r.GatewayGetsS)
+	}
 	return t
 }
