@@ -147,13 +147,15 @@ func (r *Result) printNetwork(out io.Writer) {
 	fmt.Fprintf(out, `
 networks    %d validators, with a sharded state %d storage nodes (%d ranges, 2 storage nodes each; r %d), all on this machine; %s accounts hold the
             token, %s keys of puts. Clients send signed transactions over gRPC, several of an account at a time, and wait until they are executed
+delayed     %.0f ms one way between every two validators, and between validators and storage nodes, by relays in this process, whose CPU time counts
+            as the clients'. Storage nodes read headers without a delay
 µs/tx       CPU time of all processes of a role, per transaction that succeeded
 requests    for missing nodes in ProcessProposal and FinalizeBlock, per block of a validator; KB and wait are those of these requests. free: the
             share of blocks without a wait (a block with a wait in both calls counts twice). ahead: requests before a block, per block
 left out    by proposers, because nodes were missing; a transaction may be left out several times, and is proposed later
-mispredicted  transfers that touch a record that they do not name (code %d). The records of a transfer depend on its two addresses only, so 0 is
-            expected; programs that follow pointers would differ
-`, validators, storageNodes, ranges, r.Retain, harness.Group(r.Accounts), harness.Group(r.NetKeys), tx.CodeTooManyRecords)
+code %d     the transfer touches a record that it does not name, so its prediction was wrong. The records of a transfer depend on its two addresses
+            only, so none is expected; programs that follow pointers would differ
+`, validators, storageNodes, ranges, r.Retain, harness.Group(r.Accounts), harness.Group(r.NetKeys), r.DelayMS, tx.CodeTooManyRecords)
 }
 
 // codesText lists codes with their counts.

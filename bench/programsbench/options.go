@@ -22,6 +22,8 @@ type Options struct {
 	Phases   []string
 	Seed     uint64
 
+	PagedAccounts int // of the phase paged
+
 	// Of the phase network.
 	NetKeys   int // of the puts
 	NetShares []int
@@ -42,11 +44,12 @@ const (
 	phaseApp     = "app"
 	phaseNetwork = "network"
 	phaseGets    = "gets"
+	phasePaged   = "paged"
 	phaseWAN     = "wan" // the sharded network of phaseNetwork again, with delays
 )
 
 // Phases lists all phases.
-var Phases = []string{phaseApp, phaseNetwork, phaseGets, phaseWAN}
+var Phases = []string{phaseApp, phaseNetwork, phaseGets, phaseWAN, phasePaged}
 
 // Flags adds the flags of programs.
 func (o *Options) Flags(f *harness.Flags) {
@@ -57,6 +60,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Blocks, "blocks", 20, 1, 10_000, "measured blocks in a round")
 	f.Int(&o.Rounds, "rounds", 7, 1, 1000, "number of rounds; each measures every share")
 	f.Names(&o.Phases, "phases", Phases, Phases, "phases to run")
+	f.Int(&o.PagedAccounts, "paged-accounts", 200_000, 2, 10_000_000, "number of accounts that hold the token in the phase paged")
 	f.Int(&o.NetKeys, "net-keys", 20_000, workload.MinKeys, math.MaxInt, "number of keys that puts write on networks")
 	f.Ints(&o.NetShares, "net-shares", []int{15, 100}, 0, 100, "shares of transfers on networks, in percent")
 	f.Int(&o.NetRounds, "net-rounds", 3, 1, 1000, "number of rounds on each network")
@@ -71,7 +75,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.BoolVar(&o.Quick, "quick", false, "run for seconds with few keys, as a test: the figures mean nothing")
 	f.Also(func() error {
 		if o.Quick {
-			f.Unless("accounts", "100", "keys", "2000", "block-txs", "100", "blocks", "2", "rounds", "2", "net-keys", "2000", "net-rounds", "1", "seconds", "2", "workers", "8", "batch", "4")
+			f.Unless("accounts", "100", "keys", "2000", "block-txs", "100", "blocks", "2", "rounds", "2", "paged-accounts", "500", "net-keys", "2000", "net-rounds", "1", "seconds", "2", "workers", "8", "batch", "4")
 		}
 		if o.Workers > o.Accounts {
 			return fmt.Errorf("--workers is %d, there are %d --accounts", o.Workers, o.Accounts)

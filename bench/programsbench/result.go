@@ -28,6 +28,11 @@ type Result struct {
 	GasNamed uint64   `json:"gas_named,omitempty"` // by a transfer
 	GasLimit int      `json:"block_transfers_limit,omitempty"`
 
+	// OverPaged is the rate of transfers of an application with the state in memory over that of one
+	// with a state on disk that is four times as large as its caches.
+	OverPaged float64   `json:"over_paged,omitempty"`
+	Paged     *PagedRow `json:"paged,omitempty"`
+
 	// GatewayGetsS is proved gets per second of one sharded node without a vote.
 	GatewayGetsS float64  `json:"gateway_gets_s,omitempty"`
 	Gets         *GetsRow `json:"gets,omitempty"`
@@ -69,6 +74,9 @@ func (r *Result) summarize() {
 		}
 	}
 	r.summarizeNetwork()
+	if r.Paged != nil {
+		r.OverPaged = r.Paged.Ratio.Median
+	}
 	if r.Gets != nil {
 		r.GatewayGetsS = r.Gets.PerSecond
 	}
@@ -78,6 +86,7 @@ func (r *Result) summarize() {
 // Print writes the tables, notes that explain them, and the targets.
 func (r *Result) Print(out io.Writer) {
 	r.printApp(out)
+	r.printPaged(out)
 	r.printNetwork(out)
 	r.printGets(out)
 	if r.Quick {

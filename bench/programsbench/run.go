@@ -37,6 +37,11 @@ func (r *run) phases(ctx context.Context, dir string) error {
 			return err
 		}
 	}
+	if r.o.has(phasePaged) {
+		if err := r.runPaged(ctx, filepath.Join(dir, "paged")); err != nil {
+			return err
+		}
+	}
 	return r.runNetworks(ctx, dir)
 }
 

@@ -138,36 +138,43 @@ type took struct {
 func (t took) rate() float64         { return float64(t.txs) / t.clock.Seconds() }
 func (t took) transferRate() float64 { return float64(t.transfers) / t.clock.Seconds() }
 
-// blocks executes n blocks. With checked, CheckTx has checked the signatures before, as for a block
-// of transactions from the mempool; otherwise ProcessProposal checks them, and counts.
+// blocks executes n blocks.
 func (s *solo) blocks(ctx context.Context, n, percent int, checked bool) (t took, err error) {
 	for range n {
 		txs, transfers, err := s.bank.block(percent)
 		if err != nil {
 			return t, err
 		}
-		if checked {
-			if err := s.check(ctx, txs); err != nil {
-				return t, err
-			}
-		}
-		from, cpu := time.Now(), harness.CPUTime()
-		if !checked {
-			if err := s.process(ctx, txs); err != nil {
-				return t, err
-			}
-		}
-		results, err := s.finalize(ctx, txs)
+		clock, cpu, err := s.block(ctx, txs, checked)
 		if err != nil {
 			return t, err
 		}
-		t.clock, t.cpu = t.clock+time.Since(from), t.cpu+harness.CPUTime()-cpu
+		t.clock, t.cpu = t.clock+clock, t.cpu+cpu
 		t.txs, t.transfers = t.txs+len(txs), t.transfers+transfers
-		if err := failed(s.at, results); err != nil {
-			return t, err
-		}
 	}
 	return t, nil
+}
+
+// block executes the next block, in which no transaction may fail. With checked, CheckTx has checked
+// the signatures before, as for transactions from the mempool; otherwise ProcessProposal checks them,
+// and counts.
+func (s *solo) block(ctx context.Context, txs [][]byte, checked bool) (clock, cpu time.Duration, err error) {
+	if checked {
+		if err := s.check(ctx, txs); err != nil {
+			return 0, 0, err
+		}
+	}
+	from, used := time.Now(), harness.CPUTime()
+	if !checked {
+		if err := s.process(ctx, txs); err != nil {
+			return 0, 0, err
+		}
+	}
+	results, err := s.finalize(ctx, txs)
+	if err != nil {
+		return 0, 0, err
+	}
+	return time.Since(from), harness.CPUTime() - used, failed(s.at, results)
 }
 
 func (s *solo) check(ctx context.Context, txs [][]byte) error {

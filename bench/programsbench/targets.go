@@ -14,6 +14,9 @@ func (r *Result) targets() (t []harness.Target) {
 	if r.ERC20TPS > 0 {
 		add("at least 15,000 transfers per second, application alone", r.ERC20TPS >= 15_000, r.ERC20TPS, "%.0f", r.ERC20TPS)
 	}
+	if r.OverPaged > 0 {
+		t = append(t, harness.AtLeast("in memory at least 5 times a paged node with a state of 4 × its memory", 5, r.OverPaged))
+	}
 	if r.Mispredicted != nil {
 		add("at most 2 % of the transfers touch a record that they do not name", *r.Mispredicted <= 0.02, *r.Mispredicted, "%.3g %%", 100**r.Mispredicted)
 	}
