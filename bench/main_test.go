@@ -430,6 +430,7 @@ func TestPrograms(t *testing.T) {
 	positive(t, figures, "erc20_tps", "gas_used", "gas_named", "free_blocks", "gateway_gets_s", "wan_ratio", "tps_over_local_r12", "over_paged")
 	require.Contains(t, figures, "rounds_per_block")
 	require.Zero(t, figures["mispredicted"])
+	require.Empty(t, result.Failed)
 	require.Len(t, result.App, 3)
 	require.Len(t, result.Network, 5)
 }

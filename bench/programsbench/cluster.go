@@ -19,6 +19,7 @@ import (
 	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/client"
 	e2e "github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -36,6 +37,9 @@ const (
 	// prepareAtOnce is the number of transactions of account 0 in flight.
 	prepareAtOnce = 16
 	busyPause     = 50 * time.Millisecond
+	// A refused simulation is repeated so often, after a pause.
+	simulations     = 5
+	simulationPause = time.Second
 
 	modeSharded = "sharded"
 	modeLocal   = "local"
@@ -186,14 +190,20 @@ func (c *cluster) simulate(ctx context.Context, account []byte, operation tx.Ope
 	if err != nil {
 		return nil, err
 	}
-	response, err := c.nodes[0].Query(ctx, &api.QueryRequest{Path: app.PathSimulate, Data: raw})
-	if err == nil && response.GetCode() != 0 {
-		err = errors.New(response.GetLog())
+	var response *api.QueryResponse
+	// A sharded node refuses a query whose nodes do not arrive in time.
+	for try := 0; ; try++ {
+		response, err = c.nodes[0].Query(ctx, &api.QueryRequest{Path: app.PathSimulate, Data: raw})
+		if err == nil && response.GetCode() != 0 {
+			err = errors.New(response.GetLog())
+		}
+		if err == nil {
+			return simulationOf(response.GetValue(), response.GetHeight())
+		}
+		if try == simulations || sleep.For(ctx, simulationPause) != nil {
+			return nil, err
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	return simulationOf(response.GetValue(), response.GetHeight())
 }
 
 // tally counts what became of transactions.

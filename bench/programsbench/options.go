@@ -60,7 +60,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Blocks, "blocks", 20, 1, 10_000, "measured blocks in a round")
 	f.Int(&o.Rounds, "rounds", 7, 1, 1000, "number of rounds; each measures every share")
 	f.Names(&o.Phases, "phases", Phases, Phases, "phases to run")
-	f.Int(&o.PagedAccounts, "paged-accounts", 200_000, 2, 10_000_000, "number of accounts that hold the token in the phase paged")
+	f.Int(&o.PagedAccounts, "paged-accounts", 100_000, 2, 10_000_000, "number of accounts that hold the token in the phase paged")
 	f.Int(&o.NetKeys, "net-keys", 20_000, workload.MinKeys, math.MaxInt, "number of keys that puts write on networks")
 	f.Ints(&o.NetShares, "net-shares", []int{15, 100}, 0, 100, "shares of transfers on networks, in percent")
 	f.Int(&o.NetRounds, "net-rounds", 3, 1, 1000, "number of rounds on each network")

@@ -42,6 +42,9 @@ type Result struct {
 	DelayMS float64  `json:"delay_ms"` // one way, of the network with delays
 	NetKeys int      `json:"network_keys"`
 
+	// Failed are the networks that failed, with their errors. Their figures are absent.
+	Failed []string `json:"failed,omitempty"`
+
 	Accounts int              `json:"accounts"`
 	Keys     int              `json:"keys"`
 	Seed     uint64           `json:"seed"`
@@ -89,6 +92,9 @@ func (r *Result) Print(out io.Writer) {
 	r.printPaged(out)
 	r.printNetwork(out)
 	r.printGets(out)
+	for _, failed := range r.Failed {
+		fmt.Fprintf(out, "\nNot measured: %s\n", failed)
+	}
 	if r.Quick {
 		fmt.Fprintln(out, "\nA quick run: the figures mean nothing.")
 		return

@@ -67,8 +67,13 @@ func (r *run) runNetworks(ctx context.Context, dir string) error {
 		return err
 	}
 	for i, mode := range modes {
-		if err := r.runNetwork(ctx, mode, program, filepath.Join(dir, fmt.Sprint("network-", i))); err != nil {
+		err := r.runNetwork(ctx, mode, program, filepath.Join(dir, fmt.Sprint("network-", i)))
+		if ctx.Err() != nil {
 			return err
+		}
+		if err != nil { // the figures of the others count
+			r.progress.Say("the network %q failed: %v", mode, err)
+			r.result.Failed = append(r.result.Failed, fmt.Sprintf("%s: %v", mode, err))
 		}
 	}
 	return nil
