@@ -106,13 +106,13 @@ var rainblockFigures = []*figure{
 	{
 		id: "rainblock/fig9a", title: "Fig. 9a: end-to-end throughput by clients and retention",
 		paper:  "About 30K transactions per second with r = 7; a storage node goes from 1.3K to 9.4K requests per second.",
-		reason: "Clients, sharded validators and storage nodes run together in siege --sharded only, on one machine: two cores would share them all.",
+		reason: "Clients, sharded validators and storage nodes run together in siege --sharded and programs, on one machine: two cores share them all.",
 		needs:  "A load on a sharded network, with clients, validators and 16 storage nodes on machines of their own.",
 	},
 	{
 		id: "rainblock/fig9b", title: "Fig. 9b: four regions",
 		paper:  "About 20K transactions per second in four regions, 80 % of one region.",
-		reason: "As rainblock/fig9a, with delays between the regions.", needs: "The load of rainblock/fig9a with the delays of e2e/relay.",
+		reason: "As rainblock/fig9a. The program programs measures one load with a delay (wan_ratio).", needs: "The load of rainblock/fig9a with the delays of e2e/relay.",
 	},
 	{
 		id: "rainblock/contracts", title: "§8.4: contract calls",

@@ -156,6 +156,22 @@ left out    by proposers, because nodes were missing; a transaction may be left 
 code %d     the transfer touches a record that it does not name, so its prediction was wrong. The records of a transfer depend on its two addresses
             only, so none is expected; programs that follow pointers would differ
 `, validators, storageNodes, ranges, r.Retain, harness.Group(r.Accounts), harness.Group(r.NetKeys), r.DelayMS, tx.CodeTooManyRecords)
+	r.printExtrapolation(out)
+}
+
+// printExtrapolation compares the CPU time of the validators alone.
+func (r *Result) printExtrapolation(out io.Writer) {
+	for _, local := range r.Network {
+		if local.Mode != modeLocal {
+			continue
+		}
+		for _, row := range r.Network {
+			if row.Mode == modeSharded && row.Percent == local.Percent {
+				fmt.Fprintf(out, "extrapolated  with a machine for each role and CPU time as the only limit, sharded validators execute %.2f as much as those with the whole state, at %d %%\n",
+					harness.Ratio(local.ValidatorsMicros, row.ValidatorsMicros), row.Percent)
+			}
+		}
+	}
 }
 
 // codesText lists codes with their counts.
