@@ -37,8 +37,9 @@ const (
 	// fundGas is enough for a transfer to an account without any units.
 	fundGas = 60_000
 	// Operations in a transaction that prepares the chain. The cost of a transaction and the gas of
-	// a block allow 400 calls. A sharded network executed some transactions of 500 puts never:
-	// whenever a validator proposed, a few of their nodes had just left its memory.
+	// a block allow 400 calls. Sharded validators left some transactions of 500 puts out of every
+	// proposal, probably because a few of their nodes left the memory between two proposals of a
+	// validator (docs/runs/programs.txt).
 	grantsAtOnce, fundsAtOnce, putsAtOnce = 500, 400, 100
 )
 
