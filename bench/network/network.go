@@ -248,8 +248,8 @@ func (n *Network) ServeGRPC(h *runner.Home) (string, error) {
 	return "grpc://" + address, nil
 }
 
-// delay starts a relay between the nodes with a delay. p2p are the validators' addresses; of two
-// validators, the later one dials.
+// delay starts a relay between the nodes with a delay. p2p are the validators' addresses. A
+// validator dials those before it.
 func (n *Network) delay(p2p []string) error {
 	var (
 		links    []link.Link

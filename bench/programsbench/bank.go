@@ -29,7 +29,8 @@ const (
 	// blockGas is the gas that the transactions of a block may name together
 	// (docs/decisions/0074-programs.md).
 	blockGas = 32_000_000
-	// reserveGas is what client.Fit adds, besides a quarter, to the gas that a simulation used.
+	// reserveGas is what client.Fit adds, in addition to a quarter, to the gas that a simulation
+	// used.
 	reserveGas = 30_000
 
 	// Limits of a deployment of the token.
@@ -147,8 +148,8 @@ func (b *bank) steps(senders int) int {
 	return 2 + parts(senders, grantsAtOnce) + parts(len(b.accounts)-1, fundsAtOnce) + parts(b.o.Keys, putsAtOnce)
 }
 
-// prepare upgrades a chain to version 2, deploys the token, gives each account units, and writes all
-// keys. done counts transactions.
+// prepare upgrades a chain to version 2, deploys the token, gives each account units, and writes
+// all keys. done counts transactions.
 func (b *bank) prepare(ctx context.Context, c chain, senders int, done func(int)) error {
 	submit := func(operations ...tx.Operation) error {
 		done(1)

@@ -149,7 +149,8 @@ func (c *cluster) flush(ctx context.Context) error {
 	return nil
 }
 
-// send passes transactions of one account to a node, and waits until all that it takes are executed.
+// send passes transactions of one account to a node, and waits until all that it takes are
+// executed.
 func send(ctx context.Context, node api.NodeClient, txs [][]byte) ([]*api.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, callPatience)
 	defer cancel()
@@ -215,8 +216,8 @@ type tally struct {
 	refused   int // by mempools; they are sent again
 }
 
-// load sends transactions for a time, from all workers. Each sends batches of its account, and waits
-// until a batch is executed.
+// load sends transactions for a time, from all workers. Each sends batches of its account, and
+// waits until a batch is executed.
 func (c *cluster) load(ctx context.Context, o Options, percent int, round uint64) (*tally, error) {
 	t := &tally{codes: map[uint32]int{}}
 	until := time.Now().Add(time.Duration(o.Seconds) * time.Second)
@@ -224,7 +225,7 @@ func (c *cluster) load(ctx context.Context, o Options, percent int, round uint64
 	defer cancel(nil)
 	var workers sync.WaitGroup
 	for i := range o.Workers {
-		w := *c.bank                                               // its own random numbers; the rest is only read
+		w := *c.bank                                               // only its random numbers change
 		w.rnd = rand.New(rand.NewPCG(o.Seed+round<<16, uint64(i))) //nolint:gosec // reproducible by its seed
 		w.draws = round<<20 + uint64(i)<<10
 		workers.Go(func() {

@@ -1,5 +1,6 @@
-// Package programsbench measures programs (contracts): transfers of an ERC-20 token, alone and among
-// puts. The token is that of examples/programs; the comparison is the RainBlock paper (section 8.4).
+// Package programsbench measures programs (contracts): transfers of an ERC-20 token, alone and
+// among puts. The token is that of examples/programs; the comparison is the RainBlock paper
+// (section 8.4).
 //
 //	bank: accounts, their token, keys for puts ──► signed transactions, a share of them transfers
 //	  │

@@ -147,8 +147,8 @@ func (c *cluster) verifyOne(ctx context.Context, address string) error {
 	return err
 }
 
-// readHot reads hot keys for a time, and returns the number of reads. It checks that each answer has
-// the value and a proof, and verifies no proof.
+// readHot reads hot keys for a time, and returns the number of reads. It checks that each answer
+// has the value and a proof, and verifies no proof.
 func readHot(ctx context.Context, nodes []api.NodeClient, duration time.Duration) (int, error) {
 	until := time.Now().Add(duration)
 	ctx, cancel := context.WithCancelCause(ctx)

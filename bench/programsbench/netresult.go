@@ -28,7 +28,8 @@ type NetRow struct {
 	StorageMicros    float64 `json:"storage_us_tx,omitempty"`
 	ClientsMicros    float64 `json:"clients_us_tx"`
 
-	// Of a sharded network, in ProcessProposal and FinalizeBlock, per block of a validator.
+	// These are zero without a sharded state. They count ProcessProposal and FinalizeBlock, per
+	// block and validator.
 	RoundsPerBlock float64 `json:"rounds_per_block,omitempty"`
 	WitnessBytes   float64 `json:"witness_bytes_block,omitempty"`
 	WaitMS         float64 `json:"wait_ms_block,omitempty"`
@@ -39,8 +40,8 @@ type NetRow struct {
 	// LeftOut is how often a proposer left a transaction out because of missing nodes, per
 	// transaction. One transaction may be left out several times.
 	LeftOut float64 `json:"left_out,omitempty"`
-	// Mispredicted is the share of executed transfers that failed because they touched a record that
-	// they did not name.
+	// Mispredicted is the share of executed transfers that failed because they touched a record
+	// that they did not name.
 	Mispredicted float64 `json:"mispredicted,omitempty"`
 
 	all netSample // sums of all rounds

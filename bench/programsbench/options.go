@@ -22,9 +22,9 @@ type Options struct {
 	Phases   []string
 	Seed     uint64
 
-	PagedAccounts int // of the phase paged
+	PagedAccounts int // in the phase paged
 
-	// Of the phase network.
+	// Options for networks.
 	NetKeys   int // of the puts
 	NetShares []int
 	NetRounds int

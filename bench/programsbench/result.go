@@ -12,7 +12,7 @@ type Result struct {
 	// Transfers per second of an application alone, with nothing else in a block.
 	ERC20TPS float64 `json:"erc20_tps,omitempty"`
 
-	// Of the sharded network, with all shares together: see NetRow.
+	// These describe the sharded network, with all shares together: see NetRow.
 	Mispredicted   *float64 `json:"mispredicted,omitempty"`
 	RoundsPerBlock *float64 `json:"rounds_per_block,omitempty"`
 	FreeBlocks     *float64 `json:"free_blocks,omitempty"`
@@ -28,8 +28,8 @@ type Result struct {
 	GasNamed uint64   `json:"gas_named,omitempty"` // by a transfer
 	GasLimit int      `json:"block_transfers_limit,omitempty"`
 
-	// OverPaged is the rate of transfers of an application with the state in memory over that of one
-	// with a state on disk that is four times as large as its caches.
+	// OverPaged is the rate of transfers of an application with the state in memory over that of
+	// one with a state on disk that is four times as large as its caches.
 	OverPaged float64   `json:"over_paged,omitempty"`
 	Paged     *PagedRow `json:"paged,omitempty"`
 

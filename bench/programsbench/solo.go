@@ -155,9 +155,9 @@ func (s *solo) blocks(ctx context.Context, n, percent int, checked bool) (t took
 	return t, nil
 }
 
-// block executes the next block, in which no transaction may fail. With checked, CheckTx has checked
-// the signatures before, as for transactions from the mempool; otherwise ProcessProposal checks them,
-// and counts.
+// block executes the next block, in which no transaction may fail. With checked, CheckTx has
+// checked the signatures before, as for transactions from the mempool; otherwise ProcessProposal
+// checks them, and counts.
 func (s *solo) block(ctx context.Context, txs [][]byte, checked bool) (clock, cpu time.Duration, err error) {
 	if checked {
 		if err := s.check(ctx, txs); err != nil {
