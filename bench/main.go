@@ -8,6 +8,7 @@
 //	├── e2e, joiners                          e2ebench        a network of validators, against CometBFT's kvstore
 //	├── client, watch, latency, timeline      clientbench     clients, against etcd and kvstore
 //	├── dsm                                   dsmbench        a state sharded over storage nodes, against full-state nodes
+//	├── programs                              programsbench   transfers of a token by contracts, alone and in a sharded network
 //	├── join                                  joinbench       fetching a chain's blocks, by transport and by block sync
 //	├── relay                                 relaybench      the propagation of large blocks to validators
 //	├── papers                                papersbench     the figures of the four papers, as pictures
@@ -36,6 +37,7 @@ import (
 	"github.com/starling-kv/starling/bench/e2ebench"
 	"github.com/starling-kv/starling/bench/joinbench"
 	"github.com/starling-kv/starling/bench/papersbench"
+	"github.com/starling-kv/starling/bench/programsbench"
 	"github.com/starling-kv/starling/bench/relaybench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
@@ -110,6 +112,8 @@ func newRoot() *cobra.Command {
 			"watch --rounds 1 --seconds 5 --watchers 100 --heights 100", clientbench.RunWatch),
 		benchmark("dsm", "Measures a state sharded over storage nodes, against full-state nodes",
 			"dsm --quick", dsmbench.Run),
+		benchmark("programs", "Measures programs: transfers of a token, by an application alone and in networks",
+			"programs --quick", programsbench.Run),
 		benchmark("join", "Measures how fast a new node fetches a chain's blocks: over the transport (TCP, RDMA) and by block sync",
 			"join --blocks 40", joinbench.Run),
 		benchmark("relay", "Measures the propagation of large blocks to validators: over p2p, and by transport.relay (TCP, RDMA)",

@@ -18,6 +18,7 @@ import (
 	"github.com/starling-kv/starling/bench/e2ebench"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
+	"github.com/starling-kv/starling/bench/programsbench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
 	"github.com/starling-kv/starling/bench/treebench"
@@ -421,6 +422,19 @@ func TestDSM(t *testing.T) {
 	}
 }
 
+// The run itself checks that no transaction fails, and that a proof of the gateway is right.
+func TestPrograms(t *testing.T) {
+	t.Parallel() // mostly waits for blocks
+	_, result, figures := measure[programsbench.Result](t, []string{"application alone", "15 %, sharded", "100 %, local", "proved gets", "paged", "the figures mean nothing"},
+		"programs", "--quick", "--seed", "3")
+	positive(t, figures, "erc20_tps", "gas_used", "gas_named", "free_blocks", "gateway_gets_s", "wan_ratio", "tps_over_local_r12", "over_paged")
+	require.Contains(t, figures, "rounds_per_block")
+	require.Zero(t, figures["mispredicted"])
+	require.Empty(t, result.Failed)
+	require.Len(t, result.App, 3)
+	require.Len(t, result.Network, 5)
+}
+
 func TestInterrupted(t *testing.T) {
 	for _, args := range [][]string{
 		{"tree", "--keys", "3000000"}, {"storage", "--keys", "1000000"}, {"sync", "--keys", "5000000", "--against", ""}, {"dsm"},
@@ -472,6 +486,7 @@ func TestRefusals(t *testing.T) {
 		"client":   {{"--value-bytes=1", "--value-bytes is 1, it must be from 16"}, {"--starlingd=no/such/program --etcdstore=none", "no/such/program"}},
 		"watch":    {{"--changes=5", "--tx-changes"}, {"--heights=100000", "--heights is 100000"}},
 		"dsm":      {{"--retain=17", "--retain is 17"}, {"--shards=0", "--shards has 0"}, {"--depths=20", "--depths has 20"}, {"--phases=", "--phases is empty"}, {"--paged-mb=1", "--paged-mb is 1"}},
+		"programs": {{"--workers=20 --accounts=10", "--workers is 20"}, {"--phases=", "--phases is empty"}, {"--shares=101", "--shares has 101"}},
 		"transport": {
 			{"--sizes=64KB", `"64KB"`}, {"--sizes=8MiB", "4MiB at most"}, {"--sizes=4194304MiB", "4MiB at most"}, {"--sizes=512", "--sizes has 512B"}, {"--peers=9", "--peers has 9"},
 			{"--limit=1ms", "--limit is 1ms"}, {"--device=a,b,c", `"a,b,c"`}, {"--guest --device=rxe0", "device and programs of its own"},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/appstore"
 )
 
 var small = spec{Keys: 3000, Signers: 50, Transfers: 40, Seed: 5}
@@ -21,7 +22,7 @@ func TestBlocksAreWhatAnApplicationMakesOfThem(t *testing.T) {
 	require.NoError(t, err)
 	expected, err := newState(newGenerator(small), func(int) {})
 	require.NoError(t, err)
-	a, err := app.New(app.Options{Store: &memory{first: state, height: firstHeight}, ChainID: chainID})
+	a, err := app.New(app.Options{Store: &appstore.Memory{First: state, Height: firstHeight}, ChainID: chainID})
 	require.NoError(t, err)
 	deleted := 0
 	for n := range 60 {

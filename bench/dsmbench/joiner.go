@@ -14,6 +14,7 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/appstore"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/client"
@@ -82,7 +83,7 @@ func (j *joiner) join(ctx context.Context, r request) (done Joined, err error) {
 		return done, err
 	}
 	done.UpperS, done.UpperBytes = time.Since(from).Seconds(), j.received.Load()
-	store := &memory{first: p.Version(), height: r.Height}
+	store := &appstore.Memory{First: p.Version(), Height: r.Height}
 	a, err := app.New(app.Options{
 		Store: store, ChainID: chainID, KeepRecent: 4, Source: s, Retention: retention(j.Retain, j.Window),
 	})

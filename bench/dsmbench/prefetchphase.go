@@ -13,6 +13,7 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/appstore"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/transport"
@@ -132,7 +133,7 @@ func (j *joiner) prefetch(ctx context.Context, r request) (row PrefetchRow, err 
 	}
 	registry := prometheus.NewRegistry()
 	a, err := app.New(app.Options{
-		Store: &memory{first: p.Version(), height: r.Height}, ChainID: chainID, KeepRecent: 4, Source: s, Retention: retention(j.Retain, j.Window),
+		Store: &appstore.Memory{First: p.Version(), Height: r.Height}, ChainID: chainID, KeepRecent: 4, Source: s, Retention: retention(j.Retain, j.Window),
 		Edges: s.Edges, Metrics: app.NewMetrics(registry),
 	})
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/appstore"
 )
 
 // firstHeight is the height of the state before the first block of transfers.
@@ -56,7 +57,7 @@ func newState(g *generator, done func(keys int)) (*avlstar.Version, error) {
 // afterGenesis returns the state after an empty block.
 func afterGenesis() (*avlstar.Version, error) {
 	ctx := context.Background()
-	a, err := app.New(app.Options{Store: &memory{}, ChainID: chainID})
+	a, err := app.New(app.Options{Store: &appstore.Memory{}, ChainID: chainID})
 	if err != nil {
 		return nil, err
 	}
@@ -79,28 +80,3 @@ func afterGenesis() (*avlstar.Version, error) {
 	_, v := a.Latest()
 	return v, nil
 }
-
-// memory is an app.Store that persists nothing. It starts with a state, and keeps the last block's
-// changes.
-type memory struct {
-	first   *avlstar.Version // nil: none
-	height  int64
-	changes []avlstar.Change
-}
-
-// Load implements app.Store.
-func (m *memory) Load() (int64, *avlstar.Version, error) {
-	if m.first != nil {
-		m.first.Retain()
-	}
-	return m.height, m.first, nil
-}
-
-// Commit implements app.Store.
-func (m *memory) Commit(height int64, _, _ *avlstar.Version, changes []avlstar.Change) error {
-	m.height, m.changes = height, changes
-	return nil
-}
-
-// Durable implements app.Store.
-func (m *memory) Durable() int64 { return m.height }

@@ -2,19 +2,16 @@ package dsmbench
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"path/filepath"
 	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
 
 	"github.com/starling-kv/starling/app"
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/appstore"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/storage"
-	"github.com/starling-kv/starling/storage/sgc"
-	"github.com/starling-kv/starling/storage/treestore"
 )
 
 // Modes of a validator.
@@ -28,8 +25,8 @@ const (
 type validator struct {
 	g      *generator
 	app    *app.App
-	source *ownSource // sharded mode only; has the full tree
-	store  *memory    // nil in paged mode
+	source *ownSource       // sharded mode only; has the full tree
+	store  *appstore.Memory // nil in paged mode
 	zone   *storage.Zone
 	height int64
 }
@@ -42,7 +39,7 @@ func openValidator(b begin) (*validator, error) {
 	}
 	defer state.Release()
 	o := app.Options{ChainID: chainID, KeepRecent: 4}
-	v.store = &memory{first: state, height: firstHeight}
+	v.store = &appstore.Memory{First: state, Height: firstHeight}
 	o.Store = v.store
 	switch b.Role {
 	case modeSharded:
@@ -56,42 +53,16 @@ func openValidator(b begin) (*validator, error) {
 		defer p.Release()
 		state.Retain()
 		v.source = newOwnSource(state)
-		v.store.first = p.Version()
+		v.store.First = p.Version()
 		o.Source, o.Retention = v.source, retention(b.Retain, b.Window)
 	case modePaged:
-		paged, err := v.page(filepath.Join(b.Dir, "state"), state, b.PagedBytes)
-		if err != nil {
+		if o.Store, v.zone, err = appstore.Page(b.Dir, chainID, firstHeight, state, b.PagedBytes); err != nil {
 			return nil, err
 		}
-		o.Store = paged
 	}
 	v.app, err = app.New(o)
-	v.store.first = nil
+	v.store.First = nil
 	return v, err
-}
-
-// page writes the state to disk, and opens it like a node with `state_in_memory = false`.
-func (v *validator) page(dir string, state *avlstar.Version, memoryBytes int64) (*treestore.Store, error) {
-	so := storage.Options{CacheBytes: memoryBytes / 8, Generations: true}
-	zone, err := storage.Open(dir, so)
-	if err != nil {
-		return nil, err
-	}
-	var changes []avlstar.Change
-	for l, err := range state.Leaves() {
-		if err != nil {
-			return nil, err
-		}
-		changes = append(changes, avlstar.Change{Key: l.Key, Value: l.Value})
-	}
-	err = treestore.New(treestore.Options{Zone: zone, ChainID: chainID}).Commit(firstHeight, state, nil, changes)
-	if err := errors.Join(err, zone.Close()); err != nil {
-		return nil, err
-	}
-	if v.zone, err = storage.Open(dir, so); err != nil {
-		return nil, err
-	}
-	return treestore.New(treestore.Options{Zone: v.zone, ChainID: chainID, Cache: sgc.New(memoryBytes - 2*so.CacheBytes)}), nil
 }
 
 // Close implements child.Worker.
@@ -164,7 +135,7 @@ func (v *validator) block(ctx context.Context, txs [][]byte, wants []avlstar.Wan
 	}
 	if v.source != nil {
 		t.fetched = v.source.during
-		return t, v.source.advance(v.store.changes)
+		return t, v.source.advance(v.store.Changes)
 	}
 	return t, nil
 }

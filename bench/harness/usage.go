@@ -160,17 +160,18 @@ func WatchCPU(ctx context.Context, pid int) (used func() (seconds, peak float64)
 	}
 }
 
-// CPUOf returns the CPU time of a process in seconds, or 0 if it is unknown.
-func CPUOf(pid int) float64 {
-	p, err := procfs.NewProc(pid)
-	if err != nil {
-		return 0
+// CPUOf returns the CPU time of processes in seconds. A process whose time is unknown counts as 0.
+func CPUOf(pids ...int) (seconds float64) {
+	for _, pid := range pids {
+		p, err := procfs.NewProc(pid)
+		if err != nil {
+			continue
+		}
+		if s, err := p.Stat(); err == nil {
+			seconds += s.CPUTime()
+		}
 	}
-	s, err := p.Stat()
-	if err != nil {
-		return 0
-	}
-	return s.CPUTime()
+	return seconds
 }
 
 // sample calls look immediately, then at each interval, and once more when end is called.

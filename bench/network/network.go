@@ -62,12 +62,14 @@ type Options struct {
 
 	Dir        string // parent folder of the homes
 	Validators int
-	BlockBytes int64             // maximum block size; 0: the default
-	Host       string            // p2p address; "": loopback
-	Delay      time.Duration     // one way, between every two validators
-	Edit       func(*cfg.Config) // changes each validator's configuration; may be nil
-	Env        []string          // environment of each validator
-	GRPC       bool              // the validators, of starlingd, have a gRPC endpoint
+	BlockBytes int64         // maximum block size; 0: the default
+	Host       string        // p2p address; "": loopback
+	Delay      time.Duration // one way, between every two validators
+	// StorageDelay is the delay, one way, between each validator and each storage node.
+	StorageDelay time.Duration
+	Edit         func(*cfg.Config) // changes each validator's configuration; may be nil
+	Env          []string          // environment of each validator
+	GRPC         bool              // the validators, of starlingd, have a gRPC endpoint
 
 	Sharded Sharded // zero: all nodes have the whole state
 }
@@ -91,9 +93,12 @@ type Network struct {
 	o         Options
 	processes *runner.Processes
 	running   map[*runner.Home]*runner.Process
-	relay     *link.Relay  // nil without Options.Delay
-	grpc      *ports.Ports // of the validators' gRPC endpoints; nil without Options.GRPC
-	ranges    []runner.Range
+	extra     map[*runner.Home][]string // environment of one node, in addition to Options.Env
+	relay     *link.Relay               // nil without delays
+	// reach has the addresses at which a node (the first) dials another through the relay.
+	reach  map[[2]*runner.Home]string
+	grpc   *ports.Ports // of the validators' gRPC endpoints; nil without Options.GRPC
+	ranges []runner.Range
 }
 
 // Start creates homes, starts the validators, and waits until all take part in consensus.
@@ -101,7 +106,7 @@ func Start(ctx context.Context, o Options) (*Network, error) {
 	if o.Init == nil {
 		o.Init = InitStarlingd
 	}
-	n := &Network{o: o, processes: runner.NewProcesses(ctx), running: map[*runner.Home]*runner.Process{}}
+	n := &Network{o: o, processes: runner.NewProcesses(ctx), running: map[*runner.Home]*runner.Process{}, extra: map[*runner.Home][]string{}}
 	if err := n.start(); err != nil {
 		return nil, errors.Join(err, n.Stop())
 	}
@@ -157,14 +162,13 @@ func (n *Network) start() (err error) {
 			return err
 		}
 	}
-	reach, err := n.delayed(p2p)
-	if err != nil {
+	if err := n.delay(p2p); err != nil {
 		return err
 	}
 	for i, h := range n.Validators {
 		var peers []string
 		for j := range i {
-			peers = append(peers, n.Validators[j].PeerAt(reach(i, j)))
+			peers = append(peers, n.Validators[j].PeerAt(n.reached(h, n.Validators[j], p2p[j])))
 		}
 		err = h.Configure(func(c *cfg.Config) {
 			// Only one node of each pair dials: if both dial at the same time, both connections may
@@ -194,7 +198,8 @@ func (n *Network) shard() (err error) {
 		return err
 	}
 	for _, h := range n.Validators {
-		if err := h.SetRanges(n.ranges); err != nil {
+		ranges, err := n.rangesAt(h)
+		if err := errors.Join(err, h.SetRanges(ranges)); err != nil {
 			return err
 		}
 	}
@@ -231,33 +236,102 @@ func (n *Network) Join(h *runner.Home, trusted runner.Header) error {
 	return nil
 }
 
-// delayed starts a relay between every two validators, if there is a delay. p2p are the validators'
-// addresses. The function that it returns says at which address validator i dials validator j, for
-// j < i.
-func (n *Network) delayed(p2p []string) (reach func(i, j int) string, err error) {
-	if n.o.Delay == 0 {
-		return func(_, j int) string { return p2p[j] }, nil
-	}
-	var links []link.Link
-	held, err := ports.Hold(len(n.Validators) * (len(n.Validators) - 1) / 2)
+// ServeGRPC gives a node that does not run yet a gRPC endpoint, and returns its address.
+func (n *Network) ServeGRPC(h *runner.Home) (string, error) {
+	held, err := ports.Hold(1)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	number := func(i, j int) int { return i*(i-1)/2 + j } // of the pair, in the order of links
-	var settings []link.Setting
+	address := held.Address(0)
+	held.Release()
+	n.extra[h] = []string{"STARLINGD_GRPC_LADDR=" + address}
+	return "grpc://" + address, nil
+}
+
+// delay starts a relay between the nodes with a delay. p2p are the validators' addresses. A
+// validator dials those before it.
+func (n *Network) delay(p2p []string) error {
+	var (
+		links    []link.Link
+		settings []link.Setting
+		pairs    [][2]*runner.Home
+	)
+	add := func(from, to *runner.Home, target string, delay time.Duration) {
+		pairs = append(pairs, [2]*runner.Home{from, to})
+		links = append(links, link.Link{From: from.Name, To: to.Name, Target: target})
+		for _, way := range [][2]string{{from.Name, to.Name}, {to.Name, from.Name}} {
+			settings = append(settings, link.Setting{From: way[0], To: way[1], Treatment: link.Treatment{Delay: delay}})
+		}
+	}
 	for i, from := range n.Validators {
 		for j, to := range n.Validators[:i] {
-			links = append(links, link.Link{From: from.Name, To: to.Name, Listen: held.Address(number(i, j)), Target: p2p[j]})
-			for _, way := range [][2]string{{from.Name, to.Name}, {to.Name, from.Name}} {
-				settings = append(settings, link.Setting{From: way[0], To: way[1], Treatment: link.Treatment{Delay: n.o.Delay}})
+			if n.o.Delay > 0 {
+				add(from, to, p2p[j], n.o.Delay)
 			}
 		}
+		for _, to := range n.Storage {
+			if n.o.StorageDelay == 0 {
+				continue
+			}
+			_, target, err := transportOf(to)
+			if err != nil {
+				return err
+			}
+			add(from, to, target, n.o.StorageDelay)
+		}
+	}
+	if len(links) == 0 {
+		return nil
+	}
+	held, err := ports.Hold(len(links))
+	if err != nil {
+		return err
+	}
+	n.reach = map[[2]*runner.Home]string{}
+	for i, pair := range pairs {
+		links[i].Listen = held.Address(i)
+		n.reach[pair] = held.Address(i)
 	}
 	held.Release()
 	if n.relay, err = link.New(links); err != nil {
-		return nil, err
+		return err
 	}
-	return func(i, j int) string { return links[number(i, j)].Listen }, n.relay.Set(settings...)
+	return n.relay.Set(settings...)
+}
+
+// reached returns the address at which a node dials another: direct unless there is a delay.
+func (n *Network) reached(from, to *runner.Home, direct string) string {
+	if address, delayed := n.reach[[2]*runner.Home{from, to}]; delayed {
+		return address
+	}
+	return direct
+}
+
+// transportOf returns the ID and the host:port of a node's transport.
+func transportOf(h *runner.Home) (id, address string, err error) {
+	full, err := h.Transport()
+	id, address, _ = strings.Cut(full, "@")
+	return id, address, err
+}
+
+// rangesAt returns the ranges with the addresses at which a node dials the storage nodes.
+func (n *Network) rangesAt(h *runner.Home) ([]runner.Range, error) {
+	reached := map[string]string{}
+	for _, to := range n.Storage {
+		id, address, err := transportOf(to)
+		if err != nil {
+			return nil, err
+		}
+		reached[id+"@"+address] = id + "@" + n.reached(h, to, address)
+	}
+	ranges := slices.Clone(n.ranges)
+	for i := range ranges {
+		ranges[i].Nodes = slices.Clone(ranges[i].Nodes)
+		for k, name := range ranges[i].Nodes {
+			ranges[i].Nodes[k] = reached[name]
+		}
+	}
+	return ranges, nil
 }
 
 // P2P returns the p2p address of a node, with host in place of the loopback address unless host is
@@ -345,6 +419,7 @@ func (n *Network) Run(h *runner.Home) error {
 	} else if len(n.Storage) > 0 {
 		env = append(slices.Clone(env), "STARLINGD_STATE_MODE=sharded")
 	}
+	env = append(slices.Clone(env), n.extra[h]...)
 	p, err := n.processes.Start(runner.Spec{Name: h.Name, Path: n.o.Program, Args: args, Env: env, Log: h.Log()})
 	if err == nil {
 		n.running[h] = p

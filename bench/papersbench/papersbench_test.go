@@ -15,6 +15,7 @@ import (
 	"github.com/starling-kv/starling/bench/dsmbench"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
+	"github.com/starling-kv/starling/bench/programsbench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
 )
@@ -32,6 +33,7 @@ var parsers = map[string]func(string) error{
 	"dsm":            parses[dsmbench.Options],
 	"rainblock/trie": parses[trieOptions],
 	"join":           parses[joinbench.Options],
+	"programs":       parses[programsbench.Options],
 }
 
 func parses[O any, P interface {

@@ -41,6 +41,7 @@ var small = map[string][]string{
 	"chainkv/observation2": {"storage --keys 9000 --blocks 4 --txs-per-block 40 --queries 200 --only locality --against mixed,geth-hash,geth-hash-goleveldb,geth-path"},
 	"rainblock/fig8":       {"dsm --quick --keys 2000 --blocks 2 --window 2 --retain 4 --depths 0 --phases sizes"},
 	"rainblock/fig7":       {"dsm --quick --keys 2000 --blocks 2 --window 2 --phases nodes --shards 1", "rainblock/trie --keys 2000 --blocks 2 --transfers 20 --gets 50"},
+	"rainblock/contracts":  {"programs --quick --phases app"},
 	"rainblock/fig3":       {"rainblock/trie --keys 2000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0", "rainblock/trie --keys 20000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0"},
 }
 

@@ -320,7 +320,7 @@ func (s *shardedSiege) round(ctx context.Context, kind string) error {
 		attack.Kind = ""
 	}
 	var before, after answer
-	began, cpu := time.Now(), cpuOf(pids)
+	began, cpu := time.Now(), harness.CPUOf(pids...)
 	if err := errors.Join(s.attackers.Ask(request{Op: opUsage}, &before), s.attackers.Ask(attack, nil)); err != nil {
 		return err
 	}
@@ -329,7 +329,7 @@ func (s *shardedSiege) round(ctx context.Context, kind string) error {
 		return err
 	}
 	ended := time.Now()
-	row.NodeCPU = max(row.NodeCPU, (cpuOf(pids)-cpu)/ended.Sub(began).Seconds())
+	row.NodeCPU = max(row.NodeCPU, (harness.CPUOf(pids...)-cpu)/ended.Sub(began).Seconds())
 	witnesses, failed := s.witnesses.take()
 	row.witnesses, row.WitnessFailed = append(row.witnesses, witnesses...), row.WitnessFailed+failed
 	puts, failed := s.puts.take()
@@ -389,14 +389,6 @@ func (s *shardedSiege) wait(ctx context.Context, row *ShardedRow) error {
 			row.Unchecked = max(row.Unchecked, values[uncheckedName])
 		}
 	}
-}
-
-// cpuOf returns the CPU time of processes in seconds.
-func cpuOf(pids []int) (seconds float64) {
-	for _, pid := range pids {
-		seconds += harness.CPUOf(pid)
-	}
-	return seconds
 }
 
 func (s *shardedSiege) row(kind string) *ShardedRow {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 )
@@ -106,34 +107,71 @@ func (h *Home) client() (*rpchttp.HTTP, error) {
 	return client, nil
 }
 
-// MetricValues are a node's Prometheus metrics by name, each summed over its labels.
+// MetricValues are a node's Prometheus metrics by name.
 type MetricValues map[string]float64
 
-// Scrape reads a node's Prometheus endpoint.
+// Scrape reads a node's Prometheus endpoint. Each metric is the sum over its labels, and histograms
+// are 0.
 func (h *Home) Scrape(ctx context.Context) (MetricValues, error) {
+	values := MetricValues{}
+	err := h.scrape(ctx, func(name string, metric *dto.Metric) { values[name] += valueOf(metric) })
+	return values, err
+}
+
+// ScrapeLabelled reads the metrics with one label at most, by their name and the label's value:
+// "name value". A histogram is three metrics: "name_count value", "name_sum value", and
+// "name_unwaited value", the number of observations in its bucket 0.
+func (h *Home) ScrapeLabelled(ctx context.Context) (MetricValues, error) {
+	values := MetricValues{}
+	err := h.scrape(ctx, func(name string, metric *dto.Metric) {
+		label := ""
+		switch l := metric.GetLabel(); len(l) {
+		case 0:
+		case 1:
+			label = " " + l[0].GetValue()
+		default:
+			return
+		}
+		values[name+label] = valueOf(metric)
+		if m := metric.GetHistogram(); m != nil {
+			values[name+"_count"+label], values[name+"_sum"+label] = float64(m.GetSampleCount()), m.GetSampleSum()
+			for _, b := range m.GetBucket() {
+				if b.GetUpperBound() == 0 {
+					values[name+"_unwaited"+label] = float64(b.GetCumulativeCount())
+				}
+			}
+		}
+	})
+	return values, err
+}
+
+func valueOf(metric *dto.Metric) float64 {
+	return metric.GetCounter().GetValue() + metric.GetGauge().GetValue() + metric.GetUntyped().GetValue()
+}
+
+func (h *Home) scrape(ctx context.Context, each func(name string, metric *dto.Metric)) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, h.Metrics(), nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("metrics of %s: %w", h.Name, err)
+		return fmt.Errorf("metrics of %s: %w", h.Name, err)
 	}
 	defer resp.Body.Close()
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := parser.TextToMetricFamilies(resp.Body)
 	if err != nil {
-		return nil, fmt.Errorf("metrics of %s: %w", h.Name, err)
+		return fmt.Errorf("metrics of %s: %w", h.Name, err)
 	}
-	values := MetricValues{}
 	for name, family := range families {
 		for _, metric := range family.Metric {
-			values[name] += metric.GetCounter().GetValue() + metric.GetGauge().GetValue() + metric.GetUntyped().GetValue()
+			each(name, metric)
 		}
 	}
-	return values, nil
+	return nil
 }
 
 // Starling returns a metric of ours, by its name without the prefix, 0 if the node has not counted

@@ -1,0 +1,80 @@
+package programsbench
+
+import (
+	"os"
+	"testing"
+
+	abci "github.com/cometbft/cometbft/abci/types"
+	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/bench/appstore"
+	"github.com/starling-kv/starling/bench/harness"
+)
+
+var small = Options{Accounts: 900, Keys: 2000, Shares: []int{0, 15, 100}, BlockTxs: 10_000, Seed: 5}
+
+// A block is as large as the gas of a block allows, and no transaction of it fails.
+func TestBlocksAreFull(t *testing.T) {
+	b, err := newBank(t.Context(), small)
+	require.NoError(t, err)
+	s, err := newSolo(t.Context(), b, &appstore.Memory{}, func(int) {})
+	require.NoError(t, err)
+	defer s.app.Stop()
+	require.Greater(t, b.named, b.gas)
+	n, transfers := b.sizes(15)
+	require.InDelta(t, 0.15, float64(transfers)/float64(n), 0.001)
+	took, err := s.blocks(t.Context(), 1, 100, false)
+	require.NoError(t, err)
+	require.Equal(t, b.limit(), took.transfers)
+
+	txs, _, err := b.block(100)
+	require.NoError(t, err)
+	more, err := b.accounts[1].sign(b.nextTransfer(b.accounts[1]))
+	require.NoError(t, err)
+	propose := func(txs ...[]byte) bool {
+		res, err := s.app.ProcessProposal(t.Context(), &abci.RequestProcessProposal{Height: s.at + 1, Txs: txs})
+		require.NoError(t, err)
+		return res.IsAccepted()
+	}
+	require.True(t, propose(txs...))
+	require.False(t, propose(append(txs, more)...), "a block may name more gas than blockGas")
+}
+
+// The figures of a network are sums over rounds; a round without transfers has no misprediction.
+func TestFiguresOfANetwork(t *testing.T) {
+	samples := []netSample{
+		{tps: 100, done: 10, transfers: 4, codes: map[uint32]int{0: 10}, blocks: 8, waited: 1, rounds: 2, leftOut: 1},
+		{tps: 300, done: 30, transfers: 16, codes: map[uint32]int{0: 30, 33: 1}, blocks: 8, waited: 1, cpu: usage{validators: 4e-3, clients: 8e-3}},
+	}
+	sharded := newNetRow(modeSharded, 15, samples)
+	require.Equal(t, map[uint32]int{0: 40, 33: 1}, sharded.Codes)
+	require.Equal(t, 40, sharded.Txs)
+	require.InDelta(t, 100, sharded.ValidatorsMicros, 1e-6)
+	require.InDelta(t, 0.025, sharded.LeftOut, 1e-6)
+	local := newNetRow(modeLocal, 15, samples[1:])
+	require.Zero(t, local.RoundsPerBlock)
+
+	r := &Result{Retain: 12, Network: []NetRow{sharded, newNetRow(modeSharded, 100, samples), local, newNetRow(modeLocal, 100, samples)}}
+	r.summarizeNetwork()
+	require.InDelta(t, 4.0/32, *r.RoundsPerBlock, 1e-6)
+	require.InDelta(t, 1-4.0/32, *r.FreeBlocks, 1e-6)
+	require.InDelta(t, 2.0/40, *r.Mispredicted, 1e-6)
+	require.InDelta(t, 200.0/300, r.TPSOverLocal, 1e-6)
+	require.Zero(t, r.WANRatio)
+
+	r = &Result{Retain: 8, Network: []NetRow{local}}
+	r.summarizeNetwork()
+	require.Nil(t, r.FreeBlocks)
+	require.Nil(t, r.Mispredicted)
+	require.Zero(t, r.TPSOverLocal)
+}
+
+// A paged application reaches the state of the one in memory.
+func TestPaged(t *testing.T) {
+	o := small
+	o.Rounds, o.Blocks, o.PagedAccounts = 1, 1, 300
+	r := &run{o: o, progress: harness.NewProgress(os.Stderr), result: &Result{}}
+	require.NoError(t, r.runPaged(t.Context(), t.TempDir()))
+	require.Positive(t, r.result.Paged.Ratio.Median)
+	require.EqualValues(t, leastPaged, r.result.Paged.CacheBytes)
+}
