@@ -137,6 +137,7 @@ type App struct {
 	check       checker
 	results     *results
 	passed      passedOver
+	leftOver    leftOver
 	ahead       ahead
 	queries     chan struct{}      // one element for each query that waits for the Source
 	simulations chan struct{}      // one element for each simulation that runs

@@ -42,6 +42,40 @@ func (p *passedOver) add(height int64, id [sha256.Size]byte) {
 	}
 }
 
+// leftOver counts, for transactions that the last proposal left out because of missing nodes, how
+// many proposals in a row did so.
+type leftOver struct {
+	mu           sync.Mutex
+	height       int64
+	before, last map[[sha256.Size]byte]int // of the proposal before height, and of that of height
+}
+
+// of returns the counts of the proposal before that of a height.
+func (l *leftOver) of(height int64) map[[sha256.Size]byte]int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.height != height {
+		l.height, l.before, l.last = height, l.last, make(map[[sha256.Size]byte]int)
+	}
+	return l.before
+}
+
+func (l *leftOver) add(height int64, id [sha256.Size]byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.height == height {
+		l.last[id] = l.before[id] + 1
+	}
+}
+
+const (
+	// overdue is the number of a node's proposals that leave a transaction out.
+	overdue = 2
+	// maxOverdueWants limits the keys whose nodes an overdue transaction misses: one round of
+	// requests brings them.
+	maxOverdueWants = maxInFlight * maxRequest
+)
+
 // PrepareProposal goes through the mempool's transactions in order and proposes those that leave a
 // trace: others would only fill the block. Text is proposed as key=value, and only once.
 // Transactions whose reads exceed the block's budget wait for the next block. All transactions that
@@ -50,7 +84,10 @@ func (p *passedOver) add(height int64, id [sha256.Size]byte) {
 // reads or administers comes after them.
 //
 // With Options.Source, all transactions are executed, since nothing has to be read from a disk.
-// Transactions for which a node is missing are left out.
+// Transactions for which a node is missing are left out. But nodes that were fetched leave memory
+// after some blocks, so those of a transaction with many keys may never be there together. One such
+// transaction that is overdue, and whose nodes one round of requests brings, is proposed all the
+// same: the validators fetch them.
 func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposal) (*abci.ResponsePrepareProposal, error) {
 	deadline := time.Now().Add(a.options.ProposalTime)
 	a.block.Lock()
@@ -67,7 +104,7 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 	}
 	p := proposer{
 		executor: a.newExecutor(newOverlay(v), params, req.Height), texts: make(map[string]struct{}), room: req.MaxTxBytes,
-		passed: a.passed.of(req.Height),
+		passed: a.passed.of(req.Height), before: a.leftOver.of(req.Height),
 	}
 	if p.needs = a.state.needs(); p.needs != nil {
 		p.wide = true
@@ -83,9 +120,13 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		if t.err != nil {
 			continue
 		}
+		leftOut := p.leftOut
 		inVain, err := p.try(i, req.Txs[i], t)
 		if err != nil {
 			return nil, fmt.Errorf("proposal %d: %w", req.Height, err)
+		}
+		if p.leftOut > leftOut {
+			a.leftOver.add(req.Height, t.id)
 		}
 		if inVain {
 			a.passed.add(req.Height, t.id)
@@ -105,8 +146,11 @@ type proposer struct {
 	passed map[[sha256.Size]byte]struct{}
 	room   int64
 	load   load // of the transactions that were tried
-	// leftOut counts those of them for which nodes are missing.
+	// leftOut counts those of them for which nodes are missing, and before has those that the last
+	// proposals left out.
 	leftOut int
+	before  map[[sha256.Size]byte]int
+	forced  bool   // one of them is proposed all the same
 	lostGas uint64 // that they name: programs that miss nodes must not take the time of a proposal
 	writes  []unexecuted
 }
@@ -144,6 +188,11 @@ func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 	if p.lacks(err) || err == nil && (p.unread > unread || !p.deletable(t)) {
 		p.undo(mark)
 		p.reads, p.validators = before, counted
+		if p.isOverdue(t) {
+			p.forced, p.load = true, p.load.plus(t.tx)
+			p.propose(raw, t, added)
+			return false, nil
+		}
 		p.name(t.tx)
 		p.leftOut++
 		p.lostGas += gas(t.tx)
@@ -163,12 +212,29 @@ func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 	// If the first transaction is late, it is proposed all the same: its nonce is spent, so it
 	// leaves a trace, and otherwise it would never be in a block.
 	p.keep(mark)
+	p.propose(raw, t, added)
+	return false, nil
+}
+
+// propose adds a transaction, which takes added bytes, to the proposal.
+func (p *proposer) propose(raw []byte, t decoded, added int64) {
 	if t.tx.Text != nil {
 		p.texts[string(raw)] = struct{}{}
 	}
 	p.room -= added
 	p.txs = append(p.txs, raw)
-	return false, nil
+}
+
+// isOverdue reports whether a transaction that misses nodes is proposed all the same. Programs can
+// miss further nodes in each round, so theirs are not.
+func (p *proposer) isOverdue(t decoded) bool {
+	if p.forced || p.before[t.id] < overdue || gas(t.tx) > 0 {
+		return false
+	}
+	n := newNeeds()
+	nameKeys(n, t.tx, false)
+	missing, _ := p.ahead.base.Missing(n.wants)
+	return len(missing) <= maxOverdueWants
 }
 
 // run executes a transaction. If the transaction only writes, run executes only its nonce, which

@@ -446,6 +446,40 @@ func TestProposerLeavesOutMissingValues(t *testing.T) {
 	})
 }
 
+// A transaction whose nodes are never all in memory when the node proposes is proposed at its third
+// turn: the validators fetch what is missing. Other rounds of a height do not count as turns.
+func TestOverdueTransactionIsProposed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, local, a := startBeside(t, avlstar.Retention{Depth: 1, Window: 1})
+		defer a.Stop()
+		first, second := sign(t, "alice", 4, put("a7", "x"), put("ab7", "y")), sign(t, "bob", 0, put("aby", "x"))
+		source.silence(true) // as if what arrives were gone at the next turn
+		propose := func() [][]byte {
+			var proposed [][]byte
+			for range 3 { // rounds
+				res, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: a.Height() + 1, Txs: [][]byte{first, second}, MaxTxBytes: 1 << 20})
+				require.NoError(t, err)
+				proposed = res.Txs
+			}
+			return proposed
+		}
+		for range overdue {
+			require.Empty(t, propose())
+			source.silence(false)
+			require.Equal(t, runBlock(t, local), runBlock(t, a))
+			source.has(local)
+			source.silence(true)
+		}
+		require.Equal(t, [][]byte{first}, propose(), "one at a time")
+		source.silence(false)
+		require.True(t, processed(t, a, abci.CommitInfo{}, first))
+		require.Equal(t, runBlock(t, local, first), runBlock(t, a, first))
+		source.has(local)
+		source.silence(true)
+		require.NotContains(t, propose(), first)
+	})
+}
+
 // The reads of a transaction that a proposer leaves out do not count against the block's budget.
 func TestLeftOutReadsAreNotCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

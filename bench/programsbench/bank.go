@@ -38,10 +38,8 @@ const (
 	// fundGas is enough for a transfer to an account without any units.
 	fundGas = 60_000
 	// Operations in a transaction that prepares the chain. The cost of a transaction and the gas of
-	// a block allow 400 calls. Sharded validators left some transactions of 500 puts out of every
-	// proposal, probably because a few of their nodes left the memory between two proposals of a
-	// validator (docs/runs/programs.txt).
-	grantsAtOnce, fundsAtOnce, putsAtOnce = 500, 400, 100
+	// a block allow 400 calls.
+	grantsAtOnce, fundsAtOnce, putsAtOnce = 500, 400, 500
 )
 
 // account is an account of the chain, and its address in the token.

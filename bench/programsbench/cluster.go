@@ -35,7 +35,7 @@ const (
 	waitMS       = 4000
 	callPatience = time.Minute
 	// prepareAtOnce is the number of transactions of account 0 in flight.
-	prepareAtOnce = 16
+	prepareAtOnce = 8
 	busyPause     = 50 * time.Millisecond
 	// A refused simulation is repeated so often, after a pause.
 	simulations     = 5
