@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -20,6 +21,14 @@ func deletes(n int, prefix string) (operations []tx.Operation) {
 		operations = append(operations, del(fmt.Sprint(prefix, i)))
 	}
 	return operations
+}
+
+// Storage nodes refuse an update with more changes than a block can make. A block changes two
+// records for each key that it names, and two of its own.
+func TestStorageNodesTakeEveryBlock(t *testing.T) {
+	for version, r := range versions {
+		require.LessOrEqual(t, 2*r.maxCost+2, dsm.MaxChanges, "app version %d", version)
+	}
 }
 
 // A block of transactions that name many keys for their bytes would take minutes if each key is in

@@ -61,7 +61,8 @@ const aheadTimeout = 10 * time.Second
 type ahead struct {
 	mu struct {
 		sync.Mutex
-		line [2]line
+		line    [2]line
+		arrived map[int]uint64 // number of requests that brought something, by lane
 	}
 	running sync.WaitGroup
 }
@@ -147,16 +148,7 @@ func (a *App) askAhead(which int, wants []avlstar.Want, of *unchecked) {
 	if len(wants) == 0 {
 		return
 	}
-	lanes := make([]int, len(wants))
-	if a.options.Edges != nil {
-		edges := a.options.Edges()
-		for i, w := range wants {
-			at, is := slices.BinarySearchFunc(edges, w.Least(), bytes.Compare)
-			if lanes[i] = at; is {
-				lanes[i]++
-			}
-		}
-	}
+	lanes := a.lanesOf(wants)
 	a.ahead.mu.Lock()
 	defer a.ahead.mu.Unlock()
 	l := &a.ahead.mu.line[which]
@@ -167,6 +159,34 @@ func (a *App) askAhead(which int, wants []avlstar.Want, of *unchecked) {
 		l.queue(lanes[i], uncheckedWant{w, of})
 	}
 	a.startAhead(which)
+}
+
+// lanesOf returns the lane of each want.
+func (a *App) lanesOf(wants []avlstar.Want) []int {
+	lanes := make([]int, len(wants))
+	if a.options.Edges == nil {
+		return lanes
+	}
+	edges := a.options.Edges()
+	for i, w := range wants {
+		at, is := slices.BinarySearchFunc(edges, w.Least(), bytes.Compare)
+		if lanes[i] = at; is {
+			lanes[i]++
+		}
+	}
+	return lanes
+}
+
+// arrivals returns the numbers of requests so far that brought something, of the lanes of wants.
+func (a *App) arrivals(wants []avlstar.Want) map[int]uint64 {
+	lanes := a.lanesOf(wants)
+	a.ahead.mu.Lock()
+	defer a.ahead.mu.Unlock()
+	arrived := make(map[int]uint64)
+	for _, at := range lanes {
+		arrived[at] = a.ahead.mu.arrived[at]
+	}
+	return arrived
 }
 
 // startAhead starts the requests for which there is room. The caller holds ahead.mu.
@@ -192,6 +212,12 @@ func (a *App) fetchAhead(which int, r *request) {
 		a.logger.Debug("nodes for later blocks were not fetched", "wants", len(r.wants), "err", err)
 	}
 	a.ahead.mu.Lock()
+	if bytes > 0 {
+		if a.ahead.mu.arrived == nil {
+			a.ahead.mu.arrived = make(map[int]uint64)
+		}
+		a.ahead.mu.arrived[r.lane]++
+	}
 	ids := a.ahead.mu.line[which].ended(r, bytes)
 	a.startAhead(which)
 	a.ahead.mu.Unlock()

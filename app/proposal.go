@@ -13,6 +13,7 @@ import (
 	abci "github.com/cometbft/cometbft/abci/types"
 	cmttypes "github.com/cometbft/cometbft/types"
 
+	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -42,29 +43,35 @@ func (p *passedOver) add(height int64, id [sha256.Size]byte) {
 	}
 }
 
-// leftOver counts, for transactions that the last proposal left out because of missing nodes, how
-// many proposals in a row did so.
+// leftOver counts this node's consecutive proposals that left a transaction out because of missing
+// nodes.
 type leftOver struct {
 	mu           sync.Mutex
 	height       int64
-	before, last map[[sha256.Size]byte]int // of the proposal before height, and of that of height
+	before, last map[[sha256.Size]byte]turns // of the proposal before height, and of that of height
 }
 
-// of returns the counts of the proposal before that of a height.
-func (l *leftOver) of(height int64) map[[sha256.Size]byte]int {
+// turns are consecutive proposals that left a transaction out.
+type turns struct {
+	number  int
+	arrived map[int]uint64 // App.arrivals of what was missing in the last one
+}
+
+// of returns the turns up to the proposal before that of a height.
+func (l *leftOver) of(height int64) map[[sha256.Size]byte]turns {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.height != height {
-		l.height, l.before, l.last = height, l.last, make(map[[sha256.Size]byte]int)
+		l.height, l.before, l.last = height, l.last, make(map[[sha256.Size]byte]turns)
 	}
 	return l.before
 }
 
-func (l *leftOver) add(height int64, id [sha256.Size]byte) {
+func (l *leftOver) add(height int64, id [sha256.Size]byte, arrived map[int]uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.height == height {
-		l.last[id] = l.before[id] + 1
+		l.last[id] = turns{l.before[id].number + 1, arrived}
 	}
 }
 
@@ -85,9 +92,9 @@ const (
 //
 // With Options.Source, all transactions are executed, since nothing has to be read from a disk.
 // Transactions for which a node is missing are left out. But nodes that were fetched leave memory
-// after some blocks, so those of a transaction with many keys may never be there together. One such
-// transaction that is overdue, and whose nodes one round of requests brings, is proposed all the
-// same: the validators fetch them.
+// after some blocks, so those of a transaction with many keys may never be there together. So the
+// first proposal of a height has one such transaction that is overdue, if one round of requests
+// brings its nodes: the validators fetch them.
 func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposal) (*abci.ResponsePrepareProposal, error) {
 	deadline := time.Now().Add(a.options.ProposalTime)
 	a.block.Lock()
@@ -97,6 +104,7 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		return nil, errNoGenesis
 	}
 	v.Retain()
+	again := a.patience.height == req.Height // it has seen another proposal of this height
 	a.block.Unlock()
 	defer v.Release()
 	if err := a.mayExecute(v, params); err != nil {
@@ -104,7 +112,7 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 	}
 	p := proposer{
 		executor: a.newExecutor(newOverlay(v), params, req.Height), texts: make(map[string]struct{}), room: req.MaxTxBytes,
-		passed: a.passed.of(req.Height), before: a.leftOver.of(req.Height),
+		passed: a.passed.of(req.Height), before: a.leftOver.of(req.Height), forced: again, arrivals: a.arrivals,
 	}
 	if p.needs = a.state.needs(); p.needs != nil {
 		p.wide = true
@@ -120,13 +128,13 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		if t.err != nil {
 			continue
 		}
-		leftOut := p.leftOut
+		p.missing = nil
 		inVain, err := p.try(i, req.Txs[i], t)
 		if err != nil {
 			return nil, fmt.Errorf("proposal %d: %w", req.Height, err)
 		}
-		if p.leftOut > leftOut {
-			a.leftOver.add(req.Height, t.id)
+		if len(p.missing) > 0 {
+			a.leftOver.add(req.Height, t.id, a.arrivals(p.missing))
 		}
 		if inVain {
 			a.passed.add(req.Height, t.id)
@@ -149,10 +157,13 @@ type proposer struct {
 	// leftOut counts those of them for which nodes are missing, and before has those that the last
 	// proposals left out.
 	leftOut int
-	before  map[[sha256.Size]byte]int
-	forced  bool   // one of them is proposed all the same
-	lostGas uint64 // that they name: programs that miss nodes must not take the time of a proposal
-	writes  []unexecuted
+	before  map[[sha256.Size]byte]turns
+	forced  bool           // no (further) one of them is proposed
+	missing []avlstar.Want // keys that the transaction just left out names and whose nodes are missing
+	// arrivals is App.arrivals.
+	arrivals func(wants []avlstar.Want) map[int]uint64
+	lostGas  uint64 // that they name: programs that miss nodes must not take the time of a proposal
+	writes   []unexecuted
 }
 
 // unexecuted is a proposed transaction that only writes. Only its nonce was executed so far.
@@ -189,7 +200,7 @@ func (p *proposer) try(i int, raw []byte, t decoded) (inVain bool, err error) {
 		p.undo(mark)
 		p.reads, p.validators = before, counted
 		if p.isOverdue(t) {
-			p.forced, p.load = true, p.load.plus(t.tx)
+			p.forced, p.load, p.missing = true, p.load.plus(t.tx), nil
 			p.propose(raw, t, added)
 			return false, nil
 		}
@@ -225,16 +236,23 @@ func (p *proposer) propose(raw []byte, t decoded, added int64) {
 	p.txs = append(p.txs, raw)
 }
 
-// isOverdue reports whether a transaction that misses nodes is proposed all the same. Programs can
-// miss further nodes in each round, so theirs are not.
+// isOverdue reports whether a transaction that misses nodes is proposed. It only writes, because
+// reads and programs can miss further nodes in each round. Every range of which it misses nodes has
+// answered since the last turn: no proposal waits for storage nodes that do not.
 func (p *proposer) isOverdue(t decoded) bool {
-	if p.forced || p.before[t.id] < overdue || gas(t.tx) > 0 {
-		return false
-	}
 	n := newNeeds()
 	nameKeys(n, t.tx, false)
-	missing, _ := p.ahead.base.Missing(n.wants)
-	return len(missing) <= maxOverdueWants
+	p.missing, _ = p.ahead.base.Missing(n.wants)
+	last := p.before[t.id]
+	if p.forced || last.number < overdue || !onlyWrites(t.tx) || len(p.missing) > maxOverdueWants {
+		return false
+	}
+	for at, number := range p.arrivals(p.missing) {
+		if before, missed := last.arrived[at]; !missed || number == before {
+			return false
+		}
+	}
+	return true
 }
 
 // run executes a transaction. If the transaction only writes, run executes only its nonce, which

@@ -56,7 +56,7 @@ type record struct {
 	doubted  time.Time     // until then it counts as doubted
 	probed   time.Time     // time of the last status request
 	probing  bool
-	catches  bool // it was catching up when it last reported its status
+	catchUp  bool // it was catching up when it last reported its status
 	deaf     bool // it cannot be asked for results: see listen
 }
 
@@ -365,7 +365,7 @@ func (p *pool) probe(ctx context.Context, e *endpoint) error {
 		r.foreign, r.lost, r.heard = err, nil, time.Now()
 		r.admitted = err == nil
 		r.measured(time.Since(began))
-		if r.catches = status.SyncInfo.CatchingUp; r.catches {
+		if r.catchUp = status.SyncInfo.CatchingUp; r.catchUp {
 			r.fellBehind()
 		} else {
 			r.height = status.SyncInfo.LatestBlockHeight
@@ -376,7 +376,7 @@ func (p *pool) probe(ctx context.Context, e *endpoint) error {
 
 // catchesUp asks a node whether it is catching up.
 func (p *pool) catchesUp(ctx context.Context, e *endpoint) bool {
-	return p.probe(ctx, e) == nil && e.record().catches
+	return p.probe(ctx, e) == nil && e.record().catchUp
 }
 
 // refresh probes the nodes whose status is due, in the background. With a single node there is

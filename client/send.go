@@ -159,7 +159,8 @@ func (s *Sent) stranded() bool {
 }
 
 // Send signs operations as one transaction and sends it to a node, which checks it. It does not
-// wait for a block, so one key can have many transactions in flight, in the order of the calls.
+// wait for a block, so one key can have many transactions in flight, in the order of the calls. While
+// nodes catch up, it waits for them until ctx ends; then calls at the same time may change places.
 func (c *Client) Send(ctx context.Context, operations ...tx.Operation) (*Sent, error) {
 	sent, err := c.send(ctx, c.signs(operations))
 	if err != nil {
@@ -185,12 +186,12 @@ func (c *Client) send(ctx context.Context, sign signing) (*Sent, error) {
 		return nil, ErrNoKey
 	}
 	a := c.account(c.key.PubKey().Bytes())
-	if err := a.lock(ctx); err != nil {
-		return nil, fmt.Errorf("client: wait for the account's turn: %w", err)
-	}
-	defer a.unlock()
 	var sent *Sent
-	err := untilCaughtUp(ctx, func() error {
+	err := untilCaughtUp(ctx, func() error { // between two calls, others may have the turn
+		if err := a.lock(ctx); err != nil {
+			return fmt.Errorf("client: wait for the account's turn: %w", err)
+		}
+		defer a.unlock()
 		for attempt := 1; ; attempt++ {
 			var err error
 			sent, err = c.sendOnce(ctx, a, sign)
@@ -216,7 +217,7 @@ func untilCaughtUp(ctx context.Context, send func() error) error {
 		switch {
 		case errors.As(err, new(*UnknownOutcomeError)):
 			return err
-		case errors.Is(err, errCatchingUp):
+		case isCatchingUp(err):
 			seen = time.Now()
 		case !errors.Is(err, ErrUnreachable) || time.Since(seen) >= restartPatience:
 			return err
@@ -225,6 +226,16 @@ func untilCaughtUp(ctx context.Context, send func() error) error {
 			return fmt.Errorf("client: not sent: %w: %w", ended, err)
 		}
 	}
+}
+
+// isCatchingUp reports whether a call failed only because nodes are catching up, or do not answer.
+func isCatchingUp(err error) bool {
+	var all *CallError
+	if !errors.As(err, &all) {
+		return errors.Is(err, errCatchingUp)
+	}
+	other := func(n NodeError) bool { return heard(n.Err) && !errors.Is(n.Err, errCatchingUp) }
+	return errors.Is(err, errCatchingUp) && !slices.ContainsFunc(all.Nodes, other)
 }
 
 // nonceRefused reports whether err means that a transaction was refused for its nonce and was not
@@ -259,7 +270,9 @@ func (c *Client) sendOnce(ctx context.Context, a *account, sign signing) (*Sent,
 		a.fly(sent)
 		return sent, err
 	default:
-		a.known = false
+		// If no node judged the transaction, the next one has this nonce, too. The node that
+		// restarted without the transactions before it gets these first.
+		a.known = isCatchingUp(err) || errors.Is(err, ErrUnreachable)
 		return nil, err
 	}
 }

@@ -74,7 +74,9 @@ func WatchFrom(t Token) WatchOption { return func(w *Watcher) { w.request.From =
 
 // WatchFromHeight begins with the events of the block at this height, which need not exist yet: see
 // FutureError.
-func WatchFromHeight(height int64) WatchOption { return WatchFrom(Token{Height: height}) }
+func WatchFromHeight(height int64) WatchOption {
+	return func(w *Watcher) { w.request.From, w.limited = Token{Height: height}, true }
+}
 
 // WatchRange watches the keys in [start, end), instead of a prefix; an empty bound is open.
 func WatchRange(start, end []byte) WatchOption {
@@ -106,8 +108,8 @@ const (
 	standstill = 10 * time.Second
 	// leadsAway is how long a watch stays at a node that reports to be ahead of all others.
 	leadsAway = 30 * time.Second
-	// maxAhead is how far above the newest block a watch may begin: the nodes may be behind the one
-	// that returned the token.
+	// maxAhead is how far above the newest block a watch from a height may begin: the nodes may be
+	// behind the one that named the height. A token comes from a node, so it is not limited.
 	maxAhead = 1000
 	// statusTimeout limits the request for the height of another node.
 	statusTimeout = 3 * time.Second
@@ -127,6 +129,7 @@ type Watcher struct {
 	token    Token
 	ready    []Event // not delivered yet
 	at       *endpoint
+	limited  bool      // it may not begin far above the newest block
 	head     int64     // height of the last block of which that node had the events
 	mover    *endpoint // node whose answer changed request.From last
 	since    time.Time // when request.From changed last
@@ -170,8 +173,10 @@ func (c *Client) Watch(ctx context.Context, prefix []byte, options ...WatchOptio
 	if err := w.poll(ctx, 0); err != nil {
 		return nil, err
 	}
-	if err := w.checkFuture(ctx, from); err != nil {
-		return nil, err
+	if w.limited {
+		if err := w.checkFuture(ctx, from); err != nil {
+			return nil, err
+		}
 	}
 	return w, nil
 }
@@ -193,7 +198,7 @@ func (w *Watcher) checkFuture(ctx context.Context, from Token) error {
 		if err != nil {
 			continue
 		}
-		if newest = max(newest, height); newest >= least || e.record().catches {
+		if newest = max(newest, height); newest >= least || e.record().catchUp {
 			return nil
 		}
 	}
@@ -425,7 +430,7 @@ func (c *Client) heightOf(ctx context.Context, e *endpoint) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
-		e.update(func(r *record) { r.catches = status.SyncInfo.CatchingUp })
+		e.update(func(r *record) { r.catchUp = status.SyncInfo.CatchingUp })
 		return status.SyncInfo.LatestBlockHeight, nil
 	})
 }

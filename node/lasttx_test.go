@@ -62,19 +62,19 @@ func TestLastTx(t *testing.T) {
 	chain.top = 21
 	check(13, 1)
 
-	// Nobody looked at the page for a long time: the older blocks are read in steps.
-	chain.top = 22 + 2*lastTxStep
-	check(0, lastTxStep)
-	check(0, lastTxStep)
-	check(19, 4)
-	check(19, 0)
+	// Nobody looked at the page for a long time: the new blocks are read in steps.
+	chain.written[22+2*lastTxStep], chain.top = true, 22+2*lastTxStep
+	check(13, lastTxStep)
+	check(13, lastTxStep)
+	check(22+2*lastTxStep, 1)
+	check(22+2*lastTxStep, 0)
 
 	// Blocks that are no longer stored are not read.
-	chain = &emptyBlocks{base: 500, top: 3 * lastTxStep, written: map[int64]bool{400: true}}
+	chain = &emptyBlocks{base: 50, top: 3 * lastTxStep, written: map[int64]bool{40: true}}
 	l = lastTx{}
 	check(0, lastTxStep)
 	check(0, lastTxStep)
-	check(0, lastTxStep-499)
+	check(0, lastTxStep-49)
 	check(0, 0)
 	chain.base, chain.top = chain.top-5, chain.top+1
 	check(0, 1)

@@ -288,19 +288,21 @@ func (b *bank) sizes(percent int) (txs, transfers int) {
 	return txs, txs * percent / 100
 }
 
+// next returns a transfer from an account, or a put.
+func (b *bank) next(from *account, transfer bool) tx.Operation {
+	if transfer {
+		return b.nextTransfer(from)
+	}
+	return b.nextPut()
+}
+
 // block signs the transactions of a block in random order.
 func (b *bank) block(percent int) (txs [][]byte, transfers int, err error) {
 	n, transfers := b.sizes(percent)
 	kinds := b.rnd.Perm(n)
 	for _, kind := range kinds {
 		from := b.accounts[b.rnd.IntN(len(b.accounts))]
-		operation := tx.Operation{}
-		if kind < transfers {
-			operation = b.nextTransfer(from)
-		} else {
-			operation = b.nextPut()
-		}
-		raw, err := from.sign(operation)
+		raw, err := from.sign(b.next(from, kind < transfers))
 		if err != nil {
 			return nil, 0, err
 		}

@@ -230,7 +230,11 @@ func (c *cluster) load(ctx context.Context, o Options, percent int, round uint64
 		w.draws = round<<20 + uint64(i)<<10
 		workers.Go(func() {
 			for time.Now().Before(until) && ctx.Err() == nil {
-				if err := c.batch(ctx, &w, c.bank.accounts[i], c.nodes[i%validators], o.Batch, percent, t); err != nil {
+				err := c.batch(ctx, &w, c.bank.accounts[i], c.nodes[i%validators], o.Batch, percent, t)
+				if errors.Is(err, errBusy) {
+					err = sleep.For(ctx, busyPause)
+				}
+				if err != nil {
 					cancel(err)
 				}
 			}
@@ -240,21 +244,18 @@ func (c *cluster) load(ctx context.Context, o Options, percent int, round uint64
 	return t, context.Cause(ctx)
 }
 
-// batch sends transactions of an account. If the node refuses one, it and the later ones are signed
-// again in the next batch.
+// errBusy means that a node has refused a transaction.
+var errBusy = errors.New("the node refused a transaction")
+
+// batch sends transactions of an account. If the node refuses one (errBusy), it and the later ones
+// are signed again in the next batch.
 func (c *cluster) batch(ctx context.Context, b *bank, from *account, node api.NodeClient, n, percent int, t *tally) error {
 	first := from.nonce
 	var txs [][]byte
 	var calls []bool
 	for range n {
 		call := b.rnd.IntN(100) < percent
-		operation := tx.Operation{}
-		if call {
-			operation = b.nextTransfer(from)
-		} else {
-			operation = b.nextPut()
-		}
-		raw, err := from.sign(operation)
+		raw, err := from.sign(b.next(from, call))
 		if err != nil {
 			return err
 		}
@@ -270,8 +271,7 @@ func (c *cluster) batch(ctx context.Context, b *bank, from *account, node api.No
 		if r.GetHeight() == 0 {
 			from.nonce = first + uint64(i)
 			t.refused += len(results) - i
-			time.Sleep(busyPause)
-			return nil
+			return errBusy
 		}
 		t.codes[r.GetCode()]++
 		if r.GetCode() == 0 {

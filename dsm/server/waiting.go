@@ -137,8 +137,9 @@ const maxRefused = 1024
 //
 // If all places of a height are taken, a known sender displaces an unknown one, and an unknown one
 // displaces another whose host has at least two places more. A host without a place displaces the
-// slowest unknown sender that has taken longer than Patience: otherwise as many hosts as there are
-// places could hold a height, with bytes that trickle in.
+// slowest unknown sender that has taken longer than Patience and will take longer than six times
+// that: otherwise as many hosts as there are places could hold a height, with bytes that trickle
+// in.
 type waiting struct {
 	limits Limits
 	known  func(transport.ID) bool // nil: no sender is known
@@ -231,7 +232,7 @@ func (w *waiting) add(now time.Time, from source, p dsm.UpdatePart) (have uint32
 		if err := w.shareFor(from, p.Height, int(p.Total), true); err != nil {
 			return 0, err
 		}
-		if err := w.placeFor(now, from, p.Height); err != nil {
+		if err := w.placeFor(now, from, p.Height, len(p.Part)); err != nil {
 			return 0, err
 		}
 		b = &begun{height: p.Height, sum: p.Sum, from: from, total: p.Total, began: now, due: now.Add(w.limits.Patience)}
@@ -297,9 +298,9 @@ func (w *waiting) isRefused(now time.Time, sender transport.ID) bool {
 	})
 }
 
-// placeFor returns ErrFull if the maximum number of updates of a height is waiting, and the sender
-// displaces none of them.
-func (w *waiting) placeFor(now time.Time, from source, height int64) error {
+// placeFor returns ErrFull if the maximum number of updates of a height is waiting, and the sender,
+// which has sent some bytes, displaces none of them.
+func (w *waiting) placeFor(now time.Time, from source, height int64, bytes int) error {
 	n, strangers := 0, map[string]int{} // by host
 	count := func(h int64, from source) {
 		if h != height {
@@ -325,20 +326,27 @@ func (w *waiting) placeFor(now time.Time, from source, height int64) error {
 	if n < w.limits.Senders || w.displace(height, displaced) {
 		return nil
 	}
-	if strangers[from.host] == 0 && w.displaceSlowest(now, height) {
+	s, limited := w.shareOf(from)
+	fits := !limited || s.budget.fits(s.holder, int64(bytes), 0, 1)
+	if strangers[from.host] == 0 && fits && w.displaceSlowest(now, height) {
 		return nil
 	}
 	return fmt.Errorf("%w: %d of height %d", ErrFull, n, height)
 }
 
+// maxPatience is how long a whole update of an unknown sender may take if others wait for its place,
+// in Patience.
+const maxPatience = 6
+
 // displaceSlowest drops the incomplete update of a height whose sender is not known, has taken
-// longer than Patience, and is the slowest of these. The sender is refused for a time, as one that
-// is too slow. It returns false if there is none.
+// longer than Patience, will not be complete within maxPatience, and is the slowest of these. It
+// returns false if there is none.
 func (w *waiting) displaceSlowest(now time.Time, height int64) bool {
 	var slowest *begun
 	rate := func(b *begun) float64 { return float64(b.have) / now.Sub(b.began).Seconds() }
 	for _, b := range w.begun {
-		late := b.height == height && !w.isKnown(b.from.sender) && now.Sub(b.began) > w.limits.Patience
+		late := b.height == height && !w.isKnown(b.from.sender) && now.Sub(b.began) > w.limits.Patience &&
+			rate(b)*(maxPatience*w.limits.Patience).Seconds() < float64(b.total)
 		if late && (slowest == nil || rate(b) < rate(slowest)) {
 			slowest = b
 		}
@@ -346,7 +354,7 @@ func (w *waiting) displaceSlowest(now time.Time, height int64) bool {
 	if slowest == nil {
 		return false
 	}
-	w.dropSlow(now, slowest)
+	w.dropBegun(slowest)
 	return true
 }
 
@@ -550,21 +558,16 @@ func (w *waiting) refuse(sender transport.ID, until int64, end time.Time) {
 	}
 }
 
-// expire drops updates that arrive too slowly, so that another sender gets the place.
+// expire drops updates that arrive too slowly. Their senders are refused until the next height or
+// for Patience, so that another sender gets the slot.
 func (w *waiting) expire(now time.Time) {
 	for _, b := range slices.Clone(w.begun) {
 		if now.After(b.due) {
-			w.dropSlow(now, b)
+			w.slow = append(w.slow, late{b.from.sender, b.height})
+			w.dropBegun(b)
+			w.refuse(b.from.sender, w.next+1, now.Add(w.limits.Patience))
 		}
 	}
-}
-
-// dropSlow drops an incomplete update, whose sender is refused until the next height or for
-// Patience.
-func (w *waiting) dropSlow(now time.Time, b *begun) {
-	w.slow = append(w.slow, late{b.from.sender, b.height})
-	w.dropBegun(b)
-	w.refuse(b.from.sender, w.next+1, now.Add(w.limits.Patience))
 }
 
 // expireNow drops the updates whose deadlines have passed, and returns their bytes to the budgets.

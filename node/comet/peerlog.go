@@ -2,11 +2,9 @@ package comet
 
 import (
 	"fmt"
-	"maps"
 	"net"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/cometbft/cometbft/p2p"
@@ -15,7 +13,7 @@ import (
 // peerLog adds hints to CometBFT's log lines about peers. CometBFT refuses the second of two nodes
 // on one host unless p2p.allow_duplicate_ip is set: the refusing node logs it at level info, and
 // the other node only sees the connection end. It also refuses, at level info, a peer that has the
-// ID of this node or of another peer: an operator may have copied a home with its node key.
+// ID of this node: an operator may have copied a home with its node key.
 type peerLog struct {
 	log.Logger
 	hints *peerHints
@@ -29,52 +27,19 @@ const (
 	duplicate    = "duplicate CONN<"
 	handshakeEnd = "secret conn failed: EOF"
 	handshakeOff = "secret conn failed: read tcp" // followed by "connection reset"
-	duplicateID  = "duplicate ID<"
 )
 
-// maxHints limits the number of addresses in peerHints, and the number of its refusals.
+// maxHints limits the number of addresses in peerHints.
 const maxHints = 64
-
-// Two nodes that dial each other at the same time make one refusal of a duplicate ID. A second node
-// with the ID of a peer dials again every few seconds: it makes twinRefusals in twinWindow.
-const (
-	twinRefusals = 6
-	twinWindow   = 5 * time.Minute
-)
 
 // peerHints are the addresses for which a hint was logged: one hint each.
 type peerHints struct {
-	mu       sync.Mutex
-	given    map[string]bool      // guarded by mu; at most maxHints
-	refusals map[string]*refusals // by node ID; guarded by mu; at most maxHints
-}
-
-// refusals counts how often a node ID was refused because a peer has it.
-type refusals struct {
-	since time.Time
-	count int
+	mu    sync.Mutex
+	given map[string]bool // guarded by mu; at most maxHints
 }
 
 func newPeerLog(logger log.Logger) peerLog {
-	return peerLog{logger, &peerHints{given: make(map[string]bool), refusals: make(map[string]*refusals)}}
-}
-
-// twin counts a refusal of a duplicate node ID, and reports whether there are too many for nodes
-// that dial each other at the same time.
-func (h *peerHints) twin(id string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	maps.DeleteFunc(h.refusals, func(_ string, r *refusals) bool { return time.Since(r.since) >= twinWindow })
-	r := h.refusals[id]
-	if r == nil {
-		if len(h.refusals) >= maxHints {
-			return false
-		}
-		r = &refusals{since: time.Now()}
-		h.refusals[id] = r
-	}
-	r.count++
-	return r.count >= twinRefusals
+	return peerLog{logger, &peerHints{given: make(map[string]bool)}}
 }
 
 // first reports whether no hint was logged for this address yet.
@@ -111,16 +76,7 @@ func (l peerLog) hint(message string, keyvals []any) {
 	}
 	switch message {
 	case peerRejected:
-		cause := textOf(keyvals, "err")
-		if _, rest, is := strings.Cut(cause, duplicateID); is {
-			id, _, _ := strings.Cut(rest, ">")
-			if l.hints.twin(id) && l.hints.first("twin "+id) {
-				l.Logger.Error("two peers have one node ID, and only one of them is connected: one node has a copy of the other's config/node_key.json; "+
-					"create a home for each node with starlingd init", "id", id)
-			}
-			return
-		}
-		_, rest, is := strings.Cut(cause, duplicate)
+		_, rest, is := strings.Cut(textOf(keyvals, "err"), duplicate)
 		if !is {
 			return
 		}

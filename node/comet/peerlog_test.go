@@ -7,8 +7,6 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
 	"github.com/cometbft/cometbft/libs/log"
@@ -17,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/internal/ports"
-	"github.com/starling-kv/starling/internal/sleep"
 )
 
 // duplicateError returns the error of CometBFT's filter about a second connection from one host.
@@ -110,28 +107,6 @@ func TestOwnNodeIDIsHinted(t *testing.T) {
 		require.Regexp(t, `host=127\.0\.0\.1\b`, logged.String())
 		require.Contains(t, logged.String(), "node_key.json")
 	}
-}
-
-// A node that refuses one node ID again and again, because a peer has it, gives one hint. Two nodes
-// that dial each other at the same time give none.
-func TestRepeatedNodeIDIsHinted(t *testing.T) {
-	const hint = "two peers have one node ID"
-	synctest.Test(t, func(t *testing.T) {
-		var logged bytes.Buffer
-		logger := newPeerLog(log.NewTMLogger(&logged))
-		refuse := func(id string, times int, every time.Duration) {
-			for range times {
-				logger.Info(peerRejected, "err", errors.New("duplicate ID<"+id+">"), "numPeers", 1)
-				require.NoError(t, sleep.For(t.Context(), every))
-			}
-		}
-		refuse("abc", 4*twinRefusals, twinWindow)
-		refuse("def", twinRefusals-1, 5*time.Second)
-		require.NotContains(t, logged.String(), hint)
-		refuse("0123", 3*twinRefusals, 5*time.Second)
-		require.Equal(t, 1, strings.Count(logged.String(), hint))
-		require.Contains(t, logged.String(), "id=0123")
-	})
 }
 
 func TestHintsAreBounded(t *testing.T) {

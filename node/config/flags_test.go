@@ -106,9 +106,9 @@ func TestFlagThatDoesNotFitIsNamed(t *testing.T) {
 		require.ErrorIs(t, err, config.ErrInvalid)
 		require.ErrorContains(t, err, c.want)
 		require.NotContains(t, err.Error(), ".toml")
-		require.ErrorContains(t, config.CheckFlags(v), c.want)
+		require.ErrorContains(t, config.CheckFlags(v, config.WAN), c.want)
 	}
-	require.NoError(t, config.CheckFlags(viper.New()))
+	require.NoError(t, config.CheckFlags(viper.New(), config.WAN))
 }
 
 func TestQuote(t *testing.T) {

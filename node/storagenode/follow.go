@@ -27,7 +27,7 @@ const (
 	claimTimeout = 2 * time.Second
 	doubtClaims  = time.Minute
 	// proveEvery is the interval of asking for the newest proved block while peers claim none:
-	// those that were asked may all be silent about it.
+	// none of the peers that were asked may report it.
 	proveEvery = 5 * time.Second
 	// headerBatch is the number of headers fetched by their hashes below one proved by signatures.
 	headerBatch = 256
@@ -171,7 +171,7 @@ type target struct {
 	verifier
 	claimed func(ctx context.Context) int64 // greatest height that peers claim; 0: no peer answered
 	doubted time.Time                       // when a claimed block was last missing
-	proved  time.Time                       // when the newest proved block was last asked for
+	proved  time.Time                       // when a claimed block was proved, or the newest one asked for
 }
 
 // next returns the last proved block of the next batch, which begins at a height, and whether there
@@ -190,6 +190,7 @@ func (v *target) next(ctx context.Context, height int64) (block *cmttypes.LightB
 		block, err = v.LightBlock(limited, min(claimed, last))
 		cancel()
 		if err == nil || errors.Is(err, lightblocks.ErrConflict) || ctx.Err() != nil {
+			v.proved = time.Now()
 			return block, claimed > last, err
 		}
 		v.doubted = time.Now()

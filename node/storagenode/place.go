@@ -45,6 +45,9 @@ type place struct {
 	tryFrom time.Time // next attempt of a takeover
 	warned  time.Time
 	fetched *fetched // open between attempts of a takeover; nil: not open
+	// partial is the number of attempts since the last complete one that ended with parts because a
+	// source had failed: see takeover.anyFailed.
+	partial int
 
 	filling atomic.Pointer[filling] // progress of the takeover; nil: none
 }

@@ -178,8 +178,12 @@ func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers [
 		return err
 	}
 	if err := t.fill(ctx); err != nil {
+		if errors.Is(err, errPart) {
+			p.partial++
+		}
 		return err
 	}
+	p.partial = 0
 	if err := n.install(ctx, p, height, t.partial.Commitment(), t.boundary); err != nil {
 		return err
 	}

@@ -336,9 +336,16 @@ func (t *takeover) note(failed error, g *giver, err error) error {
 	return failed
 }
 
+// maxPartial limits the attempts that end because a source failed: a Byzantine one could fail each
+// time.
+const maxPartial = 3
+
 // anyFailed reports whether a source that reports this height failed in another way than by a false
-// response, or by one without what it reports to have.
+// response, or by one without what it reports to have, and few attempts have ended for that reason.
 func (t *takeover) anyFailed() bool {
+	if t.p.partial >= maxPartial {
+		return false
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.ContainsFunc(t.givers, func(g *giver) bool {

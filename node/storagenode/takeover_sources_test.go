@@ -90,6 +90,12 @@ func manyLeaves(t *testing.T, n int) *avlstar.Version {
 // takeAll takes all keys of v over into a new store, and verifies the result.
 func takeAll(t *testing.T, v *avlstar.Version, keys avlstar.KeyRange, givers ...*giver) error {
 	t.Helper()
+	return takeAllAfter(t, 0, v, keys, givers...)
+}
+
+// takeAllAfter is takeAll after attempts that ended with parts.
+func takeAllAfter(t *testing.T, partial int, v *avlstar.Version, keys avlstar.KeyRange, givers ...*giver) error {
+	t.Helper()
 	store, err := rangestore.Open(rangestore.Options{Dir: "range", FS: vfs.NewMem(), Keys: keys, ChainID: "test-chain", Memory: rangestore.NewMemory(0)})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, store.Close()) }()
@@ -97,7 +103,7 @@ func takeAll(t *testing.T, v *avlstar.Version, keys avlstar.KeyRange, givers ...
 	require.NoError(t, err)
 	n := &Process{log: log.NewNopLogger()}
 	n.nodes.Store(placed(t, 1, []dsm.Placement{at(avlstar.KeyRange{}, transport.Address{ID: "a"})}, nil))
-	over := n.newTakeover(&place{keys: keys, fetched: &fetched{fill, store}}, givers, 1)
+	over := n.newTakeover(&place{keys: keys, fetched: &fetched{fill, store}, partial: partial}, givers, 1)
 	defer over.release()
 	hash := v.AppHash()
 	if err := over.begin(t.Context(), hash[:]); err != nil {
@@ -149,6 +155,11 @@ func TestPartsAfterAFailure(t *testing.T) {
 		g.why = nil
 	}
 	require.NoError(t, takeAll(t, v, avlstar.KeyRange{}, givers...))
+
+	// A source that fails each time does not end all attempts.
+	failing := &source{v: v}
+	failing.fails.Store(true)
+	require.NoError(t, takeAllAfter(t, maxPartial, v, avlstar.KeyRange{}, givers[0], &giver{Conn: failing, parts: claims}))
 
 	// Without another source that claims the range, parts are all there is.
 	require.NoError(t, takeAll(t, v, avlstar.KeyRange{}, givers[0]))

@@ -52,7 +52,7 @@ Settings given as flags are written to the files, as "starlingd join" does.`,
 			if cmd.Flags().Changed("admin-threshold") && opts.App.AdminThreshold < 1 {
 				return usagef("--admin-threshold is 0: the number of admins that must approve is 1 or more")
 			}
-			if opts.Edit, err = settings(cmd, env); err != nil {
+			if opts.Edit, err = settings(cmd, env, opts.Network); err != nil {
 				return err
 			}
 			given := opts.GenesisFile
@@ -86,8 +86,8 @@ Settings given as flags are written to the files, as "starlingd join" does.`,
 
 // settings checks the settings that were given as flags of config.AddFlags, or as variables. It
 // returns a function that writes those given as flags into the configuration of a new home.
-func settings(cmd *cobra.Command, env *cliEnv) (edit func(*cfg.Config, *config.App), err error) {
-	if err := config.CheckFlags(env.V); err != nil {
+func settings(cmd *cobra.Command, env *cliEnv, network config.Network) (edit func(*cfg.Config, *config.App), err error) {
+	if err := config.CheckFlags(env.V, network); err != nil {
 		return nil, err
 	}
 	if err := config.SetFlags(cmd.Flags(), config.DefaultCometBFT(), new(config.App)); err != nil {

@@ -66,7 +66,7 @@ size. Copy config/storage_nodes.toml from another such node.`,
 					return config.Invalid(fmt.Errorf("--storage-nodes: %w", err))
 				}
 			}
-			if opts.Edit, err = settings(cmd, env); err != nil {
+			if opts.Edit, err = settings(cmd, env, config.WAN); err != nil {
 				return err
 			}
 			opts.OtherPeers = env.V.GetString("p2p.persistent_peers") != "" || env.V.GetString("p2p.seeds") != ""

@@ -232,7 +232,10 @@ func (s *fileSender) sendAll(ctx, waiting context.Context) error {
 		}
 		b := batch{first: last - len(operations) + 1, last: last}
 		var err error
-		if b.sent, err = s.client.Send(waiting, operations...); err != nil {
+		// While nodes catch up, Send waits until its context ends.
+		sending, cancel := context.WithTimeout(waiting, s.env.V.GetDuration("timeout"))
+		defer cancel()
+		if b.sent, err = s.client.Send(sending, operations...); err != nil {
 			return fmt.Errorf("%v: %w", b, err)
 		}
 		s.underWay = append(s.underWay, b)
