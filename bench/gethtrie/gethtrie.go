@@ -25,7 +25,7 @@ import (
 type Hash = common.Hash
 
 // Empty is the root of a trie without accounts.
-var Empty = Hash(types.EmptyRootHash)
+var Empty = types.EmptyRootHash
 
 // Read returns the stored blob of a node, or nil if there is none. The trie only reads the blob.
 type Read func(path []byte, hash Hash) ([]byte, error)
