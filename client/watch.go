@@ -56,7 +56,8 @@ func (e *CompactedError) Error() string {
 	return fmt.Sprintf("the events from %v on are compacted: the lowest available height is %d", e.Token, e.Least)
 }
 
-// FutureError means that a watch was to begin more than 1,000 blocks above the newest one.
+// FutureError means that a watch was to begin more than 1,000 blocks above the newest one, or with a
+// token more than a million.
 type FutureError struct {
 	Token  Token
 	Newest int64 // highest height that a node reports
@@ -70,12 +71,14 @@ func (e *FutureError) Error() string {
 type WatchOption func(*Watcher)
 
 // WatchFrom continues at a token: that of a Watcher, or of the last event seen.
-func WatchFrom(t Token) WatchOption { return func(w *Watcher) { w.request.From = t } }
+func WatchFrom(t Token) WatchOption {
+	return func(w *Watcher) { w.request.From, w.ahead = t, maxTokenAhead }
+}
 
 // WatchFromHeight begins with the events of the block at this height, which need not exist yet: see
 // FutureError.
 func WatchFromHeight(height int64) WatchOption {
-	return func(w *Watcher) { w.request.From, w.limited = Token{Height: height}, true }
+	return func(w *Watcher) { w.request.From, w.ahead = Token{Height: height}, maxAhead }
 }
 
 // WatchRange watches the keys in [start, end), instead of a prefix; an empty bound is open.
@@ -109,8 +112,9 @@ const (
 	// leadsAway is how long a watch stays at a node that reports to be ahead of all others.
 	leadsAway = 30 * time.Second
 	// maxAhead is how far above the newest block a watch from a height may begin: the nodes may be
-	// behind the one that named the height. A token comes from a node, so it is not limited.
-	maxAhead = 1000
+	// behind the one that named the height. maxTokenAhead is that of a token, which comes from a
+	// node: all others may have stalled since.
+	maxAhead, maxTokenAhead = 1000, 1_000_000
 	// statusTimeout limits the request for the height of another node.
 	statusTimeout = 3 * time.Second
 
@@ -129,7 +133,7 @@ type Watcher struct {
 	token    Token
 	ready    []Event // not delivered yet
 	at       *endpoint
-	limited  bool      // it may not begin far above the newest block
+	ahead    int64     // how far above the newest block it may begin
 	head     int64     // height of the last block of which that node had the events
 	mover    *endpoint // node whose answer changed request.From last
 	since    time.Time // when request.From changed last
@@ -173,19 +177,17 @@ func (c *Client) Watch(ctx context.Context, prefix []byte, options ...WatchOptio
 	if err := w.poll(ctx, 0); err != nil {
 		return nil, err
 	}
-	if w.limited {
-		if err := w.checkFuture(ctx, from); err != nil {
-			return nil, err
-		}
+	if err := w.checkFuture(ctx, from); err != nil {
+		return nil, err
 	}
 	return w, nil
 }
 
 // checkFuture returns a *FutureError if from, where the caller wants to begin, is more than
-// maxAhead above the newest block that a node has. A node that catches up may have such a block
+// w.ahead above the newest block that a node has. A node that catches up may have such a block
 // later, so there is no error then.
 func (w *Watcher) checkFuture(ctx context.Context, from Token) error {
-	least := from.Height - maxAhead
+	least := from.Height - w.ahead
 	if w.head >= least {
 		return nil
 	}
