@@ -158,9 +158,10 @@ type proposer struct {
 	// proposals left out.
 	leftOut int
 	before  map[[sha256.Size]byte]turns
-	forced  bool           // no (further) one of them is proposed
-	missing []avlstar.Want // keys that the transaction just left out names and whose nodes are missing
+	forced  bool // no (further) one of them is proposed
+	// missing are the keys of the transaction that was just left out whose nodes are missing, and
 	// arrivals is App.arrivals.
+	missing  []avlstar.Want
 	arrivals func(wants []avlstar.Want) map[int]uint64
 	lostGas  uint64 // that they name: programs that miss nodes must not take the time of a proposal
 	writes   []unexecuted

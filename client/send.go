@@ -159,8 +159,8 @@ func (s *Sent) stranded() bool {
 }
 
 // Send signs operations as one transaction and sends it to a node, which checks it. It does not
-// wait for a block, so one key can have many transactions in flight, in the order of the calls. While
-// nodes catch up, it waits for them until ctx ends; then calls at the same time may change places.
+// wait for a block, so one key can have many transactions in flight, in the order of the calls.
+// While nodes catch up, it waits for them until ctx ends; concurrent calls may then change places.
 func (c *Client) Send(ctx context.Context, operations ...tx.Operation) (*Sent, error) {
 	sent, err := c.send(ctx, c.signs(operations))
 	if err != nil {

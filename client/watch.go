@@ -56,8 +56,8 @@ func (e *CompactedError) Error() string {
 	return fmt.Sprintf("the events from %v on are compacted: the lowest available height is %d", e.Token, e.Least)
 }
 
-// FutureError means that a watch was to begin more than 1,000 blocks above the newest one, or with a
-// token more than a million.
+// FutureError means that a watch was to begin more than 1,000 blocks above the newest one, or, with
+// a token, more than a million.
 type FutureError struct {
 	Token  Token
 	Newest int64 // highest height that a node reports

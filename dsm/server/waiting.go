@@ -334,8 +334,8 @@ func (w *waiting) placeFor(now time.Time, from source, height int64, bytes int) 
 	return fmt.Errorf("%w: %d of height %d", ErrFull, n, height)
 }
 
-// maxPatience is how long a whole update of an unknown sender may take if others wait for its place,
-// in Patience.
+// maxPatience is how long a whole update of an unknown sender may take if others wait for its
+// place, in Patience.
 const maxPatience = 6
 
 // displaceSlowest drops the incomplete update of a height whose sender is not known, has taken

@@ -171,7 +171,7 @@ type target struct {
 	verifier
 	claimed func(ctx context.Context) int64 // greatest height that peers claim; 0: no peer answered
 	doubted time.Time                       // when a claimed block was last missing
-	proved  time.Time                       // when a claimed block was proved, or the newest one asked for
+	proved  time.Time                       // when a block was last proved, or asked for
 }
 
 // next returns the last proved block of the next batch, which begins at a height, and whether there
