@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/internal/sleep"
+	"github.com/starling-kv/starling/tx"
 )
 
 // catchUps are the ways in which a node catches up.
@@ -94,6 +95,40 @@ func TestWriteWaitsUntilItsContextEnds(t *testing.T) {
 				require.ErrorIs(t, err, errCatchingUp)
 				require.NotErrorAs(t, err, new(*UnknownOutcomeError))
 				require.EqualValues(t, 0, r.chain.nonces[string(r.Account())])
+			})
+		})
+	}
+}
+
+// TestOrderAfterARestart: the only node restarts, has lost the transaction that it accepted, and
+// catches up. The next transaction keeps its nonce, and the lost one is sent before it.
+func TestOrderAfterARestart(t *testing.T) {
+	for answers, catch := range catchUps {
+		t.Run(answers, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				r := newNodes(t, 1)
+				put := func(value string) *Sent {
+					sent, err := r.Send(r.ctx, tx.NewPut([]byte("k"), []byte(value)))
+					require.NoError(t, err)
+					return sent
+				}
+				r.nodes[0].change(func() { r.chain.held = true })
+				first := put("1")
+				r.nodes[0].change(func() { r.chain.held, r.chain.mempool = false, nil; catch(r.nodes[0]) })
+				go func() {
+					_ = sleep.For(r.ctx, 20*time.Second)
+					r.nodes[0].change(func() { recovered(r.nodes[0]) })
+				}()
+				second := put("2")
+				for _, sent := range []*Sent{first, second} {
+					result, err := sent.Wait(r.ctx)
+					require.NoError(t, err)
+					require.Equal(t, sent.Hash, []byte(result.Hash))
+				}
+				require.EqualValues(t, 2, r.chain.nonces[string(r.Account())])
+				value, _, err := r.Read(r.ctx, []byte("k"))
+				require.NoError(t, err)
+				require.Equal(t, "2", string(value))
 			})
 		})
 	}
