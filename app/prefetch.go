@@ -177,16 +177,20 @@ func (a *App) lanesOf(wants []avlstar.Want) []int {
 	return lanes
 }
 
-// arrivals returns the numbers of requests so far that brought something, of the lanes of wants.
-func (a *App) arrivals(wants []avlstar.Want) map[int]uint64 {
+// arrivals returns the numbers of requests so far that brought something, of the lanes of wants. It
+// also reports whether any of wants is being requested.
+func (a *App) arrivals(wants []avlstar.Want) (arrived map[int]uint64, pending bool) {
 	lanes := a.lanesOf(wants)
 	a.ahead.mu.Lock()
 	defer a.ahead.mu.Unlock()
-	arrived := make(map[int]uint64)
-	for _, at := range lanes {
+	arrived = make(map[int]uint64)
+	for i, at := range lanes {
 		arrived[at] = a.ahead.mu.arrived[at]
+		for _, l := range a.ahead.mu.line {
+			pending = pending || l.flights[idOf(wants[i])] != nil
+		}
 	}
-	return arrived
+	return arrived, pending
 }
 
 // startAhead starts the requests for which there is room. The caller holds ahead.mu.

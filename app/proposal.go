@@ -49,6 +49,12 @@ type leftOver struct {
 	mu           sync.Mutex
 	height       int64
 	before, last map[[sha256.Size]byte]turns // of the proposal before height, and of that of height
+
+	// The last transaction that was proposed although nodes were missing, and the height of that
+	// proposal. The next one follows after pause blocks.
+	forced   [sha256.Size]byte
+	forcedAt int64
+	pause    int64
 }
 
 // turns are consecutive proposals that left a transaction out.
@@ -67,6 +73,29 @@ func (l *leftOver) of(height int64) map[[sha256.Size]byte]turns {
 	return l.before
 }
 
+// mayForce reports whether a proposal may have a transaction whose nodes are missing. If the last one
+// is still among the mempool's transactions, it was in vain, and the pause doubles.
+func (l *leftOver) mayForce(height int64, waiting []decoded) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if height > l.forcedAt+l.pause {
+		inVain := l.forcedAt > 0 && slices.ContainsFunc(waiting, func(t decoded) bool { return t.err == nil && t.id == l.forced })
+		if !inVain {
+			l.pause = 0
+		} else if l.pause < mostPause {
+			l.pause = max(2*l.pause, leastPause)
+		}
+	}
+	return height > l.forcedAt+l.pause
+}
+
+// force records that a transaction is proposed although nodes are missing.
+func (l *leftOver) force(height int64, id [sha256.Size]byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.forced, l.forcedAt = id, height
+}
+
 func (l *leftOver) add(height int64, id [sha256.Size]byte, arrived map[int]uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,6 +110,9 @@ const (
 	// maxOverdueWants limits the keys whose nodes an overdue transaction misses: one round of
 	// requests brings them.
 	maxOverdueWants = maxInFlight * maxRequest
+	// leastPause and mostPause limit the number of blocks after an overdue transaction that was
+	// proposed in vain.
+	leastPause, mostPause = 16, 1 << 14
 )
 
 // PrepareProposal goes through the mempool's transactions in order and proposes those that leave a
@@ -112,7 +144,7 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 	}
 	p := proposer{
 		executor: a.newExecutor(newOverlay(v), params, req.Height), texts: make(map[string]struct{}), room: req.MaxTxBytes,
-		passed: a.passed.of(req.Height), before: a.leftOver.of(req.Height), forced: again, arrivals: a.arrivals,
+		passed: a.passed.of(req.Height), before: a.leftOver.of(req.Height), arrivals: a.arrivals,
 	}
 	if p.needs = a.state.needs(); p.needs != nil {
 		p.wide = true
@@ -124,17 +156,22 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 	p.deadline, p.signed, p.time = deadline, proposedSigners(req.LocalLastCommit), a.rules(params).timeOf(req.Time)
 	p.ahead = lookahead{base: v, txs: a.decoder.decodeAll(req.Txs, a.form(params))}
 	defer v.ForgetAhead()
+	p.forced = again || !a.leftOver.mayForce(req.Height, p.ahead.txs)
 	for i, t := range p.ahead.txs {
 		if t.err != nil {
 			continue
 		}
 		p.missing = nil
+		forced := p.forced
 		inVain, err := p.try(i, req.Txs[i], t)
 		if err != nil {
 			return nil, fmt.Errorf("proposal %d: %w", req.Height, err)
 		}
-		if len(p.missing) > 0 {
-			a.leftOver.add(req.Height, t.id, a.arrivals(p.missing))
+		if arrived, pending := a.arrivals(p.missing); len(p.missing) > 0 && !pending {
+			a.leftOver.add(req.Height, t.id, arrived)
+		}
+		if p.forced && !forced {
+			a.leftOver.force(req.Height, t.id)
 		}
 		if inVain {
 			a.passed.add(req.Height, t.id)
@@ -162,7 +199,7 @@ type proposer struct {
 	// missing are the keys of the transaction that was just left out whose nodes are missing, and
 	// arrivals is App.arrivals.
 	missing  []avlstar.Want
-	arrivals func(wants []avlstar.Want) map[int]uint64
+	arrivals func(wants []avlstar.Want) (arrived map[int]uint64, pending bool)
 	lostGas  uint64 // that they name: programs that miss nodes must not take the time of a proposal
 	writes   []unexecuted
 }
@@ -248,7 +285,11 @@ func (p *proposer) isOverdue(t decoded) bool {
 	if p.forced || last.number < overdue || !onlyWrites(t.tx) || len(p.missing) > maxOverdueWants {
 		return false
 	}
-	for at, number := range p.arrivals(p.missing) {
+	arrived, pending := p.arrivals(p.missing)
+	if pending {
+		return false
+	}
+	for at, number := range arrived {
 		if before, missed := last.arrived[at]; !missed || number == before {
 			return false
 		}

@@ -454,10 +454,14 @@ func TestOverdueTransactionIsProposed(t *testing.T) {
 		defer a.Stop()
 		source.delayed(100 * time.Millisecond)
 		propose := func(txs ...[]byte) (proposed [][]byte) {
-			for range 3 { // rounds
+			for round := range 3 {
 				res, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: a.Height() + 1, Txs: txs, MaxTxBytes: 1 << 20})
 				require.NoError(t, err)
-				proposed = res.Txs
+				if round == 0 {
+					proposed = res.Txs
+				} else {
+					require.Empty(t, res.Txs)
+				}
 			}
 			bubble.Sleep(time.Second) // what was missing arrives
 			return proposed
@@ -478,6 +482,13 @@ func TestOverdueTransactionIsProposed(t *testing.T) {
 		}
 		require.False(t, processed(t, a, abci.CommitInfo{}, []byte("no transaction")), "the first proposal of a height")
 		require.Equal(t, [][]byte{both}, propose(both, other), "one at a time")
+		// It was in vain, so none is proposed for a while.
+		blocks()
+		for range overdue {
+			require.Empty(t, propose(both, other))
+			blocks()
+		}
+		require.Empty(t, propose(both, other))
 		require.True(t, processed(t, a, abci.CommitInfo{}, both))
 		require.Equal(t, runBlock(t, local, both), runBlock(t, a, both))
 	})

@@ -234,7 +234,9 @@ func isCatchingUp(err error) bool {
 	if !errors.As(err, &all) {
 		return errors.Is(err, errCatchingUp)
 	}
-	other := func(n NodeError) bool { return heard(n.Err) && !errors.Is(n.Err, errCatchingUp) }
+	other := func(n NodeError) bool {
+		return heard(n.Err) && !errors.Is(n.Err, errCatchingUp) && !errors.Is(n.Err, ErrWrongChain)
+	}
 	return errors.Is(err, errCatchingUp) && !slices.ContainsFunc(all.Nodes, other)
 }
 

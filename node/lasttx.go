@@ -7,8 +7,9 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 )
 
-// lastTxStep is the number of blocks that one call of lastTx.find reads at most.
-const lastTxStep = 100
+// Numbers of blocks that one call of lastTx.find reads at most: new ones, which are in the cache, and
+// older ones.
+const newTxStep, lastTxStep = 1000, 100
 
 // lastTx finds the newest block with transactions. An idle chain makes many blocks without any, so
 // each call reads only some of them: new ones upwards, then older ones downwards.
@@ -34,9 +35,8 @@ type blockMetas interface {
 func (l *lastTx) find(blocks blockMetas) (int64, time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	top, left := blocks.Height(), lastTxStep
+	top, base := blocks.Height(), max(blocks.Base(), 1)
 	read := func(height int64) {
-		left--
 		if meta := blocks.LoadBlockMeta(height); meta != nil && meta.NumTxs > 0 {
 			l.height, l.time = height, meta.Header.Time
 		}
@@ -44,10 +44,11 @@ func (l *lastTx) find(blocks blockMetas) (int64, time.Time) {
 	if l.seen == 0 {
 		l.seen, l.below = top, top+1
 	}
-	for ; l.seen < top && left > 0; l.seen++ {
+	l.seen = max(l.seen, base-1)
+	for end := min(top, l.seen+newTxStep); l.seen < end; l.seen++ {
 		read(l.seen + 1)
 	}
-	for ; l.height == 0 && l.below > max(blocks.Base(), 1) && left > 0; l.below-- {
+	for end := max(base, l.below-lastTxStep); l.height == 0 && l.below > end; l.below-- {
 		read(l.below - 1)
 	}
 	return l.height, l.time

@@ -63,11 +63,11 @@ func TestLastTx(t *testing.T) {
 	check(13, 1)
 
 	// Nobody looked at the page for a long time: the new blocks are read in steps.
-	chain.written[22+2*lastTxStep], chain.top = true, 22+2*lastTxStep
-	check(13, lastTxStep)
-	check(13, lastTxStep)
-	check(22+2*lastTxStep, 1)
-	check(22+2*lastTxStep, 0)
+	chain.written[22+2*newTxStep], chain.top = true, 22+2*newTxStep
+	check(13, newTxStep)
+	check(13, newTxStep)
+	check(22+2*newTxStep, 1)
+	check(22+2*newTxStep, 0)
 
 	// Blocks that are no longer stored are not read.
 	chain = &emptyBlocks{base: 50, top: 3 * lastTxStep, written: map[int64]bool{40: true}}

@@ -327,7 +327,11 @@ func (w *waiting) placeFor(now time.Time, from source, height int64, bytes int) 
 		return nil
 	}
 	s, limited := w.shareOf(from)
-	fits := !limited || s.budget.fits(s.holder, int64(bytes), 0, 1)
+	same := func(other source) bool {
+		o, _ := w.shareOf(other)
+		return o == s
+	}
+	fits := !limited || s.budget.fits(s.holder, int64(bytes), w.chargeAbove(height, same), 1)
 	if strangers[from.host] == 0 && fits && w.displaceSlowest(now, height) {
 		return nil
 	}

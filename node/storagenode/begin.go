@@ -96,6 +96,7 @@ func (n *Process) tendPlace(ctx context.Context, p *place, v verifier) error {
 		if err := p.dropFetched(); err != nil {
 			return finalError{err}
 		}
+		p.partial = 0
 	}
 	if height != p.height || waits || !moved {
 		p.height, p.since = height, now

@@ -106,7 +106,11 @@ func (n byWitnesses) fill(ctx context.Context, p *place, v verifier, above int64
 		}
 		errs = append(errs, fmt.Errorf("after block %d: %w", height, err))
 	}
-	return errors.Join(errs...)
+	err = errors.Join(errs...)
+	if errors.Is(err, errPart) {
+		p.partial++
+	}
+	return err
 }
 
 // heightsOf returns the heights to try: first those that replicas report as their newest, in
@@ -178,9 +182,6 @@ func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers [
 		return err
 	}
 	if err := t.fill(ctx); err != nil {
-		if errors.Is(err, errPart) {
-			p.partial++
-		}
 		return err
 	}
 	p.partial = 0
