@@ -73,8 +73,8 @@ func (l *leftOver) of(height int64) map[[sha256.Size]byte]turns {
 	return l.before
 }
 
-// mayForce reports whether a proposal may have a transaction whose nodes are missing. If the last one
-// is still among the mempool's transactions, it was in vain, and the pause doubles.
+// mayForce reports whether a proposal may have a transaction whose nodes are missing. If the last
+// one is still in the mempool, it was in vain, and the pause doubles.
 func (l *leftOver) mayForce(height int64, waiting []decoded) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

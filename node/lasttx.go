@@ -7,7 +7,7 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 )
 
-// Numbers of blocks that one call of lastTx.find reads at most: new ones, which are in the cache, and
+// Numbers of blocks that one call of lastTx.find reads at most: new ones, which are in a cache, and
 // older ones.
 const newTxStep, lastTxStep = 1000, 100
 
