@@ -96,12 +96,18 @@ func (l *leftOver) force(height int64, id [sha256.Size]byte) {
 	l.forced, l.forcedAt = id, height
 }
 
-func (l *leftOver) add(height int64, id [sha256.Size]byte, arrived map[int]uint64) {
+// add counts a turn, unless what is missing is still being requested.
+func (l *leftOver) add(height int64, id [sha256.Size]byte, arrived map[int]uint64, pending bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.height == height {
-		l.last[id] = turns{l.before[id].number + 1, arrived}
+	if _, counted := l.last[id]; l.height != height || counted {
+		return
 	}
+	t := l.before[id]
+	if !pending {
+		t = turns{t.number + 1, arrived}
+	}
+	l.last[id] = t
 }
 
 const (
@@ -167,8 +173,9 @@ func (a *App) PrepareProposal(_ context.Context, req *abci.RequestPrepareProposa
 		if err != nil {
 			return nil, fmt.Errorf("proposal %d: %w", req.Height, err)
 		}
-		if arrived, pending := a.arrivals(p.missing); len(p.missing) > 0 && !pending {
-			a.leftOver.add(req.Height, t.id, arrived)
+		if len(p.missing) > 0 {
+			arrived, pending := a.arrivals(p.missing)
+			a.leftOver.add(req.Height, t.id, arrived, pending)
 		}
 		if p.forced && !forced {
 			a.leftOver.force(req.Height, t.id)
