@@ -427,8 +427,9 @@ func TestPrograms(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
 	_, result, figures := measure[programsbench.Result](t, []string{"application alone", "15 %, sharded", "100 %, local", "proved gets", "paged", "the figures mean nothing"},
 		"programs", "--quick", "--seed", "3")
-	positive(t, figures, "erc20_tps", "gas_used", "gas_named", "free_blocks", "gateway_gets_s", "wan_ratio", "tps_over_local_r12", "over_paged")
+	positive(t, figures, "erc20_tps", "gas_used", "gas_named", "gateway_gets_s", "wan_ratio", "tps_over_local_r12", "over_paged")
 	require.Contains(t, figures, "rounds_per_block")
+	require.Contains(t, figures, "free_blocks")
 	require.Zero(t, figures["mispredicted"])
 	require.Empty(t, result.Failed)
 	require.Len(t, result.App, 3)
