@@ -135,8 +135,8 @@ func (c *cluster) gateway(ctx context.Context) (h *e2e.Home, address string, err
 	return h, address, err
 }
 
-// verifyOne reads a key through a light client. A header proves the state of the block before it, so
-// the gateway may follow the chain and not serve the last block's writes yet.
+// verifyOne reads a key through a light client. A header proves the state of the block before it,
+// so the gateway may follow the chain and not serve the last block's writes yet.
 func (c *cluster) verifyOne(ctx context.Context, address string) error {
 	verifier, err := client.Dial(ctx, []string{address}, client.WithVerification(client.Trust{Genesis: c.net.Genesis}))
 	if err != nil {
