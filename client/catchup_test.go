@@ -123,7 +123,7 @@ func TestOrderAfterARestart(t *testing.T) {
 				for _, sent := range []*Sent{first, second} {
 					result, err := sent.Wait(r.ctx)
 					require.NoError(t, err)
-					require.Equal(t, sent.Hash, []byte(result.Hash))
+					require.Equal(t, sent.Hash, result.Hash)
 				}
 				require.EqualValues(t, 2, r.chain.nonces[string(r.Account())])
 				value, _, err := r.Read(r.ctx, []byte("k"))
