@@ -560,22 +560,18 @@ func inFile(file *viper.Viper, f field) any {
 // CheckFlags checks the flags and variables in v like Load, for a home whose files have the
 // defaults of a network. Errors match ErrInvalid.
 func CheckFlags(v *viper.Viper, network Network) error {
-	defaults := func() (*cfg.Config, App) {
-		conf, app := DefaultCometBFT(), DefaultApp()
-		Tune(network, conf, &app)
-		return conf, app
-	}
-	config := &Config{App: DefaultApp()}
-	appFields, fields := fieldsOf(DefaultApp()), fieldsOf(DefaultCometBFT())
+	comet, app := tuned(network)
+	config := &Config{App: app}
+	appFields, fields := fieldsOf(app), fieldsOf(comet)
 	err := blame(v, nil, appFields, "the default settings", func(v *viper.Viper) error {
-		_, config.App = defaults()
+		_, config.App = tuned(network)
 		return errors.Join(override(v, nil, appFields, &config.App), config.App.validate())
 	})
 	if err != nil {
 		return Invalid(err)
 	}
 	return Invalid(blame(v, nil, fields, "the default settings", func(v *viper.Viper) error {
-		config.CometBFT, _ = defaults()
+		config.CometBFT, _ = tuned(network)
 		return errors.Join(override(v, nil, fields, config.CometBFT), config.validateComet())
 	}))
 }

@@ -109,6 +109,19 @@ func TestFlagThatDoesNotFitIsNamed(t *testing.T) {
 		require.ErrorContains(t, config.CheckFlags(v, config.WAN), c.want)
 	}
 	require.NoError(t, config.CheckFlags(viper.New(), config.WAN))
+	require.NoError(t, config.CheckFlags(viper.New(), config.LAN))
+	for _, c := range []struct {
+		name    string
+		value   int
+		network config.Network // for which it fits
+	}{{"disk.max_backlog_blocks", 500, config.WAN}, {"disk.flush_blocks", 2000, config.LAN}} {
+		v := viper.New()
+		v.Set(c.name, c.value)
+		for _, network := range []config.Network{config.WAN, config.LAN} {
+			err := config.CheckFlags(v, network)
+			require.Equal(t, network == c.network, err == nil, "%s = %d in a %s: %v", c.name, c.value, network, err)
+		}
+	}
 }
 
 func TestQuote(t *testing.T) {
