@@ -78,14 +78,15 @@ func (l *leftOver) of(height int64) map[[sha256.Size]byte]turns {
 func (l *leftOver) mayForce(height int64, waiting []decoded) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if height > l.forcedAt+l.pause {
-		inVain := l.forcedAt > 0 && slices.ContainsFunc(waiting, func(t decoded) bool { return t.err == nil && t.id == l.forced })
-		if !inVain {
-			l.pause = 0
-		} else if l.pause < mostPause {
-			l.pause = max(2*l.pause, leastPause)
-		}
+	if height <= l.forcedAt+l.pause {
+		return false
 	}
+	isForced := func(t decoded) bool { return t.err == nil && t.id == l.forced }
+	if l.forcedAt == 0 || !slices.ContainsFunc(waiting, isForced) {
+		l.pause = 0
+		return true
+	}
+	l.pause = min(max(2*l.pause, leastPause), mostPause)
 	return height > l.forcedAt+l.pause
 }
 

@@ -327,11 +327,7 @@ func (w *waiting) placeFor(now time.Time, from source, height int64, bytes int) 
 		return nil
 	}
 	s, limited := w.shareOf(from)
-	same := func(other source) bool {
-		o, _ := w.shareOf(other)
-		return o == s
-	}
-	fits := !limited || s.budget.fits(s.holder, int64(bytes), w.chargeAbove(height, same), 1)
+	fits := !limited || s.budget.fits(s.holder, int64(bytes), w.chargeAbove(height, w.chargedTo(s)), 1)
 	if strangers[from.host] == 0 && fits && w.displaceSlowest(now, height) {
 		return nil
 	}
@@ -391,6 +387,14 @@ func (w *waiting) shareOf(from source) (s share, limited bool) {
 		s = share{w.strangers, from.host}
 	}
 	return s, s.budget != nil
+}
+
+// chargedTo selects the sources whose updates are charged to a share.
+func (w *waiting) chargedTo(s share) func(source) bool {
+	return func(from source) bool {
+		of, _ := w.shareOf(from)
+		return of == s
+	}
 }
 
 // charge makes the budgets agree with the updates.
@@ -458,10 +462,7 @@ func (w *waiting) shareFor(from source, height int64, bytes int, known bool) err
 	if !limited || w.isKnown(from.sender) != known || known && height == w.next {
 		return nil
 	}
-	same := func(other source) bool {
-		o, _ := w.shareOf(other)
-		return o == s
-	}
+	same := w.chargedTo(s)
 	of, holder := int64(1), "host of other senders"
 	if known {
 		of, holder = 2, "named sender"
