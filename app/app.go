@@ -139,7 +139,8 @@ type App struct {
 	passed      passedOver
 	leftOver    leftOver
 	ahead       ahead
-	queries     chan struct{}      // one element for each query that waits for the Source
+	queries     chan struct{} // one element for each query that waits for the Source
+	trees       queryTrees
 	simulations chan struct{}      // one element for each simulation that runs
 	life        context.Context    //nolint:containedctx // ends with Stop
 	end         context.CancelFunc // ends life
@@ -204,7 +205,7 @@ func New(options Options) (*App, error) {
 		options.WitnessBytes = DefaultWitnessBytes
 	}
 	a := &App{
-		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries), simulations: make(chan struct{}, maxSimulations),
+		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries), trees: queryTrees{most: QueryTreesBytes}, simulations: make(chan struct{}, maxSimulations),
 	}
 	a.state = onDisk{a}
 	if options.Source != nil {

@@ -85,6 +85,7 @@ func TestQueriesGiveUpTheirSlots(t *testing.T) {
 		source, _, a := startBeside(t, avlstar.Retention{})
 		defer a.Stop()
 		for range maxWaitingQueries + 1 {
+			forgetQueries(a)
 			res, err := a.Query(ctx, &abci.RequestQuery{Path: PathNonce, Data: account("alice")})
 			require.NoError(t, err)
 			require.Zero(t, res.Code, res.Log)
@@ -188,6 +189,7 @@ func TestNonceIsFetched(t *testing.T) {
 			return res
 		}
 		require.Equal(t, encodeUint64(4), ask().Value)
+		forgetQueries(a)
 		source.silence(true)
 		began := time.Now()
 		res := ask()

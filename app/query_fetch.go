@@ -10,11 +10,6 @@ import (
 	"github.com/starling-kv/starling/tx"
 )
 
-// Queries read nodes that are missing in the tree of their height from a small tree of their own,
-// which begins with the root's hash. So queries of untrusted clients neither touch nor enlarge the
-// tree on which blocks are executed, wait for it, or delay it, and older heights are read in the
-// same way.
-
 const (
 	// queryPatience is the time that a query waits for the Source, as a multiple of
 	// Options.WitnessTimeout.
@@ -29,41 +24,38 @@ const (
 )
 
 // read implements backing. It calls read with a version of the state at until read reports no
-// missing nodes: first with the version that is kept, then with others, which grow by the missing
-// nodes that needs records. Data that read keeps must not be memory of its version.
+// missing nodes: first with the version that is kept, then with those of a shared tree, which grows
+// by the missing nodes that needs records. Data that read keeps must not be memory of its version.
 func (a byWitness) read(ctx context.Context, at committed, read func(v *avlstar.Version, needs *needs) error) error {
 	if err := read(at.version, nil); !isMissing(err) {
 		return err
-	}
-	select {
-	case a.queries <- struct{}{}:
-		defer func() { <-a.queries }()
-	default:
-		return tx.Errorf(tx.CodeBusy, "%d queries wait for missing parts of this node's state: ask again later, or ask another node", maxWaitingQueries)
 	}
 	ctx, cancel := a.alive(ctx)
 	defer cancel()
 	ctx, cancelled := context.WithTimeout(ctx, queryPatience*a.options.WitnessTimeout)
 	defer cancelled()
-	p, err := avlstar.NewPartial(at.version.Commitment())
+	t, err := a.trees.of(at.version, at.height == a.published.Load().height)
 	if err != nil {
 		return err
 	}
-	v := p.Version()
-	defer func() { v.Release() }()
-	f := &fetcher{app: a.App, call: forQuery, height: at.height, version: func() *avlstar.Version { return v }, replace: func(next *avlstar.Version) {
-		v.Release()
-		v = next
-	}}
+	defer func() {
+		a.trees.leave(t)
+		a.trees.trim()
+	}()
 	for {
-		needs := newNeeds()
+		v, needs := t.acquire(), newNeeds()
 		err := read(v, needs)
-		if !isMissing(err) {
-			return err
+		if isMissing(err) {
+			if err = a.bring(ctx, t, at, v, needs); err == nil {
+				v.Release()
+				continue
+			}
+			if !errors.As(err, new(*tx.Error)) {
+				err = fmt.Errorf("storage nodes did not send a part of the state in time: %w", err)
+			}
 		}
-		if err := f.bring(ctx, needs); err != nil {
-			return fmt.Errorf("storage nodes did not send a part of the state in time: %w", err)
-		}
+		v.Release()
+		return err
 	}
 }
 

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"regexp"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/spectest"
 )
 
 var update = flag.Bool("update", false, "write the vectors in testdata again")
@@ -161,7 +161,7 @@ func honestOrEmpty(t *testing.T, v *Version, start, end string, limit int) *lie 
 // TestSpecExamples checks that this package makes exactly the worked examples of
 // docs/spec/proofs.md.
 func TestSpecExamples(t *testing.T) {
-	hexes := exampleDigits(t, "../docs/spec/proofs.md")
+	hexes := spectest.Digits(t, "proofs.md")
 	f := rangeVectors(t)
 	v, err := Empty(40)
 	require.NoError(t, err)
@@ -177,17 +177,6 @@ func TestSpecExamples(t *testing.T) {
 	for what, b := range map[string][]byte{"state": p.State, "map": p.Map, "app hash": appHash[:], "tree": l.tree.encode()} {
 		require.Contains(t, hexes, fmt.Sprintf("%x", b), what)
 	}
-}
-
-// exampleDigits returns the hexadecimal digits at the left of all examples of a specification.
-func exampleDigits(t *testing.T, path string) string {
-	spec, err := os.ReadFile(path)
-	require.NoError(t, err)
-	var hexes strings.Builder
-	for _, line := range regexp.MustCompile(`(?m)^    ([0-9a-f ]+)(  .*)?$`).FindAllSubmatch(spec, -1) {
-		hexes.WriteString(strings.ReplaceAll(string(line[1]), " ", ""))
-	}
-	return hexes.String()
 }
 
 // requireVectors checks that this package makes exactly the file, and returns its content. With

@@ -3,7 +3,6 @@ package avlstar
 import (
 	"bytes"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/internal/spectest"
 )
 
 // TestUpdateHasNewInner: an update contains the nodes that NewInner yields and that are in its
@@ -409,7 +409,7 @@ func TestUpdateVectors(t *testing.T) {
 func TestUpdateSpecExample(t *testing.T) {
 	example := updateVectors(t).Valid[8]
 	require.Equal(t, "a range of one key", example.Name)
-	require.Equal(t, hex.EncodeToString(example.Update), exampleDigits(t, "../docs/spec/updates.md"))
+	spectest.Require(t, "updates.md", example.Update)
 }
 
 // TestDecodeUpdateFrom: an update from a stranger takes no memory if it leads to another version,

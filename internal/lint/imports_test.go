@@ -144,6 +144,7 @@ var arrows = map[string]struct {
 	"internal/copied":     {nil, "it compares arbitrary text"},
 	"internal/crashfs":    {nil, "it is for the tests of any package"},
 	"internal/seeds":      {nil, "it is for the tests of any package"},
+	"internal/spectest":   {nil, "it is for the tests of any package, in any module"},
 	"internal/worlds":     {nil, "it is for the tests of any package"},
 	"internal/smalldisk":  {nil, "it mounts disks for any use"},
 	"internal/ports":      {nil, "it reserves ports for any server"},

@@ -1,0 +1,232 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
+)
+
+// Queries read nodes that are missing in the tree of their height from trees of their own, which
+// begin with the root's hash. So queries of untrusted clients neither touch nor enlarge the tree on
+// which blocks are executed, wait for it, or delay it.
+//
+// Queries of the newest state share a tree. A node that one of them has fetched serves the others,
+// and later states too, while its hash does not change:
+//
+//	a key is missing in the tree of the blocks
+//	   └─► missing in the shared tree of this state?
+//	          └─► copy the nodes that the tree of the blocks or an older shared tree has
+//	                 └─► still missing: fetch the nodes, once for all queries of these keys
+//
+// A tree that takes half of the memory is followed by a new one of the same state, which copies
+// what is still read. So nodes leave that were not read for the longest time.
+
+const (
+	// QueryTreesBytes limits the memory of the trees that queries share, in bytes. The queries that
+	// are running may exceed it by what they have fetched.
+	QueryTreesBytes = 64 << 20
+	// maxQueryTrees limits the number of these trees: a key that nobody reads while that many
+	// states are made is fetched again.
+	maxQueryTrees = 16
+)
+
+// queryTrees are the trees that queries share.
+type queryTrees struct {
+	most int64 // limit of all trees, in bytes
+
+	mu   sync.Mutex
+	list []*queryTree // guarded by mu; newest first. It is a user of each
+}
+
+// queryTree is a tree of one state.
+type queryTree struct {
+	state avlstar.Commitment
+	users int          // guarded by queryTrees.mu: the list, and queries
+	size  atomic.Int64 // memory of version, in bytes
+
+	mu      sync.Mutex       // a tree locks older ones after itself
+	version *avlstar.Version // guarded by mu; holds a reference
+	// The wants that queries are fetching, by idsOf; closed when the fetch has ended. Guarded by mu.
+	fetching map[string]chan struct{}
+}
+
+// of returns the tree for queries of a state, which the caller leaves. Queries of states that are
+// not the newest get a tree that exists, or one of their own.
+func (q *queryTrees) of(v *avlstar.Version, newest bool) (*queryTree, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	state := v.Commitment()
+	for i, t := range q.list {
+		if t.state == state && (!newest || i == 0 && t.size.Load() < q.most/2) {
+			t.users++
+			return t, nil
+		}
+	}
+	p, err := avlstar.NewPartial(state)
+	if err != nil {
+		return nil, err
+	}
+	t := &queryTree{state: state, users: 1, version: p.Version(), fetching: make(map[string]chan struct{})}
+	if newest {
+		t.users++
+		q.list = slices.Insert(q.list, 0, t)
+	}
+	return t, nil
+}
+
+// leave ends a use of each tree. The last one releases it.
+func (q *queryTrees) leave(trees ...*queryTree) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, t := range trees {
+		if t.users--; t.users == 0 {
+			t.version.Release()
+		}
+	}
+}
+
+// trim drops the oldest trees beyond the limits, but never the newest.
+func (q *queryTrees) trim() {
+	q.mu.Lock()
+	keep, sum := 0, int64(0)
+	for _, t := range q.list {
+		if sum += t.size.Load(); keep > 0 && (sum > q.most || keep == maxQueryTrees) {
+			break
+		}
+		keep++
+	}
+	dropped := slices.Clone(q.list[keep:])
+	q.list = slices.Delete(q.list, keep, len(q.list))
+	q.mu.Unlock()
+	q.leave(dropped...)
+}
+
+// before returns the trees of the list that are older than t, newest first. The caller leaves them.
+func (q *queryTrees) before(t *queryTree) []*queryTree {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	older := slices.Clone(q.list[slices.Index(q.list, t)+1:]) // all, if t is not in the list
+	for _, t := range older {
+		t.users++
+	}
+	return older
+}
+
+// bytes returns the memory of all trees.
+func (q *queryTrees) bytes() (sum int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, t := range q.list {
+		sum += t.size.Load()
+	}
+	return sum
+}
+
+// acquire returns the version, which the caller releases.
+func (t *queryTree) acquire() *avlstar.Version {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.version.Retain()
+	return t.version
+}
+
+// replace takes over a reference to next. The caller holds mu.
+func (t *queryTree) replace(next *avlstar.Version) {
+	t.version.Release()
+	t.version = next
+	m := next.Memory()
+	t.size.Store(int64(m.NodeBytes + m.LeafBytes))
+}
+
+// copyFrom adds the nodes for wants that v has. The caller holds mu. missing reports whether others
+// are missing still.
+func (t *queryTree) copyFrom(v *avlstar.Version, wants []avlstar.Want) (missing bool, err error) {
+	lacking, held := t.version.Missing(wants)
+	if len(held) == 0 {
+		return false, nil
+	}
+	b, err := v.Multiproof(lacking, avlstar.Below{Depth: math.MaxInt, Held: held, Partly: true})
+	if err != nil {
+		return true, err
+	}
+	m, err := avlstar.DecodeMultiproof(b)
+	if err != nil {
+		return true, err
+	}
+	next, _, err := t.version.Graft(m)
+	if err != nil {
+		return true, err
+	}
+	t.replace(next)
+	_, held = next.Missing(wants)
+	return len(held) > 0, nil
+}
+
+// idsOf returns equal strings for equal wants.
+func idsOf(wants []avlstar.Want) string {
+	var b strings.Builder
+	for _, w := range wants {
+		id := idOf(w)
+		fmt.Fprintf(&b, "%d:%s", len(id), id)
+	}
+	return b.String()
+}
+
+// bring adds to t the nodes that n wants, after a query of the state at missed them in v, t's
+// version. If another query is fetching them already, it waits for that one. The caller then reads
+// again.
+func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avlstar.Version, n *needs) error {
+	id := idsOf(n.wants)
+	t.mu.Lock()
+	if done, ok := t.fetching[id]; ok {
+		t.mu.Unlock()
+		select {
+		case <-done: // whatever became of it: this query may have to fetch itself
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	done := make(chan struct{})
+	t.fetching[id] = done
+	t.mu.Unlock()
+
+	older := a.trees.before(t)
+	t.mu.Lock()
+	defer func() {
+		delete(t.fetching, id)
+		close(done)
+		t.mu.Unlock()
+		a.trees.leave(older...)
+	}()
+	if t.version != v {
+		return nil // another query may have fetched the nodes
+	}
+	missing, err := t.copyFrom(at.version, n.wants)
+	for _, o := range older {
+		if err != nil || !missing {
+			break
+		}
+		from := o.acquire()
+		missing, err = t.copyFrom(from, n.wants)
+		from.Release()
+	}
+	if err != nil || !missing && t.version != v {
+		return err
+	}
+	select {
+	case a.queries <- struct{}{}:
+		defer func() { <-a.queries }()
+	default:
+		return tx.Errorf(tx.CodeBusy, "%d queries wait for missing parts of this node's state: ask again later, or ask another node", maxWaitingQueries)
+	}
+	f := &fetcher{app: a.App, call: forQuery, height: at.height, lock: &t.mu, version: func() *avlstar.Version { return t.version }, replace: t.replace}
+	return f.bring(ctx, n)
+}
