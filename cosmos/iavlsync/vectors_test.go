@@ -14,6 +14,7 @@ import (
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
+	"github.com/starling-kv/starling/internal/spectest"
 )
 
 const vectorsFile = "testdata/vectors.json"
@@ -250,4 +251,11 @@ func invalidVectors(t *testing.T, states []iavlsynctest.VectorState) (bad []iavl
 	chunk(2, "a root as old as its children", func(b []byte) []byte { b[6] = 0; return b })
 	chunk(3, "the second chunk in the place of the first", func([]byte) []byte { return states[3].Stores[0].Chunks[1] })
 	return bad
+}
+
+// TestSpecExample: the worked example of docs/spec/iavl.md is a vector.
+func TestSpecExample(t *testing.T) {
+	example := iavlsynctest.LoadVectors(t, vectorsFile).States[1]
+	require.Equal(t, "two leaves, one with an empty value", example.Name)
+	spectest.Require(t, "iavl.md", example.Stores[0].Chunks[0], example.Manifest)
 }

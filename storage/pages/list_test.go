@@ -33,7 +33,7 @@ func (s stored) PageList() iter.Seq2[record.Leaf, error] {
 	}
 }
 
-// TestPageListRecords: records of the page list are those of docs/spec/state.md, and are read back.
+// TestPageListRecords: records of the page list have the form of docs/spec/state.md.
 func TestPageListRecords(t *testing.T) {
 	want := []avlstar.PageStub{
 		{Stub: avlstar.Stub{Stat: avlstar.Stat{Height: 4, Bytes: 3000}, Hash: avlstar.Hash{0xaa}}},
