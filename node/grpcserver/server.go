@@ -42,6 +42,9 @@ const (
 	// window is the number of bytes that may be in flight to the server, on a connection and in a
 	// call. gRPC's default measures the connection, by a ping for nearly every call.
 	window = 1 << 20
+	// workers are the goroutines that gRPC keeps for calls. A call beyond them has one of its own,
+	// whose stack grows first: a fifth of the processor time of a get with a proof.
+	workers = 64
 	// minPing is how often a client may send pings.
 	minPing = 5 * time.Second
 )
@@ -87,6 +90,7 @@ func Listen(ctx context.Context, o Options) (*Server, error) {
 	s := &Server{o: o}
 	options := []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxRecvMsgSize(MaxRequestBytes), grpc.WaitForHandlers(true),
+		grpc.NumStreamWorkers(workers),
 		grpc.InitialWindowSize(window), grpc.InitialConnWindowSize(window),
 		grpc.InTapHandle(s.admit), grpc.UnaryInterceptor(s.unary), grpc.StreamInterceptor(s.stream),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: idleTimeout, Time: pingEvery, Timeout: pingTimeout}),
