@@ -15,7 +15,26 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/internal/spectest"
 )
+
+// TestSpecExample makes the messages in docs/spec/statesync.md.
+func TestSpecExample(t *testing.T) {
+	v, err := avlstar.Empty(5) // each leaf is a chunk
+	require.NoError(t, err)
+	v = next(t, v, avlstar.Change{Key: []byte("a"), Value: []byte("1")}, avlstar.Change{Key: []byte("b"), Value: []byte("2")})
+	server := serverOf(t, v, 10)
+	request := &abci.RequestLoadSnapshotChunk{Height: 10, Format: 1, Chunk: 1}
+	answer, err := server.LoadSnapshotChunk(t.Context(), request)
+	require.NoError(t, err)
+	var messages [][]byte
+	for _, m := range []interface{ Marshal() ([]byte, error) }{offerOf(t, server), request, answer} {
+		b, err := m.Marshal()
+		require.NoError(t, err)
+		messages = append(messages, b)
+	}
+	spectest.Require(t, "statesync.md", messages...)
+}
 
 func TestPinsTheNewestAtMultiples(t *testing.T) {
 	v := randomTree(t, newRNG(t, 1), 50, 200)

@@ -15,17 +15,20 @@ const maxDocumentWords = 75_000
 // generatedPages are written by `starlingd docs` and by a test of the metrics, and do not count.
 var generatedPages = []string{"docs/reference/commands.md", "docs/reference/settings.md", "docs/reference/metrics.md"}
 
-// words counts the words of a Markdown document that contain a letter from a to z, outside of
-// fenced code blocks.
+// words counts the words of a Markdown document that contain a letter from a to z, outside of code
+// blocks: fenced ones, and those that are indented after an empty line.
 func words(markdown string) (n int) {
-	fenced := false
+	var fenced, indented bool
+	empty := true
 	for line := range strings.Lines(markdown) {
 		if strings.HasPrefix(strings.TrimLeftFunc(line, unicode.IsSpace), "```") {
-			fenced = !fenced
+			fenced, empty = !fenced, false
 			continue
 		}
+		indented = strings.HasPrefix(line, "    ") && (empty || indented)
+		empty = strings.TrimSpace(line) == ""
 		for word := range strings.FieldsSeq(line) {
-			if !fenced && strings.ContainsFunc(word, func(r rune) bool { return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' }) {
+			if !fenced && !indented && strings.ContainsFunc(word, func(r rune) bool { return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' }) {
 				n++
 			}
 		}
@@ -63,8 +66,8 @@ func TestWordsOfDocuments(t *testing.T) {
 }
 
 func TestWords(t *testing.T) {
-	text := "# Two words\n\n| a | 12 ms | – |\n```\nnot these\n```\n  ```sh\nnor these\n  ```\n`code` 3.5 é\n"
-	if n := words(text); n != 5 {
+	text := "# Two words\n\n| a | 12 ms | – |\n```\nnot these\n```\n  ```sh\nnor these\n  ```\n`code` 3.5 é\n    too\n\n    nor\n    these\n"
+	if n := words(text); n != 6 {
 		t.Errorf("%d words", n)
 	}
 }

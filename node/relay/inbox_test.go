@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/spectest"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
@@ -343,6 +344,20 @@ func TestAnswersNameParts(t *testing.T) {
 	answer, _, err := r.take(t.Context(), transport.Request{Peer: first.id(), Method: Method, Body: encode(altered)})
 	require.ErrorIs(t, err, transport.ErrRefused)
 	require.Nil(t, answer)
+}
+
+// TestSpecExample makes the message and the answer in docs/spec/relay.md.
+func TestSpecExample(t *testing.T) {
+	peer := newFakePeer()
+	r := newReceiver(peer)
+	r.change(func(rs *cstypes.RoundState) { rs.Round = 1 })
+	b := newBlock(t, r.key, 5, 1, int(types.BlockPartSizeBytes)+4)
+	_, err := r.relay(t, peer.id(), b.proposalMessage())
+	require.NoError(t, err)
+	body := encode(b.partMessage(t, 1))
+	answer, _, err := r.take(t.Context(), transport.Request{Peer: peer.id(), Method: Method, Body: body})
+	require.NoError(t, err)
+	spectest.Require(t, "relay.md", body, answer)
 }
 
 // A consensus that accepts nothing any more blocks a bounded number of goroutines, and no peer.

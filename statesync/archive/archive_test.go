@@ -20,6 +20,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/internal/spectest"
 )
 
 func TestWhatIsWrittenIsRead(t *testing.T) {
@@ -89,6 +90,16 @@ func TestFormat(t *testing.T) {
 	require.Equal(t, v.Root().Bytes, u64(take(8)))
 	require.EqualValues(t, whole, u64(take(8)))
 	require.Len(t, file, 4)
+}
+
+// TestSpecExample makes the file in docs/spec/archive.md.
+func TestSpecExample(t *testing.T) {
+	v, err := avlstar.Empty(16)
+	require.NoError(t, err)
+	v, err = v.Apply([]avlstar.Change{{Key: []byte("a"), Value: []byte("1")}, {Key: []byte("b"), Value: []byte("2")}})
+	require.NoError(t, err)
+	defer v.Release()
+	spectest.Require(t, "archive.md", written(t, source{v: v}, 1))
 }
 
 func TestTheSameStateGivesTheSameBytes(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/internal/sleep"
+	"github.com/starling-kv/starling/internal/spectest"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -356,6 +357,17 @@ func TestServerHeaders(t *testing.T) {
 		_, err := mux.Serve(t.Context(), transport.Request{Method: MethodHeaders, Body: body})
 		require.ErrorIs(t, err, transport.ErrRefused)
 	}
+}
+
+// TestSpecExample makes the request and the answer in docs/spec/lightblocks.md.
+func TestSpecExample(t *testing.T) {
+	c := sharedChain(chainOptions{heights: 2, validators: 1, round: 1})
+	mux := new(transport.Mux)
+	NewServer(ServerOptions{ChainID: testChain, Blocks: c, States: c}).Register(mux)
+	request := encodeRange(1, 1)
+	answer, err := mux.Serve(t.Context(), transport.Request{Method: MethodHeaders, Body: request})
+	require.NoError(t, err)
+	spectest.Require(t, "lightblocks.md", request, answer)
 }
 
 // The length of an answer is limited even if commits are long.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/internal/spectest"
 	"github.com/starling-kv/starling/storage/internal/engine"
 	"github.com/starling-kv/starling/storage/seglog"
 	"github.com/starling-kv/starling/storage/sgc"
@@ -98,6 +100,26 @@ func TestWhatIsOutside(t *testing.T) {
 	size, err := z.Bytes(partsID)
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, size, uint64(4*largeValue))
+}
+
+// TestSpecExample writes the part in docs/spec/segments.md, which leaves out its value.
+func TestSpecExample(t *testing.T) {
+	fs := vfs.NewMem()
+	z := openZone(t, fs, Options{})
+	for i := range z.parts.tag { // otherwise random
+		z.parts.tag[i] = byte(i)
+	}
+	key, value := partKey(7, 0), bytes.Repeat([]byte("x"), largeValue)
+	require.NoError(t, z.DB(partsID).SetSync(key, value))
+	f, err := fs.Open(z.parts.store.Path(1))
+	require.NoError(t, err)
+	segment, err := io.ReadAll(f)
+	require.NoError(t, errors.Join(err, f.Close()))
+	record, is := bytes.CutSuffix(segment, value)
+	require.True(t, is)
+	end, _, err := z.read(endKey(1))
+	require.NoError(t, err)
+	spectest.Require(t, "segments.md", record, endKey(1), end, stored(t, z, key))
 }
 
 // TestValueLikeAReference: a value that looks like a reference is returned as it was written.

@@ -2,8 +2,10 @@ package tcp
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,6 +16,8 @@ import (
 	"github.com/cometbft/cometbft/p2p"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/internal/spectest"
+	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/transporttest"
 )
@@ -23,6 +27,29 @@ func TestID(t *testing.T) {
 	for n := range 5 {
 		require.Equal(t, string(p2p.PubKeyToID(ed25519.PrivKey(keyOf(n)).PubKey())), string(transporttest.ID(n)))
 	}
+}
+
+// TestSpecExample exchanges, with a server, the bytes in docs/spec/transport.md.
+func TestSpecExample(t *testing.T) {
+	status := protocol.Status{Base: 1, Height: 1205, Snapshots: []int64{1200}}
+	s := newServer(t, 1, Options{Handler: transport.HandlerFunc(func(context.Context, transport.Request) ([]byte, error) {
+		return status.Encode(), nil
+	})})
+	c := rawDial(t, connect(t, s), nil)
+	var both bytes.Buffer
+	to, from := io.MultiWriter(&both, c), io.TeeReader(c, &both)
+	_, err := to.Write(helloHere)
+	require.NoError(t, err)
+	_, err = readHello(from)
+	require.NoError(t, err)
+	_, err = to.Write(append(appendHeader(nil, frameRequest, 1, 1), byte(protocol.MethodStatus)))
+	require.NoError(t, err)
+	br := bufio.NewReader(from)
+	h, err := readHeader(br)
+	require.NoError(t, err)
+	_, err = io.CopyN(io.Discard, br, int64(h.n))
+	require.NoError(t, err)
+	spectest.Require(t, "transport.md", both.Bytes())
 }
 
 func TestOptions(t *testing.T) {

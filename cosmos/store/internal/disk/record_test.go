@@ -12,6 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/cosmos/store"
+	"github.com/starling-kv/starling/internal/spectest"
 )
 
 const vectorsFile = "../../testdata/records.json"
@@ -133,6 +135,15 @@ func makeVectors() (f vectorFile) {
 	damaged("a part in the middle is missing", "part 1 of", 5, func(e []vectorEntry) []vectorEntry { return append(e[:1], e[2:]...) })
 	damaged("the last part is missing", "is missing", 6, func(e []vectorEntry) []vectorEntry { return e[:len(e)-1] })
 	return f
+}
+
+// TestSpecExample makes the values and the record in docs/spec/cosmosstore.md.
+func TestSpecExample(t *testing.T) {
+	empty, zero := store.Escape(nil), store.Escape([]byte{0, 1})
+	bank := vectorStore{"bank", []vectorChange{put("a", "1"), {Key: hexBytes("b"), Stored: empty}, put("c", "")}}
+	entries := encodeParts(vector{Previous: 299, Stores: []vectorStore{bank}}.record(), 300, partBytes)
+	require.Len(t, entries, 1)
+	spectest.Require(t, "cosmosstore.md", empty, zero, entries[0].Key, entries[0].Value)
 }
 
 func TestRecordVectors(t *testing.T) {
