@@ -115,7 +115,7 @@ func (a byWitness) adopted(v *avlstar.Version) {
 	}
 }
 
-func (byWitness) needs() *needs { return newNeeds() }
+func (byWitness) needs() *needs { return new(needs) }
 
 func (a byWitness) refused(id [sha256.Size]byte) { a.check.drop(id) } // the mempool drops it too
 

@@ -39,9 +39,6 @@ type needs struct {
 // maxNeeds limits the wants of one run. A block names maxCost keys, and a few records for each.
 const maxNeeds = 4 * maxCost
 
-func newNeeds() *needs {
-	return &needs{index: make(map[string]int), met: make(map[avlstar.Hash]avlstar.Span)}
-}
 
 // add records a want, whose keys must not be modified afterwards.
 func (n *needs) add(w avlstar.Want) {
@@ -55,6 +52,9 @@ func (n *needs) add(w avlstar.Want) {
 		return
 	}
 	if len(n.wants) < maxNeeds {
+		if n.index == nil {
+			n.index = make(map[string]int)
+		}
 		n.index[id] = n.taken + len(n.wants)
 		n.wants = append(n.wants, w)
 	}
@@ -79,13 +79,21 @@ func (n *needs) note(err error, wants ...avlstar.Want) {
 	if n == nil || !errors.As(err, &missing) {
 		return
 	}
-	n.met[missing.Node.Hash] = avlstar.Span{}
+	n.reached(missing.Node)
 	if len(wants) == 0 {
 		n.add(avlstar.Want{Key: missing.Key})
 	}
 	for _, w := range wants {
 		n.add(w)
 	}
+}
+
+// reached records a stub that a read reached.
+func (n *needs) reached(stub avlstar.Stub) {
+	if n.met == nil {
+		n.met = make(map[avlstar.Hash]avlstar.Span)
+	}
+	n.met[stub.Hash] = avlstar.Span{}
 }
 
 // lost reports whether nodes are missing, so that the results of the run cannot be used.

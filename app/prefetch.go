@@ -255,7 +255,7 @@ func (l *line) queue(at int, w uncheckedWant) {
 		l.unchecked++
 	case l.named < maxQueued:
 		if n.named == nil {
-			n.named = newNeeds()
+			n.named = new(needs)
 		}
 		before := len(n.named.wants)
 		n.named.add(w.Want)
@@ -423,7 +423,7 @@ func (a *App) checkArrived(id [sha256.Size]byte) {
 	}
 	a.check.checked(id, newcomer, t.Text != nil)
 	a.options.Metrics.Witness.Unchecked.Set(float64(a.check.numUnchecked()))
-	n := newNeeds()
+	n := new(needs)
 	nameKeys(n, t, true)
 	a.askChecked(v, n.wants)
 }

@@ -323,7 +323,7 @@ func TestLineRequestsEachWantOnce(t *testing.T) {
 }
 
 func TestWantsThatLookAlike(t *testing.T) {
-	n := newNeeds()
+	n := new(needs)
 	n.add(avlstar.Want{Range: true, Key: []byte("a"), After: []byte("bc")})
 	n.add(avlstar.Want{Range: true, Key: []byte("ab"), After: []byte("c")})
 	n.add(avlstar.Want{Range: true, Key: []byte("abc")})

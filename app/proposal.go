@@ -286,7 +286,7 @@ func (p *proposer) propose(raw []byte, t decoded, added int64) {
 // reads and programs can miss further nodes in each round. Every range of which it misses nodes has
 // answered since the last turn: no proposal waits for storage nodes that do not.
 func (p *proposer) isOverdue(t decoded) bool {
-	n := newNeeds()
+	n := new(needs)
 	nameKeys(n, t.tx, false)
 	p.missing, _ = p.ahead.base.Missing(n.wants)
 	last := p.before[t.id]

@@ -30,32 +30,34 @@ func (a byWitness) read(ctx context.Context, at committed, read func(v *avlstar.
 	if err := read(at.version, nil); !isMissing(err) {
 		return err
 	}
-	ctx, cancel := a.alive(ctx)
-	defer cancel()
-	ctx, cancelled := context.WithTimeout(ctx, queryPatience*a.options.WitnessTimeout)
-	defer cancelled()
 	t, err := a.trees.of(at.version, at.height == a.published.Load().height)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		a.trees.leave(t)
-		a.trees.trim()
-	}()
+	defer a.trees.release(t)
+	var until context.Context // of all fetches; nil: none was necessary
 	for {
-		v, needs := t.acquire(), newNeeds()
+		v, needs := t.acquire(), new(needs)
 		err := read(v, needs)
-		if isMissing(err) {
-			if err = a.bring(ctx, t, at, v, needs); err == nil {
-				v.Release()
-				continue
-			}
-			if !errors.As(err, new(*tx.Error)) {
-				err = fmt.Errorf("storage nodes did not send a part of the state in time: %w", err)
-			}
+		if !isMissing(err) {
+			v.Release()
+			return err
 		}
+		if until == nil {
+			alive, end := a.alive(ctx)
+			defer end()
+			var cancel context.CancelFunc
+			until, cancel = context.WithTimeout(alive, queryPatience*a.options.WitnessTimeout)
+			defer cancel()
+		}
+		err = a.bring(until, t, at, v, needs)
 		v.Release()
-		return err
+		switch {
+		case errors.As(err, new(*tx.Error)):
+			return err
+		case err != nil:
+			return fmt.Errorf("storage nodes did not send a part of the state in time: %w", err)
+		}
 	}
 }
 
@@ -84,7 +86,7 @@ func (n *needs) addRange(v *avlstar.Version, start, end []byte, room uint64, len
 	if n == nil || !errors.As(err, &missing) {
 		return
 	}
-	n.met[missing.Node.Hash] = avlstar.Span{}
+	n.reached(missing.Node)
 	for s := range v.Stubs(missing.Key) {
 		if end != nil && s.First != nil && bytes.Compare(s.First, end) >= 0 {
 			return

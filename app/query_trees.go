@@ -57,7 +57,7 @@ type queryTree struct {
 	fetching map[string]chan struct{}
 }
 
-// of returns the tree for queries of a state, which the caller leaves. Queries of states that are
+// of returns the tree for queries of a state, which the caller releases. Queries of states that are
 // not the newest get a tree that exists, or one of their own.
 func (q *queryTrees) of(v *avlstar.Version, newest bool) (*queryTree, error) {
 	q.mu.Lock()
@@ -81,20 +81,11 @@ func (q *queryTrees) of(v *avlstar.Version, newest bool) (*queryTree, error) {
 	return t, nil
 }
 
-// leave ends a use of each tree. The last one releases it.
-func (q *queryTrees) leave(trees ...*queryTree) {
+// release ends a use of t, and drops the oldest trees of the list beyond the limits, but
+// never the newest. The last user of a tree releases its version.
+func (q *queryTrees) release(t *queryTree) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, t := range trees {
-		if t.users--; t.users == 0 {
-			t.version.Release()
-		}
-	}
-}
-
-// trim drops the oldest trees beyond the limits, but never the newest.
-func (q *queryTrees) trim() {
-	q.mu.Lock()
 	keep, sum := 0, int64(0)
 	for _, t := range q.list {
 		if sum += t.size.Load(); keep > 0 && (sum > q.most || keep == maxQueryTrees) {
@@ -102,10 +93,18 @@ func (q *queryTrees) trim() {
 		}
 		keep++
 	}
-	dropped := slices.Clone(q.list[keep:])
+	q.leave(q.list[keep:]...)
 	q.list = slices.Delete(q.list, keep, len(q.list))
-	q.mu.Unlock()
-	q.leave(dropped...)
+	q.leave(t)
+}
+
+// leave ends a use of each tree. The caller holds mu.
+func (q *queryTrees) leave(trees ...*queryTree) {
+	for _, t := range trees {
+		if t.users--; t.users == 0 {
+			t.version.Release()
+		}
+	}
 }
 
 // before returns the trees of the list that are older than t, newest first. The caller leaves them.
@@ -204,7 +203,9 @@ func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avl
 		delete(t.fetching, id)
 		close(done)
 		t.mu.Unlock()
+		a.trees.mu.Lock()
 		a.trees.leave(older...)
+		a.trees.mu.Unlock()
 	}()
 	if t.version != v {
 		return nil // another query may have fetched the nodes

@@ -16,6 +16,8 @@ import (
 
 // forgetQueries drops the trees that queries share.
 func forgetQueries(a *App) {
+	a.trees.mu.Lock()
+	defer a.trees.mu.Unlock()
 	a.trees.leave(a.trees.list...)
 	a.trees.list = nil
 }

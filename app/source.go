@@ -257,7 +257,7 @@ func (a byWitness) begin(height int64, v *avlstar.Version) (*avlstar.Version, er
 	v.Retain()
 	ctx, cancel := context.WithTimeout(a.life, startTimeout)
 	defer cancel()
-	n := newNeeds() // without the stubs that were reached: perhaps nothing is missing
+	n := new(needs) // without the stubs that were reached: perhaps nothing is missing
 	for _, key := range [][]byte{ParamsKey(), UpgradeKey(), StrangersKey()} {
 		n.add(avlstar.Want{Key: key})
 	}

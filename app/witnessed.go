@@ -47,7 +47,7 @@ func (a *App) witnessed(ctx context.Context, b block, txs []decoded, f *fetcher)
 		return nil, err
 	}
 	for {
-		n := newNeeds()
+		n := new(needs)
 		done, err := a.execute(b, txs, n)
 		if err == nil && done != nil {
 			err = a.applyWitnessed(ctx, done, f)
@@ -64,7 +64,7 @@ func (a *App) witnessed(ctx context.Context, b block, txs []decoded, f *fetcher)
 
 // edges returns the wants of the paths to Options.Edges.
 func (a *App) edges() *needs {
-	n := newNeeds()
+	n := new(needs)
 	if a.options.Edges == nil {
 		return n
 	}
@@ -129,7 +129,7 @@ func lackedEdges(v *avlstar.Version, edges []avlstar.Want) *needs {
 	if len(held) == 0 {
 		return nil
 	}
-	n := newNeeds()
+	n := new(needs)
 	n.held = held
 	for _, w := range lacking {
 		n.add(w)
