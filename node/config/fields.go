@@ -168,6 +168,11 @@ func readFile(path string, fields []field) (*viper.Viper, error) {
 // malformed adds a hint to the error of text that is not TOML, and the line and column, which
 // go-toml does not report for a name that is given twice.
 func malformed(err error) error {
+	if unknown, is := errors.AsType[*toml.StrictMissingError](err); is && len(unknown.Errors) > 0 {
+		first := &unknown.Errors[0]
+		line, _ := first.Position()
+		return fmt.Errorf("line %d: there is no setting %q\nremove it, or correct its name", line, strings.Join(first.Key(), "."))
+	}
 	var at *toml.DecodeError
 	if errors.As(err, &at) {
 		line, column := at.Position()

@@ -36,7 +36,7 @@ nodes = ["` + a + `@127.0.0.1:1"]
 	for _, test := range []struct{ name, text, want string }{
 		{"no validator's ID", `validators = ["` + a + `@h:1"]`, "is not a node id"},
 		{"empty", ``, "no [[range]]"},
-		{"unknown setting", "[[range]]\nfirst = \"\"\nlast = \"z\"\nnodes = []", "strict mode"},
+		{"unknown setting", "[[range]]\nfirst = \"\"\nlast = \"z\"\nnodes = []", `line 3: there is no setting "range.last"`},
 		{"no first", "[[range]]\nnodes = [\"" + a + "@h:1\"]", `"first" is missing`},
 		{"uncovered", "[[range]]\nfirst = \"b\"\nnodes = [\"" + a + "@h:1\"]", `no range covers the keys below "b"`},
 		{"order", "[[range]]\nfirst = \"\"\nnodes = [\"" + a + "@h:1\"]\n[[range]]\nfirst = \"\"\nnodes = [\"" + a + "@h:1\"]", "not above"},
