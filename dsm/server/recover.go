@@ -14,8 +14,6 @@ var (
 	ErrNoState = errors.New("the range has no state")
 	// ErrDamaged: bytes on disk differ from those that were written.
 	ErrDamaged = errors.New("damaged")
-	// ErrOther: the data belong to another range or another chain.
-	ErrOther = errors.New("of another range or chain")
 	// ErrGap: the heights on disk are not consecutive.
 	ErrGap = errors.New("heights are missing")
 )

@@ -15,6 +15,7 @@ import (
 	"github.com/starling-kv/starling/internal/crashfs"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/storage"
+	"github.com/starling-kv/starling/storage/rangestore"
 )
 
 // feed sends a replica the updates up to a height.
@@ -161,7 +162,7 @@ func TestTheLogForgetsAFailedRange(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- n.Run(ctx) }()
-	require.ErrorIs(t, <-broken, server.ErrOther)
+	require.ErrorIs(t, <-broken, rangestore.ErrOther)
 	c.proved.Store(blocks)
 	for height := int64(1); height <= blocks; height++ {
 		c.send(t, other, 1, height, "a")

@@ -10,6 +10,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/starling-kv/starling/internal/durable/onvfs"
+	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/storage/seglog"
 )
 
@@ -65,7 +66,7 @@ type redoChange struct {
 }
 
 // OpenRedoLog opens the log in a folder, and reads it once to build its index, which takes about 16
-// bytes of memory per update. Errors: ErrDamaged; ErrOther; file system errors.
+// bytes of memory per update. Errors: ErrDamaged; rangestore.ErrOther; file system errors.
 func OpenRedoLog(o RedoOptions) (*RedoLog, error) {
 	if o.FileBytes == 0 {
 		o.FileBytes = redoFileBytes
@@ -83,7 +84,7 @@ func OpenRedoLog(o RedoOptions) (*RedoLog, error) {
 	var err error
 	l.s, err = seglog.OpenLog(seglog.LogOptions{Options: options, Label: o.Label, Before: before}, l.visit)
 	if errors.Is(err, seglog.ErrLabel) {
-		err = fmt.Errorf("%w: %w", ErrOther, err)
+		err = fmt.Errorf("%w: %w", rangestore.ErrOther, err)
 	}
 	if err != nil {
 		return nil, redoErr(err)

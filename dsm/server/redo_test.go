@@ -19,6 +19,7 @@ import (
 	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/internal/crashfs"
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/storage/seglog"
 )
 
@@ -323,7 +324,7 @@ func TestRedoDamaged(t *testing.T) {
 	o := redoOptions(fsys)
 	o.Label = []byte("another")
 	_, err = server.OpenRedoLog(o)
-	require.ErrorIs(t, err, server.ErrOther)
+	require.ErrorIs(t, err, rangestore.ErrOther)
 }
 
 func readFile(t testing.TB, fsys vfs.FS, path string) []byte {

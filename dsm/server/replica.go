@@ -250,7 +250,7 @@ func (r *Replica) advance() (more bool, err error) {
 func (r *Replica) compare(v version) error {
 	hash, proved := r.o.Headers.AppHash(v.height)
 	if got := v.partial.AppHash(); proved && hash != got {
-		return fmt.Errorf("storagenode: %w: the state of height %d has app hash %s, the header has %s", ErrOther, v.height, got, hash)
+		return fmt.Errorf("storagenode: %w: the state of height %d has app hash %s, the header has %s", rangestore.ErrOther, v.height, got, hash)
 	}
 	return nil
 }

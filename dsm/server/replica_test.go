@@ -202,10 +202,10 @@ func TestStateOfAnotherChain(t *testing.T) {
 	other.send(t, r, 0, 1, "honest")
 	other.proved.Store(1)
 	_, err := r.Advance()
-	require.ErrorIs(t, err, server.ErrOther)
+	require.ErrorIs(t, err, rangestore.ErrOther)
 	require.Empty(t, v.all)
 	_, err = r.Receive("honest", "", part(1, c.ranges[0], other.blocks[0].updates[0], 0, 0))
-	require.ErrorIs(t, err, server.ErrOther)
+	require.ErrorIs(t, err, rangestore.ErrOther)
 }
 
 // An update that its sender has begun and forgotten gives back its bytes, also if no message comes.

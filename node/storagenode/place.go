@@ -124,7 +124,7 @@ func removeFolder(dir string) error {
 // such as a full one, do not: the data may be whole.
 func isBad(err error) bool {
 	return errors.Is(err, server.ErrDamaged) || errors.Is(err, server.ErrGap) || errors.Is(err, storage.ErrCorrupt) ||
-		errors.Is(err, server.ErrOther) || errors.Is(err, rangestore.ErrOther) || errors.As(err, new(*avlstar.MissingNodeError))
+		errors.Is(err, rangestore.ErrOther) || errors.As(err, new(*avlstar.MissingNodeError))
 }
 
 // putAside renames the folder of a range without a replica, for the reason why. The range is then
@@ -132,7 +132,7 @@ func isBad(err error) bool {
 // removed only if the range was damaged again, since its newer data came from other nodes.
 func (n *Process) putAside(p *place, why error) error {
 	aside := p.dir + damagedSuffix
-	if p.damaged() != "" && (errors.Is(why, server.ErrOther) || errors.Is(why, rangestore.ErrOther)) {
+	if p.damaged() != "" && errors.Is(why, rangestore.ErrOther) {
 		return config.Invalid(fmt.Errorf("range %s in %q: %w: %q has the data of an earlier range: move it away", p, p.dir, why, aside))
 	}
 	if err := os.RemoveAll(aside); err != nil {

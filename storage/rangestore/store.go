@@ -17,8 +17,8 @@ import (
 	"github.com/starling-kv/starling/storage/pages"
 )
 
-// ErrOther: the folder has the state of another chain or key range.
-var ErrOther = errors.New("the state of another chain or key range")
+// ErrOther: a state, or a log of updates of one, belongs to another chain or key range.
+var ErrOther = errors.New("of another chain or key range")
 
 // remedy ends the messages of storage.ErrCorrupt.
 const remedy = "remove the folder, and the node fetches the range again"
@@ -147,7 +147,7 @@ func Remove(fs vfs.FS, dir string) error {
 func (s *Store) state() (storage.Meta, extra, bool, error) {
 	meta, e, ok, err := s.described()
 	if err == nil && ok && !e.keys.Equal(s.keys) {
-		return meta, extra{}, false, fmt.Errorf("state folder %s: %w: it is of keys %s, not %s", s.dir, ErrOther, e.keys, s.keys)
+		return meta, extra{}, false, fmt.Errorf("state folder %s is %w: it has keys %s, not %s", s.dir, ErrOther, e.keys, s.keys)
 	}
 	return meta, e, ok, err
 }
@@ -159,10 +159,10 @@ func (s *Store) described() (storage.Meta, extra, bool, error) {
 		return meta, extra{}, false, nil
 	}
 	if meta.ChainID != s.chainID {
-		return meta, extra{}, false, fmt.Errorf("state folder %s: %w: it is of chain %q, not %q", s.dir, ErrOther, meta.ChainID, s.chainID)
+		return meta, extra{}, false, fmt.Errorf("state folder %s is %w: it is of chain %q, not %q", s.dir, ErrOther, meta.ChainID, s.chainID)
 	}
 	if len(meta.Extra) == 0 {
-		return meta, extra{}, false, fmt.Errorf("state folder %s: %w: it is not of a key range", s.dir, ErrOther)
+		return meta, extra{}, false, fmt.Errorf("state folder %s is %w: it has no key range", s.dir, ErrOther)
 	}
 	e, err := decodeExtra(meta.Extra)
 	switch {
