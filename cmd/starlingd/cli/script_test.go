@@ -72,6 +72,7 @@ func TestScripts(t *testing.T) {
 				return err
 			}
 			env.Setenv("EXAMPLES", examples)
+			env.Setenv("GUIDE", filepath.Join(examples, "../../docs/how-to/programs.md"))
 			env.Setenv("STARLINGD_CONSENSUS_TIMEOUT_COMMIT", "20ms")
 			env.Setenv("STARLINGD_P2P_PEX", "false")
 			env.Setenv("STARLINGD_RPC_TIMEOUT_BROADCAST_TX_COMMIT", "5m")
