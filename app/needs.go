@@ -39,7 +39,6 @@ type needs struct {
 // maxNeeds limits the wants of one run. A block names maxCost keys, and a few records for each.
 const maxNeeds = 4 * maxCost
 
-
 // add records a want, whose keys must not be modified afterwards.
 func (n *needs) add(w avlstar.Want) {
 	if n == nil {

@@ -51,8 +51,11 @@ type queryTree struct {
 	users int          // guarded by queryTrees.mu: the list, and queries
 	size  atomic.Int64 // memory of version, in bytes
 
-	mu      sync.Mutex       // a tree locks older ones after itself
-	version *avlstar.Version // guarded by mu; holds a reference
+	// Holds a reference. Written under mu, so that each graft begins with the latest version; readers
+	// never wait for one.
+	version atomic.Pointer[avlstar.Version]
+
+	mu sync.Mutex
 	// The wants that queries are fetching, by idsOf; closed when the fetch has ended. Guarded by mu.
 	fetching map[string]chan struct{}
 }
@@ -73,7 +76,8 @@ func (q *queryTrees) of(v *avlstar.Version, newest bool) (*queryTree, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &queryTree{state: state, users: 1, version: p.Version(), fetching: make(map[string]chan struct{})}
+	t := &queryTree{state: state, users: 1, fetching: make(map[string]chan struct{})}
+	t.version.Store(p.Version())
 	if newest {
 		t.users++
 		q.list = slices.Insert(q.list, 0, t)
@@ -81,8 +85,8 @@ func (q *queryTrees) of(v *avlstar.Version, newest bool) (*queryTree, error) {
 	return t, nil
 }
 
-// release ends a use of t, and drops the oldest trees of the list beyond the limits, but
-// never the newest. The last user of a tree releases its version.
+// release ends a use of t, and drops the oldest trees of the list beyond the limits, but never the
+// newest. The last user of a tree releases its version.
 func (q *queryTrees) release(t *queryTree) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -102,7 +106,7 @@ func (q *queryTrees) release(t *queryTree) {
 func (q *queryTrees) leave(trees ...*queryTree) {
 	for _, t := range trees {
 		if t.users--; t.users == 0 {
-			t.version.Release()
+			t.version.Load().Release()
 		}
 	}
 }
@@ -130,16 +134,16 @@ func (q *queryTrees) bytes() (sum int64) {
 
 // acquire returns the version, which the caller releases.
 func (t *queryTree) acquire() *avlstar.Version {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.version.Retain()
-	return t.version
+	for {
+		if v := t.version.Load(); v.TryRetain() { // not if replace has just released it
+			return v
+		}
+	}
 }
 
 // replace takes over a reference to next. The caller holds mu.
 func (t *queryTree) replace(next *avlstar.Version) {
-	t.version.Release()
-	t.version = next
+	t.version.Swap(next).Release()
 	m := next.Memory()
 	t.size.Store(int64(m.NodeBytes + m.LeafBytes))
 }
@@ -147,7 +151,7 @@ func (t *queryTree) replace(next *avlstar.Version) {
 // copyFrom adds the nodes for wants that v has. The caller holds mu. missing reports whether others
 // are missing still.
 func (t *queryTree) copyFrom(v *avlstar.Version, wants []avlstar.Want) (missing bool, err error) {
-	lacking, held := t.version.Missing(wants)
+	lacking, held := t.version.Load().Missing(wants)
 	if len(held) == 0 {
 		return false, nil
 	}
@@ -159,7 +163,7 @@ func (t *queryTree) copyFrom(v *avlstar.Version, wants []avlstar.Want) (missing 
 	if err != nil {
 		return true, err
 	}
-	next, _, err := t.version.Graft(m)
+	next, _, err := t.version.Load().Graft(m)
 	if err != nil {
 		return true, err
 	}
@@ -207,7 +211,7 @@ func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avl
 		a.trees.leave(older...)
 		a.trees.mu.Unlock()
 	}()
-	if t.version != v {
+	if t.version.Load() != v {
 		return nil // another query may have fetched the nodes
 	}
 	missing, err := t.copyFrom(at.version, n.wants)
@@ -219,7 +223,7 @@ func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avl
 		missing, err = t.copyFrom(from, n.wants)
 		from.Release()
 	}
-	if err != nil || !missing && t.version != v {
+	if err != nil || !missing && t.version.Load() != v {
 		return err
 	}
 	select {
@@ -228,6 +232,6 @@ func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avl
 	default:
 		return tx.Errorf(tx.CodeBusy, "%d queries wait for missing parts of this node's state: ask again later, or ask another node", maxWaitingQueries)
 	}
-	f := &fetcher{app: a.App, call: forQuery, height: at.height, lock: &t.mu, version: func() *avlstar.Version { return t.version }, replace: t.replace}
+	f := &fetcher{app: a.App, call: forQuery, height: at.height, lock: &t.mu, version: t.version.Load, replace: t.replace}
 	return f.bring(ctx, n)
 }
