@@ -19,8 +19,8 @@ const (
 error and the exit status is 4.`
 
 	verifyHelp = `With --verify, the response is verified against a block header that validators signed. The
-chain of trust starts at the home's genesis.json, or at a header from a trusted source:
---trust-height and --trust-hash. If --node names several nodes, all but the first are
+chain of trust starts at the home's genesis.json while that is less than seven days old, or
+at a header from a trusted source: --trust-height and --trust-hash. If --node names several nodes, all but the first are
 witnesses. With only one node, a fork signed by more than a third of the validators would
 not be detected.`
 )

@@ -27,9 +27,9 @@ config.toml and app.toml fit a network of several regions, or with --network lan
 whose nodes are near each other.
 
 Settings given as flags are written to the files, as "starlingd join" does.`,
-		Example: `  starlingd init alice --chain-id demo-1 --open --network lan
-  starlingd init alice --chain-id demo-1 --open --rpc.laddr tcp://127.0.0.1:36657
-  starlingd init bob --genesis genesis.json --home ~/.starling-bob`,
+		Example: `  starlingd init my-node --chain-id demo-1 --open --network lan
+  starlingd init my-node --chain-id demo-1 --open --rpc.laddr tcp://127.0.0.1:36657
+  starlingd init other-node --genesis genesis.json --home ~/.starling-other`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			opts.Home = env.Home
@@ -112,11 +112,11 @@ func reportInit(env *cliEnv, opts home.InitOptions, result home.InitResult) erro
 	}
 	fmt.Fprintf(env.Out, "Created %q: node %q of chain %q\n  node id        %s\n  validator key  %x\n\n", result.Home, result.Moniker, result.ChainID, result.NodeID, result.ValidatorPubKey)
 	if opts.GenesisFile != "" {
-		fmt.Fprintf(env.Out, "Next: start the node with a peer:\n  starlingd start --home %s --p2p.persistent_peers ID@HOST:26656\n", config.Quote(result.Home))
+		fmt.Fprintf(env.Out, "Next: join, with a peer and a recent header from a trusted source:\n  starlingd start --home %s --p2p.persistent_peers ID@HOST:26656 --statesync.enable --statesync.trust_height HEIGHT --statesync.trust_hash HASH\n", config.Quote(result.Home))
 		return nil
 	}
 	if !opts.App.Open && len(opts.App.Admins) == 0 {
-		fmt.Fprintf(env.Out, "Nobody can write yet: add an admin or set \"open\" in config/genesis.json before the first start.\n")
+		fmt.Fprintf(env.Out, "Nobody can write yet. Before the first start, create a key and name it as admin:\n  starlingd keys add NAME --home %[1]s\n  starlingd genesis add-account NAME --admin --home %[1]s\n", config.Quote(result.Home))
 	}
 	fmt.Fprintf(env.Out, "Next: start the node:\n  starlingd start --home %s\n", config.Quote(result.Home))
 	return nil

@@ -166,7 +166,7 @@ type noAnswerError struct {
 }
 
 func (e *noAnswerError) Error() string {
-	return fmt.Sprintf("%s: is the node running? (use --node for another address)", e.short())
+	return fmt.Sprintf("%s: is the node running? (a node that joins answers on its [status] laddr only; use --node for another address)", e.short())
 }
 
 func (e *noAnswerError) Unwrap() error { return e.cause }

@@ -98,7 +98,7 @@ a proof, 4 key absent, 5 disk full, 6 data on disk damaged, 7 program too old fo
 or for the data on disk, 8 a header is missing that a block's evidence refers to (the next
 start fetches it).`
 
-const rootExample = `  starlingd init alice --chain-id demo-1 --open
+const rootExample = `  starlingd init my-node --chain-id demo-1 --open
   starlingd start
   starlingd status`
 
@@ -213,15 +213,17 @@ func suggestions(root *cobra.Command, name string) (near []string) {
 		return near
 	}
 	similar := root.SuggestionsFor(name)
-	if len(similar) == 0 {
-		return nil
-	}
 	for _, whole := range similar { // incompletely typed commands
 		if strings.HasPrefix(whole, name) {
 			return []string{fmt.Sprintf("%q", whole)}
 		}
 	}
-	return []string{fmt.Sprintf("%q", similar[0])}
+	if len(name) > 2 { // two letters are similar to any short name
+		for _, other := range similar {
+			near = append(near, fmt.Sprintf("%q", other))
+		}
+	}
+	return near
 }
 
 // bindFlags binds the flags to v, except `abci --transport`: it is not a setting and would hide the

@@ -1,9 +1,7 @@
 package rootmulti_test
 
 import (
-	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	dbm "github.com/cosmos/cosmos-db"
@@ -25,20 +23,8 @@ func (a *app) MountStore(key types.StoreKey, typ types.StoreType) {
 	a.cms.MountStoreWithDB(key, typ, nil)
 }
 
-// TestMountAsDocumented runs the code in docs/how-to/cosmos.md.
-func TestMountAsDocumented(t *testing.T) {
-	doc, err := os.ReadFile("../../../docs/how-to/cosmos.md")
-	require.NoError(t, err)
-	source, err := os.ReadFile("mount_test.go")
-	require.NoError(t, err)
-	_, lines, _ := strings.Cut(string(doc), "## New chains: mount our tree\n")
-	_, lines, _ = strings.Cut(lines, "```go\n")
-	lines, _, _ = strings.Cut(lines, "```")
-	require.NotEmpty(t, lines)
-	for line := range strings.Lines(lines) {
-		require.Contains(t, string(source), "\t"+line)
-	}
-
+// TestMount mounts a store of our type and one of IAVL's.
+func TestMount(t *testing.T) {
 	db, logger, home, app := dbm.NewMemDB(), log.NewNopLogger(), t.TempDir(), new(app)
 	keys := types.NewKVStoreKeys("bank", "gov")
 
