@@ -26,7 +26,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	var quick bool
 	f.BoolVar(&quick, "quick", false, "small states, for minutes on two cores (the default)")
 	f.BoolVar(&o.Full, "full", false, "the papers' sizes where they fit into this machine: hours")
-	f.Names(&o.Only, "only", nil, ids(), "figures to run (default: all), of "+fmt.Sprint(len(figures))+": see the page")
+	f.Names(&o.Only, "only", nil, ids(), "figures to run (default: all), of "+fmt.Sprint(len(figures))+": see docs/explanation/papers.md")
 	f.StringVar(&o.Out, "out", "../build/papers", "folder for the reports, the pictures and index.html; figures that it has from the same commit and options are not run again")
 	f.BoolVar(&o.Force, "force", false, "run figures again that the folder has")
 	f.Also(func() error {

@@ -47,9 +47,9 @@ const (
 
 // limits of a Scheduler; zero means the default. Only tests change fields that New does not set.
 type limits struct {
-	memory  int64 // maximum requests in flight per proven peer
-	perPeer int   // maximum requests in flight per item
-	copies  int   // requests in flight for one item, at most
+	memory  int64 // bytes, see New
+	perPeer int   // maximum requests in flight per proven peer
+	copies  int   // maximum requests in flight per item
 	atHand  int   // see New
 }
 
