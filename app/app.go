@@ -139,6 +139,7 @@ type App struct {
 	passed      passedOver
 	leftOver    leftOver
 	ahead       ahead
+	witnesses   blockWitnesses
 	queries     chan struct{}      // one element for each query that waits for the Source
 	simulations chan struct{}      // one element for each simulation that runs
 	life        context.Context    //nolint:containedctx // ends with Stop
@@ -301,6 +302,7 @@ func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool, included
 	}
 	a.check.reset(v, a.block.params, rewritten, sameRights, included)
 	a.ahead.committed()
+	a.witnesses.committed()
 	a.options.Metrics.committed(height, v)
 	a.options.Metrics.Witness.Unchecked.Set(float64(a.check.numUnchecked()))
 	a.options.Metrics.OldestHeight.Set(float64(a.Oldest()))
