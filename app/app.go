@@ -139,8 +139,9 @@ type App struct {
 	passed      passedOver
 	leftOver    leftOver
 	ahead       ahead
-	queries     chan struct{} // one element for each query that waits for the Source
 	trees       queryTrees
+	witnesses   blockWitnesses
+	queries     chan struct{}      // one element for each query that waits for the Source
 	simulations chan struct{}      // one element for each simulation that runs
 	life        context.Context    //nolint:containedctx // ends with Stop
 	end         context.CancelFunc // ends life
@@ -302,6 +303,7 @@ func (a *App) publish(rewritten map[[32]byte]struct{}, sameRights bool, included
 	}
 	a.check.reset(v, a.block.params, rewritten, sameRights, included)
 	a.ahead.committed()
+	a.witnesses.committed()
 	a.options.Metrics.committed(height, v)
 	a.options.Metrics.Witness.Unchecked.Set(float64(a.check.numUnchecked()))
 	a.options.Metrics.OldestHeight.Set(float64(a.Oldest()))

@@ -122,6 +122,9 @@ func (q *queryTrees) before(t *queryTree) []*queryTree {
 	return older
 }
 
+// QueryTreesBytes returns the memory of the trees that queries share.
+func (a *App) QueryTreesBytes() int64 { return a.trees.bytes() }
+
 // bytes returns the memory of all trees.
 func (q *queryTrees) bytes() (sum int64) {
 	q.mu.Lock()

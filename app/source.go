@@ -153,6 +153,9 @@ func (f *fetcher) once(ctx context.Context, wants []avlstar.Want, held map[avlst
 		f.bytes += b.Bytes()
 		m.Bytes.WithLabelValues(f.call).Add(float64(b.Bytes()))
 	}
+	if f.call == forBlock || f.call == forProposal {
+		f.app.witnesses.received(f.bytes)
+	}
 	v := f.version()
 	if v == nil {
 		return false, why, errMoved

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	abci "github.com/cometbft/cometbft/abci/types"
@@ -60,6 +61,32 @@ func (a *App) witnessed(ctx context.Context, b block, txs []decoded, f *fetcher)
 			return nil, err
 		}
 	}
+}
+
+// blockWitnesses are the lengths of the largest witnesses that proposals and blocks have fetched.
+type blockWitnesses struct {
+	mu           sync.Mutex
+	before, last int // for the last commit, and since then
+}
+
+func (w *blockWitnesses) received(bytes int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last = max(w.last, bytes)
+}
+
+func (w *blockWitnesses) committed() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.before, w.last = w.last, 0
+}
+
+// BlockWitnessBytes returns the length of the largest witness that a proposal or block has fetched
+// since the block before the last one.
+func (a *App) BlockWitnessBytes() int {
+	a.witnesses.mu.Lock()
+	defer a.witnesses.mu.Unlock()
+	return max(a.witnesses.before, a.witnesses.last)
 }
 
 // edges returns the wants of the paths to Options.Edges.

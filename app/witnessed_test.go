@@ -651,5 +651,17 @@ func TestWaitsAreMeasured(t *testing.T) {
 		require.Positive(t, got[prefix+"bytes_total prefetch"])
 		require.Positive(t, got[prefix+"bytes_total process_proposal"])
 		require.Zero(t, got[prefix+"bytes_total finalize_block"])
+
+		commit := func() {
+			_, err := a.Commit(ctx, &abci.RequestCommit{})
+			require.NoError(t, err)
+		}
+		largest := int(got[prefix+"bytes_total process_proposal"])
+		require.Equal(t, largest, a.BlockWitnessBytes())
+		commit()
+		require.Equal(t, largest, a.BlockWitnessBytes())
+		finalize(t, a)
+		commit()
+		require.Zero(t, a.BlockWitnessBytes(), "only that of the last block counts")
 	})
 }

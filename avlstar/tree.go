@@ -95,6 +95,12 @@ type MemoryStats struct {
 	IndexBytes uint64 // memory of the index
 }
 
+// LatestBytes returns the memory of the latest version, and memory that is not in use.
+func (m MemoryStats) LatestBytes() uint64 {
+	all := m.NodeBytes + m.LeafBytes + m.IndexBytes
+	return all - min(m.HeldBytes, all)
+}
+
 // Reclaimed counts the nodes of released versions that an Apply freed or passed on.
 type Reclaimed struct {
 	Freed    int // nodes and leaves

@@ -45,7 +45,7 @@ func follower(t *testing.T, dir string, n *Node, first home.InitResult) string {
 		o.Edit = func(c *cfg.Config, a *config.App) {
 			edit(c, a)
 			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", first.NodeID, nodetest.Load(t, dir).CometBFT.P2P.ListenAddress[len("tcp://"):])
-			a.Join.Peers = fmt.Sprintf("%s@%s", first.NodeID, n.serving.server.Addr())
+			a.Join.Peers = fmt.Sprintf("%s@%s", first.NodeID, n.server.Load().Addr())
 		}
 	})
 	return joiner

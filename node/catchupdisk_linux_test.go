@@ -49,7 +49,7 @@ func served(t *testing.T, heights, values, valueBytes int) (n *Node, joiner stri
 			edit(comet, a)
 			peer := n.nodeKey.ID()
 			comet.P2P.PersistentPeers = fmt.Sprintf("%s@%s", peer, c.conf.CometBFT.P2P.ListenAddress[len("tcp://"):])
-			a.Join.Peers = fmt.Sprintf("%s@%s", peer, n.serving.server.Addr())
+			a.Join.Peers = fmt.Sprintf("%s@%s", peer, n.server.Load().Addr())
 			a.Disk.MinFreeBytes = 0 // no check before the disk is full
 		}
 	})

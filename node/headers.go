@@ -130,7 +130,7 @@ func (n *Node) fillGap(ctx context.Context) error {
 	}
 	network, err := join.Connect(join.NetworkOptions{
 		Config: n.config, Logger: n.log.With("module", "join"), Genesis: n.genesis, NodeKey: n.nodeKey, Addresses: addresses,
-		Trust: &lightblocks.Options{TrustHeight: child.Height, TrustHash: child.Hash()},
+		Trust: &lightblocks.Options{TrustHeight: child.Height, TrustHash: child.Hash()}, Dialled: n.dialled.Store,
 	})
 	if err != nil {
 		return err

@@ -60,7 +60,7 @@ func fastJoiner(t *testing.T, dir string, n *Node, first home.InitResult, more f
 			edit(c, a)
 			c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", first.NodeID, nodetest.Load(t, dir).CometBFT.P2P.ListenAddress[len("tcp://"):])
 			c.StateSync.Enable, c.StateSync.TrustHeight, c.StateSync.TrustHash = true, 1, trusted.BlockID.Hash.String()
-			a.Join.Peers = fmt.Sprintf("%s@%s", first.NodeID, n.serving.server.Addr())
+			a.Join.Peers = fmt.Sprintf("%s@%s", first.NodeID, n.server.Load().Addr())
 			if more != nil {
 				more(c, a)
 			}
@@ -101,7 +101,7 @@ func TestJoinOverTheTransport(t *testing.T) {
 	nodetest.Until(t, "the validator to know the joiner's transport", func() bool { return len(n.serving.reactor.Known()) == 1 })
 	known := n.serving.reactor.Known()[0]
 	require.Equal(t, j.ID(), string(known.ID))
-	require.Equal(t, j.serving.server.Addr().String(), known.HostPort)
+	require.Equal(t, j.server.Load().Addr().String(), known.HostPort)
 
 	// Offline.
 	require.NoError(t, j.Stop())

@@ -20,7 +20,7 @@ func TestInitFrom(t *testing.T) {
 	first, n, _ := fastNetwork(t, 10)
 	nodetest.Until(t, "a snapshot", func() bool { return n.Comet().BlockStore().Height() > 6 })
 	trusted := n.Comet().BlockStore().LoadBlockMeta(2)
-	for name, from := range map[string]string{"rpc": config.RPCAddress(first), "transport": n.serving.server.Addr().String()} {
+	for name, from := range map[string]string{"rpc": config.RPCAddress(first), "transport": n.server.Load().Addr().String()} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "newcomer")
 			ports := nodetest.FreePorts(t, 2)
@@ -29,7 +29,7 @@ func TestInitFrom(t *testing.T) {
 				c.P2P.ListenAddress = fmt.Sprintf("tcp://127.0.0.1:%d", ports[1])
 				c.P2P.AllowDuplicateIP, c.P2P.AddrBookStrict, c.P2P.PexReactor = true, false, false
 				// The test's transport does not listen 10 above p2p.
-				a.Transport.ListenAddress, a.Join.Peers = "127.0.0.1:0", n.serving.server.Addr().String()
+				a.Transport.ListenAddress, a.Join.Peers = "127.0.0.1:0", n.server.Load().Addr().String()
 				c.P2P.PersistentPeers = fmt.Sprintf("%s@%s", n.ID(), nodetest.Load(t, first).CometBFT.P2P.ListenAddress[len("tcp://"):])
 			}}
 			made, err := home.InitFrom(t.Context(), o)
@@ -57,7 +57,7 @@ func TestInitFrom(t *testing.T) {
 		"connection refused":                  {From: "127.0.0.1:1"},
 		"genesis file":                        {From: "http://127.0.0.1:1"},
 		// the test's transport does not listen 10 above p2p
-		"p2p.persistent_peers " + n.ID() + "@HOST:PORT": {From: n.serving.server.Addr().String()},
+		"p2p.persistent_peers " + n.ID() + "@HOST:PORT": {From: n.server.Load().Addr().String()},
 	} {
 		o.Home = filepath.Join(t.TempDir(), "none")
 		_, err := home.InitFrom(t.Context(), o)

@@ -39,6 +39,7 @@ import (
 	"github.com/starling-kv/starling/storage/blocks"
 	"github.com/starling-kv/starling/storage/sgc"
 	"github.com/starling-kv/starling/transport"
+	"github.com/starling-kv/starling/transport/tcp"
 )
 
 // stopTimeout limits a clean stop. CometBFT's parts need well under a second.
@@ -114,8 +115,10 @@ type Node struct {
 	application *Application
 
 	serving serving
+	server  atomic.Pointer[tcp.Server] // of serving; nil: not listening
 	relay   *relay.Relay
-	others  *peers.Peers // in sharded mode, nodes that may have witnesses; nil: none
+	others  *peers.Peers                // in sharded mode, nodes that may have witnesses; nil: none
+	dialled atomic.Pointer[peers.Peers] // by the last join or search for headers; nil: none
 	// sharded is set in sharded mode, once the storage nodes file has been read.
 	sharded          atomic.Pointer[sharded]
 	transportMetrics *transportMetrics // nil: none
@@ -214,7 +217,7 @@ func (n *Node) open(ctx context.Context, o options) error {
 		Config: n.config, Logger: n.log, Genesis: n.genesis, NodeKey: n.nodeKey, OnlyValidator: onlyValidator, Sides: n.paths.Sides(),
 		State: joinState{n.application}, Chain: n.databases, Have: have,
 		Metrics: n.application.metrics, View: &n.joinView, Progress: o.progress, Times: o.joinTimes,
-		BlocksView: &n.blocksView, BlocksProgress: o.blocks,
+		BlocksView: &n.blocksView, BlocksProgress: o.blocks, Dialled: n.dialled.Store,
 		Executor: func(ctx context.Context) (join.Executor, error) { return n.instance.Executor(ctx) },
 	}
 	n.joinOptions.Sharded, n.joinOptions.Skip = n.application.backing.joining(n.application), n.isStorageNode

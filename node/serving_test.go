@@ -23,7 +23,7 @@ func TestLocalNodeServesWitnesses(t *testing.T) {
 	nodetest.Until(t, "a block", func() bool { return n.Application().Height() > 2 })
 	key, err := config.TransportKey(&p2p.NodeKey{PrivKey: ed25519.GenPrivKey()})
 	require.NoError(t, err)
-	c, err := tcp.NewDialer(tcp.Options{Key: key, ChainID: "test-chain"}).Dial(t.Context(), transport.Address{ID: transport.ID(n.ID()), HostPort: n.serving.server.Addr().String()})
+	c, err := tcp.NewDialer(tcp.Options{Key: key, ChainID: "test-chain"}).Dial(t.Context(), transport.Address{ID: transport.ID(n.ID()), HostPort: n.server.Load().Addr().String()})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, c.Close()) }()
 	call := func(method uint8, body []byte) ([]byte, error) {

@@ -50,8 +50,8 @@ func transportLanes() []tcp.Lane {
 	}
 }
 
-// serving is this node's server side of the transport, which joining nodes query. All fields except
-// server are set before CometBFT is made; without an address, blocks, light and reactor are nil.
+// serving is this node's server side of the transport, which joining nodes query. All fields are
+// set before CometBFT is made; without an address, blocks, light and reactor are nil.
 type serving struct {
 	address string              // listening address; "": no serving
 	wrong   error               // why there is no address
@@ -59,7 +59,6 @@ type serving struct {
 	blocks  *catchup.Server     // serves the blocks that light has
 	light   *lightblocks.Server // serves CometBFT's headers, once its stores are set: see setStores
 	reactor *comet.AddressReactor
-	server  *tcp.Server // nil: not listening yet
 }
 
 // newServing prepares the parts that CometBFT needs. Nothing is served before Node.serve.
@@ -119,7 +118,7 @@ func (n *Node) serve(wrap func(transport.Handler) transport.Handler) error {
 	if err := n.listen(handler); err != nil {
 		return err
 	}
-	n.log.With("module", "transport").Info("Serving joining nodes", "address", n.serving.server.Addr())
+	n.log.With("module", "transport").Info("Serving joining nodes", "address", n.server.Load().Addr())
 	return nil
 }
 
@@ -145,7 +144,7 @@ func (n *Node) listen(handler transport.Handler) error {
 		return config.AddressError("transport.laddr", n.serving.address, err)
 	}
 	n.serving.reactor.SetOwn(server.Addr())
-	n.serving.server = server
+	n.server.Store(server)
 	return nil
 }
 
@@ -178,11 +177,11 @@ func (n *Node) blockRange() (base, height int64) {
 
 // stopServing stops serving, before the stores that it reads are closed.
 func (n *Node) stopServing() error {
-	if n.serving.server == nil {
+	server := n.server.Swap(nil)
+	if server == nil {
 		return nil
 	}
-	err := n.serving.server.Close()
-	n.serving.server = nil
+	err := server.Close()
 	if errors.Is(err, net.ErrClosed) {
 		err = nil
 	}

@@ -113,6 +113,7 @@ type Metrics struct {
 	CacheHits          int64 // blocks of tables found in the block cache
 	CacheMisses        int64
 	CacheBytes         int64
+	MemTableBytes      uint64
 }
 
 // Metrics returns zeros after Close.
@@ -127,6 +128,7 @@ func (s *Zone) Metrics() Metrics {
 		PageReads: s.generations.hits.Load(), PageMisses: s.generations.misses.Load(),
 		RecordReads: s.generations.records.Load(),
 		CacheHits:   p.BlockCache.Hits, CacheMisses: p.BlockCache.Misses, CacheBytes: p.BlockCache.Size,
+		MemTableBytes: p.MemTable.Size,
 	}
 	var flushed, ingested uint64
 	for _, l := range p.Levels {

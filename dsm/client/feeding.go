@@ -327,6 +327,16 @@ func (c *Client) Durable() int64 {
 	return c.feeding.mu.durable
 }
 
+// UpdateBytes returns the size of the updates that are kept for replicas.
+func (c *Client) UpdateBytes() uint64 {
+	c.feeding.mu.Lock()
+	defer c.feeding.mu.Unlock()
+	if c.feeding.mu.machine == nil {
+		return 0
+	}
+	return c.feeding.mu.machine.Kept()
+}
+
 // Validators sets the number of validators and this node's index, self, in an order that all
 // validators know. self is negative if this node is not a validator. The indices decide which
 // validator sends which update.

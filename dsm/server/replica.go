@@ -423,7 +423,11 @@ func (r *Replica) beyond(heights int) bool {
 	case n > heights:
 		return true
 	}
-	bytes := uint64(0)
+	return r.servedBytes() > r.o.ServeBytes
+}
+
+// servedBytes returns the memory that counts toward Options.ServeBytes. The caller holds mu.
+func (r *Replica) servedBytes() (bytes uint64) {
 	for i, v := range r.mu.versions {
 		bytes += v.bytes
 		// A height without changes has the version of the height before.
@@ -431,7 +435,7 @@ func (r *Replica) beyond(heights int) bool {
 			bytes += v.partial.HeldBytes()
 		}
 	}
-	return bytes > r.o.ServeBytes
+	return bytes
 }
 
 // used returns the oldest height that is served, and the heights of open snapshots.
@@ -551,6 +555,30 @@ func (r *Replica) Sizes() (disk, memory uint64) {
 		v.partial.Release()
 	}
 	return r.o.Store.Bytes(), memory
+}
+
+// Memory is the memory of a replica, in bytes.
+type Memory struct {
+	Tree    uint64 // of the newest height, with memory that is not in use
+	Heights uint64 // counts toward Options.ServeBytes
+	// Database is the memory of the database, and of changes that it does not have yet.
+	Database uint64
+}
+
+// Memory returns the memory of the replica.
+func (r *Replica) Memory() (m Memory) {
+	v, ok := r.latest()
+	if !ok {
+		return m
+	}
+	defer v.partial.Release()
+	m.Tree = v.partial.Memory().LatestBytes()
+	r.mu.Lock()
+	m.Heights = r.servedBytes()
+	r.mu.Unlock()
+	z := r.o.Store.Metrics()
+	m.Database = uint64(z.CacheBytes) + z.MemTableBytes + uint64(z.LagBytes)
+	return m
 }
 
 func rangeOf(r avlstar.KeyRange) avlstar.KeyRange {

@@ -16,6 +16,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server"
+	"github.com/starling-kv/starling/dsm/server/witness"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 )
@@ -319,6 +320,34 @@ func TestRefusals(t *testing.T) {
 	require.NoError(t, err)
 	_, err = server.NewServer(server.ServerOptions{}, replicas[1], replicas[0], replicas[1])
 	require.ErrorContains(t, err, "two replicas")
+}
+
+// A request for an upper tree weighs as much as the upper trees of all replicas, which are there at
+// once while they are joined.
+func TestUpperTreesWeighByReplicas(t *testing.T) {
+	n, _, _ := newNetwork(t, seeds.Rand(t), 6, 2, 0)
+	r := transport.Request{Method: dsm.MethodUpper, Body: dsm.UpperRequest{Height: 1, Depth: 5}.Encode()}
+	require.Positive(t, witness.WeighUpper(r))
+	require.Equal(t, 3*witness.WeighUpper(r), n.muxes[nodeName(0)].Weigh(r))
+}
+
+// What a stranger sends is charged to the host of its request: other identities of that host get no
+// more, another host does.
+func TestUpdatesAreChargedToHosts(t *testing.T) {
+	c := newChain(t, seeds.Rand(t), rangesAt(nil), 0)
+	replica := c.newReplica(t, 0, func(o *server.Options) { o.Strangers = server.NewShares(100) })
+	node, err := server.NewServer(server.ServerOptions{}, replica)
+	require.NoError(t, err)
+	mux := new(transport.Mux)
+	node.Register(mux)
+	send := func(id transport.ID, host string) error {
+		p := dsm.UpdatePart{Height: 1, Total: 1000, Part: make([]byte, 40)}
+		_, err := mux.Serve(t.Context(), transport.Request{Peer: id, Host: host, Method: dsm.MethodUpdate, Body: p.Encode()})
+		return err
+	}
+	require.NoError(t, send("a", "10.0.0.1"))
+	require.ErrorIs(t, send("b", "10.0.0.1"), transport.ErrBusy)
+	require.NoError(t, send("c", "10.0.0.2"))
 }
 
 // Run applies updates and stores states until its context ends.

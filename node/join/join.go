@@ -20,6 +20,7 @@ import (
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/catchup"
 	"github.com/starling-kv/starling/statesync/lightblocks"
+	"github.com/starling-kv/starling/statesync/peers"
 	"github.com/starling-kv/starling/statesync/restore"
 	"github.com/starling-kv/starling/statesync/snapshot"
 	"github.com/starling-kv/starling/statesync/view"
@@ -151,6 +152,7 @@ type Options struct {
 	Skip     func(transport.ID) bool // as in NetworkOptions
 	Have     comet.Heights           // CometBFT's heights when the home was opened
 	Sides    tcp.Sides               // as in NetworkOptions
+	Dialled  func(*peers.Peers)      // as in NetworkOptions
 
 	Metrics  *statesync.Metrics // nil: none
 	View     *view.Join         // exposes the progress
@@ -241,7 +243,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 	j := &joining{Options: o, way: way, log: o.Logger.With("module", "join"), addresses: distinct(addresses)}
 	network := NetworkOptions{
 		Config: o.Config, Logger: j.log, Genesis: o.Genesis, NodeKey: o.NodeKey, Addresses: addresses, View: o.View,
-		Skip: o.Skip, Sides: o.Sides, Banned: func(_ transport.ID, why statesync.BanReason) { o.Metrics.PeerBanned(why) },
+		Dialled: o.Dialled, Skip: o.Skip, Sides: o.Sides, Banned: func(_ transport.ID, why statesync.BanReason) { o.Metrics.PeerBanned(why) },
 	}
 	if way == Blocks {
 		network.View = nil // no state is fetched

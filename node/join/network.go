@@ -61,6 +61,8 @@ type NetworkOptions struct {
 	// trusted.
 	Own  Own
 	View *view.Join // receives the state of the peers; may be nil
+	// Dialled is called with the peers, also with those that View does not receive; may be nil.
+	Dialled func(*peers.Peers)
 	// Banned is called for each banned peer; may be nil.
 	Banned func(id transport.ID, why statesync.BanReason)
 }
@@ -119,6 +121,9 @@ func connectPeers(o NetworkOptions) (*peers.Peers, error) {
 	})
 	if o.View != nil {
 		o.View.Connecting(peers)
+	}
+	if o.Dialled != nil {
+		o.Dialled(peers)
 	}
 	return peers, nil
 }

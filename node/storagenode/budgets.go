@@ -3,6 +3,7 @@ package storagenode
 import (
 	"runtime"
 
+	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/dsm/server/witness"
 	"github.com/starling-kv/starling/node/budget"
 	"github.com/starling-kv/starling/node/config"
@@ -35,11 +36,26 @@ func budgetsOf(c config.App, ranges, processors int, disk int64) budget.Table {
 func (n *Process) budgets() budget.Table {
 	kept, limits := n.chunks.manager.Kept()
 	t := budgetsOf(n.config.App, len(n.all()), runtime.GOMAXPROCS(0), limits.Disk)
+	m := n.replicaMemory()
 	for name, used := range map[string]int64{
+		"pages": n.memory.CacheBytes() + int64(m.Tree), "ranges": int64(m.Database), "heights": int64(m.Heights),
 		"updates": n.namedUpdates.Used(), "strangers_updates": n.strangers.Used(), "snapshots": int64(n.chunks.held()), "snapshots_disk": kept.Disk, "manifests": kept.Manifests,
-		"witnesses": int64(len(n.making)) * witness.AnswerBytes, "peers": n.peers.Load().Bytes(),
+		"witnesses": int64(len(n.making)) * witness.AnswerBytes, "answers": n.server.Load().Used(), "peers": n.peers.Load().Bytes(),
 	} {
 		t.Measure(name, func() int64 { return used })
 	}
 	return t
+}
+
+// replicaMemory returns the memory of all replicas together.
+func (n *Process) replicaMemory() (sum server.Memory) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.mu.places {
+		if p.replica != nil {
+			m := p.replica.Memory()
+			sum.Tree, sum.Heights, sum.Database = sum.Tree+m.Tree, sum.Heights+m.Heights, sum.Database+m.Database
+		}
+	}
+	return sum
 }

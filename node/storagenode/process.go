@@ -102,7 +102,7 @@ type Process struct {
 	filler                  filler
 
 	handler  atomic.Pointer[transport.Mux] // handler of the current replicas
-	server   *tcp.Server                   // nil: not listening yet
+	server   atomic.Pointer[tcp.Server]    // nil: not listening yet
 	status   *statuspage.Server            // nil: none
 	pages    []*http.Server                // servers of metrics
 	listened []net.Listener                // listeners of pages
@@ -293,7 +293,7 @@ func (n *Process) ID() transport.ID { return transport.ID(n.nodeKey.ID()) }
 
 // Address returns the address at which the node serves.
 func (n *Process) Address() transport.Address {
-	return transport.Address{ID: n.ID(), HostPort: n.server.Addr().String()}
+	return transport.Address{ID: n.ID(), HostPort: n.server.Load().Addr().String()}
 }
 
 // Claims returns the heights of the node's ranges, as reported to other nodes.
@@ -308,7 +308,7 @@ func (n *Process) Claims() []dsm.Claim {
 
 // Start begins to follow the chain and to fetch missing ranges. It returns at once.
 func (n *Process) Start() {
-	n.log.Info("Storage node started", "chain_id", n.genesis.ChainID, "node_id", n.ID(), "address", n.server.Addr(),
+	n.log.Info("Storage node started", "chain_id", n.genesis.ChainID, "node_id", n.ID(), "address", n.server.Load().Addr(),
 		"ranges", len(n.all()), "version", buildinfo.Read().Starling, "home", n.config.Home)
 	n.wg.Go(func() { n.chunks.run(n.ctx) })
 	n.wg.Go(func() { n.maps.Run(n.ctx) })
@@ -352,8 +352,8 @@ func (n *Process) Stop() error {
 func (n *Process) close() error {
 	n.cancel()
 	var errs []error
-	if n.server != nil {
-		if err := n.server.Close(); !errors.Is(err, net.ErrClosed) {
+	if server := n.server.Load(); server != nil {
+		if err := server.Close(); !errors.Is(err, net.ErrClosed) {
 			errs = append(errs, err)
 		}
 	}

@@ -71,9 +71,11 @@ func (n *Process) serve() error {
 	}
 	o := n.transportOptions()
 	o.Key, o.Handler, o.Hooks, o.Sides = key, handler, n.metrics.hooks(), n.paths.Sides()
-	if n.server, err = tcp.Listen(address, o); err != nil {
+	server, err := tcp.Listen(address, o)
+	if err != nil {
 		return config.AddressError("transport.laddr", address, err)
 	}
+	n.server.Store(server)
 	return nil
 }
 

@@ -16,6 +16,12 @@ type room struct {
 	}
 }
 
+func (r *room) bytes() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.used
+}
+
 // lease is a part of a room. It is initially empty.
 type lease struct {
 	room     *room

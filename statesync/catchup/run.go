@@ -97,7 +97,7 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil { // otherwise the View would show an active run forever
 		p := l.progress
 		p.Height = max(o.Chain.Height(), l.height)
-		p.State, p.Left, p.Target = Normal, 0, p.Height
+		p.State, p.Left, p.Memory, p.Target = Normal, 0, 0, p.Height
 		o.View.report(p)
 	}
 	return err
@@ -222,8 +222,9 @@ func (l *loop) decide(settled bool) (done bool) {
 	}
 	p := &l.progress
 	p.State, p.Height, p.Peers, p.Banned, p.Target = CatchUp, max(l.o.Chain.Height(), l.height), peers, banned, l.height
+	p.Memory = l.room.bytes()
 	if done {
-		p.State, p.Left = Normal, 0
+		p.State, p.Left, p.Memory = Normal, 0, 0
 	}
 	for _, c := range claims {
 		p.Target = max(p.Target, c.Last-1)

@@ -13,6 +13,7 @@ type Progress struct {
 	Bytes          uint64 // of these blocks
 	Rate           uint64 // recent bytes per second
 	BlockRate      float64
+	Memory         int64 // bytes of answers that are long, or decoded and not executed yet
 	Peers, Banned  int
 	Elapsed, Left  time.Duration // Left 0: unknown
 }

@@ -59,6 +59,7 @@ func (j *joiner) report(phase view.Phase) view.Progress {
 	p.Phase, p.Height, p.Elapsed = phase, j.round.Height, time.Since(j.started)
 	p.Peers, p.Banned = j.o.Peers.Count()
 	p.Wasted, p.Refetched, p.Rejected, p.Retargets = stats.WastedBytes, stats.Refetched, stats.Rejected, j.count.rounds-1
+	p.Memory = stats.MemoryBytes
 	if since, done := time.Since(j.count.began).Seconds(), p.BytesDone-min(j.count.start, p.BytesDone); since > 0 && done > 0 {
 		rate := float64(done) / since
 		p.Rate = uint64(rate)

@@ -29,6 +29,7 @@ type Progress struct {
 	Peers, Banned       int
 	Retargets           int
 	Rate                uint64 // bytes per second, since the snapshot was chosen
+	Memory              int64  // bytes of answers in flight or being verified
 	Elapsed, Left       time.Duration
 }
 

@@ -62,12 +62,19 @@ type Options struct {
 	// ReadOnly is for offline commands: nothing on disk changes, and writes return ErrReadOnly.
 	ReadOnly bool
 
-	// MemTableBytes is the size of a memtable of the database, of which there are at most four;
-	// default 32 MiB.
+	// MemTableBytes is the size of a memtable of the database, of which there are at most
+	// memTables; default 32 MiB.
 	MemTableBytes uint64
 
 	segmentLimit uint64 // for tests; default seglog.Limit
 }
+
+const (
+	memTableBytes = 32 << 20
+	memTables     = 4
+	// MemTables is the memory of all memtables by default, in bytes.
+	MemTables = memTables * memTableBytes
+)
 
 // Zone is the block zone. All methods may be called concurrently.
 type Zone struct {
@@ -97,7 +104,7 @@ func Open(dir string, o Options) (*Zone, error) {
 		o.CacheBytes = 8 << 20
 	}
 	if o.MemTableBytes == 0 {
-		o.MemTableBytes = 32 << 20
+		o.MemTableBytes = memTableBytes
 	}
 	if o.ReadFailed == nil {
 		o.ReadFailed = func(error) {}
@@ -120,7 +127,7 @@ func Open(dir string, o Options) (*Zone, error) {
 		z.cache = newCoherentCache(o.Cache)
 	}
 	options := &pebble.Options{
-		CacheSize: o.CacheBytes, MemTableSize: o.MemTableBytes, MemTableStopWritesThreshold: 4, ReadOnly: o.ReadOnly,
+		CacheSize: o.CacheBytes, MemTableSize: o.MemTableBytes, MemTableStopWritesThreshold: memTables, ReadOnly: o.ReadOnly,
 		LBaseMaxBytes: engine.BaseLevelBytes(o.MemTableBytes),
 	}
 	// Most lookups of transactions and hashes find nothing.

@@ -49,6 +49,9 @@ func NewMemory(bytes int64) *Memory {
 	return &Memory{cache: sgc.New(bytes/2, sgc.WithFixedSplit(1)), trees: bytes / 2}
 }
 
+// CacheBytes returns the bytes of the cache of pages.
+func (m *Memory) CacheBytes() int64 { return m.cache.Stats().Zones[sgc.State].Bytes }
+
 // join adds a range. The caller must call leave.
 func (m *Memory) join() *share {
 	s := new(share)

@@ -112,7 +112,7 @@ func TestMakingCounts(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		require.Equal(t, int64(5000), s.unsent.held())
+		require.Equal(t, int64(5000), s.Used())
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		_, err := c.Call(ctx, transport.Call{Method: someMethod, Body: make([]byte, 1000)})
@@ -123,7 +123,7 @@ func TestMakingCounts(t *testing.T) {
 			}
 		})
 		synctest.Wait()
-		require.Equal(t, int64(7000), s.unsent.held())
+		require.Equal(t, int64(7000), s.Used())
 		close(release)
 		wg.Wait()
 		s.Close()
@@ -148,6 +148,7 @@ func TestAnnouncedBodies(t *testing.T) {
 				}
 				synctest.Wait()
 				require.LessOrEqual(t, s.bodies.held(), s.o.maxBodies*9/25, "a fifth, and a fifth of the rest")
+				require.Equal(t, s.bodies.held(), s.Used())
 				honest := p.dial(t, 2, "10.1.0.1")
 				for range 40 {
 					got, err := ask(honest, strings.Repeat("x", 500_000))

@@ -87,6 +87,14 @@ func prepare(o Options) *Server {
 	return s
 }
 
+// Used returns the bytes of MaxUnsent and MaxBodies that are in use. A nil Server uses none.
+func (s *Server) Used() int64 {
+	if s == nil {
+		return 0
+	}
+	return s.unsent.held() + s.bodies.held()
+}
+
 // Addr returns the listening address.
 func (s *Server) Addr() net.Addr { return s.listener.Addr() }
 

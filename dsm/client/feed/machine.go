@@ -211,6 +211,9 @@ func (m *Machine) Lags(shard int) (lags []Lag) {
 // Queued returns the size of the queued updates of a range, in bytes.
 func (m *Machine) Queued(shard int) uint64 { return m.queues[shard].total - m.queues[shard].dropped }
 
+// Kept returns the size of the queued updates of all ranges, in bytes.
+func (m *Machine) Kept() uint64 { return m.kept }
+
 // Durable returns the height that MinAcks replicas of a range report as durable, at most the height
 // of the last block; 0 if fewer have reported.
 func (m *Machine) Durable(shard int) int64 { return m.queues[shard].durable }

@@ -197,6 +197,22 @@ func SameHashes(t *testing.T, application interface {
 	require.Equal(t, hash[:], comet().BlockStore().LoadBlockMeta(height+1).Header.AppHash.Bytes())
 }
 
+// RequireUsed requires that each budget, except the estimate, says how much of it is used, and
+// returns that by name.
+func RequireUsed(t *testing.T, b budget.Table) map[string]int64 {
+	t.Helper()
+	used := map[string]int64{}
+	for _, one := range b {
+		if one.Name == "program" {
+			continue
+		}
+		require.NotNil(t, one.Used, one.Name)
+		used[one.Name] = one.Used()
+		require.GreaterOrEqual(t, used[one.Name], int64(0), one.Name)
+	}
+	return used
+}
+
 // RequireBudgets requires that the table of a section of docs/reference/limits.md, the file path,
 // has the budgets in b, in MiB, and their sum.
 func RequireBudgets(t *testing.T, b budget.Table, path, section string) {
