@@ -29,6 +29,8 @@ type backing interface {
 	needs() *needs
 	// refused is called when a recheck has refused a transaction.
 	refused(id [sha256.Size]byte)
+	// waits is called when a recheck has admitted a transaction of size bytes again.
+	waits(v *avlstar.Version, params *Params, id [sha256.Size]byte, size int)
 
 	// process reports whether this node can execute a proposal in time. It is called without locks.
 	process(ctx context.Context, req *abci.RequestProcessProposal, txs []decoded) bool
@@ -57,12 +59,13 @@ func (onDisk) begin(_ int64, v *avlstar.Version) (*avlstar.Version, error) {
 	return v, nil
 }
 
-func (onDisk) genesis(v *avlstar.Version) (*avlstar.Version, error) { return v, nil }
-func (onDisk) adopted(*avlstar.Version)                             {}
-func (onDisk) needs() *needs                                        { return nil }
-func (onDisk) refused([sha256.Size]byte)                            {}
-func (onDisk) shed(*pending) error                                  { return nil }
-func (onDisk) offers() bool                                         { return true }
+func (onDisk) genesis(v *avlstar.Version) (*avlstar.Version, error)    { return v, nil }
+func (onDisk) adopted(*avlstar.Version)                                {}
+func (onDisk) needs() *needs                                           { return nil }
+func (onDisk) refused([sha256.Size]byte)                               {}
+func (onDisk) waits(*avlstar.Version, *Params, [sha256.Size]byte, int) {}
+func (onDisk) shed(*pending) error                                     { return nil }
+func (onDisk) offers() bool                                            { return true }
 
 func (onDisk) process(context.Context, *abci.RequestProcessProposal, []decoded) bool { return true }
 
@@ -118,6 +121,20 @@ func (a byWitness) adopted(v *avlstar.Version) {
 func (byWitness) needs() *needs { return new(needs) }
 
 func (a byWitness) refused(id [sha256.Size]byte) { a.check.drop(id) } // the mempool drops it too
+
+// waits implements backing. If the last proposer left the transaction out, its nodes are requested
+// again: they leave memory after a while, and those of a transaction with many keys may never be
+// there together at one of this node's turns. Such a transaction would hold up all others, because
+// CometBFT passes only the first ones of the mempool to a proposer, as many as fit into a block.
+func (a byWitness) waits(v *avlstar.Version, params *Params, id [sha256.Size]byte, size int) {
+	t := a.decoder.lookup(id, a.form(params))
+	if t == nil || !a.check.leftOut(id, size, cost(t)) {
+		return
+	}
+	n := new(needs)
+	nameKeys(n, t, true)
+	a.askChecked(v, n.wants)
+}
 
 func (a byWitness) first(p *pending) (*avlstar.Version, []avlstar.Change, error) {
 	return a.block.version, p.changes, nil

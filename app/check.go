@@ -40,6 +40,11 @@ type checker struct {
 		left map[[sha256.Size]byte]sender
 		// The numbers of entries of unchecked and left together, with sender.user and without.
 		users, others int
+
+		// The first transactions that were rechecked since the last commit, and the sums of their
+		// bytes and keys; and those before it. See leftOut.
+		front, frontBefore    map[[sha256.Size]byte]struct{}
+		frontBytes, frontKeys int
 	}
 }
 
@@ -79,6 +84,7 @@ func (c *checker) reset(v *avlstar.Version, params *Params, rewritten map[[sha25
 	}
 	c.mu.version, c.mu.params, c.mu.rewritten = v, params, rewritten
 	c.mu.waiting = make(map[[AccountBytes]byte]uint64)
+	c.mu.front, c.mu.frontBefore, c.mu.frontBytes, c.mu.frontKeys = make(map[[sha256.Size]byte]struct{}), c.mu.front, 0, 0
 	c.mu.left = nil
 	if v != nil {
 		c.mu.left = c.mu.unchecked
@@ -238,6 +244,24 @@ func (c *checker) checked(id [sha256.Size]byte, newcomer, text bool) {
 	}
 }
 
+// maxFront is about the greatest length of a block by default.
+const maxFront = 4 << 20
+
+// leftOut reports whether the last block left out a transaction that is being rechecked, although
+// the transaction was among the first ones of the mempool, and fits into a block with those before
+// it. So what a recheck requests is limited by what a block may name.
+func (c *checker) leftOut(id [sha256.Size]byte, bytes, keys int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.mu.frontBytes, c.mu.frontKeys = c.mu.frontBytes+bytes, c.mu.frontKeys+keys
+	if c.mu.frontBytes > maxFront || c.mu.frontKeys > maxCost {
+		return false
+	}
+	c.mu.front[id] = struct{}{}
+	_, before := c.mu.frontBefore[id]
+	return before
+}
+
 // drop frees the slot of a transaction.
 func (c *checker) drop(id [sha256.Size]byte) {
 	c.mu.Lock()
@@ -339,7 +363,11 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 		if err != nil && !isMissing(err) {
 			return refusal(err, tx.CodeUnreadable)
 		}
-		return a.check.admit(id, from, err == nil, again)
+		refused := a.check.admit(id, from, err == nil, again)
+		if refused == nil && err == nil {
+			a.state.waits(v, params, id, len(req.Tx))
+		}
+		return refused
 	}
 	t, refused := a.decoder.decode(id, req.Tx, a.form(params))
 	if refused != nil {

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -492,6 +493,48 @@ func TestOverdueTransactionIsProposed(t *testing.T) {
 		require.True(t, processed(t, a, abci.CommitInfo{}, both))
 		require.Equal(t, runBlock(t, local, both), runBlock(t, a, both))
 	})
+}
+
+// The nodes of a transaction that is left out of blocks are in memory at each node when its turn
+// comes, although nodes leave after a few blocks.
+func TestRecheckKeepsWhatIsLeftOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, local, a := startBeside(t, avlstar.Retention{Depth: 1, Window: 3})
+		defer a.Stop()
+		raw := sign(t, "alice", 4, put("a7", "x"), put("ab7", "y"), put("abc7", "z"))
+		check := func(as abci.CheckTxType) {
+			res, err := a.CheckTx(ctx, &abci.RequestCheckTx{Tx: raw, Type: as})
+			require.NoError(t, err)
+			require.Zero(t, res.Code, res.Log)
+			bubble.Sleep(time.Second)
+		}
+		check(abci.CheckTxType_New)
+		for range 10 {
+			require.Equal(t, runBlock(t, local), runBlock(t, a))
+			source.has(local)
+			check(abci.CheckTxType_Recheck)
+		}
+		res, err := a.PrepareProposal(ctx, &abci.RequestPrepareProposal{Height: a.Height() + 1, Txs: [][]byte{raw}, MaxTxBytes: 1 << 20})
+		require.NoError(t, err)
+		require.Equal(t, [][]byte{raw}, res.Txs)
+	})
+}
+
+// Only transactions that fit into a block with those before them are left out of it.
+func TestLeftOut(t *testing.T) {
+	var c checker
+	id := func(i byte) [sha256.Size]byte { return [sha256.Size]byte{i} }
+	for i, want := range []bool{false, true, true} {
+		c.reset(nil, nil, nil, true, nil)
+		require.Equal(t, want, c.leftOut(id(1), maxFront/2, maxCost/2), "block %d", i)
+		require.Equal(t, want, c.leftOut(id(2), maxFront/2, maxCost/2), "block %d", i)
+		require.False(t, c.leftOut(id(3), 1, 0), "block %d", i)
+	}
+	c.reset(nil, nil, nil, true, nil)
+	require.True(t, c.leftOut(id(2), 1, maxCost))
+	require.False(t, c.leftOut(id(1), 1, 1))
+	c.reset(nil, nil, nil, true, nil)
+	require.False(t, c.leftOut(id(1), 1, 1), "it came later in the last block")
 }
 
 // A transaction whose nodes do not arrive is not proposed, however often it is left out.
