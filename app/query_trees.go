@@ -51,12 +51,13 @@ type queryTree struct {
 	users int          // guarded by queryTrees.mu: the list, and queries
 	size  atomic.Int64 // memory of version, in bytes
 
-	// Holds a reference. Written under mu, so that each graft begins with the latest version; readers
-	// never wait for one.
+	// Holds a reference. Written under mu, so that each graft begins with the latest version;
+	// readers never wait for a graft.
 	version atomic.Pointer[avlstar.Version]
 
 	mu sync.Mutex
-	// The wants that queries are fetching, by idsOf; closed when the fetch has ended. Guarded by mu.
+	// The wants that queries are fetching, by idsOf; closed when the fetch has ended. Guarded by
+	// mu.
 	fetching map[string]chan struct{}
 }
 
