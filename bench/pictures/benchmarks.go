@@ -23,7 +23,7 @@ const barClasses = `  text { fill: var(--ink); }
 type bar struct {
 	label, class string
 	row, column  string    // of the figure
-	over         [2]string // row and column of the figure over Starling's; for liars, over that of honest peers
+	over         [2]string // row and column of the ratio to Starling's, or to honest peers'
 }
 
 // panel is a group of bars with one scale.

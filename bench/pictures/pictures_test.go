@@ -78,30 +78,27 @@ func TestDrawTimeline(t *testing.T) {
 	}
 }
 
-func TestDrawBenchmarks(t *testing.T) {
-	runs := map[string]string{}
-	for _, name := range sources {
-		b, err := os.ReadFile(filepath.Join(docs, "runs", name))
-		require.NoError(t, err)
-		runs[name] = string(b)
-	}
-	svg, err := drawBenchmarks(runs)
-	require.NoError(t, err)
-	bars := 0
-	for _, p := range panels {
-		bars += len(p.bars)
-	}
-	require.Equal(t, bars, count(t, svg, "rect"))
+func TestDrawBars(t *testing.T) {
+	var output bytes.Buffer
+	harness.PrintAligned(&output, [][]string{
+		{million, "starling", "paged", "memiavl", "sdk-iavl"}, {"join, s", "0.594", "0.729", "1,002.096", "50.951"}, {"×", "1", "1.23", "3.53", "85.8"},
+	})
+	text := output.String()
+	p := joins()
+	d := &drawing{}
+	require.NoError(t, p.draw(d, text))
+	svg := d.svg("a & b", barClasses)
+	require.Equal(t, len(p.bars), count(t, svg, "rect"))
+	require.Contains(t, string(svg), "Cosmos SDK restores, without a network: 50.951 s, 85.8×")
 
-	join := runs["join.txt"]
+	// In the second table, a figure is below no column.
 	for says, damaged := range map[string]string{
-		`join.txt: table "1,000,000 keys" has no "join, s" of "sdk-iavl"`: strings.ReplaceAll(join, "sdk-iavl", " another"),
-		`"join, s" of "paged"`: strings.Replace(join, "0.729    ", "    0.729", 1), // below no column
-		`"join, s" of "sdk-iavl": strconv.ParseFloat: parsing "fifty"`: strings.Replace(join, "50.951", " fifty", 1),
-		"the bars have no length":                                      strings.NewReplacer("0.594", "0.000", "0.729", "0.000", "2.096", "0.000", "50.951", "00.000").Replace(join),
+		`table "1,000,000 keys" has no "join, s" of "sdk-iavl"`:        strings.ReplaceAll(text, "sdk-iavl", " another"),
+		`has no "join, s" of "paged"`:                                  strings.Replace(text, "0.729  ", "  0.729", 1),
+		`has no "×" of "sdk-iavl"`:                                     strings.Replace(text, "85.8", "", 1),
+		`"join, s" of "sdk-iavl": strconv.ParseFloat: parsing "fifty"`: strings.Replace(text, "50.951", " fifty", 1),
+		"the bars have no length":                                      strings.NewReplacer("0.594", "0.000", "0.729", "0.000", "1,002.096", "    0.000", "50.951", " 0.000").Replace(text),
 	} {
-		runs["join.txt"] = damaged
-		_, err := drawBenchmarks(runs)
-		require.ErrorContains(t, err, says)
+		require.ErrorContains(t, p.draw(&drawing{}, damaged), says)
 	}
 }
