@@ -49,7 +49,7 @@ RACE_SKIP     := $(RACE_SKIP)|^TestScripts$$/^(admins|config|environment|genesis
 # $(call timed,WHAT,COMMAND) runs a command, and prints WHAT before and the seconds after it.
 timed = @echo "=== $(1)"; from=$$(date +%s); $(2) && echo "=== $$(($$(date +%s) - from)) s: $(1)"
 
-.PHONY: help build build-rdma localnet image install release release-check test check checks modules race debug oracle bench cosmos cosmos-real e2e e2e-docker e2e-network e2e-random torture test-rdma lint fuzz proto kernels vectors pictures docs diagrams clean
+.PHONY: help build build-rdma localnet image install release release-check test check checks modules race debug oracle bench cosmos cosmos-real e2e e2e-docker e2e-network e2e-random torture test-rdma lint fuzz proto kernels vectors pictures docs site diagrams screenshots clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | column -t -s "$$(printf '\t')"
@@ -87,7 +87,7 @@ test: ## the tests that every change must pass, in ten minutes at most: unit tes
 	$(call timed,the README's commands and the rules of the whole repository,$(GO) test -vet=off -count=1 -timeout 20m ./internal/lint)
 
 # The stages of `make check`; .ci/run times each, and leaves out the last ones on a slow machine.
-CHECKS := race e2e cosmos bench test-rdma oracle debug
+CHECKS := race e2e cosmos bench test-rdma oracle debug docs
 
 checks:
 	@$(if $(UNTESTED),$(error no target tests $(UNTESTED)))echo $(CHECKS)
@@ -95,7 +95,7 @@ checks:
 modules:
 	@echo $(MODULES)
 
-check: $(CHECKS) ## all other checks: race detector, debug checks, the iavl oracles, the benchmarks' tests, all networks, RDMA
+check: $(CHECKS) ## all other checks: race detector, debug checks, the iavl oracles, the benchmarks' tests, all networks, RDMA, the site of the documents
 
 race: ## the unit tests with fewer rounds, under the race detector (which needs a C compiler)
 	@if command -v $${CC:-gcc} >/dev/null; then \
@@ -183,17 +183,41 @@ pictures: ## measure figures of the papers, and put their pictures into docs/pap
 	mkdir -p docs/papers
 	cp build/papers/*.svg docs/papers/
 
-docs: $(TOOLS)/hugo-$(HUGO) ## build the documents as a site with search into build/docs (open index.html), and test it in Chromium
-	$(TOOLS)/hugo-$(HUGO) --source site --destination $(CURDIR)/build/docs --cleanDestinationDir --panicOnWarning --quiet
-	STARLING_SITE=$(CURDIR)/build/docs $(GO) test -count=1 -v -run '^TestSite$$' ./e2e/browser
+# The programs that make docs compiles, once.
+DOCS_TOOLS = $(TOOLS)/hugo-$(HUGO) $(TOOLS)/d2-$(D2)
+
+docs: ## build the documents as a site with search into build/docs (open index.html), check links and diagrams, and test it in Chromium
+	@if ls $(DOCS_TOOLS) >/dev/null 2>&1 || $(GO) mod download github.com/gohugoio/hugo@$(HUGO) oss.terrastruct.com/d2@$(D2); then \
+	  $(MAKE) --no-print-directory site; \
+	else echo 'NOT RUN: the site of the documents (Hugo and d2 cannot be downloaded)'; fi
+
+site: $(DOCS_TOOLS)
+	$(TOOLS)/hugo-$(HUGO) --source site --destination $(CURDIR)/build/docs --cleanDestinationDir --panicOnWarning
+	@mkdir -p build/diagrams
+	@$(call draw_diagrams,build/diagrams)
+	@for f in docs/diagrams/*.svg; do cmp $$f build/diagrams/$${f##*/} || { echo "run 'make diagrams', and commit the result"; exit 1; }; done
+	STARLING_SITE=$(CURDIR)/build/docs $(GO) test -vet=off -count=1 -v -run '^TestSite$$' ./e2e/browser
 
 $(TOOLS)/hugo-$(HUGO):
 	@echo 'compiling Hugo: three minutes on two cores'
 	GOFLAGS=-trimpath GOBIN=$(TOOLS) $(GO) install github.com/gohugoio/hugo@$(HUGO)
 	mv $(TOOLS)/hugo $@
 
-diagrams: ## draw docs/diagrams/*.d2 as SVG, for light and dark pages
-	@for f in docs/diagrams/*.d2; do $(GO) run oss.terrastruct.com/d2@$(D2) --theme 0 --dark-theme 200 --pad 10 $$f $${f%.d2}.svg && chmod 644 $${f%.d2}.svg || exit 1; done
+$(TOOLS)/d2-$(D2):
+	@echo 'compiling d2: a minute on two cores'
+	GOFLAGS=-trimpath GOBIN=$(TOOLS) $(GO) install oss.terrastruct.com/d2@$(D2)
+	mv $(TOOLS)/d2 $@
+
+# $(call draw_diagrams,FOLDER) draws docs/diagrams/*.d2 as SVG. With a scale, a picture has a size of its own, and does not fill a page.
+draw_diagrams = for f in docs/diagrams/*.d2; do name=$$(basename $$f .d2); \
+	$(TOOLS)/d2-$(D2) --theme 0 --dark-theme 200 --pad 10 --scale 0.8 $$f $(1)/$$name.svg && chmod 644 $(1)/$$name.svg || exit 1; done
+
+diagrams: $(TOOLS)/d2-$(D2) ## draw docs/diagrams/*.d2 and the figures of docs/runs as SVG, for light and dark pages
+	@$(call draw_diagrams,docs/diagrams)
+	cd bench && $(GO) run . draw
+
+screenshots: ## the pictures of the status page in docs, from a join in its test (needs Chromium)
+	STARLING_STATUS_PICTURES=$(CURDIR)/docs $(GO) test -vet=off -count=1 -v -run '^TestStatusPage$$' ./e2e
 
 clean: ## remove all build outputs
 	rm -rf build .tools

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/pictures"
 )
 
 // benchmark returns the command of a benchmark. O are the benchmark's options, which define its
@@ -77,4 +78,22 @@ func newChild() *cobra.Command {
 			return run(cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
+}
+
+// newDraw returns the command that draws pictures and measures nothing.
+func newDraw() *cobra.Command {
+	var o pictures.Options
+	cmd := &cobra.Command{
+		Use: "draw", Short: "Draws the pictures of the documents from the recorded output of runs",
+		Example: "  go run . draw --runs ../docs/runs --out ../docs", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			files, err := pictures.Run(o)
+			for _, file := range files {
+				fmt.Fprintln(cmd.OutOrStdout(), file)
+			}
+			return err
+		},
+	}
+	o.Flags(cmd.Flags())
+	return cmd
 }

@@ -12,7 +12,8 @@
 //	├── join                                  joinbench       fetching a chain's blocks, by transport and by block sync
 //	├── relay                                 relaybench      the propagation of large blocks to validators
 //	├── papers                                papersbench     the figures of the four papers, as pictures
-//	└── transport                             transportbench  responses over sockets, TLS and RDMA
+//	├── transport                             transportbench  responses over sockets, TLS and RDMA
+//	└── draw                                  pictures        pictures of recorded runs, for docs
 //
 // The package harness has the shared code, workload the keys and values, network the nodes, guest
 // the VM with RDMA. The other systems run as child processes: this program itself (contestant), or
@@ -81,7 +82,7 @@ func newRoot() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetUsageTemplate(usage)
-	root.AddCommand(newChild(),
+	root.AddCommand(newChild(), newDraw(),
 		benchmark("tree", "Measures load, commits, gets, proofs and memory of the tree, against memiavl and IAVL v1",
 			"tree --keys 100000 --versions 200 --iavl-versions 20", treebench.Run),
 		benchmark("storage", "Measures replays of a chain and reads, with Starling's stores and with databases of IAVL nodes",
@@ -107,7 +108,7 @@ func newRoot() *cobra.Command {
 		benchmark("latency", "Measures how long writes and newest reads take, against CometBFT's kvstore and etcd",
 			"latency --rounds 1 --seconds 2", clientbench.RunLatency),
 		benchmark("timeline", "Measures where the time of a put goes, step by step",
-			"timeline --seconds 3 --validators 4 --delays 0,20 --svg timeline.svg", clientbench.RunTimeline),
+			"timeline --seconds 3 --validators 4 --delays 0,20", clientbench.RunTimeline),
 		benchmark("watch", "Measures what watchers cost a node, and how fast a watcher catches up",
 			"watch --rounds 1 --seconds 5 --watchers 100 --heights 100", clientbench.RunWatch),
 		benchmark("dsm", "Measures a state sharded over storage nodes, against full-state nodes",

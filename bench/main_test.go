@@ -374,16 +374,14 @@ func TestPapers(t *testing.T) {
 
 func TestTimeline(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
-	svg := filepath.Join(t.TempDir(), "timeline.svg")
 	_, result, _ := measure[clientbench.TimelineResult](t, []string{"1 validator", "4 validators, 5 ms apart", "precommit", "left out"},
-		"timeline", "--seconds", "1", "--workers", "2", "--validators", "1,4", "--delays", "5", "--svg", svg)
+		"timeline", "--seconds", "1", "--workers", "2", "--validators", "1,4", "--delays", "5")
 	require.Len(t, result.Lines, 2)
 	for _, l := range result.Lines {
 		require.Positive(t, l.Puts)
 		require.Positive(t, l.PutMS)
 		require.Len(t, l.Steps, 8)
 	}
-	require.FileExists(t, svg)
 }
 
 // The run itself checks that no watcher misses an event.
@@ -482,7 +480,7 @@ func TestRefusals(t *testing.T) {
 		"e2e":      {{"--in-flight=5000", "--in-flight is 5000"}, {"--indexer=psql", `"psql", it must be kv or null`}, {"--loads=", "--loads names no load"}, {"--kvstore=noop", `"noop"`}},
 		"joiners":  {{"--joiners=0", "--joiners is 0"}, {"--starlingd=no/such/program", "no/such/program"}},
 		"join":     {{"--blocks=1", "--blocks is 1"}, {"--block-bytes=2048 --value-bytes=4096", "--value-bytes is 4096"}},
-		"timeline": {{"--svg=no/such/folder/x.svg", "--svg: cannot write the result"}, {"--validators=0", "--validators"}},
+		"timeline": {{"--json=no/such/folder/x.json", "--json: cannot write the result"}, {"--validators=0", "--validators"}},
 		"relay":    {{"--blocks=51", "--blocks is 51"}, {"--rates=5", "--rates has 5"}},
 		"client":   {{"--value-bytes=1", "--value-bytes is 1, it must be from 16"}, {"--starlingd=no/such/program --etcdstore=none", "no/such/program"}},
 		"watch":    {{"--changes=5", "--tx-changes"}, {"--heights=100000", "--heights is 100000"}},

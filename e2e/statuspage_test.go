@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -28,12 +29,20 @@ const (
 	statusMoniker = `<img src=x onerror=document.title='marked'>`
 )
 
+// statusPictures is the variable that names a folder for the pictures of the documents (`make
+// screenshots`).
+const statusPictures = "STARLING_STATUS_PICTURES"
+
 // A browser watches a node that joins among Byzantine peers: the map shows chunks in several
 // states, live, and afterwards the page shows the height again. Names are always shown as text.
 func TestStatusPage(t *testing.T) {
 	chromium, found := browser.Path()
 	if !found {
 		t.Skip("NOT RUN: TestStatusPage: there is no chromium (Debian: apt-get install chromium)")
+	}
+	moniker, folder := statusMoniker, os.Getenv(statusPictures)
+	if folder != "" {
+		moniker = "joiner"
 	}
 	p, ctx := processes(t, 4*time.Minute)
 	homes := makeHomes(ctx, t, joinChain, "validator-0", "validator-1", "liar-0", "liar-1", "joiner")
@@ -60,7 +69,7 @@ func TestStatusPage(t *testing.T) {
 	for _, home := range append(validators, liars...) {
 		await(t, ctx, home, snapshot+2)
 	}
-	joinsFrom(t, ctx, joiner, append(liars, validators...), validators[0], snapshot, func(c *cfg.Config) { c.Moniker = statusMoniker })
+	joinsFrom(t, ctx, joiner, append(liars, validators...), validators[0], snapshot, func(c *cfg.Config) { c.Moniker = moniker })
 
 	profile := filepath.Join(t.TempDir(), "profile")
 	start(t, p, runner.Spec{Name: "chromium", Path: chromium, Args: browser.Flags(profile), Log: filepath.Join(t.TempDir(), "chromium.log")})
@@ -88,7 +97,7 @@ func TestStatusPage(t *testing.T) {
 		return err == nil && status.Join != nil && status.Join.ChunksDone >= statusSeen && status.Join.Banned > 0
 	}))
 	require.Equal(t, "joining", status.Phase)
-	require.Equal(t, statusMoniker, status.Node.Moniker)
+	require.Equal(t, moniker, status.Node.Moniker)
 	_, err = joiner.Status(ctx)
 	require.Error(t, err, "the page answers before RPC does")
 
@@ -115,13 +124,17 @@ func TestStatusPage(t *testing.T) {
 	require.NoError(t, tab.Eval(ctx, "document.body.innerText", &text))
 	require.Contains(t, text, "Joining at height ")
 	require.Contains(t, text, "banned")
-	require.Contains(t, text, statusMoniker, "the name is shown as text")
+	require.Contains(t, text, moniker, "the name is shown as text")
 	require.NoError(t, tab.Eval(ctx, "document.title", &text))
 	require.NotEqual(t, "marked", text)
 	var pictures int
 	require.NoError(t, tab.Eval(ctx, "document.images.length", &pictures))
 	require.Equal(t, 1, pictures, "only the page's own image")
 	screenshots(t, ctx, tab, "join")
+	if folder != "" {
+		look("half of the chunks", func() bool { return cells["stored"] > total/2 })
+		documentPictures(t, ctx, tab, folder)
+	}
 	require.NoError(t, tab.Eval(ctx, `(document.querySelector("input[value=peer]").click(), 1)`, new(int)))
 	coloured(t, ctx, tab, 3) // two honest peers, and waiting chunks
 	screenshots(t, ctx, tab, "peers")
@@ -183,6 +196,26 @@ func screenshots(t *testing.T, ctx context.Context, tab *browser.Tab, name strin
 			r(document.documentElement.scrollWidth > innerWidth))))`, &wider))
 		require.False(t, wider, "%s %s: the page is wider than its window", name, look.name)
 		require.NoError(t, tab.Screenshot(ctx, filepath.Join(filepath.Dir(starlingd), fmt.Sprintf("status-%s-%s.png", name, look.name))))
+	}
+}
+
+// documentPictures writes the pictures of the documents.
+func documentPictures(t *testing.T, ctx context.Context, tab *browser.Tab, dir string) {
+	t.Helper()
+	const (
+		width = 900
+		most  = 150_000 // bytes, in a repository that people clone
+	)
+	for name, dark := range map[string]bool{"light": false, "dark": true} {
+		require.NoError(t, tab.Look(ctx, width, 800, dark))
+		var height float64 // down to the end of the join's card
+		require.NoError(t, tab.Eval(ctx, `new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(() =>
+			r(document.getElementById("join").getBoundingClientRect().bottom + scrollY + 16))))`, &height))
+		file := filepath.Join(dir, "status-"+name+".png")
+		require.NoError(t, tab.ScreenshotOfTop(ctx, file, width, height))
+		info, err := os.Stat(file)
+		require.NoError(t, err)
+		require.LessOrEqual(t, info.Size(), int64(most), file)
 	}
 }
 

@@ -12,7 +12,6 @@
 //	   └─▶ LatencyResult (latencyresult.go) ─▶ table, JSON
 //
 //	RunTimeline (timeline.go): networks of starlingd, one after the other
-//	   ├─ timelinesvg.go  the drawing
 //	   └─ syncs.go        syncs of the disk, counted by strace
 //
 //	RunWatch (watch.go): one node

@@ -1,10 +1,6 @@
 package clientbench
 
 import (
-	"encoding/xml"
-	"errors"
-	"io"
-	"strings"
 	"testing"
 	"time"
 
@@ -54,25 +50,4 @@ func TestParseSyncs(t *testing.T) {
 	require.Nil(t, parseSyncs([]byte(report), 0))
 	require.Nil(t, parseSyncs([]byte("strace: attach: ptrace(PTRACE_SEIZE, 10): Operation not permitted\n"), 100))
 	require.Equal(t, "-", (*Syncs)(nil).perBlock())
-}
-
-func TestDrawTimeline(t *testing.T) {
-	steps := map[string]float64{}
-	for i, name := range stepNames {
-		steps[name] = float64(i*10 - 5) // the first one is negative
-	}
-	drawn := drawTimeline(&TimelineResult{Network: "lan", Lines: []Timeline{{Validators: 1, Steps: steps}, {Validators: 4, DelayMS: 20, Steps: steps}, {Validators: 4, Steps: map[string]float64{}}}})
-	segments := 0
-	for decoder := xml.NewDecoder(strings.NewReader(string(drawn))); ; {
-		token, err := decoder.Token()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		require.NoError(t, err)
-		if e, ok := token.(xml.StartElement); ok && e.Name.Local == "title" {
-			segments++
-		}
-	}
-	require.Equal(t, 1+2*(numSteps-1), segments)
-	require.NotContains(t, string(drawn), "NaN")
 }

@@ -17,23 +17,17 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/starling-kv/starling/bench/pictures"
 )
 
-// The colors of a picture are placeholders, which picture replaces by variables of style: a page's
-// reader may prefer dark colors.
+// The colors of a picture are placeholders, which picture replaces by the variables of
+// pictures.Style: a page's reader may prefer dark colors.
 var (
 	ink    = color.RGBA{1, 2, 3, 255}
 	faint  = color.RGBA{4, 5, 6, 255}
 	series = []color.RGBA{{7, 1, 1, 255}, {7, 2, 2, 255}, {7, 3, 3, 255}, {7, 4, 4, 255}, {7, 5, 5, 255}, {7, 6, 6, 255}}
 )
-
-const style = `<style>
-  svg { --ink: #24292f; --faint: #afb8c1; --a: #0969da; --b: #bc4c00; --c: #1a7f37; --d: #8250df; --e: #cf222e; --f: #6e7781; background: #ffffff; }
-  @media (prefers-color-scheme: dark) {
-    svg { --ink: #e6edf3; --faint: #484f58; --a: #58a6ff; --b: #f0883e; --c: #3fb950; --d: #bc8cff; --e: #ff7b72; --f: #9198a1; background: #0d1117; }
-  }
-</style>
-`
 
 const (
 	width  = 7 * vg.Inch
@@ -45,7 +39,7 @@ const (
 // on nothing else.
 func picture(c chart, label string) ([]byte, error) {
 	p := plot.New()
-	p.BackgroundColor = nil // style has it
+	p.BackgroundColor = nil // pictures.Style has it
 	p.Title.Text, p.X.Label.Text, p.Y.Label.Text = c.Title, c.X+"\n"+label, c.Y
 	sans := font.Font{Typeface: "Liberation", Variant: "Sans", Size: vg.Points(10)}
 	for _, s := range []*draw.TextStyle{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label, &p.Legend.TextStyle} {
@@ -133,9 +127,9 @@ func addLine(p *plot.Plot, l line, col color.Color, number int) error {
 	return nil
 }
 
-// finish replaces the placeholders by the variables of style.
+// finish replaces the placeholders by the variables of pictures.Style.
 func finish(svg, title string) []byte {
-	swap := []string{"\n<g transform", "\n<title>" + html.EscapeString(title) + "</title>\n" + style + "<g transform"}
+	swap := []string{"\n<g transform", "\n<title>" + html.EscapeString(title) + "</title>\n" + pictures.Style + "<g transform"}
 	hex := func(c color.RGBA) string { return fmt.Sprintf("#%02X%02X%02X", c.R, c.G, c.B) }
 	swap = append(swap, hex(ink), "var(--ink)", hex(faint), "var(--faint)", "Liberation Sans", "Liberation Sans, Arial, sans-serif")
 	for i, c := range series {

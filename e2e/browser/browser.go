@@ -140,10 +140,18 @@ func (t *Tab) Look(ctx context.Context, width, height int64, dark bool) error {
 }
 
 // Screenshot writes an image of the whole page to a PNG file.
-func (t *Tab) Screenshot(ctx context.Context, file string) error {
+func (t *Tab) Screenshot(ctx context.Context, file string) error { return t.capture(ctx, file, nil) }
+
+// ScreenshotOfTop writes an image of the top of the page to a PNG file. The size is in pixels.
+func (t *Tab) ScreenshotOfTop(ctx context.Context, file string, width, height float64) error {
+	return t.capture(ctx, file, &page.Viewport{Width: width, Height: height, Scale: 1})
+}
+
+// capture writes an image of a part of the page, or of the whole page if part is nil.
+func (t *Tab) capture(ctx context.Context, file string, part *page.Viewport) error {
 	var png []byte
 	err := t.run(ctx, chromedp.ActionFunc(func(ctx context.Context) (err error) {
-		png, err = page.CaptureScreenshot().WithFormat(page.CaptureScreenshotFormatPng).WithCaptureBeyondViewport(true).Do(ctx)
+		png, err = page.CaptureScreenshot().WithFormat(page.CaptureScreenshotFormatPng).WithCaptureBeyondViewport(true).WithClip(part).Do(ctx)
 		return err
 	}))
 	if err != nil {

@@ -36,6 +36,9 @@ func TestSite(t *testing.T) {
 	require.NoError(t, runner.Poll(ctx, "results of a search", func() bool {
 		return tab.Eval(ctx, `document.querySelectorAll("#found a").length`, &hits) == nil && hits > 0
 	}))
+	if dir := os.Getenv("STARLING_SCREENSHOTS"); dir != "" {
+		require.NoError(t, tab.Screenshot(ctx, filepath.Join(dir, "site-search.png")))
+	}
 	var first, here string
 	require.NoError(t, tab.Eval(ctx, `document.querySelector("#found a").href`, &first))
 	require.NoError(t, tab.Open(ctx, first))

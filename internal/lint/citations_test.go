@@ -47,6 +47,7 @@ var (
 	fencePattern   = regexp.MustCompile("^ {0,3}(```|~~~)")
 	headingPattern = regexp.MustCompile(`^#{1,6} +(.*?)[ #]*$`)
 	linkPattern    = regexp.MustCompile(`\[([^][]*)\]\(([^)]*)\)`)
+	sourcePattern  = regexp.MustCompile(`()\bsrc(?:set)?="([^"]*)"`) // of a picture in HTML
 	codePattern    = regexp.MustCompile("`[^`]*`")
 )
 
@@ -139,12 +140,13 @@ func (d *documents) broken(target string) string {
 	return ""
 }
 
-// TestLinks resolves every relative link of every document, with its heading.
+// TestLinks resolves every relative link of every document, with its heading, and every picture.
 func TestLinks(t *testing.T) {
 	d := newDocuments(t)
 	for name, text := range d.markdown {
 		for i, line := range prose(text) {
-			for _, m := range linkPattern.FindAllStringSubmatch(codePattern.ReplaceAllString(line, "`"), -1) {
+			line = codePattern.ReplaceAllString(line, "`")
+			for _, m := range append(linkPattern.FindAllStringSubmatch(line, -1), sourcePattern.FindAllStringSubmatch(line, -1)...) {
 				target, _, _ := strings.Cut(strings.TrimSpace(m[2]), " ")
 				switch {
 				case strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:"):
