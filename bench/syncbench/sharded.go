@@ -246,9 +246,10 @@ func (s *shardedSiege) run(ctx context.Context, program string) (err error) {
 	return err
 }
 
-// grants returns the rights of the load, and of accounts that do nothing.
+// grants returns the rights of the load, of an attacker, and of accounts that do nothing.
 func (s *shardedSiege) grants() (all []map[string]any) {
 	all = append(all, map[string]any{"grantee": fmt.Sprintf("%x", s.key.PubKey().Bytes()), "prefix": shardedPrefix})
+	all = append(all, map[string]any{"grantee": fmt.Sprintf("%x", quotaAccount().PubKey().Bytes()), "prefix": shardedPrefix, "quota": quotaBytes})
 	random := rand.New(rand.NewPCG(s.o.Seed, 0)) //nolint:gosec // reproducible by its seed
 	for range otherAccounts {
 		account := fmt.Sprintf("%016x%016x%016x%016x", random.Uint64(), random.Uint64(), random.Uint64(), random.Uint64())
@@ -571,7 +572,7 @@ func (r *ShardedResult) Print(out io.Writer) {
 			kind, fmt.Sprint(row.Blocks), show("%.0f", row.BlockMS), show("%.3g", row.BlockX), show("%.2f", row.HaltS), show("%.1f", row.BlockedS), show("%.1f", row.WitnessMS),
 			show("%.3g", row.WitnessX), show("%.0f", float64(row.WitnessFailed)), show("%.1f", row.JoinS), show("%.3g", row.JoinX), show("%.0f", float64(row.Unended)),
 			show("%.0f", row.RSSMB), show("%.0f", row.PutMS), show("%.0f", float64(row.PutFailed)), show("%.2f", row.NodeCPU),
-			show("%.2f", row.AttackCPU), show("%.0f", row.TxRate), show("%.0f", row.BusyRate), show("%.0f", row.Unchecked),
+			show("%.2f", row.AttackCPU), show("%.3g", row.TxRate), show("%.0f", row.BusyRate), show("%.0f", row.Unchecked),
 		})
 	}
 	harness.PrintAligned(out, cells)

@@ -35,7 +35,7 @@ import (
 )
 
 // ShardedKinds are the attacks on a sharded network. All attackers are strangers: no node's
-// configuration names them.
+// configuration names them. Only quota has an account with a right.
 //
 //	claims     20 peers that claim a far height, and are busy after 9.9 s for every block
 //	trickle    8 identities per storage node that begin updates of many heights and never end them
@@ -50,10 +50,15 @@ import (
 //	           exist, 16 at a time per validator
 //	evidence   reports of attacks that did not happen, with commits to verify, 16 at a time per
 //	           validator
+//	quota      full blocks of an account with a right to all keys and a large quota: it puts and
+//	           deletes keys of 4,096 bytes, requires that others are absent, and reads large values
+//
+// A fork has no kind, because it takes a third of the power: see TestForkStaysAnAlarm. trickle is
+// the kind for updates that never end.
 //
 // The peers of claims, givers and silent are advertised by a relay that all nodes know, as
 // validators advertise the addresses that they get from CometBFT's peers.
-var ShardedKinds = []string{"claims", "trickle", "givers", "manifests", "uppers", "accounts", "silent", "watchers", "blocks", "evidence"}
+var ShardedKinds = []string{"claims", "trickle", "givers", "manifests", "uppers", "accounts", "silent", "watchers", "blocks", "evidence", "quota"}
 
 const (
 	advertised     = 20            // peers of claims, givers and silent
@@ -333,6 +338,8 @@ func (s *strangers) visits(kind string, v victims) (all []func(ctx context.Conte
 		dialling(v.Validators, 4, func(ctx context.Context, conn transport.Conn) error { return atOnce(ctx, 4, conn, falseEvidence) })
 	case "accounts":
 		calling(1, accountsAtOnce, s.sendSigned)
+	case "quota":
+		all = append(all, func(ctx context.Context, host string) error { return s.spendQuota(ctx, host, v.RPCs[0]) })
 	case "watchers":
 		calling(8, watchersAHost, watchLong)
 	}
