@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -206,7 +207,7 @@ func New(options Options) (*App, error) {
 		options.WitnessBytes = DefaultWitnessBytes
 	}
 	a := &App{
-		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries), trees: queryTrees{most: QueryTreesBytes}, simulations: make(chan struct{}, maxSimulations),
+		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries), trees: queryTrees{most: QueryTreesBytes, copying: make(chan struct{}, runtime.GOMAXPROCS(0))}, simulations: make(chan struct{}, maxSimulations),
 	}
 	a.state = onDisk{a}
 	if options.Source != nil {

@@ -244,8 +244,10 @@ func (c *checker) checked(id [sha256.Size]byte, newcomer, text bool) {
 	}
 }
 
-// maxFront is about the greatest length of a block by default.
-const maxFront = 4 << 20
+// Limits of the transactions of which leftOut reports any: about the greatest length of a block by
+// default, and the number of keys before the last one of them. A recheck of more keys would delay
+// the commit.
+const maxFront, maxFrontKeys = 4 << 20, 2048
 
 // leftOut reports whether the last block left out a transaction that is being rechecked, although
 // the transaction was among the first ones of the mempool, and fits into a block with those before
@@ -253,13 +255,14 @@ const maxFront = 4 << 20
 func (c *checker) leftOut(id [sha256.Size]byte, bytes, keys int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	before := c.mu.frontKeys
 	c.mu.frontBytes, c.mu.frontKeys = c.mu.frontBytes+bytes, c.mu.frontKeys+keys
-	if c.mu.frontBytes > maxFront || c.mu.frontKeys > maxCost {
+	if c.mu.frontBytes > maxFront || before > maxFrontKeys {
 		return false
 	}
 	c.mu.front[id] = struct{}{}
-	_, before := c.mu.frontBefore[id]
-	return before
+	_, twice := c.mu.frontBefore[id]
+	return twice
 }
 
 // drop frees the slot of a transaction.

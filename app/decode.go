@@ -18,8 +18,8 @@ type decoder struct {
 	mu struct {
 		sync.Mutex
 		form          form
-		recent, older map[[sha256.Size]byte]*tx.Tx // when recent is full, it becomes older
-		cost          int                          // cost of recent
+		recent, older map[[sha256.Size]byte]kept // when recent is full, it becomes older
+		cost          int                        // cost of recent
 	}
 }
 
@@ -67,10 +67,14 @@ func (d *decoder) lookup(id [sha256.Size]byte, f form) *tx.Tx {
 	if d.mu.form != f {
 		d.mu.form, d.mu.recent, d.mu.older, d.mu.cost = f, nil, nil, 0
 	}
-	if t, ok := d.mu.recent[id]; ok {
-		return t
+	if k, ok := d.mu.recent[id]; ok {
+		return k.tx
 	}
-	return d.mu.older[id]
+	k, ok := d.mu.older[id]
+	if ok {
+		d.keep(id, k) // what is still in use stays
+	}
+	return k.tx
 }
 
 func (d *decoder) remember(id [sha256.Size]byte, t *tx.Tx, size int, f form) {
@@ -86,11 +90,22 @@ func (d *decoder) remember(id [sha256.Size]byte, t *tx.Tx, size int, f form) {
 	if _, ok := d.mu.recent[id]; ok || d.mu.form != f {
 		return
 	}
-	if d.mu.recent == nil || d.mu.cost+cost > maxDecoderCost {
-		d.mu.recent, d.mu.older, d.mu.cost = make(map[[sha256.Size]byte]*tx.Tx), d.mu.recent, 0
+	d.keep(id, kept{t, cost})
+}
+
+// kept is a transaction and the memory that it takes, in bytes.
+type kept struct {
+	tx   *tx.Tx
+	cost int
+}
+
+// keep adds to the younger generation. The caller holds the lock.
+func (d *decoder) keep(id [sha256.Size]byte, k kept) {
+	if d.mu.recent == nil || d.mu.cost+k.cost > maxDecoderCost {
+		d.mu.recent, d.mu.older, d.mu.cost = make(map[[sha256.Size]byte]kept), d.mu.recent, 0
 	}
-	d.mu.recent[id] = t
-	d.mu.cost += cost
+	d.mu.recent[id] = k
+	d.mu.cost += k.cost
 }
 
 type decoded struct {

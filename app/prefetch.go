@@ -186,9 +186,8 @@ func (a *App) arrivals(wants []avlstar.Want) (arrived map[int]uint64, pending bo
 	arrived = make(map[int]uint64)
 	for i, at := range lanes {
 		arrived[at] = a.ahead.mu.arrived[at]
-		for _, l := range a.ahead.mu.line {
-			pending = pending || l.flights[idOf(wants[i])] != nil
-		}
+		// Not those of rechecks, which request them again and again.
+		pending = pending || a.ahead.mu.line[lineOfProposers].flights[idOf(wants[i])] != nil
 	}
 	return arrived, pending
 }

@@ -50,7 +50,9 @@ func (a byWitness) read(ctx context.Context, at committed, read func(v *avlstar.
 			until, cancel = context.WithTimeout(alive, queryPatience*a.options.WitnessTimeout)
 			defer cancel()
 		}
-		err = a.bring(until, t, at, v, needs)
+		if err = until.Err(); err == nil {
+			err = a.bring(until, t, at, v, needs)
+		}
 		v.Release()
 		switch {
 		case errors.As(err, new(*tx.Error)):

@@ -39,7 +39,9 @@ const (
 
 // queryTrees are the trees that queries share.
 type queryTrees struct {
-	most int64 // limit of all trees, in bytes
+	most    int64         // limit of all trees in the list, in bytes
+	live    atomic.Int64  // memory of all trees in use, in bytes
+	copying chan struct{} // an element for each query that copies nodes
 
 	mu   sync.Mutex
 	list []*queryTree // guarded by mu; newest first. It is a user of each
@@ -47,6 +49,7 @@ type queryTrees struct {
 
 // queryTree is a tree of one state.
 type queryTree struct {
+	of    *queryTrees
 	state avlstar.Commitment
 	users int          // guarded by queryTrees.mu: the list, and queries
 	size  atomic.Int64 // memory of version, in bytes
@@ -68,7 +71,7 @@ func (q *queryTrees) of(v *avlstar.Version, newest bool) (*queryTree, error) {
 	defer q.mu.Unlock()
 	state := v.Commitment()
 	for i, t := range q.list {
-		if t.state == state && (!newest || i == 0 && t.size.Load() < q.most/2) {
+		if t.state == state && t.size.Load() < q.most/2 && (!newest || i == 0) {
 			t.users++
 			return t, nil
 		}
@@ -77,7 +80,7 @@ func (q *queryTrees) of(v *avlstar.Version, newest bool) (*queryTree, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &queryTree{state: state, users: 1, fetching: make(map[string]chan struct{})}
+	t := &queryTree{of: q, state: state, users: 1, fetching: make(map[string]chan struct{})}
 	t.version.Store(p.Version())
 	if newest {
 		t.users++
@@ -108,6 +111,7 @@ func (q *queryTrees) leave(trees ...*queryTree) {
 	for _, t := range trees {
 		if t.users--; t.users == 0 {
 			t.version.Load().Release()
+			q.live.Add(-t.size.Load())
 		}
 	}
 }
@@ -123,18 +127,8 @@ func (q *queryTrees) before(t *queryTree) []*queryTree {
 	return older
 }
 
-// QueryTreesBytes returns the memory of the trees that queries share.
-func (a *App) QueryTreesBytes() int64 { return a.trees.bytes() }
-
-// bytes returns the memory of all trees.
-func (q *queryTrees) bytes() (sum int64) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for _, t := range q.list {
-		sum += t.size.Load()
-	}
-	return sum
-}
+// QueryTreesBytes returns the memory of the trees of queries.
+func (a *App) QueryTreesBytes() int64 { return a.trees.live.Load() }
 
 // acquire returns the version, which the caller releases.
 func (t *queryTree) acquire() *avlstar.Version {
@@ -149,13 +143,15 @@ func (t *queryTree) acquire() *avlstar.Version {
 func (t *queryTree) replace(next *avlstar.Version) {
 	t.version.Swap(next).Release()
 	m := next.Memory()
-	t.size.Store(int64(m.NodeBytes + m.LeafBytes))
+	size := int64(m.NodeBytes + m.LeafBytes)
+	t.of.live.Add(size - t.size.Swap(size))
 }
 
-// copyFrom adds the nodes for wants that v has. The caller holds mu. missing reports whether others
-// are missing still.
+// copyFrom adds the nodes for wants that v has. missing reports whether others are missing still.
 func (t *queryTree) copyFrom(v *avlstar.Version, wants []avlstar.Want) (missing bool, err error) {
-	lacking, held := t.version.Load().Missing(wants)
+	now := t.acquire()
+	defer now.Release()
+	lacking, held := now.Missing(wants)
 	if len(held) == 0 {
 		return false, nil
 	}
@@ -167,6 +163,8 @@ func (t *queryTree) copyFrom(v *avlstar.Version, wants []avlstar.Want) (missing 
 	if err != nil {
 		return true, err
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	next, _, err := t.version.Load().Graft(m)
 	if err != nil {
 		return true, err
@@ -174,6 +172,30 @@ func (t *queryTree) copyFrom(v *avlstar.Version, wants []avlstar.Want) (missing 
 	t.replace(next)
 	_, held = next.Missing(wants)
 	return len(held) > 0, nil
+}
+
+// copyFromOthers adds the nodes for wants that v or an older tree has.
+func (t *queryTree) copyFromOthers(ctx context.Context, v *avlstar.Version, wants []avlstar.Want) error {
+	select {
+	case t.of.copying <- struct{}{}:
+		defer func() { <-t.of.copying }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	missing, err := t.copyFrom(v, wants)
+	older := t.of.before(t)
+	for _, o := range older {
+		if err != nil || !missing || ctx.Err() != nil {
+			break
+		}
+		from := o.acquire()
+		missing, err = t.copyFrom(from, wants)
+		from.Release()
+	}
+	t.of.mu.Lock()
+	defer t.of.mu.Unlock()
+	t.of.leave(older...)
+	return err
 }
 
 // idsOf returns equal strings for equal wants.
@@ -186,8 +208,8 @@ func idsOf(wants []avlstar.Want) string {
 	return b.String()
 }
 
-// bring adds to t the nodes that n wants, after a query of the state at missed them in v, t's
-// version. If another query is fetching them already, it waits for that one. The caller then reads
+// bring adds to t the nodes that n wants, after a query of the state at missed them in v, a version
+// of t. If another query is bringing them already, it waits for that one. The caller then reads
 // again.
 func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avlstar.Version, n *needs) error {
 	id := idsOf(n.wants)
@@ -204,31 +226,22 @@ func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avl
 	done := make(chan struct{})
 	t.fetching[id] = done
 	t.mu.Unlock()
-
-	older := a.trees.before(t)
-	t.mu.Lock()
 	defer func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
 		delete(t.fetching, id)
 		close(done)
-		t.mu.Unlock()
-		a.trees.mu.Lock()
-		a.trees.leave(older...)
-		a.trees.mu.Unlock()
 	}()
-	if t.version.Load() != v {
-		return nil // another query may have fetched the nodes
-	}
-	missing, err := t.copyFrom(at.version, n.wants)
-	for _, o := range older {
-		if err != nil || !missing {
-			break
-		}
-		from := o.acquire()
-		missing, err = t.copyFrom(from, n.wants)
-		from.Release()
-	}
-	if err != nil || !missing && t.version.Load() != v {
+
+	if err := t.copyFromOthers(ctx, at.version, n.wants); err != nil {
 		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now := t.version.Load(); now != v {
+		if _, held := now.Missing(n.wants); len(held) == 0 {
+			return nil
+		}
 	}
 	select {
 	case a.queries <- struct{}{}:

@@ -86,17 +86,29 @@ func TestSharedTreesAreBounded(t *testing.T) {
 			require.Len(t, a.trees.list, 1)
 		}
 		require.Equal(t, before, source.requests(), "each tree copied it from the one before")
-		require.Equal(t, a.trees.list[0].size.Load(), a.trees.bytes())
+		require.Equal(t, a.trees.list[0].size.Load(), a.QueryTreesBytes())
 		proved(t, a, "a7")
 		before = source.requests()
 		proved(t, a, "a1")
 		require.Greater(t, source.requests(), before, "the tree of a7 replaced that of a1")
 
+		// A query of an older state does not enlarge a full tree.
+		height, size := a.Height(), a.trees.list[0].size.Load()
+		for _, app := range []*App{local, a} {
+			runBlock(t, app, sign(t, "alice", 4, put("a7", "old")))
+		}
+		source.has(local)
+		res, err := a.Query(ctx, &abci.RequestQuery{Path: PathKey, Data: []byte("ab7"), Height: height, Prove: true})
+		require.NoError(t, err)
+		require.Zero(t, res.Code, res.Log)
+		require.Equal(t, size, a.trees.list[0].size.Load())
+		require.Equal(t, size, a.QueryTreesBytes(), "its own tree is gone")
+
 		// The trees of states that nobody reads go, too.
 		a.trees.most = QueryTreesBytes
 		for i := range 2 * maxQueryTrees {
 			for _, app := range []*App{local, a} {
-				runBlock(t, app, sign(t, "alice", uint64(4+i), put("a7", fmt.Sprint(i))))
+				runBlock(t, app, sign(t, "alice", uint64(5+i), put("a7", fmt.Sprint(i))))
 			}
 			source.has(local)
 			proved(t, a, "a7")

@@ -526,8 +526,8 @@ func TestLeftOut(t *testing.T) {
 	id := func(i byte) [sha256.Size]byte { return [sha256.Size]byte{i} }
 	for i, want := range []bool{false, true, true} {
 		c.reset(nil, nil, nil, true, nil)
-		require.Equal(t, want, c.leftOut(id(1), maxFront/2, maxCost/2), "block %d", i)
-		require.Equal(t, want, c.leftOut(id(2), maxFront/2, maxCost/2), "block %d", i)
+		require.Equal(t, want, c.leftOut(id(1), maxFront/2, maxFrontKeys/2), "block %d", i)
+		require.Equal(t, want, c.leftOut(id(2), maxFront/2, maxFrontKeys/2), "block %d", i)
 		require.False(t, c.leftOut(id(3), 1, 0), "block %d", i)
 	}
 	c.reset(nil, nil, nil, true, nil)

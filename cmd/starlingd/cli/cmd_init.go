@@ -112,7 +112,7 @@ func reportInit(env *cliEnv, opts home.InitOptions, result home.InitResult) erro
 	}
 	fmt.Fprintf(env.Out, "Created %q: node %q of chain %q\n  node id        %s\n  validator key  %x\n\n", result.Home, result.Moniker, result.ChainID, result.NodeID, result.ValidatorPubKey)
 	if opts.GenesisFile != "" {
-		fmt.Fprintf(env.Out, "Next: join, with a peer and a recent header from a trusted source:\n  starlingd start --home %s --p2p.persistent_peers ID@HOST:26656 --statesync.enable --statesync.trust_height HEIGHT --statesync.trust_hash HASH\n", config.Quote(result.Home))
+		fmt.Fprintf(env.Out, "Next: start the node with a peer:\n  starlingd start --home %s --p2p.persistent_peers ID@HOST:26656\nIf the chain has blocks already, join its state, by a recent header from a trusted source:\n  … --statesync.enable --statesync.trust_height HEIGHT --statesync.trust_hash HASH\n", config.Quote(result.Home))
 		return nil
 	}
 	if !opts.App.Open && len(opts.App.Admins) == 0 {
