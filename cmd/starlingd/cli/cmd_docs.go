@@ -18,10 +18,11 @@ func newDocsCmd() *cobra.Command {
 	var man bool
 	cmd := &cobra.Command{
 		Use:   "docs FOLDER",
-		Short: "Write the reference of commands and settings to files",
-		Long: `Writes commands.md and settings.md to a folder, which it creates: all commands of
-this program; and the settings of app.toml, and those of config.toml for which init has
-values of its own. With --man, writes manual pages of the commands instead.`,
+		Short: "Write the reference of commands, settings and errors to files",
+		Long: `Writes commands.md, settings.md and errors.md to a folder, which it creates: all
+commands of this program; the settings of app.toml, and those of config.toml for which init
+has values of its own; exit statuses and codes, with remedies. With --man, writes manual
+pages of the commands instead.`,
 		Example: `  starlingd docs reference
   sudo starlingd docs --man /usr/local/share/man/man1`,
 		Args: cobra.ExactArgs(1),
@@ -68,7 +69,7 @@ func writeReference(root *cobra.Command, dir string) error {
 	if err := config.WriteReference(settings); err != nil {
 		return err
 	}
-	for name, page := range map[string]*bytes.Buffer{"commands.md": commands, "settings.md": settings} {
+	for name, page := range map[string]*bytes.Buffer{"commands.md": commands, "settings.md": settings, "errors.md": errorReference()} {
 		if err := os.WriteFile(filepath.Join(dir, name), page.Bytes(), 0o644); err != nil { //nolint:gosec // see above
 			return err
 		}

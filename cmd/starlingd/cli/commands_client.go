@@ -136,24 +136,20 @@ func explain(err error) error {
 		query   *client.QueryError
 		local   *tx.Error
 	)
-	hint := ""
 	switch {
 	case errors.Is(err, client.ErrUnreachable):
 		return fmt.Errorf("%w (use --node for another address)", err)
 	case errors.Is(err, client.ErrWrongChain):
 		return fmt.Errorf("%w (use --chain-id for another chain, --home for another home folder)", err)
-	case errors.Is(err, &tx.Error{Code: tx.CodeNotAdmin}):
-		hint = "sign with an admin's key (--from); genesis.json lists the first admins"
-	case errors.Is(err, &tx.Error{Code: tx.CodeThreshold}):
-		hint = "add --propose; the other admins run starlingd admin approve"
-	case errors.Is(err, &tx.Error{Code: tx.CodeUnauthorized}):
-		hint = "an admin can permit it: starlingd grant ACCOUNT PREFIX --from ADMIN"
 	case errors.Is(err, client.ErrUnproved), errors.Is(err, client.ErrUntrusted), errors.Is(err, client.ErrConflict):
 		return refusedError{err}
 	}
 	if errors.As(err, &refused) || errors.As(err, &query) || errors.As(err, &local) {
-		if hint != "" {
-			err = fmt.Errorf("%w (%s)", err, hint)
+		// The reasons of other refusals have a remedy.
+		for _, code := range []tx.Code{tx.CodeNotAdmin, tx.CodeThreshold, tx.CodeUnauthorized} {
+			if errors.Is(err, &tx.Error{Code: code}) {
+				err = fmt.Errorf("%w (%s)", err, remedyOf(code))
+			}
 		}
 		return refusedError{err}
 	}
