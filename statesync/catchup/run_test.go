@@ -582,12 +582,16 @@ func TestRoomIsGivenBack(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			o := w.options()
 			o.Logger, o.Settle, o.Stall = log.NewNopLogger(), time.Second, time.Minute
+			var most int64
+			o.Progress = func(p Progress) { w.last, most = p, max(most, p.Memory) }
 			l := newLoop(ctx, o)
 			require.NoError(t, l.run())
 			cancel()
 			l.wg.Wait()
 			w.caughtUp(t, chain)
 			require.Zero(t, l.room.mu.used)
+			require.Positive(t, most)
+			require.Zero(t, w.last.Memory)
 		})
 	}
 }

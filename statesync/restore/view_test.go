@@ -32,7 +32,7 @@ func TestViewOfAJoin(t *testing.T) {
 		progress, joining := shown.Progress()
 		require.True(t, joining)
 		require.Equal(t, view.PhaseLooking, progress.Phase)
-		chunks, seen := int(w.chain.states[10].NumChunks()), map[view.CellState]bool{}
+		chunks, seen, memory := int(w.chain.states[10].NumChunks()), map[view.CellState]bool{}, int64(0)
 		o := w.options(p, newDisk())
 		o.View = shown
 		o.Progress = func(now view.Progress) {
@@ -42,6 +42,7 @@ func TestViewOfAJoin(t *testing.T) {
 			}
 			if now.Phase == view.PhaseFetching {
 				require.Len(t, c.Cells, chunks)
+				memory = max(memory, now.Memory)
 			}
 		}
 		w.join(time.Hour, o, 10)
@@ -51,6 +52,7 @@ func TestViewOfAJoin(t *testing.T) {
 		progress, _ = shown.Progress()
 		require.Equal(t, view.PhaseDone, progress.Phase)
 		require.Equal(t, chunks, progress.ChunksDone)
+		require.Positive(t, memory)
 		cells, lied := shown.Cells(0), 0
 		peers := shown.Peers()
 		require.Len(t, peers, 3)
