@@ -187,16 +187,17 @@ pictures: ## measure figures of the papers, and put their pictures into docs/pap
 DOCS_TOOLS = $(TOOLS)/hugo-$(HUGO) $(TOOLS)/d2-$(D2)
 
 docs: ## build the documents as a site with search into build/docs (open index.html), check links and diagrams, and test it in Chromium
-	@if ls $(DOCS_TOOLS) >/dev/null 2>&1 || $(GO) mod download github.com/gohugoio/hugo@$(HUGO) oss.terrastruct.com/d2@$(D2); then \
+	@if ls $(DOCS_TOOLS) >/dev/null 2>&1 || $(MAKE) --no-print-directory $(DOCS_TOOLS); then \
 	  $(MAKE) --no-print-directory site; \
-	else echo 'NOT RUN: the site of the documents (Hugo and d2 cannot be downloaded)'; fi
+	else echo 'NOT RUN: the site of the documents (Hugo and d2 cannot be downloaded or compiled)'; fi
 
 site: $(DOCS_TOOLS)
 	$(TOOLS)/hugo-$(HUGO) --source site --destination $(CURDIR)/build/docs --cleanDestinationDir --panicOnWarning
-	@mkdir -p build/diagrams
+	@rm -rf build/diagrams && mkdir -p build/diagrams
 	@$(call draw_diagrams,build/diagrams)
-	@for f in docs/diagrams/*.svg; do cmp $$f build/diagrams/$${f##*/} || { echo "run 'make diagrams', and commit the result"; exit 1; }; done
-	STARLING_SITE=$(CURDIR)/build/docs $(GO) test -vet=off -count=1 -v -run '^TestSite$$' ./e2e/browser
+	@for f in docs/diagrams/*.svg build/diagrams/*.svg; do n=$${f##*/}; cmp docs/diagrams/$$n build/diagrams/$$n || \
+	  { echo "run 'make diagrams', remove an SVG without a .d2 file, and commit the result"; exit 1; }; done
+	STARLING_SITE=$(CURDIR)/build/docs $(GO) test -vet=off -count=1 -timeout 20m -v -run '^TestSite$$' ./e2e/browser
 
 $(TOOLS)/hugo-$(HUGO):
 	@echo 'compiling Hugo: three minutes on two cores'

@@ -128,7 +128,11 @@ func (a byWitness) refused(id [sha256.Size]byte) { a.check.drop(id) } // the mem
 // CometBFT passes only the first ones of the mempool to a proposer, as many as fit into a block.
 func (a byWitness) waits(v *avlstar.Version, params *Params, id [sha256.Size]byte, size int) {
 	t := a.decoder.lookup(id, a.form(params))
-	if t == nil || !a.check.leftOut(id, size, cost(t)) {
+	if t == nil {
+		a.check.leftOut(id, size, 1) // those behind it are not the first
+		return
+	}
+	if !a.check.leftOut(id, size, cost(t)) {
 		return
 	}
 	n := new(needs)

@@ -174,8 +174,8 @@ func (t *queryTree) copyFrom(v *avlstar.Version, wants []avlstar.Want) (missing 
 	return len(held) > 0, nil
 }
 
-// copyFromOthers adds the nodes for wants that v or an older tree has.
-func (t *queryTree) copyFromOthers(ctx context.Context, v *avlstar.Version, wants []avlstar.Want) error {
+// copyFromOthers adds the nodes for wants that v or, unless the node is busy, an older tree has.
+func (t *queryTree) copyFromOthers(ctx context.Context, v *avlstar.Version, wants []avlstar.Want, busy bool) error {
 	select {
 	case t.of.copying <- struct{}{}:
 		defer func() { <-t.of.copying }()
@@ -183,6 +183,9 @@ func (t *queryTree) copyFromOthers(ctx context.Context, v *avlstar.Version, want
 		return ctx.Err()
 	}
 	missing, err := t.copyFrom(v, wants)
+	if err != nil || !missing || busy {
+		return err
+	}
 	older := t.of.before(t)
 	for _, o := range older {
 		if err != nil || !missing || ctx.Err() != nil {
@@ -233,7 +236,7 @@ func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avl
 		close(done)
 	}()
 
-	if err := t.copyFromOthers(ctx, at.version, n.wants); err != nil {
+	if err := t.copyFromOthers(ctx, at.version, n.wants, len(a.queries) == cap(a.queries)); err != nil {
 		return err
 	}
 	t.mu.Lock()

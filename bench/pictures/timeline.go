@@ -67,7 +67,7 @@ func drawPut(d *drawing, t *table, network string) error {
 	x := float64(stepsLeft)
 	for i, name := range steps {
 		width := took[i].value / whole * (pageWidth - stepsLeft - margin)
-		if width <= 0 {
+		if !(width > 0) { // or there is no step
 			continue
 		}
 		d.bar(x, width, name, name+" "+took[i].text+" ms")

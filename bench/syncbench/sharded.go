@@ -572,7 +572,7 @@ func (r *ShardedResult) Print(out io.Writer) {
 			kind, fmt.Sprint(row.Blocks), show("%.0f", row.BlockMS), show("%.3g", row.BlockX), show("%.2f", row.HaltS), show("%.1f", row.BlockedS), show("%.1f", row.WitnessMS),
 			show("%.3g", row.WitnessX), show("%.0f", float64(row.WitnessFailed)), show("%.1f", row.JoinS), show("%.3g", row.JoinX), show("%.0f", float64(row.Unended)),
 			show("%.0f", row.RSSMB), show("%.0f", row.PutMS), show("%.0f", float64(row.PutFailed)), show("%.2f", row.NodeCPU),
-			show("%.2f", row.AttackCPU), show("%.3g", row.TxRate), show("%.0f", row.BusyRate), show("%.0f", row.Unchecked),
+			show("%.2f", row.AttackCPU), show("%.1f", row.TxRate), show("%.0f", row.BusyRate), show("%.0f", row.Unchecked),
 		})
 	}
 	harness.PrintAligned(out, cells)

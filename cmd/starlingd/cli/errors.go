@@ -59,7 +59,7 @@ var exitStatuses = []struct {
 }{
 	{exitOK, "success, a signal, or `halt_height`", ""},
 	{exitFailed, "any other failure; `health`: not ready", "read the message; a supervisor may restart the node"},
-	{exitUsage, "invalid usage, setting, key or genesis file; no home; conflicting blocks are proved", "correct what the message names; a restart does not help"},
+	{exitUsage, "invalid usage, setting, key or genesis file; no home; conflicting blocks are proved", "correct what the message names (conflicting blocks: ask the validators which chain is right); a restart does not help"},
 	{exitRefused, "refused by the chain, or by a proof", "look up the code below, or ask another node"},
 	{exitAbsent, "`get`: the key is absent", ""},
 	{exitDiskFull, "disk full", "[free space](../how-to/troubleshooting.md#a-full-disk)"},

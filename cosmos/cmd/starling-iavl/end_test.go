@@ -47,7 +47,7 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestExitStatus: the exit statuses are those of starlingd (docs/reference/files.md).
+// TestExitStatus: the exit statuses are those of starlingd (docs/reference/errors.md).
 func TestExitStatus(t *testing.T) {
 	ended := func(err error, peers ...join.Peer) error {
 		return explainPeers(&join.PeersError{Err: err, Peers: peers})

@@ -53,7 +53,7 @@ func main() {
 	os.Exit(status)
 }
 
-// Exit statuses, as those of starlingd (docs/reference/files.md).
+// Exit statuses, as those of starlingd (docs/reference/errors.md).
 const (
 	exitFailed  = 1
 	exitUsage   = 2
