@@ -7,7 +7,7 @@
 //	                                                            data/state.db, data/blockstore.db
 //
 // It cannot run as a sidecar, because only one process can open the databases. See
-// docs/how-to/cosmos.md.
+// docs/how-to/cosmos-join.md.
 package main
 
 import (

@@ -23,9 +23,9 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
 
-// guide returns the commands in docs/how-to/cosmos.md, by the first word after the program's name.
+// guide returns the commands in docs/how-to/cosmos-join.md, by the first word after the program's name.
 func guide(t *testing.T) map[string]string {
-	text, err := os.ReadFile("../../../docs/how-to/cosmos.md")
+	text, err := os.ReadFile("../../../docs/how-to/cosmos-join.md")
 	require.NoError(t, err)
 	joined := strings.ReplaceAll(string(text), "\\\n", " ")
 	commands := map[string]string{}
@@ -57,7 +57,7 @@ func serving(t *testing.T, args ...string) string {
 	return m[2]
 }
 
-// TestGuide runs the commands of docs/how-to/cosmos.md. The stock rootmulti continues from the
+// TestGuide runs the commands of docs/how-to/cosmos-join.md. The stock rootmulti continues from the
 // joined state, with the chain's app hashes.
 func TestGuide(t *testing.T) {
 	for _, backend := range []dbm.BackendType{dbm.GoLevelDBBackend, dbm.PebbleDBBackend} {

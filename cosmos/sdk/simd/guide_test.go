@@ -21,7 +21,8 @@ import (
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
-const guideFile = "../../../docs/how-to/cosmos.md"
+// guidePages are the pages of the guide, in the order in which their commands must run.
+var guidePages = []string{"docs/how-to/cosmos.md", "docs/how-to/cosmos-join.md", "docs/how-to/cosmos-running.md", "docs/how-to/cosmos-mount.md"}
 
 // notRun lists commands that the guide's prose mentions and its blocks do not contain, with the
 // reason.
@@ -33,7 +34,7 @@ var notRun = map[string]string{
 
 // guideBlock is a block of commands in the guide.
 type guideBlock struct {
-	line    int
+	place   string   // page:line
 	groups  []string // the block runs once per group, in the group's home directory
 	staysUp string   // output after which the program counts as running; empty: it exits by itself
 	steps   []guideStep
@@ -48,19 +49,19 @@ type guideStep struct {
 
 var guideMarker = regexp.MustCompile(`^<!-- test: ([a-z, ]+?)(?:, stays up, "([^"]+)")? -->$`)
 
-// guideBlocks returns the guide's `console` blocks. The comment above each block names the groups
+// guideBlocks returns the `console` blocks of a page of the guide. The comment above each block names the groups
 // that run it, in the syntax of the README's comments (internal/lint/readme_test.go).
-func guideBlocks(t *testing.T, text string) (blocks []guideBlock) {
+func guideBlocks(t *testing.T, page, text string) (blocks []guideBlock) {
 	t.Helper()
 	lines := strings.Split(text, "\n")
 	for i := 0; i < len(lines); i++ {
-		require.NotContains(t, []string{"```sh", "```bash", "```shell"}, lines[i], "%s:%d: use a `console` block for commands", guideFile, i+1)
+		require.NotContains(t, []string{"```sh", "```bash", "```shell"}, lines[i], "%s:%d: use a `console` block for commands", page, i+1)
 		if lines[i] != "```console" {
 			continue
 		}
 		m := guideMarker.FindStringSubmatch(lines[i-1])
-		require.NotNil(t, m, "%s:%d: the block needs a comment above it that says how to run it", guideFile, i+1)
-		b := guideBlock{line: i + 1, groups: strings.Split(m[1], ", "), staysUp: m[2]}
+		require.NotNil(t, m, "%s:%d: the block needs a comment above it that says how to run it", page, i+1)
+		b := guideBlock{place: fmt.Sprintf("%s:%d", page, i+1), groups: strings.Split(m[1], ", "), staysUp: m[2]}
 		for i++; lines[i] != "```"; i++ {
 			if command, is := strings.CutPrefix(lines[i], "$ "); is {
 				for strings.HasSuffix(command, "\\") {
@@ -70,7 +71,7 @@ func guideBlocks(t *testing.T, text string) (blocks []guideBlock) {
 				b.steps = append(b.steps, guideStep{command: command})
 				continue
 			}
-			require.NotEmpty(t, b.steps, "%s:%d: output without a command", guideFile, i+1)
+			require.NotEmpty(t, b.steps, "%s:%d: output without a command", page, i+1)
 			last := &b.steps[len(b.steps)-1]
 			last.prints = append(last.prints, lines[i])
 		}
@@ -90,17 +91,24 @@ func printed(out, line string) bool {
 // guideTakes matches lines that are printed only if a join takes more than 5 seconds.
 var guideTakes = regexp.MustCompile(` left$`)
 
-// TestGuide runs the commands of docs/how-to/cosmos.md. One operator joins from a stopped node
+// TestGuide runs the commands of guidePages. One operator joins from a stopped node
 // only, and another from a running node, with CometBFT's state from its RPC. The test replaces
 // addresses and the trusted header, and nothing else.
 func TestGuide(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a network of processes")
 	}
-	text, err := os.ReadFile(guideFile)
-	require.NoError(t, err)
-	blocks := guideBlocks(t, string(text))
-	checkGuideSentences(t, string(text), blocks)
+	var (
+		text   string
+		blocks []guideBlock
+	)
+	for _, page := range guidePages {
+		content, err := os.ReadFile("../../../" + page)
+		require.NoError(t, err)
+		text += string(content)
+		blocks = append(blocks, guideBlocks(t, page, string(content))...)
+	}
+	checkGuideSentences(t, text, blocks)
 
 	n := newNetwork(t)
 	chain := n.alone()
@@ -163,8 +171,8 @@ func (g *guide) run(b guideBlock, group string) {
 	require.Contains(t, g.env, group)
 	d := g.joiners[group]
 	for i, s := range b.steps {
-		where := fmt.Sprintf("docs/how-to/cosmos.md:%d, %s", b.line, s.command)
-		log := filepath.Join(g.dir, fmt.Sprintf("guide-%s-%d-%d.log", group, b.line, i))
+		where := b.place + ", " + s.command
+		log := filepath.Join(g.dir, fmt.Sprintf("guide-%s-%s-%d.log", group, filepath.Base(b.place), i))
 		start := s.command == "simd start"
 		if start {
 			d.ports.Release()
@@ -247,14 +255,14 @@ func checkGuideSentences(t *testing.T, text string, blocks []guideBlock) {
 	}
 	for _, m := range regexp.MustCompile("`((?:simd|starling-iavl) [^`]*)`").FindAllStringSubmatch(text, -1) {
 		require.True(t, notRun[m[1]] != "" || slices.ContainsFunc(commands, func(c string) bool { return strings.HasPrefix(c, m[1]) }),
-			"%s names %q, which is in no block", guideFile, m[1])
+			"the guide names %q, which is in no block", m[1])
 	}
 	for command := range notRun {
 		require.Contains(t, text, "`"+command+"`")
 	}
 	source, err := os.ReadFile("guide_test.go")
 	require.NoError(t, err)
-	_, line, _ := strings.Cut(text, "### A running node\n")
+	_, line, _ := strings.Cut(text, "# Serve joiners from a running node\n")
 	_, line, _ = strings.Cut(line, "```go\n")
 	line, _, _ = strings.Cut(line, "```")
 	require.Contains(t, string(source), "\n\t"+line)
