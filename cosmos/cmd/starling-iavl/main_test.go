@@ -23,7 +23,8 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 )
 
-// guide returns the commands in docs/how-to/cosmos-join.md, by the first word after the program's name.
+// guide returns the commands in docs/how-to/cosmos-join.md, by the first word after the program's
+// name.
 func guide(t *testing.T) map[string]string {
 	text, err := os.ReadFile("../../../docs/how-to/cosmos-join.md")
 	require.NoError(t, err)

@@ -19,8 +19,8 @@ import (
 	"github.com/starling-kv/starling/cosmos/store/rootmulti"
 )
 
-// TestMountAsDocumented runs the code in docs/how-to/cosmos-mount.md: options such as those of the SDK's
-// server.DefaultBaseappOptions apply to our multi-store.
+// TestMountAsDocumented runs the code in docs/how-to/cosmos-mount.md: options such as those of the
+// SDK's server.DefaultBaseappOptions apply to our multi-store.
 func TestMountAsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../../docs/how-to/cosmos-mount.md")
 	require.NoError(t, err)

@@ -49,8 +49,9 @@ type guideStep struct {
 
 var guideMarker = regexp.MustCompile(`^<!-- test: ([a-z, ]+?)(?:, stays up, "([^"]+)")? -->$`)
 
-// guideBlocks returns the `console` blocks of a page of the guide. The comment above each block names the groups
-// that run it, in the syntax of the README's comments (internal/lint/readme_test.go).
+// guideBlocks returns the `console` blocks of a page of the guide. The comment above each block
+// names the groups that run it, in the syntax of the README's comments
+// (internal/lint/readme_test.go).
 func guideBlocks(t *testing.T, page, text string) (blocks []guideBlock) {
 	t.Helper()
 	lines := strings.Split(text, "\n")
