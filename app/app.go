@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -140,7 +139,7 @@ type App struct {
 	passed      passedOver
 	leftOver    leftOver
 	ahead       ahead
-	trees       queryTrees
+	trees       *queryTrees
 	witnesses   blockWitnesses
 	queries     chan struct{}      // one element for each query that waits for the Source
 	simulations chan struct{}      // one element for each simulation that runs
@@ -207,7 +206,8 @@ func New(options Options) (*App, error) {
 		options.WitnessBytes = DefaultWitnessBytes
 	}
 	a := &App{
-		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries), trees: queryTrees{most: QueryTreesBytes, copying: make(chan struct{}, runtime.GOMAXPROCS(0))}, simulations: make(chan struct{}, maxSimulations),
+		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries),
+		trees: newQueryTrees(), simulations: make(chan struct{}, maxSimulations),
 	}
 	a.state = onDisk{a}
 	if options.Source != nil {

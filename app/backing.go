@@ -128,11 +128,11 @@ func (a byWitness) refused(id [sha256.Size]byte) { a.check.drop(id) } // the mem
 // CometBFT passes only the first ones of the mempool to a proposer, as many as fit into a block.
 func (a byWitness) waits(v *avlstar.Version, params *Params, id [sha256.Size]byte, size int) {
 	t := a.decoder.lookup(id, a.form(params))
-	if t == nil {
-		a.check.leftOut(id, size, 1) // those behind it are not the first
-		return
+	keys := 1 // also if the decoder has forgotten it, since those behind it are not the first
+	if t != nil {
+		keys = cost(t)
 	}
-	if !a.check.leftOut(id, size, cost(t)) {
+	if !a.check.leftOut(id, size, keys) || t == nil {
 		return
 	}
 	n := new(needs)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -32,8 +33,8 @@ const (
 	// QueryTreesBytes limits the memory of the trees that queries share, in bytes. The queries that
 	// are running may exceed it by what they have fetched.
 	QueryTreesBytes = 64 << 20
-	// maxQueryTrees limits the number of these trees: a key that nobody reads while that many
-	// states are made is fetched again.
+	// maxQueryTrees limits the number of these trees. A key that no query reads during that many
+	// states is fetched again.
 	maxQueryTrees = 16
 )
 
@@ -45,6 +46,10 @@ type queryTrees struct {
 
 	mu   sync.Mutex
 	list []*queryTree // guarded by mu; newest first. It is a user of each
+}
+
+func newQueryTrees() *queryTrees {
+	return &queryTrees{most: QueryTreesBytes, copying: make(chan struct{}, runtime.GOMAXPROCS(0))}
 }
 
 // queryTree is a tree of one state.

@@ -104,7 +104,7 @@ func TestSharedTreesAreBounded(t *testing.T) {
 		require.Equal(t, size, a.trees.list[0].size.Load())
 		require.Equal(t, size, a.QueryTreesBytes(), "its own tree is gone")
 
-		// The trees of states that nobody reads go, too.
+		// Trees of states that no query reads are dropped, too.
 		a.trees.most = QueryTreesBytes
 		for i := range 2 * maxQueryTrees {
 			for _, app := range []*App{local, a} {
