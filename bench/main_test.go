@@ -399,11 +399,14 @@ func TestWatch(t *testing.T) {
 
 // The run itself checks that all nodes have the same app hashes.
 func TestDSM(t *testing.T) {
+	t.Parallel() // mostly waits for blocks
 	_, result, figures := measure[dsmbench.Result](t,
-		[]string{"transfers, local", "5 % deletions, paged", "multiproof, r 12", "multiproofs of age", "storage nodes", "round trip, prefetch", "join, without CometBFT", "the figures mean nothing"},
+		[]string{"transfers, local", "5 % deletions, paged", "multiproof, r 12", "multiproofs of age", "storage nodes", "round trip, prefetch", "a move of 1 MB", "join, without CometBFT", "the figures mean nothing"},
 		"dsm", "--quick", "--seed", "3")
 	positive(t, figures, "keys", "r", "window", "tps_local", "tps_app", "tps_paged", "raw_bytes_tx", "multiproof_bytes_tx_cold", "multiproof_bytes_tx", "witness_reduction", "stale_rate",
-		"witness_ops_s", "witness_cpu_us", "memory_ratio", "join_s", "join_bytes", "header_bytes", "put_s")
+		"witness_ops_s", "witness_cpu_us", "memory_ratio", "join_s", "join_bytes", "header_bytes", "put_s",
+		"start_s", "storage_rss_mb", "move_s", "move_copy_s", "move_block_p99_x")
+	require.Zero(t, result.Moves.Failed, "writes failed during moves")
 	require.Equal(t, []int{1, 3}, result.Shards)
 	require.Zero(t, result.MissRate)
 	require.Less(t, result.MultiproofBytesTx, result.MultiproofBytesTxCold)
@@ -423,11 +426,17 @@ func TestDSM(t *testing.T) {
 // The run itself checks that no transaction fails, and that a proof of the gateway is right.
 func TestPrograms(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
-	_, result, figures := measure[programsbench.Result](t, []string{"application alone", "15 %, sharded", "100 %, local", "proved gets", "paged", "the figures mean nothing"},
+	_, result, figures := measure[programsbench.Result](t, []string{"application alone", "15 %, sharded", "100 %, local", "proved gets", "gateways", "paged", "the figures mean nothing"},
 		"programs", "--quick", "--seed", "3")
 	positive(t, figures, "erc20_tps", "gas_used", "gas_named", "gateway_gets_s", "wan_ratio", "tps_over_local_r12", "over_paged")
 	require.Contains(t, figures, "rounds_per_block")
 	require.Contains(t, figures, "free_blocks")
+	require.Len(t, result.Grid, 2, "validators with the whole state, and r 12")
+	require.Len(t, result.Grid[1].Cells, 2)
+	for _, cell := range result.Grid[1].Cells {
+		require.Positive(t, cell.TPS.Median, cell.Gateways)
+		require.Positive(t, cell.GatewaysMicros, cell.Gateways)
+	}
 	require.Zero(t, figures["mispredicted"])
 	require.Empty(t, result.Failed)
 	require.Len(t, result.App, 3)

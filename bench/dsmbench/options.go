@@ -20,8 +20,11 @@ type Options struct {
 	Delays []int // round-trip times to storage nodes in ms, one row of the prefetch phase each
 	Phases []string
 	// PagedMB is the memory of the paged state in MiB, as in `[disk] cache_bytes`.
-	PagedMB int
-	Seed    uint64
+	PagedMB   int
+	MoveMB    int // bytes of the range in the phase move
+	MoveTurns int // moves there and back
+	Starlingd string
+	Seed      uint64
 	// Quick makes everything so small that the run takes seconds. It tests the program; its figures
 	// mean nothing.
 	Quick bool
@@ -35,10 +38,11 @@ const (
 	phaseJoin     = "join"
 	phaseRange    = "range"
 	phasePrefetch = "prefetch"
+	phaseMove     = "move"
 )
 
 // Phases lists all phases.
-var Phases = []string{phaseSizes, phaseApps, phaseNodes, phaseJoin, phaseRange, phasePrefetch}
+var Phases = []string{phaseSizes, phaseApps, phaseNodes, phaseJoin, phaseRange, phasePrefetch, phaseMove}
 
 // Flags adds the flags of dsm.
 func (o *Options) Flags(f *harness.Flags) {
@@ -51,11 +55,14 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Ints(&o.Delays, "delays", []int{0, 20, 80}, 0, 1000, "added round-trip times to storage nodes, in ms, one row of the prefetch phase each")
 	f.Names(&o.Phases, "phases", Phases, Phases, "phases to run")
 	f.Int(&o.PagedMB, "paged-mb", 64, 16, math.MaxInt, "memory of the paged state, in MiB")
+	f.Int(&o.MoveMB, "move-mb", 100, 1, 10_000, "values of the range that the phase move moves, in MB")
+	f.Int(&o.MoveTurns, "move-turns", 3, 1, 1000, "moves there and back in the phase move")
+	f.Program(&o.Starlingd, "starlingd")
 	f.Seed(&o.Seed)
 	f.BoolVar(&o.Quick, "quick", false, "run for seconds on a few keys, as a test: the figures mean nothing")
 	f.Also(func() error {
 		if o.Quick {
-			f.Unless("keys", "20000", "window", "4", "shards", "1,3", "depths", "0,8", "blocks", "4", "delays", "0,20")
+			f.Unless("keys", "20000", "window", "4", "shards", "1,3", "depths", "0,8", "blocks", "4", "delays", "0,20", "move-mb", "1", "move-turns", "1")
 		}
 		for _, r := range o.Depths {
 			if r < 0 || r > 16 {

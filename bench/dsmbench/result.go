@@ -52,6 +52,11 @@ type Result struct {
 	StartS          float64 `json:"start_s"` // of a storage node with all keys, after SIGKILL
 	StorageMB       float64 `json:"storage_rss_mb"`
 
+	Moves     *Moves  `json:"moves,omitempty"`
+	MoveS     float64 `json:"move_s,omitempty"`
+	MoveCopyS float64 `json:"move_copy_s,omitempty"`
+	MoveP99X  float64 `json:"move_block_p99_x,omitempty"`
+
 	Signers int              `json:"signers"`
 	BlockTx int              `json:"block_txs"`
 	Blocks  int              `json:"blocks"` // measured
@@ -132,7 +137,8 @@ type Range struct {
 	BytesPerChanged float64 `json:"bytes_per_changed"`
 	StartS          float64 `json:"start_s"` // after SIGKILL, with the log replayed
 	MemoryBytes     int64   `json:"memory_bytes"`
-	RSS             int64   `json:"rss"` // anonymous memory
+	RSS             int64   `json:"rss"` // anonymous memory, after the start and another round
+	RSSBudget       int64   `json:"rss_budget"`
 }
 
 // Joined has the figures of a validator that joined.
@@ -195,6 +201,9 @@ func (r *Result) summarize() {
 	}
 	r.RangeDiskRatio, r.BytesPerChanged = harness.Ratio(r.Range.PagedS, r.Range.MemoryS), r.Range.BytesPerChanged
 	r.StartS, r.StorageMB = r.Range.StartS, float64(r.Range.RSS)/1e6
+	if m := r.Moves; m != nil {
+		r.MoveS, r.MoveCopyS, r.MoveP99X = m.Seconds, m.CopySeconds, harness.Ratio(m.MovingP99, m.CalmP99)
+	}
 	r.JoinS, r.JoinBytes = r.Join.Seconds, r.Join.Bytes
 	r.Targets = r.targets()
 }

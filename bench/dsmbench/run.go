@@ -51,6 +51,11 @@ func (r *runner) run(ctx context.Context, dir string) error {
 			return err
 		}
 	}
+	if r.o.has(phaseMove) {
+		if err := r.runMoves(ctx, filepath.Join(dir, "move")); err != nil {
+			return err
+		}
+	}
 	if !r.o.has(phaseSizes) && !r.o.has(phaseNodes) && !r.o.has(phaseJoin) && !r.o.has(phaseRange) && !r.o.has(phasePrefetch) {
 		return nil
 	}

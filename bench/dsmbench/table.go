@@ -14,8 +14,13 @@ func (r *Result) Print(out io.Writer) {
 	r.printNodes(out)
 	r.printPrefetch(out)
 	if g := r.Range; g.Keys > 0 {
-		fmt.Fprintf(out, "\na range on disk  %.0f keys/s and core with %.0f MB, %.0f in memory; %.2f bytes written per changed byte; %.0f MB of memory; a start after SIGKILL %.2f s\n",
-			g.PagedS, float64(g.MemoryBytes)/1e6, g.MemoryS, g.BytesPerChanged, float64(g.RSS)/1e6, g.StartS)
+		fmt.Fprintf(out, "\na range on disk  %.0f keys/s and core with %.0f MB, %.0f in memory; %.2f bytes written per changed byte; a start after SIGKILL %.2f s, then with %.0f MB %.0f MB of memory\n",
+			g.PagedS, float64(g.MemoryBytes)/1e6, g.MemoryS, g.BytesPerChanged, g.StartS, float64(g.RSSBudget)/1e6, float64(g.RSS)/1e6)
+	}
+	if m := r.Moves; m != nil {
+		fmt.Fprintf(out, "\na move of %.0f MB  %.1f s [%.1f, %.1f], of which %.1f s until the node has the range; a plain copy %.2f s; p99 between blocks %.0f ms in %d, without a move %.0f in %d; longest halt %.2f s, %.2f; %d of %d puts failed; load %.1f\n",
+			float64(m.Bytes)/1e6, m.Seconds, m.Interval.Low, m.Interval.High, m.FetchSeconds, m.CopySeconds, m.MovingP99, m.MovingBlocks, m.CalmP99, m.CalmBlocks,
+			m.MovingHalt, m.CalmHalt, m.Failed, m.Puts, m.Load)
 	}
 	if j := r.Join; j.Blocks > 0 {
 		fmt.Fprintf(out, "\njoin, without CometBFT  %.3f s, %.2f MB: the upper tree %.3f s, %.2f MB; then %s of %s transactions; %s, %.2f MB of requests, CPU %.2f s\n",
@@ -127,7 +132,9 @@ range       two storage nodes with all keys replay, log, sync and write the same
             in memory. They serve the last %d heights
 prefetch    a new process with dsm/client and %s, each call of which takes a round trip longer. keys/s: from the first CheckTx of %d blocks until all
             nodes are there. Then %d blocks each %v, of up to %d transactions with %d accounts that nothing requested before; requests and KB are per block
+move        4 sharded validators, 4 storage nodes, 2 ranges with 2 nodes each: `+"`starlingd storage ranges move`"+` moves a replica to a node of the other range
+            and back, while %d clients put. Times end when the command does. copy: as many bytes over loopback into a file, which is synced
 join        the upper tree from these nodes, and %d blocks without prefetched nodes, in a new process with dsm/client; bytes are those received
 `, harness.Group(r.BlockTx), harness.Group(r.Signers), keyBytes, valueBytes, r.PagedMB, r.Blocks, r.Window, imageBytes, putBlocks, rangeHeights,
-		harness.Count(r.Shards[0], "storage node"), prefetchBatch, prefetchBlocks, prefetchInterval, prefetchTxs, prefetchPuts, joinBlocks)
+		harness.Count(r.Shards[0], "storage node"), prefetchBatch, prefetchBlocks, prefetchInterval, prefetchTxs, prefetchPuts, moveWriters, joinBlocks)
 }

@@ -7,12 +7,15 @@
 package network
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,6 +28,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/e2e/relay/link"
 	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/durable"
 	"github.com/starling-kv/starling/internal/ports"
 )
 
@@ -82,6 +86,9 @@ type Sharded struct {
 	Ranges int
 	First  func(i int) string
 	Env    []string // environment of each storage node; Options.Env is that of the others
+	// Signed: an operator's key, in the home of the first storage node, signs the map of the ranges,
+	// which can then change. Not with Options.StorageDelay, which gives each node another map.
+	Signed bool
 }
 
 // Network is a network of running validators.
@@ -213,6 +220,40 @@ func (n *Network) shard() (err error) {
 		if err := errors.Join(err, h.SetRanges(n.ranges)); err != nil {
 			return err
 		}
+	}
+	if n.o.Sharded.Signed {
+		return n.sign()
+	}
+	return nil
+}
+
+// sign signs the map of the ranges, and copies it into all homes.
+func (n *Network) sign() error {
+	if err := n.ChangeRanges(n.Context(), io.Discard, "sign"); err != nil {
+		return err
+	}
+	file := filepath.Join("config", "storage_nodes.toml")
+	text, err := os.ReadFile(filepath.Join(n.Storage[0].Dir, file))
+	if err != nil {
+		return err
+	}
+	for _, h := range slices.Concat(n.Validators, n.Storage) {
+		if err := durable.Write(filepath.Join(h.Dir, file), text, 0o600); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ChangeRanges runs `starlingd storage ranges` with the operator's key, and passes the lines of its
+// progress to progress.
+func (n *Network) ChangeRanges(ctx context.Context, progress io.Writer, args ...string) error {
+	args = slices.Concat([]string{"storage", "ranges"}, args, []string{"--home", n.Storage[0].Dir})
+	cmd := exec.CommandContext(ctx, n.o.Program, args...)
+	var said bytes.Buffer
+	cmd.Stderr = io.MultiWriter(&said, progress)
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("starlingd %s: %w: %s", strings.Join(args, " "), err, said.String())
 	}
 	return nil
 }

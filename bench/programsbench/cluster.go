@@ -54,6 +54,10 @@ type cluster struct {
 	bank  *bank
 	nodes []api.NodeClient // of the validators
 	conns []*grpc.ClientConn
+	// gateways are sharded nodes without a vote. entries are the nodes to which clients send, the
+	// validators by default.
+	gateways []*e2e.Home
+	entries  []api.NodeClient
 
 	pending [][]byte // of account 0, not sent yet
 }
@@ -100,6 +104,7 @@ func startCluster(ctx context.Context, o Options, mode, program, dir string, pro
 			return nil, err
 		}
 	}
+	c.entries = c.nodes
 	progress.Begin("prepare", "transactions", b.steps(o.Workers))
 	progress.Working(mode)
 	return c, b.prepare(c.net.Context(), c, o.Workers, progress.Add)
@@ -230,7 +235,7 @@ func (c *cluster) load(ctx context.Context, o Options, percent int, round uint64
 		w.draws = round<<20 + uint64(i)<<10
 		workers.Go(func() {
 			for time.Now().Before(until) && ctx.Err() == nil {
-				err := c.batch(ctx, &w, c.bank.accounts[i], c.nodes[i%validators], o.Batch, percent, t)
+				err := c.batch(ctx, &w, c.bank.accounts[i], c.entries[i%len(c.entries)], o.Batch, percent, t)
 				if errors.Is(err, errBusy) {
 					err = sleep.For(ctx, busyPause)
 				}
@@ -284,15 +289,13 @@ func (c *cluster) batch(ctx context.Context, b *bank, from *account, node api.No
 	return nil
 }
 
-// pids returns the processes of the validators and of the storage nodes.
-func (c *cluster) pids() (voters, storage []int) {
-	for _, h := range c.net.Validators {
-		voters = append(voters, c.net.Pid(h))
+// cpuOf returns the CPU time of nodes.
+func (c *cluster) cpuOf(homes []*e2e.Home) float64 {
+	var pids []int
+	for _, h := range homes {
+		pids = append(pids, c.net.Pid(h))
 	}
-	for _, h := range c.net.Storage {
-		storage = append(storage, c.net.Pid(h))
-	}
-	return voters, storage
+	return harness.CPUOf(pids...)
 }
 
 // metrics returns the sums of all validators' metrics.
@@ -311,11 +314,14 @@ func (c *cluster) metrics(ctx context.Context) (e2e.MetricValues, error) {
 }
 
 // usage is CPU time in seconds, by role.
-type usage struct{ validators, storage, clients float64 }
+type usage struct{ validators, storage, gateways, clients float64 }
 
 func (c *cluster) usage() usage {
-	voters, storage := c.pids()
-	return usage{harness.CPUOf(voters...), harness.CPUOf(storage...), harness.CPUTime().Seconds()}
+	return usage{c.cpuOf(c.net.Validators), c.cpuOf(c.net.Storage), c.cpuOf(c.gateways), harness.CPUTime().Seconds()}
+}
+
+func (u usage) plus(v usage, sign float64) usage {
+	return usage{u.validators + sign*v.validators, u.storage + sign*v.storage, u.gateways + sign*v.gateways, u.clients + sign*v.clients}
 }
 
 // round measures a load once.
@@ -337,7 +343,7 @@ func (c *cluster) round(ctx context.Context, o Options, percent int, number uint
 	grown := func(name string) float64 { return after[name] - before[name] }
 	of := func(metric, call string) float64 { return grown("starling_app_witness_" + metric + " " + call) }
 	s = netSample{tps: float64(t.done) / seconds, done: t.done, transfers: t.transfers, refused: t.refused, codes: t.codes, load: harness.LoadAverage()}
-	s.cpu = usage{used.validators - cpu.validators, used.storage - cpu.storage, used.clients - cpu.clients}
+	s.cpu = used.plus(cpu, -1)
 	s.leftOut = grown("starling_app_witness_left_out_total")
 	for _, call := range []string{callProcess, callFinalize} {
 		s.waited += of("wait_seconds_count", call) - of("wait_seconds_unwaited", call)

@@ -67,7 +67,10 @@ func (c *cluster) gets(ctx context.Context, o Options) (row *GetsRow, err error)
 	if err != nil {
 		return nil, err
 	}
-	defer c.net.Kill(h)
+	defer func() {
+		c.gateways = nil
+		c.net.Kill(h)
+	}()
 	if err := c.verifyOne(ctx, address); err != nil {
 		return nil, err
 	}
@@ -107,11 +110,12 @@ func (c *cluster) gets(ctx context.Context, o Options) (row *GetsRow, err error)
 
 // gateway starts a sharded node that is not a validator, and waits until it follows the chain.
 func (c *cluster) gateway(ctx context.Context) (h *e2e.Home, address string, err error) {
-	homes, err := c.net.Homes(ctx, "gateway", 1)
+	homes, err := c.net.Homes(ctx, fmt.Sprintf("gateway-%d", len(c.gateways)), 1)
 	if err != nil {
 		return nil, "", err
 	}
 	h = homes[0]
+	c.gateways = append(c.gateways, h)
 	if address, err = c.net.ServeGRPC(h); err != nil {
 		return nil, "", err
 	}

@@ -74,7 +74,7 @@ func newNetRow(mode string, percent int, samples []netSample) NetRow {
 
 func (s *netSample) add(t netSample) {
 	s.done, s.transfers, s.refused = s.done+t.done, s.transfers+t.transfers, s.refused+t.refused
-	s.cpu = usage{s.cpu.validators + t.cpu.validators, s.cpu.storage + t.cpu.storage, s.cpu.clients + t.cpu.clients}
+	s.cpu = s.cpu.plus(t.cpu, 1)
 	s.height, s.blocks, s.waited, s.waitS = s.height+t.height, s.blocks+t.blocks, s.waited+t.waited, s.waitS+t.waitS
 	s.rounds, s.bytes, s.ahead, s.aheadBytes, s.leftOut = s.rounds+t.rounds, s.bytes+t.bytes, s.ahead+t.ahead, s.aheadBytes+t.aheadBytes, s.leftOut+t.leftOut
 }

@@ -34,6 +34,11 @@ type Options struct {
 	Delay     time.Duration // one way, of the phase wan
 	Retain    int           // r: depth to which a sharded validator keeps the tree
 	Starlingd string
+
+	// Options for the phase grid.
+	GridRetain   []int // values of r
+	GridGateways []int // numbers of gateways
+
 	// Quick makes everything so small that the run takes seconds. It tests the program; its figures
 	// mean nothing.
 	Quick bool
@@ -46,10 +51,11 @@ const (
 	phaseGets    = "gets"
 	phasePaged   = "paged"
 	phaseWAN     = "wan" // the sharded network of phaseNetwork again, with delays
+	phaseGrid    = "grid"
 )
 
 // Phases lists all phases.
-var Phases = []string{phaseApp, phaseNetwork, phaseGets, phaseWAN, phasePaged}
+var Phases = []string{phaseApp, phaseNetwork, phaseGets, phaseWAN, phaseGrid, phasePaged}
 
 // Flags adds the flags of programs.
 func (o *Options) Flags(f *harness.Flags) {
@@ -70,12 +76,14 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Time(&o.Delay, "delay", 40*time.Millisecond, time.Millisecond, time.Second,
 		"delay in the phase wan, one way, between every two validators and between validators and storage nodes")
 	f.Int(&o.Retain, "retain", 12, 0, 16, "r: depth to which a sharded validator keeps the tree")
+	f.Ints(&o.GridRetain, "grid-retain", []int{0, 4, 8, 12, 16}, 0, 16, "values of r in the phase grid, one network each")
+	f.Ints(&o.GridGateways, "grid-gateways", []int{1, 2, 4}, 1, 16, "numbers of gateways in the phase grid, one column each")
 	f.Program(&o.Starlingd, "starlingd")
 	f.Seed(&o.Seed)
 	f.BoolVar(&o.Quick, "quick", false, "run for seconds with few keys, as a test: the figures mean nothing")
 	f.Also(func() error {
 		if o.Quick {
-			f.Unless("accounts", "100", "keys", "2000", "block-txs", "100", "blocks", "2", "rounds", "2", "paged-accounts", "500", "net-keys", "2000", "net-rounds", "1", "seconds", "2", "workers", "8", "batch", "4")
+			f.Unless("accounts", "100", "keys", "2000", "block-txs", "100", "blocks", "2", "rounds", "2", "paged-accounts", "500", "net-keys", "2000", "net-rounds", "1", "seconds", "2", "workers", "8", "batch", "4", "grid-retain", "12", "grid-gateways", "1,2")
 		}
 		if o.Workers > o.Accounts {
 			return fmt.Errorf("--workers is %d, there are %d --accounts", o.Workers, o.Accounts)

@@ -37,6 +37,8 @@ type Result struct {
 	GatewayGetsS float64  `json:"gateway_gets_s,omitempty"`
 	Gets         *GetsRow `json:"gets,omitempty"`
 
+	Grid []GridRow `json:"grid,omitempty"`
+
 	Network []NetRow `json:"network,omitempty"`
 	Retain  int      `json:"r"`
 	DelayMS float64  `json:"delay_ms"` // one way, of the network with delays
@@ -92,6 +94,7 @@ func (r *Result) Print(out io.Writer) {
 	r.printPaged(out)
 	r.printNetwork(out)
 	r.printGets(out)
+	r.printGrid(out)
 	for _, failed := range r.Failed {
 		fmt.Fprintf(out, "\nNot measured: %s\n", failed)
 	}

@@ -42,7 +42,13 @@ func (r *run) phases(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	return r.runNetworks(ctx, dir)
+	if err := r.runNetworks(ctx, dir); err != nil {
+		return err
+	}
+	if !r.o.has(phaseGrid) {
+		return nil
+	}
+	return r.runGrid(ctx, filepath.Join(dir, "grid"))
 }
 
 // runNetworks measures the same load on a network of sharded validators, on one of validators with

@@ -13,7 +13,6 @@ import (
 
 	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/crypto/ed25519"
-	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/network"
@@ -283,21 +282,8 @@ func (s *shardedSiege) load(ctx context.Context, c *client.Client) error {
 
 // write is one writer of the constant load.
 func (s *shardedSiege) write(ctx context.Context, c *client.Client, random *rand.Rand) {
-	every := time.NewTicker(writeEvery)
-	defer every.Stop()
-	for {
-		began := time.Now()
-		_, err := c.Put(ctx, shardedKey(random.IntN(s.o.Keys)), make([]byte, valueBytes))
-		if ctx.Err() != nil {
-			return
-		}
-		s.puts.add(began, err)
-		select {
-		case <-ctx.Done():
-			return
-		case <-every.C:
-		}
-	}
+	key := func(random *rand.Rand) []byte { return shardedKey(random.IntN(s.o.Keys)) }
+	network.Write(ctx, c, writeEvery, random, key, make([]byte, valueBytes), s.puts.add)
 }
 
 // round measures the network with attackers of one kind.
@@ -365,11 +351,11 @@ func (s *shardedSiege) round(ctx context.Context, kind string) error {
 	for i := range later {
 		row.BlockedS = max(row.BlockedS, later[i]-blocked[i])
 	}
-	times, err := blockTimes(ctx, s.net.Validators[0], began)
+	times, err := network.BlockTimes(ctx, s.net.Validators[0], began)
 	if err != nil {
 		return err
 	}
-	intervals, halt := intervalsIn(times, began, ended)
+	intervals, halt := network.Intervals(times, began, ended)
 	row.intervals, row.HaltS = append(row.intervals, intervals...), max(row.HaltS, halt)
 	return nil
 }
@@ -470,44 +456,6 @@ func (s *shardedSiege) join(ctx context.Context) (seconds float64, err error) {
 		return s.o.Limit, nil //nolint:nilerr // the join has not ended
 	}
 	return time.Since(began).Seconds(), err
-}
-
-// blockTimes returns the times of all blocks from the last one before a time on.
-func blockTimes(ctx context.Context, h *e2e.Home, from time.Time) (times []time.Time, err error) {
-	rpc, err := rpchttp.New(h.RPC(), "/websocket")
-	if err != nil {
-		return nil, err
-	}
-	for top := int64(0); ; {
-		page, err := rpc.BlockchainInfo(ctx, 0, top) // the newest 20; top 0: of the chain
-		if err != nil {
-			return nil, err
-		}
-		for _, b := range page.BlockMetas {
-			times = append(times, b.Header.Time)
-			if top = b.Header.Height - 1; b.Header.Time.Before(from) || top < 1 {
-				slices.Reverse(times)
-				return times, nil
-			}
-		}
-	}
-}
-
-// intervalsIn returns the times between blocks from began to ended in milliseconds, and the longest
-// time without a block in seconds. times ascend.
-func intervalsIn(times []time.Time, began, ended time.Time) (millis []float64, halt float64) {
-	last := began
-	for i, t := range times {
-		if t.After(ended) {
-			break
-		}
-		if i > 0 && !t.Before(began) {
-			millis = append(millis, t.Sub(times[i-1]).Seconds()*1000)
-			halt = max(halt, t.Sub(last).Seconds())
-			last = t
-		}
-	}
-	return millis, max(halt, ended.Sub(last).Seconds())
 }
 
 // result compares the rows with the row without attackers.

@@ -1,0 +1,145 @@
+package programsbench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
+)
+
+// The phase grid sends the same load through gateways, to networks whose validators keep the tree
+// to different depths r. Each gateway keeps it to the same depth. It is Fig. 9a of RainBlock (Ponnapalli
+// et al., USENIX ATC 2021).
+//
+//	clients ──gRPC Submit──► 1, 2, 4 gateways ──mempool──► 4 sharded validators ◄──► 4 storage nodes
+
+// GridRow has the figures of a network with one r.
+type GridRow struct {
+	Mode   string     `json:"mode"`
+	Retain int        `json:"r,omitempty"` // absent with the whole state
+	Cells  []GridCell `json:"cells"`
+}
+
+// GridCell has the figures of a network with a number of gateways. 0: clients send to the
+// validators.
+type GridCell struct {
+	Gateways int              `json:"gateways"`
+	TPS      harness.Interval `json:"tps"` // transactions that succeeded, by round
+	Load     float64          `json:"load"`
+
+	// CPU time per transaction of all processes of a role, in µs.
+	ValidatorsMicros float64 `json:"validators_us_tx"`
+	StorageMicros    float64 `json:"storage_us_tx"`
+	GatewaysMicros   float64 `json:"gateways_us_tx"`
+}
+
+// runGrid measures a network of validators with the whole state, to which clients send directly,
+// and one sharded network for each r.
+func (r *run) runGrid(ctx context.Context, dir string) error {
+	program, err := network.Starlingd(ctx, r.o.Starlingd, r.progress)
+	if err != nil {
+		return err
+	}
+	local, err := r.gridRow(ctx, modeLocal, r.o, []int{0}, program, filepath.Join(dir, "local"))
+	if err != nil {
+		return err
+	}
+	r.result.Grid = append(r.result.Grid, local)
+	for _, retain := range r.o.GridRetain {
+		o := r.o
+		o.Retain = retain
+		row, err := r.gridRow(ctx, modeSharded, o, r.o.GridGateways, program, filepath.Join(dir, fmt.Sprint("r-", retain)))
+		if err != nil {
+			return fmt.Errorf("r %d: %w", retain, err)
+		}
+		row.Retain = retain
+		r.result.Grid = append(r.result.Grid, row)
+	}
+	return nil
+}
+
+// gridRow measures one network, with the numbers of gateways in turns.
+func (r *run) gridRow(ctx context.Context, mode string, o Options, gateways []int, program, dir string) (row GridRow, err error) {
+	c, err := startCluster(ctx, o, mode, program, dir, r.progress)
+	if err != nil {
+		return row, err
+	}
+	defer func() { err = errors.Join(err, c.stop()) }()
+	ctx = c.net.Context()
+	most := slices.Max(gateways)
+	r.progress.Begin("join", "gateways", most)
+	for range most {
+		_, address, err := c.gateway(ctx)
+		if err != nil {
+			return row, err
+		}
+		if err := c.dial(address); err != nil {
+			return row, err
+		}
+		r.progress.Add(1)
+	}
+	samples, number := map[int][]netSample{}, uint64(0)
+	r.progress.Begin("grid", "rounds", (1+o.NetRounds)*len(gateways))
+	r.progress.Working(fmt.Sprintf("%s, r %d", mode, o.Retain))
+	// The first round does not count.
+	err = harness.InTurns(1+o.NetRounds, gateways, func(round, n int) error {
+		number++
+		if c.entries = c.nodes[:validators]; n > 0 {
+			c.entries = c.nodes[validators : validators+n]
+		}
+		s, err := c.round(ctx, o, o.NetShares[0], number)
+		if err == nil && round > 0 {
+			samples[n] = append(samples[n], s)
+		}
+		r.progress.Add(1)
+		return err
+	})
+	row.Mode = mode
+	for _, n := range gateways {
+		row.Cells = append(row.Cells, newGridCell(n, samples[n]))
+	}
+	return row, err
+}
+
+func newGridCell(gateways int, samples []netSample) GridCell {
+	cell := GridCell{Gateways: gateways, TPS: harness.MedianInterval(harness.Each(samples, func(s netSample) float64 { return s.tps }))}
+	var sum netSample
+	for _, s := range samples {
+		sum.add(s)
+		cell.Load = max(cell.Load, s.load)
+	}
+	micros := func(seconds float64) float64 { return harness.Ratio(seconds*1e6, float64(sum.done)) }
+	cell.ValidatorsMicros, cell.StorageMicros, cell.GatewaysMicros = micros(sum.cpu.validators), micros(sum.cpu.storage), micros(sum.cpu.gateways)
+	return cell
+}
+
+func (r *Result) printGrid(out io.Writer) {
+	if len(r.Grid) == 0 {
+		return
+	}
+	cells := [][]string{{"r", "gateways", "tx/s", "over local", "validators, µs/tx", "storage", "gateways", "load"}}
+	var local float64
+	for _, row := range r.Grid {
+		name := fmt.Sprint(row.Retain)
+		if row.Mode == modeLocal {
+			name, local = row.Mode, row.Cells[0].TPS.Median
+		}
+		for _, c := range row.Cells {
+			cells = append(cells, []string{
+				name, fmt.Sprint(c.Gateways), c.TPS.Text("%.0f"), fmt.Sprintf("%.2f", harness.Ratio(c.TPS.Median, local)), fmt.Sprintf("%.0f", c.ValidatorsMicros),
+				fmt.Sprintf("%.0f", c.StorageMicros), fmt.Sprintf("%.0f", c.GatewaysMicros), fmt.Sprintf("%.1f", c.Load),
+			})
+		}
+	}
+	fmt.Fprintln(out)
+	harness.PrintAligned(out, cells)
+	fmt.Fprint(out, `
+grid        clients send the first of the shares through gateways, which keep the tree to the same depth r as the validators; local: validators with
+            the whole state, and no gateway. µs/tx as above. All processes share this machine, so each gateway takes CPU time from the others
+`)
+}
