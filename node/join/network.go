@@ -61,7 +61,8 @@ type NetworkOptions struct {
 	// trusted.
 	Own  Own
 	View *view.Join // receives the state of the peers; may be nil
-	// Dialled is called with the peers, also with those that View does not receive; may be nil.
+	// Dialled is called with the peers, also with those that View does not receive, and by Close with
+	// nil, so that nobody keeps them; may be nil.
 	Dialled func(*peers.Peers)
 	// Banned is called for each banned peer; may be nil.
 	Banned func(id transport.ID, why statesync.BanReason)
@@ -270,6 +271,9 @@ func (n *Network) releaseOwn() {
 func (n *Network) Close() {
 	n.verifier.Close() // first: it may have evidence to report to peers
 	n.peers.Close()
+	if n.o.Dialled != nil {
+		n.o.Dialled(nil)
+	}
 }
 
 // selfConn is a connection of a node to itself.

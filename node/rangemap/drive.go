@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	pollEvery = time.Second
+	pollEvery = 250 * time.Millisecond // shorter than most blocks
 	// steady is the number of polls in a row in which new replicas must follow the old ones.
 	steady = 3
 	// closeBy is the number of blocks that a replica which follows may be behind the best one.
@@ -40,9 +40,8 @@ type Driver struct {
 	// Others are further nodes that get new versions, such as validators. They come first: if one
 	// of them refuses a map, no storage node gets it.
 	Others []transport.Address
-	// Progress is called about once a second while a step takes time.
+	// Progress is called about four times a second while a step takes time.
 	Progress func(Progress)
-	Every    time.Duration // between polls; 0: a second
 }
 
 // ErrRefused: a validator refuses a map. The change was taken back.
@@ -202,10 +201,6 @@ type report struct {
 // wait returns once all nodes that can be reached have a map, and replicas follow the current
 // ranges with their keys.
 func (d *Driver) wait(ctx context.Context, m *config.StorageNodes, replicas []dsm.Placement) error {
-	every := d.Every
-	if every == 0 {
-		every = pollEvery
-	}
 	need := 1
 	if len(replicas) > 0 {
 		need = steady
@@ -233,7 +228,7 @@ func (d *Driver) wait(ctx context.Context, m *config.StorageNodes, replicas []ds
 		case len(waits) > 0 && d.Progress != nil:
 			d.Progress(Progress{m.Version, waits})
 		}
-		_ = sleep.For(ctx, every)
+		_ = sleep.For(ctx, pollEvery)
 	}
 }
 
