@@ -24,7 +24,7 @@ func FuzzServer(f *testing.F) {
 	s := NewServer(ServerOptions{ChainID: testChain})
 	s.Register(mux)
 	reported := 0
-	s.SetStores(fewStores{c}, fewStores{c}, func(types.Evidence) error {
+	s.SetStores(c, c, func(types.Evidence) error {
 		reported++
 		return errors.New("no such evidence")
 	})
