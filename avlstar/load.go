@@ -23,6 +23,8 @@ type loader struct {
 	mu         sync.Mutex // guards the tree's memory while runs are placed
 	leaves     allocator  // for records
 	placed     placedList
+	joiner     builder // makes the tree above the first joined runs of placed
+	joined     int
 	paged      bool // load only nodes above pages: nodes are then numbered in order of arrival
 }
 
@@ -171,24 +173,32 @@ func (l *loader) finish(upperOnly bool, leaves, upper uint64) (*Version, error) 
 // stubs.
 func (l *loader) joinPlaced(v *Version, upperOnly bool) error {
 	if v.leaves > 0 {
-		b := builder{chunkBytes: l.chunkBytes, upperOnly: upperOnly, join: l.join}
-		for k := range l.placed.n {
-			p := l.placed.at(k)
-			if err := b.add(p.boundary, &p.root); err != nil {
-				return fmt.Errorf("leaf %d: %w", p.base, err)
-			}
+		if err := l.joinMore(upperOnly); err != nil {
+			return err
 		}
-		root, err := b.root()
+		root, err := l.joiner.root()
 		if err != nil {
 			return err
 		}
-		v.root, v.top, v.upper = root.n, root.Stub, v.upper+b.upper
+		v.root, v.top, v.upper = root.n, root.Stub, v.upper+l.joiner.upper
 		if !l.paged {
 			l.settle(v.leaves)
 		}
 	}
 	l.leaves.close()
 	spareRuns.forget()
+	return nil
+}
+
+// joinMore adds the runs that have been placed since the last call to the upper tree.
+func (l *loader) joinMore(upperOnly bool) error {
+	l.joiner.chunkBytes, l.joiner.upperOnly, l.joiner.join = l.chunkBytes, upperOnly, l.join
+	for ; l.joined < l.placed.n; l.joined++ {
+		p := l.placed.at(l.joined)
+		if err := l.joiner.add(p.boundary, &p.root); err != nil {
+			return fmt.Errorf("leaf %d: %w", p.base, err)
+		}
+	}
 	return nil
 }
 

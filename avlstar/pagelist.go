@@ -2,7 +2,6 @@ package avlstar
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"iter"
@@ -290,8 +289,10 @@ func newPageListStream(chunkBytes uint64) *stream {
 	return s
 }
 
-// placePages places the pages of a page list like runs, and returns the first key of the first one.
+// placePages places the pages of a page list like runs, joins them while pages reads ahead, and
+// returns the first key of the first one.
 func (s *stream) placePages(pages iter.Seq2[PageStub, error]) (first []byte, err error) {
+	var keys bulk
 	var last []byte // first key of the page before
 	n := 0
 	for p, err := range pages {
@@ -310,7 +311,6 @@ func (s *stream) placePages(pages iter.Seq2[PageStub, error]) (first []byte, err
 			if err := checkKey(p.First); err != nil {
 				return nil, fmt.Errorf("page %d: %w", n, err)
 			}
-			at.keyHash = sha256.Sum256(p.First)
 			last = append(last[:0], p.First...)
 		}
 		if s.count > 0 { // no inner node has the first key of the tree
@@ -320,8 +320,18 @@ func (s *stream) placePages(pages iter.Seq2[PageStub, error]) (first []byte, err
 			first = bytes.Clone(p.First)
 		}
 		s.placed.add(at)
+		if at.leaf != 0 {
+			keys.add(s.leaves.key(at.leaf), &s.placed.at(s.placed.n-1).keyHash)
+		}
 		s.count++
 		n++
+		if n%placedBlock == 0 {
+			keys.flush()
+			if err := s.joinMore(false); err != nil {
+				return nil, err
+			}
+		}
 	}
+	keys.flush()
 	return first, nil
 }

@@ -135,6 +135,46 @@ func requirePageList(t require.TestingT, v *Version, o pageList) {
 	requireMemory(t, &Partial{again})
 }
 
+// TestLongPageList: a list that is joined in several blocks gives the tree that its leaves give. With
+// one wrong page anywhere, it is refused, or gives another tree.
+func TestLongPageList(t *testing.T) {
+	smallPages(t, 60)
+	rnd := seeds.Rand(t)
+	longest := 0
+	for range scaled(12) {
+		keys := 1 + rnd.IntN(6*placedBlock)
+		v := mustApply(t, mustEmpty(t, 1<<12), randomBlock(rnd, keys, 4*keys, 0, false)...)
+		if !v.HasPageList() {
+			v.Release()
+			continue
+		}
+		o := pageListOf(t, v.PageList(nil))
+		longest = max(longest, len(o))
+		requirePageList(t, v, o)
+		names := slices.Sorted(maps.Keys(o))
+		for range 20 {
+			bad, key := maps.Clone(o), names[1+rnd.IntN(len(names)-1)]
+			p := bad[key]
+			switch rnd.IntN(3) {
+			case 0:
+				p.Boundary++
+			case 1:
+				p.Hash[rnd.IntN(32)] ^= 1
+			case 2:
+				p.First = append(slices.Clone(p.First), 0)
+			}
+			bad[key] = p
+			again, err := FromPageList(v.ChunkBytes(), v.Len(), Paging{Pages: &disk{}}, bad.pages(nil))
+			if err == nil {
+				require.NotEqual(t, v.AppHash(), again.AppHash())
+				again.Release()
+			}
+		}
+		v.Release()
+	}
+	require.Greater(t, longest, 2*placedBlock)
+}
+
 // TestPageListRefused: what is not a page list is refused, and never builds the state.
 func TestPageListRefused(t *testing.T) {
 	smallPages(t, 300)

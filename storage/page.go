@@ -82,11 +82,7 @@ type cursor struct{ it *pebble.Iterator }
 
 // newCursor returns a cursor over the keys in [first, after); nil: unbounded.
 func (g *generation) newCursor(first, after []byte) (*cursor, error) {
-	o := &pebble.IterOptions{LowerBound: append([]byte{kindLeaf}, first...), UpperBound: []byte{kindLeaf + 1}}
-	if after != nil {
-		o.UpperBound = append([]byte{kindLeaf}, after...)
-	}
-	it, err := g.reader.NewIter(o)
+	it, err := g.reader.NewIter(kindRange(kindLeaf, first, after))
 	if err != nil {
 		return nil, err
 	}
@@ -94,6 +90,15 @@ func (g *generation) newCursor(first, after []byte) (*cursor, error) {
 		return nil, errors.Join(errEmptied, it.Close())
 	}
 	return &cursor{it}, nil
+}
+
+// kindRange bounds an iterator to the records of a kind with keys in [first, after); nil is open.
+func kindRange(kind byte, first, after []byte) *pebble.IterOptions {
+	o := &pebble.IterOptions{LowerBound: append([]byte{kind}, first...), UpperBound: []byte{kind + 1}}
+	if after != nil {
+		o.UpperBound = append([]byte{kind}, after...)
+	}
+	return o
 }
 
 var errEmptied = errors.New("the zone was emptied meanwhile")

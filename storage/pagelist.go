@@ -12,52 +12,37 @@ import (
 // PageList yields the records of the page list of the durable state in key order: what the owners
 // of blocks wrote (Owner.Take), as Key and Value, valid until the next iteration. To the zone they
 // are opaque. A pin has them, but a rollback to it does not copy them. A restored state has none
-// until a block writes them. An error is yielded last.
+// until a block writes them. Like Scan, it reads ahead in parallel. An error is yielded last.
 func (s *Zone) PageList() iter.Seq2[record.Leaf, error] {
-	return func(yield func(record.Leaf, error) bool) {
-		if !s.users.enter() {
-			yield(record.Leaf{}, s.closedErr("read the page list"))
-			return
+	return s.inParts("read the page list", func(g *generation) ([]section, error) {
+		if g.reader == nil { // the state was restored
+			return nil, nil
 		}
-		defer s.users.leave()
-		g := s.generations.newest()
-		if g == nil {
-			return
-		}
-		var err error
-		stopped := false
-		if g.reader != nil { // otherwise the state was restored
-			err = g.pageList(func(l record.Leaf) bool {
-				stopped = !yield(l, nil)
-				return !stopped
-			})
-		}
-		if err := errors.Join(err, g.release()); err != nil && !stopped {
-			yield(record.Leaf{}, s.readErr(err))
-		}
-	}
+		cuts, err := s.cuts(kindPageList, listSegmentBytes)
+		return partsBetween(cuts, g.pageListPart), err
+	})
 }
 
-func pageListRange() *pebble.IterOptions {
-	return &pebble.IterOptions{LowerBound: []byte{kindPageList}, UpperBound: []byte{kindPageList + 1}}
-}
+func pageListRange() *pebble.IterOptions { return kindRange(kindPageList, nil, nil) }
 
-// pageList yields the records of the page list until yield returns false.
-func (g *generation) pageList(yield func(record.Leaf) bool) error {
-	it, err := g.reader.NewIter(pageListRange())
-	if err != nil {
-		return err
-	}
-	for it.First(); it.Valid(); it.Next() {
-		value, err := it.ValueAndErr()
+// pageListPart returns the records of the page list with keys in [first, after).
+func (g *generation) pageListPart(first, after []byte) section {
+	return func(take func(key, value []byte, height uint8) bool) error {
+		it, err := g.reader.NewIter(kindRange(kindPageList, first, after))
 		if err != nil {
-			return errors.Join(err, it.Close())
+			return err
 		}
-		if !yield(record.Leaf{Key: it.Key()[1:], Value: value}) {
-			break
+		for it.First(); it.Valid(); it.Next() {
+			value, err := it.ValueAndErr()
+			if err != nil {
+				return errors.Join(err, it.Close())
+			}
+			if !take(it.Key()[1:], value, 0) {
+				break
+			}
 		}
+		return it.Close()
 	}
-	return it.Close()
 }
 
 // partBytes is the approximate size of the batches that write a whole page list.

@@ -1,13 +1,17 @@
 package storage
 
 import (
+	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/internal/seeds"
 )
 
 // listOwner is the owner of a block with records of the page list, given as keys and records in
@@ -89,4 +93,50 @@ func TestPageList(t *testing.T) {
 	for _, err := range s.PageList() {
 		require.ErrorIs(t, err, ErrClosed)
 	}
+}
+
+// TestPageListInParts: a list that is read in several parts has each record once, in key order, and
+// its reader may stop anywhere.
+func TestPageListInParts(t *testing.T) {
+	rnd := seeds.Rand(t)
+	s := openZone(t, vfs.NewMem())
+	want := map[string]string{}
+	for height := range int64(1 + rnd.IntN(3)) {
+		var records listOwner
+		for range 6000 + rnd.IntN(6000) {
+			key := fmt.Sprint(rnd.IntN(20_000))
+			value := make([]byte, 0, 1024) // incompressible
+			for len(value) < cap(value) {
+				value = binary.LittleEndian.AppendUint64(value, rnd.Uint64())
+			}
+			if rnd.IntN(10) == 0 {
+				value = nil
+			}
+			records = append(records, key, string(value))
+			if want[key] = string(value); value == nil {
+				delete(want, key)
+			}
+		}
+		b := blockOf(height+1, "k", "v")
+		b.NewPageList, b.Owner = height == 0, records
+		require.NoError(t, s.Write(b))
+		require.NoError(t, s.Flush())
+	}
+	cuts, err := s.cuts(kindPageList, listSegmentBytes)
+	require.NoError(t, err)
+	require.NotEmpty(t, cuts)
+	keys := slices.Sorted(maps.Keys(want))
+	for _, stop := range []int{len(keys), 1, rnd.IntN(len(keys)) + 1} {
+		n := 0
+		for l, err := range s.PageList() {
+			require.NoError(t, err)
+			require.Equal(t, keys[n], string(l.Key))
+			require.Equal(t, want[keys[n]], string(l.Value))
+			if n++; n == stop {
+				break
+			}
+		}
+		require.Equal(t, stop, n)
+	}
+	require.NoError(t, s.Close())
 }

@@ -10,10 +10,13 @@ import (
 )
 
 const (
-	segmentBytes = 4 << 20   // approximate size of the tables that one part of a scan covers
-	pieceBytes   = 128 << 10 // size of the leaves that are passed on at a time
-	piecesAhead  = 64        // maximum number of pieces that a part reads ahead
-	maxScanners  = 4
+	// Approximate size of the tables that one part of a scan covers, of leaves and of the page list.
+	segmentBytes     = 4 << 20
+	listSegmentBytes = 1 << 20
+
+	pieceBytes  = 128 << 10 // size of the leaves that are passed on at a time
+	piecesAhead = 64        // maximum number of pieces that a part reads ahead
+	maxScanners = 4
 )
 
 // Scan yields all leaves of the durable state in key order, with the heights of their inner nodes.
@@ -22,10 +25,13 @@ const (
 //	tables' bounds ──► part 0  part 1  part 2 …       read in parallel, a few ahead,
 //	                     │       │       │            each into a queue of pieces
 //	yield   ◄────────────┴───────┴───────┘            in order
-func (s *Zone) Scan() iter.Seq2[record.Leaf, error] {
+func (s *Zone) Scan() iter.Seq2[record.Leaf, error] { return s.inParts("scan", s.parts) }
+
+// inParts yields the records in the parts of the durable state, which are read in parallel.
+func (s *Zone) inParts(doing string, parts func(*generation) ([]section, error)) iter.Seq2[record.Leaf, error] {
 	return func(yield func(record.Leaf, error) bool) {
 		if !s.users.enter() {
-			yield(record.Leaf{}, s.closedErr("scan"))
+			yield(record.Leaf{}, s.closedErr(doing))
 			return
 		}
 		defer s.users.leave()
@@ -33,14 +39,14 @@ func (s *Zone) Scan() iter.Seq2[record.Leaf, error] {
 		if g == nil {
 			return
 		}
-		parts, err := s.parts(g)
+		all, err := parts(g)
 		if err != nil {
 			_ = g.release()
 			yield(record.Leaf{}, s.readErr(err))
 			return
 		}
 		stopped := false
-		err = scan(g, parts, func(l record.Leaf) bool {
+		err = scan(g, all, func(l record.Leaf) bool {
 			stopped = !yield(l, nil)
 			return !stopped
 		})
@@ -55,12 +61,13 @@ func (s *Zone) parts(g *generation) ([]section, error) {
 	if g.reader == nil {
 		return g.set.parts(), nil
 	}
-	cuts, err := s.cuts()
+	cuts, err := s.cuts(kindLeaf, segmentBytes)
 	return g.parts(cuts), err
 }
 
-// cuts returns keys, in ascending order, that split the state into parts of about the same size.
-func (s *Zone) cuts() ([][]byte, error) {
+// cuts returns keys, in ascending order, that split the records of a kind into parts whose tables
+// have at least that size.
+func (s *Zone) cuts(kind byte, least uint64) ([][]byte, error) {
 	levels, err := s.db.SSTables()
 	if err != nil {
 		return nil, err
@@ -72,7 +79,7 @@ func (s *Zone) cuts() ([][]byte, error) {
 	var starts []start
 	for _, level := range levels {
 		for _, t := range level {
-			if key := t.Smallest.UserKey; len(key) > 0 && key[0] == kindLeaf {
+			if key := t.Smallest.UserKey; len(key) > 0 && key[0] == kind {
 				starts = append(starts, start{key[1:], t.Size})
 			}
 		}
@@ -81,7 +88,7 @@ func (s *Zone) cuts() ([][]byte, error) {
 	var cuts [][]byte
 	sum := uint64(0)
 	for _, t := range starts {
-		if sum >= segmentBytes && (len(cuts) == 0 || !bytes.Equal(cuts[len(cuts)-1], t.key)) {
+		if sum >= least && (len(cuts) == 0 || !bytes.Equal(cuts[len(cuts)-1], t.key)) {
 			cuts, sum = append(cuts, t.key), 0
 		}
 		sum += t.bytes
@@ -106,30 +113,38 @@ type pieceLeaf struct {
 type section func(take func(key, value []byte, height uint8) bool) error
 
 // parts splits the state at the cuts, which must be in ascending order.
-func (g *generation) parts(cuts [][]byte) []section {
+func (g *generation) parts(cuts [][]byte) []section { return partsBetween(cuts, g.leafPart) }
+
+// partsBetween returns the parts between the cuts; part returns that between two keys, nil: open.
+func partsBetween(cuts [][]byte, part func(first, after []byte) section) []section {
 	parts := make([]section, len(cuts)+1)
 	for i := range parts {
-		var first, after []byte // nil: unbounded
+		var first, after []byte
 		if i > 0 {
 			first = cuts[i-1]
 		}
 		if i < len(cuts) {
 			after = cuts[i]
 		}
-		parts[i] = func(take func(key, value []byte, height uint8) bool) error {
-			c, err := g.newCursor(first, after)
-			if err != nil {
-				return err
-			}
-			c.first()
-			err = c.read(nil, take)
-			if closeErr := c.close(); err == nil {
-				err = closeErr
-			}
-			return err
-		}
+		parts[i] = part(first, after)
 	}
 	return parts
+}
+
+// leafPart returns the leaves with keys in [first, after).
+func (g *generation) leafPart(first, after []byte) section {
+	return func(take func(key, value []byte, height uint8) bool) error {
+		c, err := g.newCursor(first, after)
+		if err != nil {
+			return err
+		}
+		c.first()
+		err = c.read(nil, take)
+		if closeErr := c.close(); err == nil {
+			err = closeErr
+		}
+		return err
+	}
 }
 
 // segment is a part and the queue of its pieces.

@@ -559,7 +559,7 @@ func TestScanOfManyTables(t *testing.T) {
 	}
 	require.NoError(t, r.Commit(testMeta(1)))
 	<-s.Settled()
-	cuts, err := s.cuts()
+	cuts, err := s.cuts(kindLeaf, segmentBytes)
 	require.NoError(t, err)
 	require.NotEmpty(t, cuts)
 	n := 0
