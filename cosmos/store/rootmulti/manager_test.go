@@ -144,5 +144,5 @@ func TestPrunesAfterRestore(t *testing.T) {
 		}
 	}
 	_, err = to.CacheMultiStoreWithVersion(joined + 1)
-	require.ErrorIs(t, err, store.ErrNoVersion, "pruned")
+	require.Error(t, err, "pruned")
 }
