@@ -85,7 +85,7 @@ func restore(t *testing.T, from, to servertypes.Application, format uint32, heig
 func TestPrunesAfterJoin(t *testing.T) {
 	const (
 		joined = 2 * interval
-		every  = 4 // the joiners' interval: they never executed height 8, which is the last multiple
+		every  = 4 // the joiners' interval: height 8, its last multiple, was before the join
 	)
 	fromDB := open(t, dbm.GoLevelDBBackend, t.TempDir())
 	from := wrapped(snapshotting(t, interval), generation.NewNopLogger(), fromDB, serving())
