@@ -406,7 +406,7 @@ func TestLongChunks(t *testing.T) {
 		db := nodedbtest.NewMem()
 		o := w.options(db)
 		if folder {
-			o.Target = join.InFolder(filepath.Join(t.TempDir(), "chunks"), func() (nodedb.Tables, error) { return nodedb.InDB(db), nil })
+			o.Target = join.InFolder(filepath.Join(t.TempDir(), "chunks"), 0, func() (nodedb.Tables, error) { return nodedb.InDB(db), nil })
 		}
 		r, err := join.Join(context.Background(), o)
 		require.NoError(t, err)
@@ -441,7 +441,7 @@ func TestFolder(t *testing.T) {
 			dir, db := filepath.Join(t.TempDir(), "chunks"), nodedbtest.NewMem()
 			begun := 0
 			o := w.options(db)
-			o.Target = join.InFolder(dir, func() (nodedb.Tables, error) {
+			o.Target = join.InFolder(dir, 0, func() (nodedb.Tables, error) {
 				if begun++; begun == 1 {
 					return nil, nodedbtest.ErrKilled // such as a full disk
 				}

@@ -29,12 +29,15 @@ type Installer interface {
 }
 
 // InFolder keeps chunks in a folder, from which Finish makes the database that tables returns. The
-// folder is removed afterwards.
-func InFolder(dir string, tables func() (nodedb.Tables, error)) Target { return folder{dir, tables} }
+// folder is removed afterwards. snapshots is the nodedb.Spool's SnapshotInterval.
+func InFolder(dir string, snapshots int64, tables func() (nodedb.Tables, error)) Target {
+	return folder{dir, snapshots, tables}
+}
 
 type folder struct {
-	dir    string
-	tables func() (nodedb.Tables, error)
+	dir       string
+	snapshots int64
+	tables    func() (nodedb.Tables, error)
 }
 
 func (f folder) Unfinished() (iavlsync.Format, []byte, error) { return nodedb.UnfinishedSpool(f.dir) }
@@ -44,6 +47,7 @@ func (f folder) Begin(m *iavlsync.Manifest) (Installer, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.SnapshotInterval = f.snapshots
 	return spooled{s, f.tables}, nil
 }
 

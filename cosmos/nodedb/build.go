@@ -32,9 +32,7 @@ func (s *Spool) Finish(t Tables) error {
 		}
 		from = to
 	}
-	commit := s.commit()
-	err := t.Commit([]Record{{commitKey(s.m.Height), commit.Encode()}, {[]byte(latestKey), encodeLatest(s.m.Height)}})
-	if err != nil {
+	if err := t.Commit(s.last()); err != nil {
 		return fmt.Errorf("finish: %w", err)
 	}
 	return nil

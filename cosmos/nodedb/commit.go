@@ -144,6 +144,17 @@ func commitKey(height int64) []byte {
 	return strconv.AppendInt([]byte(commitsPrefix), height, 10)
 }
 
+// SnapshotRecord returns the record of the last snapshot that a node at height has taken, or false
+// if it has taken none. Without it, pruning stops after a join (docs/reference/cosmos-pruning.md):
+// the SDK keeps all heights after the last snapshot, and in store v1 only a snapshot one interval
+// later is the next one. So the height is a multiple of the interval.
+func SnapshotRecord(height, interval int64) (Record, bool) {
+	if interval < 1 || height < interval {
+		return Record{}, false
+	}
+	return Record{[]byte(snapshotsKey), binary.BigEndian.AppendUint64(nil, uint64(height-height%interval))}, true
+}
+
 // DecodeLatest decodes the record "s/latest", a google.protobuf.Int64Value.
 func DecodeLatest(b []byte) (int64, error) {
 	d := decoder{b: b}

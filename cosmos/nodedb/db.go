@@ -73,6 +73,7 @@ const (
 	storesPrefix  = "s/k:"
 	commitsPrefix = "s/"
 	latestKey     = "s/latest"
+	snapshotsKey  = "s/prunesnapshotheights" // pruning/manager.go
 )
 
 // appendStore appends the prefix of all keys of a store.

@@ -44,6 +44,10 @@ type Installer struct {
 
 // placing computes where the nodes of a manifest's state belong.
 type placing struct {
+	// SnapshotInterval is the number of heights between the snapshots that the joined node takes of
+	// its own; 0: it takes none. It is set before Finish. See SnapshotRecord.
+	SnapshotInterval int64
+
 	m      *iavlsync.Manifest
 	upper  []*iavlsync.Upper
 	stores []installing
@@ -100,6 +104,15 @@ func newPlacing(m *iavlsync.Manifest) (*placing, error) {
 		start += len(m.Stores[i].Entries)
 	}
 	return p, nil
+}
+
+// last returns the records that make the state visible.
+func (in *placing) last() []Record {
+	records := []Record{{commitKey(in.m.Height), in.commit().Encode()}, {[]byte(latestKey), encodeLatest(in.m.Height)}}
+	if r, ok := SnapshotRecord(in.m.Height, in.SnapshotInterval); ok {
+		records = append(records, r)
+	}
+	return records
 }
 
 // commit returns what the multi-store records for the state.
@@ -348,7 +361,6 @@ func (in *Installer) Finish() error {
 	}
 	b := in.db.NewBatch()
 	defer b.Close() //nolint:errcheck // written or discarded
-	commit := in.commit()
 	for i := range in.m.Stores {
 		if err := in.finishStore(&batchRecorder{in: in.placing, b: b}, i); err != nil {
 			return fmt.Errorf("finish store %q: %w", in.m.Stores[i].Name, err)
@@ -363,8 +375,10 @@ func (in *Installer) Finish() error {
 	for k := range in.done {
 		err = errors.Join(err, last.Delete(chunkKey(k)))
 	}
-	err = errors.Join(err, last.Delete([]byte(joinKey)), last.Set(commitKey(in.m.Height), commit.Encode()),
-		last.Set([]byte(latestKey), encodeLatest(in.m.Height)))
+	err = errors.Join(err, last.Delete([]byte(joinKey)))
+	for _, r := range in.last() {
+		err = errors.Join(err, last.Set(r.Key, r.Value))
+	}
 	if err == nil {
 		err = last.WriteSync()
 	}

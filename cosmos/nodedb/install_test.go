@@ -2,6 +2,7 @@ package nodedb_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -15,7 +16,10 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-const height = 12
+const (
+	height   = 12
+	interval = 5 // between the snapshots of the joined node
+)
 
 func randomState(rnd *rand.Rand, keys int) iavlsynctest.State {
 	return iavlsynctest.RandomState(rnd, keys, height)
@@ -27,6 +31,7 @@ func install(rnd *rand.Rand, db *nodedbtest.Mem, m *iavlsync.Manifest, chunks []
 	if err != nil {
 		return 0, err
 	}
+	in.SnapshotInterval = interval
 	missing := in.Missing()
 	rnd.Shuffle(len(missing), func(i, j int) { missing[i], missing[j] = missing[j], missing[i] })
 	for _, k := range missing {
@@ -77,12 +82,27 @@ func TestInstalled(t *testing.T) {
 				_, err := install(rnd, db, m, nodedbtest.Chunks(t, m, naive))
 				require.NoError(t, err)
 				same(t, db, f, naive)
+				last, err := db.Get([]byte("s/prunesnapshotheights"))
+				require.NoError(t, err)
+				require.Equal(t, []byte{0, 0, 0, 0, 0, 0, 0, 10}, last)
 				for _, key := range db.Keys() {
 					require.NotContains(t, key, "starling", "the marks of the join are removed")
 				}
 				_, err = nodedb.NewInstaller(db, m)
 				require.ErrorIs(t, err, nodedb.ErrNotEmpty)
 			})
+		}
+	}
+}
+
+func TestSnapshotRecord(t *testing.T) {
+	for _, test := range []struct{ height, interval, want int64 }{
+		{12, 5, 10}, {10, 5, 10}, {5, 5, 5}, {12, 1, 12}, {12, 0, 0}, {4, 5, 0}, {12, -1, 0},
+	} {
+		r, ok := nodedb.SnapshotRecord(test.height, test.interval)
+		require.Equal(t, test.want > 0, ok, "%+v", test)
+		if ok {
+			require.Equal(t, binary.BigEndian.AppendUint64(nil, uint64(test.want)), r.Value, "%+v", test)
 		}
 	}
 }
@@ -190,6 +210,7 @@ func TestHalves(t *testing.T) {
 	require.NoError(t, err)
 	in, err := nodedb.NewInstaller(parts, m)
 	require.NoError(t, err)
+	in.SnapshotInterval = interval
 	k := 0
 	for i, name := range naive.Names() {
 		u, err := m.Upper(i)

@@ -156,6 +156,7 @@ func spooled(t *testing.T, rnd *rand.Rand, engine dbm.BackendType, begin func(di
 	mem := nodedbtest.NewMem()
 	in, err := nodedb.NewInstaller(mem, m)
 	require.NoError(t, err)
+	in.SnapshotInterval = 5
 	for k, c := range chunks {
 		require.NoError(t, in.Install(k, c, nil))
 	}
@@ -164,7 +165,7 @@ func spooled(t *testing.T, rnd *rand.Rand, engine dbm.BackendType, begin func(di
 	for {
 		s, err := nodedb.NewSpool(filepath.Join(home, "spool"), m)
 		require.NoError(t, err)
-		s.MemoryBytes = memory
+		s.MemoryBytes, s.SnapshotInterval = memory, 5
 		missing := s.Missing()
 		if len(missing) == 0 {
 			into, err := begin(filepath.Join(home, "application.db"))

@@ -80,17 +80,26 @@ func readSettings(home, name string) (string, error) {
 	return string(b), err
 }
 
-// topSetting returns a string setting before the first section of config.toml, or "" if it is not
-// set.
-func topSetting(text, name string) string {
+// topSetting returns a setting before the first section of a settings file, or "" if it is not set.
+func topSetting(text, name string) string { return setting(text, "", name) }
+
+// setting returns a setting in a section, or "" if it is not set.
+func setting(text, section, name string) string {
+	if section != "" {
+		at := regexp.MustCompile(`(?m)^\s*\[` + regexp.QuoteMeta(section) + `\]`).FindStringIndex(text)
+		if at == nil {
+			return ""
+		}
+		text = text[at[1]:]
+	}
 	if i := strings.Index("\n"+text, "\n["); i >= 0 {
 		text = text[:i]
 	}
-	m := regexp.MustCompile(`(?m)^\s*` + regexp.QuoteMeta(name) + `\s*=\s*["']([^"'\n]*)["']`).FindStringSubmatch(text)
+	m := regexp.MustCompile(`(?m)^\s*` + regexp.QuoteMeta(name) + `\s*=\s*(?:["']([^"'\n]*)["']|(\d\w*))`).FindStringSubmatch(text)
 	if m == nil {
 		return ""
 	}
-	return m[1]
+	return m[1] + m[2]
 }
 
 // decodeGenesis reads the chain ID, the initial height and the consensus parameters from a genesis

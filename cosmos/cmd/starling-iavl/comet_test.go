@@ -247,6 +247,10 @@ func TestCometHome(t *testing.T) {
 		writeSettings(t, home, "config.toml", text)
 		refused(home, want)
 	}
+	app := "snapshot-interval = 5\n[api]\nsnapshot-interval = 6\n[state-sync]\n# a comment\nsnapshot-interval = 1_000 # blocks\n[other]\nmore = 2\n"
+	require.Equal(t, "1_000", setting(app, "state-sync", "snapshot-interval"))
+	require.Empty(t, setting(app, "state-sync", "more"))
+	require.Empty(t, setting(app, "mempool", "more"))
 	require.Empty(t, topSetting("[rpc]\ndb_backend = \"pebbledb\"\n", "db_backend"))
 
 	g, err := decodeGenesis([]byte(`{"chain_id":"a","initial_height":"7","consensus_params":{"block":{"max_bytes":"5","max_gas":"-1"}}}`))

@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -55,6 +56,10 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 		return fmt.Errorf("--trust-hash %q does not have 64 hexadecimal digits", *trustHash)
 	}
 	backend, err := chooseEngine(*home, *engine, stderr)
+	if err != nil {
+		return err
+	}
+	snapshots, err := snapshotInterval(*home)
 	if err != nil {
 		return err
 	}
@@ -157,7 +162,7 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	from := time.Now()
 	leaves := int64(0) // leaves in the state
 	r, err := join.Join(ctx, join.Options{
-		Target:  join.InFolder(filepath.Join(joiningDir(*home), chunksFolder), func() (nodedb.Tables, error) { return newTables(dbDir(*home, joiningDB), backend) }),
+		Target:  join.InFolder(filepath.Join(joiningDir(*home), chunksFolder), snapshots, func() (nodedb.Tables, error) { return newTables(dbDir(*home, joiningDB), backend) }),
 		Headers: provable, Dialer: dialer, ChooseTimeout: chooseTimeout,
 		Addresses: addresses, Height: *height,
 		Accept: func(m *iavlsync.Manifest) error {
@@ -376,6 +381,20 @@ func chooseEngine(home, asked string, stderr io.Writer) (dbm.BackendType, error)
 		fmt.Fprintf(stderr, "warning: --db-backend is %s, but %s/config has %s: the node finds the state only with the same engine\n", engine, home, set)
 	}
 	return engine, nil
+}
+
+// snapshotInterval returns the number of blocks between the snapshots that the home's node will
+// take; 0: it takes none. The node cannot start if the setting is not a number.
+func snapshotInterval(home string) (int64, error) {
+	app, err := readSettings(home, "app.toml")
+	if err != nil {
+		return 0, err
+	}
+	interval, err := strconv.ParseInt(setting(app, "state-sync", "snapshot-interval"), 0, 64)
+	if err != nil {
+		return 0, nil //nolint:nilerr // not set
+	}
+	return interval, nil
 }
 
 func parsePeers(list string) (addresses []transport.Address, err error) {

@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	dbm "github.com/cosmos/cosmos-db"
+	pruning "github.com/cosmos/cosmos-sdk/store/v2/pruning/types"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
@@ -87,6 +88,35 @@ func TestGuide(t *testing.T) {
 			require.ErrorContains(t, err, "already exists")
 		})
 	}
+}
+
+// TestPrunesAfterJoin: a joined node that takes snapshots prunes. The home's app.toml has the
+// interval.
+func TestPrunesAfterJoin(t *testing.T) {
+	const interval, last = 4, 20
+	s := newStopped(t, dbm.GoLevelDBBackend)
+	home := t.TempDir()
+	require.NoError(t, os.Mkdir(filepath.Join(home, "config"), 0o700))
+	settings := fmt.Sprintf("pruning = \"custom\"\n\n[state-sync]\nsnapshot-interval = %d\nsnapshot-keep-recent = 2\n", interval)
+	require.NoError(t, os.WriteFile(filepath.Join(home, "config", "app.toml"), []byte(settings), 0o600))
+	require.NoError(t, run(context.Background(), []string{"join", "--database-only", "--home", home, "--chain-id", chainID, "--peers", serving(t, "--home", s.home),
+		"--trust-height", fmt.Sprint(trusted), "--trust-hash", fmt.Sprintf("%x", s.blocks[trusted])}, io.Discard, io.Discard))
+
+	store, keys, db := application(t, home, dbm.GoLevelDBBackend)
+	store.SetPruning(pruning.NewCustomPruningOptions(2, 1))
+	store.SetIAVLSyncPruning(true)
+	store.SetSnapshotInterval(interval)
+	require.NoError(t, store.LoadLatestVersion())
+	for h := int64(latest); h <= last; h++ {
+		block(store, keys, h)
+		if h%interval == 0 { // as the snapshot manager does, after a snapshot
+			store.AnnounceSnapshotHeight(h)
+			store.PruneSnapshotHeight(h)
+		}
+	}
+	_, err := store.CacheMultiStoreWithVersion(latest)
+	require.Error(t, err, "pruned")
+	require.NoError(t, db.Close())
 }
 
 // TestKilledBeforeTheName: a complete database that was not yet renamed is renamed, if it was

@@ -64,7 +64,9 @@ type App struct {
 	gate    *gate      // closed during FinalizeBlock and Commit
 	reading sync.Mutex // held while prepare reads a state, so that one is read at a time
 
-	joining *joining // the join that OfferSnapshot accepted, or nil; used by ABCI calls only
+	// Used by ABCI calls only.
+	joining   *joining       // the join that OfferSnapshot accepted, or nil
+	restoring *abci.Snapshot // the SDK's snapshot that was offered last, or nil
 
 	wg      sync.WaitGroup // goroutines that prepare states
 	closing chan struct{}  // closed by Close

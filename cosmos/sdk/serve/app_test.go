@@ -181,7 +181,7 @@ func TestServe(t *testing.T) {
 		// Join over the transport, from the running application.
 		home := t.TempDir()
 		r, err := join.Join(context.Background(), join.Options{
-			Target: join.InFolder(filepath.Join(home, "chunks"), func() (nodedb.Tables, error) {
+			Target: join.InFolder(filepath.Join(home, "chunks"), 0, func() (nodedb.Tables, error) {
 				if engine == dbm.PebbleDBBackend {
 					return tables.NewPebble(filepath.Join(home, "application.db"))
 				}

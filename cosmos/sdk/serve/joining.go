@@ -101,6 +101,7 @@ func (a *App) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSn
 			a.logger.Info("rejected the SDK's snapshot format: a join in verified chunks is unfinished; to use the SDK's, remove data/application.db and restart")
 			return answer(abci.ResponseOfferSnapshot_REJECT_FORMAT)
 		}
+		a.restoring = s
 		return a.Application.OfferSnapshot(r)
 	}
 	joined := append(bytes.Clone(s.Hash), s.Metadata...)
@@ -134,6 +135,7 @@ func (a *App) OfferSnapshot(r *abci.RequestOfferSnapshot) (*abci.ResponseOfferSn
 		a.logger.Error("the database cannot be joined into", "err", err)
 		return answer(abci.ResponseOfferSnapshot_ABORT)
 	}
+	j.installer.SnapshotInterval = a.interval
 	a.joining = j
 	return answer(abci.ResponseOfferSnapshot_ACCEPT)
 }
@@ -203,7 +205,7 @@ func (a *App) refuse(j *joining) error {
 func (a *App) ApplySnapshotChunk(r *abci.RequestApplySnapshotChunk) (*abci.ResponseApplySnapshotChunk, error) {
 	j := a.joining
 	if j == nil {
-		return a.Application.ApplySnapshotChunk(r)
+		return a.restore(r)
 	}
 	abort := func(err error) (*abci.ResponseApplySnapshotChunk, error) {
 		advice := "see the error"
@@ -258,6 +260,23 @@ func (a *App) ApplySnapshotChunk(r *abci.RequestApplySnapshotChunk) (*abci.Respo
 		}
 	}
 	return accept, nil
+}
+
+// restore passes a chunk of the SDK's format to the application. After the last one, pruning
+// continues from the restored state, as after a join of ours (nodedb.SnapshotRecord).
+func (a *App) restore(r *abci.RequestApplySnapshotChunk) (*abci.ResponseApplySnapshotChunk, error) {
+	answer, err := a.Application.ApplySnapshotChunk(r)
+	s := a.restoring
+	if err != nil || s == nil || answer.Result != abci.ResponseApplySnapshotChunk_ACCEPT || r.Index+1 != s.Chunks {
+		return answer, err
+	}
+	a.restoring = nil
+	if record, ok := nodedb.SnapshotRecord(int64(s.Height), a.interval); ok {
+		if err = a.db.SetSync(record.Key, record.Value); err == nil {
+			err = a.reload()
+		}
+	}
+	return answer, err
 }
 
 // finish makes the state visible, before the extensions are restored: their restore may read it.

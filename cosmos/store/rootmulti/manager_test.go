@@ -123,3 +123,26 @@ func TestManager(t *testing.T) {
 	require.ErrorContains(t, to.restore(3, unknown), "unknown extension snapshotter")
 	require.Equal(t, want, to.LastCommitID(), "the extension comes after the stores")
 }
+
+// TestPrunesAfterRestore checks that a restored multi-store prunes once it has taken a snapshot.
+func TestPrunesAfterRestore(t *testing.T) {
+	const interval, joined, last = 3, 6, 12
+	from, to := newManaged(t, "note"), newManaged(t, "note")
+	for range joined {
+		from.commit("value")
+	}
+	_, err := from.manager.Create(joined)
+	require.NoError(t, err)
+	chunk, err := from.manager.LoadChunk(joined, snapshottypes.CurrentFormat, 0)
+	require.NoError(t, err)
+	require.NoError(t, to.restore(joined, chunk))
+	for h := joined + 1; h <= last; h++ {
+		to.commit("later")
+		if h%interval == 0 {
+			_, err := to.manager.Create(uint64(h))
+			require.NoError(t, err)
+		}
+	}
+	_, err = to.CacheMultiStoreWithVersion(joined + 1)
+	require.Error(t, err, "pruned")
+}

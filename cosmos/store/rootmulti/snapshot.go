@@ -117,6 +117,9 @@ func (rs *Store) Restore(height uint64, format uint32, from protoio.Reader) (sna
 	if err != nil {
 		return snapshottypes.SnapshotItem{}, err
 	}
+	// Without a snapshot to continue from, the SDK would prune nothing until the next start
+	// (docs/reference/cosmos-pruning.md). load reads the height that this writes.
+	rs.pruning.HandleSnapshotHeight(int64(height))
 	return next, rs.load(int64(height), nil, func() error { return nil })
 }
 

@@ -8,6 +8,7 @@ import (
 	"cosmossdk.io/log"
 	"cosmossdk.io/store"
 	"cosmossdk.io/store/metrics"
+	pruningtypes "cosmossdk.io/store/pruning/types"
 	"cosmossdk.io/store/rootmulti"
 	"cosmossdk.io/store/snapshots"
 	snapshottypes "cosmossdk.io/store/snapshots/types"
@@ -26,7 +27,7 @@ var (
 	NewNopLogger = log.NewNopLogger
 )
 
-// Names of store and store/types.
+// Names of store, store/types and store/pruning/types.
 type (
 	KVStoreKey                = types.KVStoreKey
 	MultiStorePersistentCache = types.MultiStorePersistentCache
@@ -37,6 +38,7 @@ const StoreTypeIAVL = types.StoreTypeIAVL
 var (
 	NewCommitKVStoreCacheManager = store.NewCommitKVStoreCacheManager
 	NewKVStoreKey                = types.NewKVStoreKey
+	NewPruningOptions            = pruningtypes.NewCustomPruningOptions
 )
 
 // Names of store/snapshots and store/snapshots/types.

@@ -9,6 +9,7 @@ import (
 	"github.com/cosmos/cosmos-sdk/runtime"
 	servertypes "github.com/cosmos/cosmos-sdk/server/types"
 	"github.com/cosmos/cosmos-sdk/store/v2"
+	pruningtypes "github.com/cosmos/cosmos-sdk/store/v2/pruning/types"
 	"github.com/cosmos/cosmos-sdk/store/v2/rootmulti"
 	"github.com/cosmos/cosmos-sdk/store/v2/snapshots"
 	snapshottypes "github.com/cosmos/cosmos-sdk/store/v2/snapshots/types"
@@ -23,7 +24,7 @@ var (
 	NewNopLogger = log.NewNopLogger
 )
 
-// Names of store and store/types.
+// Names of store, store/types and store/pruning/types.
 type (
 	KVStoreKey                = types.KVStoreKey
 	MultiStorePersistentCache = types.MultiStorePersistentCache
@@ -34,6 +35,7 @@ const StoreTypeIAVL = types.StoreTypeIAVL
 var (
 	NewCommitKVStoreCacheManager = store.NewCommitKVStoreCacheManager
 	NewKVStoreKey                = types.NewKVStoreKey
+	NewPruningOptions            = pruningtypes.NewCustomPruningOptions
 )
 
 // Names of store/snapshots and store/snapshots/types.
