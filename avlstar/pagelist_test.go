@@ -135,8 +135,8 @@ func requirePageList(t require.TestingT, v *Version, o pageList) {
 	requireMemory(t, &Partial{again})
 }
 
-// TestLongPageList: a list that is joined in several blocks gives the tree that its leaves give. With
-// one wrong page anywhere, it is refused, or gives another tree.
+// TestLongPageList: a list that is joined in several blocks gives the tree that its leaves give.
+// With one wrong page anywhere, it is refused, or gives another tree.
 func TestLongPageList(t *testing.T) {
 	smallPages(t, 60)
 	rnd := seeds.Rand(t)

@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// Approximate size of the tables that one part of a scan covers, of leaves and of the page list.
+	// Approximate size of the tables that one part of a scan covers: of leaves, and of the page
+	// list.
 	segmentBytes     = 4 << 20
 	listSegmentBytes = 1 << 20
 

@@ -44,10 +44,10 @@ const (
 // Moves has the figures of moves of one replica while a sharded network makes blocks. Times are in
 // seconds, intervals between blocks in milliseconds.
 type Moves struct {
-	Seconds      float64          `json:"seconds"` // of the command that moves, the median
+	Seconds      float64          `json:"seconds"` // of the command that moves; medians
 	Interval     harness.Interval `json:"interval"`
-	FetchSeconds float64          `json:"fetch_s"` // part of Seconds until the node has the range, the median
-	CopySeconds  float64          `json:"copy_s"`  // of a copy of as many bytes, the median
+	FetchSeconds float64          `json:"fetch_s"` // thereof until the node has the range
+	CopySeconds  float64          `json:"copy_s"`  // of a copy of as many bytes
 	Bytes        int64            `json:"bytes"`   // of keys and values in the range
 
 	MovingP99    float64 `json:"moving_p99_ms"`
@@ -213,8 +213,14 @@ func (m *mover) move(ctx context.Context, from, to string) error {
 	if err := m.net.ChangeRanges(ctx, fetching, "move", "", "--from", from, "--to", to); err != nil {
 		return err
 	}
-	m.moves = append(m.moves, time.Since(began).Seconds())
-	if !fetching.after.IsZero() {
+	ended := time.Now()
+	m.moves = append(m.moves, ended.Sub(began).Seconds())
+	switch {
+	case !fetching.seen: // the node had the range before the first poll
+		m.fetches = append(m.fetches, 0)
+	case fetching.after.IsZero():
+		m.fetches = append(m.fetches, ended.Sub(began).Seconds())
+	default:
 		m.fetches = append(m.fetches, fetching.after.Sub(began).Seconds())
 	}
 	return m.blocks(ctx, began, &m.moving, &m.out.MovingHalt)

@@ -86,8 +86,9 @@ type Sharded struct {
 	Ranges int
 	First  func(i int) string
 	Env    []string // environment of each storage node; Options.Env is that of the others
-	// Signed: an operator's key, in the home of the first storage node, signs the map of the ranges,
-	// which can then change. Not with Options.StorageDelay, which gives each node another map.
+	// Signed: an operator's key, in the home of the first storage node, signs the map of the
+	// ranges, which can then change. Not with Options.StorageDelay, which gives each node another
+	// map.
 	Signed bool
 }
 

@@ -13,8 +13,8 @@ import (
 )
 
 // The phase grid sends the same load through gateways, to networks whose validators keep the tree
-// to different depths r. Each gateway keeps it to the same depth. It is Fig. 9a of RainBlock (Ponnapalli
-// et al., USENIX ATC 2021).
+// to different depths r. Each gateway keeps it to the same depth. It is Fig. 9a of RainBlock
+// (Ponnapalli et al., USENIX ATC 2021).
 //
 //	clients ──gRPC Submit──► 1, 2, 4 gateways ──mempool──► 4 sharded validators ◄──► 4 storage nodes
 
