@@ -141,8 +141,11 @@ func TestLongPageList(t *testing.T) {
 	smallPages(t, 60)
 	rnd := seeds.Rand(t)
 	longest := 0
-	for range scaled(12) {
+	for i := range scaled(12) {
 		keys := 1 + rnd.IntN(6*placedBlock)
+		if i == 0 {
+			keys = 8 * placedBlock
+		}
 		v := mustApply(t, mustEmpty(t, 1<<12), randomBlock(rnd, keys, 4*keys, 0, false)...)
 		if !v.HasPageList() {
 			v.Release()

@@ -82,14 +82,24 @@ type cursor struct{ it *pebble.Iterator }
 
 // newCursor returns a cursor over the keys in [first, after); nil: unbounded.
 func (g *generation) newCursor(first, after []byte) (*cursor, error) {
-	it, err := g.reader.NewIter(kindRange(kindLeaf, first, after))
+	it, err := g.iterate(kindLeaf, first, after)
+	if err != nil {
+		return nil, err
+	}
+	return &cursor{it}, nil
+}
+
+// iterate returns an iterator over the records of a kind with keys in [first, after); nil is open.
+// Error: errEmptied, since a zone that is emptied also loses the records of older snapshots.
+func (g *generation) iterate(kind byte, first, after []byte) (*pebble.Iterator, error) {
+	it, err := g.reader.NewIter(kindRange(kind, first, after))
 	if err != nil {
 		return nil, err
 	}
 	if g.revoked.Load() {
 		return nil, errors.Join(errEmptied, it.Close())
 	}
-	return &cursor{it}, nil
+	return it, nil
 }
 
 // kindRange bounds an iterator to the records of a kind with keys in [first, after); nil is open.

@@ -28,7 +28,7 @@ func pageListRange() *pebble.IterOptions { return kindRange(kindPageList, nil, n
 // pageListPart returns the records of the page list with keys in [first, after).
 func (g *generation) pageListPart(first, after []byte) section {
 	return func(take func(key, value []byte, height uint8) bool) error {
-		it, err := g.reader.NewIter(kindRange(kindPageList, first, after))
+		it, err := g.iterate(kindPageList, first, after)
 		if err != nil {
 			return err
 		}

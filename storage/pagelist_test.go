@@ -138,5 +138,35 @@ func TestPageListInParts(t *testing.T) {
 		}
 		require.Equal(t, stop, n)
 	}
+	n := 0
+	var failed error
+	for _, err := range s.PageList() { // emptied meanwhile: whole, or it ends with an error
+		if failed = err; err == nil {
+			n++
+		}
+		if n == 1 {
+			require.NoError(t, s.Reset())
+		}
+	}
+	if failed == nil {
+		require.Equal(t, len(keys), n, "all parts were already open")
+	} else {
+		require.ErrorIs(t, failed, errEmptied)
+	}
+	require.NoError(t, s.Close())
+}
+
+// TestPageListEmptied: a part of the list that is opened after the zone was emptied is an error.
+func TestPageListEmptied(t *testing.T) {
+	s := openZone(t, vfs.NewMem())
+	b := blockOf(1, "k", "v")
+	b.NewPageList, b.Owner = true, listOwner{"a", "1"}
+	require.NoError(t, s.Write(b))
+	require.NoError(t, s.Flush())
+	g := s.generations.newest()
+	require.NoError(t, s.Reset())
+	err := g.pageListPart(nil, nil)(func([]byte, []byte, uint8) bool { return true })
+	require.ErrorIs(t, err, errEmptied)
+	require.NoError(t, g.release())
 	require.NoError(t, s.Close())
 }

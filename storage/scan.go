@@ -66,8 +66,8 @@ func (s *Zone) parts(g *generation) ([]section, error) {
 	return g.parts(cuts), err
 }
 
-// cuts returns keys, in ascending order, that split the records of a kind into parts whose tables
-// have at least that size.
+// cuts returns keys, in ascending order, that split the records of a kind into parts. The tables
+// that begin in a part, except in the last one, have at least that size together.
 func (s *Zone) cuts(kind byte, least uint64) ([][]byte, error) {
 	levels, err := s.db.SSTables()
 	if err != nil {

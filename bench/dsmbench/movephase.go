@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -264,35 +263,39 @@ func (m *mover) copy(ctx context.Context, dir string) error {
 		return err
 	}
 	defer listener.Close()
-	path := filepath.Join(dir, "copy")
 	began := time.Now()
-	sent := make(chan error, 1)
-	go func() {
-		conn, err := new(net.Dialer).DialContext(ctx, "tcp", listener.Addr().String())
-		if err == nil {
-			_, err = io.CopyN(conn, rand.NewChaCha8([32]byte{}), m.out.Bytes)
-			err = errors.Join(err, conn.Close())
-		}
-		sent <- err
-	}()
-	conn, err := listener.Accept()
+	sender, err := new(net.Dialer).DialContext(ctx, "tcp", listener.Addr().String())
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer sender.Close()
+	receiver, err := listener.Accept() // the dial has succeeded
+	if err != nil {
+		return err
+	}
+	sent := make(chan error, 1)
+	go func() {
+		_, err := io.CopyN(sender, rand.NewChaCha8([32]byte{}), m.out.Bytes)
+		sent <- errors.Join(err, sender.Close())
+	}()
+	path := filepath.Join(dir, "copy")
+	err = receive(path, receiver)
+	err = errors.Join(err, receiver.Close()) // so that the sender ends, also after an error
+	if err = errors.Join(err, <-sent); err != nil {
+		return err
+	}
+	m.copies = append(m.copies, time.Since(began).Seconds())
+	return os.Remove(path)
+}
+
+// receive writes all that comes to a file, and syncs it.
+func receive(path string, from io.Reader) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, conn)
-	if err = errors.Join(err, f.Sync(), f.Close(), <-sent); err != nil {
-		return err
-	}
-	m.copies = append(m.copies, time.Since(began).Seconds())
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	_, err = io.Copy(f, from)
+	return errors.Join(err, f.Sync(), f.Close())
 }
 
 func (m *mover) result() *Moves {

@@ -19,14 +19,13 @@ const (
 	rangeHeights = 8
 	// rangeShare: one of the storage nodes has this part of the memory that the range takes.
 	rangeShare = 4
-	// leastBudget is the budget of the node that starts after a crash, whose memory is measured, if
-	// that part is more.
-	leastBudget = 256 << 20
+	// mostBudget limits the budget of the node that starts after a crash, whose memory is measured.
+	mostBudget = 256 << 20
 )
 
 // runRanges measures a range on disk: two storage nodes ingest the same updates, one of which has a
 // quarter of the memory that the range takes, the other one all that it wants. Then the first one
-// is killed and starts again, with leastBudget at most.
+// is killed and starts again, with mostBudget at most.
 func (r *runner) runRanges(ctx context.Context, dir string) error {
 	v := r.chain.newest()
 	size := int64(treeBytes(v.Memory()))
@@ -87,7 +86,7 @@ func (r *runner) runRanges(ctx context.Context, dir string) error {
 	out.BytesPerChanged = harness.Ratio(float64(written), float64(changed))
 	r.progress.Working("a start after SIGKILL")
 	nodes.nodes[0].Kill()
-	started.PagedBytes = min(started.PagedBytes, leastBudget)
+	started.PagedBytes = min(started.PagedBytes, mostBudget)
 	again := &storageNodes{}
 	defer func() { again.end() }()
 	began := time.Now()

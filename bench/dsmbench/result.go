@@ -52,6 +52,9 @@ type Result struct {
 	StartS          float64 `json:"start_s"` // of a storage node with all keys, after SIGKILL
 	StorageMB       float64 `json:"storage_rss_mb"`
 
+	// Failed are the phases that failed, with their errors. Their figures are absent.
+	Failed []string `json:"failed,omitempty"`
+
 	Moves     *Moves  `json:"moves,omitempty"`
 	MoveS     float64 `json:"move_s,omitempty"`
 	MoveCopyS float64 `json:"move_copy_s,omitempty"`

@@ -52,8 +52,13 @@ func (r *runner) run(ctx context.Context, dir string) error {
 		}
 	}
 	if r.o.has(phaseMove) {
-		if err := r.runMoves(ctx, filepath.Join(dir, "move")); err != nil {
+		err := r.runMoves(ctx, filepath.Join(dir, "move"))
+		if ctx.Err() != nil {
 			return err
+		}
+		if err != nil { // the figures of the other phases count
+			r.progress.Say("the moves failed: %v", err)
+			r.result.Failed = append(r.result.Failed, "moves: "+err.Error())
 		}
 	}
 	if !r.o.has(phaseSizes) && !r.o.has(phaseNodes) && !r.o.has(phaseJoin) && !r.o.has(phaseRange) && !r.o.has(phasePrefetch) {

@@ -17,6 +17,9 @@ func (r *Result) Print(out io.Writer) {
 		fmt.Fprintf(out, "\na range on disk  %.0f keys/s and core with %.0f MB, %.0f in memory; %.2f bytes written per changed byte; a start after SIGKILL %.2f s, then with %.0f MB %.0f MB of memory\n",
 			g.PagedS, float64(g.MemoryBytes)/1e6, g.MemoryS, g.BytesPerChanged, g.StartS, float64(g.RSSBudget)/1e6, float64(g.RSS)/1e6)
 	}
+	for _, failed := range r.Failed {
+		fmt.Fprintf(out, "\nNot measured: %s\n", failed)
+	}
 	if m := r.Moves; m != nil {
 		fmt.Fprintf(out, "\na move of %.0f MB  %.1f s [%.1f, %.1f], of which %.1f s until the node has the range; a plain copy %.2f s; p99 between blocks %.0f ms in %d, without a move %.0f in %d; longest halt %.2f s, %.2f; %d of %d puts failed; load %.1f\n",
 			float64(m.Bytes)/1e6, m.Seconds, m.Interval.Low, m.Interval.High, m.FetchSeconds, m.CopySeconds, m.MovingP99, m.MovingBlocks, m.CalmP99, m.CalmBlocks,

@@ -222,7 +222,10 @@ func (n *Network) shard() (err error) {
 			return err
 		}
 	}
-	if n.o.Sharded.Signed {
+	switch {
+	case n.o.Sharded.Signed && n.o.StorageDelay > 0:
+		return errors.New("a signed map is the same at all nodes: with a delay to storage nodes each has another one")
+	case n.o.Sharded.Signed:
 		return n.sign()
 	}
 	return nil

@@ -21,7 +21,7 @@ import (
 // GridRow has the figures of a network with one r.
 type GridRow struct {
 	Mode   string     `json:"mode"`
-	Retain int        `json:"r,omitempty"` // absent with the whole state
+	Retain *int       `json:"r,omitempty"` // absent with the whole state
 	Cells  []GridCell `json:"cells"`
 }
 
@@ -57,13 +57,13 @@ func (r *run) runGrid(ctx context.Context, dir string) error {
 		if err != nil {
 			return fmt.Errorf("r %d: %w", retain, err)
 		}
-		row.Retain = retain
+		row.Retain = &retain
 		r.result.Grid = append(r.result.Grid, row)
 	}
 	return nil
 }
 
-// gridRow measures one network, with the numbers of gateways in turns.
+// gridRow measures one network, with more and more gateways: all that run are used.
 func (r *run) gridRow(ctx context.Context, mode string, o Options, gateways []int, program, dir string) (row GridRow, err error) {
 	c, err := startCluster(ctx, o, mode, program, dir, r.progress)
 	if err != nil {
@@ -71,39 +71,40 @@ func (r *run) gridRow(ctx context.Context, mode string, o Options, gateways []in
 	}
 	defer func() { err = errors.Join(err, c.stop()) }()
 	ctx = c.net.Context()
-	most := slices.Max(gateways)
-	r.progress.Begin("join", "gateways", most)
-	for range most {
-		_, address, err := c.gateway(ctx)
-		if err != nil {
-			return row, err
-		}
-		if err := c.dial(address); err != nil {
-			return row, err
-		}
-		r.progress.Add(1)
-	}
-	samples, number := map[int][]netSample{}, uint64(0)
-	r.progress.Begin("grid", "rounds", (1+o.NetRounds)*len(gateways))
-	r.progress.Working(fmt.Sprintf("%s, r %d", mode, o.Retain))
-	// The first round does not count.
-	err = harness.InTurns(1+o.NetRounds, gateways, func(round, n int) error {
-		number++
-		if c.entries = c.nodes[:validators]; n > 0 {
-			c.entries = c.nodes[validators : validators+n]
-		}
-		s, err := c.round(ctx, o, o.NetShares[0], number)
-		if err == nil && round > 0 {
-			samples[n] = append(samples[n], s)
-		}
-		r.progress.Add(1)
-		return err
-	})
 	row.Mode = mode
-	for _, n := range gateways {
-		row.Cells = append(row.Cells, newGridCell(n, samples[n]))
+	number := uint64(0)
+	for _, n := range slices.Sorted(slices.Values(gateways)) {
+		r.progress.Begin("join", "gateways", n)
+		r.progress.Working(fmt.Sprintf("%s, r %d", mode, o.Retain))
+		for ; len(c.gateways) < n; r.progress.Add(1) {
+			_, address, err := c.gateway(ctx)
+			if err != nil {
+				return row, err
+			}
+			if err := c.dial(address); err != nil {
+				return row, err
+			}
+		}
+		if n > 0 {
+			c.entries = c.nodes[validators:]
+		}
+		r.progress.Begin("grid", "rounds", 1+o.NetRounds)
+		r.progress.Working(fmt.Sprintf("%s, r %d, %s", mode, o.Retain, harness.Count(n, "gateway")))
+		var samples []netSample
+		for round := range 1 + o.NetRounds { // the first round does not count
+			number++
+			s, err := c.round(ctx, o, o.NetShares[0], number)
+			if err != nil {
+				return row, err
+			}
+			if round > 0 {
+				samples = append(samples, s)
+			}
+			r.progress.Add(1)
+		}
+		row.Cells = append(row.Cells, newGridCell(n, samples))
 	}
-	return row, err
+	return row, nil
 }
 
 func newGridCell(gateways int, samples []netSample) GridCell {
@@ -125,9 +126,11 @@ func (r *Result) printGrid(out io.Writer) {
 	cells := [][]string{{"r", "gateways", "tx/s", "over local", "validators, µs/tx", "storage", "gateways", "load"}}
 	var local float64
 	for _, row := range r.Grid {
-		name := fmt.Sprint(row.Retain)
-		if row.Mode == modeLocal {
-			name, local = row.Mode, row.Cells[0].TPS.Median
+		name := row.Mode
+		if row.Retain == nil {
+			local = row.Cells[0].TPS.Median
+		} else {
+			name = fmt.Sprint(*row.Retain)
 		}
 		for _, c := range row.Cells {
 			cells = append(cells, []string{

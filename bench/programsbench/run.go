@@ -48,7 +48,13 @@ func (r *run) phases(ctx context.Context, dir string) error {
 	if !r.o.has(phaseGrid) {
 		return nil
 	}
-	return r.runGrid(ctx, filepath.Join(dir, "grid"))
+	err := r.runGrid(ctx, filepath.Join(dir, "grid"))
+	if ctx.Err() != nil || err == nil {
+		return err
+	}
+	r.progress.Say("the grid failed: %v", err) // the figures of the others count
+	r.result.Failed = append(r.result.Failed, "grid: "+err.Error())
+	return nil
 }
 
 // runNetworks measures the same load on a network of sharded validators, on one of validators with

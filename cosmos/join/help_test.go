@@ -77,7 +77,7 @@ func (w *world) add(change func(ctx context.Context, honest transport.Handler, r
 }
 
 func (w *world) options(db nodedb.DB) join.Options {
-	return join.Options{Target: join.InDB(db), Headers: headers{height: w.naive.AppHash()}, Addresses: w.peers,
+	return join.Options{Target: join.InDB(db, 0), Headers: headers{height: w.naive.AppHash()}, Addresses: w.peers,
 		Dialer: w.network.Dialer(transporttest.Config{ID: transporttest.ID(99), ChainID: chainID}),
 		Report: time.Hour, // keeps progress lines out of the logs
 		Log:    func(text string) { w.logs = append(w.logs, text) }}

@@ -68,10 +68,21 @@ func (s spooled) Finish() error {
 }
 
 // InDB writes chunks, as they arrive, to an open database that is empty or has an unfinished join.
-func InDB(db nodedb.DB) Target { return database{db} }
+// snapshots is the nodedb.Installer's SnapshotInterval.
+func InDB(db nodedb.DB, snapshots int64) Target { return database{db, snapshots} }
 
-type database struct{ db nodedb.DB }
+type database struct {
+	db        nodedb.DB
+	snapshots int64
+}
 
 func (d database) Unfinished() (iavlsync.Format, []byte, error) { return nodedb.Unfinished(d.db) }
 
-func (d database) Begin(m *iavlsync.Manifest) (Installer, error) { return nodedb.NewInstaller(d.db, m) }
+func (d database) Begin(m *iavlsync.Manifest) (Installer, error) {
+	in, err := nodedb.NewInstaller(d.db, m)
+	if err != nil {
+		return nil, err
+	}
+	in.SnapshotInterval = d.snapshots
+	return in, nil
+}

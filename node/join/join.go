@@ -251,7 +251,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 		if err != nil {
 			return err
 		}
-		defer peers.Close()
+		defer network.disconnect(peers)
 		return j.blocks(ctx, peers)
 	}
 	if way != New {

@@ -61,8 +61,8 @@ type NetworkOptions struct {
 	// trusted.
 	Own  Own
 	View *view.Join // receives the state of the peers; may be nil
-	// Dialled is called with the peers, also with those that View does not receive, and by Close
-	// with nil, so that nobody keeps them; may be nil.
+	// Dialled is called with the peers, also with those that View does not receive, and with nil
+	// when they are closed, so that nobody keeps them; may be nil.
 	Dialled func(*peers.Peers)
 	// Banned is called for each banned peer; may be nil.
 	Banned func(id transport.ID, why statesync.BanReason)
@@ -96,7 +96,7 @@ func Connect(o NetworkOptions) (_ *Network, err error) {
 		return nil, err
 	}
 	if n.verifier, err = lightblocks.NewVerifier(trust); err != nil {
-		n.peers.Close()
+		o.disconnect(n.peers)
 		return nil, err
 	}
 	if err := n.addProviders(); err != nil {
@@ -270,9 +270,14 @@ func (n *Network) releaseOwn() {
 // Close ends the connections.
 func (n *Network) Close() {
 	n.verifier.Close() // first: it may have evidence to report to peers
-	n.peers.Close()
-	if n.o.Dialled != nil {
-		n.o.Dialled(nil)
+	n.o.disconnect(n.peers)
+}
+
+// disconnect closes what connectPeers returned.
+func (o NetworkOptions) disconnect(p *peers.Peers) {
+	p.Close()
+	if o.Dialled != nil {
+		o.Dialled(nil)
 	}
 }
 

@@ -22,8 +22,9 @@ import (
 
 const (
 	pollEvery = 250 * time.Millisecond // shorter than most blocks
-	// steady is the number of polls in a row in which new replicas must follow the old ones.
-	steady = 3
+	// steady is the time for which new replicas must follow the old ones, in each poll: one that is
+	// opened again is behind for a moment.
+	steady = 2 * time.Second
 	// closeBy is the number of blocks that a replica which follows may be behind the best one.
 	closeBy = 3
 	// settling is the number of blocks after which all validators that have a map send the updates
@@ -201,13 +202,14 @@ type report struct {
 // wait returns once all nodes that can be reached have a map, and replicas follow the current
 // ranges with their keys.
 func (d *Driver) wait(ctx context.Context, m *config.StorageNodes, replicas []dsm.Placement) error {
-	need := 1
+	need := time.Duration(0)
 	if len(replicas) > 0 {
 		need = steady
 	}
+	var since time.Time            // nothing to wait for since then
 	waits := []string{"its nodes"} // until they were asked
 	common := int64(-1)            // newest height when all nodes had the map; -1: they do not yet
-	for good := 0; ; {
+	for {
 		reports := d.reports(ctx, m)
 		if ctx.Err() == nil { // otherwise, they are not complete
 			if waits = withoutMap(m, reports); len(waits) == 0 {
@@ -217,13 +219,16 @@ func (d *Driver) wait(ctx context.Context, m *config.StorageNodes, replicas []ds
 				waits = behind(m, replicas, reports, common)
 			}
 		}
-		if good++; len(waits) > 0 {
-			good = 0
+		switch {
+		case len(waits) > 0:
+			since = time.Time{}
+		case since.IsZero():
+			since = time.Now()
 		}
 		switch {
 		case ctx.Err() != nil:
 			return fmt.Errorf("map version %d is not complete yet (waiting for %s): %w", m.Version, strings.Join(waits, "; "), context.Cause(ctx))
-		case good >= need:
+		case len(waits) == 0 && time.Since(since) >= need:
 			return nil
 		case len(waits) > 0 && d.Progress != nil:
 			d.Progress(Progress{m.Version, waits})

@@ -384,15 +384,19 @@ func chooseEngine(home, asked string, stderr io.Writer) (dbm.BackendType, error)
 }
 
 // snapshotInterval returns the number of blocks between the snapshots that the home's node will
-// take; 0: it takes none. The node cannot start if the setting is not a number.
+// take, by its app.toml; 0: none, or not set there.
 func snapshotInterval(home string) (int64, error) {
 	app, err := readSettings(home, "app.toml")
 	if err != nil {
 		return 0, err
 	}
-	interval, err := strconv.ParseInt(setting(app, "state-sync", "snapshot-interval"), 0, 64)
+	text := setting(app, "state-sync", "snapshot-interval")
+	if text == "" {
+		return 0, nil
+	}
+	interval, err := strconv.ParseInt(text, 0, 64)
 	if err != nil {
-		return 0, nil //nolint:nilerr // not set
+		return 0, fmt.Errorf("%s/config/app.toml has snapshot-interval %q, which is not a number of blocks: set a number", home, text)
 	}
 	return interval, nil
 }
