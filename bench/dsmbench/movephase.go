@@ -1,6 +1,7 @@
 package dsmbench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +21,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/client"
+	e2e "github.com/starling-kv/starling/e2e/runner"
 	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/tx"
 )
@@ -125,6 +128,10 @@ func (r *runner) runMoves(ctx context.Context, dir string) (err error) {
 		if turn%2 == 1 {
 			from, to = to, from
 		}
+		// Otherwise the node would still have the range.
+		if err := gone(ctx, to); err != nil {
+			return err
+		}
 		if err := m.rest(ctx, r.o.Quick); err != nil {
 			return err
 		}
@@ -142,6 +149,22 @@ func (r *runner) runMoves(ctx context.Context, dir string) (err error) {
 	}
 	r.result.Moves = m.result()
 	return nil
+}
+
+// gone waits until a storage node has deleted the first range, half a minute after it moved away.
+func gone(ctx context.Context, h *e2e.Home) error {
+	ctx, cancel := context.WithTimeout(ctx, moveLimit)
+	defer cancel()
+	var failed error
+	err := e2e.Poll(ctx, "the end of the range at "+h.Name, func() bool {
+		var entries []os.DirEntry
+		entries, failed = os.ReadDir(filepath.Join(h.Dir, "data", "ranges"))
+		// Folders are named by the range's first key, which is empty here.
+		return failed != nil || !slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+			return e.Name() == "from-" || strings.HasPrefix(e.Name(), "from--")
+		})
+	})
+	return cmp.Or(failed, err)
 }
 
 func (m *mover) anyKey(random *rand.Rand) []byte {

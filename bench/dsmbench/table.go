@@ -136,7 +136,8 @@ range       two storage nodes with all keys replay, log, sync and write the same
 prefetch    a new process with dsm/client and %s, each call of which takes a round trip longer. keys/s: from the first CheckTx of %d blocks until all
             nodes are there. Then %d blocks each %v, of up to %d transactions with %d accounts that nothing requested before; requests and KB are per block
 move        4 sharded validators, 4 storage nodes, 2 ranges with 2 nodes each: `+"`starlingd storage ranges move`"+` moves a replica to a node of the other range
-            and back, while %d clients put. Times end when the command does. copy: as many bytes over loopback into a file, which is synced
+            and back, while %d clients put. A move begins when the node has deleted its former copy, and ends when the command does. copy: as many bytes over
+            loopback into a file, which is synced
 join        the upper tree from these nodes, and %d blocks without prefetched nodes, in a new process with dsm/client; bytes are those received
 `, harness.Group(r.BlockTx), harness.Group(r.Signers), keyBytes, valueBytes, r.PagedMB, r.Blocks, r.Window, imageBytes, putBlocks, rangeHeights,
 		harness.Count(r.Shards[0], "storage node"), prefetchBatch, prefetchBlocks, prefetchInterval, prefetchTxs, prefetchPuts, moveWriters, joinBlocks)
