@@ -36,8 +36,8 @@ func newLarge(t *testing.T, backend dbm.BackendType) *large {
 	home := filepath.Join(t.TempDir(), "whole")
 	out, _, err := child(t, home, "", l.join(home, backend)...)
 	require.NoError(t, err, "%s", out)
+	l.bytes = size(dbDir(home, applicationDB)) // before anything else writes to it
 	l.content = l.check(t, home, backend)
-	l.bytes = size(dbDir(home, applicationDB))
 	return l
 }
 
