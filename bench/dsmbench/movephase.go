@@ -46,10 +46,10 @@ const (
 // Moves has the figures of moves of one replica while a sharded network makes blocks. Times are in
 // seconds, intervals between blocks in milliseconds.
 type Moves struct {
-	Seconds      float64          `json:"seconds"` // of the command that moves; medians
+	Seconds      float64          `json:"seconds"` // of the command that moves, the median
 	Interval     harness.Interval `json:"interval"`
-	FetchSeconds float64          `json:"fetch_s"` // thereof until the node has the range
-	CopySeconds  float64          `json:"copy_s"`  // of a copy of as many bytes
+	FetchSeconds float64          `json:"fetch_s"` // until the node has the range, the median
+	CopySeconds  float64          `json:"copy_s"`  // of a copy of as many bytes, the median
 	Bytes        int64            `json:"bytes"`   // of keys and values in the range
 
 	MovingP99    float64 `json:"moving_p99_ms"`
@@ -68,13 +68,11 @@ type Moves struct {
 type mover struct {
 	net  *network.Network
 	keys int
+	mu   sync.Mutex // guards out.Puts and out.Failed
 	out  Moves
 
 	moves, fetches, copies []float64
 	moving, calm           []float64 // intervals between blocks
-
-	mu           sync.Mutex
-	puts, failed int
 }
 
 // runMoves measures moves of a replica, there and back, with calm times in between.
@@ -180,9 +178,9 @@ func (m *mover) key(prefix string, i int) []byte { return fmt.Appendf(nil, "%s%0
 func (m *mover) put(_ time.Time, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.puts++
+	m.out.Puts++
 	if err != nil {
-		m.failed++
+		m.out.Failed++
 	}
 }
 
@@ -322,13 +320,12 @@ func receive(path string, from io.Reader) error {
 }
 
 func (m *mover) result() *Moves {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	out := m.out
 	out.Seconds, out.Interval = harness.Median(m.moves), harness.MedianInterval(m.moves)
 	out.FetchSeconds, out.CopySeconds = harness.Median(m.fetches), harness.Median(m.copies)
 	out.MovingP99, out.CalmP99 = harness.Percentile(m.moving, 99), harness.Percentile(m.calm, 99)
-	out.MovingBlocks, out.CalmBlocks = len(m.moving), len(m.calm)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	out.Puts, out.Failed, out.Load = m.puts, m.failed, harness.LoadAverage()
+	out.MovingBlocks, out.CalmBlocks, out.Load = len(m.moving), len(m.calm), harness.LoadAverage()
 	return &out
 }

@@ -21,9 +21,10 @@ func (r *Result) Print(out io.Writer) {
 		fmt.Fprintf(out, "\nNot measured: %s\n", failed)
 	}
 	if m := r.Moves; m != nil {
-		fmt.Fprintf(out, "\na move of %.0f MB  %.1f s [%.1f, %.1f], of which %.1f s until the node has the range; a plain copy %.2f s; p99 between blocks %.0f ms in %d, without a move %.0f in %d; longest halt %.2f s, %.2f; %d of %d puts failed; load %.1f\n",
-			float64(m.Bytes)/1e6, m.Seconds, m.Interval.Low, m.Interval.High, m.FetchSeconds, m.CopySeconds, m.MovingP99, m.MovingBlocks, m.CalmP99, m.CalmBlocks,
-			m.MovingHalt, m.CalmHalt, m.Failed, m.Puts, m.Load)
+		fmt.Fprintf(out, "\na move of %.0f MB  %.1f s [%.1f, %.1f]; the node has the range after %.1f s; a plain copy takes %.2f s; load %.1f\n",
+			float64(m.Bytes)/1e6, m.Seconds, m.Interval.Low, m.Interval.High, m.FetchSeconds, m.CopySeconds, m.Load)
+		fmt.Fprintf(out, "    during moves: p99 of %d blocks %.0f ms, longest halt %.2f s; without: %d blocks, %.0f ms, %.2f s; %d of %d puts failed\n",
+			m.MovingBlocks, m.MovingP99, m.MovingHalt, m.CalmBlocks, m.CalmP99, m.CalmHalt, m.Failed, m.Puts)
 	}
 	if j := r.Join; j.Blocks > 0 {
 		fmt.Fprintf(out, "\njoin, without CometBFT  %.3f s, %.2f MB: the upper tree %.3f s, %.2f MB; then %s of %s transactions; %s, %.2f MB of requests, CPU %.2f s\n",

@@ -93,16 +93,14 @@ func (c *cluster) gets(ctx context.Context, o Options) (row *GetsRow, err error)
 	}
 	row = &GetsRow{ValidatorsIdle: (c.usage().validators - cpu.validators) / time.Since(began).Seconds()}
 
-	pid := c.net.Pid(h)
 	cpu, began = c.usage(), time.Now()
-	gateway := harness.CPUOf(pid)
 	if row.Gets, err = readHot(ctx, nodes, duration); err != nil {
 		return nil, err
 	}
 	seconds, used := time.Since(began).Seconds(), c.usage()
 	row.PerSecond, row.Load = float64(row.Gets)/seconds, harness.LoadAverage()
 	micros := func(seconds float64) float64 { return harness.Ratio(seconds*1e6, float64(row.Gets)) }
-	row.GatewayMicros = micros(harness.CPUOf(pid) - gateway)
+	row.GatewayMicros = micros(used.gateways - cpu.gateways)
 	row.StorageMicros, row.ClientsMicros = micros(used.storage-cpu.storage), micros(used.clients-cpu.clients)
 	row.Validators = (used.validators - cpu.validators) / seconds
 	return row, nil

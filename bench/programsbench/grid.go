@@ -28,14 +28,8 @@ type GridRow struct {
 // GridCell has the figures of a network with a number of gateways. 0: clients send to the
 // validators.
 type GridCell struct {
-	Gateways int              `json:"gateways"`
-	TPS      harness.Interval `json:"tps"` // transactions that succeeded, by round
-	Load     float64          `json:"load"`
-
-	// CPU time per transaction of all processes of a role, in µs.
-	ValidatorsMicros float64 `json:"validators_us_tx"`
-	StorageMicros    float64 `json:"storage_us_tx"`
-	GatewaysMicros   float64 `json:"gateways_us_tx"`
+	Gateways int `json:"gateways"`
+	NetRow
 }
 
 // runGrid measures a network of validators with the whole state, to which clients send directly,
@@ -102,21 +96,9 @@ func (r *run) gridRow(ctx context.Context, mode string, o Options, gateways []in
 			}
 			r.progress.Add(1)
 		}
-		row.Cells = append(row.Cells, newGridCell(n, samples))
+		row.Cells = append(row.Cells, GridCell{n, newNetRow(mode, o.NetShares[0], samples)})
 	}
 	return row, nil
-}
-
-func newGridCell(gateways int, samples []netSample) GridCell {
-	cell := GridCell{Gateways: gateways, TPS: harness.MedianInterval(harness.Each(samples, func(s netSample) float64 { return s.tps }))}
-	var sum netSample
-	for _, s := range samples {
-		sum.add(s)
-		cell.Load = max(cell.Load, s.load)
-	}
-	micros := func(seconds float64) float64 { return harness.Ratio(seconds*1e6, float64(sum.done)) }
-	cell.ValidatorsMicros, cell.StorageMicros, cell.GatewaysMicros = micros(sum.cpu.validators), micros(sum.cpu.storage), micros(sum.cpu.gateways)
-	return cell
 }
 
 func (r *Result) printGrid(out io.Writer) {

@@ -26,6 +26,7 @@ type NetRow struct {
 	// CPU time per transaction of all processes of a role, in µs.
 	ValidatorsMicros float64 `json:"validators_us_tx"`
 	StorageMicros    float64 `json:"storage_us_tx,omitempty"`
+	GatewaysMicros   float64 `json:"gateways_us_tx,omitempty"`
 	ClientsMicros    float64 `json:"clients_us_tx"`
 
 	// These are zero without a sharded state. They count ProcessProposal and FinalizeBlock, per
@@ -60,7 +61,8 @@ func newNetRow(mode string, percent int, samples []netSample) NetRow {
 	}
 	row.Txs, row.Refused, row.Blocks = sum.done, sum.refused, sum.height
 	micros := func(seconds float64) float64 { return harness.Ratio(seconds*1e6, float64(sum.done)) }
-	row.ValidatorsMicros, row.StorageMicros, row.ClientsMicros = micros(sum.cpu.validators), micros(sum.cpu.storage), micros(sum.cpu.clients)
+	row.ValidatorsMicros, row.StorageMicros = micros(sum.cpu.validators), micros(sum.cpu.storage)
+	row.GatewaysMicros, row.ClientsMicros = micros(sum.cpu.gateways), micros(sum.cpu.clients)
 	sum.codes = row.Codes
 	if mode == modeLocal {
 		return row

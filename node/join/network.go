@@ -61,8 +61,8 @@ type NetworkOptions struct {
 	// trusted.
 	Own  Own
 	View *view.Join // receives the state of the peers; may be nil
-	// Dialled is called with the peers, also with those that View does not receive, and with nil
-	// when they are closed, so that nobody keeps them; may be nil.
+	// Dialled is called with the peers, also with those that View does not receive. After they were
+	// closed, it is called with nil. It may be nil.
 	Dialled func(*peers.Peers)
 	// Banned is called for each banned peer; may be nil.
 	Banned func(id transport.ID, why statesync.BanReason)

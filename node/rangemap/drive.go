@@ -202,10 +202,6 @@ type report struct {
 // wait returns once all nodes that can be reached have a map, and replicas follow the current
 // ranges with their keys.
 func (d *Driver) wait(ctx context.Context, m *config.StorageNodes, replicas []dsm.Placement) error {
-	need := time.Duration(0)
-	if len(replicas) > 0 {
-		need = steady
-	}
 	var since time.Time            // nothing to wait for since then
 	waits := []string{"its nodes"} // until they were asked
 	common := int64(-1)            // newest height when all nodes had the map; -1: they do not yet
@@ -228,7 +224,7 @@ func (d *Driver) wait(ctx context.Context, m *config.StorageNodes, replicas []ds
 		switch {
 		case ctx.Err() != nil:
 			return fmt.Errorf("map version %d is not complete yet (waiting for %s): %w", m.Version, strings.Join(waits, "; "), context.Cause(ctx))
-		case len(waits) == 0 && time.Since(since) >= need:
+		case len(waits) == 0 && (len(replicas) == 0 || time.Since(since) >= steady):
 			return nil
 		case len(waits) > 0 && d.Progress != nil:
 			d.Progress(Progress{m.Version, waits})
