@@ -81,6 +81,8 @@ func startNetwork() error {
 			// A test asks for an older height, and the machine may be slow.
 			a.State.KeepRecent = 100_000
 			c.RPC.ListenAddress = "tcp://" + network.address
+			// The server also ends every response after this time and a second.
+			c.RPC.TimeoutBroadcastTxCommit = 5 * time.Minute
 			a.GRPC.ListenAddress = network.grpc
 			c.P2P.ListenAddress = "tcp://127.0.0.1:0"
 			c.Consensus.TimeoutCommit, c.Consensus.CreateEmptyBlocksInterval = 100*time.Millisecond, 0

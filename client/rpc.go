@@ -153,10 +153,15 @@ type limitedTransport struct{ http.RoundTripper }
 
 func (t limitedTransport) RoundTrip(request *http.Request) (*http.Response, error) {
 	response, err := t.RoundTripper.RoundTrip(request)
-	if err == nil {
-		response.Body = &limitedBody{ReadCloser: response.Body, left: maxAnswerBytes}
+	if err != nil {
+		return nil, err
 	}
-	return response, err
+	if response.ContentLength > maxAnswerBytes {
+		response.Body.Close()
+		return nil, errAnswerTooLong
+	}
+	response.Body = &limitedBody{ReadCloser: response.Body, left: maxAnswerBytes}
+	return response, nil
 }
 
 var errAnswerTooLong = fmt.Errorf("the node's answer is longer than %d bytes", maxAnswerBytes)
