@@ -139,6 +139,7 @@ type App struct {
 	passed      passedOver
 	leftOver    leftOver
 	ahead       ahead
+	expected    expectedKeys
 	trees       *queryTrees
 	witnesses   blockWitnesses
 	queries     chan struct{}      // one element for each query that waits for the Source

@@ -128,8 +128,10 @@ func (a *App) ask(v *avlstar.Version, wants []avlstar.Want) {
 	a.askAhead(lineOfProposers, lacking, nil)
 }
 
-// askChecked queues those of wants that are missing in v, for a transaction that was checked.
+// askChecked queues those of wants that are missing in v, for a transaction that was checked. The
+// others stay in memory.
 func (a *App) askChecked(v *avlstar.Version, wants []avlstar.Want) {
+	a.expected.add(wants)
 	lacking, _ := v.Missing(wants)
 	a.askAhead(lineOfChecks, lacking, nil)
 }

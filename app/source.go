@@ -250,7 +250,7 @@ func (a *App) retention() avlstar.Retention {
 	keep, prefer := r.Keep, r.Prefer
 	r.Keep = func(first, after []byte) bool { return KeepRecords(first, after) || keep != nil && keep(first, after) }
 	r.Prefer = func(first, after []byte) bool {
-		return PreferNonces(first, after) || prefer != nil && prefer(first, after)
+		return PreferNonces(first, after) || a.expected.any(first, after) || prefer != nil && prefer(first, after)
 	}
 	return r
 }
@@ -281,6 +281,7 @@ func (a byWitness) shed(p *pending) error {
 	if !ok {
 		return nil
 	}
+	a.expected.block()
 	next, err := partial.Shed()
 	if err != nil {
 		return err
