@@ -83,7 +83,7 @@ func positive(t *testing.T, figures map[string]any, names ...string) {
 
 func TestTree(t *testing.T) {
 	_, _, figures := measure[treebench.Result](t,
-		[]string{"starling", "memiavl", "memiavl mapped", "iavl", "commit p50, ms", "on one core", "floor", "commit at least 6× memiavl"},
+		[]string{"starling", "memiavl", "memiavl mapped", "iavl", "commit p50, ms", "on one core", "floor", "commit at least 7× memiavl"},
 		"tree", "--keys", "2000", "--batch", "500", "--versions", "20", "--iavl-versions", "10", "--exports", "1", "--seed", "3")
 	for _, name := range []string{"starling", "iavl", "memiavl", "memiavl_mapped"} {
 		of := figures[name].(map[string]any)
@@ -164,7 +164,7 @@ func TestStart(t *testing.T) {
 // All contestants join a state of a few keys; each run itself checks the state at the end.
 func TestSync(t *testing.T) {
 	_, result, figures := measure[syncbench.Result](t,
-		[]string{"starling", "memiavl", "sdk-iavl", "floor", "join, s", "at least 60× faster than the SDK's store restores"},
+		[]string{"starling", "memiavl", "sdk-iavl", "floor", "join, s", "at least 80× faster than the SDK's store restores"},
 		"sync", "--keys", "20000", "--repeat", "2", "--sdk-repeat", "1", "--seed", "3")
 	positive(t, figures, "starling_s", "sdk_restore_s", "sdk_create_s", "memiavl_s", "floor_s", "cpu_s", "bytes", "rss_bytes")
 	require.Len(t, result.Starling.Seconds, 2)

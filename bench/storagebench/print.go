@@ -214,9 +214,9 @@ func (r *Result) printPaged(out io.Writer) {
 	if p.MixedGetUS > 0 {
 		mixed = fmt.Sprintf(" (mixed %.1f, unverified)", p.MixedGetUS)
 	}
-	fmt.Fprintf(out, "paged         with %.1f MB of memory, CPU time: a commit until it is durable %.2f ms, %.2f ms with everything in memory (× %.3g), over %s each;\n"+
+	fmt.Fprintf(out, "paged         with %.1f MB of memory, CPU time: a commit until it is durable %.2f ms, %.2f ms with everything in memory (× %.3g; %.2f × the rate), over %s each;\n"+
 		"              %.0f pages read per commit, %.1f µs more for each; get %.1f µs%s, absent %.1f µs, proof %.1f µs\n\n",
-		mb(p.Budget), p.CommitCPUMS, p.MemoryCommitCPUMS, p.Ratio, harness.Count(p.Blocks, "block"),
+		mb(p.Budget), p.CommitCPUMS, p.MemoryCommitCPUMS, p.Ratio, p.TPSX, harness.Count(p.Blocks, "block"),
 		p.PagesPerCommit, p.PageCPUUS, p.GetUS, mixed, p.AbsentUS, p.ProofUS)
 }
 

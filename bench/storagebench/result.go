@@ -102,6 +102,8 @@ type Commit struct {
 // Paged compares a node whose state exceeds its memory with one that has all of it in memory. Times
 // are CPU time of all threads.
 type Paged struct {
+	// The rate of transactions over that of the node with everything in memory.
+	TPSX              float64 `json:"tps_x"`
 	CommitCPUMS       float64 `json:"commit_cpu_ms"` // per block, until it is durable
 	MemoryCommitCPUMS float64 `json:"memory_commit_cpu_ms"`
 	PagesPerCommit    float64 `json:"pages_per_commit"` // read by Apply

@@ -584,7 +584,7 @@ func (r *runner) paged() error {
 		a, err := e.ask(request{Op: opUnpaced, N: slice})
 		r.progress.Add(a.Done)
 		if round > 0 {
-			e.cpu += a.CPU
+			e.seconds, e.cpu = e.seconds+a.Seconds, e.cpu+a.CPU
 			pages += a.Pages // the other node reads none
 		}
 		return err
@@ -594,7 +594,7 @@ func (r *runner) paged() error {
 	}
 	perBlock := func(e *entrant) float64 { return harness.Ratio(e.cpu*1e3, float64(p.Blocks)) }
 	p.MemoryCommitCPUMS, p.CommitCPUMS = perBlock(r.entrants[0]), perBlock(paged)
-	p.Ratio = harness.Ratio(p.CommitCPUMS, p.MemoryCommitCPUMS)
+	p.Ratio, p.TPSX = harness.Ratio(p.CommitCPUMS, p.MemoryCommitCPUMS), harness.Ratio(r.entrants[0].seconds, paged.seconds)
 	p.PagesPerCommit = harness.Ratio(float64(pages), float64(p.Blocks))
 	p.PageCPUUS = max(0, harness.Ratio((p.CommitCPUMS-p.MemoryCommitCPUMS)*1e3, p.PagesPerCommit))
 	for i, of := range []*float64{&p.GetUS, &p.AbsentUS, &p.ProofUS} {

@@ -30,6 +30,7 @@ const (
 type StartResult struct {
 	Million         float64 `json:"start_s_1m"` // of a node with its state in memory
 	TenMillion      float64 `json:"start_s_10m"`
+	MillionPaged    float64 `json:"start_paged_s_1m"`
 	TenMillionPaged float64 `json:"start_paged_s_10m"`
 
 	Starts  []*Recovery      `json:"starts"`
@@ -49,13 +50,16 @@ func RunStart(ctx context.Context, o StartOptions, progress *harness.Progress) (
 		all.Starts = append(all.Starts, r.Recovery)
 		switch keys {
 		case million:
-			all.Million = r.RecoveryS
+			all.Million, all.MillionPaged = r.RecoveryS, r.RecoveryPagedS
 		case tenMillion:
 			all.TenMillion, all.TenMillionPaged = r.RecoveryS, r.RecoveryPagedS
 		}
 	}
 	if all.TenMillion > 0 {
 		all.Targets = startTargets(all.TenMillion, all.TenMillionPaged)
+		if all.MillionPaged > 0 {
+			all.Targets = append(all.Targets, harness.AtMost("a paged start with ten million keys at most 1.3× one with a million", 1.3, harness.Ratio(all.TenMillionPaged, all.MillionPaged)))
+		}
 	}
 	return all, nil
 }

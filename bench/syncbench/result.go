@@ -12,7 +12,9 @@ type Result struct {
 	SDKCreateS  float64 `json:"sdk_create_s,omitempty"` // not part of a join
 	MemiavlS    float64 `json:"memiavl_s,omitempty"`
 	FloorS      float64 `json:"floor_s"`
-	CPUS        float64 `json:"cpu_s"`     // server and joiner, until the state is ingested
+	CPUS        float64 `json:"cpu_s"` // server and joiner, until the state is ingested
+	JoinerCPUS  float64 `json:"joiner_cpu_s"`
+	ServerCPUS  float64 `json:"server_cpu_s"`
 	Bytes       int64   `json:"bytes"`     // bytes received by the joiner
 	RSSBytes    int64   `json:"rss_bytes"` // peak memory of the joiner
 
@@ -33,8 +35,6 @@ type Result struct {
 type Starling struct {
 	ChunkBytes   uint64         `json:"chunk_bytes"` // chunk limit
 	Seconds      []float64      `json:"seconds"`     // for each join
-	ServerCPUS   float64        `json:"server_cpu_s"`
-	JoinerCPUS   float64        `json:"joiner_cpu_s"`
 	ServerMemory harness.Memory `json:"server_memory"`
 	JoinerMemory harness.Memory `json:"joiner_memory"`
 	// BesideTree is the peak of the joiner's anonymous memory, minus its tree.

@@ -264,12 +264,13 @@ func (r *runner) setStarling(joins []joined) {
 	}
 	median := harness.Median(s.Seconds)
 	m := joins[slices.Index(s.Seconds, median)]
-	s.ServerCPUS, s.JoinerCPUS, s.Join = m.serverCPU, m.CPU, m.Stats
+	s.Join = m.Stats
 	s.ServerMemory, s.JoinerMemory = m.serverHad, m.joinerHad
 	s.BesideTree = max(0, m.joinerHad.Anon-m.Stats.TreeBytes)
 	r.result.Starling = s
 	r.result.SettledS = harness.Median(settled)
 	r.result.StarlingS, r.result.CPUS = median, m.serverCPU+m.CPU
+	r.result.ServerCPUS, r.result.JoinerCPUS = m.serverCPU, m.CPU
 	r.result.Bytes, r.result.RSSBytes = m.Stats.Bytes, m.joinerHad.Peak
 }
 

@@ -20,9 +20,9 @@ import (
 
 func sample() *Result {
 	r := &Result{
-		Keys: 1_000_000, StarlingS: 0.5, SettledS: 0.7, SDKRestoreS: 36, SDKCreateS: 26, MemiavlS: 2, CPUS: 0.6, Bytes: 123e6, RSSBytes: 500e6, Seed: 1, Repeat: 3,
+		Keys: 1_000_000, StarlingS: 0.5, SettledS: 0.7, SDKRestoreS: 36, SDKCreateS: 26, MemiavlS: 2, CPUS: 0.6, ServerCPUS: 0.1, JoinerCPUS: 0.5, Bytes: 123e6, RSSBytes: 500e6, Seed: 1, Repeat: 3,
 		Starling: Starling{
-			ChunkBytes: 1 << 20, Seconds: []float64{0.4, 0.5, 0.6}, ServerCPUS: 0.1, JoinerCPUS: 0.5, BesideTree: 60e6,
+			ChunkBytes: 1 << 20, Seconds: []float64{0.4, 0.5, 0.6}, BesideTree: 60e6,
 			ServerMemory: harness.Memory{Anon: 300e6, Files: 20e6}, JoinerMemory: harness.Memory{Anon: 400e6, Files: 20e6},
 			Join: JoinStats{Chunks: 167, FetchedS: 0.3},
 		},
@@ -54,9 +54,11 @@ func TestGoals(t *testing.T) {
 		got[g.Name] = map[bool]string{true: "met", false: "not met"}[g.Met] + " " + g.Measure
 	}
 	require.Equal(t, map[string]string{
-		"at least 60× faster than the SDK's store restores":            "met 72×",
+		"at least 80× faster than the SDK's store restores":            "not met 72×",
 		"at least 3× faster than memiavl":                              "met 4×",
-		"within 6× of the floor":                                       "met 3.33×",
+		"within 8× of the floor":                                       "met 3.33×",
+		"the joiner takes at most 1.1 s of CPU time per million keys":  "met 0.5 s",
+		"the server takes at most 0.35 s of CPU time per million keys": "met 0.1 s",
 		"the joiner's anonymous memory without its tree at most 64 MB": "met 60 MB",
 	}, got)
 	paged := sample()
@@ -97,7 +99,7 @@ func TestJSONLeavesOutMissingPeers(t *testing.T) {
 	b, err := json.Marshal(r)
 	require.NoError(t, err)
 	require.NotContains(t, string(b), "sdk")
-	require.Contains(t, string(b), `{"keys":1000000,"starling_s":0.5,"settled_s":0.7,"memiavl_s":2,"floor_s":0.15,"cpu_s":0.6,"bytes":123000000,"rss_bytes":500000000`)
+	require.Contains(t, string(b), `{"keys":1000000,"starling_s":0.5,"settled_s":0.7,"memiavl_s":2,"floor_s":0.15,"cpu_s":0.6,"joiner_cpu_s":0.5,"server_cpu_s":0.1,"bytes":123000000,"rss_bytes":500000000`)
 	var back Result
 	require.NoError(t, json.Unmarshal(b, &back))
 	require.Equal(t, *r, back)

@@ -98,7 +98,7 @@ proved   verified before use, by the app hash alone. memiavl and the SDK compare
          sent by the same peer
 floor    the largest of loopback %.3f s (%.0f MB/s), hashes %.3f s (%d cores, %s: key %.1f, value %.1f, leaf %.1f, inner %.1f ns)
          and disk %.3f s (%.0f MB/s, synced): %s; not in it: the CPU time of both sides over the cores, %.3f s
-`, harness.Group(settlingKeys), harness.Count(s.Join.Chunks, "chunk"), harness.Group(int(s.ChunkBytes)), s.ServerCPUS, s.JoinerCPUS, harness.Count(len(s.Seconds), "join"),
+`, harness.Group(settlingKeys), harness.Count(s.Join.Chunks, "chunk"), harness.Group(int(s.ChunkBytes)), r.ServerCPUS, r.JoinerCPUS, harness.Count(len(s.Seconds), "join"),
 		r.pagedNote(), f.LoopbackS, f.LoopbackMBPerS, f.HashesS, f.Cores, f.Hash.Kernel, f.Hash.Key, f.Hash.Value, f.Hash.Leaf, f.Hash.Inner,
 		f.DiskS, f.DiskMBPerS, f.By, f.CPUS)
 	harness.PrintTargets(out, "1,000,000 keys", r.Targets)

@@ -12,7 +12,7 @@ const besideTreeMB = 64
 // targets judges a result. Targets that were not measured are left out.
 func (r *Result) targets() (g []harness.Target) {
 	if r.SDK != nil {
-		g = append(g, harness.AtLeast("at least 60× faster than the SDK's store restores", 60, harness.Ratio(r.SDKRestoreS, r.StarlingS)))
+		g = append(g, harness.AtLeast("at least 80× faster than the SDK's store restores", 80, harness.Ratio(r.SDKRestoreS, r.StarlingS)))
 	}
 	if r.Memiavl != nil {
 		g = append(g, harness.AtLeast("at least 3× faster than memiavl", 3, harness.Ratio(r.MemiavlS, r.StarlingS)))
@@ -20,7 +20,17 @@ func (r *Result) targets() (g []harness.Target) {
 	if d := r.DefaultChunks; d != nil {
 		g = append(g, harness.AtMost("within 2× of the same keys in chunks of 1 MiB", 2, harness.Ratio(r.StarlingS, d.StarlingS)))
 	}
-	g = append(g, harness.AtMost("within 6× of the floor", 6, harness.Ratio(r.StarlingS, r.FloorS)))
+	g = append(g, harness.AtMost("within 8× of the floor", 8, harness.Ratio(r.StarlingS, r.FloorS)))
+	cpu := func(name string, most, seconds float64) {
+		perMillion := harness.Ratio(seconds*1e6, float64(r.Keys))
+		g = append(g, harness.Target{
+			Name: fmt.Sprintf("%s at most %.3g s of CPU time per million keys", name, most), Met: perMillion <= most, Figure: perMillion, Measure: fmt.Sprintf("%.3g s", perMillion),
+		})
+	}
+	if r.JoinerCPUS > 0 {
+		cpu("the joiner takes", 1.1, r.JoinerCPUS)
+		cpu("the server takes", 0.35, r.ServerCPUS)
+	}
 	memory := func(name string, bytes int64) {
 		mb := float64(bytes) / 1e6
 		g = append(g, harness.Target{Name: fmt.Sprintf("%s at most %d MB", name, besideTreeMB), Met: mb <= besideTreeMB, Figure: mb, Measure: fmt.Sprintf("%.0f MB", mb)})
