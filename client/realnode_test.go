@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/viper"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/internal/ports"
 	"github.com/starling-kv/starling/node"
 	"github.com/starling-kv/starling/node/config"
@@ -38,6 +39,7 @@ var network struct {
 
 func TestMain(m *testing.M) {
 	network.stop = func() {}
+	client.SetCallTimeout(5 * time.Minute)
 	code := m.Run()
 	network.stop()
 	os.Exit(code)

@@ -35,8 +35,6 @@ type RPC interface {
 }
 
 const (
-	// callTimeout limits one call, even if the caller's context allows more.
-	callTimeout = 30 * time.Second
 	// dialTimeout limits the connection to a node. If it takes longer, packets are being dropped.
 	dialTimeout = 5 * time.Second
 	// maxAnswerBytes limits an answer. The largest page of a range fits, in base64 and with its
@@ -49,6 +47,9 @@ const (
 	// that the server is about to close fails, and Go does not repeat it, because it is a POST.
 	idleTimeout = 5 * time.Second
 )
+
+// callTimeout limits one call, even if the caller's context allows more. Tests change it.
+var callTimeout = 30 * time.Second
 
 // node is an RPC over HTTP.
 type node struct {

@@ -139,7 +139,7 @@ func TestJoinOverTheTransport(t *testing.T) {
 // eager makes a node ask peers for their height regardless of the age of its last block, and wait
 // for the answer.
 func eager(o *options) {
-	o.joinTimes = join.Times{Age: time.Nanosecond, Ask: nodetest.Patience, Newest: nodetest.Patience}
+	o.joinTimes = join.Times{Age: time.Nanosecond, Ask: nodetest.Patience, Newest: nodetest.Patience, Stall: nodetest.Patience}
 }
 
 // fetchOnly joins up to the point where the state is complete but not recorded for CometBFT.
@@ -308,7 +308,7 @@ func TestJoinAYoungChain(t *testing.T) {
 	nodetest.Until(t, "blocks to fetch", func() bool { return n.Comet().BlockStore().Height() > 2 })
 	joiner := fastJoiner(t, dir, n, first, nil)
 	logs := new(nodetest.LogBuffer)
-	j := start(t, joiner, logs.Logger(t))
+	j := start(t, joiner, logs.Logger(t), eager)
 	require.True(t, logs.Has("The chain has no snapshot yet: joining by blocks"))
 	follows(t, j, n)
 	require.Equal(t, int64(1), j.Comet().BlockStore().Base())
@@ -320,7 +320,7 @@ func TestJoinAYoungChain(t *testing.T) {
 
 	// Without a catch-up, by CometBFT's block sync.
 	logs = new(nodetest.LogBuffer)
-	j = start(t, fastJoiner(t, dir, n, first, func(_ *cfg.Config, a *config.App) { a.CatchUp.Enabled = false }), logs.Logger(t))
+	j = start(t, fastJoiner(t, dir, n, first, func(_ *cfg.Config, a *config.App) { a.CatchUp.Enabled = false }), logs.Logger(t), eager)
 	require.True(t, logs.Has("The chain has no snapshot yet: joining by blocks"))
 	follows(t, j, n)
 }

@@ -83,7 +83,7 @@ func (p trusting) State(context.Context, uint64) (sm.State, error)       { retur
 // Byzantine one. The test checks that the simulated chunk queue behaves like the real one where it
 // matters: refetched chunks are presented again.
 func TestJoinOverCometBFT(t *testing.T) {
-	t.Parallel()
+	// Not parallel: CometBFT allows a second for each handshake between the switches.
 	v := randomTree(t, newRNG(t, 5), 500, 300)
 	require.Greater(t, v.NumChunks(), uint32(80)) // a third comes from the Byzantine peer
 	var lines lines

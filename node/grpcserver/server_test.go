@@ -58,7 +58,7 @@ func TestCallsAreBounded(t *testing.T) {
 		entered <- struct{}{}
 		<-ctx.Done()
 		return nil, ctx.Err()
-	}, func(o *Options) { o.Metrics = metrics })
+	}, func(o *Options) { o.Metrics, o.timeout = metrics, 5*time.Minute })
 	second := dial(t, s)
 	waiting, end := context.WithCancel(t.Context())
 	defer end()
@@ -82,7 +82,7 @@ func TestCallsAreBounded(t *testing.T) {
 	for range MaxCalls {
 		require.Equal(t, codes.Canceled, status.Code(<-ended))
 	}
-	require.Eventually(t, func() bool { return s.calls.inProgress() == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return s.calls.inProgress() == 0 }, 5*time.Minute, time.Millisecond)
 	_, err = first.Get(t.Context(), now)
 	require.NoError(t, err)
 	s.Close()

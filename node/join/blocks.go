@@ -64,7 +64,7 @@ func (j *joining) blocks(ctx context.Context, peers *peers.Peers) (err error) {
 	from := executor.Height()
 	err = catchup.Run(ctx, catchup.Options{
 		Logger: j.log, ChainID: j.Genesis.ChainID, Chain: executor, Peers: known.list, MemoryBytes: j.Config.App.Join.MemoryBytes,
-		Settle: j.Times.Ask, View: j.BlocksView, Progress: j.BlocksProgress,
+		Settle: j.Times.Ask, Stall: j.Times.Stall, View: j.BlocksView, Progress: j.BlocksProgress,
 		Ban: func(id transport.ID, reason string) { peers.Ban(id, statesync.BanBlock, reason) },
 	})
 	left := errors.Is(err, catchup.ErrStalled) || errors.Is(err, comet.ErrInvalid) || errors.Is(err, comet.ErrExtensions)

@@ -118,6 +118,7 @@ type Times struct {
 	// Choose limits the search for a snapshot by a new node that has RPC servers, and so an
 	// alternative; default 5 minutes.
 	Choose time.Duration
+	Stall  time.Duration // see catchup.Options; default as there
 }
 
 // orDefault returns t with 0 replaced by the defaults.

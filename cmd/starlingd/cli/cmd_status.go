@@ -21,8 +21,8 @@ import (
 	"github.com/starling-kv/starling/node/statuspage"
 )
 
-// statusTimeout limits the requests to one node.
-const statusTimeout = 10 * time.Second
+// statusTimeout limits the requests to one node. Tests change it.
+var statusTimeout = 10 * time.Second
 
 // status is the report of `starlingd status` about one node.
 type status struct {

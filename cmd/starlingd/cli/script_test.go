@@ -36,6 +36,7 @@ const versionVariable = "STARLING_TEST_APP_VERSION"
 
 func TestMain(m *testing.M) {
 	scryptWork = 10 // 18 by default: a millisecond instead of a second
+	healthTimeout, statusTimeout = patience, patience
 	buildinfo.RehearsedAppVersion = os.Getenv(versionVariable)
 	if os.Getenv(programVariable) != "" {
 		program()

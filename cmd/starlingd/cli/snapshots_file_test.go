@@ -2,9 +2,11 @@ package cli
 
 import (
 	"bytes"
+	"net/http"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
 	"github.com/stretchr/testify/require"
@@ -29,7 +31,8 @@ func TestImportASnapshotAndFollow(t *testing.T) {
 
 	first := startProcess(t, dir, rpc, p2p)
 	require.NoError(t, waitHeight("http://"+rpc, 3))
-	client, err := rpchttp.New("http://"+rpc, "/websocket")
+	// The node closes idle connections after 10 s. A request that meets the close fails.
+	client, err := rpchttp.NewWithClient("http://"+rpc, "/websocket", &http.Client{Transport: &http.Transport{IdleConnTimeout: 5 * time.Second}})
 	require.NoError(t, err)
 	_, err = client.BroadcastTxCommit(t.Context(), []byte("fruit=apple"))
 	require.NoError(t, err)
