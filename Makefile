@@ -43,7 +43,7 @@ RACE_SKIP     := $(RACE_SKIP)|^(TestVisits|TestKept|TestVectors|TestModelLong|Te
 RACE_SKIP     := $(RACE_SKIP)|^(TestKeptVersionsAreBoundedByBytes|TestManyRevokesBeforeTexts|TestDecoderForgets|TestResultsAreBounded)$$
 RACE_SKIP     := $(RACE_SKIP)|^(TestDamagedTables|TestScrubBesideBlocks|TestStoreEqualsAMap|TestCompactAndMetrics|TestDamage)$$
 RACE_SKIP     := $(RACE_SKIP)|^(TestSegmentThatCannotBeRead|TestReadsByKeyEqualTheModel|TestDamagedFiles|TestDamagedSegments)$$
-RACE_SKIP     := $(RACE_SKIP)|^TestSecretsStaySecret$$
+RACE_SKIP     := $(RACE_SKIP)|^(TestSecretsStaySecret|TestPrecompileVectors)$$
 RACE_SKIP     := $(RACE_SKIP)|^TestScripts$$/^(admins|config|environment|genesis|init|keys|offline|small|upgrade_peers|usage|validator)$$
 
 # $(call timed,WHAT,COMMAND) runs a command, and prints WHAT before and the seconds after it.
