@@ -65,7 +65,7 @@ func TestPrecompileVectors(t *testing.T) {
 	w.put(forwarderAt, assemble(t, forwarder))
 	run := func(t *testing.T, address common.Address, gas uint64, input []byte) (ok bool, output []byte) {
 		t.Helper()
-		r, err := New().Run(testEnv, withSender(forward(address, gas, input)), w.read)
+		r, err := New().Run(testEnv, forward(address, gas, input), w.read)
 		require.NoError(t, err)
 		require.Equal(t, program.Done, r.Status, r.Reason)
 		require.Len(t, r.Keys, 2, "a precompiled contract has no record")
@@ -112,9 +112,16 @@ func TestPrecompileVectors(t *testing.T) {
 	}
 }
 
-func withSender(call program.Call) program.Call {
-	call.Account = alice
-	return call
+// inputOf returns the input of a test of core/vm/testdata/precompiles.
+func inputOf(t testing.TB, file, name string) []byte {
+	t.Helper()
+	for _, test := range readTests[precompileTest](t, "precompiles/"+file+".json")[file] {
+		if test.Name == name {
+			return mustHex(t, test.Input)
+		}
+	}
+	t.Fatalf("%s has no test %s", file, name)
+	return nil
 }
 
 // TestInstructionVectors executes instructions with the operands of go-ethereum's tests.
