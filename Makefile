@@ -172,7 +172,7 @@ kernels: ## regenerate the assembly of sha256mb (avo is a dependency of _gen/avo
 	$(GO) generate ./avlstar/sha256mb
 
 vectors: ## regenerate our own test vectors; a change of a frozen format shows up in git diff
-	$(GO) test ./avlstar ./tx ./app -run Vectors -update
+	$(GO) test ./avlstar ./tx ./app ./app/evm -run Vectors -update
 	cd cosmos && $(GO) test ./iavlsync -run Vectors -update
 
 # Figures that count bytes, chunks or hits: other processes on the machine do not change them.
