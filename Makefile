@@ -102,8 +102,10 @@ race: ## the unit tests with fewer rounds, under the race detector (which needs 
 	  set -x; CGO_ENABLED=1 $(GO) test -race -short -vet=off -p 4 -parallel 4 -timeout 25m -skip '$(RACE_SKIP)' $(RACE_PACKAGES); \
 	else echo 'NOT RUN: the race detector (no C compiler here)'; fi
 
-debug: ## the tree's tests without assembly, with a full check of every version
+debug: ## the tree's tests without assembly, with a full check of every version; a test of builds with the tag noevm
 	$(GO) test -tags purego,avlstardebug -short -vet=off -timeout 10m ./avlstar/...
+	@# A build without the engine of programs.
+	$(GO) test -tags noevm -vet=off -run '^TestUpgradeErrorWithoutEngine$$' ./app
 
 oracle: ## compare the tree, and the formats for IAVL chains, with cosmos/iavl v1.3 (a module of its own, so that iavl never reaches the node)
 	$(EACH) '$(ORACLE_MODULES)' $(GO) test -vet=off -timeout 20m ./...
