@@ -43,7 +43,7 @@ RACE_SKIP     := $(RACE_SKIP)|^(TestVisits|TestKept|TestVectors|TestModelLong|Te
 RACE_SKIP     := $(RACE_SKIP)|^(TestKeptVersionsAreBoundedByBytes|TestManyRevokesBeforeTexts|TestDecoderForgets|TestResultsAreBounded)$$
 RACE_SKIP     := $(RACE_SKIP)|^(TestDamagedTables|TestScrubBesideBlocks|TestStoreEqualsAMap|TestCompactAndMetrics|TestDamage)$$
 RACE_SKIP     := $(RACE_SKIP)|^(TestSegmentThatCannotBeRead|TestReadsByKeyEqualTheModel|TestDamagedFiles|TestDamagedSegments)$$
-RACE_SKIP     := $(RACE_SKIP)|^TestSecretsStaySecret$$
+RACE_SKIP     := $(RACE_SKIP)|^(TestSecretsStaySecret|TestPrecompileVectors)$$
 RACE_SKIP     := $(RACE_SKIP)|^TestScripts$$/^(admins|config|environment|genesis|init|keys|offline|small|upgrade_peers|usage|validator)$$
 
 # $(call timed,WHAT,COMMAND) runs a command, and prints WHAT before and the seconds after it.
@@ -102,8 +102,10 @@ race: ## the unit tests with fewer rounds, under the race detector (which needs 
 	  set -x; CGO_ENABLED=1 $(GO) test -race -short -vet=off -p 4 -parallel 4 -timeout 25m -skip '$(RACE_SKIP)' $(RACE_PACKAGES); \
 	else echo 'NOT RUN: the race detector (no C compiler here)'; fi
 
-debug: ## the tree's tests without assembly, with a full check of every version
+debug: ## the tree's tests without assembly, with a full check of every version; a test of builds with the tag noevm
 	$(GO) test -tags purego,avlstardebug -short -vet=off -timeout 10m ./avlstar/...
+	@# A build without the engine of programs.
+	$(GO) test -tags noevm -vet=off -run '^TestUpgradeErrorWithoutEngine$$' ./app
 
 oracle: ## compare the tree, and the formats for IAVL chains, with cosmos/iavl v1.3 (a module of its own, so that iavl never reaches the node)
 	$(EACH) '$(ORACLE_MODULES)' $(GO) test -vet=off -timeout 20m ./...
@@ -172,7 +174,7 @@ kernels: ## regenerate the assembly of sha256mb (avo is a dependency of _gen/avo
 	$(GO) generate ./avlstar/sha256mb
 
 vectors: ## regenerate our own test vectors; a change of a frozen format shows up in git diff
-	$(GO) test ./avlstar ./tx ./app -run Vectors -update
+	$(GO) test ./avlstar ./tx ./app ./app/evm -run Vectors -update
 	cd cosmos && $(GO) test ./iavlsync -run Vectors -update
 
 # Figures that count bytes, chunks or hits: other processes on the machine do not change them.

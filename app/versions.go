@@ -76,6 +76,10 @@ func (e *UpgradeError) Error() string {
 	if e.Info != "" {
 		info = fmt.Sprintf(" (upgrade info: %q)", e.Info)
 	}
+	if !program.Built && e.Version <= NewestVersion(true) {
+		return fmt.Sprintf("this starlingd was built with the tag noevm, without the engine of programs: the chain is of app version %d%s, and the newest that "+
+			"this build executes is %d: install a starlingd that was built without the tag noevm and start it with the same home folder%s", e.Version, since, e.Newest, info)
+	}
 	return fmt.Sprintf("this program is too old: the chain is of app version %d%s, and the newest that this program knows is %d: "+
 		"install a starlingd that knows version %d and start it with the same home folder%s", e.Version, since, e.Newest, e.Version, info)
 }

@@ -23,5 +23,7 @@
 //     that does not end with program.Done changes nothing, not even a nonce.
 //   - A call of an address without code fails, where on Ethereum it succeeds and does nothing.
 //
+// testdata/vectors.json pins results: a newer go-ethereum must not change a line of it.
+//
 // With the build tag noevm, New returns nil and the build contains no go-ethereum.
 package evm

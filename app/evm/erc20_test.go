@@ -18,7 +18,7 @@ import (
 // returns the token's address.
 func erc20(t testing.TB, w world) []byte {
 	t.Helper()
-	f := readFixture(t, filepath.Join(fixtures(t), "call_tracer", "oog.json"))
+	f := readFixture(t, filepath.Join(geth(t, "eth/tracers/internal/tracetest/testdata/call_tracer"), "oog.json"))
 	tx, sender := f.transaction(t)
 	deployed := w.run(t, program.Call{Input: deployer(t, f.Genesis.Alloc[*tx.To()].Code), Gas: program.MaxGas})
 	require.Equal(t, program.Done, deployed.Status, deployed.Reason)

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/ethereum/go-ethereum/common"
@@ -40,8 +41,12 @@ type fixtureResult struct {
 	Type   string `json:"type"`
 }
 
+// readFixture reads a fixture. It skips the test if its result needs what programs do not have.
 func readFixture(t testing.TB, path string) fixture {
 	t.Helper()
+	if reason, is := otherResult[fixtureName(path)]; is {
+		t.Skip(reason)
+	}
 	b, err := os.ReadFile(path)
 	require.NoError(t, err)
 	var f fixture
@@ -82,12 +87,51 @@ func (f fixture) transaction(t testing.TB) (*types.Transaction, common.Address) 
 	return tx, sender
 }
 
-// fixtures returns the folder of the fixtures in the module cache.
-func fixtures(t testing.TB) string {
+// geth returns a folder of the linked go-ethereum, in the module cache.
+func geth(t testing.TB, folder string) string {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/ethereum/go-ethereum").Output()
+	root, err := gethFolder()
 	require.NoError(t, err)
-	return filepath.Join(strings.TrimSpace(string(out)), "eth/tracers/internal/tracetest/testdata")
+	return filepath.Join(strings.TrimSpace(string(root)), folder)
+}
+
+var gethFolder = sync.OnceValues(func() ([]byte, error) {
+	return exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/ethereum/go-ethereum").Output()
+})
+
+// fixtures returns the paths of the fixtures.
+func fixtures(t testing.TB) []string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(geth(t, "eth/tracers/internal/tracetest/testdata"), "*", "*.json"))
+	require.NoError(t, err)
+	require.Greater(t, len(paths), 90)
+	return paths
+}
+
+// fixtureName returns the folder and the file of a fixture.
+func fixtureName(path string) string {
+	return filepath.Base(filepath.Dir(path)) + "/" + filepath.Base(path)
+}
+
+// call returns the fixture's transaction as a call. It skips the test if the call has no program.
+func (f fixture) call(t *testing.T) (world, program.Env, common.Address, program.Call) {
+	t.Helper()
+	tx, sender := f.transaction(t)
+	w := f.world()
+	call := program.Call{Input: tx.Data(), Gas: min(tx.Gas()-intrinsic(tx), program.MaxGas), Keys: 10_000, Unnamed: 10_000}
+	if to := tx.To(); to != nil {
+		call.To = to.Bytes()
+		if len(w[string(program.CodeKey(call.To))]) == 0 {
+			t.Skip("it calls an account without code")
+		}
+	}
+	return w, program.Env{ChainID: "test", Height: uint64(f.Context.Number), Time: uint64(f.Context.Time)}, sender, call
+}
+
+func (f fixture) sendsCoins(t testing.TB) bool {
+	t.Helper()
+	tx, _ := f.transaction(t)
+	return tx.Value().Sign() > 0
 }
 
 // intrinsic is the gas of a transaction before its execution, by Osaka's rules without a floor.
@@ -109,33 +153,17 @@ func intrinsic(tx *types.Transaction) uint64 {
 // those too. It names the gas by the prices of its own fork, so gas is compared with the StateDB
 // only.
 func TestFixtures(t *testing.T) {
-	paths, err := filepath.Glob(filepath.Join(fixtures(t), "*", "*.json"))
-	require.NoError(t, err)
-	require.Greater(t, len(paths), 90)
 	former := testEnv
 	t.Cleanup(func() { testEnv = former })
-	for _, path := range paths {
-		name := filepath.Base(filepath.Dir(path)) + "/" + filepath.Base(path)
-		t.Run(name, func(t *testing.T) {
-			if reason, is := otherResult[name]; is {
-				t.Skip(reason)
-			}
+	for _, path := range fixtures(t) {
+		t.Run(fixtureName(path), func(t *testing.T) {
 			f := readFixture(t, path)
-			tx, sender := f.transaction(t)
-			testEnv = program.Env{ChainID: "test", Height: uint64(f.Context.Number), Time: uint64(f.Context.Time)}
-			w := f.world()
-			call := program.Call{Input: tx.Data(), Gas: tx.Gas() - intrinsic(tx), Keys: 10_000, Unnamed: 10_000}
-			if to := tx.To(); to != nil {
-				call.To = to.Bytes()
-				if len(w[string(program.CodeKey(call.To))]) == 0 {
-					t.Skip("it calls an account without code")
-				}
-			}
-			call.Gas = min(call.Gas, program.MaxGas)
+			w, env, sender, call := f.call(t)
+			testEnv = env
 			got := compare(t, w, newReference(t, w), sender, call)
 
 			var want fixtureResult
-			if json.Unmarshal(f.Result, &want) != nil || want.Type == "" || tx.Value().Sign() > 0 {
+			if json.Unmarshal(f.Result, &want) != nil || want.Type == "" || f.sendsCoins(t) {
 				return // its result has another form, or it transfers coins
 			}
 			require.Equal(t, want.Error == "", got.Status == program.Done)
