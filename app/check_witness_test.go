@@ -59,6 +59,38 @@ func TestCheckTxNeverWaits(t *testing.T) {
 	})
 }
 
+// The keys of a transaction that arrives before others of its account are requested: a block may
+// have all of them.
+func TestEarlyTransactions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source, local, a := startBeside(t, avlstar.Retention{Depth: 1, Window: 8})
+		defer a.Stop()
+		first, second := sign(t, "alice", 4, put("a7", "x")), sign(t, "alice", 5, put("a2", "y"))
+		require.Equal(t, tx.CodeOK, checked(t, a, first, abci.CheckTxType_New), "unchecked")
+		bubble.Sleep(time.Second)
+		runBlock(t, local, first)
+		runBlock(t, a, first)
+		source.has(local)
+
+		before := source.requests()
+		for _, nonce := range []uint64{4, 5 + maxEarly + 1} { // spent, and too far ahead
+			require.Equal(t, tx.CodeBadNonce, checked(t, a, sign(t, "alice", nonce, put("a1", "x")), abci.CheckTxType_New))
+		}
+		bubble.Sleep(time.Second)
+		require.Equal(t, before, source.requests())
+
+		third := sign(t, "alice", 6, put("a3", "z"))
+		require.Equal(t, tx.CodeBadNonce, checked(t, a, third, abci.CheckTxType_New))
+		bubble.Sleep(time.Second)
+		require.Equal(t, before+1, source.requests())
+		require.Equal(t, tx.CodeOK, checked(t, a, second, abci.CheckTxType_New))
+		bubble.Sleep(time.Second)
+		before = source.requests()
+		require.Equal(t, runBlock(t, local, second, third), runBlock(t, a, second, third))
+		require.Equal(t, before, source.requests())
+	})
+}
+
 // A transaction whose nonce turns out to be spent keeps its slot until the recheck refuses it:
 // anybody can send old transactions again.
 func TestSpentNoncesKeepTheirSlots(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/tx"
 )
 
 // Nodes that later blocks will need are fetched ahead. Accounts without rights can send as many
@@ -18,7 +19,8 @@ import (
 //	caller                  requested                              queue      fetched by
 //	proposers               nodes of transactions left out         named      a line of its own
 //	CheckTx, with rights    the keys of the transaction            named      ┐ another one, half of
-//	CheckTx, unchecked      the records that the check missed      unchecked  ┘ each request for either
+//	CheckTx, unchecked      the records that the check missed      unchecked  │ each request for named,
+//	CheckTx, nonce too high the keys of the transaction            unchecked  ┘ half for unchecked
 //
 // A line has a lane for each range of Options.Edges, with requests that only nodes with that range
 // answer. So a slow storage node delays only its own range, unless maxLanesInFlight are slow:
@@ -142,6 +144,16 @@ func (a *App) askUnchecked(v *avlstar.Version, id [sha256.Size]byte, wants []avl
 	lacking, _ := v.Missing(wants)
 	lacking = lacking[:min(len(lacking), maxShare)]
 	a.askAhead(lineOfChecks, lacking, &unchecked{id, len(lacking)})
+}
+
+// askEarly queues some of the keys of a transaction that was refused because others of its account
+// come first: a block may have all of them. It cost its sender nothing, so it counts as unchecked.
+func (a *App) askEarly(v *avlstar.Version, t *tx.Tx) {
+	n := new(needs)
+	nameKeys(n, t, true)
+	lacking, _ := v.Missing(n.wants)
+	lacking = lacking[:min(len(lacking), maxShare)]
+	a.askAhead(lineOfChecks, lacking, &unchecked{left: len(lacking)})
 }
 
 // askAhead queues wants, which a transaction that was let in unchecked may need, and starts
