@@ -2,6 +2,7 @@ package papersbench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -125,14 +126,26 @@ var rainblockFigures = []*figure{
 	},
 	{
 		id: "rainblock/fig9a", title: "Fig. 9a: end-to-end throughput by clients and retention",
-		paper:  "About 30K transactions per second with r = 7; a storage node goes from 1.3K to 9.4K requests per second.",
-		reason: "Clients, sharded validators and storage nodes run together in siege --sharded and programs, on one machine: two cores share them all.",
-		needs:  "A load on a sharded network, with clients, validators and 16 storage nodes on machines of their own.",
+		paper: "About 30K transactions per second with r = 7; a storage node goes from 1.3K to 9.4K requests per second.",
+		how: "The program programs: clients send transfers of an ERC-20 token and puts through gateways, to four sharded validators with four storage nodes. " +
+			"Each network keeps the tree to another depth r.",
+		quick: []string{"programs --quick --phases grid"}, full: []string{"programs --phases grid"},
+		differs: []string{
+			"All nodes and clients share one machine of two cores, so each further gateway takes CPU time from the others.",
+			"Four storage nodes instead of 16; clients sign, and validators agree by CometBFT.",
+		},
+		run: drawn(programsbench.Run, drawGrid),
 	},
 	{
 		id: "rainblock/fig9b", title: "Fig. 9b: four regions",
-		paper:  "About 20K transactions per second in four regions, 80 % of one region.",
-		reason: "As rainblock/fig9a. The program programs measures one load with a delay (wan_ratio).", needs: "The load of rainblock/fig9a with the delays of e2e/relay.",
+		paper: "About 20K transactions per second in four regions, 80 % of one region.",
+		how:   "The program programs: one load on two networks, with and without 40 ms between every two validators, and between validators and storage nodes.",
+		quick: []string{"programs --quick --phases network"}, full: []string{"programs --phases network"},
+		differs: []string{
+			"All nodes share one machine of two cores. Relays make the delays.",
+			"Clients send to the validator of their region; storage nodes read headers without a delay.",
+		},
+		run: drawn(programsbench.Run, drawRegions),
 	},
 	{
 		id: "rainblock/contracts", title: "§8.4: contract calls",
@@ -326,6 +339,53 @@ func drawContracts(results []*programsbench.Result) (*outcome, error) {
 	out.Charts = []chart{{Title: fmt.Sprintf("RainBlock §8.4: an ERC-20 token, %s accounts", harness.Group(r.Accounts)), X: "% of transfers", Y: "per second", Lines: []line{
 		transfers, all, {Name: "the paper: calls", Paper: true, Points: []point{at(100, 17_900)}},
 	}}}
+	return out, nil
+}
+
+func drawGrid(results []*programsbench.Result) (*outcome, error) {
+	r, out := results[0], &outcome{}
+	if len(r.Failed) > 0 {
+		return nil, errors.New(strings.Join(r.Failed, "; "))
+	}
+	var local float64
+	var lines []line // by number of gateways
+	for _, of := range r.Grid {
+		if of.Retain == nil {
+			local = of.Cells[0].TPS.Median
+			out.add("the whole state, no gateway", "", "%.0f transactions per second", local)
+			continue
+		}
+		for i, c := range of.Cells {
+			if i == len(lines) {
+				lines = append(lines, line{Name: harness.Count(c.Gateways, "gateway")})
+			}
+			lines[i].Points = append(lines[i].Points, at(float64(*of.Retain), c.TPS.Median, c.TPS.Low, c.TPS.High))
+			out.add(fmt.Sprintf("r %d, %s", *of.Retain, harness.Count(c.Gateways, "gateway")), "about 30K with r 7", "%.0f transactions per second, %.2f × the whole state", c.TPS.Median, harness.Ratio(c.TPS.Median, local))
+		}
+	}
+	out.Charts = []chart{{Title: fmt.Sprintf("RainBlock Fig. 9a, by gateways; %.0f with the whole state", local), X: "r", Y: "transactions per second", Lines: lines}}
+	return out, nil
+}
+
+func drawRegions(results []*programsbench.Result) (*outcome, error) {
+	r, out := results[0], &outcome{}
+	if len(r.Failed) > 0 {
+		return nil, errors.New(strings.Join(r.Failed, "; "))
+	}
+	tps := line{Name: "sharded validators"}
+	for _, of := range r.Network {
+		if of.Mode == programsbench.ModeLocal || of.Percent != r.Network[0].Percent {
+			continue
+		}
+		delay := 0.
+		if of.Mode == programsbench.ModeWAN {
+			delay = 2 * r.DelayMS
+		}
+		tps.Points = append(tps.Points, at(delay, of.TPS.Median, of.TPS.Low, of.TPS.High))
+		out.add(fmt.Sprintf("%.0f ms there and back", delay), "", "%.0f transactions per second", of.TPS.Median)
+	}
+	out.add("with delays over without", "0.8", "%.2f", r.WANRatio)
+	out.Charts = []chart{{Title: "RainBlock Fig. 9b", X: "delay there and back, ms", Y: "transactions per second", Lines: []line{tps}}}
 	return out, nil
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/starling-kv/starling/bench/dsmbench"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
+	"github.com/starling-kv/starling/bench/programsbench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
 )
@@ -45,9 +46,9 @@ var small = map[string][]string{
 	"rainblock/fig3":       {"rainblock/trie --keys 2000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0", "rainblock/trie --keys 20000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0"},
 }
 
-// elsewhere has the figures that another test runs. bor/fig9 and the SDK's parts of AVL*'s figures
-// need other programs: TestDrawHandMade draws hand-made results.
-var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9"}
+// elsewhere has the figures that another test runs. bor/fig9, RainBlock's networks and the SDK's
+// parts of AVL*'s figures need other programs: TestDrawHandMade draws hand-made results.
+var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9", "rainblock/fig9a", "rainblock/fig9b"}
 
 func TestRunFigures(t *testing.T) {
 	if testing.Short() {
@@ -157,4 +158,32 @@ func TestDrawHandMade(t *testing.T) {
 	require.Equal(t, "60 MB in 60 blocks", out.Rows[1].What)
 	require.Contains(t, out.Rows[0].Ours, "transport 1.00 s and 4.00 CPU s; block sync 2.00 s, 3.00 s")
 	require.InDelta(t, 60, out.Charts[0].Lines[0].Points[1].X, 0)
+
+	network := func(mode string, tps float64) programsbench.NetRow {
+		return programsbench.NetRow{Mode: mode, Percent: 15, TPS: harness.Interval{Median: tps, Low: tps - 1, High: tps + 1}}
+	}
+	cells := func(tps ...float64) (cells []programsbench.GridCell) {
+		for i, x := range tps {
+			cells = append(cells, programsbench.GridCell{Gateways: 1 + i, NetRow: network(programsbench.ModeSharded, x)})
+		}
+		return cells
+	}
+	depths := []int{0, 8}
+	out, err = drawGrid([]*programsbench.Result{{Grid: []programsbench.GridRow{
+		{Mode: programsbench.ModeLocal, Cells: cells(2000)}, {Retain: &depths[0], Cells: cells(1000, 900)}, {Retain: &depths[1], Cells: cells(1500, 800)},
+	}}})
+	require.NoError(t, err)
+	check(t, out)
+	require.Equal(t, row{"r 8, 1 gateway", "about 30K with r 7", "1500 transactions per second, 0.75 × the whole state"}, out.Rows[3])
+	require.Len(t, out.Charts[0].Lines, 2)
+	require.Len(t, out.Charts[0].Lines[0].Points, 2)
+
+	all := []programsbench.NetRow{network(programsbench.ModeSharded, 900), network(programsbench.ModeLocal, 2000), network(programsbench.ModeWAN, 800)}
+	out, err = drawRegions([]*programsbench.Result{{Network: all, WANRatio: 0.89, DelayMS: 40}})
+	require.NoError(t, err)
+	check(t, out)
+	require.Equal(t, row{"with delays over without", "0.8", "0.89"}, out.Rows[2])
+	require.InDelta(t, 80, out.Charts[0].Lines[0].Points[1].X, 0)
+	_, err = drawRegions([]*programsbench.Result{{Failed: []string{"it did not start"}}})
+	require.ErrorContains(t, err, "did not start")
 }

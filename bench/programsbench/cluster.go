@@ -40,10 +40,13 @@ const (
 	// A refused simulation is repeated so often, after a pause.
 	simulations     = 5
 	simulationPause = time.Second
+)
 
-	modeSharded = "sharded"
-	modeLocal   = "local"
-	modeWAN     = "sharded, delayed"
+// Modes of a network, as in NetRow.
+const (
+	ModeSharded = "sharded"
+	ModeLocal   = "local" // validators with the whole state
+	ModeWAN     = "sharded, delayed"
 )
 
 // cluster is a network of validators, and the clients that send transactions to it. It implements
@@ -78,10 +81,10 @@ func startCluster(ctx context.Context, o Options, mode, program, dir string, pro
 			c.LogLevel = "*:error"
 		},
 	}
-	if mode == modeWAN {
+	if mode == ModeWAN {
 		no.Delay, no.StorageDelay = o.Delay, o.Delay
 	}
-	if mode != modeLocal {
+	if mode != ModeLocal {
 		no.Env = []string{fmt.Sprintf("STARLINGD_STATE_RETAIN_DEPTH=%d", o.Retain)}
 		no.Sharded = network.Sharded{
 			Nodes: storageNodes, Ranges: ranges,

@@ -39,7 +39,7 @@ func (r *run) runGrid(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	local, err := r.gridRow(ctx, modeLocal, r.o, []int{0}, program, filepath.Join(dir, "local"))
+	local, err := r.gridRow(ctx, ModeLocal, r.o, []int{0}, program, filepath.Join(dir, "local"))
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (r *run) runGrid(ctx context.Context, dir string) error {
 	for _, retain := range r.o.GridRetain {
 		o := r.o
 		o.Retain = retain
-		row, err := r.gridRow(ctx, modeSharded, o, r.o.GridGateways, program, filepath.Join(dir, fmt.Sprint("r-", retain)))
+		row, err := r.gridRow(ctx, ModeSharded, o, r.o.GridGateways, program, filepath.Join(dir, fmt.Sprint("r-", retain)))
 		if err != nil {
 			return fmt.Errorf("r %d: %w", retain, err)
 		}

@@ -64,7 +64,7 @@ func newNetRow(mode string, percent int, samples []netSample) NetRow {
 	row.ValidatorsMicros, row.StorageMicros = micros(sum.cpu.validators), micros(sum.cpu.storage)
 	row.GatewaysMicros, row.ClientsMicros = micros(sum.cpu.gateways), micros(sum.cpu.clients)
 	sum.codes = row.Codes
-	if mode == modeLocal {
+	if mode == ModeLocal {
 		return row
 	}
 	row.RoundsPerBlock, row.FreeBlocks, row.Mispredicted = sum.roundsPerBlock(), sum.free(), sum.mispredicted()
@@ -102,7 +102,7 @@ func (r *Result) summarizeNetwork() {
 	tps := map[string]float64{}
 	for _, row := range slices.Backward(r.Network) { // the first share counts
 		tps[row.Mode] = row.TPS.Median
-		if row.Mode == modeSharded {
+		if row.Mode == ModeSharded {
 			sum.add(row.all)
 			for code, n := range row.Codes {
 				sum.codes[code] += n
@@ -117,11 +117,11 @@ func (r *Result) summarizeNetwork() {
 		share := sum.mispredicted()
 		r.Mispredicted = &share
 	}
-	if tps[modeSharded] > 0 {
-		r.WANRatio = tps[modeWAN] / tps[modeSharded]
+	if tps[ModeSharded] > 0 {
+		r.WANRatio = tps[ModeWAN] / tps[ModeSharded]
 	}
-	if r.Retain == 12 && tps[modeLocal] > 0 {
-		r.TPSOverLocal = tps[modeSharded] / tps[modeLocal]
+	if r.Retain == 12 && tps[ModeLocal] > 0 {
+		r.TPSOverLocal = tps[ModeSharded] / tps[ModeLocal]
 	}
 }
 
@@ -138,7 +138,7 @@ func (r *Result) printNetwork(out io.Writer) {
 			fmt.Sprintf("%d %%, %s", row.Percent, row.Mode), row.TPS.Text("%.0f"), fmt.Sprint(row.Txs), codesText(row.Codes), fmt.Sprint(row.Refused), fmt.Sprintf("%.0f", row.Blocks),
 			fmt.Sprintf("%.0f", row.ValidatorsMicros), fmt.Sprintf("%.0f", row.StorageMicros), fmt.Sprintf("%.0f", row.ClientsMicros),
 		}
-		if row.Mode != modeLocal {
+		if row.Mode != ModeLocal {
 			line = append(line, fmt.Sprintf("%.3f", row.RoundsPerBlock), fmt.Sprintf("%.1f", row.WitnessBytes/1e3), fmt.Sprintf("%.1f", row.WaitMS), fmt.Sprintf("%.3f", row.FreeBlocks),
 				fmt.Sprintf("%.1f", row.AheadRounds), fmt.Sprintf("%.0f", row.AheadBytes/1e3), fmt.Sprintf("%.2f", row.LeftOut))
 		} else {
@@ -165,11 +165,11 @@ code %d     the transfer touches a record that it does not name, so its predicti
 // printExtrapolation compares the CPU time of the validators alone.
 func (r *Result) printExtrapolation(out io.Writer) {
 	for _, local := range r.Network {
-		if local.Mode != modeLocal {
+		if local.Mode != ModeLocal {
 			continue
 		}
 		for _, row := range r.Network {
-			if row.Mode == modeSharded && row.Percent == local.Percent {
+			if row.Mode == ModeSharded && row.Percent == local.Percent {
 				fmt.Fprintf(out, "extrapolated  with a machine for each role and CPU time as the only limit, sharded validators execute %.2f as much as those with the whole state, at %d %%\n",
 					harness.Ratio(local.ValidatorsMicros, row.ValidatorsMicros), row.Percent)
 			}

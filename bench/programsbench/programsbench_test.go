@@ -46,15 +46,15 @@ func TestFiguresOfANetwork(t *testing.T) {
 		{tps: 100, done: 10, transfers: 4, codes: map[uint32]int{0: 10}, blocks: 8, waited: 1, rounds: 2, leftOut: 1},
 		{tps: 300, done: 30, transfers: 16, codes: map[uint32]int{0: 30, 33: 1}, blocks: 8, waited: 1, cpu: usage{validators: 4e-3, clients: 8e-3}},
 	}
-	sharded := newNetRow(modeSharded, 15, samples)
+	sharded := newNetRow(ModeSharded, 15, samples)
 	require.Equal(t, map[uint32]int{0: 40, 33: 1}, sharded.Codes)
 	require.Equal(t, 40, sharded.Txs)
 	require.InDelta(t, 100, sharded.ValidatorsMicros, 1e-6)
 	require.InDelta(t, 0.025, sharded.LeftOut, 1e-6)
-	local := newNetRow(modeLocal, 15, samples[1:])
+	local := newNetRow(ModeLocal, 15, samples[1:])
 	require.Zero(t, local.RoundsPerBlock)
 
-	r := &Result{Retain: 12, Network: []NetRow{sharded, newNetRow(modeSharded, 100, samples), local, newNetRow(modeLocal, 100, samples)}}
+	r := &Result{Retain: 12, Network: []NetRow{sharded, newNetRow(ModeSharded, 100, samples), local, newNetRow(ModeLocal, 100, samples)}}
 	r.summarizeNetwork()
 	require.InDelta(t, 4.0/32, *r.RoundsPerBlock, 1e-6)
 	require.InDelta(t, 1-4.0/32, *r.FreeBlocks, 1e-6)

@@ -63,13 +63,13 @@ func (r *run) phases(ctx context.Context, dir string) error {
 func (r *run) runNetworks(ctx context.Context, dir string) error {
 	var modes []string
 	if r.o.has(phaseNetwork) || r.o.has(phaseGets) {
-		modes = append(modes, modeSharded)
+		modes = append(modes, ModeSharded)
 	}
 	if r.o.has(phaseNetwork) {
-		modes = append(modes, modeLocal)
+		modes = append(modes, ModeLocal)
 	}
 	if r.o.has(phaseWAN) {
-		modes = append(modes, modeWAN)
+		modes = append(modes, ModeWAN)
 	}
 	if len(modes) == 0 {
 		return nil
@@ -97,12 +97,12 @@ func (r *run) runNetwork(ctx context.Context, mode, program, dir string) (err er
 		return err
 	}
 	defer func() { err = errors.Join(err, c.stop()) }()
-	if r.o.has(phaseNetwork) || mode == modeWAN {
+	if r.o.has(phaseNetwork) || mode == ModeWAN {
 		if err := r.loads(c); err != nil {
 			return err
 		}
 	}
-	if r.o.has(phaseGets) && mode == modeSharded {
+	if r.o.has(phaseGets) && mode == ModeSharded {
 		r.progress.Begin("gets", "gateways", 1)
 		r.progress.Working("one gateway")
 		r.result.Gets, err = c.gets(c.net.Context(), r.o)
@@ -114,7 +114,7 @@ func (r *run) runNetwork(ctx context.Context, mode, program, dir string) (err er
 func (r *run) loads(c *cluster) error {
 	samples, number := map[int][]netSample{}, uint64(0)
 	shares := r.o.NetShares
-	if c.mode == modeWAN {
+	if c.mode == ModeWAN {
 		shares = shares[:1]
 	}
 	r.progress.Begin("network", "rounds", (1+r.o.NetRounds)*len(shares))

@@ -27,11 +27,11 @@ func (r *Result) targets() (t []harness.Target) {
 		add("at most 0.05 requests per block", *r.RoundsPerBlock <= 0.05, *r.RoundsPerBlock, "%.3g", *r.RoundsPerBlock)
 	}
 	if r.TPSOverLocal > 0 {
-		t = append(t, r.unlessLoaded(harness.AtLeast("sharded validators, at r 12, at least 0.8 of those with the whole state", 0.8, r.TPSOverLocal), modeSharded, modeLocal))
+		t = append(t, r.unlessLoaded(harness.AtLeast("sharded validators, at r 12, at least 0.8 of those with the whole state", 0.8, r.TPSOverLocal), ModeSharded, ModeLocal))
 	}
 	if r.WANRatio > 0 {
 		t = append(t, r.unlessLoaded(harness.AtLeast(
-			fmt.Sprintf("with %.0f ms there and back, at least 0.85 of the same network without", 2*r.DelayMS), 0.85, r.WANRatio), modeWAN, modeSharded))
+			fmt.Sprintf("with %.0f ms there and back, at least 0.85 of the same network without", 2*r.DelayMS), 0.85, r.WANRatio), ModeWAN, ModeSharded))
 	}
 	if r.GatewayGetsS > 0 {
 		add("at least 25,000 proved gets per second of one gateway", r.GatewayGetsS >= 25_000, r.GatewayGetsS, "%.0f", r.GatewayGetsS)

@@ -285,7 +285,7 @@ func TestNothingIsReplaced(t *testing.T) {
 	}
 	_, err := (&comet{home: home, engine: dbm.PebbleDBBackend}).empty(0)
 	require.ErrorIs(t, err, errHasState)
-	require.ErrorContains(t, err, "belongs to RocksDB")
+	require.ErrorContains(t, err, "RocksDB is not supported: ")
 	// An engine that ended before it wrote anything leaves nothing to lose.
 	home = t.TempDir()
 	require.NoError(t, os.MkdirAll(dbDir(home, "state"), 0o700))

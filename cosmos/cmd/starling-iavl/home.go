@@ -68,7 +68,7 @@ func backendOf(dir string) (dbm.BackendType, error) {
 		return "", noNotExist(err)
 	}
 	if bytes.Contains(newest, []byte("rocksdb_version=")) {
-		return "", fmt.Errorf("%s belongs to RocksDB: %w", dir, errNoDatabase)
+		return "", fmt.Errorf("RocksDB is not supported: %s belongs to it: %w", dir, errNoDatabase)
 	}
 	return dbm.PebbleDBBackend, nil
 }
