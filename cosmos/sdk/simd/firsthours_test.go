@@ -3,6 +3,7 @@ package simd_test
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,7 +15,7 @@ import (
 
 // TestFirstHours: a stock node whose home was joined is stopped and killed before its first block,
 // because its peers are wrong. Its next start panics in CometBFT, and the same join makes the home
-// startable.
+// startable. Then it prunes as a node that never joined does.
 func TestFirstHours(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a network of processes")
@@ -45,15 +46,23 @@ func firstHours(t *testing.T, chain *node) *node {
 
 	d := n.init("joiner")
 	n.copyGenesis(d)
-	// With snapshots, the SDK prunes nothing after a join.
-	d.set("config/app.toml", map[string]string{"minimum-gas-prices": `"0stake"`, "state-sync.snapshot-interval": "0"})
+	d.set("config/app.toml", map[string]string{"minimum-gas-prices": `"0stake"`})
 	wrong := quoted(strings.Repeat("ab", 20) + "@127.0.0.1:1")
 	d.set("config/config.toml", map[string]string{"p2p.persistent_peers": wrong})
-	args := []string{"join", "--home", d.home, "--chain-id", chainID, "--peers", served.ports.Address(portJoiners),
-		"--trust-height", strconv.Itoa(trust), "--trust-hash", trusted.hash}
+	from := func(peers string) []string {
+		return []string{"join", "--home", d.home, "--chain-id", chainID, "--peers", peers,
+			"--trust-height", strconv.Itoa(trust), "--trust-hash", trusted.hash}
+	}
+	address := served.ports.Address(portJoiners)
+	_, err = command(t.Context(), n.iavl, from(strings.Repeat("ab", 20)+"@"+address)...)
+	require.ErrorContains(t, err, "the peer has another node id")
+	args := from(address)
 	joined := n.must(n.iavl, args...)
-	require.Contains(t, joined, "\njoined at height ")
 	t.Log(joined)
+	found := regexp.MustCompile(`\njoined at height (\d+)`).FindStringSubmatch(joined)
+	require.NotNil(t, found)
+	at, err := strconv.ParseInt(found[1], 10, 64)
+	require.NoError(t, err)
 
 	starts := func() {
 		t.Helper()
@@ -100,5 +109,11 @@ func firstHours(t *testing.T, chain *node) *node {
 	_, err = command(t.Context(), n.iavl, args...)
 	require.ErrorContains(t, err, "the block store has blocks: start the node of this home")
 	starts()
+	// It takes snapshots itself, and prunes nevertheless.
+	d.reach(at + 1 + keepRecent + interval)
+	n.until("the joiner has pruned the state of its first block", func() bool { return d.stored(at+1) != nil })
+	head, _, err = d.state()
+	require.NoError(t, err)
+	require.NoError(t, d.stored(head))
 	return d
 }

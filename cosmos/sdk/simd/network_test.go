@@ -47,9 +47,6 @@ func TestNetwork(t *testing.T) {
 			values[k] = v
 		}
 		d.set("config/config.toml", values)
-		// With snapshots enabled, a node that has joined prunes nothing: the SDK waits for
-		// snapshots of heights that the node never executed.
-		d.set("config/app.toml", map[string]string{"state-sync.snapshot-interval": "0"})
 		return d
 	}
 
@@ -58,6 +55,8 @@ func TestNetwork(t *testing.T) {
 	inBand.runs(refuseSDK)
 	inBand.start()
 	sdkOwn := newJoiner("format3", map[string]string{"statesync.enable": "true"})
+	// With snapshots, a node that the SDK itself restored prunes nothing.
+	sdkOwn.set("config/app.toml", map[string]string{"state-sync.snapshot-interval": "0"})
 	sdkOwn.start()
 
 	fast := newJoiner("fast", nil)

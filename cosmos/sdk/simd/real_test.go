@@ -20,8 +20,8 @@ const (
 	envRealContract = "STARLING_REAL_CONTRACT" // path of a contract's code; empty: none
 )
 
-// TestRealChain: a home of another project's program is joined, which then runs on. With contracts,
-// the joined home has their code.
+// TestRealChain: a home of another project's program is joined, which then runs on and prunes. With
+// contracts, the joined home has their code.
 func TestRealChain(t *testing.T) {
 	program := os.Getenv(envRealNode)
 	if program == "" {
@@ -30,7 +30,7 @@ func TestRealChain(t *testing.T) {
 	n := networkOf(t, program)
 	t.Logf("%s version: %s", filepath.Base(program), n.must(program, "version"))
 	chain := n.init("validator")
-	chain.set("config/app.toml", map[string]string{"minimum-gas-prices": `"0stake"`, "state-sync.snapshot-interval": "0"})
+	chain.set("config/app.toml", map[string]string{"minimum-gas-prices": `"0stake"`})
 	chain.validates()
 	chain.reach(1)
 	fees := []string{"--gas-prices", "1stake"}
