@@ -2,8 +2,9 @@ package app
 
 import (
 	"bytes"
-	"slices"
 	"sync"
+
+	"github.com/google/btree"
 
 	"github.com/starling-kv/starling/avlstar"
 )
@@ -15,9 +16,9 @@ const (
 	// maxExpectedBytes limits the memory of expectedKeys. The nodes of further transactions do not
 	// stay.
 	maxExpectedBytes = 8 << 20
-	// expectedKeyBytes is the memory of a key in addition to its length: its slice, and the
-	// rounding of its allocation.
-	expectedKeyBytes = 40
+	// expectedEntryBytes is the memory of a key in the list of a block, and expectedKeyBytes that of
+	// a key in the tree, in addition to its length.
+	expectedEntryBytes, expectedKeyBytes = 32, 64
 )
 
 // expectedKeys are the keys of transactions that CheckTx has admitted lately: the next blocks
@@ -25,49 +26,71 @@ const (
 // leave before the block, because it was last changed or fetched a window of blocks ago.
 type expectedKeys struct {
 	mu     sync.Mutex
-	blocks [expectedBlocks]keysOfBlock // the keys since the last block are in blocks[0]
+	keys   *btree.BTreeG[expectedKey]
+	blocks [expectedBlocks][][]byte // the keys of the last blocks, by their number modulo the length
+	now    uint64                   // number of the block that comes next
 	bytes  int
 }
 
-type keysOfBlock struct {
-	keys  [][]byte // sorted, except in blocks[0]
-	bytes int
+type expectedKey struct {
+	key   []byte
+	block uint64 // the last one for which it was added
 }
 
 // add adds the keys of wants.
 func (e *expectedKeys) add(wants []avlstar.Want) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	b := &e.blocks[0]
+	if e.keys == nil {
+		e.keys = btree.NewG(32, func(a, b expectedKey) bool { return bytes.Compare(a.key, b.key) < 0 })
+	}
+	list := &e.blocks[e.now%expectedBlocks]
 	for _, w := range wants {
-		size := len(w.Key) + expectedKeyBytes
+		k, known := e.keys.Get(expectedKey{key: w.Key})
+		size := expectedEntryBytes
+		if !known {
+			k.key = bytes.Clone(w.Key) // w.Key keeps the whole transaction in memory
+			size += len(w.Key) + expectedKeyBytes
+		}
+		if known && k.block == e.now {
+			continue
+		}
 		if e.bytes+size > maxExpectedBytes {
 			return
 		}
-		b.keys = append(b.keys, bytes.Clone(w.Key)) // w.Key keeps the whole transaction in memory
-		b.bytes, e.bytes = b.bytes+size, e.bytes+size
+		e.bytes += size
+		k.block = e.now
+		e.keys.ReplaceOrInsert(k)
+		*list = append(*list, k.key)
 	}
 }
 
-// block begins the next block, and forgets the keys of the oldest one.
+// block begins the next block, and forgets the keys that were added last for the oldest one.
 func (e *expectedKeys) block() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	slices.SortFunc(e.blocks[0].keys, bytes.Compare)
-	e.bytes -= e.blocks[expectedBlocks-1].bytes
-	copy(e.blocks[1:], e.blocks[:])
-	e.blocks[0] = keysOfBlock{}
-}
-
-// any reports whether a key of an earlier block is in [first, after) (nil: open).
-func (e *expectedKeys) any(first, after []byte) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, b := range e.blocks[1:] {
-		i, _ := slices.BinarySearchFunc(b.keys, first, bytes.Compare)
-		if i < len(b.keys) && (after == nil || bytes.Compare(b.keys[i], after) < 0) {
-			return true
+	e.now++
+	oldest := &e.blocks[e.now%expectedBlocks]
+	for _, key := range *oldest {
+		e.bytes -= expectedEntryBytes
+		if k, _ := e.keys.Get(expectedKey{key: key}); k.block+expectedBlocks == e.now {
+			e.keys.Delete(k)
+			e.bytes -= len(key) + expectedKeyBytes
 		}
 	}
-	return false
+	*oldest = nil
+}
+
+// any reports whether a key is in [first, after) (nil: open).
+func (e *expectedKeys) any(first, after []byte) (found bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.keys == nil {
+		return false
+	}
+	e.keys.AscendGreaterOrEqual(expectedKey{key: first}, func(k expectedKey) bool {
+		found = after == nil || bytes.Compare(k.key, after) < 0
+		return false
+	})
+	return found
 }

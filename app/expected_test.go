@@ -49,9 +49,9 @@ func TestCheckedKeysStay(t *testing.T) {
 func TestExpectedKeys(t *testing.T) {
 	rnd := seeds.Rand(t)
 	var e expectedKeys
-	var model [][][]byte // newest block first
+	var model [][][]byte // by block, the newest first
 	key := func() []byte { return fmt.Appendf(nil, "%03d", rnd.IntN(1000)) }
-	for range 100 {
+	for range 200 {
 		var wants []avlstar.Want
 		var keys [][]byte
 		for range rnd.IntN(20) {
@@ -59,9 +59,8 @@ func TestExpectedKeys(t *testing.T) {
 			wants, keys = append(wants, avlstar.Want{Key: k}), append(keys, k)
 		}
 		e.add(wants)
-		e.block()
 		model = append([][][]byte{keys}, model...)
-		model = model[:min(len(model), expectedBlocks-1)]
+		model = model[:min(len(model), expectedBlocks)]
 		first, after := key(), key()
 		if rnd.IntN(4) == 0 {
 			after = nil
@@ -73,17 +72,19 @@ func TestExpectedKeys(t *testing.T) {
 			}
 		}
 		require.Equal(t, want, e.any(first, after))
+		e.block()
 	}
 	for range expectedBlocks {
 		e.block()
 	}
 	require.Zero(t, e.bytes)
+	require.Zero(t, e.keys.Len())
 
 	large := make([]avlstar.Want, maxExpectedBytes/1000+10)
 	for i := range large {
-		large[i].Key = bytes.Repeat([]byte{byte(i)}, 1000)
+		large[i].Key = fmt.Appendf(make([]byte, 1000), "%d", i)
 	}
 	e.add(large)
 	require.LessOrEqual(t, e.bytes, maxExpectedBytes)
-	require.Less(t, len(e.blocks[0].keys), len(large))
+	require.Less(t, e.keys.Len(), len(large))
 }
