@@ -94,7 +94,8 @@ type Options struct {
 	// If it is nil, the tree has the whole state.
 	Source Source
 	// Retention determines which nodes of such a tree stay in memory. Subtrees of KeepRecords
-	// always stay, and those of PreferNonces while the tree is within Retention.Budget.
+	// always stay. Those of PreferNonces, and the paths to the keys of transactions that were
+	// checked lately, stay while the tree is within Retention.Budget.
 	// Retention.Least must return the number of blocks that no other node has on disk yet.
 	Retention avlstar.Retention
 	// Edges returns the keys at which the state is divided; nil: it is not. Every version that

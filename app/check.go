@@ -310,11 +310,11 @@ func (c *checker) waitingOf(account []byte) uint64 {
 	return c.mu.waiting[[AccountBytes]byte(account)]
 }
 
-// maxEarly limits how many nonces are missing before that of a transaction for early.
+// maxEarly is the largest gap between nonces for which early returns true.
 const maxEarly = 64
 
-// early reports whether some transactions of the account are missing before one of a sender.
-// CometBFT gossips from several peers, so it may pass them in another order.
+// early reports whether the nonce of from is above the account's next one, by maxEarly at most.
+// CometBFT gossips from several peers, so transactions may arrive in another order.
 func (c *checker) early(from sender) bool {
 	next, err := c.nextNonce(from.account[:])
 	return err == nil && from.nonce > next && from.nonce-next <= maxEarly
@@ -402,7 +402,7 @@ func (a *App) checkTxOn(v *avlstar.Version, params *Params, req *abci.RequestChe
 	case t.Body != nil:
 		from := sender{account: [AccountBytes]byte(t.Body.Account), nonce: t.Body.Nonce, newcomer: newcomer}
 		refused = a.check.admit(id, from, !unchecked, again)
-		if needs != nil && !unchecked && refused != nil && a.check.early(from) {
+		if needs != nil && !unchecked && !again && refused != nil && a.check.early(from) {
 			a.askEarly(v, t)
 		}
 	case unchecked:

@@ -80,11 +80,19 @@ func TestExpectedKeys(t *testing.T) {
 	require.Zero(t, e.bytes)
 	require.Zero(t, e.keys.Len())
 
-	large := make([]avlstar.Want, maxExpectedBytes/1000+10)
-	for i := range large {
-		large[i].Key = fmt.Appendf(make([]byte, 1000), "%d", i)
+	// The newest keys count.
+	large := func(i int) []byte { return fmt.Appendf(make([]byte, 1000), "%06d", i) }
+	const n = maxExpectedBytes/1000 + 10
+	for i := range n {
+		e.add([]avlstar.Want{{Key: large(i)}})
 	}
-	e.add(large)
 	require.LessOrEqual(t, e.bytes, maxExpectedBytes)
-	require.Less(t, e.keys.Len(), len(large))
+	require.Greater(t, e.bytes, maxExpectedBytes-2000)
+	require.False(t, e.any(large(0), large(1)))
+	require.True(t, e.any(large(n-1), nil))
+	e.add(make([]avlstar.Want, 2*maxExpectedKeys))
+	for range 1 + n/forgottenPerBlock + expectedBlocks {
+		e.block()
+	}
+	require.Zero(t, e.bytes)
 }

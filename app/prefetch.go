@@ -35,6 +35,8 @@ const (
 	maxShare = 32
 	// maxUncheckedWants is enough for the unchecked transactions of four blocks.
 	maxUncheckedWants = 4 * maxUnchecked * maxShare
+	// maxEarlyWants limits the wants between two blocks for transactions that arrive too early.
+	maxEarlyWants = 1 << 12
 	// maxInFlight limits the requests of a lane at the same time, and maxForProposers those for
 	// proposers. A connection to a storage node allows 16 calls. If the node has one range, the
 	// rest is for blocks and updates.
@@ -64,6 +66,7 @@ type ahead struct {
 	mu struct {
 		sync.Mutex
 		line    [2]line
+		early   int            // wants since the last block for transactions that arrive too early
 		arrived map[int]uint64 // number of requests that brought something, by lane
 	}
 	running sync.WaitGroup
@@ -101,6 +104,7 @@ func (n *lane) len() int {
 }
 
 // unchecked is a transaction whose records are requested. left counts those that have not arrived.
+// If its id is zero, nobody waits for them.
 type unchecked struct {
 	id   [sha256.Size]byte
 	left int
@@ -146,18 +150,27 @@ func (a *App) askUnchecked(v *avlstar.Version, id [sha256.Size]byte, wants []avl
 	a.askAhead(lineOfChecks, lacking, &unchecked{id, len(lacking)})
 }
 
-// askEarly queues some of the keys of a transaction that was refused because others of its account
-// come first: a block may have all of them. It cost its sender nothing, so it counts as unchecked.
+// askEarly queues the keys of a transaction that was refused because others of its account come
+// first: a block may have all of them. It cost its sender nothing, and the same bytes may come
+// again. So it may name only a few keys, no values are requested, and all such transactions
+// together have maxEarlyWants between two blocks.
 func (a *App) askEarly(v *avlstar.Version, t *tx.Tx) {
+	if cost(t) > maxShare {
+		return
+	}
 	n := new(needs)
-	nameKeys(n, t, true)
+	nameKeys(n, t, false)
 	lacking, _ := v.Missing(n.wants)
-	lacking = lacking[:min(len(lacking), maxShare)]
-	a.askAhead(lineOfChecks, lacking, &unchecked{left: len(lacking)})
+	a.ahead.mu.Lock()
+	a.ahead.mu.early += len(lacking)
+	full := a.ahead.mu.early > maxEarlyWants
+	a.ahead.mu.Unlock()
+	if !full {
+		a.askAhead(lineOfChecks, lacking, &unchecked{left: len(lacking)})
+	}
 }
 
-// askAhead queues wants, which a transaction that was let in unchecked may need, and starts
-// requests.
+// askAhead queues wants and starts requests. of is a transaction that was not checked, or nil.
 func (a *App) askAhead(which int, wants []avlstar.Want, of *unchecked) {
 	if len(wants) == 0 {
 		return
@@ -247,6 +260,7 @@ func (a *App) fetchAhead(which int, r *request) {
 func (h *ahead) committed() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.mu.early = 0
 	for i := range h.mu.line {
 		h.mu.line[i].bytes = 0
 	}
@@ -357,7 +371,7 @@ func (l *line) ended(r *request, bytes int) (ids [][sha256.Size]byte) {
 		f := l.flights[idOf(w)]
 		delete(l.flights, idOf(w))
 		for _, of := range f.of {
-			if of.left--; of.left == 0 {
+			if of.left--; of.left == 0 && of.id != [sha256.Size]byte{} {
 				ids = append(ids, of.id)
 			}
 		}

@@ -29,7 +29,8 @@ type Retention struct {
 	Budget func() int64
 	// Keep reports whether a subtree below Depth, with keys in [first, after) (nil: open), stays
 	// whatever its age. It is called for each subtree that would become a stub, and must return
-	// true if the subtree has a key to keep. It may be nil.
+	// true if the subtree has a key to keep. Shed holds the lock of the tree meanwhile, so it must
+	// be fast, and must not call the tree. It may be nil.
 	Keep func(first, after []byte) bool
 	// Prefer is like Keep, but is called only while the tree is within Budget. Without a Budget it
 	// has no effect, since nothing would limit the nodes that stay.

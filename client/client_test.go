@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"maps"
 	"testing"
 	"time"
@@ -395,7 +396,24 @@ func TestParseAddress(t *testing.T) {
 	require.NotContains(t, n.Remote(), "secret")
 }
 
+// endless is a server whose answer has no length and does not end.
+type endless struct{}
+
+func (endless) RoundTrip(*http.Request) (*http.Response, error) {
+	return &http.Response{ContentLength: -1, Body: io.NopCloser(zeros{})}, nil
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
+
 func TestAnswersAreBounded(t *testing.T) {
+	response, err := limitedTransport{endless{}}.RoundTrip(nil)
+	require.NoError(t, err)
+	n, err := io.Copy(io.Discard, response.Body)
+	require.ErrorIs(t, err, errAnswerTooLong)
+	require.LessOrEqual(t, n, int64(maxAnswerBytes))
+
 	body := &limitedBody{ReadCloser: io.NopCloser(bytes.NewReader(make([]byte, 100))), left: 100}
 	b, err := io.ReadAll(body)
 	require.NoError(t, err)

@@ -52,7 +52,7 @@ mode = "{{ .State.Mode }}"
 storage_nodes = "{{ .State.StorageNodes }}"
 
 # Tree nodes at a depth below retain_depth stay in memory, about 100 bytes each: 12 keeps 4,096 paths, 0 only the root.
-# Deeper nodes stay for retain_window_blocks blocks after they were changed or fetched.
+# Deeper nodes stay for retain_window_blocks blocks after they were changed or fetched, and those of transactions in the mempool longer.
 retain_depth = {{ .State.RetainDepth }}
 retain_window_blocks = {{ .State.Window }}
 
