@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app/program"
+	"github.com/starling-kv/starling/app/program/programtest"
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
@@ -143,6 +144,28 @@ func TestHeavyProgramsEnd(t *testing.T) {
 			require.Equal(t, program.OutOfGas, got.Status, got.Reason)
 			require.Equal(t, call.Gas, got.Gas)
 		})
+	}
+}
+
+// What ends the hostile programs of other packages' tests is known here.
+func TestHostilePrograms(t *testing.T) {
+	random := seeds.Rand(t)
+	for name, code := range programtest.Hostile() {
+		w := world{}
+		deployed := w.run(t, program.Call{Input: code, Gas: 100_000, Keys: 3, Unnamed: 3})
+		require.Equal(t, program.Done, deployed.Status, "%s: %s", name, deployed.Reason)
+		want := program.OutOfGas
+		switch name {
+		case "bloat", "create and destroy":
+			want = program.TooMany
+		case "long reason":
+			want = program.Reverted
+		case "self-destruct":
+			want = program.Done
+		}
+		got := w.run(t, program.Call{To: deployed.Address, Input: randomBytes(random, random.IntN(300)), Gas: 2_000_000, Keys: 16, Unnamed: 16})
+		require.Equal(t, want, got.Status, "%s: %s", name, got.Reason)
+		require.LessOrEqual(t, got.Gas, uint64(2_000_000), name)
 	}
 }
 

@@ -25,7 +25,7 @@ func TestNetworksAreValid(t *testing.T) {
 			require.NoError(t, err, "%s: %s", path, liarName)
 		}
 	}
-	require.Equal(t, []string{"byzantine", "churn", "ci", "lan", "large", "long", "sharded-byzantine", "sharded-churn", "sharded", "wan"}, names)
+	require.Equal(t, []string{"byzantine", "churn", "ci", "lan", "large", "long", "programs", "sharded-byzantine", "sharded-churn", "sharded", "wan"}, names)
 }
 
 func TestOn(t *testing.T) {
