@@ -24,6 +24,7 @@ import (
 	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/app/program/programtest"
 	"github.com/starling-kv/starling/client"
+	"github.com/starling-kv/starling/e2e/byzantine/liar"
 	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/tx"
 )
@@ -49,6 +50,7 @@ const (
 type programLoad struct {
 	w         *world
 	nodes     []string
+	liar      string            // URL of a node with false simulations; may be ""
 	keys      []ed25519.PrivKey // of the holders
 	addresses [][]byte          // of the holders, in the token
 	token     []byte
@@ -64,6 +66,11 @@ func (w *world) startCalls(ctx context.Context) {
 	c := &programLoad{w: w, moved: map[string]int{}, attacked: map[string]int{}}
 	for _, node := range w.network.Running() {
 		c.nodes = append(c.nodes, node.Home.RPC())
+	}
+	for _, node := range w.network.Nodes() {
+		if strings.Contains(node.Lie, string(liar.Simulate)) {
+			c.liar = node.Home.RPC()
+		}
 	}
 	for i := range holders {
 		key := ed25519.GenPrivKeyFromSecret(fmt.Appendf(nil, "holder %d, seed %d", i, w.m.Seed))
@@ -193,7 +200,7 @@ func outcomeOf(err error) string {
 }
 
 // move draws a transfer, one in five of more units than there are. Its limits come from a
-// simulation, or it names the records that it needs, all or none.
+// simulation, which may be false, or it names the records that it needs, all or none.
 func (c *programLoad) move(ctx context.Context, at *client.Client, from int, random *rand.Rand) (tx.Operation, error) {
 	to, amount, gas := (from+1+random.IntN(holders-1))%holders, 1+random.IntN(9), uint64(transferGas)
 	switch random.IntN(10) {
@@ -210,7 +217,12 @@ func (c *programLoad) move(ctx context.Context, at *client.Client, from int, ran
 	case 0:
 		ctx, cancel := context.WithTimeout(ctx, callPatience)
 		defer cancel()
-		fitted, _, err := at.Fit(ctx, nil, tx.NewCall(c.token, input, 0, 0, 0))
+		if c.liar != "" && random.IntN(2) == 0 {
+			if at, err = client.Dial(ctx, []string{c.liar}, client.WithChainID(c.w.network.ChainID())); err != nil {
+				return tx.Operation{}, err
+			}
+		}
+		fitted, _, err := at.Fit(ctx, c.keys[from].PubKey().Bytes(), tx.NewCall(c.token, input, 0, 0, 0))
 		return fitted, err
 	case 1:
 		touch := [][]byte{program.AccountKey(c.token), program.CodeKey(c.token), c.slot(from), c.slot(to)}
