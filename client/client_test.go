@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"maps"
+	"net/http"
 	"testing"
 	"time"
 

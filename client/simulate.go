@@ -51,7 +51,7 @@ func (c *Client) Simulate(ctx context.Context, account []byte, operations ...tx.
 const (
 	firstKeys    = 1_700
 	firstUnnamed = 30
-	maxFits      = 100 // simulations, each of which finds at least firstUnnamed more records
+	maxFits      = 60 // simulations, each of which finds at least firstUnnamed more records
 )
 
 // Fit simulates a Deploy or a Call, and returns it with limits that fit: the gas that it used and a
@@ -79,8 +79,9 @@ func (c *Client) Fit(ctx context.Context, account []byte, operation tx.Operation
 			return tx.Operation{}, s, errors.New("client: the node's simulation has no result")
 		}
 		run := s.Programs[0]
+		gas := min(run.Gas, tx.MaxProgramGas) // a false answer may have any
 		fitted := limits{
-			gas:  or(asked.gas, min(run.Gas+run.Gas/4+reserveGas, tx.MaxProgramGas)),
+			gas:  or(asked.gas, min(gas+gas/4+reserveGas, tx.MaxProgramGas)),
 			keys: or(asked.keys, run.Records), unnamed: asked.unnamed, touch: run.Keys,
 		}.of(operation)
 		// A program may do something else with less gas: a call in it gets 63/64 of what is left.
@@ -90,7 +91,7 @@ func (c *Client) Fit(ctx context.Context, account []byte, operation tx.Operation
 		}
 		return fitted, s, nil
 	}
-	return tx.Operation{}, nil, errors.New("client: the operation reads more records than a transaction may name")
+	return tx.Operation{}, nil, tx.Errorf(tx.CodeTooManyRecords, "the operation reads more records than a transaction may name")
 }
 
 // reserveGas is more than a quarter of a small call: a slot that is written for the first time.

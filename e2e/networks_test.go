@@ -25,7 +25,7 @@ import (
 // set them.
 const (
 	// names of e2e/networks/*.toml, comma-separated, each optionally with a kind of network whose
-	// settings the nodes get (byzantine@lan); default: ci,byzantine,sharded,lan
+	// settings the nodes get (byzantine@lan); default: ci,byzantine,sharded,lan,programs
 	networksVariable = "STARLING_E2E_NETWORKS"
 	providerVariable = "STARLING_E2E_PROVIDER" // process or docker; default: see providerOf
 	seedsVariable    = "STARLING_E2E_SEEDS"    // number of generated networks
@@ -92,7 +92,7 @@ func chosen() (manifests []*manifest.Manifest, _ error) {
 		}
 		return manifests, nil
 	}
-	for name := range strings.SplitSeq(cmp.Or(os.Getenv(networksVariable), "ci,byzantine,sharded,lan"), ",") {
+	for name := range strings.SplitSeq(cmp.Or(os.Getenv(networksVariable), "ci,byzantine,sharded,lan,programs"), ",") {
 		name, kind, has := strings.Cut(name, "@")
 		m, err := manifest.Read(filepath.Join("networks", name+".toml"))
 		if err == nil && has {
@@ -139,6 +139,7 @@ func describe(m *manifest.Manifest, provider string) {
 			It(fmt.Sprintf("survives step %d: %v", i+1, step), func() { w.perturb(ctx, step) })
 		}
 		It("makes blocks on every honest node", func() { Expect(w.network.Follow(ctx)).To(Succeed()) })
+		It("executes calls of programs, and bounds hostile ones", func() { w.checkCalls(ctx) })
 		It("has lost no transaction that was acknowledged", func() { w.checkAcknowledged(ctx) })
 		It("is linearizable", func() { w.checkHistory(ctx) })
 		It("agrees on the app hash at every height", func() { w.checkAppHashes(ctx) })
@@ -157,7 +158,8 @@ type world struct {
 	dir     string
 	clients *history.Run
 	history *history.History
-	began   time.Time // of the spec
+	calls   *programLoad // nil: the app version has no programs
+	began   time.Time    // of the spec
 	failed  bool
 	docker  bool // the nodes are in containers
 }
@@ -191,6 +193,9 @@ func (w *world) setUp(name string) {
 func (w *world) end() {
 	if w.clients != nil {
 		w.clients.Stop()
+	}
+	if w.calls != nil {
+		w.calls.stop()
 	}
 	if w.network == nil {
 		return
@@ -261,4 +266,8 @@ func (w *world) perturb(ctx context.Context, step manifest.Step) {
 		defer w.clients.Disturb("")()
 	}
 	Expect(w.network.Perturb(ctx, step)).To(Succeed())
+	if step.Do == manifest.UpgradeApp && w.clients != nil {
+		w.clients.SetCounters(counters)
+		w.startCalls(ctx)
+	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/app/program"
+	"github.com/starling-kv/starling/app/program/programtest"
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
@@ -179,6 +180,28 @@ var forwarderAt = common.Address{0xca}
 func forward(address common.Address, gas uint64, input []byte) program.Call {
 	input = slices.Concat(common.LeftPadBytes(address[:], 32), common.LeftPadBytes(binary.BigEndian.AppendUint64(nil, gas), 32), input)
 	return program.Call{Account: alice, To: forwarderAt[:], Gas: program.MaxGas, Keys: 10, Unnamed: 10, Input: input}
+}
+
+// What ends the hostile programs of other packages' tests is known here.
+func TestHostilePrograms(t *testing.T) {
+	random := seeds.Rand(t)
+	for name, code := range programtest.Hostile() {
+		w := world{}
+		deployed := w.run(t, program.Call{Input: code, Gas: 100_000, Keys: 3, Unnamed: 3})
+		require.Equal(t, program.Done, deployed.Status, "%s: %s", name, deployed.Reason)
+		want := program.OutOfGas
+		switch name {
+		case "bloat", "create and destroy":
+			want = program.TooMany
+		case "long reason":
+			want = program.Reverted
+		case "self-destruct":
+			want = program.Done
+		}
+		got := w.run(t, program.Call{To: deployed.Address, Input: randomBytes(random, random.IntN(300)), Gas: 2_000_000, Keys: 16, Unnamed: 16})
+		require.Equal(t, want, got.Status, "%s: %s", name, got.Reason)
+		require.LessOrEqual(t, got.Gas, uint64(2_000_000), name)
+	}
 }
 
 // Precompiled contracts accept any input of any length, and agree with go-ethereum.

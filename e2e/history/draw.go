@@ -2,6 +2,7 @@ package history
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 )
@@ -19,13 +20,18 @@ const groupPart = "group/"
 func (c *Config) key(i int) string      { return fmt.Sprintf("%s%d", c.Prefix, i) }
 func (c *Config) groupKey(i int) string { return fmt.Sprintf("%s%s%d", c.Prefix, groupPart, i) }
 
+// counter returns the key of a number: add reads numbers only, and the other keys have texts.
+func (c *Config) counter(i int) string { return fmt.Sprintf("%scount/%d", c.Prefix, i) }
+
 // anyKey draws a key for readers: a key that is written, or one that never is.
-func (c *Config) anyKey(random *rand.Rand) string {
-	switch i := random.IntN(c.Keys + c.Group + 1); {
+func (c *Config) anyKey(random *rand.Rand, counters int) string {
+	switch i := random.IntN(c.Keys + c.Group + counters + 1); {
 	case i < c.Keys:
 		return c.key(i)
 	case i < c.Keys+c.Group:
 		return c.groupKey(i - c.Keys)
+	case i < c.Keys+c.Group+counters:
+		return c.counter(i - c.Keys - c.Group)
 	default:
 		return c.Prefix + "absent"
 	}
@@ -35,9 +41,15 @@ func (c *Config) anyKey(random *rand.Rand) string {
 // as a whole.
 const groupShare = 6
 
+// counterShare makes one in counterShare transactions one with a counter, if there are any.
+const counterShare = 3
+
 // transaction draws the operations of one transaction; seen returns the value that a
 // compare-and-put may expect at a key.
-func (d *drawer) transaction(process int, seen func(key string) string) []Operation {
+func (d *drawer) transaction(process, counters int, seen func(key string) string) []Operation {
+	if counters > 0 && d.random.IntN(counterShare) == 0 {
+		return []Operation{d.count(d.counter(d.random.IntN(counters)))}
+	}
 	if d.Group < 2 || d.random.IntN(groupShare) > 0 {
 		return []Operation{d.operation(process, d.key(d.random.IntN(d.Keys)), seen)}
 	}
@@ -64,6 +76,22 @@ func (d *drawer) operation(process int, key string, seen func(key string) string
 	default:
 		return Operation{Kind: Delete, Key: key}
 	}
+}
+
+// count draws an operation on a counter: half of the adds have bounds, which the others often
+// leave.
+func (d *drawer) count(key string) Operation {
+	const most, delta = 150, 100
+	o := Operation{Kind: Add, Key: key, Delta: d.random.Int64N(2*delta+1) - delta, Least: math.MinInt64, Most: math.MaxInt64}
+	switch n := d.random.IntN(10); {
+	case n < 2:
+		return Operation{Kind: Read, Key: key}
+	case n < 3:
+		return Operation{Kind: Delete, Key: key}
+	case n < 7:
+		o.Least, o.Most = 0, most
+	}
+	return o
 }
 
 // txn draws a txn over the group: conditions that often hold, and up to two operations in either

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -41,6 +42,12 @@ const (
 	looseTxn fault = "txn that is not atomic"
 	// torn writes the keys of one transaction one at a time.
 	torn fault = "torn transaction"
+	// lostAdd acknowledges some adds that have no effect.
+	lostAdd fault = "lost add"
+	// addedTwice executes some adds twice.
+	addedTwice fault = "add executed twice"
+	// looseBound executes adds whatever their bounds are.
+	looseBound fault = "bound that is ignored"
 )
 
 const (
@@ -77,7 +84,7 @@ func newFakeChain(fault fault, seed uint64) *fakeChain {
 }
 
 func (c *fakeChain) config(seed uint64) Config {
-	return Config{Nodes: []string{"one", "two", "three"}, ChainID: fakeChainID, Prefix: "load/", Seed: seed, Keys: 3, Pause: 20 * time.Millisecond,
+	return Config{Nodes: []string{"one", "two", "three"}, ChainID: fakeChainID, Prefix: "load/", Seed: seed, Keys: 3, Counters: 2, Pause: 20 * time.Millisecond,
 		connect: func(_ context.Context, _, account string) (store, error) {
 			return &fakeStore{c, c.random(account)}, nil
 		},
@@ -228,17 +235,35 @@ func (c *fakeChain) commit(operations []Operation, raw []byte) answer {
 func (c *fakeChain) append(height int64, operations []Operation, raw []byte) answer {
 	c.fill(height)
 	b := &c.blocks[height-1]
-	next, results, err := c.state.execute(operations)
-	e := Executed{Raw: raw}
+	next, results, code := c.count(operations)
+	e := Executed{Raw: raw, Code: uint32(code)}
 	a := answer{outcome: OK, results: results, hash: e.hash(), height: height}
-	if err != nil {
-		e.Code, a.outcome = uint32(tx.CodeCompareFailed), CompareFailed
+	if code != tx.CodeOK {
+		a.outcome = Failed
 	} else {
 		e.Data = encodeResults(results)
 		c.state, c.states[height-1] = next, next
 	}
 	b.Transactions = append(b.Transactions, e)
 	return a
+}
+
+// count executes operations, with the fault if it is one of adds. c.mu is held.
+func (c *fakeChain) count(operations []Operation) (next state, results []Result, code tx.Code) {
+	if first := operations[0]; c.fault == looseBound && first.Kind == Add {
+		first.Least, first.Most = math.MinInt64, math.MaxInt64
+		operations = []Operation{first}
+	}
+	next, results, code = c.state.execute(operations)
+	if operations[0].Kind == Add && c.nonces%4 == 0 {
+		switch c.fault {
+		case lostAdd:
+			next = c.state
+		case addedTwice:
+			next, _, _ = next.execute(operations)
+		}
+	}
+	return next, results, code
 }
 
 func encodeResults(results []Result) []byte {
@@ -330,6 +355,14 @@ func TestHonestChain(t *testing.T) {
 			count := h.Count()
 			require.Positive(t, count[OK])
 			require.Positive(t, count[Maybe])
+			adds := map[Outcome]int{}
+			for _, tr := range h.Transactions {
+				if tr.Operations[0].Kind == Add {
+					adds[tr.Outcome]++
+				}
+			}
+			require.Positive(t, adds[OK])
+			require.Positive(t, adds[Failed])
 			require.NotEmpty(t, h.Reads)
 			require.NoError(t, h.CheckLinearizable(checkPatience, ""), h.Summary())
 			require.NoError(t, h.CheckBlocks(blocks), h.Summary())
@@ -340,7 +373,7 @@ func TestHonestChain(t *testing.T) {
 
 // Every fault of a store must be visible in the clients' history alone, with every seed.
 func TestFaultyChains(t *testing.T) {
-	for _, fault := range []fault{staleCache, lostWrite, looseCompare, looseTxn, twice, torn} {
+	for _, fault := range []fault{staleCache, lostWrite, looseCompare, looseTxn, twice, torn, lostAdd, addedTwice, looseBound} {
 		for seed := range uint64(6) {
 			t.Run(fmt.Sprintf("%s/%d", fault, seed), func(t *testing.T) {
 				h, blocks := fakeRun(t, fault, seed, 6*time.Second)

@@ -25,6 +25,7 @@ const (
 	ReadRange     Kind = "read-range"   // reads the first keys in [Key, End)
 	DeleteRange   Kind = "delete-range" // deletes the first keys in [Key, End)
 	Txn           Kind = "txn"          // If decides between Then and Else
+	Add           Kind = "add"          // adds Delta to the number at a key; app version 2
 )
 
 // Operation is one operation of a transaction.
@@ -36,6 +37,12 @@ type Operation struct {
 
 	End   string `json:"end,omitempty"`   // of a range operation
 	Limit int    `json:"limit,omitempty"` // of a range operation: maximum number of keys
+
+	// Fields of an add. The new number must be from Least to Most, which are the limits of an int64
+	// if the add has no bounds.
+	Delta int64 `json:"delta,omitempty"`
+	Least int64 `json:"least,omitempty"`
+	Most  int64 `json:"most,omitempty"`
 
 	// Fields of a txn.
 	If   []Condition `json:"if,omitempty"`
@@ -55,7 +62,7 @@ type Condition struct {
 type Result struct {
 	// The key, or a key of the range, existed before this operation.
 	Found   bool     `json:"found,omitempty"`
-	Value   string   `json:"value,omitempty"`   // read value
+	Value   string   `json:"value,omitempty"`   // read value, or the new number after an add
 	Entries []Entry  `json:"entries,omitempty"` // read from a range
 	Deleted int      `json:"deleted,omitempty"` // number of keys deleted from a range
 	More    bool     `json:"more,omitempty"`    // of a range operation: further keys exist
@@ -72,8 +79,9 @@ type Outcome string
 const (
 	// OK: all operations took effect, and these are their results.
 	OK Outcome = "ok"
-	// CompareFailed: a compare-and-put found another value, so no operation took effect.
-	CompareFailed Outcome = "compare failed"
+	// Failed: a compare-and-put found another value, or an add would leave its bounds, so no
+	// operation took effect.
+	Failed Outcome = "failed"
 	// Refused: it never takes effect, and the reason does not depend on the state.
 	Refused Outcome = "refused"
 	// Maybe: it may take effect at any time after the call, or never.
@@ -93,7 +101,7 @@ type Transaction struct {
 	Outcome Outcome           `json:"outcome"`
 	Results []Result          `json:"results,omitempty"` // only for OK: one for each operation
 	Hash    cmtbytes.HexBytes `json:"hash,omitempty"`    // if the client knows it
-	Height  int64             `json:"height,omitempty"`  // of its block; OK and CompareFailed
+	Height  int64             `json:"height,omitempty"`  // of its block; OK and Failed
 	Why     string            `json:"why,omitempty"`     // only for Refused and Maybe
 }
 
@@ -118,7 +126,7 @@ type History struct {
 func (h *History) Acknowledged() []Transaction {
 	var list []Transaction
 	for _, t := range h.Transactions {
-		if t.Outcome == OK || t.Outcome == CompareFailed {
+		if t.Outcome == OK || t.Outcome == Failed {
 			list = append(list, t)
 		}
 	}
@@ -140,8 +148,8 @@ func (h *History) Summary() string {
 	for _, t := range h.Transactions {
 		end = max(end, t.Return)
 	}
-	return fmt.Sprintf("seed %d: %d transactions in %v: %d ok, %d compare failed, %d refused, %d maybe; %d proved reads", h.Seed,
-		len(h.Transactions), end.Round(time.Millisecond), count[OK], count[CompareFailed], count[Refused], count[Maybe], len(h.Reads))
+	return fmt.Sprintf("seed %d: %d transactions in %v: %d ok, %d failed, %d refused, %d maybe; %d proved reads", h.Seed,
+		len(h.Transactions), end.Round(time.Millisecond), count[OK], count[Failed], count[Refused], count[Maybe], len(h.Reads))
 }
 
 // WriteFile saves the history for later analysis.
@@ -176,6 +184,8 @@ func (o Operation) String() string {
 		return fmt.Sprintf("compare(%s, %s)", o.Key, short(o.Expected))
 	case ReadRange, DeleteRange:
 		return fmt.Sprintf("%s(%s, %s, %d)", o.Kind, o.Key, o.End, o.Limit)
+	case Add:
+		return fmt.Sprintf("add(%s, %d, %d to %d)", o.Key, o.Delta, o.Least, o.Most)
 	case Txn:
 		return fmt.Sprintf("if %v then %v else %v", o.If, o.Then, o.Else)
 	default:
@@ -230,7 +240,7 @@ func (r Result) of(o Operation) string {
 		return fmt.Sprintf("%v, more: %t", parts, r.More)
 	case o.Kind == DeleteRange:
 		return fmt.Sprintf("%d, more: %t", r.Deleted, r.More)
-	case o.Kind == Read && r.Found:
+	case o.Kind == Read && r.Found, o.Kind == Add:
 		return short(r.Value)
 	case r.Found:
 		return "it was there"

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+
+	"github.com/starling-kv/starling/tx"
 )
 
 // ErrUndecided says that the search for an order took too long: the history is neither proved nor
@@ -87,12 +89,12 @@ var model = porcupine.Model{
 	Init: func() any { return state{} },
 	Step: func(before, input, _ any) (bool, any) {
 		t, s := input.(*Transaction), before.(state)
-		next, results, err := s.execute(t.Operations)
+		next, results, code := s.execute(t.Operations)
 		switch t.Outcome {
 		case OK:
-			return err == nil && slices.EqualFunc(results, t.Results, Result.equal), next
-		case CompareFailed:
-			return err != nil, s
+			return code == tx.CodeOK && slices.EqualFunc(results, t.Results, Result.equal), next
+		case Failed:
+			return code != tx.CodeOK, s
 		default: // a Maybe that fails changes nothing
 			return true, next
 		}
@@ -144,7 +146,7 @@ func (h *History) explain(name string, list []*Transaction) error {
 	whole := len(list)
 	list = until(list, firstIllegal(list, illegal))
 	for i := len(list) - 1; i >= 0; i-- {
-		if t := list[i]; t.Outcome == CompareFailed || t.Outcome == OK && !t.writes() {
+		if t := list[i]; t.Outcome == Failed || t.Outcome == OK && !t.writes() {
 			if fewer := slices.Delete(slices.Clone(list), i, i+1); illegal(fewer) {
 				list = fewer
 			}

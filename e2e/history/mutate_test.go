@@ -2,6 +2,7 @@ package history
 
 import (
 	"encoding/json"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/tx"
 )
 
 // Indices of the transactions of handmade.
@@ -32,6 +35,10 @@ const (
 	readB
 	txnHolds
 	txnFails
+	addC
+	addBoundedC
+	addFails
+	readC
 )
 
 // handmade returns a short, correct history: one transaction after another, the first in block 1,
@@ -51,7 +58,7 @@ func handmade(t *testing.T) (*History, []Block) {
 			putA:         {OK, true, []Operation{{Kind: Put, Key: "load/a", Value: "v1"}}},
 			readA1:       {OK, true, []Operation{{Kind: Read, Key: "load/a"}}},
 			compareA:     {OK, true, []Operation{{Kind: CompareAndPut, Key: "load/a", Expected: "v1", Value: "v2"}}},
-			compareFails: {CompareFailed, true, []Operation{{Kind: CompareAndPut, Key: "load/a", Expected: "v1", Value: "v3"}}},
+			compareFails: {Failed, true, []Operation{{Kind: CompareAndPut, Key: "load/a", Expected: "v1", Value: "v3"}}},
 			readA2:       {OK, true, []Operation{{Kind: Read, Key: "load/a"}}},
 			deleteA:      {OK, true, []Operation{{Kind: Delete, Key: "load/a"}}},
 			readNoA:      {OK, true, []Operation{{Kind: Read, Key: "load/a"}}},
@@ -69,6 +76,10 @@ func handmade(t *testing.T) (*History, []Block) {
 				Else: []Operation{{Kind: Put, Key: "load/group/0", Value: "x2"}}}}},
 			txnFails: {OK, true, []Operation{{Kind: Txn, If: []Condition{{Key: "load/group/0", Value: "x2"}},
 				Else: []Operation{{Kind: ReadRange, Key: "load/group/", End: "load/group/:", Limit: 5}}}}},
+			addC:        {OK, true, []Operation{{Kind: Add, Key: "load/count/0", Delta: 5, Least: math.MinInt64, Most: math.MaxInt64}}},
+			addBoundedC: {OK, true, []Operation{{Kind: Add, Key: "load/count/0", Delta: 5, Most: 10}}},
+			addFails:    {Failed, true, []Operation{{Kind: Add, Key: "load/count/0", Delta: 1, Most: 10}}},
+			readC:       {OK, true, []Operation{{Kind: Read, Key: "load/count/0"}}},
 		} {
 			height := int64(i + 1)
 			raw := chain.sign(step.operations)
@@ -134,7 +145,7 @@ func TestCheckersFind(t *testing.T) {
 			l[compareFails].Outcome, l[compareFails].Results = OK, []Result{{Found: true, Value: ""}}
 		}), linear | inBlocks | held},
 		"compare that should have succeeded": {inHistory(func(l []Transaction) {
-			l[compareA].Outcome, l[compareA].Results = CompareFailed, nil
+			l[compareA].Outcome, l[compareA].Results = Failed, nil
 		}), linear | inBlocks | held},
 		"delete that found nothing":     {inHistory(func(l []Transaction) { l[deleteA].Results = []Result{{}} }), linear | inBlocks},
 		"results of two keys exchanged": {inHistory(func(l []Transaction) { slices.Reverse(l[readGroup].Results) }), linear | inBlocks},
@@ -158,6 +169,19 @@ func TestCheckersFind(t *testing.T) {
 		"conditions that held did not": {inHistory(func(l []Transaction) {
 			l[txnFails].Results[0] = Result{Holds: true}
 		}), linear | inBlocks},
+		"an add is lost":       {inHistory(func(l []Transaction) { l[readC].Results[0].Value = "5" }), linear | inBlocks},
+		"an add applied twice": {inHistory(func(l []Transaction) { l[readC].Results[0].Value = "15" }), linear | inBlocks},
+		"an add returns less":  {inHistory(func(l []Transaction) { l[addBoundedC].Results[0].Value = "9" }), linear | inBlocks},
+		"an add found the key": {inHistory(func(l []Transaction) { l[addC].Results[0].Found = true }), linear | inBlocks},
+		"an add has no result": {inHistory(func(l []Transaction) { l[addC].Results[0].Value = "" }), linear | inBlocks},
+		"a bound is ignored": {inHistory(func(l []Transaction) {
+			l[addFails].Outcome, l[addFails].Results = OK, []Result{{Found: true, Value: "11"}}
+		}), linear | inBlocks | held},
+		"a bound was not reached": {inHistory(func(l []Transaction) {
+			l[addBoundedC].Outcome, l[addBoundedC].Results = Failed, nil
+		}), linear | inBlocks | held},
+		"a bound is ignored in the block": {inBlock(func(b []Block) { b[addFails].Transactions[0].Code = 0 }), inBlocks | held},
+		"failed for another reason":       {inBlock(func(b []Block) { b[addFails].Transactions[0].Code = uint32(tx.CodeNotNumber) }), inBlocks},
 		// possible outcomes, but not what the blocks contain
 		"a maybe that had no effect":         {inHistory(func(l []Transaction) { l[readA4].Results = []Result{{}} }), inBlocks},
 		"a maybe that had":                   {inHistory(func(l []Transaction) { l[readNoB].Results = []Result{{Found: true, Value: "w1"}} }), linear | inBlocks},
@@ -215,7 +239,7 @@ func TestNodesThatJoinedHoldTheRest(t *testing.T) {
 	h, blocks := handmade(t)
 	k, err := kept(h.Acknowledged(), "joined", 6, blocks[5:])
 	require.NoError(t, err)
-	require.Equal(t, Kept{Held: 10, Earlier: 5}, k)
+	require.Equal(t, Kept{Held: 14, Earlier: 5}, k)
 }
 
 func TestDisturbedNodesMayBeOld(t *testing.T) {

@@ -72,7 +72,7 @@ func (r *Run) read(ctx context.Context, id int) {
 	node := ""
 	for ctx.Err() == nil {
 		node = r.nodeAfter(random, node)
-		read := ProvedRead{Reader: id, Node: node, Key: r.config.anyKey(random), Call: r.now()}
+		read := ProvedRead{Reader: id, Node: node, Key: r.config.anyKey(random, r.counters()), Call: r.now()}
 		_, err := bounded(ctx, r.config.Patience, func(ctx context.Context) (struct{}, error) {
 			return struct{}{}, r.readOnce(ctx, sources, &read)
 		})

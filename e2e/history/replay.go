@@ -64,7 +64,7 @@ type version struct {
 type replay struct {
 	history *History
 	byHash  map[string]*Transaction
-	// positions of the history's transactions that took effect, or failed in their compare-and-put
+	// positions of the history's transactions that took effect, or failed
 	position map[*Transaction]position
 	state    state
 	versions map[string][]version
@@ -117,7 +117,7 @@ func (p *replay) execute(at position, e *Executed) {
 	}
 	t := p.byHash[hex.EncodeToString(e.hash())]
 	code := tx.Code(e.Code)
-	if code != tx.CodeOK && code != tx.CodeCompareFailed {
+	if code != tx.CodeOK && !fails(code) {
 		// it had no effect, and depends on nothing in the state; compareClients checks that its
 		// client knows this
 		return
@@ -129,15 +129,19 @@ func (p *replay) execute(at position, e *Executed) {
 	} else {
 		p.position[t] = at
 	}
-	next, results, err := p.state.execute(operations)
-	if (err == nil) != (code == tx.CodeOK) {
-		p.wrong("transaction %d of block %d, %v: the block says %q, a sequential execution %q", at.index, at.height, operations, code, outcomeOf(err))
+	next, results, want := p.state.execute(operations)
+	if code != want {
+		p.wrong("transaction %d of block %d, %v: the block says %q, a sequential execution %q", at.index, at.height, operations, code, want)
 		return
 	}
-	if t != nil && (t.Outcome == OK || t.Outcome == CompareFailed) && t.Outcome != outcomeOf(err) {
-		p.wrong("%v: in a sequential execution its outcome is %q", t, outcomeOf(err))
+	outcome := OK
+	if code != tx.CodeOK {
+		outcome = Failed
 	}
-	if err != nil {
+	if t != nil && (t.Outcome == OK || t.Outcome == Failed) && t.Outcome != outcome {
+		p.wrong("%v: in a sequential execution its outcome is %q", t, outcome)
+	}
+	if outcome == Failed {
 		return
 	}
 	var recorded tx.Result
@@ -162,13 +166,6 @@ func (p *replay) execute(at position, e *Executed) {
 		}
 	}
 	p.state = next
-}
-
-func outcomeOf(err error) Outcome {
-	if err != nil {
-		return CompareFailed
-	}
-	return OK
 }
 
 // compareClients compares the clients' answers with the blocks that contain their transactions.

@@ -27,8 +27,10 @@ type Config struct {
 	// (5) number of clients; each executes one transaction after another, with its own accounts
 	Clients int
 	// (4) number of keys that are written one at a time; few, so that clients conflict
-	Keys       int
-	Group      int // (3) number of keys that one transaction writes or reads together
+	Keys  int
+	Group int // (3) number of keys that one transaction writes or reads together
+	// number of numeric keys that clients add to; 0 if the chain's app version has no add
+	Counters   int
 	ValueBytes int // (64) minimum length of a value
 	// (8 s) time that a client waits for its transaction before it records a Maybe
 	Patience time.Duration
@@ -96,6 +98,7 @@ type Run struct {
 		sync.Mutex
 		nodes     []string
 		processes int // number of process ids in use
+		counters  int
 		// the last value that a client read or wrote, by key: what a compare-and-put expects
 		seen    map[string]string
 		history History
@@ -123,7 +126,7 @@ func Start(ctx context.Context, config Config) (*Run, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	r := &Run{config: config, cancel: cancel, start: time.Now()}
-	r.mu.nodes, r.mu.seen, r.mu.processes = config.Nodes, map[string]string{}, config.Clients
+	r.mu.nodes, r.mu.seen, r.mu.processes, r.mu.counters = config.Nodes, map[string]string{}, config.Clients, config.Counters
 	r.mu.history = History{ChainID: config.ChainID, Prefix: config.Prefix, Seed: config.Seed, Start: r.start.UTC(), From: from}
 	for id := range config.Clients {
 		r.wg.Go(func() { r.work(ctx, id) })
@@ -141,13 +144,26 @@ func (r *Run) AddNode(node string) {
 	r.mu.nodes = append(r.mu.nodes, node)
 }
 
+// SetCounters sets the number of counters from now on, such as when an upgrade has begun.
+func (r *Run) SetCounters(counters int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mu.counters = counters
+}
+
+func (r *Run) counters() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mu.counters
+}
+
 // Progress returns the number of transactions that were acknowledged so far, and of those that are
 // a Maybe.
 func (r *Run) Progress() (acknowledged, maybe int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	count := r.mu.history.Count()
-	return count[OK] + count[CompareFailed], count[Maybe]
+	return count[OK] + count[Failed], count[Maybe]
 }
 
 // Disturb records that a node (empty: every node) is being disturbed, until the returned function
@@ -207,7 +223,7 @@ func (r *Run) record(t Transaction) {
 func (r *Run) see(operations []Operation, results []Result) {
 	for i, o := range operations {
 		switch {
-		case i >= len(results) || o.Kind == Compare || o.Kind == DeleteRange:
+		case i >= len(results) || o.Kind == Compare || o.Kind == DeleteRange || o.Kind == Add:
 		case o.Kind == Read:
 			r.mu.seen[o.Key] = results[i].Value
 		case o.Kind == ReadRange:
@@ -245,7 +261,7 @@ func (r *Run) work(ctx context.Context, id int) {
 				continue
 			}
 		}
-		t := Transaction{Process: process, Node: node, Operations: c.transaction(process, r.seen), Call: r.now()}
+		t := Transaction{Process: process, Node: node, Operations: c.transaction(process, r.counters(), r.seen), Call: r.now()}
 		// A transaction in flight when the run ends is still waited for, so that few outcomes
 		// remain unknown.
 		a, _ := bounded(context.WithoutCancel(ctx), r.config.Patience, func(ctx context.Context) (answer, error) {
@@ -257,7 +273,7 @@ func (r *Run) work(ctx context.Context, id int) {
 		}
 		r.record(t)
 		switch t.Outcome {
-		case OK, CompareFailed:
+		case OK, Failed:
 			_ = sleep.For(ctx, time.Duration(c.random.Int64N(2*int64(r.config.Pause))))
 			continue
 		case Maybe:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -34,7 +35,9 @@ func TestOutcomes(t *testing.T) {
 		"not in any block in time":     {&client.UnknownOutcomeError{Hash: []byte("hash"), Err: context.DeadlineExceeded}, Maybe, "hash", 0},
 		"the answer was lost":          {fmt.Errorf("client: %w", &client.UnknownOutcomeError{Hash: []byte("hash"), Err: client.ErrUnreachable}), Maybe, "hash", 0},
 		"sent again and refused":       {&client.UnknownOutcomeError{Hash: []byte("hash"), Err: refused(0, tx.CodeBadNonce)}, Maybe, "hash", 0},
-		"compare failed":               {refused(7, tx.CodeCompareFailed), CompareFailed, "hash", 7},
+		"compare failed":               {refused(7, tx.CodeCompareFailed), Failed, "hash", 7},
+		"out of bounds":                {refused(7, tx.CodeOutOfBounds), Failed, "hash", 7},
+		"not a number":                 {refused(7, tx.CodeNotNumber), Failed, "hash", 7},
 		"refused before any block":     {refused(0, tx.CodeUnauthorized), Refused, "hash", 0},
 		"nonce refused, never entered": {refused(0, tx.CodeBadNonce), Refused, "hash", 0},
 		"too early in a block":         {refused(7, tx.CodeBadNonce), Maybe, "hash", 0},
@@ -61,6 +64,7 @@ func TestOperationsEncode(t *testing.T) {
 		{Kind: Put, Key: "key", Value: "value"}, {Kind: CompareAndPut, Key: "key", Expected: "old", Value: "new"},
 		{Kind: CompareAndPut, Key: "key", Value: "new"}, {Kind: Delete, Key: "key"}, {Kind: Read, Key: "key"},
 		{Kind: Compare, Key: "key", Expected: "old"}, {Kind: Compare, Key: "key"},
+		{Kind: Add, Key: "key", Delta: -3, Least: math.MinInt64, Most: math.MaxInt64}, {Kind: Add, Key: "key", Delta: 1, Least: -5, Most: 0},
 		{Kind: ReadRange, Key: "key", End: "l", Limit: 3}, {Kind: DeleteRange, Key: "key", End: "l", Limit: 3},
 		{Kind: Txn, If: []Condition{{Key: "key", Value: "old"}, {Key: "other"}, {Key: "third", Present: true}},
 			Then: []Operation{{Kind: Put, Key: "key", Value: "new"}, {Kind: ReadRange, Key: "key", End: "l", Limit: 3}}, Else: []Operation{{Kind: Read, Key: "key"}}},
@@ -124,7 +128,7 @@ func runScript(t *testing.T, s *script, edit func(*Config)) (h *History) {
 }
 
 func TestAfterMaybeAnotherProcessAndAccount(t *testing.T) {
-	s := &script{outcomes: []Outcome{OK, CompareFailed, Maybe, OK, Refused, OK, Maybe}}
+	s := &script{outcomes: []Outcome{OK, Failed, Maybe, OK, Refused, OK, Maybe}}
 	h := runScript(t, s, func(*Config) {})
 	require.EqualValues(t, 3, h.From)
 	var processes []int

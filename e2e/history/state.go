@@ -1,31 +1,31 @@
 package history
 
 import (
-	"errors"
 	"maps"
 	"slices"
+	"strconv"
+
+	"github.com/starling-kv/starling/tx"
 )
 
 // state is the sequential specification: the value of each key. An absent key is not in the map.
 // States are immutable.
 type state map[string]string
 
-var errCompareFailed = errors.New("compare failed")
-
-// execute returns the state after the operations of one transaction, and their results. If a
-// compare or a compare-and-put finds another value, it returns the unchanged state and
-// errCompareFailed (docs/spec/transactions.md: all operations take effect, or none).
-func (s state) execute(operations []Operation) (state, []Result, error) {
+// execute returns the state after the operations of one transaction, and their results. If an
+// operation fails, it returns the unchanged state and the code of the failure
+// (docs/spec/transactions.md: all operations take effect, or none).
+func (s state) execute(operations []Operation) (state, []Result, tx.Code) {
 	x := execution{state: s}
 	results := make([]Result, 0, len(operations))
 	for _, o := range operations {
-		result, err := x.operation(o)
-		if err != nil {
-			return s, nil, err
+		result, code := x.operation(o)
+		if code != tx.CodeOK {
+			return s, nil, code
 		}
 		results = append(results, result)
 	}
-	return x.state, results, nil
+	return x.state, results, tx.CodeOK
 }
 
 // execution is a transaction in execution. Its state is copied before the first write.
@@ -46,7 +46,7 @@ func (x *execution) write(key, value string) {
 	}
 }
 
-func (x *execution) operation(o Operation) (Result, error) {
+func (x *execution) operation(o Operation) (Result, tx.Code) {
 	value, found := x.state[o.Key]
 	result := Result{Found: found}
 	switch o.Kind {
@@ -58,17 +58,40 @@ func (x *execution) operation(o Operation) (Result, error) {
 		x.write(o.Key, "")
 	case Compare, CompareAndPut:
 		if value != o.Expected { // values are never empty, so empty means absent on both sides
-			return Result{}, errCompareFailed
+			return Result{}, tx.CodeCompareFailed
 		}
 		if o.Kind == CompareAndPut {
 			x.write(o.Key, o.Value)
 		}
+	case Add:
+		number, code := o.sum(value)
+		if code != tx.CodeOK {
+			return Result{}, code
+		}
+		result.Value = strconv.FormatInt(number, 10)
+		x.write(o.Key, result.Value)
 	case ReadRange, DeleteRange:
-		return x.inRange(o), nil
+		return x.inRange(o), tx.CodeOK
 	case Txn:
 		return x.txn(o)
 	}
-	return result, nil
+	return result, tx.CodeOK
+}
+
+// sum returns the number that an add writes. An absent key counts as 0.
+func (o Operation) sum(value string) (int64, tx.Code) {
+	before := int64(0)
+	if value != "" {
+		var err error
+		if before, err = strconv.ParseInt(value, 10, 64); err != nil {
+			return 0, tx.CodeNotNumber
+		}
+	}
+	after := before + o.Delta
+	if overflows := (after < before) != (o.Delta < 0); overflows || after < o.Least || after > o.Most {
+		return 0, tx.CodeOutOfBounds
+	}
+	return after, tx.CodeOK
 }
 
 func (x *execution) inRange(o Operation) Result {
@@ -91,20 +114,20 @@ func (x *execution) inRange(o Operation) Result {
 	return result
 }
 
-func (x *execution) txn(o Operation) (Result, error) {
+func (x *execution) txn(o Operation) (Result, tx.Code) {
 	result := Result{Holds: true}
 	for _, c := range o.If {
 		value, found := x.state[c.Key]
 		result.Holds = result.Holds && (c.Present && found || !c.Present && value == c.Value)
 	}
 	for _, o := range o.branch(result.Holds) {
-		inner, err := x.operation(o)
-		if err != nil {
-			return Result{}, err
+		inner, code := x.operation(o)
+		if code != tx.CodeOK {
+			return Result{}, code
 		}
 		result.Results = append(result.Results, inner)
 	}
-	return result, nil
+	return result, tx.CodeOK
 }
 
 // branch returns the operations of a txn that are executed, depending on whether its conditions

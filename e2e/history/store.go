@@ -3,6 +3,7 @@ package history
 import (
 	"context"
 	"errors"
+	"math"
 
 	"github.com/cometbft/cometbft/crypto/ed25519"
 
@@ -64,8 +65,8 @@ func answerOf(result *client.TxResult, err error) answer {
 	case errors.As(err, &unknown):
 		// This case comes first, since the error may wrap a refusal of the same bytes, sent again.
 		return answer{outcome: Maybe, hash: unknown.Hash, why: err}
-	case errors.As(err, &refused) && refused.Code == tx.CodeCompareFailed:
-		return answer{outcome: CompareFailed, hash: refused.Hash, height: refused.Height}
+	case errors.As(err, &refused) && fails(refused.Code):
+		return answer{outcome: Failed, hash: refused.Hash, height: refused.Height}
 	case errors.As(err, &refused) && refused.Height > 0 && refused.Code == tx.CodeBadNonce:
 		// A block contained it too early. That leaves no trace in the state, so another block can
 		// still execute the same bytes.
@@ -75,6 +76,12 @@ func answerOf(result *client.TxResult, err error) answer {
 	default:
 		return answer{outcome: Refused, why: err}
 	}
+}
+
+// fails reports whether a transaction with this code was executed in a block without effect, for a
+// reason that depends on the state.
+func fails(code tx.Code) bool {
+	return code == tx.CodeCompareFailed || code == tx.CodeOutOfBounds || code == tx.CodeNotNumber
 }
 
 func (o Operation) encode() tx.Operation {
@@ -88,6 +95,11 @@ func (o Operation) encode() tx.Operation {
 		return tx.NewDelete(key)
 	case Compare:
 		return tx.NewCompare(key, []byte(o.Expected))
+	case Add:
+		if o.Least == math.MinInt64 && o.Most == math.MaxInt64 {
+			return tx.NewAdd(key, o.Delta)
+		}
+		return tx.NewBoundedAdd(key, o.Delta, o.Least, o.Most)
 	case ReadRange:
 		return tx.NewReadRange(key, []byte(o.End), uint32(o.Limit))
 	case DeleteRange:
@@ -125,6 +137,9 @@ func decodeOperation(o *tx.Operation) (Operation, bool) {
 	case *tx.Operation_Compare:
 		c := op.Compare
 		return Operation{Kind: Compare, Key: string(c.Key), Expected: string(c.Value)}, !c.Present
+	case *tx.Operation_Add:
+		least, most := op.Add.Limits()
+		return Operation{Kind: Add, Key: string(op.Add.Key), Delta: op.Add.Delta, Least: least, Most: most}, true
 	case *tx.Operation_ReadRange:
 		r := op.ReadRange
 		return Operation{Kind: ReadRange, Key: string(r.Start), End: string(r.End), Limit: int(r.Limit)}, len(r.End) > 0

@@ -99,7 +99,13 @@ func (m *Manifest) Check() error {
 	if m.Link.Delay < 0 || m.Link.Bandwidth < 0 {
 		wrong("link: delay and bandwidth must be 0 or more")
 	}
+	upgrades := 0
 	for i, step := range m.Steps {
+		if step.Do == UpgradeApp {
+			if upgrades++; upgrades > 1 {
+				wrong("step %d (%s): there is one newer app version only", i+1, step.Do)
+			}
+		}
 		if err := m.checkStep(step); err != nil {
 			wrong("step %d (%s): %w", i+1, step.Do, err)
 		}
@@ -131,8 +137,10 @@ func (m *Manifest) checkStep(s Step) error {
 	if !slices.Contains(Kinds(), s.Do) {
 		return fmt.Errorf("do is not one of %v", Kinds())
 	}
-	if s.Do != Wait && len(s.Nodes) == 0 {
+	if ofAll := s.Do == Wait || s.Do == UpgradeApp; !ofAll && len(s.Nodes) == 0 {
 		return errors.New("nodes is empty")
+	} else if ofAll && len(s.Nodes) > 0 {
+		return errors.New("nodes has no meaning here")
 	}
 	for i, name := range s.Nodes {
 		n, known := m.Nodes[name]

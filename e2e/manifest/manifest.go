@@ -134,12 +134,15 @@ const (
 	LoseDisk Kind = "lose-disk"
 	// a node with start_at is started, killed during its join, started again
 	KillMidSync Kind = "kill-mid-sync"
-	Wait        Kind = "wait" // nothing happens for For
+	// an admin schedules the next app version while clients run; its programs and counters are used
+	// from then on
+	UpgradeApp Kind = "upgrade-app"
+	Wait       Kind = "wait" // nothing happens for For
 )
 
 // Kinds lists all kinds.
 func Kinds() []Kind {
-	return []Kind{Kill, Pause, Restart, Disconnect, Partition, Bandwidth, Delay, Upgrade, FullDisk, DeleteSnapshot, LoseDisk, KillMidSync, Wait}
+	return []Kind{Kill, Pause, Restart, Disconnect, Partition, Bandwidth, Delay, Upgrade, FullDisk, DeleteSnapshot, LoseDisk, KillMidSync, UpgradeApp, Wait}
 }
 
 // Step is one perturbation.
@@ -264,6 +267,11 @@ func (m *Manifest) On(kind Network) error {
 
 // Names returns the nodes' names, in order.
 func (m *Manifest) Names() []string { return slices.Sorted(maps.Keys(m.Nodes)) }
+
+// UpgradesApp reports whether a step begins the next app version.
+func (m *Manifest) UpgradesApp() bool {
+	return slices.ContainsFunc(m.Steps, func(s Step) bool { return s.Do == UpgradeApp })
+}
 
 // Honest returns the names of the nodes that are not Byzantine, in order.
 func (m *Manifest) Honest() []string {

@@ -25,7 +25,7 @@ func TestNetworksAreValid(t *testing.T) {
 			require.NoError(t, err, "%s: %s", path, liarName)
 		}
 	}
-	require.Equal(t, []string{"byzantine", "churn", "ci", "lan", "large", "long", "sharded-byzantine", "sharded-churn", "sharded", "wan"}, names)
+	require.Equal(t, []string{"byzantine", "churn", "ci", "lan", "large", "long", "programs", "sharded-byzantine", "sharded-churn", "sharded", "wan"}, names)
 }
 
 func TestOn(t *testing.T) {
@@ -75,8 +75,9 @@ func TestGenerate(t *testing.T) {
 	}
 	require.NotZero(t, liars)
 	for _, kind := range manifest.Kinds() {
-		// FullDisk needs root, and Wait has no effect
-		if kind != manifest.FullDisk && kind != manifest.Wait {
+		// FullDisk needs root, an older build does not know the next app version, and Wait has no
+		// effect
+		if kind != manifest.FullDisk && kind != manifest.UpgradeApp && kind != manifest.Wait {
 			require.True(t, kinds[kind], "%s is never generated", kind)
 		}
 	}
@@ -137,6 +138,8 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		{good + "[[steps]]\ndo = 'delay'\nnodes = ['a']\nfor = '1s'\n", "delay belongs to"},
 		{good + "[[steps]]\ndo = 'kill-mid-sync'\nnodes = ['a']\n", "a does not join"},
 		{good + "[[steps]]\ndo = 'upgrade'\nnodes = ['a']\n", "no version to begin with"},
+		{good + "[[steps]]\ndo = 'upgrade-app'\nnodes = ['a']\n", "nodes has no meaning"},
+		{good + "[[steps]]\ndo = 'upgrade-app'\n[[steps]]\ndo = 'upgrade-app'\n", "one newer app version only"},
 		{good + "[[steps]]\ndo = 'lose-disk'\nnodes = ['a']\n", "a is not a storage node"},
 		{"shards = 1\n[node.a]\nsharded = true\n[node.s]\nmode = 'storage'\n[[steps]]\ndo = 'delete-snapshot'\nnodes = ['a']\n", "a stores no snapshots"},
 		{"shards = 2\n" + good + "[node.s]\nmode = 'storage'\n[node.t]\nmode = 'storage'\nlie = 'mix'\n", "1 of 2 storage nodes are Byzantine"},

@@ -3,6 +3,7 @@ package testnet
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -53,9 +54,13 @@ func (o *Options) complete() {
 		o.Init = func(name, dir string) []string { return []string{"init", name, "--chain-id", o.ChainID, "--home", dir} }
 	}
 	if o.AppState == nil {
+		admins := []string{}
+		if o.Manifest.UpgradesApp() {
+			admins = append(admins, hex.EncodeToString(adminOf(o.Manifest).PubKey().Bytes()))
+		}
 		o.AppState = app.Genesis{
 			ChunkBytes: o.Manifest.ChunkBytes, SnapshotInterval: o.Manifest.SnapshotInterval,
-			Open: o.Open, Admins: []string{}, Grants: []app.GenesisGrant{{Grantee: app.Everyone, Prefix: Prefix}},
+			Open: o.Open, Admins: admins, Grants: []app.GenesisGrant{{Grantee: app.Everyone, Prefix: Prefix}},
 		}
 	}
 	if o.Configure == nil {

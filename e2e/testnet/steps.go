@@ -7,8 +7,12 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/cometbft/cometbft/crypto/ed25519"
+
+	"github.com/starling-kv/starling/client"
 	"github.com/starling-kv/starling/e2e/manifest"
 	"github.com/starling-kv/starling/e2e/relay/link"
+	"github.com/starling-kv/starling/tx"
 )
 
 // Perturb executes a step on all its nodes at the same time. It returns when they follow the chain
@@ -53,6 +57,8 @@ func (n *Network) perturb(ctx context.Context, s manifest.Step, nodes []*Node) e
 	switch s.Do {
 	case manifest.Wait:
 		return pause(ctx, time.Duration(s.For))
+	case manifest.UpgradeApp:
+		return n.upgradeApp(ctx)
 	case manifest.Kill:
 		return n.whileDown(ctx, nodes, p.Kill, func(*Node) error { return pause(ctx, time.Duration(s.For)) })
 	case manifest.Restart:
@@ -94,6 +100,40 @@ func (n *Network) perturb(ctx context.Context, s manifest.Step, nodes []*Node) e
 	}
 	return n.follow(ctx, nodes)
 }
+
+// adminOf returns the account that upgrades the network of a manifest.
+func adminOf(m *manifest.Manifest) ed25519.PrivKey {
+	return ed25519.GenPrivKeyFromSecret(fmt.Appendf(nil, "admin of %s, seed %d", m.Name, m.Seed))
+}
+
+// upgradeApp schedules the newest app version, waits until it has begun, and lets everybody deploy
+// and call programs.
+func (n *Network) upgradeApp(ctx context.Context) error {
+	var nodes []string
+	for _, node := range n.Running() {
+		nodes = append(nodes, node.Home.RPC())
+	}
+	c, err := client.Dial(ctx, nodes, client.WithChainID(n.ChainID()), client.WithKey(adminOf(n.Manifest)))
+	if err != nil {
+		return err
+	}
+	const notice = 8 // blocks, in one of which the transaction must be
+	best, _ := n.Best(ctx)
+	last := best + notice
+	if _, err := c.ScheduleUpgrade(ctx, tx.NewestAppVersion, uint64(last), ""); err != nil {
+		return err
+	}
+	if err := n.reach(ctx, last+1); err != nil {
+		return err
+	}
+	if _, err := c.Submit(ctx, tx.NewGrant(nil, programs, 0)); err != nil {
+		return err
+	}
+	return n.follow(ctx, n.Running()) // a node without the grant would refuse calls
+}
+
+// programs is the prefix of the records of all programs.
+var programs = []byte{tx.Reserved, 'x'}
 
 // stop ends a node cleanly.
 func (n *Network) stop(ctx context.Context, node *Node) error {

@@ -163,7 +163,7 @@ var arrows = map[string]struct {
 		"a Byzantine peer is a node with some parts replaced by misbehaving ones"},
 	"e2e/guest":          {nil, "end-to-end tests are black-box"},
 	"e2e/history":        {[]string{"client", "tx"}, "a history is what clients saw; the blocks are executed again, independently of the code under test"},
-	"e2e/byzantine/liar": {[]string{"transport"}, "it damages bytes and must not be able to create valid ones"},
+	"e2e/byzantine/liar": {[]string{"transport", "tx"}, "it damages bytes and must not be able to create valid ones; tx has the format of simulations"},
 	"e2e/byzantine/attack": {[]string{"tx", "transport", "transport/tcp", "e2e/byzantine/liar"},
 		"it attacks from outside, as any peer could"},
 

@@ -10,6 +10,8 @@
 //	        ▼                 ▼                              ▼
 //	       the honest application                    the honest handler
 //
+// WrapSimulations wraps Query: clients that simulate calls of programs get false answers.
+//
 // All other calls pass through: the node follows the chain and so offers the same snapshots as the
 // honest peers, so that joiners request chunks from it. Its responses are invalid with certainty,
 // never correct by chance.

@@ -65,6 +65,9 @@ const (
 	Mute          Mode = "mute" // no votes or proposals for ten of every twenty heights
 )
 
+// Simulate answers clients that simulate calls of programs with false codes, gas and keys.
+const Simulate Mode = "simulate"
+
 // Attacks on peers that the node starts by itself (e2e/byzantine/attack).
 const (
 	Babble  Mode = "babble"  // meaningless p2p messages, on every channel
@@ -89,7 +92,7 @@ func Serving() []Mode {
 
 // Modes lists all modes.
 func Modes() []Mode {
-	return append(Serving(), DoubleVote, DoublePropose, Mute, Babble, Spam, Flood, Connect, Garbage)
+	return append(Serving(), DoubleVote, DoublePropose, Mute, Simulate, Babble, Spam, Flood, Connect, Garbage)
 }
 
 // mixed are the modes that Mix alternates between: each is detected at once, by the bytes alone.

@@ -31,6 +31,9 @@
 //	  double-propose two proposals in one round, to different peers                           the round's majority        no
 //	  mute           no signatures, ten of twenty heights                                     more than two thirds sign   no
 //
+//	answers clients (package liar)
+//	  simulate       false codes, gas and keys of simulated calls                             bounds in client.Fit        no
+//
 //	attacks the nodes in p2p.persistent_peers (package attack)
 //	  babble         meaningless p2p messages, and some that cannot be decoded                CometBFT drops it           no
 //	  spam           invalid transactions                                                     CheckTx                     no
@@ -287,10 +290,17 @@ func (m *member) options(set liar.Set, seed uint64, logger log.Logger) []node.Op
 	options := []node.Option{node.WithPrivValidator(func(honest types.PrivValidator) types.PrivValidator {
 		return voter.Wrap(honest, set, seed, m.peers, report)
 	})}
-	if mode := set.Serves(); mode != "" {
-		options = append(options,
-			node.WithApp(func(honest abci.Application) abci.Application { return liar.Wrap(honest, mode, seed, report) }),
-			node.WithTransport(liar.Over(mode, seed, report)))
+	mode := set.Serves()
+	if mode != "" {
+		options = append(options, node.WithTransport(liar.Over(mode, seed, report)))
 	}
-	return options
+	return append(options, node.WithApp(func(honest abci.Application) abci.Application {
+		if mode != "" {
+			honest = liar.Wrap(honest, mode, seed, report)
+		}
+		if set.Has(liar.Simulate) {
+			honest = liar.WrapSimulations(honest, seed, report)
+		}
+		return honest
+	}))
 }
