@@ -14,5 +14,6 @@
 //
 // A transfer names the gas that client.Fit would name, and all records that it touches, so its cost
 // in a block is what a client's transfer has. Its records depend on its two addresses only, so its
-// prediction cannot be wrong; the phase reads has calls whose records depend on the state. Accounts and recipients are drawn evenly.
+// prediction cannot be wrong; the phase reads has calls whose records depend on the state. Accounts
+// and recipients are drawn evenly.
 package programsbench
