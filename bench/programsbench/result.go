@@ -12,8 +12,8 @@ type Result struct {
 	// Transfers per second of an application alone, with nothing else in a block.
 	ERC20TPS float64 `json:"erc20_tps,omitempty"`
 
-	// Mispredicted is the share of executed moves with a wrong prediction, with all shares together:
-	// see ReadsRow.
+	// Mispredicted is the share of executed moves with a wrong prediction, with all shares of moves
+	// together: see ReadsRow.
 	Mispredicted *float64 `json:"mispredicted,omitempty"`
 	// These describe the sharded network, with all shares together: see NetRow.
 	RoundsPerBlock *float64 `json:"rounds_per_block,omitempty"`
