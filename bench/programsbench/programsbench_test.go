@@ -84,16 +84,18 @@ func TestFiguresOfReads(t *testing.T) {
 		return netSample{done: counts.done, transfers: counts.transfers, codes: counts.codes, retried: counts.retried, recovered: counts.recovered}
 	}
 	const ok, missed = tx.CodeOK, tx.CodeTooManyRecords
-	named := newReadsRow(ModeSharded, 15, true, []netSample{of(ok, missed, missed, ok), of(ok, missed, ok, ok, ok, tx.CodeOutOfGas)})
+	named := newReadsRow(ModeSharded, readsLoad{15, 64, true}, []netSample{of(ok, missed, missed, ok), of(ok, missed, ok, ok, ok, tx.CodeOutOfGas)})
 	require.Equal(t, 10, named.Moves)
 	require.Equal(t, 2, named.Retried)
 	require.Equal(t, 2, named.Recovered)
 	require.Equal(t, map[uint32]int{0: 8, 32: 1, 33: 3}, named.Codes)
 	require.InDelta(t, 0.3, named.Mispredicted, 1e-6)
 
-	r := &Result{Reads: []ReadsRow{named, newReadsRow(ModeSharded, 15, false, []netSample{of(missed, ok)})}}
+	r := &Result{Reads: []ReadsRow{
+		named, newReadsRow(ModeSharded, readsLoad{15, 8, true}, []netSample{of(ok)}), newReadsRow(ModeSharded, readsLoad{15, 8, false}, []netSample{of(missed, ok)}),
+	}}
 	r.summarizeReads()
-	require.InDelta(t, 0.3, *r.Mispredicted, 1e-6, "calls without a list predict nothing")
+	require.InDelta(t, 0.3, *r.Mispredicted, 1e-6, "of all workers; calls without a list predict nothing")
 	targets := r.targets()
 	require.Len(t, targets, 1)
 	require.False(t, targets[0].Met)

@@ -23,8 +23,11 @@ import (
 //	                                          └──────────── again, if it touched a record that it does not name ◄─────────────┘
 //
 // A call needs no list of records: unnamed allows records that touch does not name, but each costs
-// tx.UnnamedCost keys. So the phase measures the same load with such a list and without it.
+// tx.UnnamedCost keys. So the phase measures the last share of moves with such a list and without
+// it. Few workers do so: proposers leave out calls whose nodes are missing, and with 64 workers
+// some of those without a list waited for more than a minute.
 const (
+	fewWorkers = 8
 	// mintsAtOnce is the number of mints in a transaction. A mint writes mintKeys records, of which
 	// it names none.
 	mintsAtOnce, mintKeys, mintGas = 15, 4, 200_000
@@ -39,7 +42,8 @@ const (
 
 // ReadsRow has the figures of the phase reads for a share of moves.
 type ReadsRow struct {
-	Named bool `json:"named"` // the calls name all records that their simulation touched
+	Named   bool `json:"named"` // the calls name all records that their simulation touched
+	Workers int  `json:"workers"`
 	NetRow
 	Moves     int `json:"moves"`     // executed, done or not, with those that were sent again
 	Retried   int `json:"retried"`   // moves whose first prediction was wrong
@@ -52,7 +56,7 @@ type index struct {
 	put     abi.Method
 }
 
-// reads measures a network, first with lists of records and then without.
+// reads measures every share of moves on a network, and then calls with and without lists.
 func (r *run) reads(c *cluster) error {
 	ctx := c.net.Context()
 	clients, err := c.simulators(ctx)
@@ -65,11 +69,22 @@ func (r *run) reads(c *cluster) error {
 	if err != nil {
 		return err
 	}
+	var all, pair []readsLoad
+	for _, percent := range r.o.Moves {
+		all = append(all, readsLoad{percent, r.o.Workers, true})
+	}
+	last := all[len(all)-1]
+	if last.workers > fewWorkers {
+		last.workers = fewWorkers
+		pair = append(pair, last)
+	}
+	last.named = false
+	pair = append(pair, last)
 	number := uint64(readsRounds)
-	if err := r.predictions(c, x, clients, true, &number); err != nil {
+	if err := r.predictions(c, x, clients, all, &number); err != nil {
 		return err
 	}
-	err = r.predictions(c, x, clients, false, &number)
+	err = r.predictions(c, x, clients, pair, &number)
 	if ctx.Err() != nil || err == nil {
 		return err
 	}
@@ -79,40 +94,48 @@ func (r *run) reads(c *cluster) error {
 	return nil
 }
 
-// predictions measures every share of moves, with or without lists of records.
-func (r *run) predictions(c *cluster, x index, clients []*client.Client, named bool, number *uint64) error {
-	samples := map[int][]netSample{}
-	r.progress.Begin("reads", "rounds", (1+r.o.NetRounds)*len(r.o.Moves))
-	r.progress.Working(listText(named))
+// readsLoad is a load of the phase reads.
+type readsLoad struct {
+	percent, workers int
+	named            bool
+}
+
+// predictions measures loads in turns.
+func (r *run) predictions(c *cluster, x index, clients []*client.Client, loads []readsLoad, number *uint64) error {
+	samples := map[readsLoad][]netSample{}
+	r.progress.Begin("reads", "rounds", (1+r.o.NetRounds)*len(loads))
+	r.progress.Working(c.mode)
 	// The first round does not count.
-	err := harness.InTurns(1+r.o.NetRounds, r.o.Moves, func(round, percent int) error {
+	err := harness.InTurns(1+r.o.NetRounds, loads, func(round int, l readsLoad) error {
 		*number++
-		s, err := c.measure(c.net.Context(), r.o, percent, *number, func(ctx context.Context, b *bank, i int, t *tally) error {
-			move := b.rnd.IntN(100) < percent
+		o := r.o
+		o.Workers = l.workers
+		s, err := c.measure(c.net.Context(), o, l.percent, *number, func(ctx context.Context, b *bank, i int, t *tally) error {
+			move := b.rnd.IntN(100) < l.percent
 			operation := b.nextTransfer(b.accounts[i])
 			call := operation.GetCall()
 			operation = tx.NewCall(call.To, call.Input, 0, 0, 0) // Fit keeps limits that are not 0
 			if move {
-				operation = x.move(b.rnd.IntN(r.o.Items), b.accounts[b.rnd.IntN(len(b.accounts))])
+				operation = x.move(b.rnd.IntN(o.Items), b.accounts[b.rnd.IntN(len(b.accounts))])
 			}
-			return c.predicted(ctx, clients[i%len(clients)], i, operation, move, named, t)
+			return c.predicted(ctx, clients[i%len(clients)], i, operation, move, l.named, t)
 		})
 		if err == nil && round > 0 {
-			samples[percent] = append(samples[percent], s)
+			samples[l] = append(samples[l], s)
 		}
 		r.progress.Add(1)
 		return err
 	})
-	for _, percent := range r.o.Moves {
-		if len(samples[percent]) > 0 {
-			r.result.Reads = append(r.result.Reads, newReadsRow(c.mode, percent, named, samples[percent]))
+	for _, l := range loads {
+		if len(samples[l]) > 0 {
+			r.result.Reads = append(r.result.Reads, newReadsRow(c.mode, l, samples[l]))
 		}
 	}
 	return err
 }
 
-func newReadsRow(mode string, percent int, named bool, samples []netSample) ReadsRow {
-	row := ReadsRow{Named: named, NetRow: newNetRow(mode, percent, samples)}
+func newReadsRow(mode string, l readsLoad, samples []netSample) ReadsRow {
+	row := ReadsRow{Named: l.named, Workers: l.workers, NetRow: newNetRow(mode, l.percent, samples)}
 	row.Moves, row.Retried, row.Recovered = row.all.transfers, row.all.retried, row.all.recovered
 	return row
 }
@@ -262,11 +285,11 @@ func (c *cluster) sendOne(ctx context.Context, node api.NodeClient, from *accoun
 	return 0, refused, err
 }
 
-// summarizeReads fills in the top-level figure of calls that name their records.
+// summarizeReads fills in the top-level figure of calls that name their records, of all workers.
 func (r *Result) summarizeReads() {
 	missed, moves := 0, 0
 	for _, row := range r.Reads {
-		if row.Named {
+		if row.Named && row.Workers == r.Reads[0].Workers {
 			missed, moves = missed+row.Codes[uint32(tx.CodeTooManyRecords)], moves+row.Moves
 		}
 	}
@@ -276,21 +299,18 @@ func (r *Result) summarizeReads() {
 	}
 }
 
-func listText(named bool) string {
-	if named {
-		return "named"
-	}
-	return "no list"
-}
-
 func (r *Result) printReads(out io.Writer) {
 	if len(r.Reads) == 0 {
 		return
 	}
-	cells := [][]string{{"moves, predicted reads", "tx/s", "codes", "moves", "mispredicted", "retried", "recovered", "refused", "requests/block", "KB", "wait, ms", "free", "ahead", "left out", "load"}}
+	cells := [][]string{{"moves, predicted reads", "clients", "tx/s", "codes", "moves", "mispredicted", "retried", "recovered", "refused", "requests/block", "KB", "wait, ms", "free", "ahead", "left out", "load"}}
 	for _, row := range r.Reads {
+		list := "named"
+		if !row.Named {
+			list = "no list"
+		}
 		cells = append(cells, []string{
-			fmt.Sprintf("%d %%, %s", row.Percent, listText(row.Named)), row.TPS.Text("%.0f"), codesText(row.Codes), fmt.Sprint(row.Moves), fmt.Sprintf("%.2f %%", 100*row.Mispredicted),
+			fmt.Sprintf("%d %%, %s", row.Percent, list), fmt.Sprint(row.Workers), row.TPS.Text("%.0f"), codesText(row.Codes), fmt.Sprint(row.Moves), fmt.Sprintf("%.2f %%", 100*row.Mispredicted),
 			fmt.Sprint(row.Retried), fmt.Sprint(row.Recovered), fmt.Sprint(row.Refused), fmt.Sprintf("%.3f", row.RoundsPerBlock), fmt.Sprintf("%.1f", row.WitnessBytes/1e3),
 			fmt.Sprintf("%.1f", row.WaitMS), fmt.Sprintf("%.3f", row.FreeBlocks), fmt.Sprintf("%.1f", row.AheadRounds), fmt.Sprintf("%.2f", row.LeftOut), fmt.Sprintf("%.1f", row.Load),
 		})
