@@ -347,7 +347,7 @@ func (c *cluster) measure(ctx context.Context, o Options, percent int, number ui
 	cpu, began := c.usage(), time.Now()
 	t, err := c.load(ctx, o, number, send)
 	if err != nil {
-		return s, fmt.Errorf("%s, %d %% transfers: %w", c.mode, percent, err)
+		return s, fmt.Errorf("%s, %d %%: %w", c.mode, percent, err)
 	}
 	seconds, used := time.Since(began).Seconds(), c.usage()
 	after, err := c.metrics(ctx)

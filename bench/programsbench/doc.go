@@ -8,8 +8,8 @@
 //	  ├─ paged    this process      the same blocks ──► one in memory | one paged, with a quarter of the memory; in turns
 //	  └─ network  processes         clients in this process ──gRPC──► 4 validators ──► 4 storage nodes; then 4 validators with
 //	                                the whole state. Metrics say what the validators wait for, /proc what each role costs
-//	     reads                      clients ──simulate, then send──► the first of these networks. The calls follow state
 //	     gets                       clients ──gRPC, proved──► a sharded node without a vote in the first of these networks
+//	     reads                      clients ──simulate, then send──► the first of these networks. The calls follow state
 //	     grid                       the same load through gateways, one network for each r
 //
 // A transfer names the gas that client.Fit would name, and all records that it touches, so its cost

@@ -50,15 +50,15 @@ type Options struct {
 const (
 	phaseApp     = "app"
 	phaseNetwork = "network"
-	phaseReads   = "reads" // on the sharded network of phaseNetwork, as gets
 	phaseGets    = "gets"
+	phaseReads   = "reads" // on the sharded network of phaseNetwork, as gets
 	phasePaged   = "paged"
 	phaseWAN     = "wan" // the sharded network of phaseNetwork again, with delays
 	phaseGrid    = "grid"
 )
 
 // Phases lists all phases.
-var Phases = []string{phaseApp, phaseNetwork, phaseReads, phaseGets, phaseWAN, phaseGrid, phasePaged}
+var Phases = []string{phaseApp, phaseNetwork, phaseGets, phaseReads, phaseWAN, phaseGrid, phasePaged}
 
 // Flags adds the flags of programs.
 func (o *Options) Flags(f *harness.Flags) {

@@ -320,7 +320,8 @@ func (r *Result) printReads(out io.Writer) {
 	fmt.Fprintf(out, `
 reads       the sharded network. Clients simulate each call at a validator (client.Fit), send it, and wait until it is executed. Moves give one of %s
             items to one of %s accounts, in the index of examples/programs; their records depend on both owners' lists. The other calls are
-            transfers. no list: calls name no records, and may touch as many as in the simulation and %d more
+            transfers. no list: calls name no records, and may touch as many as in the simulation and %d more. Proposers leave a call out while
+            nodes of its records are missing, so a call without a list waits for several blocks instead of requests in a block
 mispredicted  the share of executed moves with code %d. Their clients simulate them again (retried), and %d attempts at most follow; recovered: of
             the retried ones, those that succeeded
 `, harness.Group(r.Items), harness.Group(r.Accounts), spareRecords, tx.CodeTooManyRecords, readsTries-1)
