@@ -108,19 +108,28 @@ func newBank(ctx context.Context, o Options) (*bank, error) {
 	return b, nil
 }
 
-// tokenCode returns the init code of the token with its supply.
-func tokenCode(ctx context.Context, supply uint64) ([]byte, error) {
+// exampleCode returns the init code of a program of examples/programs.
+func exampleCode(ctx context.Context, file string) ([]byte, error) {
 	root, err := runner.Root(ctx)
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(root, "examples", "programs", "token.hex"))
+	text, err := os.ReadFile(filepath.Join(root, "examples", "programs", file))
 	if err != nil {
 		return nil, err
 	}
 	code, err := hex.DecodeString(strings.TrimSpace(string(text)))
 	if err != nil {
-		return nil, fmt.Errorf("token.hex: %w", err)
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return code, nil
+}
+
+// tokenCode returns the init code of the token with its supply.
+func tokenCode(ctx context.Context, supply uint64) ([]byte, error) {
+	code, err := exampleCode(ctx, "token.hex")
+	if err != nil {
+		return nil, err
 	}
 	constructor, err := abi.Parse("constructor(uint256)")
 	if err != nil {

@@ -222,11 +222,15 @@ type tally struct {
 	transfers int // executed, done or not
 	codes     map[uint32]int
 	refused   int // by mempools; they are sent again
+	// Of the phase reads: moves whose first prediction was wrong, and those that succeeded later.
+	retried, recovered int
 }
 
-// load sends transactions for a time, from all workers. Each sends batches of its account, and
-// waits until a batch is executed.
-func (c *cluster) load(ctx context.Context, o Options, percent int, round uint64) (*tally, error) {
+// sender sends transactions of a worker, and waits until they are executed. b draws them.
+type sender func(ctx context.Context, b *bank, worker int, t *tally) error
+
+// load sends transactions for a time, from all workers.
+func (c *cluster) load(ctx context.Context, o Options, round uint64, send sender) (*tally, error) {
 	t := &tally{codes: map[uint32]int{}}
 	until := time.Now().Add(time.Duration(o.Seconds) * time.Second)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -238,7 +242,7 @@ func (c *cluster) load(ctx context.Context, o Options, percent int, round uint64
 		w.draws = round<<20 + uint64(i)<<10
 		workers.Go(func() {
 			for time.Now().Before(until) && ctx.Err() == nil {
-				err := c.batch(ctx, &w, c.bank.accounts[i], c.entries[i%len(c.entries)], o.Batch, percent, t)
+				err := send(ctx, &w, i, t)
 				if errors.Is(err, errBusy) {
 					err = sleep.For(ctx, busyPause)
 				}
@@ -327,16 +331,23 @@ func (u usage) plus(v usage, sign float64) usage {
 	return usage{u.validators + sign*v.validators, u.storage + sign*v.storage, u.gateways + sign*v.gateways, u.clients + sign*v.clients}
 }
 
-// round measures a load once.
-func (c *cluster) round(ctx context.Context, o Options, percent int, number uint64) (s netSample, err error) {
+// round measures transfers among puts once.
+func (c *cluster) round(ctx context.Context, o Options, percent int, number uint64) (netSample, error) {
+	return c.measure(ctx, o, percent, number, func(ctx context.Context, b *bank, i int, t *tally) error {
+		return c.batch(ctx, b, c.bank.accounts[i], c.entries[i%len(c.entries)], o.Batch, percent, t)
+	})
+}
+
+// measure measures a load once.
+func (c *cluster) measure(ctx context.Context, o Options, percent int, number uint64, send sender) (s netSample, err error) {
 	before, err := c.metrics(ctx)
 	if err != nil {
 		return s, err
 	}
 	cpu, began := c.usage(), time.Now()
-	t, err := c.load(ctx, o, percent, number)
+	t, err := c.load(ctx, o, number, send)
 	if err != nil {
-		return s, fmt.Errorf("%s, %d %% transfers: %w", c.mode, percent, err)
+		return s, fmt.Errorf("%s, %d %%: %w", c.mode, percent, err)
 	}
 	seconds, used := time.Since(began).Seconds(), c.usage()
 	after, err := c.metrics(ctx)
@@ -345,7 +356,7 @@ func (c *cluster) round(ctx context.Context, o Options, percent int, number uint
 	}
 	grown := func(name string) float64 { return after[name] - before[name] }
 	of := func(metric, call string) float64 { return grown("starling_app_witness_" + metric + " " + call) }
-	s = netSample{tps: float64(t.done) / seconds, done: t.done, transfers: t.transfers, refused: t.refused, codes: t.codes, load: harness.LoadAverage()}
+	s = netSample{tps: float64(t.done) / seconds, done: t.done, transfers: t.transfers, refused: t.refused, codes: t.codes, load: harness.LoadAverage(), retried: t.retried, recovered: t.recovered}
 	s.cpu = used.plus(cpu, -1)
 	s.leftOut = grown("starling_app_witness_left_out_total")
 	for _, call := range []string{callProcess, callFinalize} {
@@ -371,6 +382,7 @@ const (
 type netSample struct {
 	tps                      float64
 	done, transfers, refused int
+	retried, recovered       int
 	codes                    map[uint32]int
 	load                     float64
 	cpu                      usage

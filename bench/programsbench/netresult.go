@@ -41,8 +41,8 @@ type NetRow struct {
 	// LeftOut is how often a proposer left a transaction out because of missing nodes, per
 	// transaction. One transaction may be left out several times.
 	LeftOut float64 `json:"left_out,omitempty"`
-	// Mispredicted is the share of executed transfers that failed because they touched a record
-	// that they did not name.
+	// Mispredicted is the share of executed transfers, in the phase reads of executed moves, that
+	// failed because they touched a record that they did not name.
 	Mispredicted float64 `json:"mispredicted,omitempty"`
 
 	all netSample // sums of all rounds
@@ -76,6 +76,7 @@ func newNetRow(mode string, percent int, samples []netSample) NetRow {
 
 func (s *netSample) add(t netSample) {
 	s.done, s.transfers, s.refused = s.done+t.done, s.transfers+t.transfers, s.refused+t.refused
+	s.retried, s.recovered = s.retried+t.retried, s.recovered+t.recovered
 	s.cpu = s.cpu.plus(t.cpu, 1)
 	s.height, s.blocks, s.waited, s.waitS = s.height+t.height, s.blocks+t.blocks, s.waited+t.waited, s.waitS+t.waitS
 	s.rounds, s.bytes, s.ahead, s.aheadBytes, s.leftOut = s.rounds+t.rounds, s.bytes+t.bytes, s.ahead+t.ahead, s.aheadBytes+t.aheadBytes, s.leftOut+t.leftOut
@@ -98,24 +99,17 @@ func (s *netSample) mispredicted() float64 {
 
 // summarizeNetwork fills in the top-level figures of the networks.
 func (r *Result) summarizeNetwork() {
-	sum := netSample{codes: map[uint32]int{}}
+	var sum netSample
 	tps := map[string]float64{}
 	for _, row := range slices.Backward(r.Network) { // the first share counts
 		tps[row.Mode] = row.TPS.Median
 		if row.Mode == ModeSharded {
 			sum.add(row.all)
-			for code, n := range row.Codes {
-				sum.codes[code] += n
-			}
 		}
 	}
 	if sum.blocks > 0 {
 		rounds, free := sum.roundsPerBlock(), sum.free()
 		r.RoundsPerBlock, r.FreeBlocks = &rounds, &free
-	}
-	if sum.transfers > 0 {
-		share := sum.mispredicted()
-		r.Mispredicted = &share
 	}
 	if tps[ModeSharded] > 0 {
 		r.WANRatio = tps[ModeWAN] / tps[ModeSharded]
@@ -156,8 +150,7 @@ delayed     %.0f ms one way between every two validators, and between validators
 requests    for missing nodes in ProcessProposal and FinalizeBlock, per block of a validator; KB and wait are those of these requests. free: the
             share of blocks without a wait (a block with a wait in both calls counts twice). ahead: requests before a block, per block
 left out    by proposers, because nodes were missing; a transaction may be left out several times, and is proposed later
-code %d     the transfer touches a record that it does not name, so its prediction was wrong. The records of a transfer depend on its two addresses
-            only, so none is expected; programs that follow pointers would differ
+code %d     the transfer touches a record that it does not name. The records of a transfer depend on its two addresses only, so none is expected
 `, validators, storageNodes, ranges, r.Retain, harness.Group(r.Accounts), harness.Group(r.NetKeys), r.DelayMS, tx.CodeTooManyRecords)
 	r.printExtrapolation(out)
 }

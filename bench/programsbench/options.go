@@ -28,6 +28,8 @@ type Options struct {
 	NetKeys   int // of the puts
 	NetShares []int
 	NetRounds int
+	Items     int           // of the phase reads
+	Moves     []int         // shares of the phase reads
 	Seconds   int           // of a round
 	Workers   int           // accounts that send
 	Batch     int           // transactions of an account in flight
@@ -49,13 +51,14 @@ const (
 	phaseApp     = "app"
 	phaseNetwork = "network"
 	phaseGets    = "gets"
+	phaseReads   = "reads" // on the sharded network of phaseNetwork, as gets
 	phasePaged   = "paged"
 	phaseWAN     = "wan" // the sharded network of phaseNetwork again, with delays
 	phaseGrid    = "grid"
 )
 
 // Phases lists all phases.
-var Phases = []string{phaseApp, phaseNetwork, phaseGets, phaseWAN, phaseGrid, phasePaged}
+var Phases = []string{phaseApp, phaseNetwork, phaseGets, phaseReads, phaseWAN, phaseGrid, phasePaged}
 
 // Flags adds the flags of programs.
 func (o *Options) Flags(f *harness.Flags) {
@@ -70,6 +73,8 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.NetKeys, "net-keys", 20_000, workload.MinKeys, math.MaxInt, "number of keys that puts write on networks")
 	f.Ints(&o.NetShares, "net-shares", []int{15, 100}, 0, 100, "shares of transfers on networks, in percent")
 	f.Int(&o.NetRounds, "net-rounds", 3, 1, 1000, "number of rounds on each network")
+	f.Int(&o.Items, "items", 2000, 1, 1_000_000, "number of items that accounts move to each other in the phase reads")
+	f.Ints(&o.Moves, "moves", []int{15, 100}, 1, 100, "shares of moves of items in the phase reads, in percent; the other calls are transfers")
 	f.Int(&o.Seconds, "seconds", 10, 1, 3600, "duration of a round on a network, in seconds")
 	f.Int(&o.Workers, "workers", 64, 1, 1000, "number of accounts that send transactions to a network")
 	f.Int(&o.Batch, "batch", 24, 1, 100, "transactions of an account in flight")
@@ -83,7 +88,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.BoolVar(&o.Quick, "quick", false, "run for seconds with few keys, as a test: the figures mean nothing")
 	f.Also(func() error {
 		if o.Quick {
-			f.Unless("accounts", "100", "keys", "2000", "block-txs", "100", "blocks", "2", "rounds", "2", "paged-accounts", "500", "net-keys", "2000", "net-rounds", "1", "seconds", "2", "workers", "8", "batch", "4", "grid-retain", "12", "grid-gateways", "1,2")
+			f.Unless("accounts", "100", "keys", "2000", "block-txs", "100", "blocks", "2", "rounds", "2", "paged-accounts", "500", "net-keys", "2000", "net-rounds", "1", "items", "8", "moves", "100", "seconds", "2", "workers", "8", "batch", "4", "grid-retain", "12", "grid-gateways", "1,2")
 		}
 		if o.Workers > o.Accounts {
 			return fmt.Errorf("--workers is %d, there are %d --accounts", o.Workers, o.Accounts)

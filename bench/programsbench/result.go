@@ -12,8 +12,10 @@ type Result struct {
 	// Transfers per second of an application alone, with nothing else in a block.
 	ERC20TPS float64 `json:"erc20_tps,omitempty"`
 
+	// Mispredicted is the share of executed moves with a wrong prediction, with all shares of moves
+	// together: see ReadsRow.
+	Mispredicted *float64 `json:"mispredicted,omitempty"`
 	// These describe the sharded network, with all shares together: see NetRow.
-	Mispredicted   *float64 `json:"mispredicted,omitempty"`
 	RoundsPerBlock *float64 `json:"rounds_per_block,omitempty"`
 	FreeBlocks     *float64 `json:"free_blocks,omitempty"`
 	// WANRatio compares the sharded network with delays to the one without, with the first of the
@@ -36,6 +38,9 @@ type Result struct {
 	// GatewayGetsS is proved gets per second of one sharded node without a vote.
 	GatewayGetsS float64  `json:"gateway_gets_s,omitempty"`
 	Gets         *GetsRow `json:"gets,omitempty"`
+
+	Reads []ReadsRow `json:"reads,omitempty"`
+	Items int        `json:"items"`
 
 	Grid []GridRow `json:"grid,omitempty"`
 
@@ -79,6 +84,7 @@ func (r *Result) summarize() {
 		}
 	}
 	r.summarizeNetwork()
+	r.summarizeReads()
 	if r.Paged != nil {
 		r.OverPaged = r.Paged.Ratio.Median
 	}
@@ -93,6 +99,7 @@ func (r *Result) Print(out io.Writer) {
 	r.printApp(out)
 	r.printPaged(out)
 	r.printNetwork(out)
+	r.printReads(out)
 	r.printGets(out)
 	r.printGrid(out)
 	for _, failed := range r.Failed {

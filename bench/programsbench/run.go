@@ -22,7 +22,7 @@ type run struct {
 // Run runs the benchmark, and reports to progress. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
 	r := &run{o: o, progress: progress, result: &Result{
-		Accounts: o.Accounts, Keys: o.Keys, Retain: o.Retain, NetKeys: o.NetKeys, DelayMS: float64(o.Delay) / float64(time.Millisecond), Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
+		Accounts: o.Accounts, Keys: o.Keys, Retain: o.Retain, NetKeys: o.NetKeys, Items: o.Items, DelayMS: float64(o.Delay) / float64(time.Millisecond), Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
 	}}
 	if err := harness.InFolder(ctx, progress, func(dir string) error { return r.phases(ctx, dir) }); err != nil {
 		return nil, err
@@ -59,10 +59,10 @@ func (r *run) phases(ctx context.Context, dir string) error {
 
 // runNetworks measures the same load on a network of sharded validators, on one of validators with
 // the whole state, and on a sharded one with delays, one after the other. The first one also serves
-// the gateway.
+// the phases gets and reads.
 func (r *run) runNetworks(ctx context.Context, dir string) error {
 	var modes []string
-	if r.o.has(phaseNetwork) || r.o.has(phaseGets) {
+	if r.o.has(phaseNetwork) || r.o.has(phaseReads) || r.o.has(phaseGets) {
 		modes = append(modes, ModeSharded)
 	}
 	if r.o.has(phaseNetwork) {
@@ -105,9 +105,17 @@ func (r *run) runNetwork(ctx context.Context, mode, program, dir string) (err er
 	if r.o.has(phaseGets) && mode == ModeSharded {
 		r.progress.Begin("gets", "gateways", 1)
 		r.progress.Working("one gateway")
-		r.result.Gets, err = c.gets(c.net.Context(), r.o)
+		if r.result.Gets, err = c.gets(c.net.Context(), r.o); err != nil {
+			return err
+		}
 	}
-	return err
+	// This phase comes last, because it may leave accounts blocked.
+	if r.o.has(phaseReads) && mode == ModeSharded {
+		if err := r.reads(c); err != nil {
+			return fmt.Errorf("reads: %w", err)
+		}
+	}
+	return nil
 }
 
 // loads measures every share on a network.

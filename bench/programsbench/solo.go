@@ -116,7 +116,7 @@ func (s *solo) simulate(ctx context.Context, account []byte, operation tx.Operat
 	return simulationOf(res.Value, res.Height)
 }
 
-// simulationOf decodes a node's answer to a simulation, without results.
+// simulationOf decodes a node's answer to a simulation.
 func simulationOf(raw []byte, height int64) (*client.Simulation, error) {
 	var answer tx.Simulation
 	if err := answer.Unmarshal(raw); err != nil {
@@ -125,6 +125,8 @@ func simulationOf(raw []byte, height int64) (*client.Simulation, error) {
 	simulation := &client.Simulation{Height: height, Programs: answer.Programs}
 	if answer.Code != 0 {
 		simulation.Refused = tx.Errorf(tx.Code(answer.Code), "%s", answer.Reason)
+	} else if answer.Result != nil {
+		simulation.Results = answer.Result.Results
 	}
 	return simulation, nil
 }
