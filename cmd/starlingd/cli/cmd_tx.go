@@ -3,6 +3,8 @@ package cli
 import (
 	"encoding/hex"
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -26,7 +28,7 @@ func newTxCmd(env *cliEnv) *cobra.Command {
   starlingd tx cas fruit/apple green red --from alice
   starlingd tx send-file operations.jsonl --from alice`,
 	}
-	cmd.AddCommand(newPutCmd(env), newDelCmd(env), newCasCmd(env), newReadCmd(env), newTextCmd(env), newWaitCmd(env), newSendFileCmd(env))
+	cmd.AddCommand(newPutCmd(env), newDelCmd(env), newCasCmd(env), newAddCmd(env), newReadCmd(env), newTextCmd(env), newWaitCmd(env), newSendFileCmd(env))
 	return cmd
 }
 
@@ -112,6 +114,48 @@ func newCasCmd(env *cliEnv) *cobra.Command {
 	addSignFlags(cmd.Flags())
 	addBytesFlags(cmd.Flags())
 	cmd.Flags().String("file", "", "file that holds the value; - is standard input")
+	return cmd
+}
+
+func newAddCmd(env *cliEnv) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "add KEY DELTA",
+		Short: "Add to the number at a key (from app version 2), and print the new number",
+		Long: `Add to the decimal number at a key; an absent key counts as 0. Transactions that add to one
+key need no retries. With --min or --max, the transaction fails if the new number is
+outside of them. Write -- before a negative DELTA.`,
+		Example: `  starlingd tx add visits 1 --from alice
+  starlingd tx add seats --min 0 --from alice -- -1`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key, err := parseBytes(env, "KEY", args[0])
+			if err != nil {
+				return err
+			}
+			delta, err := strconv.ParseInt(args[1], 10, 64)
+			if err != nil {
+				return usagef("DELTA %q is not a number from %d to %d", args[1], math.MinInt64, math.MaxInt64)
+			}
+			operation := tx.NewAdd(key, delta)
+			if cmd.Flags().Changed("min") || cmd.Flags().Changed("max") {
+				operation = tx.NewBoundedAdd(key, delta, env.V.GetInt64("min"), env.V.GetInt64("max"))
+			}
+			result, err := execute(cmd, env, operation)
+			if err != nil {
+				return err
+			}
+			if !env.JSON() && len(result.Results) == 1 {
+				if _, err := fmt.Fprintln(env.Out, formatBytes(env, result.Results[0].Value)); err != nil {
+					return err
+				}
+			}
+			return printResult(env, result)
+		},
+	}
+	addSignFlags(cmd.Flags())
+	addBytesFlags(cmd.Flags())
+	cmd.Flags().Int64("min", math.MinInt64, "least new number")
+	cmd.Flags().Int64("max", math.MaxInt64, "greatest new number")
 	return cmd
 }
 
