@@ -413,6 +413,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	n, err := io.Copy(io.Discard, response.Body)
 	require.ErrorIs(t, err, errAnswerTooLong)
 	require.LessOrEqual(t, n, int64(maxAnswerBytes))
+	require.NoError(t, response.Body.Close())
 
 	body := &limitedBody{ReadCloser: io.NopCloser(bytes.NewReader(make([]byte, 100))), left: 100}
 	b, err := io.ReadAll(body)
