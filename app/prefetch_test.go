@@ -282,7 +282,7 @@ func TestLineRequestsEachWantOnce(t *testing.T) {
 		lane := int(w.Key[0]) % 3
 		switch rnd.IntN(3) {
 		case 0:
-			of := &unchecked{[32]byte{byte(step)}, 1}
+			of := &unchecked{[32]byte{byte(step), 1}, 1}
 			if _, again := left[byte(step)]; !again {
 				left[byte(step)] = 1
 				l.queue(lane, uncheckedWant{avlstar.Want{Key: w.Key}, of})
