@@ -73,6 +73,7 @@ func TestGRPC(t *testing.T) {
 	})
 	pool := certify(t, filepath.Join(folder, "config", "cert.pem"), filepath.Join(folder, "config", "key.pem"))
 	conf := nodetest.Load(t, folder)
+	conf.App.State.KeepRecent = 100_000 // the test asks for an older height
 	conf.App.GRPC.ListenAddress = "127.0.0.1:0"
 	conf.CometBFT.RPC.TLSCertFile, conf.CometBFT.RPC.TLSKeyFile = "cert.pem", "key.pem"
 	logs := new(nodetest.LogBuffer)

@@ -302,7 +302,7 @@ func TestJoinFallsBackWithoutASnapshot(t *testing.T) {
 // A node joins a chain below its first snapshot by blocks, and says so.
 func TestJoinAYoungChain(t *testing.T) {
 	t.Parallel() // it waits for blocks
-	dir, first := nodetest.Home(t, func(o *home.InitOptions) { o.App = app.Genesis{Open: true, SnapshotInterval: 1_000} })
+	dir, first := nodetest.Home(t, func(o *home.InitOptions) { o.App = app.Genesis{Open: true, SnapshotInterval: 1_000_000} })
 	n := start(t, dir, log.NewNopLogger())
 	writeKeys(t, dir, 0, 3)
 	nodetest.Until(t, "blocks to fetch", func() bool { return n.Comet().BlockStore().Height() > 2 })
