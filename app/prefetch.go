@@ -104,7 +104,7 @@ func (n *lane) len() int {
 }
 
 // unchecked is a transaction whose records are requested. left counts those that have not arrived.
-// If its id is zero, nobody waits for them.
+// If its id is zero, no transaction is checked when they arrive.
 type unchecked struct {
 	id   [sha256.Size]byte
 	left int
@@ -135,7 +135,7 @@ func (a *App) ask(v *avlstar.Version, wants []avlstar.Want) {
 }
 
 // askChecked queues those of wants that are missing in v, for a transaction that was checked. The
-// others stay in memory.
+// paths to all of them stay in memory for a while (expectedKeys).
 func (a *App) askChecked(v *avlstar.Version, wants []avlstar.Want) {
 	a.expected.add(wants)
 	lacking, _ := v.Missing(wants)

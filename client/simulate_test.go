@@ -34,7 +34,7 @@ func TestFitWithFalseSimulations(t *testing.T) {
 		dear   bool    // the transaction names the most gas, or the most records
 	}{
 		"false keys":            {func(int) tx.Simulation { return ran(1000, 3, keys(3)) }, tx.CodeOK, false},
-		"keys that nobody may":  {func(int) tx.Simulation { return ran(1000, 1, [][]byte{{0, 'u'}}) }, tx.CodeReserved, false},
+		"reserved keys":         {func(int) tx.Simulation { return ran(1000, 1, [][]byte{{0, 'u'}}) }, tx.CodeReserved, false},
 		"no gas and no keys":    {func(int) tx.Simulation { return ran(0, 0, nil) }, tx.CodeMalformed, false},
 		"gas above the maximum": {func(int) tx.Simulation { return ran(tx.MaxProgramGas+1, 3, keys(3)) }, tx.CodeOK, true},
 		"gas that overflows":    {func(int) tx.Simulation { return ran(math.MaxUint64, 3, keys(3)) }, tx.CodeOK, true},

@@ -117,7 +117,7 @@ func (n *Network) upgradeApp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	const notice = 8 // blocks, in one of which the transaction must be
+	const notice = 16 // blocks, in one of which the transaction must be
 	best, _ := n.Best(ctx)
 	last := best + notice
 	if _, err := c.ScheduleUpgrade(ctx, tx.NewestAppVersion, uint64(last), ""); err != nil {
