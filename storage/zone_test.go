@@ -690,8 +690,16 @@ func TestTrimKeepsNewerPins(t *testing.T) {
 // before it was on disk.
 func TestTrimKeepsOnePin(t *testing.T) {
 	s := openZone(t, vfs.NewMem())
-	pinned := func(height int64) Block {
-		return Block{Meta: testMeta(height), Pin: true, Owner: &owner{description: withPin("snapshot")}}
+	// add writes a block and waits for its Done: Flush returns before pins are removed.
+	add := func(height int64, pin bool) {
+		done := make(chan struct{})
+		o := &owner{done: func() { close(done) }}
+		if pin {
+			o.description = withPin("snapshot")
+		}
+		require.NoError(t, s.Write(Block{Meta: testMeta(height), Pin: pin, Owner: o}))
+		require.NoError(t, s.Flush())
+		<-done
 	}
 	heights := func() (list []int64) {
 		for _, p := range s.Pins() {
@@ -699,23 +707,17 @@ func TestTrimKeepsOnePin(t *testing.T) {
 		}
 		return list
 	}
-	for height := int64(1); height <= 2; height++ {
-		require.NoError(t, s.Write(pinned(height)))
-		require.NoError(t, s.Flush())
-	}
+	add(1, true)
+	add(2, true)
 	s.Trim(3, []int64{4})
-	require.NoError(t, s.Write(Block{Meta: testMeta(3)}))
-	require.NoError(t, s.Flush())
+	add(3, false)
 	require.Equal(t, []int64{2}, heights())
-	require.NoError(t, s.Write(pinned(4)))
-	require.NoError(t, s.Flush())
+	add(4, true)
 	s.Trim(4, []int64{4})
-	require.NoError(t, s.Write(Block{Meta: testMeta(5)}))
-	require.NoError(t, s.Flush())
+	add(5, false)
 	require.Equal(t, []int64{4}, heights())
 	s.Trim(5, nil)
-	require.NoError(t, s.Write(Block{Meta: testMeta(6)}))
-	require.NoError(t, s.Flush())
+	add(6, false)
 	require.Empty(t, heights(), "this node serves no snapshots")
 }
 
