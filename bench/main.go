@@ -7,6 +7,7 @@
 //	├── cosmos                                syncbench       joins of SDK nodes by verified chunks; stores below the SDK
 //	├── e2e, joiners                          e2ebench        a network of validators, against CometBFT's kvstore
 //	├── client, watch, latency, timeline      clientbench     clients, against etcd and kvstore
+//	├── faults                                clientbench     a faulty validator, against CometBFT's kvstore
 //	├── dsm                                   dsmbench        a state sharded over storage nodes, against full-state nodes
 //	├── programs                              programsbench   transfers of a token by contracts, alone and in a sharded network
 //	├── join                                  joinbench       fetching a chain's blocks, by transport and by block sync
@@ -107,6 +108,8 @@ func newRoot() *cobra.Command {
 			"client --rounds 1 --seconds 2", clientbench.Run),
 		benchmark("latency", "Measures how long writes and newest reads take, against CometBFT's kvstore and etcd",
 			"latency --rounds 1 --seconds 2", clientbench.RunLatency),
+		benchmark("faults", "Measures what a silent, slow, flooding or lying validator costs, against CometBFT's kvstore",
+			"faults --rounds 1 --seconds 2", clientbench.RunFaults),
 		benchmark("timeline", "Measures where the time of a put goes, step by step",
 			"timeline --seconds 3 --validators 4 --delays 0,20", clientbench.RunTimeline),
 		benchmark("watch", "Measures what watchers cost a node, and how fast a watcher catches up",

@@ -96,6 +96,66 @@ func TestStockCometBFT(t *testing.T) {
 	require.Equal(t, "value 42 of many", string(value.Value))
 }
 
+// Of four validators two run starlingd, and two a stock cometbft. Each block needs three of them, so
+// every proposal and vote, and transactions in batches, are understood in both directions.
+func TestStockValidators(t *testing.T) {
+	p, ctx := processes(t, 100*time.Second)
+	var homes []*runner.Home
+	for i := range 4 {
+		home := stockHome(t, ctx, fmt.Sprintf("validator-%d", i))
+		require.NoError(t, home.Configure(func(c *cfg.Config) {
+			c.P2P.PersistentPeers = runner.Peers(homes...) // one node of each pair dials
+		}))
+		homes = append(homes, home)
+	}
+	_, err := runner.Genesis(homes, nil, stockChain, map[string]any{
+		"open": false, "admins": []string{}, "grants": []map[string]any{{"grantee": "*", "prefix": "stock/"}},
+	})
+	require.NoError(t, err)
+	for i, home := range homes {
+		if i%2 == 0 {
+			home.Release()
+			start(t, p, runner.Spec{Name: home.Name, Path: starlingd, Log: home.Log(), Args: []string{"start", "--home", home.Dir}})
+		} else {
+			startStock(t, p, ctx, home)
+		}
+	}
+	for _, home := range homes {
+		await(t, ctx, home, 1)
+	}
+
+	var sent []*client.Sent
+	for i, home := range homes {
+		key := ed25519.GenPrivKeyFromSecret([]byte(home.Name))
+		c, err := client.Dial(ctx, []string{home.RPC()}, client.WithChainID(stockChain), client.WithKey(key))
+		require.NoError(t, err)
+		for k := range 50 {
+			one, err := c.Send(ctx, tx.NewPut(fmt.Appendf(nil, "stock/%d/%02d", i, k), []byte("value")))
+			require.NoError(t, err)
+			sent = append(sent, one)
+		}
+	}
+	last := int64(0)
+	for _, one := range sent {
+		done, err := one.Wait(ctx)
+		require.NoError(t, err)
+		last = max(last, done.Height)
+	}
+
+	proposers := map[string]bool{}
+	require.NoError(t, runner.Poll(ctx, "a block of each validator", func() bool {
+		header, err := homes[0].Header(ctx, last)
+		if err == nil {
+			proposers[header.Proposer.String()] = true
+			last++
+		}
+		return len(proposers) == len(homes)
+	}))
+	for _, home := range homes {
+		await(t, ctx, home, last-1) // a validator with another app hash would have stopped
+	}
+}
+
 func stockHome(t *testing.T, ctx context.Context, name string) *runner.Home {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)

@@ -18,13 +18,14 @@ import (
 type kvstore struct {
 	o       LatencyOptions
 	net     *network.Network
+	fault   fault // of the last validator
 	clients []*rpchttp.HTTP
 }
 
 // kvstore starts a network of CometBFT's kvstore.
 func (r *latencyRun) kvstore(ctx context.Context, s latencyStore, dir string) (store, error) {
 	return r.startText(ctx, network.Options{
-		Program: r.cometbft, Dir: dir, Validators: r.o.Validators, Delay: r.delay(s), AppState: struct{}{},
+		Program: r.cometbft, Dir: dir, Validators: r.o.Validators, Delay: r.delay(s), AppState: struct{}{}, Last: r.fault.program, SlowLast: r.fault.delay,
 		Init: func(_, dir string) []string { return []string{"init", "--home", dir} },
 		Edit: func(c *cfg.Config) {
 			c.ProxyApp = "persistent_kvstore"
@@ -48,8 +49,8 @@ func (r *latencyRun) startText(ctx context.Context, o network.Options) (store, e
 	if err != nil {
 		return nil, err
 	}
-	k := &kvstore{o: r.o, net: net}
-	for _, address := range net.RPCs() {
+	k := &kvstore{o: r.o, net: net, fault: r.fault}
+	for _, address := range r.fault.honest(net.RPCs()) {
 		c, err := rpchttp.New(address, "/websocket")
 		if err != nil {
 			return nil, errors.Join(err, net.Stop())
@@ -80,5 +81,9 @@ func (k *kvstore) run(ctx context.Context, what string, seed uint64) (Figures, e
 			return err
 		}
 	}
-	return repeatFigures(ctx, k.net, work, seed, time.Duration(k.o.Seconds)*time.Second)
+	measured := k.net
+	if k.fault.paused {
+		measured = nil // it does not answer
+	}
+	return repeatFigures(ctx, measured, work, seed, time.Duration(k.o.Seconds)*time.Second)
 }

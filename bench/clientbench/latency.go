@@ -131,6 +131,7 @@ type latencyRun struct {
 	rounds   map[string]map[string][]Figures // by store, then by operation
 	turns    int
 	retries  []string // see turn
+	fault    fault    // of the last validator
 
 	starlingd, cometbft, etcdstore string // paths of the programs
 }
@@ -174,7 +175,7 @@ func (r *latencyRun) turn(ctx context.Context, round int, s latencyStore) error 
 		name: s.name, dir: filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns)), operations: s.operations,
 		seed: uint64(round), progress: r.progress, retries: &r.retries,
 	}
-	start := func(dir string) (store, error) { return s.start(r, ctx, s, dir) }
+	start := func(dir string) (store, error) { return r.fault.over(s.start(r, ctx, s, dir)) }
 	figures, err := t.measure(ctx, start)
 	if err != nil {
 		return err
@@ -203,7 +204,7 @@ func (r *latencyRun) options(s latencyStore) Options {
 		endpoint = endpointRPC
 	}
 	return Options{
-		common: common{Seconds: r.o.Seconds, Network: string(s.network), Endpoint: endpoint, delay: r.delay(s)},
+		common: common{Seconds: r.o.Seconds, Network: string(s.network), Endpoint: endpoint, delay: r.delay(s), fault: r.fault},
 		Keys:   r.o.Keys, ValueBytes: valueBytes, RangeKeys: min(100, r.o.Keys), Workers: r.o.Workers, Validators: r.o.Validators, writers: max(r.o.Workers, loadWorkers),
 	}
 }

@@ -128,14 +128,15 @@ func (l *LatencyResult) Print(out io.Writer) {
 				if f.CPUMicros > 0 {
 					cpu = harness.Group(int(f.CPUMicros))
 				}
-				cells = append(cells, []string{s.Name, op, milliseconds(f.P50MS), milliseconds(f.P99MS), harness.Group(int(f.Rate)), cpu})
+				cells = append(cells, []string{s.Name, op, f.p50(), milliseconds(f.P99MS), harness.Group(int(f.Rate)), cpu})
 			}
 		}
 	}
 	harness.PrintAligned(out, cells)
 	printRetries(out, l.EtcdRetries)
 	fmt.Fprintf(out, `
-%s of %d s each, %d operations at a time, on one machine, in turn; medians of the rounds
+%s of %d s each, %d operations at a time, on one machine, in turn; medians of the rounds, and the
+interval of the median of p50 (of fewer than six rounds: the least and the greatest)
 starling  %d validators with the settings of init --network wan and lan, signed puts (client.Put), each client with a key of its own,
           or all with one
 grouped   the clients share one key and their transactions: client.WithGroupCommit

@@ -35,6 +35,7 @@ type common struct {
 	Endpoint string // of the nodes, for clients: endpointGRPC or endpointRPC
 
 	delay time.Duration // one way, between every two validators
+	fault fault         // of the last validator
 }
 
 // The endpoints of a node.

@@ -64,6 +64,10 @@ func medians(rounds []Figures) *Figures {
 	for _, round := range rounds {
 		f.Number += round.Number
 	}
+	if len(rounds) > 1 {
+		i := harness.MedianInterval(harness.Each(rounds, func(f Figures) float64 { return f.P50MS }))
+		f.P50 = &i
+	}
 	return f
 }
 
@@ -104,6 +108,14 @@ func (f *Figures) cells() []string {
 		return []string{"", "", ""}
 	}
 	return []string{milliseconds(f.P50MS), milliseconds(f.P99MS), harness.Group(int(f.Rate))}
+}
+
+// p50 formats the median, with its interval if there are several rounds.
+func (f *Figures) p50() string {
+	if f.P50 == nil {
+		return milliseconds(f.P50MS)
+	}
+	return fmt.Sprintf("%s [%s, %s]", milliseconds(f.P50MS), milliseconds(f.P50.Low), milliseconds(f.P50.High))
 }
 
 // milliseconds formats ms with three digits.

@@ -34,7 +34,7 @@ type starling struct {
 // start starts a network in which all accounts may write keys with keyPrefix.
 func (n *common) start(ctx context.Context, program, dir string, validators int, edit func(*cfg.Config)) (*network.Network, error) {
 	return network.Start(ctx, network.Options{
-		Program: program, Dir: dir, Validators: validators, Delay: n.delay, Edit: edit,
+		Program: program, Dir: dir, Validators: validators, Delay: n.delay, Edit: edit, Last: n.fault.program, SlowLast: n.fault.delay,
 		Init: initWith(n.Network), GRPC: n.Endpoint == endpointGRPC,
 		AppState: map[string]any{"admins": []string{}, "grants": []map[string]string{{"grantee": "*", "prefix": keyPrefix}}},
 	})
@@ -58,24 +58,25 @@ func startStarling(ctx context.Context, o Options, program, dir string) (_ store
 }
 
 func (s *starling) connect(ctx context.Context) (err error) {
+	endpoints := s.o.fault.honest(s.net.Endpoints())
 	key := client.WithKey(ed25519.GenPrivKeyFromSecret([]byte("bench")))
-	if s.believer, err = client.Dial(ctx, s.net.Endpoints(), key, client.WithChainID(network.ChainID)); err != nil {
+	if s.believer, err = client.Dial(ctx, endpoints, key, client.WithChainID(network.ChainID)); err != nil {
 		return err
 	}
 	s.writers = []*client.Client{s.believer}
 	for i := 1; i < s.o.writers; i++ {
 		key := client.WithKey(ed25519.GenPrivKeyFromSecret(fmt.Append(nil, "bench", i)))
-		c, err := client.Dial(ctx, s.net.Endpoints(), key, client.WithChainID(network.ChainID))
+		c, err := client.Dial(ctx, endpoints, key, client.WithChainID(network.ChainID))
 		if err != nil {
 			return err
 		}
 		s.writers = append(s.writers, c)
 	}
 	key = client.WithKey(ed25519.GenPrivKeyFromSecret([]byte("bench, grouped")))
-	if s.grouped, err = client.Dial(ctx, s.net.Endpoints(), key, client.WithChainID(network.ChainID), client.WithGroupCommit()); err != nil {
+	if s.grouped, err = client.Dial(ctx, endpoints, key, client.WithChainID(network.ChainID), client.WithGroupCommit()); err != nil {
 		return err
 	}
-	s.verifier, err = client.Dial(ctx, s.net.Endpoints(), client.WithVerification(client.Trust{Genesis: s.net.Genesis}))
+	s.verifier, err = client.Dial(ctx, endpoints, client.WithVerification(client.Trust{Genesis: s.net.Genesis}))
 	return err
 }
 

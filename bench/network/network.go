@@ -69,6 +69,12 @@ type Options struct {
 	BlockBytes int64         // maximum block size; 0: the default
 	Host       string        // p2p address; "": loopback
 	Delay      time.Duration // one way, between every two validators
+	// SlowLast is the delay, one way, between the last validator and each other, if it is more than
+	// Delay.
+	SlowLast time.Duration
+	// Last is the program of the last validator, and its arguments before "--home"; nil: those of
+	// the others.
+	Last []string
 	// StorageDelay is the delay, one way, between each validator and each storage node.
 	StorageDelay time.Duration
 	Edit         func(*cfg.Config) // changes each validator's configuration; may be nil
@@ -309,9 +315,13 @@ func (n *Network) delay(p2p []string) error {
 		}
 	}
 	for i, from := range n.Validators {
+		delay := n.o.Delay
+		if i == len(n.Validators)-1 {
+			delay = max(delay, n.o.SlowLast)
+		}
 		for j, to := range n.Validators[:i] {
-			if n.o.Delay > 0 {
-				add(from, to, p2p[j], n.o.Delay)
+			if delay > 0 {
+				add(from, to, p2p[j], delay)
 			}
 		}
 		for _, to := range n.Storage {
@@ -458,14 +468,18 @@ func (n *Network) Run(h *runner.Home) error {
 	if i := slices.Index(n.Validators, h); i >= 0 && n.grpc != nil {
 		env = append(slices.Clone(env), "STARLINGD_GRPC_LADDR="+n.grpc.Address(i))
 	}
-	args := []string{"start", "--home", h.Dir}
+	command := []string{n.o.Program, "start"}
+	if n.o.Last != nil && h == n.Validators[len(n.Validators)-1] {
+		command = n.o.Last
+	}
 	if slices.Contains(n.Storage, h) {
-		args, env = append([]string{"storage"}, args...), n.o.Sharded.Env
+		command, env = []string{n.o.Program, "storage", "start"}, n.o.Sharded.Env
 	} else if len(n.Storage) > 0 {
 		env = append(slices.Clone(env), "STARLINGD_STATE_MODE=sharded")
 	}
 	env = append(slices.Clone(env), n.extra[h]...)
-	p, err := n.processes.Start(runner.Spec{Name: h.Name, Path: n.o.Program, Args: args, Env: env, Log: h.Log()})
+	args := slices.Concat(command[1:], []string{"--home", h.Dir})
+	p, err := n.processes.Start(runner.Spec{Name: h.Name, Path: command[0], Args: args, Env: env, Log: h.Log()})
 	if err == nil {
 		n.running[h] = p
 	}
@@ -474,6 +488,9 @@ func (n *Network) Run(h *runner.Home) error {
 
 // Kill ends a node as a crash does.
 func (n *Network) Kill(h *runner.Home) { n.running[h].Kill() }
+
+// Pause stops a node, which keeps its connections, until the end of the network.
+func (n *Network) Pause(h *runner.Home) { n.running[h].Pause() }
 
 // Pid returns the process ID of a running node.
 func (n *Network) Pid(h *runner.Home) int { return n.running[h].Pid() }

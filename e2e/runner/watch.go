@@ -7,6 +7,7 @@ import (
 	"time"
 
 	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+	"github.com/cometbft/cometbft/types"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
@@ -79,6 +80,8 @@ type Header struct {
 	Hash    []byte
 	AppHash []byte
 	Round   int32 // of the commit
+
+	Proposer types.Address // of the validator that proposed the block
 }
 
 // Header asks a node for the header of a height.
@@ -91,7 +94,7 @@ func (h *Home) Header(ctx context.Context, height int64) (Header, error) {
 	if err != nil {
 		return Header{}, fmt.Errorf("%s: %w", h.Name, err)
 	}
-	return Header{commit.Height, commit.Hash(), commit.AppHash, commit.Commit.Round}, nil
+	return Header{commit.Height, commit.Hash(), commit.AppHash, commit.Commit.Round, commit.ProposerAddress}, nil
 }
 
 // connections closes idle connections before CometBFT does, after 10 s: a request that meets the

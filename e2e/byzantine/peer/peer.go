@@ -58,6 +58,7 @@ import (
 
 	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/libs/log"
+	cometnode "github.com/cometbft/cometbft/node"
 	"github.com/cometbft/cometbft/p2p"
 	"github.com/cometbft/cometbft/types"
 	"github.com/prometheus/client_golang/prometheus"
@@ -94,6 +95,8 @@ type options struct {
 	from string
 	// a storage node, which serves a sharded state
 	storage bool
+	// CometBFT's node and its kvstore, instead of Starling's
+	kvstore bool
 }
 
 func command(logs io.Writer) *cobra.Command {
@@ -111,11 +114,17 @@ func command(logs io.Writer) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("--lie: %w", err)
 			}
+			if o.storage && o.kvstore {
+				return errors.New("--storage and --kvstore exclude each other")
+			}
 			if o.home == "" {
 				return errors.New("no home folder: give --home one that `starlingd init` made")
 			}
 			if o.storage {
 				return runStorage(cmd.Context(), o, set, logs)
+			}
+			if o.kvstore {
+				return runKVStore(cmd.Context(), o, set, logs)
 			}
 			return run(cmd.Context(), o, set, logs)
 		},
@@ -125,6 +134,7 @@ func command(logs io.Writer) *cobra.Command {
 	flags.StringVar(&o.lie, "lie", string(liar.Mix), "modes of misbehaviour, comma-separated: "+liar.Names())
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of the misbehaviour")
 	flags.BoolVar(&o.storage, "storage", false, "the home is a storage node's")
+	flags.BoolVar(&o.kvstore, "kvstore", false, "run CometBFT's node with its kvstore; the home is one of `cometbft init`, as for proxy_app = \"persistent_kvstore\"")
 	flags.StringSliceVar(&o.rpc, "attack-rpc", nil, "RPC servers, host:port, for connect and garbage, in addition to the peers' p2p and transport")
 	flags.StringVar(&o.from, "attack-from", "", "source address of the attack's sockets, such as 127.0.0.66 (Linux)")
 	cmd.CompletionOptions.HiddenDefaultCmd = true
@@ -187,11 +197,8 @@ func run(ctx context.Context, o options, set liar.Set, logs io.Writer) error {
 	if err != nil {
 		return err
 	}
-	onto := attack.Options{Set: set, Seed: o.seed, ChainID: genesis.ChainID, RPC: o.rpc}
-	if onto.Targets, err = attack.ParseTargets(ctx, conf.CometBFT.P2P.PersistentPeers); err != nil {
-		return fmt.Errorf("p2p.persistent_peers: %w", err)
-	}
-	if err := checkFlags(ctx, o, &onto); err != nil {
+	onto, err := attackOf(ctx, o, set, genesis.ChainID, conf.CometBFT.P2P.PersistentPeers)
+	if err != nil {
 		return err
 	}
 	if set.Has(liar.Drip) {
@@ -202,69 +209,87 @@ func run(ctx context.Context, o options, set liar.Set, logs io.Writer) error {
 	if err != nil {
 		return err
 	}
-	member.set(n)
+	member.set(n.Comet)
 	if err := n.Start(ctx); err != nil {
 		return errors.Join(err, n.Stop())
 	}
+	err = member.attack(ctx, onto, logger, n.Failed())
+	return errors.Join(err, n.Stop())
+}
+
+// attack attacks the peers until ctx ends or the node fails.
+func (m *member) attack(ctx context.Context, onto attack.Options, logger log.Logger, failed <-chan error) (err error) {
 	attacking, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	onto.Peers = member.peers
+	onto.Peers = m.peers
 	onto.Report = func(counts string) { logger.Info("Attacking", "done", counts) }
 	wg.Go(func() {
-		if member.follows(attacking) {
+		if m.follows(attacking) {
 			attack.New(onto).Run(attacking)
 		}
 	})
 	select {
 	case <-ctx.Done():
-		err = nil
-	case err = <-n.Failed():
+	case err = <-failed:
 	}
 	cancel()
 	wg.Wait()
-	return errors.Join(err, n.Stop())
+	return err
 }
 
-// checkFlags checks the flags of an attack, and adds them to its options.
-func checkFlags(ctx context.Context, o options, onto *attack.Options) error {
+// attackOf returns the options of an attack on persistent peers.
+func attackOf(ctx context.Context, o options, set liar.Set, chainID, peers string) (onto attack.Options, err error) {
+	onto = attack.Options{Set: set, Seed: o.seed, ChainID: chainID, RPC: o.rpc}
+	if onto.Targets, err = attack.ParseTargets(ctx, peers); err != nil {
+		return onto, fmt.Errorf("p2p.persistent_peers: %w", err)
+	}
 	for _, server := range o.rpc {
 		host, _, err := net.SplitHostPort(server)
 		if err == nil {
 			err = attack.CheckHost(ctx, host)
 		}
 		if err != nil {
-			return fmt.Errorf("--attack-rpc: %w", err)
+			return onto, fmt.Errorf("--attack-rpc: %w", err)
 		}
 	}
 	if o.from != "" {
 		if onto.From = net.ParseIP(o.from); onto.From == nil {
-			return fmt.Errorf("--attack-from: %q is not an IP address", o.from)
+			return onto, fmt.Errorf("--attack-from: %q is not an IP address", o.from)
 		}
 	}
-	return nil
+	return onto, nil
 }
 
-// member holds the node. Its misbehaving parts need a reference before the node is made. mu guards
-// node.
+// member holds CometBFT's node. The misbehaving parts need a reference before the node is made. mu
+// guards comet.
 type member struct {
-	mu   sync.Mutex
-	node *node.Node
+	mu    sync.Mutex
+	comet func() *cometnode.Node // the result is nil until the node is made; a state sync replaces it
 }
 
-func (m *member) set(n *node.Node) {
+func (m *member) set(comet func() *cometnode.Node) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.node = n
+	m.comet = comet
+}
+
+// instance returns CometBFT's node; nil: none yet.
+func (m *member) instance() *cometnode.Node {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.comet == nil {
+		return nil
+	}
+	return m.comet()
 }
 
 // peers returns the peers that the node is connected to.
 func (m *member) peers() []p2p.Peer {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.node == nil || m.node.Comet() == nil {
+	comet := m.instance()
+	if comet == nil {
 		return nil
 	}
-	return m.node.Comet().Switch().Peers().Copy()
+	return comet.Switch().Peers().Copy()
 }
 
 // follows waits until the node has its peers' blocks and takes part in consensus. An earlier attack
@@ -273,7 +298,7 @@ func (m *member) follows(ctx context.Context) bool {
 	ticker := time.NewTicker(100 * time.Millisecond)
 	defer ticker.Stop()
 	for {
-		if reactor := m.node.Comet().ConsensusReactor(); !reactor.WaitSync() {
+		if !m.instance().ConsensusReactor().WaitSync() {
 			return true
 		}
 		select {
