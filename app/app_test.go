@@ -386,6 +386,26 @@ func TestVerify(t *testing.T) {
 	require.Nil(t, a.decoder.lookup(sha256.Sum256(forged), form{testChain, 1}))
 }
 
+// A proposal and a block verify no signature again: with a false one that the decoder knows as
+// verified, they succeed.
+func TestKnownSignatures(t *testing.T) {
+	a := startChain(t, &memoryStore{}, `{"grants": [{"grantee": "@alice", "prefix": ""}]}`)
+	raw := sign(t, "alice", 0, put("a", "1"))
+	known, err := tx.Decode(raw, testChain)
+	require.NoError(t, err)
+	forged := bytes.Clone(raw)
+	forged[len(forged)-1] ^= 1
+	process := func() abci.ResponseProcessProposal_ProposalStatus {
+		res, err := a.ProcessProposal(ctx, &abci.RequestProcessProposal{Txs: [][]byte{forged}, Height: 1})
+		require.NoError(t, err)
+		return res.Status
+	}
+	require.Equal(t, abci.ResponseProcessProposal_REJECT, process())
+	a.decoder.remember(sha256.Sum256(forged), known, len(forged), form{testChain, 1})
+	require.Equal(t, abci.ResponseProcessProposal_ACCEPT, process())
+	require.Equal(t, []tx.Code{tx.CodeOK}, codes(runBlock(t, a, forged)))
+}
+
 // A block of 10,000 puts under a quota takes linear time. Summing up all keys for each put would
 // take minutes.
 func TestManyPutsUnderAQuota(t *testing.T) {

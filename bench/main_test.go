@@ -354,6 +354,18 @@ func TestLatency(t *testing.T) {
 		"signed_x", "text_x", "batch32_x", "cpu_x", "gets_x", "proved_gets_x", "range_x")
 }
 
+func TestFaults(t *testing.T) {
+	t.Parallel() // mostly waits for blocks
+	_, result, _ := measure[clientbench.FaultsResult](t, []string{"silent    kvstore", "lying    starling", "accused  starling", "a lying validator costs"},
+		"faults", "--rounds", "1", "--seconds", "1", "--workers", "2", "--faults", "silent,lying,accused")
+	require.Len(t, result.Faults, 4)
+	for _, f := range result.Faults {
+		require.Positive(t, f.Starling.Rate, f.Name)
+		require.Equal(t, f.Name != "accused", f.KVStore != nil, f.Name)
+	}
+	require.Len(t, result.Targets, 2)
+}
+
 // The command keeps what it has measured: a second run draws the same picture.
 func TestPapers(t *testing.T) {
 	if testing.Short() {
@@ -497,6 +509,7 @@ func TestRefusals(t *testing.T) {
 		"joiners":  {{"--joiners=0", "--joiners is 0"}, {"--starlingd=no/such/program", "no/such/program"}},
 		"join":     {{"--blocks=1", "--blocks is 1"}, {"--block-bytes=2048 --value-bytes=4096", "--value-bytes is 4096"}},
 		"timeline": {{"--json=no/such/folder/x.json", "--json: cannot write the result"}, {"--validators=0", "--validators"}},
+		"faults":   {{"--faults=dead", `"dead", it takes silent`}, {"--slow=0s", "--slow is 0s"}},
 		"relay":    {{"--blocks=51", "--blocks is 51"}, {"--rates=5", "--rates has 5"}},
 		"client":   {{"--value-bytes=1", "--value-bytes is 1, it must be from 16"}, {"--starlingd=no/such/program --etcdstore=none", "no/such/program"}},
 		"watch":    {{"--changes=5", "--tx-changes"}, {"--heights=100000", "--heights is 100000"}},

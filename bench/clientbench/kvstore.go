@@ -45,6 +45,13 @@ func (r *latencyRun) text(ctx context.Context, s latencyStore, dir string) (stor
 }
 
 func (r *latencyRun) startText(ctx context.Context, o network.Options) (store, error) {
+	edit := o.Edit
+	o.Edit = func(c *cfg.Config) {
+		if edit != nil {
+			edit(c)
+		}
+		c.RPC.TimeoutBroadcastTxCommit = Patience // a busy machine may need more than the default
+	}
 	net, err := network.Start(ctx, o)
 	if err != nil {
 		return nil, err
