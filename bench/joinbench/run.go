@@ -1,6 +1,7 @@
 package joinbench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 
@@ -70,11 +72,36 @@ type Result struct {
 	RDMACPUPeak *float64 `json:"rdma_cpu_peak"`
 	RDMAShare   *float64 `json:"rdma_share"`
 	Guest       bool     `json:"guest"`
+	Ways        []Way    `json:"ways"`
 
 	BlockBytes int             `json:"block_bytes"`
 	ValueBytes int             `json:"value_bytes"`
 	Rounds     int             `json:"rounds"`
 	Machine    harness.Machine `json:"machine"`
+}
+
+// Way is the joiner's use of the CPU over one path. The figures are medians over the rounds.
+type Way struct {
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`
+	CPUS    float64 `json:"cpu_s"`
+	KernelS float64 `json:"kernel_cpu_s"` // part of CPUS: system calls, so the network and files
+	Peak    float64 `json:"cpu_peak"`     // highest use in a second, in processors
+	// Samples are those of the round with the median of Seconds.
+	Samples []harness.CPUSample `json:"cpu_samples"`
+}
+
+// Average returns the use of the CPU in processors.
+func (w Way) Average() float64 { return harness.Ratio(w.CPUS, w.Seconds) }
+
+// Way returns the path with a name, or nil if it was not measured.
+func (r *Result) Way(name string) *Way {
+	for i := range r.Ways {
+		if r.Ways[i].Name == name {
+			return &r.Ways[i]
+		}
+	}
+	return nil
 }
 
 // Print writes the result as text.
@@ -90,9 +117,12 @@ func (r *Result) Print(w io.Writer) {
 	line("over the transport, TCP", r.TCPS)
 	line("block sync, 5.12 MB/s", r.BlocksyncS)
 	line("block sync, 500 MB/s", r.Blocksync500S)
-	fmt.Fprintf(w, "\njoiner over TCP: %.2f CPU seconds, at most %.2f processors in a second\n", r.CPUS, r.CPUPeak)
+	fmt.Fprintln(w)
+	for _, way := range r.Ways {
+		fmt.Fprintf(w, "joiner, %s: %.2f CPU seconds, %.2f of them in the kernel; at most %.2f processors in a second\n", way.Name, way.CPUS, way.KernelS, way.Peak)
+	}
 	if r.RDMAS != nil {
-		fmt.Fprintf(w, "joiner over RDMA: %.2f CPU seconds, at most %.2f processors in a second; %.0f %% of the blocks came over it\n", *r.RDMACPUS, *r.RDMACPUPeak, 100**r.RDMAShare)
+		fmt.Fprintf(w, "%.0f %% of the blocks came over RDMA\n", 100**r.RDMAShare)
 	} else {
 		fmt.Fprintln(w, "RDMA was not measured: it needs --device or --guest")
 	}
@@ -111,7 +141,15 @@ const (
 	ways
 )
 
-var wayNames = [ways]string{"TCP", "block sync", "block sync 500", "RDMA"}
+// Names of the paths in a result.
+const (
+	TCP          = "transport, TCP"
+	BlockSync    = "block sync, 5.12 MB/s"
+	BlockSync500 = "block sync, 500 MB/s"
+	RDMA         = "transport, RDMA"
+)
+
+var wayNames = [ways]string{TCP, BlockSync, BlockSync500, RDMA}
 
 // run is the state of one run.
 type run struct {
@@ -180,17 +218,18 @@ func (r *run) run(ctx context.Context) (_ *Result, err error) {
 		}
 	}
 	seconds := func(way int) float64 { return harness.MedianOf(all[way], func(j joined) float64 { return j.seconds }) }
-	cpu := func(way int) float64 { return harness.MedianOf(all[way], func(j joined) float64 { return j.cpu }) }
-	peak := func(way int) float64 { return harness.MedianOf(all[way], func(j joined) float64 { return j.peak }) }
 	result := &Result{
 		Blocks: r.o.Blocks, TCPS: seconds(wayTCP), BlocksyncS: seconds(wayBlocksync), Blocksync500S: seconds(wayBlocksync500),
-		CPUS: cpu(wayTCP), CPUPeak: peak(wayTCP),
 		BlockBytes: r.o.BlockBytes, ValueBytes: r.o.ValueBytes, Rounds: r.o.Rounds, Machine: harness.ThisMachine(),
 	}
-	if len(all[wayRDMA]) > 0 {
-		s, c, p := seconds(wayRDMA), cpu(wayRDMA), peak(wayRDMA)
+	for way := range measured {
+		result.Ways = append(result.Ways, newWay(wayNames[way], all[way]))
+	}
+	result.CPUS, result.CPUPeak = result.Ways[wayTCP].CPUS, result.Ways[wayTCP].Peak
+	if measured > wayRDMA {
+		way := result.Ways[wayRDMA]
 		share := harness.MedianOf(all[wayRDMA], func(j joined) float64 { return j.byRDMA }) / (float64(r.o.Blocks) * float64(r.o.BlockBytes))
-		result.RDMAS, result.RDMACPUS, result.RDMACPUPeak, result.RDMAShare = &s, &c, &p, &share
+		result.RDMAS, result.RDMACPUS, result.RDMACPUPeak, result.RDMAShare = &way.Seconds, &way.CPUS, &way.Peak, &share
 	}
 	return result, nil
 }
@@ -218,7 +257,30 @@ func oldenGenesis(h *runner.Home) error {
 }
 
 // joined has the figures of one joiner. byRDMA is the bytes received over RDMA.
-type joined struct{ seconds, cpu, peak, byRDMA float64 }
+type joined struct {
+	seconds, byRDMA float64
+	samples         []harness.CPUSample
+}
+
+// used returns the joiner's CPU time.
+func (j joined) used() (last harness.CPUSample) {
+	if n := len(j.samples); n > 0 {
+		last = j.samples[n-1]
+	}
+	return last
+}
+
+// newWay returns the figures of a path from its rounds.
+func newWay(name string, rounds []joined) Way {
+	sorted := slices.SortedFunc(slices.Values(rounds), func(a, b joined) int { return cmp.Compare(a.seconds, b.seconds) })
+	return Way{
+		Name: name, Seconds: harness.MedianOf(rounds, func(j joined) float64 { return j.seconds }),
+		CPUS:    harness.MedianOf(rounds, func(j joined) float64 { return j.used().Total() }),
+		KernelS: harness.MedianOf(rounds, func(j joined) float64 { return j.used().Kernel }),
+		Peak:    harness.MedianOf(rounds, func(j joined) float64 { return harness.PeakCPU(j.samples, 1) }),
+		Samples: sorted[(len(sorted)-1)/2].samples,
+	}
+}
 
 // join makes a new node fetch the chain.
 func (r *run) join(ctx context.Context, way, round int) (one joined, err error) {
@@ -282,7 +344,7 @@ func (r *run) join(ctx context.Context, way, round int) (one joined, err error) 
 	used := harness.WatchCPU(ctx, process.Pid())
 	err = until(processes.Context(), reaches(joiner, height-1))
 	one.seconds = time.Since(began).Seconds()
-	one.cpu, one.peak = used()
+	one.samples = used()
 	if err == nil && way == wayRDMA {
 		one.byRDMA, err = received(ctx, joiner)
 	}

@@ -164,20 +164,19 @@ var rainblockFigures = []*figure{
 var borFigures = []*figure{
 	{
 		id: "bor/fig9", title: "Fig. 9 and 10: time and CPU of fetching blocks, by size of the chain",
-		paper: "10 to 50 GB: BoR takes up to 20.2 % less time than plain EOS (50 GB: 91 s and 114 s), and 26.4 to 33.9 % less CPU time.",
-		how:   "The program join: a new node fetches the chain by CometBFT's block sync and over the transport.",
+		paper: "10 to 50 GB: BoR takes up to 20.2 % less time than plain EOS (50 GB: 91 s and 114 s), and 26.4 to 33.9 % less CPU: 0.49 % and 0.75 % on average in the best case.",
+		how:   "The program join: a new node fetches the chain by CometBFT's block sync and over the transport. The CPU time of the node is divided by the time of the join; a part of it is spent in the kernel, for the network and files.",
 		quick: []string{"join --blocks 20 --rounds 1", "join --blocks 60 --rounds 1"}, full: []string{"join --blocks 200", "join --blocks 1000", "join --blocks 5000"},
-		differs: []string{
-			"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM is slower than TCP (join --guest).",
-			"Another consensus; both ways here run in the same node.", "The text gives 114 s to BoR and 91 s to EOS. Its 20.2 % implies the opposite, which we state.",
-		},
-		run: drawn(joinbench.Run, drawBlocks),
+		differs: borDiffers("The text gives 114 s to BoR and 91 s to EOS. Its 20.2 % implies the opposite, which we state."),
+		run:     drawn(joinbench.Run, drawBlocks),
 	},
 	{
 		id: "bor/fig8", title: "Fig. 8: CPU over time",
-		paper:  "The CPU time of BoR is mostly below that of plain EOS; the average is 0.49 % and 0.75 % in the best case.",
-		reason: "The program join samples the CPU time each second, and keeps only the sum and the peak.",
-		needs:  "The samples in join's result, for each way; and an RDMA device for the figure's point.",
+		paper: "The CPU use of BoR is mostly below that of plain EOS.",
+		how:   "The program join, with one size: the CPU time of the new node, sampled each 100 ms.",
+		quick: []string{"join --blocks 100 --rounds 1"}, full: []string{"join --blocks 1000 --rounds 3"},
+		differs: borDiffers("The paper samples the server's CPU each second; here it is the node's, in processors. The paper's curves are in a picture, without numbers."),
+		run:     drawn(joinbench.Run, drawUse),
 	},
 	{
 		id: "bor/broadcast", title: "Broadcast of blocks over RDMA",
@@ -185,6 +184,14 @@ var borFigures = []*figure{
 		reason: "The program relay measures it in a VM with Soft-RoCE, whose times say nothing about hardware.",
 		needs:  "Two RDMA devices; relay runs on them as it is.",
 	},
+}
+
+// borDiffers returns what differs in all figures of BoR, and one more difference.
+func borDiffers(more string) []string {
+	return []string{
+		"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM is slower than TCP (join --guest).",
+		"Another consensus; both ways here run in the same node, which also executes and stores the blocks.", more,
+	}
 }
 
 func drawStores(results []*storagebench.Result) (*outcome, error) {
@@ -450,17 +457,91 @@ func drawLocality(results []*storagebench.Result) (*outcome, error) {
 	return out, nil
 }
 
+// drawBlocks draws the time and the CPU use of joins by the size of the chain.
 func drawBlocks(results []*joinbench.Result) (*outcome, error) {
 	out := &outcome{}
-	tcp, unlimited := line{Name: "Starling's transport, TCP with TLS"}, line{Name: "block sync, 500 MB/s"}
-	blocksync := line{Name: "block sync, default rate"}
+	times := chart{Title: "BoR Fig. 9: time of fetching a chain's blocks", X: "MB", Y: "seconds"}
+	use := chart{Name: "cpu", Title: "BoR Fig. 10: average CPU use of the new node", X: "MB", Y: "processors"}
 	for _, r := range results {
 		mb := float64(r.Blocks) * float64(r.BlockBytes) / 1e6
-		tcp.Points, unlimited.Points = append(tcp.Points, at(mb, r.TCPS)), append(unlimited.Points, at(mb, r.Blocksync500S))
-		blocksync.Points = append(blocksync.Points, at(mb, r.BlocksyncS))
-		out.add(fmt.Sprintf("%.0f MB in %d blocks", mb, r.Blocks), "RDMA up to 20.2 % less time than TCP; 26.4 to 33.9 % less CPU",
-			"transport %.2f s and %.2f CPU s; block sync %.2f s, %.2f s at its default rate", r.TCPS, r.CPUS, r.Blocksync500S, r.BlocksyncS)
+		size := fmt.Sprintf("%.0f MB in %d blocks", mb, r.Blocks)
+		out.add(size, "RDMA up to 20.2 % less time than TCP",
+			"transport %.2f s; block sync %.2f s, %.2f s at its default rate", r.TCPS, r.Blocksync500S, r.BlocksyncS)
+		for _, way := range joinWays {
+			w := r.Way(way.name)
+			if w == nil {
+				continue
+			}
+			times.Lines, use.Lines = appendTo(times.Lines, way.says, at(mb, w.Seconds)), appendTo(use.Lines, way.says, at(mb, w.Average()))
+			paper := ""
+			if w.Name == joinbench.RDMA {
+				paper = "26.4 to 33.9 % less CPU than TCP"
+			}
+			out.add(size+": "+way.says, paper, "%.2f CPU s, %.0f %% of it in the kernel; %.2f processors on average, at most %.2f in a second",
+				w.CPUS, 100*harness.Ratio(w.KernelS, w.CPUS), w.Average(), w.Peak)
+		}
 	}
-	out.Charts = []chart{{Title: "BoR Fig. 9: time of fetching a chain's blocks", X: "MB", Y: "seconds", Lines: []line{tcp, unlimited, blocksync}}}
+	out.Charts = []chart{times, use}
 	return out, nil
+}
+
+// joinWays are the paths of join, and their names in pictures.
+var joinWays = []struct{ name, says string }{
+	{joinbench.TCP, "transport, TCP with TLS"}, {joinbench.RDMA, "transport, RDMA"},
+	{joinbench.BlockSync500, "block sync, 500 MB/s"}, {joinbench.BlockSync, "block sync, default rate"},
+}
+
+// appendTo adds a point to the line of a name, which it makes if there is none.
+func appendTo(lines []line, name string, p point) []line {
+	i := slices.IndexFunc(lines, func(l line) bool { return l.Name == name })
+	if i < 0 {
+		return append(lines, line{Name: name, Points: []point{p}})
+	}
+	lines[i].Points = append(lines[i].Points, p)
+	return lines
+}
+
+// drawUse draws the CPU use of one join over time. The default rate has a picture of its own,
+// because it takes several times as long.
+func drawUse(results []*joinbench.Result) (*outcome, error) {
+	r, out := results[0], &outcome{}
+	size := fmt.Sprintf("%.0f MB", float64(r.Blocks)*float64(r.BlockBytes)/1e6)
+	both := chart{Title: "BoR Fig. 8: CPU use of the new node over time, " + size, X: "seconds", Y: "processors"}
+	slow := chart{Name: "default-rate", Title: "BoR Fig. 8: the same, with block sync at its default rate", X: "seconds", Y: "processors"}
+	for _, way := range joinWays {
+		w := r.Way(way.name)
+		if w == nil || len(w.Samples) < 2 {
+			continue
+		}
+		l := line{Name: way.says, Points: useOverTime(w.Samples)}
+		if slow.Lines = append(slow.Lines, l); w.Name != joinbench.BlockSync {
+			both.Lines = append(both.Lines, l)
+		}
+		out.add(size+": "+way.says, "", "%.2f s, %.2f processors on average, at most %.2f in a second", w.Seconds, w.Average(), w.Peak)
+	}
+	if tcp, sync := r.Way(joinbench.TCP), r.Way(joinbench.BlockSync500); tcp != nil && sync != nil {
+		out.add("CPU time of the transport over that of block sync at 500 MB/s", "0.66 to 0.74 over RDMA", "%.2f", harness.Ratio(tcp.CPUS, sync.CPUS))
+	}
+	if len(slow.Lines) == 0 {
+		return nil, errors.New("no samples of the CPU time: they need /proc")
+	}
+	out.Charts = []chart{both, slow}
+	return out, nil
+}
+
+// usePoints is about the largest number of points in a line over time.
+const usePoints = 80
+
+// useOverTime returns the use of the CPU between samples, in the middle of their interval. The
+// process clock has a resolution of 10 ms, so intervals are at least 0.2 s.
+func useOverTime(samples []harness.CPUSample) (points []point) {
+	from := samples[0]
+	every := max(0.19, (samples[len(samples)-1].At-from.At)/usePoints)
+	for _, to := range samples[1:] {
+		if took := to.At - from.At; took >= every {
+			points = append(points, at((from.At+to.At)/2, (to.Total()-from.Total())/took))
+			from = to
+		}
+	}
+	return points
 }

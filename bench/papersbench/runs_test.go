@@ -46,9 +46,9 @@ var small = map[string][]string{
 	"rainblock/fig3":       {"rainblock/trie --keys 2000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0", "rainblock/trie --keys 20000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0"},
 }
 
-// elsewhere has the figures that another test runs. bor/fig9, RainBlock's networks and the SDK's
+// elsewhere has the figures that another test runs. BoR's figures, RainBlock's networks and the SDK's
 // parts of AVL*'s figures need other programs: TestDrawHandMade draws hand-made results.
-var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9", "rainblock/fig9a", "rainblock/fig9b"}
+var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9", "bor/fig8", "rainblock/fig9a", "rainblock/fig9b"}
 
 func TestRunFigures(t *testing.T) {
 	if testing.Short() {
@@ -129,6 +129,22 @@ func check(t *testing.T, out *outcome) {
 	}
 }
 
+// joinOf returns a join of a chain with blocks of 1 MB, which uses one and a half processors.
+func joinOf(blocks int) *joinbench.Result {
+	s := float64(blocks) / 10
+	r := &joinbench.Result{Blocks: blocks, BlockBytes: 1e6, TCPS: s, Blocksync500S: 2 * s, BlocksyncS: 4 * s}
+	for i, name := range []string{joinbench.TCP, joinbench.BlockSync500, joinbench.BlockSync} {
+		w := joinbench.Way{Name: name, Seconds: s * float64(int(1)<<i), Peak: 2}
+		w.CPUS, w.KernelS = 1.5*w.Seconds, w.Seconds/2
+		for i := range int(10*w.Seconds) + 1 {
+			at := float64(i) / 10
+			w.Samples = append(w.Samples, harness.CPUSample{At: at, User: at, Kernel: at / 2})
+		}
+		r.Ways = append(r.Ways, w)
+	}
+	return r
+}
+
 // Results of programs that a test does not start become rows and points.
 func TestDrawHandMade(t *testing.T) {
 	sdk := func(keys int) *syncbench.Result {
@@ -152,12 +168,28 @@ func TestDrawHandMade(t *testing.T) {
 	check(t, out)
 	require.Equal(t, "SDK (IAVL), with snapshots", out.Rows[2].What)
 
-	out, err = drawBlocks([]*joinbench.Result{{Blocks: 20, BlockBytes: 1e6, TCPS: 1, Blocksync500S: 2, BlocksyncS: 3, CPUS: 4}, {Blocks: 60, BlockBytes: 1e6, TCPS: 3, Blocksync500S: 5, BlocksyncS: 9, CPUS: 7}})
+	joins := []*joinbench.Result{joinOf(20), joinOf(60)}
+	out, err = drawBlocks(joins)
 	require.NoError(t, err)
 	check(t, out)
-	require.Equal(t, "60 MB in 60 blocks", out.Rows[1].What)
-	require.Contains(t, out.Rows[0].Ours, "transport 1.00 s and 4.00 CPU s; block sync 2.00 s, 3.00 s")
-	require.InDelta(t, 60, out.Charts[0].Lines[0].Points[1].X, 0)
+	require.Equal(t, row{"60 MB in 60 blocks", "RDMA up to 20.2 % less time than TCP", "transport 6.00 s; block sync 12.00 s, 24.00 s at its default rate"}, out.Rows[4])
+	require.Equal(t, row{"60 MB in 60 blocks: transport, TCP with TLS", "", "9.00 CPU s, 33 % of it in the kernel; 1.50 processors on average, at most 2.00 in a second"}, out.Rows[5])
+	require.Len(t, out.Charts[0].Lines, 3, "none over RDMA")
+	require.Equal(t, []point{at(20, 2), at(60, 6)}, out.Charts[0].Lines[0].Points)
+	require.Equal(t, []point{at(20, 1.5), at(60, 1.5)}, out.Charts[1].Lines[0].Points)
+
+	out, err = drawUse(joins[1:])
+	require.NoError(t, err)
+	check(t, out)
+	require.Len(t, out.Charts[0].Lines, 2)
+	require.Len(t, out.Charts[1].Lines, 3)
+	require.Equal(t, "0.50", out.Rows[3].Ours)
+	for _, l := range out.Charts[1].Lines {
+		require.LessOrEqual(t, len(l.Points), usePoints)
+		require.InDelta(t, 1.5, l.Points[7].Y, 1e-9)
+	}
+	_, err = drawUse([]*joinbench.Result{{}})
+	require.ErrorContains(t, err, "/proc")
 
 	network := func(mode string, tps float64) programsbench.NetRow {
 		return programsbench.NetRow{Mode: mode, Percent: 15, TPS: harness.Interval{Median: tps, Low: tps - 1, High: tps + 1}}
