@@ -94,6 +94,19 @@ var counts = map[string]func(*testing.T, *outcome){
 			}
 		}
 	},
+	"chainkv/stores": func(t *testing.T, out *outcome) {
+		require.Len(t, out.Charts, 1+3+3, "steps, ratios to three baselines, and rates by distribution")
+		for _, c := range out.Charts[1:4] {
+			require.Len(t, c.Lines, 3+1, "%s: three distributions, and the paper's numbers", c.Title)
+			require.Len(t, c.Lines[0].Points, 5, c.Title)
+		}
+	},
+	"chainkv/recovery": func(t *testing.T, out *outcome) {
+		require.Len(t, out.Charts[1].Lines, 2)
+		for _, l := range out.Charts[1].Lines {
+			require.Len(t, l.Points, 5, l.Name)
+		}
+	},
 	"rainblock/fig3": func(t *testing.T, out *outcome) {
 		files, nodes := out.Charts[0].Lines[0], out.Charts[0].Lines[1]
 		require.Greater(t, last(nodes), nodes.Points[0].Y, "a larger trie has more nodes on a path")
