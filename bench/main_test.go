@@ -321,8 +321,12 @@ func TestJoiners(t *testing.T) {
 func TestJoin(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
 	_, result, _ := measure[joinbench.Result](t, []string{"over the transport, TCP"},
-		"join", "--blocks", "4", "--block-bytes", "100000", "--value-bytes", "10000", "--rounds", "1")
+		"join", "--blocks", "4", "--block-bytes", "100000", "--value-bytes", "10000", "--rounds", "1", "--profile")
 	require.Equal(t, 4, result.Blocks)
+	require.Len(t, result.Ways, 3)
+	for _, way := range result.Ways {
+		require.NotEmpty(t, way.Components, way.Name)
+	}
 	require.Nil(t, result.RDMAS)
 	for _, seconds := range []float64{result.TCPS, result.BlocksyncS, result.Blocksync500S} {
 		require.Positive(t, seconds)

@@ -54,3 +54,19 @@ starling_transport_rdma_bytes_total{direction="sent",peer="fabric"} 5
 	require.Len(t, found, 1)
 	require.Equal(t, "8.388608e+06", found[0][1])
 }
+
+// A sample belongs to the innermost function with a component.
+func TestComponents(t *testing.T) {
+	for want, names := range map[string][]string{
+		"network":    {"internal/runtime/syscall.Syscall6", "syscall.Syscall", "internal/poll.(*FD).Read", "net.(*conn).Read", "crypto/tls.(*Conn).Read"},
+		"encryption": {"crypto/internal/fips140/aes/gcm.gcmAesDec", "crypto/tls.(*Conn).readRecord", "github.com/starling-kv/starling/transport/tcp.(*conn).read"},
+		"storage":    {"runtime.memmove", "github.com/cockroachdb/pebble/v2.(*Batch).Set", "github.com/cometbft/cometbft/store.(*BlockStore).SaveBlock"},
+		"SHA-256":    {"github.com/starling-kv/starling/avlstar/sha256mb.Sum", "github.com/starling-kv/starling/avlstar.(*Version).AppHash"},
+		collector:    {"runtime.scanobject", "runtime.gcBgMarkWorker"},
+		otherPart:    {"runtime.findRunnable", "runtime.schedule", "runtime.mcall"},
+	} {
+		require.Equal(t, want, componentOf(names))
+	}
+	_, err := componentsOf(bytes.NewReader([]byte("no profile")))
+	require.Error(t, err)
+}

@@ -33,7 +33,8 @@ type Options struct {
 	Rounds     int
 	Seed       uint64
 	Patience   time.Duration // for one join
-	Starlingd  string        // path of a built program
+	Profile    bool
+	Starlingd  string // path of a built program
 }
 
 // Flags adds the flags of join.
@@ -44,10 +45,14 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of joins over each path; the result has their medians")
 	f.Seed(&o.Seed)
 	f.Time(&o.Patience, "patience", 20*time.Minute, time.Second, 24*time.Hour, "time limit for one join")
+	f.BoolVar(&o.Profile, "profile", false, "take a CPU profile in one more join over each path without RDMA, by component (not with --guest)")
 	f.Program(&o.Starlingd, "starlingd")
 	o.Target.Flags(f, &o.Starlingd)
 	f.Also(func() error {
-		if o.ValueBytes > o.BlockBytes {
+		switch {
+		case o.Profile && o.Guest:
+			return errors.New("--profile and --guest exclude each other: profiles in the emulated VM say nothing")
+		case o.ValueBytes > o.BlockBytes:
 			return fmt.Errorf("--value-bytes is %d, it must be at most --block-bytes", o.ValueBytes)
 		}
 		return nil
@@ -89,6 +94,8 @@ type Way struct {
 	Peak    float64 `json:"cpu_peak"`     // highest use in a second, in processors
 	// Samples are those of the round with the median of Seconds.
 	Samples []harness.CPUSample `json:"cpu_samples"`
+	// Components are those of a further join, with --profile.
+	Components []Component `json:"components,omitempty"`
 }
 
 // Average returns the use of the CPU in processors.
@@ -121,6 +128,7 @@ func (r *Result) Print(w io.Writer) {
 	for _, way := range r.Ways {
 		fmt.Fprintf(w, "joiner, %s: %.2f CPU seconds, %.2f of them in the kernel; at most %.2f processors in a second\n", way.Name, way.CPUS, way.KernelS, way.Peak)
 	}
+	r.printComponents(w)
 	if r.RDMAS != nil {
 		fmt.Fprintf(w, "%.0f %% of the blocks came over RDMA\n", 100**r.RDMAShare)
 	} else {
@@ -203,13 +211,17 @@ func (r *run) run(ctx context.Context) (_ *Result, err error) {
 	if err := makeChain(ctx, r.validator.Dir, r.o, func() { r.progress.Add(1) }); err != nil {
 		return nil, fmt.Errorf("making the chain: %w", err)
 	}
-	r.progress.Begin("join", "joins", measured*r.o.Rounds)
+	profiles := 0
+	if r.o.Profile {
+		profiles = wayRDMA
+	}
+	r.progress.Begin("join", "joins", measured*r.o.Rounds+profiles)
 	var all [ways][]joined
 	for round := range r.o.Rounds {
 		for i := range measured {
 			way := (i + round) % measured
 			r.progress.Working(wayNames[way])
-			one, err := r.join(ctx, way, round)
+			one, err := r.join(ctx, way, round, false)
 			if err != nil {
 				return nil, fmt.Errorf("%s, round %d: %w", wayNames[way], round+1, err)
 			}
@@ -224,6 +236,15 @@ func (r *run) run(ctx context.Context) (_ *Result, err error) {
 	}
 	for way := range measured {
 		result.Ways = append(result.Ways, newWay(wayNames[way], all[way]))
+	}
+	for way := range profiles {
+		r.progress.Working("profile of " + wayNames[way])
+		one, err := r.join(ctx, way, r.o.Rounds, true)
+		if err != nil {
+			return nil, fmt.Errorf("%s, with a profile: %w", wayNames[way], err)
+		}
+		result.Ways[way].Components = one.components
+		r.progress.Add(1)
 	}
 	result.CPUS, result.CPUPeak = result.Ways[wayTCP].CPUS, result.Ways[wayTCP].Peak
 	if measured > wayRDMA {
@@ -260,6 +281,7 @@ func oldenGenesis(h *runner.Home) error {
 type joined struct {
 	seconds, byRDMA float64
 	samples         []harness.CPUSample
+	components      []Component // of a join with a profile, which has nothing else
 }
 
 // used returns the joiner's CPU time.
@@ -282,8 +304,8 @@ func newWay(name string, rounds []joined) Way {
 	}
 }
 
-// join makes a new node fetch the chain.
-func (r *run) join(ctx context.Context, way, round int) (one joined, err error) {
+// join makes a new node fetch the chain. With profile, the node is a child of this program.
+func (r *run) join(ctx context.Context, way, round int, profile bool) (one joined, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.o.Patience)
 	defer cancel()
 	joiner, err := r.home(ctx, fmt.Sprintf("joiner-%d-%d", way, round))
@@ -334,6 +356,18 @@ func (r *run) join(ctx context.Context, way, round int) (one joined, err error) 
 		}
 	}
 	if err := runner.Poll(processes.Context(), "the validator", reaches(r.validator, height+1)); err != nil {
+		return one, err
+	}
+	if profile {
+		components, end, err := startProfile(ctx, joiner.Dir, way == wayTCP)
+		if err != nil {
+			return one, err
+		}
+		defer end()
+		if err := until(processes.Context(), reaches(joiner, height-1)); err != nil {
+			return one, err
+		}
+		one.components, err = components()
 		return one, err
 	}
 	began := time.Now()

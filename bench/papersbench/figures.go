@@ -183,6 +183,15 @@ var borFigures = []*figure{
 		run:     drawn(joinbench.Run, drawUse),
 	},
 	{
+		id: "bor/components", title: "Ours: CPU by component",
+		paper:   "The paper gives reasons (no kernel, no copies of the stack), without a figure.",
+		how:     "The program join, with --profile: a CPU profile of a new node, from its start until it has the blocks. A sample belongs to the innermost function of its stack whose package is part of a component.",
+		quick:   []string{"join --blocks 60 --rounds 1 --profile"},
+		full:    []string{"join --blocks 1000 --rounds 1 --profile"},
+		differs: borDiffers("A profile has 100 samples for each second of CPU time. A system call of a connection counts as network, one of a file as storage."),
+		run:     drawn(joinbench.Run, drawComponents),
+	},
+	{
 		id: "bor/broadcast", title: "Broadcast of blocks over RDMA",
 		paper:  "A mechanism without a figure.",
 		reason: "The program relay measures it in a VM with Soft-RoCE, whose times say nothing about hardware.",
@@ -262,7 +271,7 @@ func readCharts(r *storagebench.Result) (all []chart) {
 func drawRecovery(results []*storagebench.StartResult) (*outcome, error) {
 	out := &outcome{}
 	sizes := chart{Title: "ChainKV §8.8: start after SIGKILL, before the replay", X: "keys", Y: "seconds", LogX: true}
-	levels := chart{Name: "levels", Title: "ChainKV §8.8: start and replay by level of crash", X: "blocks after a flush", Y: "seconds"}
+	levels := chart{Name: "levels", Title: "ChainKV §8.8: start and replay by level of crash", X: "blocks after a flush; the next one is due after 50", Y: "seconds"}
 	for _, s := range results[0].Starts {
 		keys := harness.Group(s.Keys) + " keys"
 		out.add(keys, "", "%.2f s, paged %.2f s; %d blocks to replay", s.Seconds, s.PagedS, s.Lost)
@@ -556,6 +565,30 @@ func drawUse(results []*joinbench.Result) (*outcome, error) {
 		return nil, errors.New("no samples of the CPU time: they need /proc")
 	}
 	out.Charts = []chart{both, slow}
+	return out, nil
+}
+
+// drawComponents draws the profiles of one join over each path.
+func drawComponents(results []*joinbench.Result) (*outcome, error) {
+	r, out := results[0], &outcome{}
+	c := chart{Title: fmt.Sprintf("CPU of the new node by component, %.0f MB", float64(r.Blocks)*float64(r.BlockBytes)/1e6), Y: "CPU seconds"}
+	for _, way := range joinWays {
+		w := r.Way(way.name)
+		if w == nil || len(w.Components) == 0 {
+			continue
+		}
+		total, parts := 0.0, []string(nil)
+		for i, part := range w.Components {
+			if len(c.Names) == i {
+				c.Names = append(c.Names, part.Name)
+			}
+			c.Lines = appendTo(c.Lines, way.says, at(float64(i), part.Seconds))
+			total += part.Seconds
+			parts = append(parts, fmt.Sprintf("%s %.2f", part.Name, part.Seconds))
+		}
+		out.add(way.says, "", "%.2f CPU s: %s", total, strings.Join(parts, ", "))
+	}
+	out.Charts = []chart{c}
 	return out, nil
 }
 

@@ -48,7 +48,7 @@ var small = map[string][]string{
 
 // elsewhere has the figures that another test runs. BoR's figures, RainBlock's networks and the SDK's
 // parts of AVL*'s figures need other programs: TestDrawHandMade draws hand-made results.
-var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9", "bor/fig8", "rainblock/fig9a", "rainblock/fig9b"}
+var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9", "bor/fig8", "bor/components", "rainblock/fig9a", "rainblock/fig9b"}
 
 func TestRunFigures(t *testing.T) {
 	if testing.Short() {
@@ -201,6 +201,15 @@ func TestDrawHandMade(t *testing.T) {
 		require.LessOrEqual(t, len(l.Points), usePoints)
 		require.InDelta(t, 1.5, l.Points[7].Y, 1e-9)
 	}
+	joins[0].Ways[0].Components = []joinbench.Component{{Name: "network", Seconds: 2}, {Name: "other", Seconds: 1}}
+	joins[0].Ways[2].Components = []joinbench.Component{{Name: "network", Seconds: 1}, {Name: "other", Seconds: 3}}
+	out, err = drawComponents(joins)
+	require.NoError(t, err)
+	check(t, out)
+	require.Equal(t, []row{
+		{"transport, TCP with TLS", "", "3.00 CPU s: network 2.00, other 1.00"}, {"block sync, default rate", "", "4.00 CPU s: network 1.00, other 3.00"},
+	}, out.Rows)
+	require.Equal(t, []string{"network", "other"}, out.Charts[0].Names)
 	_, err = drawUse([]*joinbench.Result{{}})
 	require.ErrorContains(t, err, "/proc")
 
