@@ -16,6 +16,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
 	"github.com/starling-kv/starling/bench/programsbench"
+	"github.com/starling-kv/starling/bench/relaybench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
 )
@@ -33,6 +34,7 @@ var parsers = map[string]func(string) error{
 	"dsm":            parses[dsmbench.Options],
 	"rainblock/trie": parses[trieOptions],
 	"join":           parses[joinbench.Options],
+	"relay":          parses[relaybench.Options],
 	"programs":       parses[programsbench.Options],
 }
 

@@ -52,7 +52,7 @@ func picture(c chart, label string) ([]byte, error) {
 		a.Tick.Marker = ticks{}
 	}
 	if len(c.Names) > 0 {
-		p.X.Tick.Marker = nameTicks(c.Names)
+		p.X.Min, p.X.Max, p.X.Tick.Marker = -0.5, float64(len(c.Names))-0.5, nameTicks(c.Names)
 		p.X.Tick.Label.Rotation, p.X.Tick.Label.XAlign, p.X.Tick.Label.YAlign = math.Pi/7, draw.XRight, draw.YTop
 	}
 	if c.LogX {

@@ -13,6 +13,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
 	"github.com/starling-kv/starling/bench/programsbench"
+	"github.com/starling-kv/starling/bench/relaybench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
 )
@@ -48,7 +49,7 @@ var small = map[string][]string{
 
 // elsewhere has the figures that another test runs. BoR's figures, RainBlock's networks and the SDK's
 // parts of AVL*'s figures need other programs: TestDrawHandMade draws hand-made results.
-var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9", "bor/fig8", "bor/components", "rainblock/fig9a", "rainblock/fig9b"}
+var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9", "bor/fig8", "bor/components", "bor/broadcast", "rainblock/fig9a", "rainblock/fig9b"}
 
 func TestRunFigures(t *testing.T) {
 	if testing.Short() {
@@ -201,6 +202,15 @@ func TestDrawHandMade(t *testing.T) {
 		require.LessOrEqual(t, len(l.Points), usePoints)
 		require.InDelta(t, 1.5, l.Points[7].Y, 1e-9)
 	}
+	rdma := 90.0
+	out, err = drawRelay([]*relaybench.Result{{Validators: 3, BlockBytes: 4 << 20, Runs: []relaybench.Row{
+		{P2PRate: 5_120_000, P2PMS: 800, RelayTCPMS: 100, P2PCPUMS: 7, RelayCPUMS: 8}, {P2PRate: 5e8, P2PMS: 120, RelayTCPMS: 110, RelayRDMA: &rdma},
+	}}})
+	require.NoError(t, err)
+	check(t, out)
+	require.Equal(t, row{"block, p2p at 5.12 MB/s", "", "p2p 800 ms, transport 100 ms; CPU of all validators 7 and 8 ms"}, out.Rows[0])
+	require.Len(t, out.Charts[0].Lines, 3)
+
 	joins[0].Ways[0].Components = []joinbench.Component{{Name: "network", Seconds: 2}, {Name: "other", Seconds: 1}}
 	joins[0].Ways[2].Components = []joinbench.Component{{Name: "network", Seconds: 1}, {Name: "other", Seconds: 3}}
 	out, err = drawComponents(joins)
