@@ -170,8 +170,8 @@ func WatchCPU(ctx context.Context, pid int) (used func() []CPUSample) {
 	}
 }
 
-// PeakCPU returns the highest use in a time of at least window seconds, in processors. If the samples
-// cover less, it is the use over all of them.
+// PeakCPU returns the highest use in a time of at least window seconds, in processors. If the
+// samples cover less, it is the use over all of them.
 func PeakCPU(samples []CPUSample, window float64) (peak float64) {
 	for first, next := 0, 1; next < len(samples); next++ {
 		for first+1 < next && samples[next].At-samples[first+1].At >= window {

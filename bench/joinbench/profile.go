@@ -93,14 +93,14 @@ func (p *profiled) Close() error {
 	return p.node.Stop()
 }
 
-// componentOrder are the names of the components, and the beginnings of the functions that belong to
-// them. A sample belongs to the innermost function that is in the list. So the copy of a block by
-// the database counts as storage, and a system call of a connection as network.
+// componentOrder has the names of the components, and the beginnings of their functions' names. A
+// sample belongs to the innermost function of this list on its stack: a copy by the database is
+// storage, and a system call of a connection is network.
 var componentOrder = []struct {
 	name      string
 	functions []string
 }{
-	{"network", []string{"net.", "github.com/starling-kv/starling/transport"}}, // system calls, and messages of the transport
+	{"network", []string{"net.", "github.com/starling-kv/starling/transport"}},
 	{"encryption", []string{
 		"crypto/tls.", "crypto/cipher.", "crypto/aes.", "crypto/internal/fips140/aes", "golang.org/x/crypto/chacha20", "golang.org/x/crypto/internal/poly1305",
 		"github.com/cometbft/cometbft/p2p/conn.(*SecretConnection)",
@@ -143,7 +143,7 @@ func componentsOf(r io.Reader) (all []Component, err error) {
 	}
 	seconds := map[string]float64{}
 	for _, s := range p.Sample {
-		seconds[componentOf(functionsOf(s))] += float64(s.Value[len(s.Value)-1]) / 1e9 // the last value is in nanoseconds
+		seconds[componentOf(functionsOf(s))] += float64(s.Value[len(s.Value)-1]) / 1e9 // in nanoseconds
 	}
 	for _, name := range componentNames() {
 		all = append(all, Component{name, seconds[name]})

@@ -193,7 +193,7 @@ var borFigures = []*figure{
 		run:     drawn(joinbench.Run, drawComponents),
 	},
 	{
-		id: "bor/broadcast", title: "Broadcast of blocks over RDMA",
+		id: "bor/broadcast", title: "Broadcast of blocks",
 		paper: "A mechanism without a figure.",
 		how:   "The program relay: three validators pass on blocks of 4 MiB by CometBFT's p2p, at two rates, and over the transport. A time is that from the proposal until the last validator has the last part.",
 		quick: []string{"relay --rounds 1 --blocks 2"}, full: []string{"relay"},

@@ -47,8 +47,8 @@ var small = map[string][]string{
 	"rainblock/fig3":       {"rainblock/trie --keys 2000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0", "rainblock/trie --keys 20000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0"},
 }
 
-// elsewhere has the figures that another test runs. BoR's figures, RainBlock's networks and the SDK's
-// parts of AVL*'s figures need other programs: TestDrawHandMade draws hand-made results.
+// elsewhere has the figures that another test runs. BoR's figures, RainBlock's networks and the
+// SDK's parts of AVL*'s figures need other programs: TestDrawHandMade draws hand-made results.
 var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9", "bor/fig8", "bor/components", "bor/broadcast", "rainblock/fig9a", "rainblock/fig9b"}
 
 func TestRunFigures(t *testing.T) {

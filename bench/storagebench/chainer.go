@@ -157,7 +157,8 @@ func (c *chainer) write(n int) (answer, error) {
 	return answer{Done: n, Keys: int(c.tree.Len()), Height: c.height}, nil
 }
 
-// die waits for a flush, makes n blocks, writes them to the block store, too, and kills this process.
+// die waits for a flush, makes n blocks, writes them to the block store, too, and kills this
+// process.
 func (c *chainer) die(n int) (answer, error) {
 	c.chain.skipTo(c.height)
 	if err := c.zone.Flush(); err != nil {

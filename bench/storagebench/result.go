@@ -225,8 +225,8 @@ type ReadRatio struct {
 	Clock, CPU   float64 // by wall time and by CPU time
 }
 
-// ReadRatios returns the ratios to a contestant by distribution and mix, in the order of the run. It
-// is empty if either was not measured.
+// ReadRatios returns the ratios to a contestant by distribution and mix, in the order of the run.
+// Without measurements of both, there are none.
 func (r *Result) ReadRatios(contestant string) (all []ReadRatio) {
 	for _, d := range distributions {
 		for _, m := range mixes {
