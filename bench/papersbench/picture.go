@@ -83,8 +83,11 @@ func picture(c chart, label string) ([]byte, error) {
 			return nil, fmt.Errorf("%s: %s: %w", c.Title, l.Name, err)
 		}
 	}
-	if !c.LogY {
-		p.Y.Max += (p.Y.Max - p.Y.Min) * 0.08 * float64(len(c.Lines)) // room for the legend
+	room := 0.08 * float64(len(c.Lines)) // for the legend
+	if c.LogY {
+		p.Y.Max *= math.Pow(p.Y.Max/p.Y.Min, room)
+	} else {
+		p.Y.Max += (p.Y.Max - p.Y.Min) * room
 	}
 	canvas := vgsvg.New(width, height)
 	p.Draw(draw.Crop(draw.New(canvas), margin, -2*margin, margin, -margin))
