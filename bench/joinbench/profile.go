@@ -143,7 +143,8 @@ func componentsOf(r io.Reader) (all []Component, err error) {
 	}
 	seconds := map[string]float64{}
 	for _, s := range p.Sample {
-		seconds[componentOf(functionsOf(s))] += float64(s.Value[len(s.Value)-1]) / 1e9 // in nanoseconds
+		nanoseconds := float64(s.Value[len(s.Value)-1])
+		seconds[componentOf(functionsOf(s))] += nanoseconds / 1e9
 	}
 	for _, name := range componentNames() {
 		all = append(all, Component{name, seconds[name]})
