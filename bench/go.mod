@@ -12,6 +12,7 @@ require (
 	github.com/crypto-org-chain/cronos/memiavl v0.1.0
 	github.com/dustin/go-humanize v1.0.1
 	github.com/ethereum/go-ethereum v1.17.10
+	github.com/google/pprof v0.0.0-20260402051712-545e8a4df936
 	github.com/gorilla/websocket v1.5.3
 	github.com/prometheus/client_golang v1.24.1
 	github.com/prometheus/procfs v0.21.1

@@ -68,7 +68,7 @@ Example (in the folder bench):
 // children maps the argument after harness.ChildCommand to the function that the child process
 // runs.
 var children = map[string]func(in io.Reader, out io.Writer) error{
-	dsmbench.ChildName: dsmbench.Serve, storagebench.ChildName: storagebench.Serve, syncbench.ChildName: syncbench.Serve,
+	dsmbench.ChildName: dsmbench.Serve, joinbench.ChildName: joinbench.Serve, storagebench.ChildName: storagebench.Serve, syncbench.ChildName: syncbench.Serve,
 	transportbench.ChildName: transportbench.Serve, treebench.ChildName: treebench.Serve,
 }
 

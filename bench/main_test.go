@@ -139,6 +139,11 @@ func TestStorage(t *testing.T) {
 	}
 	require.GreaterOrEqual(t, result.Recovery.Keys, 9000)
 	require.GreaterOrEqual(t, result.Recovery.Lost, int64(0))
+	require.Len(t, result.Recovery.Crashes, 5)
+	for _, c := range result.Recovery.Crashes {
+		require.True(t, 0 <= c.Lost && c.Lost <= int64(c.Blocks), "%d of %d blocks lost", c.Lost, c.Blocks)
+		require.Positive(t, c.Seconds)
+	}
 	require.Equal(t, 6, result.Commit.Blocks)
 	positive(t, figures["commit"].(map[string]any), "durable_p50_ms", "unpaced_durable_blocks_per_s", "reclaim_max_ms")
 	positive(t, figures["paged"].(map[string]any), "commit_cpu_ms", "memory_commit_cpu_ms", "pages_per_commit", "get_us", "absent_us", "proof_us", "mixed_get_us")
@@ -316,8 +321,12 @@ func TestJoiners(t *testing.T) {
 func TestJoin(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
 	_, result, _ := measure[joinbench.Result](t, []string{"over the transport, TCP"},
-		"join", "--blocks", "4", "--block-bytes", "100000", "--value-bytes", "10000", "--rounds", "1")
+		"join", "--blocks", "4", "--block-bytes", "100000", "--value-bytes", "10000", "--rounds", "1", "--profile")
 	require.Equal(t, 4, result.Blocks)
+	require.Len(t, result.Ways, 3)
+	for _, way := range result.Ways {
+		require.NotEmpty(t, way.Components, way.Name)
+	}
 	require.Nil(t, result.RDMAS)
 	for _, seconds := range []float64{result.TCPS, result.BlocksyncS, result.Blocksync500S} {
 		require.Positive(t, seconds)

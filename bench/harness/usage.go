@@ -138,40 +138,74 @@ func Watch(processes ...*Process) (stop func() []Memory) {
 	}
 }
 
-// WatchCPU samples the CPU time of a process each second until used is called. used returns the CPU
-// seconds, and the highest use in a second, in processors. Sampling also ends with ctx.
-func WatchCPU(ctx context.Context, pid int) (used func() (seconds, peak float64)) {
-	greatest, last, at := 0.0, CPUOf(pid), time.Now()
-	end := sample(time.Second, func() {
-		now, seconds := time.Now(), CPUOf(pid)
-		elapsed := now.Sub(at)
-		if elapsed < time.Second/2 { // the process clock is too coarse for shorter intervals
-			return
+// CPUSample is the CPU time that a process has used so far, in seconds.
+type CPUSample struct {
+	At     float64 `json:"at_s"` // since sampling began
+	User   float64 `json:"user_s"`
+	Kernel float64 `json:"kernel_s"`
+}
+
+// Total returns the CPU time in user and kernel mode.
+func (s CPUSample) Total() float64 { return s.User + s.Kernel }
+
+// cpuEvery is the interval between two samples of CPU time, whose resolution is 10 ms.
+const cpuEvery = 100 * time.Millisecond
+
+// WatchCPU samples the CPU time of a process until used is called, which returns the samples. There
+// are none without /proc. Sampling also ends with ctx.
+func WatchCPU(ctx context.Context, pid int) (used func() []CPUSample) {
+	var samples []CPUSample
+	from := time.Now()
+	look := func() {
+		if user, kernel, known := cpuOf(pid); known {
+			samples = append(samples, CPUSample{time.Since(from).Seconds(), user, kernel})
 		}
-		greatest = max(greatest, (seconds-last)/elapsed.Seconds())
-		last, at = seconds, now
-	})
-	stop := sync.OnceFunc(end)
-	context.AfterFunc(ctx, stop)
-	return func() (float64, float64) {
-		seconds := CPUOf(pid)
-		stop()
-		return seconds, greatest
 	}
+	look()
+	stop := sync.OnceFunc(sample(cpuEvery, look))
+	context.AfterFunc(ctx, stop)
+	return func() []CPUSample {
+		stop()
+		return samples
+	}
+}
+
+// PeakCPU returns the highest use in a time of at least window seconds, in processors. If the
+// samples cover less, it is the use over all of them.
+func PeakCPU(samples []CPUSample, window float64) (peak float64) {
+	for first, next := 0, 1; next < len(samples); next++ {
+		for first+1 < next && samples[next].At-samples[first+1].At >= window {
+			first++
+		}
+		from, to := samples[first], samples[next]
+		if to.At-from.At >= window || first == 0 && next == len(samples)-1 {
+			peak = max(peak, Ratio(to.Total()-from.Total(), to.At-from.At))
+		}
+	}
+	return peak
 }
 
 // CPUOf returns the CPU time of processes in seconds. A process whose time is unknown counts as 0.
 func CPUOf(pids ...int) (seconds float64) {
 	for _, pid := range pids {
-		p, err := procfs.NewProc(pid)
-		if err != nil {
-			continue
-		}
-		if s, err := p.Stat(); err == nil {
-			seconds += s.CPUTime()
-		}
+		user, kernel, _ := cpuOf(pid)
+		seconds += user + kernel
 	}
 	return seconds
+}
+
+// cpuOf returns the CPU time of a process in user and in kernel mode, in seconds.
+func cpuOf(pid int) (user, kernel float64, known bool) {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return 0, 0, false
+	}
+	s, err := p.Stat()
+	if err != nil {
+		return 0, 0, false
+	}
+	kernel = s.CPUTime() * Ratio(float64(s.STime), float64(s.UTime+s.STime))
+	return s.CPUTime() - kernel, kernel, true
 }
 
 // sample calls look immediately, then at each interval, and once more when end is called.

@@ -4,4 +4,5 @@
 //
 //	this process ── makes a chain, block by block, with the application ──► home
 //	starlingd (validator) on that home ◄── starlingd (joiner), a new one for each path and round
+//	with --profile (profile.go): the same validator ◄── a child of this program as the joiner
 package joinbench

@@ -1,6 +1,7 @@
 package joinbench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 
@@ -31,7 +33,8 @@ type Options struct {
 	Rounds     int
 	Seed       uint64
 	Patience   time.Duration // for one join
-	Starlingd  string        // path of a built program
+	Profile    bool
+	Starlingd  string // path of a built program
 }
 
 // Flags adds the flags of join.
@@ -42,10 +45,14 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of joins over each path; the result has their medians")
 	f.Seed(&o.Seed)
 	f.Time(&o.Patience, "patience", 20*time.Minute, time.Second, 24*time.Hour, "time limit for one join")
+	f.BoolVar(&o.Profile, "profile", false, "take a CPU profile in one more join over each path without RDMA, by component (not with --guest)")
 	f.Program(&o.Starlingd, "starlingd")
 	o.Target.Flags(f, &o.Starlingd)
 	f.Also(func() error {
-		if o.ValueBytes > o.BlockBytes {
+		switch {
+		case o.Profile && o.Guest:
+			return errors.New("--profile and --guest exclude each other: profiles in the emulated VM say nothing")
+		case o.ValueBytes > o.BlockBytes:
 			return fmt.Errorf("--value-bytes is %d, it must be at most --block-bytes", o.ValueBytes)
 		}
 		return nil
@@ -70,11 +77,38 @@ type Result struct {
 	RDMACPUPeak *float64 `json:"rdma_cpu_peak"`
 	RDMAShare   *float64 `json:"rdma_share"`
 	Guest       bool     `json:"guest"`
+	Ways        []Way    `json:"ways"`
 
 	BlockBytes int             `json:"block_bytes"`
 	ValueBytes int             `json:"value_bytes"`
 	Rounds     int             `json:"rounds"`
 	Machine    harness.Machine `json:"machine"`
+}
+
+// Way is the joiner's use of the CPU over one path. The figures are medians over the rounds.
+type Way struct {
+	Name    string  `json:"name"`
+	Seconds float64 `json:"seconds"`
+	CPUS    float64 `json:"cpu_s"`
+	KernelS float64 `json:"kernel_cpu_s"` // part of CPUS: system calls, so the network and files
+	Peak    float64 `json:"cpu_peak"`     // highest use in a second, in processors
+	// Samples are those of the round with the median of Seconds.
+	Samples []harness.CPUSample `json:"cpu_samples"`
+	// Components are those of a further join, with --profile.
+	Components []Component `json:"components,omitempty"`
+}
+
+// Average returns the use of the CPU in processors.
+func (w Way) Average() float64 { return harness.Ratio(w.CPUS, w.Seconds) }
+
+// Way returns the path with a name, or nil if it was not measured.
+func (r *Result) Way(name string) *Way {
+	for i := range r.Ways {
+		if r.Ways[i].Name == name {
+			return &r.Ways[i]
+		}
+	}
+	return nil
 }
 
 // Print writes the result as text.
@@ -90,9 +124,13 @@ func (r *Result) Print(w io.Writer) {
 	line("over the transport, TCP", r.TCPS)
 	line("block sync, 5.12 MB/s", r.BlocksyncS)
 	line("block sync, 500 MB/s", r.Blocksync500S)
-	fmt.Fprintf(w, "\njoiner over TCP: %.2f CPU seconds, at most %.2f processors in a second\n", r.CPUS, r.CPUPeak)
+	fmt.Fprintln(w)
+	for _, way := range r.Ways {
+		fmt.Fprintf(w, "joiner, %s: %.2f CPU seconds, %.2f of them in the kernel; at most %.2f processors in a second\n", way.Name, way.CPUS, way.KernelS, way.Peak)
+	}
+	r.printComponents(w)
 	if r.RDMAS != nil {
-		fmt.Fprintf(w, "joiner over RDMA: %.2f CPU seconds, at most %.2f processors in a second; %.0f %% of the blocks came over it\n", *r.RDMACPUS, *r.RDMACPUPeak, 100**r.RDMAShare)
+		fmt.Fprintf(w, "%.0f %% of the blocks came over RDMA\n", 100**r.RDMAShare)
 	} else {
 		fmt.Fprintln(w, "RDMA was not measured: it needs --device or --guest")
 	}
@@ -111,7 +149,15 @@ const (
 	ways
 )
 
-var wayNames = [ways]string{"TCP", "block sync", "block sync 500", "RDMA"}
+// Names of the paths in a result.
+const (
+	TCP          = "transport, TCP"
+	BlockSync    = "block sync, 5.12 MB/s"
+	BlockSync500 = "block sync, 500 MB/s"
+	RDMA         = "transport, RDMA"
+)
+
+var wayNames = [ways]string{TCP, BlockSync, BlockSync500, RDMA}
 
 // run is the state of one run.
 type run struct {
@@ -165,13 +211,17 @@ func (r *run) run(ctx context.Context) (_ *Result, err error) {
 	if err := makeChain(ctx, r.validator.Dir, r.o, func() { r.progress.Add(1) }); err != nil {
 		return nil, fmt.Errorf("making the chain: %w", err)
 	}
-	r.progress.Begin("join", "joins", measured*r.o.Rounds)
+	profiles := 0
+	if r.o.Profile {
+		profiles = wayRDMA
+	}
+	r.progress.Begin("join", "joins", measured*r.o.Rounds+profiles)
 	var all [ways][]joined
 	for round := range r.o.Rounds {
 		for i := range measured {
 			way := (i + round) % measured
 			r.progress.Working(wayNames[way])
-			one, err := r.join(ctx, way, round)
+			one, err := r.join(ctx, way, round, false)
 			if err != nil {
 				return nil, fmt.Errorf("%s, round %d: %w", wayNames[way], round+1, err)
 			}
@@ -180,17 +230,27 @@ func (r *run) run(ctx context.Context) (_ *Result, err error) {
 		}
 	}
 	seconds := func(way int) float64 { return harness.MedianOf(all[way], func(j joined) float64 { return j.seconds }) }
-	cpu := func(way int) float64 { return harness.MedianOf(all[way], func(j joined) float64 { return j.cpu }) }
-	peak := func(way int) float64 { return harness.MedianOf(all[way], func(j joined) float64 { return j.peak }) }
 	result := &Result{
 		Blocks: r.o.Blocks, TCPS: seconds(wayTCP), BlocksyncS: seconds(wayBlocksync), Blocksync500S: seconds(wayBlocksync500),
-		CPUS: cpu(wayTCP), CPUPeak: peak(wayTCP),
 		BlockBytes: r.o.BlockBytes, ValueBytes: r.o.ValueBytes, Rounds: r.o.Rounds, Machine: harness.ThisMachine(),
 	}
-	if len(all[wayRDMA]) > 0 {
-		s, c, p := seconds(wayRDMA), cpu(wayRDMA), peak(wayRDMA)
+	for way := range measured {
+		result.Ways = append(result.Ways, newWay(wayNames[way], all[way]))
+	}
+	for way := range profiles {
+		r.progress.Working("profile of " + wayNames[way])
+		one, err := r.join(ctx, way, r.o.Rounds, true)
+		if err != nil {
+			return nil, fmt.Errorf("%s, with a profile: %w", wayNames[way], err)
+		}
+		result.Ways[way].Components = one.components
+		r.progress.Add(1)
+	}
+	result.CPUS, result.CPUPeak = result.Ways[wayTCP].CPUS, result.Ways[wayTCP].Peak
+	if measured > wayRDMA {
+		way := result.Ways[wayRDMA]
 		share := harness.MedianOf(all[wayRDMA], func(j joined) float64 { return j.byRDMA }) / (float64(r.o.Blocks) * float64(r.o.BlockBytes))
-		result.RDMAS, result.RDMACPUS, result.RDMACPUPeak, result.RDMAShare = &s, &c, &p, &share
+		result.RDMAS, result.RDMACPUS, result.RDMACPUPeak, result.RDMAShare = &way.Seconds, &way.CPUS, &way.Peak, &share
 	}
 	return result, nil
 }
@@ -218,10 +278,34 @@ func oldenGenesis(h *runner.Home) error {
 }
 
 // joined has the figures of one joiner. byRDMA is the bytes received over RDMA.
-type joined struct{ seconds, cpu, peak, byRDMA float64 }
+type joined struct {
+	seconds, byRDMA float64
+	samples         []harness.CPUSample
+	components      []Component // of a join with a profile, which has nothing else
+}
 
-// join makes a new node fetch the chain.
-func (r *run) join(ctx context.Context, way, round int) (one joined, err error) {
+// used returns the joiner's CPU time.
+func (j joined) used() (last harness.CPUSample) {
+	if n := len(j.samples); n > 0 {
+		last = j.samples[n-1]
+	}
+	return last
+}
+
+// newWay returns the figures of a path from its rounds.
+func newWay(name string, rounds []joined) Way {
+	sorted := slices.SortedFunc(slices.Values(rounds), func(a, b joined) int { return cmp.Compare(a.seconds, b.seconds) })
+	return Way{
+		Name: name, Seconds: harness.MedianOf(rounds, func(j joined) float64 { return j.seconds }),
+		CPUS:    harness.MedianOf(rounds, func(j joined) float64 { return j.used().Total() }),
+		KernelS: harness.MedianOf(rounds, func(j joined) float64 { return j.used().Kernel }),
+		Peak:    harness.MedianOf(rounds, func(j joined) float64 { return harness.PeakCPU(j.samples, 1) }),
+		Samples: sorted[(len(sorted)-1)/2].samples,
+	}
+}
+
+// join makes a new node fetch the chain. With profile, the node is a child of this program.
+func (r *run) join(ctx context.Context, way, round int, profile bool) (one joined, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.o.Patience)
 	defer cancel()
 	joiner, err := r.home(ctx, fmt.Sprintf("joiner-%d-%d", way, round))
@@ -274,6 +358,18 @@ func (r *run) join(ctx context.Context, way, round int) (one joined, err error) 
 	if err := runner.Poll(processes.Context(), "the validator", reaches(r.validator, height+1)); err != nil {
 		return one, err
 	}
+	if profile {
+		components, end, err := startProfile(ctx, joiner.Dir, way == wayTCP)
+		if err != nil {
+			return one, err
+		}
+		defer end()
+		if err := until(processes.Context(), reaches(joiner, height-1)); err != nil {
+			return one, err
+		}
+		one.components, err = components()
+		return one, err
+	}
 	began := time.Now()
 	process, err := r.start(processes, joiner, way == wayTCP || way == wayRDMA, way == wayRDMA)
 	if err != nil {
@@ -282,7 +378,7 @@ func (r *run) join(ctx context.Context, way, round int) (one joined, err error) 
 	used := harness.WatchCPU(ctx, process.Pid())
 	err = until(processes.Context(), reaches(joiner, height-1))
 	one.seconds = time.Since(began).Seconds()
-	one.cpu, one.peak = used()
+	one.samples = used()
 	if err == nil && way == wayRDMA {
 		one.byRDMA, err = received(ctx, joiner)
 	}

@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/storage/sgc"
@@ -102,8 +103,6 @@ func runCache(ctx context.Context, commands []string, progress *harness.Progress
 
 func cacheOutcome(rows []cacheRow) *outcome {
 	out := &outcome{}
-	c := chart{Title: "ChainKV §8.5: hits of the space-gaming cache, Zipf 0.9", X: "transaction queries of ten, the rest are account queries", Y: "hits, %"}
-	game, lru, best, worst := line{Name: "game"}, line{Name: "one LRU"}, line{Name: "best fixed split"}, line{Name: "worst fixed split"}
 	gain, least, most := 0.0, math.Inf(1), math.Inf(-1)
 	for _, r := range rows {
 		over := 100 * (harness.Ratio(r.Game, r.LRU) - 1)
@@ -116,14 +115,26 @@ func cacheOutcome(rows []cacheRow) *outcome {
 			mix += fmt.Sprintf(", then %d:%d", 10-r.Tx, r.Tx)
 		}
 		out.add(fmt.Sprintf("hits, %s, Tx:Acc %s", r.Keys, mix), "", "game %.1f %%, one LRU %.1f %%, fixed splits %.1f to %.1f %%", r.Game, r.LRU, slices.Min(r.Splits), slices.Max(r.Splits))
-		if r.Keys == rows[0].Keys && !r.Shift {
-			x := float64(r.Tx)
-			game.Points, lru.Points = append(game.Points, at(x, r.Game)), append(lru.Points, at(x, r.LRU))
-			best.Points, worst.Points = append(best.Points, at(x, slices.Max(r.Splits))), append(worst.Points, at(x, slices.Min(r.Splits)))
+		if r.Shift {
+			continue
+		}
+		name := strings.ReplaceAll(strings.ToLower(r.Keys), " ", "-")
+		if r.Keys == rows[0].Keys {
+			name = ""
+		}
+		if n := len(out.Charts); n == 0 || out.Charts[n-1].Name != name {
+			out.Charts = append(out.Charts, chart{
+				Name: name, Title: "ChainKV §8.5: hits of the space-gaming cache, " + r.Keys, X: "transaction queries of ten, the rest are account queries", Y: "hits, %",
+			})
+		}
+		c, x := &out.Charts[len(out.Charts)-1], float64(r.Tx)
+		for _, l := range []struct {
+			name string
+			hits float64
+		}{{"game", r.Game}, {"one LRU", r.LRU}, {"best fixed split", slices.Max(r.Splits)}, {"worst fixed split", slices.Min(r.Splits)}} {
+			c.Lines = appendTo(c.Lines, l.name, at(x, l.hits))
 		}
 	}
-	c.Lines = []line{game, lru, best, worst}
-	out.Charts = []chart{c}
 	first := row{"game over one LRU, all constant mixes", "throughput 2.72 to 6.51 % higher", fmt.Sprintf("%+.1f to %+.1f %% hits, %+.1f %% on average", least, most, gain)}
 	out.Rows = append([]row{first}, out.Rows...)
 	return out

@@ -70,9 +70,11 @@ type chart struct {
 	Title string `json:"title"`
 	X     string `json:"x"`
 	Y     string `json:"y"`
-	LogX  bool   `json:"log_x,omitempty"`
-	LogY  bool   `json:"log_y,omitempty"`
-	Lines []line `json:"lines"`
+	// Names, if there are any, are those of bars: X counts them from 0.
+	Names []string `json:"names,omitempty"`
+	LogX  bool     `json:"log_x,omitempty"`
+	LogY  bool     `json:"log_y,omitempty"`
+	Lines []line   `json:"lines"`
 }
 
 type line struct {

@@ -11,6 +11,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
 	"github.com/starling-kv/starling/bench/programsbench"
+	"github.com/starling-kv/starling/bench/relaybench"
 	"github.com/starling-kv/starling/bench/storagebench"
 )
 
@@ -58,11 +59,15 @@ var chainkvFigures = []*figure{
 	},
 	{
 		id: "chainkv/recovery", title: "§8.8: recovery after a crash",
-		paper: "The summary that we have gives no times; the recovery without a log is longer, and takes at most some seconds.",
-		how:   "The program start: a node is killed, and started with its state in memory and paged.",
+		paper: "0 to 24.42 s by level of crash, 7.59 s on average.",
+		how: "The program start: a node is killed, and started with its state in memory and paged. A level of crash is the number of blocks after a flush; " +
+			"blocks that were not durable are read from the block store and executed again.",
 		quick: []string{"start --keys 50000,200000"}, full: []string{"start --keys 1000000,10000000"},
-		differs: []string{"One kind of crash (SIGKILL). The blocks that CometBFT replays are counted, not timed."},
-		run:     drawn(storagebench.RunStart, drawRecovery),
+		differs: []string{
+			"SIGKILL, so that the page cache survives; the levels are ours, since the summary that we have does not name the paper's.",
+			"A replay reads blocks and writes accounts. Signatures are not checked (CometBFT does not check them again, either), and CometBFT's own start does not count.",
+		},
+		run: drawn(storagebench.RunStart, drawRecovery),
 	},
 	{
 		id: "chainkv/observation2", title: "§6.2.2: a hash-keyed Merkle Patricia trie has no locality on disk",
@@ -164,41 +169,74 @@ var rainblockFigures = []*figure{
 var borFigures = []*figure{
 	{
 		id: "bor/fig9", title: "Fig. 9 and 10: time and CPU of fetching blocks, by size of the chain",
-		paper: "10 to 50 GB: BoR takes up to 20.2 % less time than plain EOS (50 GB: 91 s and 114 s), and 26.4 to 33.9 % less CPU time.",
-		how:   "The program join: a new node fetches the chain by CometBFT's block sync and over the transport.",
+		paper: "10 to 50 GB: BoR takes up to 20.2 % less time than plain EOS (50 GB: 91 s and 114 s), and 26.4 to 33.9 % less CPU: 0.49 % and 0.75 % on average in the best case.",
+		how:   "The program join: a new node fetches the chain by CometBFT's block sync and over the transport. The CPU time of the node is divided by the time of the join; a part of it is spent in the kernel, for the network and files.",
 		quick: []string{"join --blocks 20 --rounds 1", "join --blocks 60 --rounds 1"}, full: []string{"join --blocks 200", "join --blocks 1000", "join --blocks 5000"},
-		differs: []string{
-			"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM is slower than TCP (join --guest).",
-			"Another consensus; both ways here run in the same node.", "The text gives 114 s to BoR and 91 s to EOS. Its 20.2 % implies the opposite, which we state.",
-		},
-		run: drawn(joinbench.Run, drawBlocks),
+		differs: borDiffers("The text gives 114 s to BoR and 91 s to EOS. Its 20.2 % implies the opposite, which we state."),
+		run:     drawn(joinbench.Run, drawBlocks),
 	},
 	{
 		id: "bor/fig8", title: "Fig. 8: CPU over time",
-		paper:  "The CPU time of BoR is mostly below that of plain EOS; the average is 0.49 % and 0.75 % in the best case.",
-		reason: "The program join samples the CPU time each second, and keeps only the sum and the peak.",
-		needs:  "The samples in join's result, for each way; and an RDMA device for the figure's point.",
+		paper: "The CPU use of BoR is mostly below that of plain EOS.",
+		how:   "The program join, with one size: the CPU time of the new node, sampled each 100 ms.",
+		quick: []string{"join --blocks 100 --rounds 1"}, full: []string{"join --blocks 1000 --rounds 3"},
+		differs: borDiffers("The paper samples the server's CPU each second; here it is the node's, in processors. The paper's curves are in a picture, without numbers."),
+		run:     drawn(joinbench.Run, drawUse),
 	},
 	{
-		id: "bor/broadcast", title: "Broadcast of blocks over RDMA",
-		paper:  "A mechanism without a figure.",
-		reason: "The program relay measures it in a VM with Soft-RoCE, whose times say nothing about hardware.",
-		needs:  "Two RDMA devices; relay runs on them as it is.",
+		id: "bor/components", title: "Ours: CPU by component",
+		paper:   "The paper gives reasons (no kernel, no copies of the stack), without a figure.",
+		how:     "The program join, with --profile: a CPU profile of a new node, from its start until it has the blocks. A sample belongs to the innermost function of its stack whose package is part of a component.",
+		quick:   []string{"join --blocks 60 --rounds 1 --profile"},
+		full:    []string{"join --blocks 1000 --rounds 1 --profile"},
+		differs: borDiffers("A profile has 100 samples for each second of CPU time. A system call of a connection counts as network, one of a file as storage."),
+		run:     drawn(joinbench.Run, drawComponents),
 	},
+	{
+		id: "bor/broadcast", title: "Broadcast of blocks",
+		paper: "A mechanism without a figure.",
+		how:   "The program relay: three validators pass on blocks of 4 MiB by CometBFT's p2p, at two rates, and over the transport. A time is that from the proposal until the last validator has the last part.",
+		quick: []string{"relay --rounds 1 --blocks 2"}, full: []string{"relay"},
+		differs: []string{
+			"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM says nothing about hardware (relay --guest). With a device: relay --device.",
+			"CometBFT's consensus instead of DPoS, and all validators on this machine.",
+		},
+		run: drawn(relaybench.Run, drawRelay),
+	},
+}
+
+// borDiffers returns what differs in all figures of BoR, and one more difference.
+func borDiffers(more string) []string {
+	return []string{
+		"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM is slower than TCP (join --guest).",
+		"Another consensus; both ways here run in the same node, which also executes and stores the blocks.", more,
+	}
 }
 
 func drawStores(results []*storagebench.Result) (*outcome, error) {
 	r, out := results[0], &outcome{}
 	out.add("writes, Starling over mixed", "1.31 to 2.00 × of Geth", "%.2f × (interval of the median %.2f to %.2f)", r.WriteRatio, r.WriteRatioInterval.Low, r.WriteRatioInterval.High)
-	out.add("account queries, normal distribution", "2.90 to 4.21 × of Geth", "%.2f ×, %.2f × by CPU time", r.ReadRatioAcc, r.ReadCPURatioAcc)
-	out.add("account queries, without a cache of nodes in mixed", "", "%.2f ×", r.ReadRatioAccPlain)
-	out.add("transaction queries, normal distribution", "1.03 to 1.13 × of Geth", "%.2f ×, %.2f × by CPU time", r.ReadRatioTx, r.ReadCPURatioTx)
+	out.add("account queries, normal distribution, without a cache of nodes in mixed", "", "%.2f ×", r.ReadRatioAccPlain)
 	for _, geth := range []string{"geth-hash", "geth-path"} {
 		if ratio := r.WritesOver(geth); ratio > 0 {
 			out.add("writes, Starling over "+geth, "1.31 to 2.00 ×", "%.2f ×", ratio)
 		}
-		if ratio, cpu := r.AccountsOver(geth); ratio > 0 {
-			out.add("account queries, normal distribution, Starling over "+geth, "2.90 to 4.21 ×", "%.2f ×, %.2f × by CPU time", ratio, cpu)
+	}
+	var over []chart
+	for _, contestant := range []string{"mixed", "geth-hash", "geth-path"} {
+		c := chart{Name: "over-" + contestant, Title: "ChainKV §8.3: queries per second of Starling over those of " + contestant, X: "account queries of ten", Y: "×"}
+		for _, ratio := range r.ReadRatios(contestant) {
+			switch ratio.Accounts {
+			case 10:
+				out.add("account queries, "+ratio.Distribution+", Starling over "+contestant, "2.90 to 4.21 × of Geth", "%.2f ×, %.2f × by CPU time", ratio.Clock, ratio.CPU)
+			case 0:
+				out.add("transaction queries, "+ratio.Distribution+", Starling over "+contestant, "1.03 to 1.13 × of Geth", "%.2f ×, %.2f × by CPU time", ratio.Clock, ratio.CPU)
+			}
+			c.Lines = appendTo(c.Lines, ratio.Distribution, at(float64(ratio.Accounts), ratio.Clock))
+		}
+		if len(c.Lines) > 0 {
+			c.Lines = append(c.Lines, line{Name: "the paper: ChainKV over Geth, three distributions", Paper: true, Points: []point{at(0, 1.05, 1.03, 1.13), at(10, 3.36, 2.90, 4.21)}})
+			over = append(over, c)
 		}
 	}
 	steps := chart{Title: "ChainKV §8.4: blocks written per second, step by step", X: "step: 0 mixed, 1 zones, 2 key order, 3 cache and no log", Y: "blocks/s"}
@@ -210,44 +248,58 @@ func drawStores(results []*storagebench.Result) (*outcome, error) {
 		}
 	}
 	steps.Lines = []line{l}
-	out.Charts = []chart{steps, readChart(r)}
+	out.Charts = slices.Concat([]chart{steps}, over, readCharts(r))
 	return out, nil
 }
 
-// readChart draws queries per second by mix, of the first distribution.
-func readChart(r *storagebench.Result) chart {
-	c := chart{Name: "reads", X: "account queries of ten", Y: "queries/s", LogY: true}
+// readCharts draws queries per second by mix, a picture for each distribution.
+func readCharts(r *storagebench.Result) (all []chart) {
 	for _, cell := range r.Reads {
-		if cell.Distribution != r.Reads[0].Distribution {
-			continue
-		}
 		var tx, acc float64
 		if _, err := fmt.Sscanf(cell.Mix, "%f:%f", &tx, &acc); err != nil {
 			continue // a mix that changes
 		}
-		name := cell.Step // of the paper's breakdown
-		if strings.HasPrefix(cell.Contestant, "geth") || name == "" {
-			name = strings.TrimSpace(cell.Contestant + " " + cell.Step)
-		}
-		i := slices.IndexFunc(c.Lines, func(l line) bool { return l.Name == name })
+		name := "reads-" + cell.Distribution
+		i := slices.IndexFunc(all, func(c chart) bool { return c.Name == name })
 		if i < 0 {
-			i = len(c.Lines)
-			c.Lines = append(c.Lines, line{Name: name})
+			i = len(all)
+			all = append(all, chart{Name: name, Title: "ChainKV §8.3: queries per second by mix, " + cell.Distribution, X: "account queries of ten", Y: "queries/s", LogY: true})
 		}
-		c.Lines[i].Points = append(c.Lines[i].Points, at(acc, cell.PerS))
+		contestant := cell.Step // of the paper's breakdown
+		if strings.HasPrefix(cell.Contestant, "geth") || contestant == "" {
+			contestant = strings.TrimSpace(cell.Contestant + " " + cell.Step)
+		}
+		all[i].Lines = appendTo(all[i].Lines, contestant, at(acc, cell.PerS))
 	}
-	c.Title = "ChainKV §8.3: queries per second by mix, " + r.Reads[0].Distribution
-	return c
+	return all
 }
 
 func drawRecovery(results []*storagebench.StartResult) (*outcome, error) {
 	out := &outcome{}
-	memory, paged := line{Name: "state in memory"}, line{Name: "state paged"}
+	sizes := chart{Title: "ChainKV §8.8: start after SIGKILL, before the replay", X: "keys", Y: "seconds", LogX: true}
+	levels := chart{Name: "levels", Title: "ChainKV §8.8: start and replay by level of crash", X: "blocks after a flush; the next one is due after 50", Y: "seconds"}
 	for _, s := range results[0].Starts {
-		out.add(harness.Group(s.Keys)+" keys", "", "%.2f s, paged %.2f s; %d blocks to replay", s.Seconds, s.PagedS, s.Lost)
-		memory.Points, paged.Points = append(memory.Points, at(float64(s.Keys), s.Seconds)), append(paged.Points, at(float64(s.Keys), s.PagedS))
+		keys := harness.Group(s.Keys) + " keys"
+		out.add(keys, "", "%.2f s, paged %.2f s; %d blocks to replay", s.Seconds, s.PagedS, s.Lost)
+		sizes.Lines = appendTo(sizes.Lines, "state in memory", at(float64(s.Keys), s.Seconds))
+		sizes.Lines = appendTo(sizes.Lines, "state paged", at(float64(s.Keys), s.PagedS))
+		var all []float64
+		sum := 0.0
+		for _, c := range s.Crashes {
+			took := c.Seconds + c.ReplayS
+			out.add(fmt.Sprintf("%s, crash %s after a flush", keys, harness.Count(c.Blocks, "block")), "", "%.2f s: start %.2f s, replay of %s %.2f s",
+				took, c.Seconds, harness.Count(int(c.Lost), "block"), c.ReplayS)
+			levels.Lines = appendTo(levels.Lines, keys+": start and replay", at(float64(c.Blocks), took))
+			all, sum = append(all, took), sum+took
+		}
+		for _, c := range s.Crashes {
+			levels.Lines = appendTo(levels.Lines, keys+": start", at(float64(c.Blocks), c.Seconds))
+		}
+		if len(all) > 0 {
+			out.add(keys+", start and replay by level of crash", "0 to 24.42 s, 7.59 s on average", "%.2f to %.2f s, %.2f s on average", slices.Min(all), slices.Max(all), sum/float64(len(all)))
+		}
 	}
-	out.Charts = []chart{{Title: "ChainKV §8.8: start after SIGKILL", X: "keys", Y: "seconds", LogX: true, Lines: []line{memory, paged}}}
+	out.Charts = []chart{sizes, levels}
 	return out, nil
 }
 
@@ -450,17 +502,134 @@ func drawLocality(results []*storagebench.Result) (*outcome, error) {
 	return out, nil
 }
 
+// drawBlocks draws the time and the CPU use of joins by the size of the chain.
 func drawBlocks(results []*joinbench.Result) (*outcome, error) {
 	out := &outcome{}
-	tcp, unlimited := line{Name: "Starling's transport, TCP with TLS"}, line{Name: "block sync, 500 MB/s"}
-	blocksync := line{Name: "block sync, default rate"}
+	times := chart{Title: "BoR Fig. 9: time of fetching a chain's blocks", X: "MB", Y: "seconds"}
+	use := chart{Name: "cpu", Title: "BoR Fig. 10: average CPU use of the new node", X: "MB", Y: "processors"}
 	for _, r := range results {
 		mb := float64(r.Blocks) * float64(r.BlockBytes) / 1e6
-		tcp.Points, unlimited.Points = append(tcp.Points, at(mb, r.TCPS)), append(unlimited.Points, at(mb, r.Blocksync500S))
-		blocksync.Points = append(blocksync.Points, at(mb, r.BlocksyncS))
-		out.add(fmt.Sprintf("%.0f MB in %d blocks", mb, r.Blocks), "RDMA up to 20.2 % less time than TCP; 26.4 to 33.9 % less CPU",
-			"transport %.2f s and %.2f CPU s; block sync %.2f s, %.2f s at its default rate", r.TCPS, r.CPUS, r.Blocksync500S, r.BlocksyncS)
+		size := fmt.Sprintf("%.0f MB in %d blocks", mb, r.Blocks)
+		out.add(size, "RDMA up to 20.2 % less time than TCP",
+			"transport %.2f s; block sync %.2f s, %.2f s at its default rate", r.TCPS, r.Blocksync500S, r.BlocksyncS)
+		for _, way := range joinWays {
+			w := r.Way(way.name)
+			if w == nil {
+				continue
+			}
+			times.Lines, use.Lines = appendTo(times.Lines, way.says, at(mb, w.Seconds)), appendTo(use.Lines, way.says, at(mb, w.Average()))
+			paper := ""
+			if w.Name == joinbench.RDMA {
+				paper = "26.4 to 33.9 % less CPU than TCP"
+			}
+			out.add(size+": "+way.says, paper, "%.2f CPU s, %.0f %% of it in the kernel; %.2f processors on average, at most %.2f in a second",
+				w.CPUS, 100*harness.Ratio(w.KernelS, w.CPUS), w.Average(), w.Peak)
+		}
 	}
-	out.Charts = []chart{{Title: "BoR Fig. 9: time of fetching a chain's blocks", X: "MB", Y: "seconds", Lines: []line{tcp, unlimited, blocksync}}}
+	out.Charts = []chart{times, use}
 	return out, nil
+}
+
+// joinWays are the paths of join, and their names in pictures.
+var joinWays = []struct{ name, says string }{
+	{joinbench.TCP, "transport, TCP with TLS"}, {joinbench.RDMA, "transport, RDMA"},
+	{joinbench.BlockSync500, "block sync, 500 MB/s"}, {joinbench.BlockSync, "block sync, default rate"},
+}
+
+// appendTo adds a point to the line of a name, which it makes if there is none.
+func appendTo(lines []line, name string, p point) []line {
+	i := slices.IndexFunc(lines, func(l line) bool { return l.Name == name })
+	if i < 0 {
+		return append(lines, line{Name: name, Points: []point{p}})
+	}
+	lines[i].Points = append(lines[i].Points, p)
+	return lines
+}
+
+// drawRelay draws the times in which a block reaches all validators.
+func drawRelay(results []*relaybench.Result) (*outcome, error) {
+	r, out := results[0], &outcome{}
+	c := chart{Title: fmt.Sprintf("BoR: time until %d validators have a block of %.1f MB", r.Validators, float64(r.BlockBytes)/1e6), Y: "ms"}
+	for i, run := range r.Runs {
+		rate := fmt.Sprintf("p2p at %.4g MB/s", float64(run.P2PRate)/1e6)
+		c.Names = append(c.Names, rate)
+		x := float64(i)
+		c.Lines = appendTo(appendTo(c.Lines, "CometBFT's p2p", at(x, run.P2PMS)), "transport, TCP with TLS", at(x, run.RelayTCPMS))
+		out.add("block, "+rate, "", "p2p %.0f ms, transport %.0f ms; CPU of all validators %.0f and %.0f ms", run.P2PMS, run.RelayTCPMS, run.P2PCPUMS, run.RelayCPUMS)
+		if run.RelayRDMA != nil {
+			c.Lines = appendTo(c.Lines, "transport, RDMA", at(x, *run.RelayRDMA))
+			out.add("the same over RDMA", "", "%.0f ms", *run.RelayRDMA)
+		}
+	}
+	out.Charts = []chart{c}
+	return out, nil
+}
+
+// drawUse draws the CPU use of one join over time. The default rate has a picture of its own,
+// because it takes several times as long.
+func drawUse(results []*joinbench.Result) (*outcome, error) {
+	r, out := results[0], &outcome{}
+	size := fmt.Sprintf("%.0f MB", float64(r.Blocks)*float64(r.BlockBytes)/1e6)
+	both := chart{Title: "BoR Fig. 8: CPU use of the new node over time, " + size, X: "seconds", Y: "processors"}
+	slow := chart{Name: "default-rate", Title: "BoR Fig. 8: the same, with block sync at its default rate", X: "seconds", Y: "processors"}
+	for _, way := range joinWays {
+		w := r.Way(way.name)
+		if w == nil || len(w.Samples) < 2 {
+			continue
+		}
+		l := line{Name: way.says, Points: useOverTime(w.Samples)}
+		if slow.Lines = append(slow.Lines, l); w.Name != joinbench.BlockSync {
+			both.Lines = append(both.Lines, l)
+		}
+		out.add(size+": "+way.says, "", "%.2f s, %.2f processors on average, at most %.2f in a second", w.Seconds, w.Average(), w.Peak)
+	}
+	if tcp, sync := r.Way(joinbench.TCP), r.Way(joinbench.BlockSync500); tcp != nil && sync != nil {
+		out.add("CPU time of the transport over that of block sync at 500 MB/s", "0.66 to 0.74 over RDMA", "%.2f", harness.Ratio(tcp.CPUS, sync.CPUS))
+	}
+	if len(slow.Lines) == 0 {
+		return nil, errors.New("no samples of the CPU time: they need /proc")
+	}
+	out.Charts = []chart{both, slow}
+	return out, nil
+}
+
+// drawComponents draws the profiles of one join over each path.
+func drawComponents(results []*joinbench.Result) (*outcome, error) {
+	r, out := results[0], &outcome{}
+	c := chart{Title: fmt.Sprintf("CPU of the new node by component, %.0f MB", float64(r.Blocks)*float64(r.BlockBytes)/1e6), Y: "CPU seconds"}
+	for _, way := range joinWays {
+		w := r.Way(way.name)
+		if w == nil || len(w.Components) == 0 {
+			continue
+		}
+		total, parts := 0.0, []string(nil)
+		for i, part := range w.Components {
+			if len(c.Names) == i {
+				c.Names = append(c.Names, part.Name)
+			}
+			c.Lines = appendTo(c.Lines, way.says, at(float64(i), part.Seconds))
+			total += part.Seconds
+			parts = append(parts, fmt.Sprintf("%s %.2f", part.Name, part.Seconds))
+		}
+		out.add(way.says, "", "%.2f CPU s: %s", total, strings.Join(parts, ", "))
+	}
+	out.Charts = []chart{c}
+	return out, nil
+}
+
+// usePoints is about the largest number of points in a line over time.
+const usePoints = 80
+
+// useOverTime returns the use of the CPU between samples, in the middle of their interval. The
+// process clock has a resolution of 10 ms, so intervals are at least 0.2 s.
+func useOverTime(samples []harness.CPUSample) (points []point) {
+	from := samples[0]
+	every := max(0.19, (samples[len(samples)-1].At-from.At)/usePoints)
+	for _, to := range samples[1:] {
+		if took := to.At - from.At; took >= every {
+			points = append(points, at((from.At+to.At)/2, (to.Total()-from.Total())/took))
+			from = to
+		}
+	}
+	return points
 }

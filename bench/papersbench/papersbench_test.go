@@ -16,6 +16,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
 	"github.com/starling-kv/starling/bench/programsbench"
+	"github.com/starling-kv/starling/bench/relaybench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
 )
@@ -33,6 +34,7 @@ var parsers = map[string]func(string) error{
 	"dsm":            parses[dsmbench.Options],
 	"rainblock/trie": parses[trieOptions],
 	"join":           parses[joinbench.Options],
+	"relay":          parses[relaybench.Options],
 	"programs":       parses[programsbench.Options],
 }
 
@@ -179,7 +181,13 @@ func TestMoving(t *testing.T) {
 func TestCache(t *testing.T) {
 	out, err := runCache(t.Context(), []string{"chainkv/cache --requests 6000"}, harness.NewProgress(os.Stderr))
 	require.NoError(t, err)
-	require.Len(t, out.Charts[0].Lines, 4)
+	require.Len(t, out.Charts, 3, "distributions")
+	for _, c := range out.Charts {
+		require.Len(t, c.Lines, 4, c.Title)
+		for _, l := range c.Lines {
+			require.Len(t, l.Points, 5, "%s, %s: constant mixes", c.Title, l.Name)
+		}
+	}
 }
 
 // Figures of an interrupted run are kept, and a figure that fails does not end the run.

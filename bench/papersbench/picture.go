@@ -51,6 +51,10 @@ func picture(c chart, label string) ([]byte, error) {
 		a.LineStyle.Color, a.Tick.LineStyle.Color = ink, ink
 		a.Tick.Marker = ticks{}
 	}
+	if len(c.Names) > 0 {
+		p.X.Min, p.X.Max, p.X.Tick.Marker = -0.5, float64(len(c.Names))-0.5, nameTicks(c.Names)
+		p.X.Tick.Label.Rotation, p.X.Tick.Label.XAlign, p.X.Tick.Label.YAlign = math.Pi/7, draw.XRight, draw.YTop
+	}
 	if c.LogX {
 		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, logTicks{}
 	}
@@ -65,18 +69,25 @@ func picture(c chart, label string) ([]byte, error) {
 	p.Legend.Top, p.Legend.Left = true, true
 	p.Legend.Padding = vg.Points(2)
 	next := 0
-	for _, l := range c.Lines {
+	for i, l := range c.Lines {
 		col := ink
 		if !l.Paper {
 			col = series[next%len(series)]
 			next++
 		}
-		if err := addLine(p, l, col, next); err != nil {
+		add := func() error { return addLine(p, l, col, next) }
+		if len(c.Names) > 0 {
+			add = func() error { return addBars(p, l, col, i, len(c.Lines), len(c.Names)) }
+		}
+		if err := add(); err != nil {
 			return nil, fmt.Errorf("%s: %s: %w", c.Title, l.Name, err)
 		}
 	}
-	if !c.LogY {
-		p.Y.Max += (p.Y.Max - p.Y.Min) * 0.08 * float64(len(c.Lines)) // room for the legend
+	room := 0.08 * float64(len(c.Lines)) // for the legend
+	if c.LogY {
+		p.Y.Max *= math.Pow(p.Y.Max/p.Y.Min, room)
+	} else {
+		p.Y.Max += (p.Y.Max - p.Y.Min) * room
 	}
 	canvas := vgsvg.New(width, height)
 	p.Draw(draw.Crop(draw.New(canvas), margin, -2*margin, margin, -margin))
@@ -125,6 +136,34 @@ func addLine(p *plot.Plot, l line, col color.Color, number int) error {
 	bars.Color = col
 	p.Add(bars)
 	return nil
+}
+
+// addBars adds the bars of a line. Those of all lines stand next to each other above each name.
+func addBars(p *plot.Plot, l line, col color.Color, number, lines, names int) error {
+	values := make(plotter.Values, names)
+	for _, q := range l.Points {
+		values[int(q.X)] = q.Y
+	}
+	thick := width * 0.7 / vg.Length(names*lines)
+	bars, err := plotter.NewBarChart(values, thick)
+	if err != nil {
+		return err
+	}
+	bars.Color, bars.LineStyle.Width = col, 0
+	bars.Offset = thick * (vg.Length(number) - vg.Length(lines-1)/2)
+	p.Add(bars)
+	p.Legend.Add(l.Name, bars)
+	return nil
+}
+
+// nameTicks has a name at each of 0, 1, ….
+type nameTicks []string
+
+func (n nameTicks) Ticks(float64, float64) (all []plot.Tick) {
+	for i, name := range n {
+		all = append(all, plot.Tick{Value: float64(i), Label: name})
+	}
+	return all
 }
 
 // finish replaces the placeholders by the variables of pictures.Style.

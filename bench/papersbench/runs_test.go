@@ -13,6 +13,7 @@ import (
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
 	"github.com/starling-kv/starling/bench/programsbench"
+	"github.com/starling-kv/starling/bench/relaybench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
 )
@@ -46,9 +47,9 @@ var small = map[string][]string{
 	"rainblock/fig3":       {"rainblock/trie --keys 2000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0", "rainblock/trie --keys 20000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0"},
 }
 
-// elsewhere has the figures that another test runs. bor/fig9, RainBlock's networks and the SDK's
-// parts of AVL*'s figures need other programs: TestDrawHandMade draws hand-made results.
-var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9", "rainblock/fig9a", "rainblock/fig9b"}
+// elsewhere has the figures that another test runs. BoR's figures, RainBlock's networks and the
+// SDK's parts of AVL*'s figures need other programs: TestDrawHandMade draws hand-made results.
+var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9", "bor/fig8", "bor/components", "bor/broadcast", "rainblock/fig9a", "rainblock/fig9b"}
 
 func TestRunFigures(t *testing.T) {
 	if testing.Short() {
@@ -94,6 +95,19 @@ var counts = map[string]func(*testing.T, *outcome){
 			}
 		}
 	},
+	"chainkv/stores": func(t *testing.T, out *outcome) {
+		require.Len(t, out.Charts, 1+3+3, "steps, ratios to three baselines, and rates by distribution")
+		for _, c := range out.Charts[1:4] {
+			require.Len(t, c.Lines, 3+1, "%s: three distributions, and the paper's numbers", c.Title)
+			require.Len(t, c.Lines[0].Points, 5, c.Title)
+		}
+	},
+	"chainkv/recovery": func(t *testing.T, out *outcome) {
+		require.Len(t, out.Charts[1].Lines, 2)
+		for _, l := range out.Charts[1].Lines {
+			require.Len(t, l.Points, 5, l.Name)
+		}
+	},
 	"rainblock/fig3": func(t *testing.T, out *outcome) {
 		files, nodes := out.Charts[0].Lines[0], out.Charts[0].Lines[1]
 		require.Greater(t, last(nodes), nodes.Points[0].Y, "a larger trie has more nodes on a path")
@@ -129,6 +143,22 @@ func check(t *testing.T, out *outcome) {
 	}
 }
 
+// joinOf returns a join of a chain with blocks of 1 MB, which uses one and a half processors.
+func joinOf(blocks int) *joinbench.Result {
+	s := float64(blocks) / 10
+	r := &joinbench.Result{Blocks: blocks, BlockBytes: 1e6, TCPS: s, Blocksync500S: 2 * s, BlocksyncS: 4 * s}
+	for i, name := range []string{joinbench.TCP, joinbench.BlockSync500, joinbench.BlockSync} {
+		w := joinbench.Way{Name: name, Seconds: s * float64(int(1)<<i), Peak: 2}
+		w.CPUS, w.KernelS = 1.5*w.Seconds, w.Seconds/2
+		for i := range int(10*w.Seconds) + 1 {
+			at := float64(i) / 10
+			w.Samples = append(w.Samples, harness.CPUSample{At: at, User: at, Kernel: at / 2})
+		}
+		r.Ways = append(r.Ways, w)
+	}
+	return r
+}
+
 // Results of programs that a test does not start become rows and points.
 func TestDrawHandMade(t *testing.T) {
 	sdk := func(keys int) *syncbench.Result {
@@ -152,12 +182,46 @@ func TestDrawHandMade(t *testing.T) {
 	check(t, out)
 	require.Equal(t, "SDK (IAVL), with snapshots", out.Rows[2].What)
 
-	out, err = drawBlocks([]*joinbench.Result{{Blocks: 20, BlockBytes: 1e6, TCPS: 1, Blocksync500S: 2, BlocksyncS: 3, CPUS: 4}, {Blocks: 60, BlockBytes: 1e6, TCPS: 3, Blocksync500S: 5, BlocksyncS: 9, CPUS: 7}})
+	joins := []*joinbench.Result{joinOf(20), joinOf(60)}
+	out, err = drawBlocks(joins)
 	require.NoError(t, err)
 	check(t, out)
-	require.Equal(t, "60 MB in 60 blocks", out.Rows[1].What)
-	require.Contains(t, out.Rows[0].Ours, "transport 1.00 s and 4.00 CPU s; block sync 2.00 s, 3.00 s")
-	require.InDelta(t, 60, out.Charts[0].Lines[0].Points[1].X, 0)
+	require.Equal(t, row{"60 MB in 60 blocks", "RDMA up to 20.2 % less time than TCP", "transport 6.00 s; block sync 12.00 s, 24.00 s at its default rate"}, out.Rows[4])
+	require.Equal(t, row{"60 MB in 60 blocks: transport, TCP with TLS", "", "9.00 CPU s, 33 % of it in the kernel; 1.50 processors on average, at most 2.00 in a second"}, out.Rows[5])
+	require.Len(t, out.Charts[0].Lines, 3, "none over RDMA")
+	require.Equal(t, []point{at(20, 2), at(60, 6)}, out.Charts[0].Lines[0].Points)
+	require.Equal(t, []point{at(20, 1.5), at(60, 1.5)}, out.Charts[1].Lines[0].Points)
+
+	out, err = drawUse(joins[1:])
+	require.NoError(t, err)
+	check(t, out)
+	require.Len(t, out.Charts[0].Lines, 2)
+	require.Len(t, out.Charts[1].Lines, 3)
+	require.Equal(t, "0.50", out.Rows[3].Ours)
+	for _, l := range out.Charts[1].Lines {
+		require.LessOrEqual(t, len(l.Points), usePoints)
+		require.InDelta(t, 1.5, l.Points[7].Y, 1e-9)
+	}
+	rdma := 90.0
+	out, err = drawRelay([]*relaybench.Result{{Validators: 3, BlockBytes: 4 << 20, Runs: []relaybench.Row{
+		{P2PRate: 5_120_000, P2PMS: 800, RelayTCPMS: 100, P2PCPUMS: 7, RelayCPUMS: 8}, {P2PRate: 5e8, P2PMS: 120, RelayTCPMS: 110, RelayRDMA: &rdma},
+	}}})
+	require.NoError(t, err)
+	check(t, out)
+	require.Equal(t, row{"block, p2p at 5.12 MB/s", "", "p2p 800 ms, transport 100 ms; CPU of all validators 7 and 8 ms"}, out.Rows[0])
+	require.Len(t, out.Charts[0].Lines, 3)
+
+	joins[0].Ways[0].Components = []joinbench.Component{{Name: "network", Seconds: 2}, {Name: "other", Seconds: 1}}
+	joins[0].Ways[2].Components = []joinbench.Component{{Name: "network", Seconds: 1}, {Name: "other", Seconds: 3}}
+	out, err = drawComponents(joins)
+	require.NoError(t, err)
+	check(t, out)
+	require.Equal(t, []row{
+		{"transport, TCP with TLS", "", "3.00 CPU s: network 2.00, other 1.00"}, {"block sync, default rate", "", "4.00 CPU s: network 1.00, other 3.00"},
+	}, out.Rows)
+	require.Equal(t, []string{"network", "other"}, out.Charts[0].Names)
+	_, err = drawUse([]*joinbench.Result{{}})
+	require.ErrorContains(t, err, "/proc")
 
 	network := func(mode string, tps float64) programsbench.NetRow {
 		return programsbench.NetRow{Mode: mode, Percent: 15, TPS: harness.Interval{Median: tps, Low: tps - 1, High: tps + 1}}

@@ -91,6 +91,13 @@ func (c *chain) next() []change {
 	return changes
 }
 
+// skipTo makes steps until the state is that of a height.
+func (c *chain) skipTo(height int64) {
+	for int64(c.step) < height {
+		c.next()
+	}
+}
+
 func (c *chain) block() []change {
 	rng := random(c.Seed, uint64(c.step))
 	changes := make([]change, 0, c.Txs)

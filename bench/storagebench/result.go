@@ -78,6 +78,17 @@ type Recovery struct {
 	Height     int64   `json:"height"`
 	Lost       int64   `json:"blocks_to_replay"` // not durable, so CometBFT replays them
 	DiskBytes  int64   `json:"disk_bytes"`
+	Crashes    []Crash `json:"crashes"`
+}
+
+// Crash is a start with the state in memory after a crash some blocks after a flush, and the replay
+// of the blocks that were not durable.
+type Crash struct {
+	Blocks  int     `json:"blocks_after_flush"`
+	Lost    int64   `json:"blocks_to_replay"`
+	Seconds float64 `json:"seconds"` // until blocks can be replayed
+	ReplayS float64 `json:"replay_s"`
+	CPUS    float64 `json:"cpu_s"` // of both
 }
 
 // Commit is the time that durable storage adds to a commit.
@@ -207,15 +218,29 @@ func (r *Result) WritesOver(contestant string) float64 {
 	return harness.Ratio(ours.BlocksPerS, theirs.BlocksPerS)
 }
 
-// AccountsOver returns the same for account queries with the normal distribution, by wall time and
-// by CPU time.
-func (r *Result) AccountsOver(contestant string) (clock, cpu float64) {
-	return r.readsOver(contestant, stepOf(contestant), 0)
+// ReadRatio is Starling's queries over those of a contestant.
+type ReadRatio struct {
+	Distribution string
+	Accounts     int     // account queries of ten, the others look up transactions
+	Clock, CPU   float64 // by wall time and by CPU time
+}
+
+// ReadRatios returns the ratios to a contestant by distribution and mix, in the order of the run.
+// Without measurements of both, there are none.
+func (r *Result) ReadRatios(contestant string) (all []ReadRatio) {
+	for _, d := range distributions {
+		for _, m := range mixes {
+			if clock, cpu := r.readsOver(contestant, stepOf(contestant), m, d); clock > 0 {
+				all = append(all, ReadRatio{string(d), 10 - int(m), clock, cpu})
+			}
+		}
+	}
+	return all
 }
 
 // readsOver returns the ratios of Starling's queries of one mix to those of a contestant.
-func (r *Result) readsOver(contestant, step string, m mix10) (clock, cpu float64) {
-	ours, theirs := r.read(nameStarling, stepNoWAL, m, distNormal), r.read(contestant, step, m, distNormal)
+func (r *Result) readsOver(contestant, step string, m mix10, d distribution) (clock, cpu float64) {
+	ours, theirs := r.read(nameStarling, stepNoWAL, m, d), r.read(contestant, step, m, d)
 	if ours == nil || theirs == nil {
 		return 0, 0
 	}
@@ -245,9 +270,9 @@ func (r *Result) finish() {
 			s.WriteRatioToTuned = harness.Ratio(ours.BlocksPerS, mixed.BlocksPerS)
 		}
 	}
-	s.ReadRatioAcc, s.ReadCPURatioAcc = r.readsOver(nameMixed, stepMixed, 0)
-	s.ReadRatioTx, s.ReadCPURatioTx = r.readsOver(nameMixed, stepMixed, 10)
-	r.ReadRatioAccPlain, _ = r.readsOver(nameMixed, stepPlain, 0)
+	s.ReadRatioAcc, s.ReadCPURatioAcc = r.readsOver(nameMixed, stepMixed, 0, distNormal)
+	s.ReadRatioTx, s.ReadCPURatioTx = r.readsOver(nameMixed, stepMixed, 10, distNormal)
+	r.ReadRatioAccPlain, _ = r.readsOver(nameMixed, stepPlain, 0, distNormal)
 	s.SGCGain = r.gain(changing.String())
 	if r.Recovery != nil {
 		s.RecoveryS, s.RecoveryPagedS = r.Recovery.Seconds, r.Recovery.PagedS

@@ -426,7 +426,7 @@ const filledBlocks = 100
 func (r *runner) recovery() error {
 	spec := r.o.spec()
 	spec.Blocks = dyingBlocks
-	r.progress.Begin("recovery", "steps", spec.LoadSteps+5)
+	r.progress.Begin("recovery", "steps", spec.LoadSteps+5+len(crashLevels))
 	r.progress.Working("write")
 	p, err := r.child(roleWriter, "recovery", spec)
 	if err != nil {
@@ -441,10 +441,7 @@ func (r *runner) recovery() error {
 		r.progress.Add(n)
 	}
 	r.progress.Working("kill")
-	switch err := p.Ask(request{Op: opDie, N: dyingBlocks}, nil); {
-	case err == nil:
-		return errors.New("recovery: the process survived being killed")
-	case !p.Ended():
+	if err := die(p, dyingBlocks); err != nil {
 		return err
 	}
 	r.progress.Add(1)
@@ -480,7 +477,60 @@ func (r *runner) recovery() error {
 		FilledP50: harness.Percentile(fill.Millis[fill.Done:], 50), FilledP99: harness.Percentile(fill.Millis[fill.Done:], 99),
 		Height: a.Height, Lost: int64(spec.LoadSteps+dyingBlocks) - a.Height, DiskBytes: a.Disk,
 	}
+	if err := r.crashes(spec); err != nil {
+		return err
+	}
 	r.endAll()
+	return nil
+}
+
+// crashLevels are the numbers of blocks after a flush. The first four crashes come before the next
+// flush is due (storage.Options.FlushBlocks), the last one during or after it.
+var crashLevels = []int{0, 10, 25, 49, dyingBlocks}
+
+// crashes measures starts after crashes of several levels, one after another in one home.
+func (r *runner) crashes(spec Spec) error {
+	p, err := r.child(roleOpener, "recovery", spec)
+	if err != nil {
+		return err
+	}
+	var last answer
+	if err := p.Ask(request{Op: opRecover, Start: startMemory}, &last); err != nil {
+		return err
+	}
+	for _, n := range crashLevels {
+		r.progress.Working(fmt.Sprintf("kill %d blocks after a flush", n))
+		if err := die(p, n); err != nil {
+			return err
+		}
+		if p, err = r.child(roleOpener, "recovery", spec); err != nil {
+			return err
+		}
+		died := last.Height + int64(n)
+		var start, replay answer
+		if err := p.Ask(request{Op: opRecover, Start: startMemory}, &start); err != nil {
+			return err
+		}
+		if err := p.Ask(request{Op: opAgain, N: int(died)}, &replay); err != nil {
+			return err
+		}
+		r.result.Recovery.Crashes = append(r.result.Recovery.Crashes, Crash{
+			Blocks: n, Lost: died - start.Height, Seconds: start.Seconds, ReplayS: replay.Seconds, CPUS: start.CPU + replay.CPU,
+		})
+		last = replay
+		r.progress.Add(1)
+	}
+	return nil
+}
+
+// die makes n blocks after a flush in a child, and kills it.
+func die(p *harness.Process, n int) error {
+	switch err := p.Ask(request{Op: opDie, N: n}, nil); {
+	case err == nil:
+		return errors.New("recovery: the process survived being killed")
+	case !p.Ended():
+		return err
+	}
 	return nil
 }
 

@@ -84,6 +84,7 @@ func (r *StartResult) Print(out io.Writer) {
 func printStarts(out io.Writer, starts []*Recovery) {
 	cells := [][]string{{"start after SIGKILL", "in memory, s", "CPU", "paged, s", "CPU", "from leaves, s", "CPU", "lost blocks", "disk, MB"}}
 	fill := [][]string{{"then, in memory", "filled after, s", "CPU", "blocks", "p50, ms", "p99", "later p50, ms", "p99"}}
+	levels := [][]string{{"start and replay, by crash", "blocks after a flush", "lost", "start, s", "replay, s", "both", "CPU"}}
 	number := func(x float64) string { return fmt.Sprintf("%.2f", x) }
 	for _, c := range starts {
 		keys := harness.Count(c.Keys, "key")
@@ -95,10 +96,17 @@ func printStarts(out io.Writer, starts []*Recovery) {
 			keys, fmt.Sprintf("%.1f", c.FillS), fmt.Sprintf("%.1f", c.FillCPUS), fmt.Sprint(c.FillBlocks), number(c.FillP50), number(c.FillP99),
 			number(c.FilledP50), number(c.FilledP99),
 		})
+		for _, crash := range c.Crashes {
+			levels = append(levels, []string{
+				keys, fmt.Sprint(crash.Blocks), fmt.Sprint(crash.Lost), number(crash.Seconds), number(crash.ReplayS), number(crash.Seconds + crash.ReplayS), number(crash.CPUS),
+			})
+		}
 	}
 	harness.PrintAligned(out, cells)
 	fmt.Fprintln(out)
 	harness.PrintAligned(out, fill)
+	fmt.Fprintln(out)
+	harness.PrintAligned(out, levels)
 	fmt.Fprintf(out, "\n    a start ends when blocks can be executed; files in the page cache; CometBFT replays the lost blocks, of %d after the state;\n"+
 		"    then a block of as many operations every %v, while the state is read into memory, and %d more\n\n", dyingBlocks, blockEvery, filledBlocks)
 }
