@@ -33,7 +33,7 @@ func TestPowerOff(t *testing.T) {
 		if os.Getenv(killsVariable) == "" {
 			s.kills = shortPowerOffs
 		}
-		s.disk = newDisk(t)
+		s.disk = newDisk(t, s.kills)
 		n := newTorture(t, s)
 		n.backWithTheNetwork()
 		for cut := range s.kills {
@@ -97,10 +97,11 @@ type powerDisk struct {
 	images     int
 }
 
-const diskBytes = 256 << 20
-
-func newDisk(t *testing.T) *powerDisk {
+// newDisk returns an empty disk for a number of cuts: between two cuts the node writes about 1.3 MiB
+// of blocks, which stay.
+func newDisk(t *testing.T, cuts int) *powerDisk {
 	t.Helper()
+	diskBytes := int64(256+2*cuts) << 20
 	d := &powerDisk{folder: t.TempDir()}
 	smalldisk.Small(t, d.folder, 4*diskBytes)
 	for _, program := range []string{"mkfs.ext4", "mount", "umount"} {

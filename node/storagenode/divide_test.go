@@ -59,7 +59,7 @@ func TestEvenEdges(t *testing.T) {
 	nothing, err := avlstar.Empty(64 << 10)
 	require.NoError(t, err)
 	defer nothing.Release()
-	few, err := nothing.Apply(changes[:3])
+	few, err := nothing.Apply([]avlstar.Change{{Key: []byte("a"), Value: []byte("1")}, {Key: []byte("b"), Value: []byte("1")}, {Key: []byte("c"), Value: []byte("1")}})
 	require.NoError(t, err)
 	defer few.Release()
 	p, err := few.Prune(func(avlstar.Subtree) bool { return false })
