@@ -97,8 +97,8 @@ type powerDisk struct {
 	images     int
 }
 
-// newDisk returns an empty disk for a number of cuts: between two cuts the node writes about 1.3 MiB
-// of blocks, which stay.
+// newDisk returns an empty disk for a number of cuts: between two cuts the node writes about
+// 1.3 MiB of blocks, which stay.
 func newDisk(t *testing.T, cuts int) *powerDisk {
 	t.Helper()
 	diskBytes := int64(256+2*cuts) << 20

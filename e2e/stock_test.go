@@ -96,8 +96,8 @@ func TestStockCometBFT(t *testing.T) {
 	require.Equal(t, "value 42 of many", string(value.Value))
 }
 
-// Of four validators two run starlingd, and two a stock cometbft. Each block needs three of them, so
-// every proposal and vote, and transactions in batches, are understood in both directions.
+// Of four validators two run starlingd, and two a stock cometbft. Each block needs three of them,
+// so proposals, votes, and transactions in batches are understood in both directions.
 func TestStockValidators(t *testing.T) {
 	p, ctx := processes(t, 100*time.Second)
 	var homes []*runner.Home

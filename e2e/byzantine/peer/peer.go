@@ -264,7 +264,7 @@ func attackOf(ctx context.Context, o options, set liar.Set, chainID, peers strin
 // guards comet.
 type member struct {
 	mu    sync.Mutex
-	comet func() *cometnode.Node // the result is nil until the node is made; a state sync replaces it
+	comet func() *cometnode.Node // nil until the node is made; a state sync replaces it
 }
 
 func (m *member) set(comet func() *cometnode.Node) {
