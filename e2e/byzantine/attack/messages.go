@@ -129,6 +129,9 @@ func (a *Attack) spam(ctx context.Context) {
 // nonce.
 func (a *Attack) invalid(random *rand.Rand) []byte {
 	kind := random.IntN(4)
+	if a.o.KVStore { // it refuses a second "="
+		return append([]byte("=="), randomBytes(random, 1+random.IntN(spamValue))...)
+	}
 	if kind == 0 {
 		return append([]byte{0}, randomBytes(random, 1+random.IntN(spamValue))...)
 	}

@@ -43,6 +43,7 @@ func runKVStore(ctx context.Context, o options, set liar.Set, logs io.Writer) er
 	if err != nil {
 		return err
 	}
+	onto.KVStore = true
 	key, err := p2p.LoadNodeKey(conf.NodeKeyFile())
 	if err != nil {
 		return err
