@@ -108,7 +108,7 @@ func newRoot() *cobra.Command {
 			"client --rounds 1 --seconds 2", clientbench.Run),
 		benchmark("latency", "Measures how long writes and newest reads take, against CometBFT's kvstore and etcd",
 			"latency --rounds 1 --seconds 2", clientbench.RunLatency),
-		benchmark("faults", "Measures what a silent, slow, flooding or lying validator costs, against CometBFT's kvstore",
+		benchmark("faults", "Measures what a faulty validator costs, against CometBFT's kvstore",
 			"faults --rounds 1 --seconds 2", clientbench.RunFaults),
 		benchmark("timeline", "Measures where the time of a put goes, step by step",
 			"timeline --seconds 3 --validators 4 --delays 0,20", clientbench.RunTimeline),

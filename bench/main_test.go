@@ -365,7 +365,7 @@ func TestLatency(t *testing.T) {
 
 func TestFaults(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
-	_, result, _ := measure[clientbench.FaultsResult](t, []string{"silent    kvstore", "lying    starling", "accused  starling", "a lying validator costs"},
+	_, result, _ := measure[clientbench.FaultsResult](t, []string{"silent    kvstore", "lying    starling", "accused  starling", "time that a lying validator adds"},
 		"faults", "--rounds", "1", "--seconds", "1", "--workers", "2", "--faults", "silent,lying,accused")
 	require.Len(t, result.Faults, 4)
 	for _, f := range result.Faults {

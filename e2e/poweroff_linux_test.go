@@ -97,6 +97,9 @@ type powerDisk struct {
 	images     int
 }
 
+// The file system does not write by itself for ten minutes, however long a copy of the image takes.
+const mountOptions = "loop,commit=600"
+
 // newDisk returns an empty disk for a number of cuts: between two cuts the node writes about
 // 1.3 MiB of blocks, which stay.
 func newDisk(t *testing.T, cuts int) *powerDisk {
@@ -125,7 +128,7 @@ func (d *powerDisk) mount(t *testing.T, at, file string) {
 	content, err := os.ReadFile(filepath.Join(at, file))
 	require.NoError(t, err)
 	d.at = at
-	if out, err := exec.CommandContext(t.Context(), "mount", "-o", "loop", d.image(), at).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "mount", "-o", mountOptions, d.image(), at).CombinedOutput(); err != nil {
 		t.Skipf("NOT RUN: power failures (a loop device cannot be mounted here: %v: %s)", err, out)
 	}
 	t.Cleanup(func() { _, _ = exec.Command("umount", "--lazy", at).CombinedOutput() }) //nolint:noctx // the test's context has ended
@@ -152,7 +155,7 @@ func (d *powerDisk) cutPower(t *testing.T, kill func()) {
 		require.NoError(t, err, "%v: %s", args, out)
 	}
 	run("umount", d.at)
-	run("mount", "-o", "loop", d.image(), d.at)
+	run("mount", "-o", mountOptions, d.image(), d.at)
 }
 
 // copyImage copies a disk and returns its hash.

@@ -37,8 +37,8 @@ type Figures struct {
 
 	CPUMicros float64 `json:"cpu_us,omitempty"` // CPU time of all validators for one operation
 
-	// P50 is the interval of the median over the rounds; nil for one round.
-	P50 *harness.Interval `json:"p50_interval,omitempty"`
+	// P50Interval is the interval of the median over the rounds; nil for one round.
+	P50Interval *harness.Interval `json:"p50_interval,omitempty"`
 }
 
 // newFigures summarises operations: the duration of each in ns, and the seconds that all took

@@ -66,7 +66,7 @@ func medians(rounds []Figures) *Figures {
 	}
 	if len(rounds) > 1 {
 		i := harness.MedianInterval(harness.Each(rounds, func(f Figures) float64 { return f.P50MS }))
-		f.P50 = &i
+		f.P50Interval = &i
 	}
 	return f
 }
@@ -112,10 +112,10 @@ func (f *Figures) cells() []string {
 
 // p50 formats the median, with its interval if there are several rounds.
 func (f *Figures) p50() string {
-	if f.P50 == nil {
+	if f.P50Interval == nil {
 		return milliseconds(f.P50MS)
 	}
-	return fmt.Sprintf("%s [%s, %s]", milliseconds(f.P50MS), milliseconds(f.P50.Low), milliseconds(f.P50.High))
+	return fmt.Sprintf("%s [%s, %s]", milliseconds(f.P50MS), milliseconds(f.P50Interval.Low), milliseconds(f.P50Interval.High))
 }
 
 // milliseconds formats ms with three digits.

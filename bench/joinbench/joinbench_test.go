@@ -61,6 +61,7 @@ func TestComponents(t *testing.T) {
 		"network":    {"internal/runtime/syscall.Syscall6", "syscall.Syscall", "internal/poll.(*FD).Read", "net.(*conn).Read", "crypto/tls.(*Conn).Read"},
 		"encryption": {"crypto/internal/fips140/aes/gcm.gcmAesDec", "crypto/tls.(*Conn).readRecord", "github.com/starling-kv/starling/transport/tcp.(*conn).read"},
 		"storage":    {"runtime.memmove", "github.com/cockroachdb/pebble/v2.(*Batch).Set", "github.com/cometbft/cometbft/store.(*BlockStore).SaveBlock"},
+		"execution":  {"runtime.mallocgc", "github.com/cometbft/cometbft/state.(*BlockExecutor).ApplyBlock"},
 		"SHA-256":    {"github.com/starling-kv/starling/avlstar/sha256mb.Sum", "github.com/starling-kv/starling/avlstar.(*Version).AppHash"},
 		collector:    {"runtime.scanobject", "runtime.gcBgMarkWorker"},
 		otherPart:    {"runtime.findRunnable", "runtime.schedule", "runtime.mcall"},

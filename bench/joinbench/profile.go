@@ -8,6 +8,7 @@ import (
 	"io"
 	"runtime/pprof"
 	"strings"
+	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
 	"github.com/google/pprof/profile"
@@ -34,24 +35,30 @@ type Component struct {
 	Seconds float64 `json:"cpu_s"`
 }
 
+// profileRequest asks for the components once the joiner has executed the block of a height.
+type profileRequest struct {
+	Height int64 `json:"height"`
+}
+
 // profiled runs a node in this process. Its profile begins before the node.
 type profiled struct {
 	into   bytes.Buffer
 	node   *node.Node
 	cancel context.CancelFunc
-	ended  chan error // Start's result
+	ended  chan struct{} // closed when the node's Start has returned err
+	err    error
 }
 
-// Serve runs a child process. It answers its only request by the components.
+// Serve runs a child process, which answers one request.
 func Serve(in io.Reader, out io.Writer) error {
-	return child.Run(in, out, func(b profileBegin) (child.Worker[struct{}, []Component], []Component, error) {
+	return child.Run(in, out, func(b profileBegin) (child.Worker[profileRequest, []Component], []Component, error) {
 		p, err := startProfiled(b)
 		return p, nil, err
 	})
 }
 
 func startProfiled(b profileBegin) (p *profiled, err error) {
-	p = &profiled{ended: make(chan error, 1)}
+	p = &profiled{ended: make(chan struct{})}
 	if err := pprof.StartCPUProfile(&p.into); err != nil {
 		return nil, err
 	}
@@ -68,21 +75,30 @@ func startProfiled(b profileBegin) (p *profiled, err error) {
 		cancel()
 		return nil, err
 	}
-	go func() { p.ended <- p.node.Start(ctx) }()
+	go func() {
+		defer close(p.ended)
+		p.err = p.node.Start(ctx)
+	}()
 	return p, nil
 }
 
-// Do implements child.Worker: it ends the profile.
-func (p *profiled) Do(struct{}, *bufio.Reader) ([]Component, error) {
-	pprof.StopCPUProfile()
-	select {
-	case err := <-p.ended:
-		p.ended <- nil
-		if err != nil {
+// Do implements child.Worker: it waits for the height and ends the profile.
+func (p *profiled) Do(r profileRequest, _ *bufio.Reader) ([]Component, error) {
+	ticker := time.NewTicker(askEvery)
+	defer ticker.Stop()
+	for started := p.ended; p.node.Application().Height() < r.Height; {
+		select {
+		case <-started:
+			if p.err != nil {
+				return nil, p.err
+			}
+			started = nil
+		case err := <-p.node.Failed():
 			return nil, err
+		case <-ticker.C:
 		}
-	default:
 	}
+	pprof.StopCPUProfile()
 	return componentsOf(&p.into)
 }
 
@@ -112,7 +128,7 @@ var componentOrder = []struct {
 	{"SHA-256", []string{"github.com/starling-kv/starling/avlstar/sha256mb", "crypto/sha256.", "crypto/internal/fips140/sha256", "github.com/cometbft/cometbft/crypto/merkle.", "github.com/cometbft/cometbft/crypto/tmhash."}},
 	{"state's tree", []string{"github.com/starling-kv/starling/avlstar"}},
 	{"storage", []string{
-		"github.com/cockroachdb/", "github.com/starling-kv/starling/storage", "github.com/cometbft/cometbft-db.", "github.com/golang/snappy.", "github.com/klauspost/compress", "os.",
+		"github.com/cockroachdb/", "github.com/cometbft/cometbft/store.", "github.com/starling-kv/starling/storage", "github.com/cometbft/cometbft-db.", "github.com/golang/snappy.", "github.com/klauspost/compress", "os.",
 		"github.com/DataDog/zstd", "github.com/cespare/xxhash", "github.com/cometbft/cometbft/libs/autofile",
 	}},
 	{"encoding", []string{"github.com/cosmos/gogoproto", "github.com/gogo/protobuf", "github.com/cometbft/cometbft/proto/", "github.com/cometbft/cometbft/api/", "encoding/", "google.golang.org/protobuf"}},
@@ -121,7 +137,7 @@ var componentOrder = []struct {
 	{"execution", []string{"github.com/starling-kv/starling/app", "github.com/cometbft/cometbft/state", "github.com/cometbft/cometbft/abci", "github.com/cometbft/cometbft/mempool", "github.com/starling-kv/starling/node", "github.com/cometbft/cometbft/types"}},
 }
 
-// Samples of no component, by the outermost function.
+// Samples of no component: those of the runtime's work in the background, and the rest.
 const (
 	collector = "garbage collector"
 	otherPart = "other"
@@ -207,13 +223,13 @@ func (r *Result) printComponents(w io.Writer) {
 	harness.PrintAligned(w, cells)
 }
 
-// startProfile starts a joiner as a child of this program. components ends its profile.
-func startProfile(ctx context.Context, dir string, catchUp bool) (components func() ([]Component, error), end func(), err error) {
-	p, err := harness.StartRunning(ctx, ChildName, "the joiner", profileBegin{dir, catchUp}, nil)
+// profileJoin runs a joiner in a child of this program until it has the block of a height.
+func profileJoin(ctx context.Context, b profileBegin, height int64) (all []Component, err error) {
+	p, err := harness.StartRunning(ctx, ChildName, "the joiner", b, nil)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return func() (all []Component, err error) {
-		return all, p.Ask(struct{}{}, &all)
-	}, p.End, nil
+	defer p.End()
+	err = p.Ask(profileRequest{height}, &all)
+	return all, err
 }

@@ -51,7 +51,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Also(func() error {
 		switch {
 		case o.Profile && o.Guest:
-			return errors.New("--profile and --guest exclude each other: profiles in the emulated VM say nothing")
+			return errors.New("--profile and --guest exclude each other: profiles in the emulated VM are meaningless")
 		case o.ValueBytes > o.BlockBytes:
 			return fmt.Errorf("--value-bytes is %d, it must be at most --block-bytes", o.ValueBytes)
 		}
@@ -359,15 +359,7 @@ func (r *run) join(ctx context.Context, way, round int, profile bool) (one joine
 		return one, err
 	}
 	if profile {
-		components, end, err := startProfile(ctx, joiner.Dir, way == wayTCP)
-		if err != nil {
-			return one, err
-		}
-		defer end()
-		if err := until(processes.Context(), reaches(joiner, height-1)); err != nil {
-			return one, err
-		}
-		one.components, err = components()
+		one.components, err = profileJoin(processes.Context(), profileBegin{joiner.Dir, way == wayTCP}, height-1)
 		return one, err
 	}
 	began := time.Now()

@@ -198,7 +198,7 @@ var borFigures = []*figure{
 		how:   "The program relay: three validators pass on blocks of 4 MiB by CometBFT's p2p, at two rates, and over the transport. A time is that from the proposal until the last validator has the last part.",
 		quick: []string{"relay --rounds 1 --blocks 2"}, full: []string{"relay"},
 		differs: []string{
-			"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM says nothing about hardware (relay --guest). With a device: relay --device.",
+			"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM does not predict hardware (relay --guest). With a device: relay --device.",
 			"CometBFT's consensus instead of DPoS, and all validators on this machine.",
 		},
 		run: drawn(relaybench.Run, drawRelay),
@@ -235,7 +235,9 @@ func drawStores(results []*storagebench.Result) (*outcome, error) {
 			c.Lines = appendTo(c.Lines, ratio.Distribution, at(float64(ratio.Accounts), ratio.Clock))
 		}
 		if len(c.Lines) > 0 {
-			c.Lines = append(c.Lines, line{Name: "the paper: ChainKV over Geth, three distributions", Paper: true, Points: []point{at(0, 1.05, 1.03, 1.13), at(10, 3.36, 2.90, 4.21)}})
+			c.Lines = append(c.Lines,
+				line{Name: "the paper: ChainKV over Geth, lowest of three distributions", Paper: true, Points: []point{at(0, 1.03), at(10, 2.90)}},
+				line{Name: "the paper, highest", Paper: true, Points: []point{at(0, 1.13), at(10, 4.21)}})
 			over = append(over, c)
 		}
 	}
@@ -517,12 +519,12 @@ func drawBlocks(results []*joinbench.Result) (*outcome, error) {
 			if w == nil {
 				continue
 			}
-			times.Lines, use.Lines = appendTo(times.Lines, way.says, at(mb, w.Seconds)), appendTo(use.Lines, way.says, at(mb, w.Average()))
+			times.Lines, use.Lines = appendTo(times.Lines, way.label, at(mb, w.Seconds)), appendTo(use.Lines, way.label, at(mb, w.Average()))
 			paper := ""
 			if w.Name == joinbench.RDMA {
 				paper = "26.4 to 33.9 % less CPU than TCP"
 			}
-			out.add(size+": "+way.says, paper, "%.2f CPU s, %.0f %% of it in the kernel; %.2f processors on average, at most %.2f in a second",
+			out.add(size+": "+way.label, paper, "%.2f CPU s, %.0f %% of it in the kernel; %.2f processors on average, at most %.2f in a second",
 				w.CPUS, 100*harness.Ratio(w.KernelS, w.CPUS), w.Average(), w.Peak)
 		}
 	}
@@ -531,7 +533,7 @@ func drawBlocks(results []*joinbench.Result) (*outcome, error) {
 }
 
 // joinWays are the paths of join, and their names in pictures.
-var joinWays = []struct{ name, says string }{
+var joinWays = []struct{ name, label string }{
 	{joinbench.TCP, "transport, TCP with TLS"}, {joinbench.RDMA, "transport, RDMA"},
 	{joinbench.BlockSync500, "block sync, 500 MB/s"}, {joinbench.BlockSync, "block sync, default rate"},
 }
@@ -558,7 +560,7 @@ func drawRelay(results []*relaybench.Result) (*outcome, error) {
 		out.add("block, "+rate, "", "p2p %.0f ms, transport %.0f ms; CPU of all validators %.0f and %.0f ms", run.P2PMS, run.RelayTCPMS, run.P2PCPUMS, run.RelayCPUMS)
 		if run.RelayRDMA != nil {
 			c.Lines = appendTo(c.Lines, "transport, RDMA", at(x, *run.RelayRDMA))
-			out.add("the same over RDMA", "", "%.0f ms", *run.RelayRDMA)
+			out.add("block over RDMA, "+rate, "", "%.0f ms", *run.RelayRDMA)
 		}
 	}
 	out.Charts = []chart{c}
@@ -571,17 +573,17 @@ func drawUse(results []*joinbench.Result) (*outcome, error) {
 	r, out := results[0], &outcome{}
 	size := fmt.Sprintf("%.0f MB", float64(r.Blocks)*float64(r.BlockBytes)/1e6)
 	both := chart{Title: "BoR Fig. 8: CPU use of the new node over time, " + size, X: "seconds", Y: "processors"}
-	slow := chart{Name: "default-rate", Title: "BoR Fig. 8: the same, with block sync at its default rate", X: "seconds", Y: "processors"}
+	slow := chart{Name: "default-rate", Title: "BoR Fig. 8: CPU use of the new node over time, with block sync at its default rate, " + size, X: "seconds", Y: "processors"}
 	for _, way := range joinWays {
 		w := r.Way(way.name)
 		if w == nil || len(w.Samples) < 2 {
 			continue
 		}
-		l := line{Name: way.says, Points: useOverTime(w.Samples)}
+		l := line{Name: way.label, Points: useOverTime(w.Samples)}
 		if slow.Lines = append(slow.Lines, l); w.Name != joinbench.BlockSync {
 			both.Lines = append(both.Lines, l)
 		}
-		out.add(size+": "+way.says, "", "%.2f s, %.2f processors on average, at most %.2f in a second", w.Seconds, w.Average(), w.Peak)
+		out.add(size+": "+way.label, "", "%.2f s, %.2f processors on average, at most %.2f in a second", w.Seconds, w.Average(), w.Peak)
 	}
 	if tcp, sync := r.Way(joinbench.TCP), r.Way(joinbench.BlockSync500); tcp != nil && sync != nil {
 		out.add("CPU time of the transport over that of block sync at 500 MB/s", "0.66 to 0.74 over RDMA", "%.2f", harness.Ratio(tcp.CPUS, sync.CPUS))
@@ -607,11 +609,11 @@ func drawComponents(results []*joinbench.Result) (*outcome, error) {
 			if len(c.Names) == i {
 				c.Names = append(c.Names, part.Name)
 			}
-			c.Lines = appendTo(c.Lines, way.says, at(float64(i), part.Seconds))
+			c.Lines = appendTo(c.Lines, way.label, at(float64(i), part.Seconds))
 			total += part.Seconds
 			parts = append(parts, fmt.Sprintf("%s %.2f", part.Name, part.Seconds))
 		}
-		out.add(way.says, "", "%.2f CPU s: %s", total, strings.Join(parts, ", "))
+		out.add(way.label, "", "%.2f CPU s: %s", total, strings.Join(parts, ", "))
 	}
 	out.Charts = []chart{c}
 	return out, nil

@@ -485,7 +485,8 @@ func (r *runner) recovery() error {
 }
 
 // crashLevels are the numbers of blocks after a flush. The first four crashes come before the next
-// flush is due (storage.Options.FlushBlocks), the last one during or after it.
+// flush is due by its number of blocks (storage.Options.FlushBlocks), the last one during or after
+// it. On a slow disk, a flush may be due before by its interval: Lost says what was not on disk.
 var crashLevels = []int{0, 10, 25, 49, dyingBlocks}
 
 // crashes measures starts after crashes of several levels, one after another in one home.

@@ -55,7 +55,7 @@ type Options struct {
 	Targets []Target
 	RPC     []string          // RPC servers, host:port, for Connect and Garbage
 	From    net.IP            // source address of all sockets; nil: the system's choice
-	KVStore bool              // the peers run CometBFT's kvstore, which refuses other transactions
+	KVStore bool              // Spam sends what CometBFT's kvstore refuses
 	Peers   func() []p2p.Peer // peers that the node is connected to, for Babble and Spam
 	// called now and then, and at the end, with the counts so far; may be nil
 	Report func(counts string)

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cometbft/cometbft/abci/example/kvstore"
+	abci "github.com/cometbft/cometbft/abci/types"
 	"github.com/cometbft/cometbft/p2p"
 	"github.com/cosmos/gogoproto/proto"
 	"github.com/stretchr/testify/require"
@@ -57,6 +59,22 @@ func TestSpamIsNeverValid(t *testing.T) {
 	require.NotZero(t, kinds[0])
 	require.NotZero(t, kinds[tx.CodeBadSignature])
 	require.Greater(t, len(kinds), 2)
+}
+
+// A flood of valid transactions would fill the blocks of kvstore.
+func TestKVStoreRefusesSpam(t *testing.T) {
+	app := kvstore.NewInMemoryApplication()
+	a := New(Options{ChainID: chain, KVStore: true})
+	refused := func(raw []byte) {
+		res, err := app.CheckTx(t.Context(), &abci.RequestCheckTx{Tx: raw})
+		require.NoError(t, err)
+		require.NotZero(t, res.Code, "%q", raw)
+	}
+	random := rand.New(rand.NewPCG(1, 3))
+	for range 1000 {
+		refused(a.invalid(random))
+	}
+	refused(make([]byte, spamLong))
 }
 
 // The messages of nonsense are well-formed.

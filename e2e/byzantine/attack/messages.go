@@ -125,13 +125,13 @@ func (a *Attack) spam(ctx context.Context) {
 	})
 }
 
-// invalid returns a transaction that is refused on any chain: by its form, its signature, or its
-// nonce.
+// invalid returns a transaction that the peers refuse: Starling by its form, its signature or its
+// nonce, kvstore by its form.
 func (a *Attack) invalid(random *rand.Rand) []byte {
-	kind := random.IntN(4)
 	if a.o.KVStore { // it refuses a second "="
 		return append([]byte("=="), randomBytes(random, 1+random.IntN(spamValue))...)
 	}
+	kind := random.IntN(4)
 	if kind == 0 {
 		return append([]byte{0}, randomBytes(random, 1+random.IntN(spamValue))...)
 	}

@@ -22,7 +22,8 @@ import (
 )
 
 // runKVStore runs CometBFT's own node with its kvstore until ctx ends. Its signatures and attacks
-// are those of Starling's node, so that a benchmark can compare how honest validators bear them.
+// are those of Starling's node, so that a benchmark can compare how honest validators tolerate
+// them.
 func runKVStore(ctx context.Context, o options, set liar.Set, logs io.Writer) error {
 	if mode := set.Serves(); mode != "" || set.Has(liar.Simulate) {
 		return errors.New("--lie: kvstore serves no snapshots or programs: use modes of signatures and attacks")
@@ -81,7 +82,7 @@ func loadComet(home string) (*cfg.Config, error) {
 	return conf, conf.ValidateBasic()
 }
 
-// fileValidator shows the key of CometBFT's validator, with which package voter signs.
+// fileValidator exposes the key of CometBFT's validator, with which package voter signs.
 type fileValidator struct{ *privval.FilePV }
 
 // PrivKey returns the validator's key.

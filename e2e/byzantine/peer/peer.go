@@ -118,7 +118,7 @@ func command(logs io.Writer) *cobra.Command {
 				return errors.New("--storage and --kvstore exclude each other")
 			}
 			if o.home == "" {
-				return errors.New("no home folder: give --home one that `starlingd init` made")
+				return errors.New("no home folder: give --home one that `starlingd init` made, or with --kvstore one of `cometbft init`")
 			}
 			if o.storage {
 				return runStorage(cmd.Context(), o, set, logs)
@@ -264,7 +264,7 @@ func attackOf(ctx context.Context, o options, set liar.Set, chainID, peers strin
 // guards comet.
 type member struct {
 	mu    sync.Mutex
-	comet func() *cometnode.Node // nil until the node is made; a state sync replaces it
+	comet func() *cometnode.Node // after a state sync it returns another node
 }
 
 func (m *member) set(comet func() *cometnode.Node) {
