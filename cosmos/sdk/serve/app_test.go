@@ -176,7 +176,7 @@ func TestServe(t *testing.T) {
 			next()
 		}
 		address := app.(*serve.App).Address
-		require.Eventually(t, func() bool { return address() != "" && len(list(t, app)) == 2 }, 30*time.Second, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return address() != "" && len(list(t, app)) == 2 }, 5*time.Minute, 10*time.Millisecond)
 
 		// Join over the transport, from the running application.
 		home := t.TempDir()
@@ -208,7 +208,7 @@ func TestServe(t *testing.T) {
 		require.Eventually(t, func() bool {
 			l := list(t, app)
 			return len(l) == 2 && l[1].Height == 30
-		}, 30*time.Second, 10*time.Millisecond, "older states are no longer served")
+		}, 5*time.Minute, 10*time.Millisecond, "older states are no longer served")
 		for _, a := range []servertypes.Application{app, plain, joined, banded} {
 			require.NoError(t, a.Close())
 		}
@@ -282,7 +282,7 @@ func inBand(t *testing.T, from, to servertypes.Application, hashes headers) {
 		require.NoError(t, err)
 		return r.Chunk
 	}
-	require.Eventually(t, func() bool { return len(load(iavlsync.Format32, 0)) > 0 }, 30*time.Second, 10*time.Millisecond,
+	require.Eventually(t, func() bool { return len(load(iavlsync.Format32, 0)) > 0 }, 5*time.Minute, 10*time.Millisecond,
 		"formats that are not offered are served too")
 	require.Empty(t, load(iavlsync.Format8192, s.Chunks))
 	order := slices.Collect(func(yield func(uint32) bool) {
@@ -327,7 +327,7 @@ func TestOtherFormat(t *testing.T) {
 	for h := int64(1); h <= interval; h++ {
 		hashes[h] = block(t, h, from)
 	}
-	require.Eventually(t, func() bool { return len(list(t, from)) == 1 }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return len(list(t, from)) == 1 }, 5*time.Minute, 10*time.Millisecond)
 	s := list(t, from)[0]
 	db := open(t, dbm.GoLevelDBBackend, t.TempDir())
 	to := wrapped(newApp, generation.NewNopLogger(), db, options{})

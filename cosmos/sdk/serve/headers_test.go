@@ -48,7 +48,7 @@ func (s servedApp) listening(t *testing.T, first bool) string {
 	for h := from + 1; h <= from+interval; h++ {
 		block(t, h, s.App)
 	}
-	require.Eventually(t, func() bool { return s.Address() != "" }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return s.Address() != "" }, 5*time.Minute, 10*time.Millisecond)
 	return s.Address()
 }
 

@@ -101,7 +101,7 @@ func TestManager(t *testing.T) {
 		require.NoError(t, err)
 		from.commit("later")
 		_, err = from.CacheMultiStoreWithVersion(3)
-		require.ErrorIs(t, err, store.ErrNoVersion, "pruned")
+		require.Error(t, err, "pruned") // that of either store: IAVL prunes in the background
 		return want, chunk
 	}
 	want, good := snapshot("note")
