@@ -99,7 +99,7 @@ check: $(CHECKS) ## all other checks: race detector, debug checks, the iavl orac
 
 race: ## the unit tests with fewer rounds, under the race detector (which needs a C compiler)
 	@if command -v $${CC:-gcc} >/dev/null; then \
-	  set -x; CGO_ENABLED=1 $(GO) test -race -short -vet=off -p 4 -parallel 4 -timeout 25m -skip '$(RACE_SKIP)' $(RACE_PACKAGES); \
+	  set -x; CGO_ENABLED=1 $(GO) test -race -short -vet=off -p 4 -parallel 4 -timeout 60m -skip '$(RACE_SKIP)' $(RACE_PACKAGES); \
 	else echo 'NOT RUN: the race detector (no C compiler here)'; fi
 
 debug: ## the tree's tests without assembly, with a full check of every version; a test of builds with the tag noevm
@@ -133,7 +133,7 @@ e2e: ## networks of processes on loopback, and of containers where there is Dock
 	test "$$(git rev-parse --is-shallow-repository 2>/dev/null)" = false || echo 'NOT RUN: the upgrade from an older build (no whole clone)'; \
 	test "$$(id -u)" = 0 || echo 'NOT RUN: full disks (they need root)'
 	@# Networks wait for blocks: two packages at a time.
-	$(GO) test -vet=off -count=1 -p 2 -timeout 40m $(E2E_PACKAGES)
+	$(GO) test -vet=off -count=1 -p 2 -timeout 80m $(E2E_PACKAGES)
 
 e2e-docker: ## the networks ci and byzantine of e2e/networks as Docker containers (needs Docker)
 	STARLING_E2E_PROVIDER=docker STARLING_E2E_NETWORKS=ci,byzantine $(GO) test -count=1 -v -timeout 30m -run '^TestNetworks$$' ./e2e

@@ -40,7 +40,8 @@ func TestFill(t *testing.T) {
 	t.Cleanup(func() { tune = usual })
 	rnd := seeds.Rand(t)
 	ended, changed := 0, 0
-	for n := 0; n < scaled(30) || n < 300 && changed == 0; n++ { // small trees are filled by few blocks
+	// Few blocks fill a small tree.
+	for n := 0; n < scaled(30) || n < 300 && changed == 0; n++ {
 		tune.pageBytes = []uint64{60, 200, 500, 2000}[rnd.IntN(4)]
 		keys := 100 << rnd.IntN(6)
 		plain := mustApply(t, mustEmpty(t, 1+rnd.Uint64N(1<<rnd.IntN(15))), randomBlock(rnd, keys, keys, 0, false)...)

@@ -116,7 +116,8 @@ func describe(m *manifest.Manifest, provider string) {
 			GinkgoWriter.Printf("%s: %s\n", m.Name, m.Description)
 			w.setUp(provider)
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeoutCause(w.network.Context(), time.Duration(m.Limit), fmt.Errorf("not done within %v", time.Duration(m.Limit)))
+			limit := 3 * time.Duration(m.Limit) // as processes: for slow machines
+			ctx, cancel = context.WithTimeoutCause(w.network.Context(), limit, fmt.Errorf("not done within %v", limit))
 			DeferCleanup(cancel)
 		})
 		AfterAll(func() { w.end() })

@@ -323,15 +323,15 @@ func TestSnapshotsSurviveARestart(t *testing.T) {
 	require.NoError(t, n.Stop())
 	height := n.Application().Height()
 	require.Equal(t, height, n.application.local.state.Safe())
-	want := n.application.snapshots.Held()
-	require.Len(t, want, 2)
+	stored := n.application.local.state.Pins() // not all, if snapshots come faster than the disk
+	require.NotEmpty(t, stored)
 
 	n, err := New(t.Context(), nodetest.Load(t, home), log.NewNopLogger())
 	require.NoError(t, err)
 	list := n.application.snapshots.List()
-	require.Len(t, list, 2)
+	require.Len(t, list, len(stored))
 	for i, s := range list {
-		require.Equal(t, want[1-i], s.Height)
+		require.Equal(t, stored[len(stored)-1-i].Height, s.Height)
 		header := n.Comet().BlockStore().LoadBlockMeta(s.Height + 1)
 		if header != nil {
 			require.Equal(t, s.AppHash[:], header.Header.AppHash.Bytes())
@@ -343,7 +343,7 @@ func TestSnapshotsSurviveARestart(t *testing.T) {
 		}
 	}
 	require.NoError(t, n.Stop())
-	require.DirExists(t, filepath.Join(config.SnapshotsDir(filepath.Join(home, "data")), fmt.Sprint(want[0])))
+	require.DirExists(t, filepath.Join(config.SnapshotsDir(filepath.Join(home, "data")), fmt.Sprint(stored[0].Height)))
 }
 
 // killedHome makes the test program the process that TestKill kills: a node on that home.
