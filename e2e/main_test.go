@@ -43,7 +43,10 @@ func buildAll() error {
 	return runner.Install(ctx, stockCometBFT, stockVersion, cometbft)
 }
 
-// processes returns a supervisor for the test, whose context ends when a node dies or after three
+// slower is the factor between a time limit and the usual time on a quiet machine.
+const slower = 3
+
+// processes returns a supervisor for the test, whose context ends when a node dies or after slower
 // times limit, the usual time on a quiet machine.
 // The processes that it started end with the test.
 func processes(t *testing.T, limit time.Duration) (*runner.Processes, context.Context) {
@@ -51,7 +54,7 @@ func processes(t *testing.T, limit time.Duration) (*runner.Processes, context.Co
 	// registered before p.Stop: so all temporary folders are removed after the processes have ended
 	t.TempDir()
 	p := runner.NewProcesses(context.Background())
-	limit *= 3
+	limit *= slower
 	ctx, cancel := context.WithTimeoutCause(p.Context(), limit, fmt.Errorf("not done within %v", limit))
 	t.Cleanup(func() {
 		cancel()

@@ -116,7 +116,7 @@ func describe(m *manifest.Manifest, provider string) {
 			GinkgoWriter.Printf("%s: %s\n", m.Name, m.Description)
 			w.setUp(provider)
 			var cancel context.CancelFunc
-			limit := 3 * time.Duration(m.Limit) // as processes: for slow machines
+			limit := slower * time.Duration(m.Limit)
 			ctx, cancel = context.WithTimeoutCause(w.network.Context(), limit, fmt.Errorf("not done within %v", limit))
 			DeferCleanup(cancel)
 		})

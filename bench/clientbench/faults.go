@@ -2,7 +2,6 @@ package clientbench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -65,6 +64,13 @@ func (f fault) honest(addresses []string) []string {
 	return addresses[:len(addresses)-1]
 }
 
+// begin pauses the last validator, if the fault says so. Without effect on one that is paused.
+func (f fault) begin(n *network.Network) {
+	if f.paused {
+		n.Pause(n.Validators[len(n.Validators)-1])
+	}
+}
+
 // faultNone is the name of the row to which the others are compared, and faultyKVStore of the
 // network with CometBFT's kvstore.
 const faultNone, faultyKVStore = "none", "kvstore"
@@ -89,10 +95,7 @@ func RunFaults(ctx context.Context, o FaultsOptions, progress *harness.Progress)
 		r := &latencyRun{dir: dir, progress: progress, rounds: map[string]map[string][]Figures{}, o: LatencyOptions{
 			Rounds: o.Rounds, Seconds: o.Seconds, Workers: o.Workers, Validators: o.Validators, Keys: 1000, Starlingd: o.Starlingd, CometBFT: o.CometBFT,
 		}}
-		if r.starlingd, err = network.Starlingd(ctx, o.Starlingd, progress); err != nil {
-			return err
-		}
-		if r.cometbft, err = network.CometBFT(ctx, o.CometBFT, progress); err != nil {
+		if err := r.build(ctx); err != nil {
 			return err
 		}
 		byzantine, err := harness.Build(ctx, o.Byzantine, ".", "github.com/starling-kv/starling/e2e/byzantine", progress)
@@ -239,32 +242,4 @@ cost      mean time of a put, less that without a fault, round by round, with th
 		fmt.Fprintf(out, "%-9s %s\n", f.name, what)
 	}
 	harness.PrintTargets(out, "four validators on two cores", r.Targets)
-}
-
-// over returns a store in which the last validator is paused after the load, if the fault says so.
-func (f fault) over(s store, err error) (store, error) {
-	if err != nil || !f.paused {
-		return s, err
-	}
-	switch s := s.(type) {
-	case *starling:
-		return pausing{s, s.net}, nil
-	case *kvstore:
-		return pausing{s, s.net}, nil
-	}
-	return nil, errors.Join(fmt.Errorf("%T has no validators", s), s.close())
-}
-
-// pausing pauses the last validator after the load.
-type pausing struct {
-	store
-	net *network.Network
-}
-
-func (p pausing) load(ctx context.Context) error {
-	if err := p.store.load(ctx); err != nil {
-		return err
-	}
-	p.net.Pause(p.net.Validators[len(p.net.Validators)-1])
-	return nil
 }

@@ -71,6 +71,7 @@ func (k *kvstore) load(context.Context) error { return nil }
 func (k *kvstore) close() error               { return k.net.Stop() }
 
 func (k *kvstore) run(ctx context.Context, what string, seed uint64) (Figures, error) {
+	k.fault.begin(k.net)
 	workers := k.o.Workers
 	if what == opPutLoad {
 		workers = loadWorkers

@@ -144,6 +144,9 @@ func RunLatency(ctx context.Context, o LatencyOptions, progress *harness.Progres
 		if err := r.build(ctx); err != nil {
 			return err
 		}
+		if r.etcdstore, err = buildEtcdStore(ctx, o.EtcdStore, progress); err != nil {
+			return err
+		}
 		progress.Begin("latency", "stores", o.Rounds*len(o.stores()))
 		err := harness.InTurns(o.Rounds, o.stores(), func(round int, s latencyStore) error {
 			defer progress.Add(1)
@@ -157,14 +160,12 @@ func RunLatency(ctx context.Context, o LatencyOptions, progress *harness.Progres
 	return result, err
 }
 
+// build builds the programs of the networks.
 func (r *latencyRun) build(ctx context.Context) (err error) {
 	if r.starlingd, err = network.Starlingd(ctx, r.o.Starlingd, r.progress); err != nil {
 		return err
 	}
-	if r.cometbft, err = network.CometBFT(ctx, r.o.CometBFT, r.progress); err != nil {
-		return err
-	}
-	r.etcdstore, err = buildEtcdStore(ctx, r.o.EtcdStore, r.progress)
+	r.cometbft, err = network.CometBFT(ctx, r.o.CometBFT, r.progress)
 	return err
 }
 
@@ -175,7 +176,7 @@ func (r *latencyRun) turn(ctx context.Context, round int, s latencyStore) error 
 		name: s.name, dir: filepath.Join(r.dir, fmt.Sprintf("turn-%d", r.turns)), operations: s.operations,
 		seed: uint64(round), progress: r.progress, retries: &r.retries,
 	}
-	start := func(dir string) (store, error) { return r.fault.over(s.start(r, ctx, s, dir)) }
+	start := func(dir string) (store, error) { return s.start(r, ctx, s, dir) }
 	figures, err := t.measure(ctx, start)
 	if err != nil {
 		return err

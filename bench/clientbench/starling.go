@@ -106,6 +106,7 @@ func (s *starling) load(ctx context.Context) error {
 }
 
 func (s *starling) run(ctx context.Context, what string, seed uint64) (Figures, error) {
+	s.o.fault.begin(s.net)
 	switch what {
 	case opNewest:
 		what = opGetProvedNewest

@@ -64,8 +64,8 @@ func (c *chainer) do(r request) (answer, error) {
 		return c.write(r.N)
 	case opDie:
 		return c.die(r.N)
-	case opAgain:
-		return c.again(int64(r.N))
+	case opRedo:
+		return c.redo(int64(r.N))
 	case opCommit:
 		return c.commit(r.N, r.Paced)
 	case opUnpaced:
@@ -211,9 +211,9 @@ func (c *chainer) recover(start string) (a answer, err error) {
 	return a, nil
 }
 
-// again reads the blocks that were not durable from the block store, and executes them, up to the
+// redo reads the blocks that were not durable from the block store, and executes them, up to the
 // height to. CometBFT's own start does not count.
-func (c *chainer) again(to int64) (a answer, err error) {
+func (c *chainer) redo(to int64) (a answer, err error) {
 	c.chain.skipTo(c.height)
 	stored := c.blocks.DB(dbNames[dbBlocks])
 	cpu := time.Duration(0)

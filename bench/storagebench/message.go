@@ -57,7 +57,7 @@ const (
 	opWrite   = "write"   // write n steps of a state to recover
 	opDie     = "die"     // end by SIGKILL, n blocks after a flush
 	opRecover = "recover" // open the stores and rebuild the tree
-	opAgain   = "again"   // execute the blocks that the crash lost, up to height n
+	opRedo    = "redo"    // execute the blocks that the crash lost, up to height n
 	opFill    = "fill"    // commit blocks until the state is in memory, and n more
 	opCommit  = "commit"  // commit n blocks
 	opUnpaced = "unpaced" // commit n blocks as fast as possible

@@ -512,7 +512,7 @@ func (r *runner) crashes(spec Spec) error {
 		if err := p.Ask(request{Op: opRecover, Start: startMemory}, &start); err != nil {
 			return err
 		}
-		if err := p.Ask(request{Op: opAgain, N: int(died)}, &replay); err != nil {
+		if err := p.Ask(request{Op: opRedo, N: int(died)}, &replay); err != nil {
 			return err
 		}
 		r.result.Recovery.Crashes = append(r.result.Recovery.Crashes, Crash{

@@ -112,18 +112,12 @@ func (h *Home) serve(listen Listen) error {
 
 // Configure edits config.toml.
 func (h *Home) Configure(edit func(*cfg.Config)) error {
-	path := filepath.Join(h.Dir, "config", "config.toml")
-	v := viper.New()
-	v.SetConfigFile(path)
-	if err := v.ReadInConfig(); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+	config, err := ReadConfig(h.Dir)
+	if err != nil {
+		return err
 	}
-	config := cfg.DefaultConfig()
-	if err := v.Unmarshal(config); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	config.SetRoot(h.Dir)
 	edit(config)
+	path := configFile(h.Dir)
 	checked, sync := *config, *config.StateSync
 	if len(sync.RPCServers) == 0 { // starlingd needs none
 		sync.Enable = false
@@ -135,6 +129,24 @@ func (h *Home) Configure(edit func(*cfg.Config)) error {
 	cfg.WriteConfigFile(path, config)
 	return nil
 }
+
+// ReadConfig reads config.toml of a home folder of starlingd or cometbft. It does not check the
+// settings.
+func ReadConfig(dir string) (*cfg.Config, error) {
+	v := viper.New()
+	v.SetConfigFile(configFile(dir))
+	if err := v.ReadInConfig(); err != nil {
+		return nil, fmt.Errorf("%s: %w", configFile(dir), err)
+	}
+	config := cfg.DefaultConfig()
+	if err := v.Unmarshal(config); err != nil {
+		return nil, fmt.Errorf("%s: %w", configFile(dir), err)
+	}
+	config.SetRoot(dir)
+	return config, nil
+}
+
+func configFile(dir string) string { return filepath.Join(dir, "config", "config.toml") }
 
 // Release releases the ports, directly before the node starts.
 func (h *Home) Release() {

@@ -159,7 +159,7 @@ var arrows = map[string]struct {
 	"e2e/browser":   {nil, "it drives a browser for any page"},
 	"e2e/runner":    {[]string{"internal/ports"}, "it starts and watches any processes"},
 	"e2e/byzantine": {[]string{"e2e/byzantine/peer"}, "the peer is a package, so that localnet needs no second build"},
-	"e2e/byzantine/peer": {[]string{"node", "node/config", "node/storagenode", "e2e/byzantine/attack", "e2e/byzantine/liar", "e2e/byzantine/voter"},
+	"e2e/byzantine/peer": {[]string{"node", "node/config", "node/storagenode", "e2e/byzantine/attack", "e2e/byzantine/liar", "e2e/byzantine/voter", "e2e/runner"},
 		"a Byzantine peer is a node with some parts replaced by misbehaving ones"},
 	"e2e/guest":          {nil, "end-to-end tests are black-box"},
 	"e2e/history":        {[]string{"client", "tx"}, "a history is what clients saw; the blocks are executed again, independently of the code under test"},

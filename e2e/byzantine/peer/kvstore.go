@@ -3,9 +3,7 @@ package peer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"path/filepath"
 
 	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/crypto"
@@ -14,10 +12,10 @@ import (
 	"github.com/cometbft/cometbft/privval"
 	"github.com/cometbft/cometbft/proxy"
 	"github.com/cometbft/cometbft/types"
-	"github.com/spf13/viper"
 
 	"github.com/starling-kv/starling/e2e/byzantine/liar"
 	"github.com/starling-kv/starling/e2e/byzantine/voter"
+	"github.com/starling-kv/starling/e2e/runner"
 	"github.com/starling-kv/starling/node/config"
 )
 
@@ -28,7 +26,10 @@ func runKVStore(ctx context.Context, o options, set liar.Set, logs io.Writer) er
 	if mode := set.Serves(); mode != "" || set.Has(liar.Simulate) {
 		return errors.New("--lie: kvstore serves no snapshots or programs: use modes of signatures and attacks")
 	}
-	conf, err := loadComet(o.home)
+	conf, err := runner.ReadConfig(o.home)
+	if err == nil {
+		err = conf.ValidateBasic()
+	}
 	if err != nil {
 		return err
 	}
@@ -65,21 +66,6 @@ func runKVStore(ctx context.Context, o options, set liar.Set, logs io.Writer) er
 	err = errors.Join(err, n.Stop())
 	n.Wait()
 	return err
-}
-
-// loadComet reads the configuration of a home of `cometbft init`.
-func loadComet(home string) (*cfg.Config, error) {
-	v := viper.New()
-	v.SetConfigFile(filepath.Join(home, "config", "config.toml"))
-	if err := v.ReadInConfig(); err != nil {
-		return nil, err
-	}
-	conf := cfg.DefaultConfig()
-	if err := v.Unmarshal(conf); err != nil {
-		return nil, fmt.Errorf("config.toml: %w", err)
-	}
-	conf.SetRoot(home)
-	return conf, conf.ValidateBasic()
 }
 
 // fileValidator exposes the key of CometBFT's validator, with which package voter signs.
