@@ -59,6 +59,9 @@ type ApplicationOptions struct {
 
 	// SerialQueries: CometBFT sends one query at a time, so no query may wait.
 	SerialQueries bool
+	// SyncBlocks makes CometBFT's results of all executed blocks durable. It is called before the
+	// state after a block becomes durable. nil: CometBFT is another process, which syncs them.
+	SyncBlocks func() error
 
 	fs vfs.FS // file system of the state zone; nil: the operating system's
 }
@@ -127,10 +130,14 @@ func (a *Application) scrub(bytesPerSecond int64) {
 func openState(o ApplicationOptions, log *events.Log) (*storage.Zone, error) {
 	c := o.Config.Disk
 	before := func(height int64) error {
+		var err error
 		if log != nil {
-			return log.Sync(height)
+			err = log.Sync(height)
 		}
-		return nil
+		if err == nil && o.SyncBlocks != nil {
+			err = o.SyncBlocks()
+		}
+		return err
 	}
 	return storage.Open(config.StateDir(o.DataDir), storage.Options{
 		FS: o.fs, Logger: o.Logger.With("module", "storage"), Failed: o.Failed, Fatal: disk.EndProcess, Before: before,

@@ -2,10 +2,14 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -24,10 +28,14 @@ import (
 
 // catchingHome makes the test program a node that catches up on that home. It is killed at step
 // catchingStep: a write to the block zone, its sync, or a call of the application about a block,
-// counted from 1. If it reaches block catchingBlocks first, it exits with status joinedStatus.
+// counted from 1. If it reaches block catchingBlocks first, it exits with status joinedStatus. With
+// catchingPower, the seed of a random generator, the power fails instead: of what either zone has
+// not synced, only a random part reaches the home. The state of each block is durable at the end of
+// its commit then, before CometBFT stores it.
 const (
 	catchingHome   = "STARLING_TEST_CATCHING_HOME"
 	catchingStep   = "STARLING_TEST_CATCHING_STEP"
+	catchingPower  = "STARLING_TEST_CATCHING_POWER"
 	catchingBlocks = 6
 )
 
@@ -37,6 +45,7 @@ type stepsOfBlocks struct {
 	step   func()
 	height int64
 	over   func()
+	flush  func() error // called after each commit
 }
 
 func (s *stepsOfBlocks) FinalizeBlock(ctx context.Context, req *abci.RequestFinalizeBlock) (*abci.ResponseFinalizeBlock, error) {
@@ -50,6 +59,7 @@ func (s *stepsOfBlocks) FinalizeBlock(ctx context.Context, req *abci.RequestFina
 func (s *stepsOfBlocks) Commit(ctx context.Context, req *abci.RequestCommit) (*abci.ResponseCommit, error) {
 	s.step()
 	res, err := s.Application.Commit(ctx, req)
+	err = errors.Join(err, s.flush())
 	s.step()
 	if s.height >= catchingBlocks {
 		s.over()
@@ -57,7 +67,31 @@ func (s *stepsOfBlocks) Commit(ctx context.Context, req *abci.RequestCommit) (*a
 	return res, err
 }
 
-func catchUpUntilKilled(home, at string) error {
+// volatile is the disk of a node whose power fails.
+type volatile struct {
+	*vfs.MemFS
+	links sync.Mutex
+	rng   *rand.Rand
+}
+
+// save writes to the home what is left after the power failure.
+func (v *volatile) save(home string) error {
+	v.links.Lock()
+	left := v.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: v.rng.IntN(101), RNG: v.rng})
+	v.links.Unlock()
+	var errs []error
+	data := filepath.Join(home, "data")
+	for _, folder := range []string{config.BlocksDir(data), config.StateDir(data)} {
+		if _, err := left.Stat(folder); err != nil {
+			continue
+		}
+		_, err := vfs.Clone(left, vfs.Default, folder, folder, vfs.CloneSync)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func catchUpUntilKilled(home, at, power string) error {
 	last, err := strconv.Atoi(at)
 	if err != nil {
 		return err
@@ -66,14 +100,38 @@ func catchUpUntilKilled(home, at string) error {
 	if err != nil {
 		return err
 	}
+	kill := func() { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL) }
+	zones := faults{state: vfs.Default}
+	if power != "" {
+		seed, err := strconv.ParseUint(power, 10, 64)
+		if err != nil {
+			return err
+		}
+		v := &volatile{MemFS: vfs.NewCrashableMem(), rng: rand.New(rand.NewPCG(seed, 0))}
+		zones.state = lockedLinks{v.MemFS, &v.links}
+		end := kill
+		kill = func() {
+			if err := v.save(home); err != nil {
+				fmt.Fprintln(os.Stderr, "the home after a power failure:", err)
+				os.Exit(1)
+			}
+			end()
+		}
+	}
 	var steps atomic.Int64
 	var began atomic.Bool
 	step := func() {
-		if !began.Load() || steps.Add(1) != int64(last) {
+		if !began.Load() {
 			return
 		}
-		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {}
+		n := steps.Add(1)
+		if n < int64(last) {
+			return
+		}
+		if n == int64(last) {
+			kill()
+		}
+		select {} // nothing changes after the kill
 	}
 	writes := errorfs.InjectorFunc(func(op errorfs.Op) error {
 		switch op.Kind {
@@ -87,12 +145,21 @@ func catchUpUntilKilled(home, at string) error {
 		fmt.Print(steps.Load())
 		os.Exit(joinedStatus)
 	}
-	n, err := New(context.Background(), conf, log.NewNopLogger(), eager,
+	var n *Node
+	flush := func() error { return nil }
+	if power != "" {
+		flush = func() error { return n.application.local.state.Flush() }
+	}
+	n, err = New(context.Background(), conf, log.NewNopLogger(), eager,
 		WithApp(func(a abci.Application) abci.Application {
-			return &stepsOfBlocks{Application: a, step: step, over: over}
+			return &stepsOfBlocks{Application: a, step: step, over: over, flush: flush}
 		}),
 		func(o *options) {
-			o.faults.blocks = func(o *blocks.Options) { o.FS = errorfs.Wrap(vfs.Default, writes) }
+			disk := errorfs.Wrap(zones.state, writes)
+			o.faults.blocks = func(o *blocks.Options) { o.FS = disk }
+			if power != "" {
+				o.faults.state = disk
+			}
 		})
 	if err != nil {
 		return err
@@ -105,9 +172,9 @@ func catchUpUntilKilled(home, at string) error {
 }
 
 // catchUpAndDie catches up in a separate process, which is killed at a step.
-func catchUpAndDie(t *testing.T, home string, step int) (steps int) {
+func catchUpAndDie(t *testing.T, home string, step int, more ...string) (steps int) {
 	t.Helper()
-	return runAndDie(t, catchingHome+"="+home, fmt.Sprint(catchingStep, "=", step))
+	return runAndDie(t, append(more, catchingHome+"="+home, fmt.Sprint(catchingStep, "=", step))...)
 }
 
 // A node that catches up is killed at each write, each sync and each call of the application in its
@@ -126,11 +193,38 @@ func TestCatchUpByBlocksIsKilled(t *testing.T) {
 		if catchUpAndDie(t, home, step) > 0 {
 			continue // it took fewer steps than the first run
 		}
-		logs := new(nodetest.LogBuffer)
-		j := start(t, home, logs.Logger(t), eager)
-		require.True(t, logs.Has("Caught up by blocks over the transport"), "step %d", step)
-		nodetest.SameHashes(t, j.Application(), n.Comet)
-		require.Equal(t, int64(1), j.Comet().BlockStore().Base())
-		require.NoError(t, j.Stop())
+		requireCatchesUp(t, n, home, "step %d", step)
 	}
+}
+
+// The same with power failures, at instants and with remains that are drawn: neither zone is ahead
+// of what the next start needs from the other one.
+func TestCatchUpByBlocksLosesPower(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	dir, n, first := longChain(t, 30)
+	seed := rand.Uint64()
+	rng := rand.New(rand.NewPCG(seed, 1))
+	power := func() string { return fmt.Sprint(catchingPower, "=", rng.Uint64()) }
+	steps := catchUpAndDie(t, follower(t, dir, n, first), math.MaxInt, power())
+	cuts := 12
+	if testing.Short() {
+		cuts = 3
+	}
+	for range cuts {
+		home, step := follower(t, dir, n, first), 1+rng.IntN(steps)
+		if catchUpAndDie(t, home, step, power()) == 0 {
+			requireCatchesUp(t, n, home, "seed %d, step %d", seed, step)
+		}
+	}
+}
+
+// requireCatchesUp starts a node on a home, which must catch up with n.
+func requireCatchesUp(t *testing.T, n *Node, home string, which ...any) {
+	t.Helper()
+	logs := new(nodetest.LogBuffer)
+	j := start(t, home, logs.Logger(t), eager)
+	require.True(t, logs.Has("Caught up by blocks over the transport"), which...)
+	nodetest.SameHashes(t, j.Application(), n.Comet)
+	require.Equal(t, int64(1), j.Comet().BlockStore().Base(), which...)
+	require.NoError(t, j.Stop())
 }

@@ -112,7 +112,8 @@ func (c *station) open(faulty func(*blocks.Options)) {
 	have, err := c.databases.Open()
 	require.NoError(c.t, err)
 	c.application, err = NewApplication(ApplicationOptions{
-		DataDir: c.conf.CometBFT.DBDir(), Config: c.conf.App, Logger: log.NewNopLogger(), Genesis: genesis, NoBlocks: have.None(), Failed: func(err error) { c.failed = err },
+		DataDir: c.conf.CometBFT.DBDir(), Config: c.conf.App, Logger: log.NewNopLogger(), Genesis: genesis, NoBlocks: have.None(), SyncBlocks: c.databases.Sync,
+		Failed: func(err error) { c.failed = err },
 	})
 	require.NoError(c.t, err)
 	c.t.Cleanup(c.close)

@@ -347,7 +347,7 @@ func (n *Node) openApplication(ctx context.Context, have comet.Heights, validato
 		DataDir: n.config.CometBFT.DBDir(), Config: n.config.App, Logger: n.log, Genesis: n.genesis, Failed: n.fail, Cache: n.cache,
 		NoBlocks: have.None(), Hint: comet.OtherBackend(n.config.CometBFT), BlocksFrom: have.Base,
 		KeepRestored: join.Allowed(n.config, isOnlyValidator(validator, n.genesis)), fs: options.faults.state,
-		ProposeTimeout: n.config.CometBFT.Consensus.TimeoutPropose,
+		ProposeTimeout: n.config.CometBFT.Consensus.TimeoutPropose, SyncBlocks: n.databases.Sync,
 	}
 	if n.config.App.State.Sharded() {
 		if err := n.prepareSharded(&o, have, validator); err != nil {

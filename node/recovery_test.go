@@ -365,7 +365,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	if home := os.Getenv(catchingHome); home != "" {
-		fmt.Fprintln(os.Stderr, catchUpUntilKilled(home, os.Getenv(catchingStep)))
+		fmt.Fprintln(os.Stderr, catchUpUntilKilled(home, os.Getenv(catchingStep), os.Getenv(catchingPower)))
 		os.Exit(1)
 	}
 	if home := os.Getenv(failingHome); home != "" {

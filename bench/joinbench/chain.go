@@ -51,7 +51,7 @@ func makeChain(ctx context.Context, dir string, o Options, made func()) (err err
 		return err
 	}
 	application, err := node.NewApplication(node.ApplicationOptions{
-		DataDir: conf.CometBFT.DBDir(), Config: conf.App, Logger: logger, Genesis: genesis, Cache: cache, NoBlocks: true,
+		DataDir: conf.CometBFT.DBDir(), Config: conf.App, Logger: logger, Genesis: genesis, Cache: cache, NoBlocks: true, SyncBlocks: databases.Sync,
 		Failed: func(err error) { failed = err },
 	})
 	if err != nil {

@@ -41,7 +41,7 @@ func TestGoals(t *testing.T) {
 		variants = append(variants, &variant{rate: int64(rates[i/2]), ms: []float64{ms}, sent: map[string]int{"taken": 3, "late": 1}})
 	}
 	r := newResult(Options{Rounds: 1, Rates: rates}, variants)
-	require.Equal(t, []bool{true, false}, r.Met)
+	require.Equal(t, []bool{true, false}, []bool{r.Targets[0].Met, r.Targets[1].Met})
 	require.Nil(t, r.Runs[0].RelayRDMA)
 	var out bytes.Buffer
 	r.Print(&out)
@@ -55,7 +55,7 @@ func TestGoalsByRDMA(t *testing.T) {
 		variants = append(variants, &variant{rate: int64(rates[i/3]), ms: []float64{ms}, sent: map[string]int{"taken": 1}, cpu: []float64{2}})
 	}
 	r := newResult(Options{Rounds: 1, Rates: rates}, variants)
-	require.Equal(t, []bool{true, false}, r.Met)
+	require.Equal(t, []bool{true, false}, []bool{r.Targets[0].Met, r.Targets[1].Met})
 	require.InDelta(t, 222, *r.Runs[0].RelayRDMA, 1e-9)
 	require.InDelta(t, 111, *r.Runs[1].RelayRDMA, 1e-9)
 	var out bytes.Buffer

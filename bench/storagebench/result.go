@@ -56,16 +56,20 @@ type CacheCell struct {
 	Reads     float64 `json:"file_reads_per_query"`
 }
 
-// Recovery is a start after a crash.
+// Recovery has starts after crashes. Each start except the one before the fill has its own.
 type Recovery struct {
-	Keys       int     `json:"keys"`
-	Seconds    float64 `json:"seconds"`
-	CPUS       float64 `json:"cpu_s"`
-	OpenS      float64 `json:"open_s"`  // part of Seconds
-	PagedS     float64 `json:"paged_s"` // of a node whose state may exceed its memory
-	PagedCPUS  float64 `json:"paged_cpu_s"`
-	LeavesS    float64 `json:"leaves_s"` // without a page list
-	LeavesCPUS float64 `json:"leaves_cpu_s"`
+	Keys    int       `json:"keys"`
+	Seconds float64   `json:"seconds"` // median of All
+	All     []float64 `json:"all_seconds"`
+	CPUS    float64   `json:"cpu_s"`
+	OpenS   float64   `json:"open_s"` // part of Seconds
+	// Of a node whose state may exceed its memory: the median of PagedAll.
+	PagedS     float64   `json:"paged_s"`
+	PagedAll   []float64 `json:"all_paged_seconds"`
+	PagedCPUS  float64   `json:"paged_cpu_s"`
+	AfterLoadS float64   `json:"after_load_s"` // in memory, after the crash behind the load
+	LeavesS    float64   `json:"leaves_s"`     // without a page list
+	LeavesCPUS float64   `json:"leaves_cpu_s"`
 	// After Seconds, until the whole state is in memory: the time, the blocks in that time, and how
 	// long they took, in ms.
 	FillS      float64 `json:"fill_s"`

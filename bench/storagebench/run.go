@@ -420,13 +420,21 @@ const cacheDistribution = distZipf99
 // durable when the process is killed.
 const dyingBlocks = 130
 
+// startRounds is the number of measured crashes and starts, in memory and paged.
+const startRounds = 5
+
 // filledBlocks is the number of blocks after the state is in memory again.
 const filledBlocks = 100
 
 func (r *runner) recovery() error {
 	spec := r.o.spec()
 	spec.Blocks = dyingBlocks
-	r.progress.Begin("recovery", "steps", spec.LoadSteps+5+len(crashLevels))
+	order := []string{startMemory} // what the load left
+	for range startRounds {
+		order = append(order, startMemory, startPaged)
+	}
+	order = append(order, startLeaves, startFill)
+	r.progress.Begin("recovery", "steps", spec.LoadSteps+len(order)+len(crashLevels))
 	r.progress.Working("write")
 	p, err := r.child(roleWriter, "recovery", spec)
 	if err != nil {
@@ -440,16 +448,19 @@ func (r *runner) recovery() error {
 		}
 		r.progress.Add(n)
 	}
-	r.progress.Working("kill")
-	if err := die(p, dyingBlocks); err != nil {
-		return err
-	}
-	r.progress.Add(1)
-	r.progress.Working("open")
-	starts := map[string]answer{}
+	starts := map[string][]answer{}
 	var fill answer
-	// The first start also opens what the crash left.
-	for _, start := range []string{startMemory, startPaged, startLeaves, startFill} {
+	c := &Recovery{}
+	height := written.Height
+	for _, start := range order {
+		r.progress.Working("kill and start " + start)
+		blocks := int64(dyingBlocks)
+		if start == startFill {
+			blocks = 0 // a store without a cache (startLeaves) would write blocks without page lists
+			p.End()
+		} else if err := die(p, dyingBlocks); err != nil {
+			return err
+		}
 		if p, err = r.child(roleOpener, "recovery", spec); err != nil {
 			return err
 		}
@@ -457,26 +468,31 @@ func (r *runner) recovery() error {
 		if err := p.Ask(request{Op: opRecover, Start: start}, &a); err != nil {
 			return err
 		}
-		if starts[start] = a; start == startFill {
-			r.progress.Working("fill the memory")
-			if err := p.Ask(request{Op: opFill, N: filledBlocks}, &fill); err != nil {
-				return err
-			}
+		if a.Height < height {
+			return fmt.Errorf("recovery: the store is at height %d after the crash, but %d was durable", a.Height, height)
 		}
+		c.Lost = max(c.Lost, height+blocks-a.Height)
+		starts[start], height = append(starts[start], a), a.Height
 		r.progress.Add(1)
-		p.End()
 	}
-	a, leaves, paged := starts[startMemory], starts[startLeaves], starts[startPaged]
-	if a.Height < written.Height {
-		return fmt.Errorf("recovery: the store is at height %d after the crash, but %d was durable", a.Height, written.Height)
+	r.progress.Working("fill the memory")
+	if err := p.Ask(request{Op: opFill, N: filledBlocks}, &fill); err != nil {
+		return err
 	}
-	r.result.Recovery = &Recovery{
-		Keys: a.Keys, Seconds: a.Seconds, CPUS: a.CPU, OpenS: a.Open, PagedS: paged.Seconds, PagedCPUS: paged.CPU,
-		LeavesS: leaves.Seconds, LeavesCPUS: leaves.CPU, FillS: fill.Seconds, FillCPUS: fill.CPU, FillBlocks: fill.Done,
-		FillP50: harness.Percentile(fill.Millis[:fill.Done], 50), FillP99: harness.Percentile(fill.Millis[:fill.Done], 99),
-		FilledP50: harness.Percentile(fill.Millis[fill.Done:], 50), FilledP99: harness.Percentile(fill.Millis[fill.Done:], 99),
-		Height: a.Height, Lost: int64(spec.LoadSteps+dyingBlocks) - a.Height, DiskBytes: a.Disk,
+	p.End()
+	seconds := func(a answer) float64 { return a.Seconds }
+	cpu := func(a answer) float64 { return a.CPU }
+	memory, paged, leaves := starts[startMemory][1:], starts[startPaged], starts[startLeaves][0]
+	c.Keys, c.Height, c.DiskBytes, c.AfterLoadS = leaves.Keys, leaves.Height, leaves.Disk, starts[startMemory][0].Seconds
+	c.Seconds, c.CPUS, c.OpenS = harness.MedianOf(memory, seconds), harness.MedianOf(memory, cpu), harness.MedianOf(memory, func(a answer) float64 { return a.Open })
+	c.PagedS, c.PagedCPUS = harness.MedianOf(paged, seconds), harness.MedianOf(paged, cpu)
+	for i := range memory {
+		c.All, c.PagedAll = append(c.All, memory[i].Seconds), append(c.PagedAll, paged[i].Seconds)
 	}
+	c.LeavesS, c.LeavesCPUS, c.FillS, c.FillCPUS, c.FillBlocks = leaves.Seconds, leaves.CPU, fill.Seconds, fill.CPU, fill.Done
+	c.FillP50, c.FillP99 = harness.Percentile(fill.Millis[:fill.Done], 50), harness.Percentile(fill.Millis[:fill.Done], 99)
+	c.FilledP50, c.FilledP99 = harness.Percentile(fill.Millis[fill.Done:], 50), harness.Percentile(fill.Millis[fill.Done:], 99)
+	r.result.Recovery = c
 	if err := r.crashes(spec); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/starling-kv/starling/bench/harness"
 )
@@ -82,15 +83,16 @@ func (r *StartResult) Print(out io.Writer) {
 }
 
 func printStarts(out io.Writer, starts []*Recovery) {
-	cells := [][]string{{"start after SIGKILL", "in memory, s", "CPU", "paged, s", "CPU", "from leaves, s", "CPU", "lost blocks", "disk, MB"}}
+	cells := [][]string{{"start after SIGKILL", "in memory, s", "from", "to", "CPU", "paged, s", "from", "to", "CPU", "after the load, s", "from leaves, s", "CPU", "lost blocks", "disk, MB"}}
 	fill := [][]string{{"then, in memory", "filled after, s", "CPU", "blocks", "p50, ms", "p99", "later p50, ms", "p99"}}
 	levels := [][]string{{"start and replay, by crash", "blocks after a flush", "lost", "start, s", "replay, s", "both", "CPU"}}
 	number := func(x float64) string { return fmt.Sprintf("%.2f", x) }
 	for _, c := range starts {
 		keys := harness.Count(c.Keys, "key")
 		cells = append(cells, []string{
-			keys, number(c.Seconds), number(c.CPUS), number(c.PagedS), number(c.PagedCPUS), number(c.LeavesS), number(c.LeavesCPUS),
-			fmt.Sprint(c.Lost), fmt.Sprintf("%.0f", mb(c.DiskBytes)),
+			keys, number(c.Seconds), number(slices.Min(c.All)), number(slices.Max(c.All)), number(c.CPUS),
+			number(c.PagedS), number(slices.Min(c.PagedAll)), number(slices.Max(c.PagedAll)), number(c.PagedCPUS),
+			number(c.AfterLoadS), number(c.LeavesS), number(c.LeavesCPUS), fmt.Sprint(c.Lost), fmt.Sprintf("%.0f", mb(c.DiskBytes)),
 		})
 		fill = append(fill, []string{
 			keys, fmt.Sprintf("%.1f", c.FillS), fmt.Sprintf("%.1f", c.FillCPUS), fmt.Sprint(c.FillBlocks), number(c.FillP50), number(c.FillP99),
@@ -108,5 +110,6 @@ func printStarts(out io.Writer, starts []*Recovery) {
 	fmt.Fprintln(out)
 	harness.PrintAligned(out, levels)
 	fmt.Fprintf(out, "\n    a start ends when blocks can be executed; files in the page cache; CometBFT replays the lost blocks, of %d after the state;\n"+
-		"    then a block of as many operations every %v, while the state is read into memory, and %d more\n\n", dyingBlocks, blockEvery, filledBlocks)
+		"    in memory and paged: the medians of %d crashes and starts each, in turn; after the load: the start after the first crash;\n"+
+		"    then a block of as many operations every %v, while the state is read into memory, and %d more\n\n", dyingBlocks, startRounds, blockEvery, filledBlocks)
 }

@@ -36,6 +36,7 @@ func runInGuest(ctx context.Context, o Options, dir string, progress *harness.Pr
 		return nil, err
 	}
 	result.Guest, result.Load = true, load
+	result.Targets = result.targets()
 	return result, nil
 }
 

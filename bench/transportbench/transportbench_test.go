@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -81,13 +82,19 @@ func TestResult(t *testing.T) {
 	require.InDelta(t, 3, *row.Events, 1e-9)
 	require.InDelta(t, 1.2, *row.Times, 1e-9)
 	require.Equal(t, []ReferenceRow{{Size: 1 << 20, BesidePeers: 2, MBPerS: bytesOf / 1e6, CPUMachine: 20, Events: 1}}, r.Reference)
-	r.Guest = true
-	var out bytes.Buffer
-	r.Print(&out)
-	require.Contains(t, out.String(), "at most 1.5× raw: met\n")
-	require.Contains(t, out.String(), "at most 6 events a MiB and side: met\n")
+	requireTargets := func(want ...string) {
+		t.Helper()
+		var out bytes.Buffer
+		r.Guest, r.Targets = true, r.targets()
+		r.Print(&out)
+		_, got, found := strings.Cut(out.String(), "\nTargets (set for the emulated VM)\n")
+		require.True(t, found, out.String())
+		require.Equal(t, strings.Join(want, "\n")+"\n", got)
+	}
+	events := "  met       rdma at most 6 events a MiB and side: 3.00 with 1MiB to 2 peers"
+	requireTargets("  met       rdma at most 1.5× raw: 1.20× with 1MiB to 2 peers", events)
 	*r.Runs[1].Times = 1.6
-	out.Reset()
-	r.Print(&out)
-	require.Contains(t, out.String(), "at most 1.5× raw: not met: 1.60× with 1MiB to 2 peers\n")
+	requireTargets("  not met   rdma at most 1.5× raw: 1.60× with 1MiB to 2 peers", events)
+	r.Runs[1].Times = nil
+	requireTargets(events)
 }

@@ -3,7 +3,6 @@ package comet
 import (
 	"fmt"
 
-	dbm "github.com/cometbft/cometbft-db"
 	sm "github.com/cometbft/cometbft/state"
 	"github.com/cometbft/cometbft/store"
 	cmttypes "github.com/cometbft/cometbft/types"
@@ -61,8 +60,3 @@ func (d *Databases) Bootstrap(state sm.State, commit *cmttypes.Commit, before []
 	}
 	return nil
 }
-
-// synced is a database whose writes are durable when they return.
-type synced struct{ dbm.DB }
-
-func (d synced) Set(key, value []byte) error { return d.SetSync(key, value) }

@@ -185,7 +185,11 @@ func (d *Databases) States() (sm.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return storedStates{sm.NewStore(db, sm.StoreOptions{DiscardABCIResponses: d.config.Storage.DiscardABCIResponses}), db}, nil
+	return d.states(db), nil
+}
+
+func (d *Databases) states(db dbm.DB) sm.Store {
+	return storedStates{sm.NewStore(db, sm.StoreOptions{DiscardABCIResponses: d.config.Storage.DiscardABCIResponses}), db}
 }
 
 // OtherBackend returns a hint for an error about missing blocks if the folder of another db_backend

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	cfg "github.com/cometbft/cometbft/config"
 	"github.com/cometbft/cometbft/consensus"
 	"github.com/cometbft/cometbft/evidence"
 	"github.com/cometbft/cometbft/libs/log"
@@ -65,7 +66,7 @@ func (i *Instance) Executor(ctx context.Context) (_ *Executor, err error) {
 		return nil, err
 	}
 	d := i.o.Databases
-	stateDB, err := d.DB("state")
+	stateDB, err := d.provideCovered(&cfg.DBContext{ID: "state", Config: i.o.Config})
 	if err != nil {
 		return nil, err
 	}
@@ -77,14 +78,11 @@ func (i *Instance) Executor(ctx context.Context) (_ *Executor, err error) {
 	if err := config.SameGenesis(i.o.Genesis, doc); err != nil {
 		return nil, err
 	}
-	e := &Executor{i: i}
+	e := &Executor{i: i, states: d.states(stateDB)}
 	if e.blocks, err = d.Blocks(); err != nil {
 		return nil, err
 	}
-	if e.states, err = d.States(); err != nil {
-		return nil, err
-	}
-	evidenceDB, err := d.DB("evidence")
+	evidenceDB, err := d.provideCovered(&cfg.DBContext{ID: "evidence", Config: i.o.Config})
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +219,7 @@ type index struct {
 
 // newIndex opens the indexes that config.toml names ([tx_index]).
 func newIndex(o Options, chainID string) (cmttypes.BlockEventPublisher, error) {
-	txs, blocks, none, err := indexers.IndexerFromConfigWithDisabledIndexers(o.Config, o.Databases.Provide, chainID)
+	txs, blocks, none, err := indexers.IndexerFromConfigWithDisabledIndexers(o.Config, o.Databases.provideCovered, chainID)
 	if err != nil || none {
 		return cmttypes.NopEventBus{}, err
 	}

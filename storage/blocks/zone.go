@@ -265,6 +265,16 @@ func (z *Zone) commit(b *batch, sync bool) error {
 	return err
 }
 
+// Sync makes all earlier writes durable, except a part that waits for the rest of its block.
+func (z *Zone) Sync() error {
+	release, err := z.use()
+	if err != nil {
+		return err
+	}
+	defer release()
+	return z.folder.Err("write", z.db.LogData(nil, pebble.Sync))
+}
+
 // cached calls write, which changes the stored values of the batch's keys, and keeps the cache
 // consistent.
 func (z *Zone) cached(batch *pebble.Batch, write func() error) error {
