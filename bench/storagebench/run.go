@@ -456,7 +456,7 @@ func (r *runner) recovery() error {
 		r.progress.Working("kill and start " + start)
 		blocks := int64(dyingBlocks)
 		if start == startFill {
-			blocks = 0 // a store without a cache (startLeaves) would write blocks without page lists
+			blocks = 0 // without a cache (startLeaves), blocks would have no page lists
 			p.End()
 		} else if err := die(p, dyingBlocks); err != nil {
 			return err
