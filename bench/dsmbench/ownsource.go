@@ -15,21 +15,23 @@ import (
 // measured. Requests made during CheckTx wait until place, which measures how long the application
 // takes to decode and graft the responses.
 //
-//	hold ── CheckTx … CheckTx ── place: multiproofs are made (not measured) ──► decoded and grafted ── block
+//	hold ── CheckTx … CheckTx ── place: all multiproofs are made (not measured) ──► decoded and grafted ── block
 type ownSource struct {
 	full *avlstar.Version
 
 	mu      sync.Mutex
 	held    chan struct{} // closed by place
+	made    chan struct{} // closed by place when all requests that waited have their multiproofs
 	waiting bool          // from hold to the end of place
-	ready   time.Time     // when the last multiproof was encoded
-	cpu     time.Duration
-	during  int // requests made while not waiting
+	pending sync.WaitGroup
+	late    time.Duration // for multiproofs of requests after that
+	during  int           // requests made while not waiting
 }
 
 func newOwnSource(full *avlstar.Version) *ownSource {
-	s := &ownSource{full: full, held: make(chan struct{})}
+	s := &ownSource{full: full, held: make(chan struct{}), made: make(chan struct{})}
 	close(s.held)
+	close(s.made)
 	return s
 }
 
@@ -37,29 +39,32 @@ func newOwnSource(full *avlstar.Version) *ownSource {
 func (s *ownSource) hold() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.held, s.during, s.waiting = make(chan struct{}), 0, true
+	s.held, s.made, s.during, s.late, s.waiting = make(chan struct{}), make(chan struct{}), 0, 0, true
 }
 
 // Fetch implements app.Source.
 func (s *ownSource) Fetch(ctx context.Context, _ int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Multiproof, error) {
 	s.mu.Lock()
-	held := s.held
+	held, made := s.held, s.made
+	early := false
+	select {
+	case <-held:
+	default:
+		early = true
+		s.pending.Add(1)
+	}
 	if !s.waiting {
 		s.during++
 	}
 	s.mu.Unlock()
-	select {
-	case <-held:
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	b, err := s.make(ctx, held, wants, below)
+	if early {
+		s.pending.Done()
 	}
-	b, err := s.full.Multiproof(wants, below)
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	s.ready, s.cpu = time.Now(), harness.CPUTime()
-	s.mu.Unlock()
+	<-made // place closes it as soon as no request is pending
 	multiproof, err := avlstar.DecodeMultiproof(b)
 	if err != nil {
 		return nil, err
@@ -67,28 +72,43 @@ func (s *ownSource) Fetch(ctx context.Context, _ int64, wants []avlstar.Want, be
 	return []*avlstar.Multiproof{multiproof}, nil
 }
 
+// make waits for place, and makes a multiproof.
+func (s *ownSource) make(ctx context.Context, held <-chan struct{}, wants []avlstar.Want, below avlstar.Below) ([]byte, error) {
+	select {
+	case <-held:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	began := time.Now()
+	b, err := s.full.Multiproof(wants, below)
+	s.mu.Lock()
+	s.late += time.Since(began)
+	s.mu.Unlock()
+	return b, err
+}
+
 // patience is the time limit for multiproofs.
 const patience = time.Minute
 
 // place releases the waiting requests, and waits until the application has grafted all nodes in
-// wants. It returns the time taken to decode and graft the last multiproof, which contains nearly
-// all nodes: the first request was made by the first transaction alone.
+// wants. It returns the time taken to decode and graft the multiproofs, from when those of all
+// waiting requests are made. The application may make more requests, as it has a limited number in
+// flight: the time for their multiproofs does not count, as if nothing ran beside it.
 func (s *ownSource) place(a *app.App, wants []avlstar.Want) (clock, cpu time.Duration, err error) {
 	s.mu.Lock()
 	close(s.held)
 	s.mu.Unlock()
+	s.pending.Wait()
+	s.mu.Lock()
+	s.late = 0
+	began, used := time.Now(), harness.CPUTime()
+	close(s.made)
+	s.mu.Unlock()
 	every := time.NewTicker(100 * time.Microsecond)
 	defer every.Stop()
-	var (
-		began    = time.Now()
-		grafted  time.Time // when a missing node was last found to be grafted
-		used     time.Duration
-		had      = true
-		has      bool
-		released = 0
-	)
-	for released < len(wants) {
-		if has = lacksNothing(a, wants[released:released+1]); !has {
+	grafted, had := false, true
+	for released := 0; released < len(wants); {
+		if !lacksNothing(a, wants[released:released+1]) {
 			had = false
 			if <-every.C; time.Since(began) > patience {
 				return 0, 0, fmt.Errorf("the multiproof with key %x was not grafted within %s", wants[released].Key, patience)
@@ -96,17 +116,17 @@ func (s *ownSource) place(a *app.App, wants []avlstar.Want) (clock, cpu time.Dur
 			continue
 		}
 		if !had {
-			grafted, used, had = time.Now(), harness.CPUTime(), true
+			clock, cpu, grafted, had = time.Since(began), harness.CPUTime()-used, true, true
 		}
 		released++
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.waiting = false
-	if !grafted.After(s.ready) {
+	if !grafted {
 		return 0, 0, nil
 	}
-	return grafted.Sub(s.ready), used - s.cpu, nil
+	return max(clock-s.late, 0), max(cpu-s.late, 0), nil
 }
 
 func lacksNothing(a *app.App, wants []avlstar.Want) bool {
