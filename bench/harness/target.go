@@ -22,10 +22,18 @@ func AtLeast(name string, want, ratio float64) Target {
 	return Target{Name: name, Met: ratio >= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
 }
 
-// AtMost is a target for a ratio that should be want or less.
+// AtMost is a target for a ratio that should be want or less. A ratio of 0 is undecided: Ratio
+// returns 0 if nothing was measured, and no measured cost is 0.
 func AtMost(name string, want, ratio float64) Target {
-	return Target{Name: name, Met: ratio <= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
+	t := Target{Name: name, Met: ratio <= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
+	if ratio == 0 {
+		t.Met, t.Undecided = false, NotMeasured
+	}
+	return t
 }
+
+// NotMeasured is the reason why a target without a figure is not judged.
+const NotMeasured = "not measured"
 
 // PrintTargets prints which targets are met. sizes are the sizes for which the targets are set.
 func PrintTargets(out io.Writer, sizes string, targets []Target) {
