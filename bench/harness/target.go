@@ -35,6 +35,18 @@ func AtMost(name string, want, ratio float64) Target {
 // NotMeasured is the reason why a target without a figure is not judged.
 const NotMeasured = "not measured"
 
+// FewBlocks is the number of blocks below which a target for their 99th percentile is not judged.
+const FewBlocks = 300
+
+// OfBlocks returns t, which is a target for a 99th percentile over the given number of blocks. It
+// is undecided for fewer blocks than least.
+func (t Target) OfBlocks(blocks, least int) Target {
+	if t.Undecided == "" && blocks < least {
+		t.Met, t.Undecided = false, fmt.Sprintf("the p99 of %d blocks is nearly their longest time", blocks)
+	}
+	return t
+}
+
 // PrintTargets prints which targets are met. sizes are the sizes for which the targets are set.
 func PrintTargets(out io.Writer, sizes string, targets []Target) {
 	if len(targets) == 0 {
