@@ -493,19 +493,34 @@ func (r *ShardedResult) judge() {
 	base := r.Kinds[honest]
 	joinS, memory := 3*base.JoinS+10, 1.2*(base.RSSMB+strangersMB)
 	goal := func(name string, figure func(ShardedRow) (worst float64, met bool, measure string)) {
-		if g, ok := worstOf(name, r.order, r.Kinds, figure, func(ShardedRow) bool { return true }); ok {
+		if g, _, ok := worstOf(name, r.order, r.Kinds, figure, func(ShardedRow) bool { return true }); ok {
 			r.Targets = append(r.Targets, g)
 		}
+	}
+	// twice judges the ratio of a 99th percentile to that without attackers.
+	twice := func(name string, ratio func(ShardedRow) float64) (g harness.Target, with ShardedRow, ok bool) {
+		g, kind, ok := worstOf(name, r.order, r.Kinds, func(row ShardedRow) (float64, bool, string) {
+			return ratio(row), ratio(row) <= 2, fmt.Sprintf("%.3g×", ratio(row))
+		}, func(ShardedRow) bool { return true })
+		for _, other := range r.order {
+			if g.Met && other != honest && ratio(r.Kinds[other]) == 0 {
+				g.Met, g.Undecided = false, harness.NotMeasured+" with "+other
+			}
+		}
+		return g, r.Kinds[kind], ok
 	}
 	goal("no halt above 5 s", func(row ShardedRow) (float64, bool, string) {
 		return row.HaltS, row.HaltS <= longestHalt, fmt.Sprintf("%.3g s", row.HaltS)
 	})
-	goal("p99 of blocks at most twice that without attackers", func(row ShardedRow) (float64, bool, string) {
-		return row.BlockX, row.BlockX <= 2, fmt.Sprintf("%.3g×", row.BlockX)
-	})
-	goal("p99 of witnesses at most twice that without attackers", func(row ShardedRow) (float64, bool, string) {
-		return row.WitnessX, row.WitnessX <= 2, fmt.Sprintf("%.3g×", row.WitnessX)
-	})
+	if g, with, ok := twice("p99 of blocks at most twice that without attackers", func(row ShardedRow) float64 { return row.BlockX }); ok {
+		if with.Blocks > 0 { // without blocks, the halt counts
+			g = g.OfBlocks(min(with.Blocks, base.Blocks), fewSieged)
+		}
+		r.Targets = append(r.Targets, g)
+	}
+	if g, _, ok := twice("p99 of witnesses at most twice that without attackers", func(row ShardedRow) float64 { return row.WitnessX }); ok {
+		r.Targets = append(r.Targets, g)
+	}
 	goal("no witness failed", func(row ShardedRow) (float64, bool, string) {
 		return float64(row.WitnessFailed), row.WitnessFailed == 0, fmt.Sprintf("%d of %d", row.WitnessFailed, row.Witnesses)
 	})

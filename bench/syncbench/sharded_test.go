@@ -2,6 +2,7 @@ package syncbench
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -29,6 +30,19 @@ func TestShardedRows(t *testing.T) {
 		{Name: "a join within three times the honest time and 10 s", Figure: 60, Measure: "60 s, at most 25 s with uppers"},
 		{Name: "memory of a node within its budget for strangers and 20 %", Figure: 500, Measure: "500 MB, at most 442 MB with mixed"},
 	}, r.Targets)
+
+	blocks := func() harness.Target { return s.result().Targets[1] }
+	delete(s.rows, mixed)
+	s.o.Kinds = []string{"claims", "uppers"}
+	require.Equal(t, "the p99 of 2 blocks is nearly their longest time", blocks().Undecided)
+	for _, row := range s.rows {
+		row.intervals = slices.Repeat(row.intervals, 50)
+	}
+	require.Equal(t, harness.Target{
+		Name: "p99 of blocks at most twice that without attackers", Met: true, Figure: 500. / 300, Measure: "1.67× with uppers",
+	}, blocks())
+	s.rows["uppers"].witnesses, s.rows["uppers"].WitnessFailed = nil, 0
+	require.Equal(t, "not measured with uppers", s.result().Targets[2].Undecided)
 }
 
 // A failed measurement counts as long as the patience, or as it took.
