@@ -34,7 +34,8 @@ func (r *Result) targets() (t []harness.Target) {
 	if len(r.ShardRows) > 0 && r.WitnessOpsS > 0 {
 		add("at least 100,000 keys per second and core", r.WitnessOpsS >= 100_000, r.WitnessOpsS, "%.0f", r.WitnessOpsS)
 	}
-	if rows := len(r.ShardRows); rows > 1 && r.WitnessCPURatio > 0 { // one row would be compared with itself
+	// One row would be compared with itself.
+	if rows := len(r.ShardRows); rows > 1 && r.WitnessCPURatio > 0 {
 		n := r.ShardRows[rows-1].Shards
 		add(fmt.Sprintf("CPU per key with %d shards at most 1.1× that with %d", n, r.ShardRows[0].Shards), r.WitnessCPURatio <= 1.1, r.WitnessCPURatio, "%.3g×", r.WitnessCPURatio)
 	}

@@ -285,7 +285,7 @@ func (r *SiegeRow) joined(joins []joined) {
 		}
 		r.JoinRSSMB = max(r.JoinRSSMB, float64(j.RSS)/1e6)
 	}
-	r.JoinS = harness.Median(r.JoinsS)
+	r.JoinS = harness.LowerMedian(r.JoinsS)
 	m := joins[slices.Index(r.JoinsS, r.JoinS)]
 	r.Banned, r.WastedMB, r.joinCPU = m.Stats.Banned, float64(m.Stats.Wasted)/1e6, m.CPU
 }
