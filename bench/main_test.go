@@ -272,7 +272,7 @@ func TestSiegeOfAShardedNetwork(t *testing.T) {
 		require.Positive(t, row.Blocks, kind)
 		require.Positive(t, row.Witnesses, kind)
 	}
-	require.Len(t, result.Targets, 5)
+	require.Len(t, result.Targets, 6)
 }
 
 // The run itself checks that the SDK opens the joined state, with the source's hash.

@@ -3,6 +3,7 @@ package clientbench
 import (
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/starling-kv/starling/bench/harness"
@@ -73,11 +74,12 @@ func (r *latencyRun) result() *LatencyResult {
 		l.Stores = append(l.Stores, measured)
 	}
 	put, etcd := figures(nameStarlingLAN, OpPut), figures(nameEtcd, OpPut)
+	newest, event, dead := figures(nameStarlingLAN, opNewest), figures(nameStarlingLAN, opEventAfter), figures(nameStarlingLAN, opDead)
 	l.PutP50MS, l.PutP99MS, l.EtcdPutP50MS, l.EtcdPutP99MS = put.P50MS, put.P99MS, etcd.P50MS, etcd.P99MS
 	l.KVStorePutP50MS, l.KVStoreLANP50MS = figures(nameKVStore, OpPut).P50MS, figures(nameKVStoreLAN, OpPut).P50MS
-	l.NewestP50MS, l.NewestBusyP50MS = figures(nameStarlingLAN, opNewest).P50MS, figures(nameStarlingLAN, opNewestBusy).P50MS
-	l.EventAfterPutMS = figures(nameStarlingLAN, opEventAfter).P50MS
-	l.DeadProposerMS = figures(nameStarlingLAN, opDead).P99MS - put.P50MS
+	l.NewestP50MS, l.NewestBusyP50MS = newest.P50MS, figures(nameStarlingLAN, opNewestBusy).P50MS
+	l.EventAfterPutMS = event.P50MS
+	l.DeadProposerMS = dead.P99MS - put.P50MS
 	l.PutOverKVStore, l.PutOverKVStoreLAN = harness.Ratio(put.P50MS, l.KVStorePutP50MS), harness.Ratio(put.P50MS, l.KVStoreLANP50MS)
 	load := figures(nameKVStoreLAN, opPutLoad).Rate
 	l.SignedX = harness.Ratio(figures(nameStarlingLAN, opPutLoad).Rate, load)
@@ -93,29 +95,46 @@ func (r *latencyRun) result() *LatencyResult {
 		l.WANOverFloor = min(figures(nameStarlingFar, OpPut).P50MS, figures(nameStarlingFarLAN, OpPut).P50MS) / l.FloorMS
 	}
 	l.Targets = []harness.Target{
-		atMostMS("put p50 at most 50 ms", 50, l.PutP50MS),
-		atMostMS("put p99 at most 150 ms", 150, l.PutP99MS),
+		atMostMS("put p50 at most 50 ms", 50, l.PutP50MS, put),
+		atMostMS("put p99 at most 150 ms", 150, l.PutP99MS, put),
 		harness.AtMost("put p50 at most a twentieth of kvstore's with its defaults", 1.0/20, l.PutOverKVStore),
 		harness.AtMost("put p50 at most kvstore's with the same settings", 1, l.PutOverKVStoreLAN),
-		atMostMS("proved read of the newest state p50 at most 40 ms", 40, l.NewestP50MS),
-		atMostMS("event at most 5 ms after its put", 5, l.EventAfterPutMS),
-		atMostMS("a dead proposer costs at most 700 ms", 700, l.DeadProposerMS),
+		atMostMS("proved read of the newest state (no puts) p50 at most 40 ms", 40, l.NewestP50MS, newest),
+		atMostMS("event p50 at most 5 ms after its put", 5, l.EventAfterPutMS, event),
+		atMostMS("a dead proposer costs at most 700 ms", 700, l.DeadProposerMS, dead, put),
 		harness.AtLeast("signed puts a second at least 1.8 times kvstore's unsigned transactions", 1.8, l.SignedX),
 		harness.AtLeast("text transactions a second at least 2.5 times kvstore's", 2.5, l.TextX),
 		harness.AtLeast("puts a second in transactions of 32 at least 10 times kvstore's", 10, l.Batch32X),
-		harness.AtMost("CPU time of a text transaction at most half of 506 µs", 0.5, l.CPUX),
+		cpuTarget(l.CPUX, o.Workers),
 		harness.AtLeast("gets a second at least 1.2 times etcd's", 1.2, l.GetsX),
 		harness.AtLeast("proved gets a second at least 0.6 times etcd's gets", 0.6, l.ProvedGetsX),
 		harness.AtMost("range of 100, p50 at most etcd's", 1, l.RangeX),
 	}
 	if o.Delay > 0 {
-		l.Targets = append(l.Targets, harness.AtMost("put p50 between regions at most 1.3 times the floor", 1.3, l.WANOverFloor))
+		l.Targets = append(l.Targets, harness.AtMost("put p50 between regions, with the better settings, at most 1.3 times the floor", 1.3, l.WANOverFloor))
 	}
 	return l
 }
 
-func atMostMS(name string, want, got float64) harness.Target {
-	return harness.Target{Name: name, Met: got <= want, Figure: got, Measure: milliseconds(got) + " ms"}
+// atMostMS judges a time that was computed from the given figures. 0 ms is a valid time of an event
+// that precedes the end of its put, so the number of operations decides whether it was measured.
+func atMostMS(name string, want, got float64, of ...Figures) harness.Target {
+	t := harness.Target{Name: name, Met: got <= want, Figure: got, Measure: milliseconds(got) + " ms"}
+	if slices.ContainsFunc(of, func(f Figures) bool { return f.Number == 0 }) {
+		t.Met, t.Undecided = false, harness.NotMeasured
+	}
+	return t
+}
+
+// cpuTarget is never decided. The target is relative to textCPUMicros, which another benchmark
+// measured in full blocks. Here a fixed number of clients wait for their transactions, so blocks
+// are small, and the cost of a block is divided by few transactions.
+func cpuTarget(cpuX float64, workers int) harness.Target {
+	t := harness.AtMost(fmt.Sprintf("CPU time of a text transaction at most half of %d µs, which was measured in full blocks", textCPUMicros), 0.5, cpuX)
+	if t.Undecided == "" {
+		t.Met, t.Undecided = false, fmt.Sprintf("%d clients that wait do not fill blocks", workers)
+	}
+	return t
 }
 
 // Print writes the table and the targets.

@@ -75,7 +75,7 @@ func TestLedger(t *testing.T) {
 	// Figures start with the first block, whose transactions were sent before: two in three
 	// seconds.
 	f := l.figures(at(0), at(10))
-	require.Equal(t, figures{TPS: 2.0 / 3, P50MS: 2000, P99MS: 3000, MaxMS: 3000, IntervalMS: 1000, Txs: 2}, f)
+	require.Equal(t, figures{TPS: 2.0 / 3, P50MS: 2000, P99MS: 3000, MaxMS: 3000, IntervalMS: 1500, Txs: 2}, f)
 	require.Equal(t, 2, l.blocksSince(at(5)))
 	require.Equal(t, figures{}, l.figures(at(200), at(300)))
 

@@ -41,7 +41,7 @@ func MedianInterval(sample []float64) Interval {
 		term *= float64(n-k) / float64(k+1)
 	}
 	return Interval{
-		Median: (sorted[(n-1)/2] + sorted[n/2]) / 2, Low: sorted[best], High: sorted[n-1-best], Confidence: confidence,
+		Median: Median(sorted), Low: sorted[best], High: sorted[n-1-best], Confidence: confidence,
 	}
 }
 

@@ -18,6 +18,9 @@ func TestPercentile(t *testing.T) {
 	require.Equal(t, 100.0, hundred[0], "the argument was sorted in place")
 	require.Equal(t, 7.0, Percentile([]float64{7}, 99))
 	require.Equal(t, 2.0, Median([]float64{3, 1, 2}))
+	require.Equal(t, 2.5, Median([]float64{4, 1, 2, 3}))
+	require.Equal(t, 2.0, LowerMedian([]float64{4, 1, 2, 3}), "a value of the sample")
+	require.Zero(t, Median(nil))
 	require.Zero(t, Percentile(nil, 50))
 }
 

@@ -22,9 +22,29 @@ func AtLeast(name string, want, ratio float64) Target {
 	return Target{Name: name, Met: ratio >= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
 }
 
-// AtMost is a target for a ratio that should be want or less.
+// AtMost is a target for a ratio that should be want or less. A ratio of 0 is undecided: Ratio
+// returns 0 if nothing was measured, and no measured cost is 0.
 func AtMost(name string, want, ratio float64) Target {
-	return Target{Name: name, Met: ratio <= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
+	t := Target{Name: name, Met: ratio <= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
+	if ratio == 0 {
+		t.Met, t.Undecided = false, NotMeasured
+	}
+	return t
+}
+
+// NotMeasured is the reason why a target without a figure is not judged.
+const NotMeasured = "not measured"
+
+// FewBlocks is the number of blocks below which a target for their 99th percentile is not judged.
+const FewBlocks = 300
+
+// OfBlocks returns t, which is a target for a 99th percentile over the given number of blocks. It
+// is undecided for fewer blocks than least.
+func (t Target) OfBlocks(blocks, least int) Target {
+	if t.Undecided == "" && blocks < least {
+		t.Met, t.Undecided = false, fmt.Sprintf("the p99 of %d blocks is nearly their longest time", blocks)
+	}
+	return t
 }
 
 // PrintTargets prints which targets are met. sizes are the sizes for which the targets are set.

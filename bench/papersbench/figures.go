@@ -145,7 +145,7 @@ var rainblockFigures = []*figure{
 		id: "rainblock/fig9b", title: "Fig. 9b: four regions",
 		paper: "About 20K transactions per second in four regions, 80 % of one region.",
 		how:   "The program programs: one load on two networks, with and without 40 ms between every two validators, and between validators and storage nodes.",
-		quick: []string{"programs --quick --phases network"}, full: []string{"programs --phases network"},
+		quick: []string{"programs --quick --phases network,wan"}, full: []string{"programs --phases network,wan"},
 		differs: []string{
 			"All nodes share one machine of two cores. Relays make the delays.",
 			"Clients send to the validator of their region; storage nodes read headers without a delay.",
@@ -426,17 +426,20 @@ func drawRegions(results []*programsbench.Result) (*outcome, error) {
 	if len(r.Failed) > 0 {
 		return nil, errors.New(strings.Join(r.Failed, "; "))
 	}
-	tps := line{Name: "sharded validators"}
+	tps, delayed := line{Name: "sharded validators"}, false
 	for _, of := range r.Network {
 		if of.Mode == programsbench.ModeLocal || of.Percent != r.Network[0].Percent {
 			continue
 		}
 		delay := 0.
 		if of.Mode == programsbench.ModeWAN {
-			delay = 2 * r.DelayMS
+			delay, delayed = 2*r.DelayMS, true
 		}
 		tps.Points = append(tps.Points, at(delay, of.TPS.Median, of.TPS.Low, of.TPS.High))
 		out.add(fmt.Sprintf("%.0f ms there and back", delay), "", "%.0f transactions per second", of.TPS.Median)
+	}
+	if !delayed {
+		return nil, errors.New("no network with delays was measured")
 	}
 	out.add("with delays over without", "0.8", "%.2f", r.WANRatio)
 	out.Charts = []chart{{Title: "RainBlock Fig. 9b", X: "delay there and back, ms", Y: "transactions per second", Lines: []line{tps}}}

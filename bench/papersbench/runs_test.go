@@ -248,6 +248,8 @@ func TestDrawHandMade(t *testing.T) {
 	check(t, out)
 	require.Equal(t, row{"with delays over without", "0.8", "0.89"}, out.Rows[2])
 	require.InDelta(t, 80, out.Charts[0].Lines[0].Points[1].X, 0)
+	_, err = drawRegions([]*programsbench.Result{{Network: all[:2]}})
+	require.ErrorContains(t, err, "no network with delays")
 	_, err = drawRegions([]*programsbench.Result{{Failed: []string{"it did not start"}}})
 	require.ErrorContains(t, err, "did not start")
 }

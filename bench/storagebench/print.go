@@ -105,7 +105,7 @@ func (r *Result) printReads(out io.Writer) {
 				line = append(line, fmt.Sprintf("%.2f", c.Reads), fmt.Sprintf("%.1f", c.ReadBytes/1e3), fmt.Sprintf("%.1f", c.CPUMicros), times)
 			}
 			switch {
-			case n.Contestant == nameLeaves || n.Contestant == nameStarling:
+			case n.Contestant == nameLeaves: // nameStarling reads records: avlstar.ByKey
 				line = append(line, "pages")
 			case n.Contestant == nameGethPath && n.Step != stepFlat:
 				line = append(line, "nodes")

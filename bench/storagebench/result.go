@@ -305,3 +305,18 @@ func (r *Result) gain(mix string) float64 {
 	}
 	return harness.Ratio(game.PerS, best)
 }
+
+// hitRates returns the hit rate of the game and that of the best fixed split. ok is false unless
+// both were measured.
+func (r *Result) hitRates(mix string) (game, best float64, ok bool) {
+	for _, c := range r.Cache {
+		if c.Mix == mix && c.Split != gameSplit {
+			best, ok = max(best, c.HitRate), true
+		}
+	}
+	g := r.cached(gameSplit, mix)
+	if g == nil {
+		return 0, 0, false
+	}
+	return g.HitRate, best, ok
+}

@@ -134,7 +134,7 @@ func rowOf(lying int, joins []joined) LyingRow {
 			row.Unended++
 		}
 	}
-	row.StarlingS = harness.Median(row.Seconds)
+	row.StarlingS = harness.LowerMedian(row.Seconds)
 	m := joins[slices.Index(row.Seconds, row.StarlingS)]
 	row.Chunks, row.Refetched, row.Banned = m.Stats.Chunks, m.Stats.Refetched, m.Stats.Banned
 	row.Bytes, row.Wasted, row.CPUS = m.Stats.Bytes, m.Stats.Wasted, m.serverCPU+m.CPU

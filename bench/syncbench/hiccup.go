@@ -219,14 +219,15 @@ func (r *HiccupResult) judge() {
 	for _, row := range r.Starling {
 		switch {
 		case row.Joiners == 0:
-			r.Targets = append(r.Targets, harness.AtMost("p99 of a commit without joiners at most 2.5× the median", 2.5, harness.Ratio(row.P99MS, row.P50MS)))
+			r.Targets = append(r.Targets, harness.AtMost("p99 of a commit without joiners at most 2.5× the median", 2.5, harness.Ratio(row.P99MS, row.P50MS)).
+				OfBlocks(row.Blocks, harness.FewBlocks))
 		case row.Joiners == 4 && r.Starling[0].Joiners == 0:
 			g := harness.AtMost("p99 of a commit with 4 joiners at most 1.5× that without", 1.5, row.P99Ratio)
 			if offered := 4 * r.RateMBPS; row.ServedMBS < fullRate*offered {
 				g.Met = false
 				g.Measure += fmt.Sprintf(", but the joiners got %.1f MB/s, not %.1f", row.ServedMBS, offered)
 			}
-			r.Targets = append(r.Targets, g)
+			r.Targets = append(r.Targets, g.OfBlocks(min(row.Blocks, r.Starling[0].Blocks), harness.FewBlocks))
 		}
 	}
 }

@@ -262,7 +262,7 @@ func (r *runner) setStarling(joins []joined) {
 			P99MS: harness.Percentile(millis(last.Nanos), 99), LaterP99MS: harness.Percentile(millis(last.Later), 99),
 		}
 	}
-	median := harness.Median(s.Seconds)
+	median := harness.LowerMedian(s.Seconds)
 	m := joins[slices.Index(s.Seconds, median)]
 	s.Join = m.Stats
 	s.ServerMemory, s.JoinerMemory = m.serverHad, m.joinerHad

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -119,6 +120,9 @@ func TestByzantineRows(t *testing.T) {
 	require.Equal(t, 2.0, r.Rows[0].StarlingS)
 	require.Equal(t, 7, r.Rows[1].Refetched, "figure of the median join")
 	require.Equal(t, 1.5, r.Rows[1].Ratio)
+	even := rowOf(26, []joined{of(4, true, 4), of(1, true, 1), of(2, true, 2), of(3, true, 3)})
+	require.Equal(t, 2.0, even.StarlingS)
+	require.Equal(t, 2, even.Refetched, "a row has the figures of one join")
 	require.Equal(t, 1, r.Rows[2].Unended)
 	require.Len(t, r.Targets, 2)
 	require.False(t, r.Targets[0].Met)
@@ -129,10 +133,10 @@ func TestByzantineRows(t *testing.T) {
 }
 
 func TestHiccupRows(t *testing.T) {
-	r := &HiccupResult{Starling: []HiccupRow{hiccupRow([]int64{1e6, 2e6, 4e6}), hiccupRow([]int64{1e6, 5e6})}}
+	r := &HiccupResult{Starling: []HiccupRow{hiccupRow(slices.Repeat([]int64{1e6, 2e6, 4e6}, 100)), hiccupRow(slices.Repeat([]int64{1e6, 5e6}, 150))}}
 	r.Starling[1].Joiners, r.Starling[1].ServedMBS, r.RateMBPS = 4, 19, 5
 	r.judge()
-	require.Equal(t, HiccupRow{P50MS: 2, P99MS: 4, MaxMS: 4, P99Ratio: 1, MaxRatio: 1, Blocks: 3}, r.Starling[0])
+	require.Equal(t, HiccupRow{P50MS: 2, P99MS: 4, MaxMS: 4, P99Ratio: 1, MaxRatio: 1, Blocks: 300}, r.Starling[0])
 	require.Len(t, r.Targets, 2)
 	require.True(t, r.Targets[0].Met)
 	require.Equal(t, "2×", r.Targets[0].Measure)
@@ -142,6 +146,10 @@ func TestHiccupRows(t *testing.T) {
 	r.judge()
 	require.False(t, r.Targets[1].Met)
 	require.Equal(t, "1.25×, but the joiners got 5.0 MB/s, not 20.0", r.Targets[1].Measure)
+	require.Empty(t, r.Targets[1].Undecided)
+	r.Targets, r.Starling[1].Blocks = nil, 299
+	r.judge()
+	require.Equal(t, "the p99 of 299 blocks is nearly their longest time", r.Targets[1].Undecided)
 	var out bytes.Buffer
 	r.Print(&out)
 	require.NotContains(t, out.String(), "%!", "a format does not match its arguments")

@@ -29,6 +29,8 @@ func (r *Result) targets() (g []harness.Target) {
 	}
 	if r.JoinerCPUS > 0 {
 		cpu("the joiner takes", 1.1, r.JoinerCPUS)
+	}
+	if r.ServerCPUS > 0 {
 		cpu("the server takes", 0.35, r.ServerCPUS)
 	}
 	memory := func(name string, bytes int64) {

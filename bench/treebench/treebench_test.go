@@ -39,18 +39,18 @@ func TestTargets(t *testing.T) {
 		got[target.Name] = map[bool]string{true: "met", false: "not met"}[target.Met] + " " + target.Measure + target.Undecided
 	}
 	require.Equal(t, map[string]string{
-		"commit at least 7× memiavl":                        "met 12×",
-		"commit with one core each at least 5× memiavl":     "not met 4.5×",
-		"at least 500,000 changes per second with one core": "met 500,000",
-		"commit within 4× of the hash floor":                "met 2.75×",
-		"load at least 5× memiavl":                          "met 6×",
-		"get at least 2.6× memiavl":                         "not met 900 ns, 2×",
-		"get by the index at least 8× memiavl":              "met 200 ns, 9×",
-		"proof at least 3× memiavl":                         "met 3×",
-		"export and verified import at least 8× memiavl":    "not met 10×" + undecidedExport,
-		"memory at most 300 bytes a key":                    "met 250 bytes",
-		"memory with the index at most 325 bytes a key":     "not met 330 bytes",
-		"commit p99 during an export at most 1.3× without":  "not met 1.5×",
+		"commit at least 7× memiavl":                                              "met 12×",
+		"commit with one core each at least 5× memiavl":                           "not met 4.5×",
+		"at least 500,000 changes per second with one core":                       "met 500,000",
+		"commit within 4× of the hash floor (all cores; the floor is one core's)": "met 2.75×",
+		"load at least 5× memiavl":                                                "met 6×",
+		"get at least 2.6× memiavl":                                               "not met 900 ns, 2×",
+		"get by the index at least 8× memiavl":                                    "met 200 ns, 9×",
+		"proof at least 3× memiavl":                                               "met 3×",
+		"export and verified import at least 8× memiavl":                          "not met 10×" + undecidedExport,
+		"memory at most 300 bytes a key":                                          "met 250 bytes",
+		"memory with the index at most 325 bytes a key":                           "not met 330 bytes",
+		"commit p99 during an export at most 1.3× without":                        "not met 1.5×",
 	}, got)
 }
 
