@@ -28,15 +28,19 @@ import (
 
 // catchingHome makes the test program a node that catches up on that home. It is killed at step
 // catchingStep: a write to the block zone, its sync, or a call of the application about a block,
-// counted from 1. If it reaches block catchingBlocks first, it exits with status joinedStatus. With
-// catchingPower, the seed of a random generator, the power fails instead: of what either zone has
-// not synced, only a random part reaches the home. The state of each block is durable at the end of
-// its commit then, before CometBFT stores it.
+// counted from 1. If it reaches block catchingBlocks first, it exits with status joinedStatus.
+//
+// With catchingPower, the seed of a random generator, the power fails instead. The node's databases
+// are in memory then, all their writes count as steps, and only a random part of what was not
+// synced reaches the home. The state of each block is durable at the end of its commit, before
+// CometBFT stores its own. With the step afterFlush, the power fails there, and nothing more
+// reaches the home.
 const (
 	catchingHome   = "STARLING_TEST_CATCHING_HOME"
 	catchingStep   = "STARLING_TEST_CATCHING_STEP"
 	catchingPower  = "STARLING_TEST_CATCHING_POWER"
 	catchingBlocks = 6
+	afterFlush     = "after a flush"
 )
 
 // stepsOfBlocks counts a step before and after each execution and each commit of a block.
@@ -74,44 +78,50 @@ type volatile struct {
 	rng   *rand.Rand
 }
 
-// save writes to the home what is left after the power failure.
-func (v *volatile) save(home string) error {
+// save writes to the home what is left after the power failure, with a share of what was not
+// synced, in percent.
+func (v *volatile) save(home string, percent int) error {
 	v.links.Lock()
-	left := v.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: v.rng.IntN(101), RNG: v.rng})
+	left := v.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: percent, RNG: v.rng})
 	v.links.Unlock()
-	var errs []error
 	data := filepath.Join(home, "data")
 	for _, folder := range []string{config.BlocksDir(data), config.StateDir(data)} {
 		if _, err := left.Stat(folder); err != nil {
-			continue
+			return err
 		}
-		_, err := vfs.Clone(left, vfs.Default, folder, folder, vfs.CloneSync)
-		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	_, err := vfs.Clone(left, vfs.Default, data, data, vfs.CloneSync)
+	return err
 }
 
 func catchUpUntilKilled(home, at, power string) error {
-	last, err := strconv.Atoi(at)
-	if err != nil {
-		return err
+	last := math.MaxInt
+	if at != afterFlush {
+		var err error
+		if last, err = strconv.Atoi(at); err != nil {
+			return err
+		}
 	}
 	conf, err := config.Load(home, viper.New())
 	if err != nil {
 		return err
 	}
 	kill := func() { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL) }
-	zones := faults{state: vfs.Default}
+	base := vfs.FS(vfs.Default)
 	if power != "" {
 		seed, err := strconv.ParseUint(power, 10, 64)
 		if err != nil {
 			return err
 		}
 		v := &volatile{MemFS: vfs.NewCrashableMem(), rng: rand.New(rand.NewPCG(seed, 0))}
-		zones.state = lockedLinks{v.MemFS, &v.links}
+		base = lockedLinks{v.MemFS, &v.links}
+		percent := v.rng.IntN(101)
+		if at == afterFlush {
+			percent = 0
+		}
 		end := kill
 		kill = func() {
-			if err := v.save(home); err != nil {
+			if err := v.save(home, percent); err != nil {
 				fmt.Fprintln(os.Stderr, "the home after a power failure:", err)
 				os.Exit(1)
 			}
@@ -148,14 +158,20 @@ func catchUpUntilKilled(home, at, power string) error {
 	var n *Node
 	flush := func() error { return nil }
 	if power != "" {
-		flush = func() error { return n.application.local.state.Flush() }
+		flush = func() error {
+			if err := n.application.local.state.Flush(); err != nil || at != afterFlush || n.application.Height() < 3 {
+				return err
+			}
+			kill()
+			select {}
+		}
 	}
 	n, err = New(context.Background(), conf, log.NewNopLogger(), eager,
 		WithApp(func(a abci.Application) abci.Application {
 			return &stepsOfBlocks{Application: a, step: step, over: over, flush: flush}
 		}),
 		func(o *options) {
-			disk := errorfs.Wrap(zones.state, writes)
+			disk := errorfs.Wrap(base, writes)
 			o.faults.blocks = func(o *blocks.Options) { o.FS = disk }
 			if power != "" {
 				o.faults.state = disk
@@ -172,7 +188,7 @@ func catchUpUntilKilled(home, at, power string) error {
 }
 
 // catchUpAndDie catches up in a separate process, which is killed at a step.
-func catchUpAndDie(t *testing.T, home string, step int, more ...string) (steps int) {
+func catchUpAndDie(t *testing.T, home string, step any, more ...string) (steps int) {
 	t.Helper()
 	return runAndDie(t, append(more, catchingHome+"="+home, fmt.Sprint(catchingStep, "=", step))...)
 }
@@ -193,16 +209,18 @@ func TestCatchUpByBlocksIsKilled(t *testing.T) {
 		if catchUpAndDie(t, home, step) > 0 {
 			continue // it took fewer steps than the first run
 		}
-		requireCatchesUp(t, n, home, "step %d", step)
+		t.Log("killed at step", step)
+		requireCatchesUp(t, n, home)
 	}
 }
 
-// The same with power failures, at instants and with remains that are drawn: neither zone is ahead
+// The same with power failures, after a flush and at instants that are drawn: neither zone is ahead
 // of what the next start needs from the other one.
 func TestCatchUpByBlocksLosesPower(t *testing.T) {
 	t.Parallel() // it waits for blocks
 	dir, n, first := longChain(t, 30)
 	seed := rand.Uint64()
+	t.Log("seed", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	power := func() string { return fmt.Sprint(catchingPower, "=", rng.Uint64()) }
 	steps := catchUpAndDie(t, follower(t, dir, n, first), math.MaxInt, power())
@@ -210,21 +228,27 @@ func TestCatchUpByBlocksLosesPower(t *testing.T) {
 	if testing.Short() {
 		cuts = 3
 	}
+	at := []any{afterFlush}
 	for range cuts {
-		home, step := follower(t, dir, n, first), 1+rng.IntN(steps)
-		if catchUpAndDie(t, home, step, power()) == 0 {
-			requireCatchesUp(t, n, home, "seed %d, step %d", seed, step)
+		at = append(at, 1+rng.IntN(steps))
+	}
+	for _, step := range at {
+		home := follower(t, dir, n, first)
+		if catchUpAndDie(t, home, step, power()) > 0 {
+			continue // it took fewer steps than the first run
 		}
+		t.Log("power failure at step", step)
+		requireCatchesUp(t, n, home)
 	}
 }
 
 // requireCatchesUp starts a node on a home, which must catch up with n.
-func requireCatchesUp(t *testing.T, n *Node, home string, which ...any) {
+func requireCatchesUp(t *testing.T, n *Node, home string) {
 	t.Helper()
 	logs := new(nodetest.LogBuffer)
 	j := start(t, home, logs.Logger(t), eager)
-	require.True(t, logs.Has("Caught up by blocks over the transport"), which...)
+	require.True(t, logs.Has("Caught up by blocks over the transport"))
 	nodetest.SameHashes(t, j.Application(), n.Comet)
-	require.Equal(t, int64(1), j.Comet().BlockStore().Base(), which...)
+	require.Equal(t, int64(1), j.Comet().BlockStore().Base())
 	require.NoError(t, j.Stop())
 }

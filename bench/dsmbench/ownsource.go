@@ -93,7 +93,7 @@ const patience = time.Minute
 // place releases the waiting requests, and waits until the application has grafted all nodes in
 // wants. It returns the time taken to decode and graft the multiproofs, from when those of all
 // waiting requests are made. The application may make more requests, as it has a limited number in
-// flight: the time for their multiproofs does not count, as if nothing ran beside it.
+// flight: the time for their multiproofs does not count.
 func (s *ownSource) place(a *app.App, wants []avlstar.Want) (clock, cpu time.Duration, err error) {
 	s.mu.Lock()
 	close(s.held)

@@ -56,7 +56,7 @@ type CacheCell struct {
 	Reads     float64 `json:"file_reads_per_query"`
 }
 
-// Recovery has starts after crashes. Each start except the one before the fill has its own.
+// Recovery has starts, each after a crash of its own, except the one before the fill.
 type Recovery struct {
 	Keys    int       `json:"keys"`
 	Seconds float64   `json:"seconds"` // median of All
@@ -67,7 +67,7 @@ type Recovery struct {
 	PagedS     float64   `json:"paged_s"`
 	PagedAll   []float64 `json:"all_paged_seconds"`
 	PagedCPUS  float64   `json:"paged_cpu_s"`
-	AfterLoadS float64   `json:"after_load_s"` // in memory, after the crash behind the load
+	AfterLoadS float64   `json:"after_load_s"` // in memory, after the crash that follows the load
 	LeavesS    float64   `json:"leaves_s"`     // without a page list
 	LeavesCPUS float64   `json:"leaves_cpu_s"`
 	// After Seconds, until the whole state is in memory: the time, the blocks in that time, and how
@@ -80,9 +80,10 @@ type Recovery struct {
 	FilledP50  float64 `json:"filled_p50_ms"` // of blocks after it
 	FilledP99  float64 `json:"filled_p99_ms"`
 	Height     int64   `json:"height"`
-	Lost       int64   `json:"blocks_to_replay"` // not durable, so CometBFT replays them
-	DiskBytes  int64   `json:"disk_bytes"`
-	Crashes    []Crash `json:"crashes"`
+	// Not durable, so CometBFT replays them: the most after a crash.
+	Lost      int64   `json:"blocks_to_replay"`
+	DiskBytes int64   `json:"disk_bytes"`
+	Crashes   []Crash `json:"crashes"`
 }
 
 // Crash is a start with the state in memory after a crash some blocks after a flush, and the replay

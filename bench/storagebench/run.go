@@ -453,7 +453,7 @@ func (r *runner) recovery() error {
 	c := &Recovery{}
 	height := written.Height
 	for _, start := range order {
-		r.progress.Working("kill and start " + start)
+		r.progress.Working("start " + start)
 		blocks := int64(dyingBlocks)
 		if start == startFill {
 			blocks = 0 // without a cache (startLeaves), blocks would have no page lists
@@ -483,7 +483,8 @@ func (r *runner) recovery() error {
 	seconds := func(a answer) float64 { return a.Seconds }
 	cpu := func(a answer) float64 { return a.CPU }
 	memory, paged, leaves := starts[startMemory][1:], starts[startPaged], starts[startLeaves][0]
-	c.Keys, c.Height, c.DiskBytes, c.AfterLoadS = leaves.Keys, leaves.Height, leaves.Disk, starts[startMemory][0].Seconds
+	first := starts[startMemory][0] // of the size that was asked for: each crash adds blocks
+	c.Keys, c.Height, c.DiskBytes, c.AfterLoadS = first.Keys, first.Height, first.Disk, first.Seconds
 	c.Seconds, c.CPUS, c.OpenS = harness.MedianOf(memory, seconds), harness.MedianOf(memory, cpu), harness.MedianOf(memory, func(a answer) float64 { return a.Open })
 	c.PagedS, c.PagedCPUS = harness.MedianOf(paged, seconds), harness.MedianOf(paged, cpu)
 	for i := range memory {

@@ -1,10 +1,13 @@
 package comet
 
 import (
+	"errors"
+
 	dbm "github.com/cometbft/cometbft-db"
 	cfg "github.com/cometbft/cometbft/config"
 
 	"github.com/starling-kv/starling/node/config"
+	"github.com/starling-kv/starling/storage/blocks"
 )
 
 // provideCovered is Provide for an Executor, which executes one block after another. In the block
@@ -36,12 +39,14 @@ func (d *Databases) provideCovered(ctx *cfg.DBContext) (dbm.DB, error) {
 
 // Sync makes CometBFT's earlier writes durable. After Close it does nothing: Close did.
 func (d *Databases) Sync() error {
-	d.mu.Lock() // until the end, so that Close comes before or after
-	defer d.mu.Unlock()
-	if d.mu.blocks == nil {
+	zone := d.BlockZone()
+	if zone == nil {
 		return nil
 	}
-	return d.mu.blocks.Sync()
+	if err := zone.Sync(); !errors.Is(err, blocks.ErrClosed) {
+		return err
+	}
+	return nil // the zone's Close makes its writes durable before Sync returns
 }
 
 // covered is a database whose synced writes are covered by a later sync, except deletions.

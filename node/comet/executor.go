@@ -39,8 +39,9 @@ var ErrExtensions = errors.New("blocks with vote extensions are left to CometBFT
 //
 //	VerifyCommit ──► ValidateBlock ──► SaveBlock ──► ApplyVerifiedBlock ──► index
 //
-// A kill between any two steps has the same effect as in block sync: the handshake of the next
-// start executes a saved block. ApplyVerifiedBlock handles the retain height, validator changes,
+// SaveBlock syncs; what follows is durable with the next block (provideCovered). A kill between any
+// two steps has the same effect as in block sync: the handshake of the next start executes a saved
+// block. ApplyVerifiedBlock handles the retain height, validator changes,
 // evidence and the last block (Halter).
 type Executor struct {
 	i        *Instance
@@ -183,7 +184,12 @@ func (e *Executor) Apply(ctx context.Context, b catchup.Block) (err error) {
 		return fmt.Errorf("%w: block %d: %w", ErrInvalid, b.Height, err)
 	}
 	e.blocks.SaveBlock(b.Block, b.Parts, b.Commit)
+	first := e.state.LastBlockHeight == 0
 	state, err := e.executor.ApplyVerifiedBlock(e.state, b.ID, b.Block)
+	if err == nil && first {
+		// With an initial height above 1, the handshake refuses the first block without its state.
+		err = e.i.o.Databases.Sync()
+	}
 	if err == nil {
 		e.set(state)
 		e.verified = true
