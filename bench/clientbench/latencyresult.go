@@ -105,7 +105,6 @@ func (r *latencyRun) result() *LatencyResult {
 		harness.AtLeast("signed puts a second at least 1.8 times kvstore's unsigned transactions", 1.8, l.SignedX),
 		harness.AtLeast("text transactions a second at least 2.5 times kvstore's", 2.5, l.TextX),
 		harness.AtLeast("puts a second in transactions of 32 at least 10 times kvstore's", 10, l.Batch32X),
-		cpuTarget(l.CPUX, o.Workers),
 		harness.AtLeast("gets a second at least 1.2 times etcd's", 1.2, l.GetsX),
 		harness.AtLeast("proved gets a second at least 0.6 times etcd's gets", 0.6, l.ProvedGetsX),
 		harness.AtMost("range of 100, p50 at most etcd's", 1, l.RangeX),
@@ -122,17 +121,6 @@ func atMostMS(name string, want, got float64, of ...Figures) harness.Target {
 	t := harness.Target{Name: name, Met: got <= want, Figure: got, Measure: milliseconds(got) + " ms"}
 	if slices.ContainsFunc(of, func(f Figures) bool { return f.Number == 0 }) {
 		t.Met, t.Undecided = false, harness.NotMeasured
-	}
-	return t
-}
-
-// cpuTarget is never decided. The target is relative to textCPUMicros, which another benchmark
-// measured in full blocks. Here a fixed number of clients wait for their transactions, so blocks
-// are small, and the cost of a block is divided by few transactions.
-func cpuTarget(cpuX float64, workers int) harness.Target {
-	t := harness.AtMost(fmt.Sprintf("CPU time of a text transaction at most half of %d µs, which was measured in full blocks", textCPUMicros), 0.5, cpuX)
-	if t.Undecided == "" {
-		t.Met, t.Undecided = false, fmt.Sprintf("%d clients that wait do not fill blocks", workers)
 	}
 	return t
 }

@@ -11,7 +11,7 @@ type Result struct {
 
 	// Transactions per second of an application, in blocks whose signatures were checked before.
 	TPSLocal float64 `json:"tps_local"`
-	TPSApp   float64 `json:"tps_app"` // including decoding and grafting the block's multiproof
+	TPSApp   float64 `json:"tps_app"` // including decoding and grafting the block's multiproofs
 	TPSPaged float64 `json:"tps_paged"`
 
 	RawBytesTx            float64 `json:"raw_bytes_tx"`             // full paths of node images

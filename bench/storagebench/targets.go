@@ -34,8 +34,10 @@ func (r *Result) targets() (t []harness.Target) {
 		t = append(t, startTargets(c.Seconds, c.PagedS)...)
 	}
 	if c := r.Commit; c != nil {
-		durable := harness.AtMost("durable storage adds at most 10 % to a commit, at the median and at the 99th percentile", 1.1, c.RatioP99).OfBlocks(c.Blocks, harness.FewBlocks)
-		durable.Met = durable.Met && c.RatioP50 <= 1.1
+		durable := harness.AtMost("durable storage adds at most 10 % to a commit, at the median and at the 99th percentile", 1.1, c.RatioP99)
+		if durable.Met = durable.Met && c.RatioP50 <= 1.1; c.RatioP50 <= 1.1 {
+			durable = durable.OfBlocks(c.Blocks, harness.FewBlocks) // the 99th percentile decides
+		}
 		durable.Measure = fmt.Sprintf("p50 %.3g×, p99 %.3g×", c.RatioP50, c.RatioP99)
 		t = append(t, durable)
 	}

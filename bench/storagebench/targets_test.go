@@ -55,5 +55,7 @@ func TestTargetOfDurableCommits(t *testing.T) {
 	c.RatioP50 = 1.2
 	require.Equal(t, []harness.Target{{Name: name, Figure: 1.08, Measure: "p50 1.2×, p99 1.08×"}}, r.targets())
 	c.Blocks--
+	require.Empty(t, r.targets()[0].Undecided, "the median is of many blocks")
+	c.RatioP50 = 1.02
 	require.NotEmpty(t, r.targets()[0].Undecided)
 }

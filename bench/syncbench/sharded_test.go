@@ -43,6 +43,15 @@ func TestShardedRows(t *testing.T) {
 	}, blocks())
 	s.rows["uppers"].witnesses, s.rows["uppers"].WitnessFailed = nil, 0
 	require.Equal(t, "not measured with uppers", s.result().Targets[2].Undecided)
+	require.Equal(t, harness.Target{Name: "no witness failed", Figure: 1, Measure: "none measured with uppers"}, s.result().Targets[3])
+
+	// Few blocks do not excuse a miss, and one kind with few does not hide another one.
+	s.rows["claims"].intervals = []float64{700}
+	require.Equal(t, harness.Target{
+		Name: "p99 of blocks at most twice that without attackers", Figure: 700. / 300, Measure: "2.33× with claims",
+	}, blocks())
+	s.rows["claims"].intervals = []float64{250}
+	require.Equal(t, "the p99 of 1 blocks is nearly their longest time", blocks().Undecided)
 }
 
 // A failed measurement counts as long as the patience, or as it took.

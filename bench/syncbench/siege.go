@@ -389,10 +389,6 @@ func (s *siege) result() *SiegeResult {
 	return r
 }
 
-// fewSieged is the number of blocks below which a siege does not judge their 99th percentile, which
-// then is the longest time. It is less than harness.FewBlocks, because sieges are short.
-const fewSieged = 100
-
 // judge compares the worst row of each figure with its target.
 func (r *SiegeResult) judge() {
 	limit := 3*r.Kinds[honest].JoinS + 10
@@ -411,7 +407,7 @@ func (r *SiegeResult) judge() {
 	if g, _, ok := worstOf("p99 of a commit at most twice that without attackers", r.order, r.Kinds, func(row SiegeRow) (float64, bool, string) {
 		return row.BlockX, row.BlockX <= 2, fmt.Sprintf("%.3g×", row.BlockX)
 	}, SiegeRow.ofBlocks); ok {
-		r.Targets = append(r.Targets, g.OfBlocks(r.Repeat*r.Blocks, fewSieged))
+		r.Targets = append(r.Targets, g.OfBlocks(r.Repeat*r.Blocks, harness.FewBlocks))
 	}
 	r.goal("transactions of 10,000 deletes: all in within ten blocks", func(row SiegeRow) (float64, bool, string) {
 		return float64(row.TxBlocks), row.TxBlocks <= 10, fmt.Sprint(row.TxBlocks)

@@ -15,7 +15,7 @@ import (
 )
 
 func TestSiegeRows(t *testing.T) {
-	s := &siege{o: SiegeOptions{Keys: 1000, Kinds: []string{"dawdle", "pending", mixed, transactions}, Repeat: 1, Blocks: 100, Limit: 60}, rows: map[string]*SiegeRow{}}
+	s := &siege{o: SiegeOptions{Keys: 1000, Kinds: []string{"dawdle", "pending", mixed, transactions}, Repeat: 1, Blocks: harness.FewBlocks, Limit: 60}, rows: map[string]*SiegeRow{}}
 	*s.row(honest) = SiegeRow{JoinS: 1, joinCPU: 1, RateMBS: 100, StatusMS: 50, BlockMS: 4}
 	*s.row("dawdle") = SiegeRow{JoinS: 13, joinCPU: 2}
 	*s.row("pending") = SiegeRow{RateMBS: 60, StatusMS: 300, BlockMS: 6, Kept: 2}
