@@ -107,7 +107,7 @@ func catchUpUntilKilled(home, at, power string) error {
 		return err
 	}
 	kill := func() { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL) }
-	base := vfs.FS(vfs.Default)
+	base := vfs.Default
 	if power != "" {
 		seed, err := strconv.ParseUint(power, 10, 64)
 		if err != nil {
