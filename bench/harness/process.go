@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/starling-kv/starling/e2e/runner"
 	"github.com/starling-kv/starling/internal/child"
 )
 
@@ -72,7 +73,7 @@ func StartProgram(ctx context.Context, name string, begin, a any, path string, a
 		return nil, err
 	}
 	p.answers = json.NewDecoder(stdout)
-	if err := p.cmd.Start(); err != nil {
+	if err := runner.StartCommand(p.cmd); err != nil {
 		return nil, fmt.Errorf("starting the process %s: %w", name, err)
 	}
 	if err := p.exchange(begin, nil, a); err != nil {

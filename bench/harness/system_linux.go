@@ -33,8 +33,8 @@ func ForgetFiles(dir string) {
 }
 
 // attributes gives each child its own process group, so that Ctrl-C reaches it only through this
-// process. If this process is killed, the kernel kills the child, stopped or not (prctl(2),
-// PR_SET_PDEATHSIG).
+// process. If this process is killed, the kernel kills the child, stopped or not (see
+// runner.StartCommand).
 func attributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }

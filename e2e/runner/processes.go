@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -33,7 +32,6 @@ type Spec struct {
 type Processes struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	starts chan func()
 
 	mu       sync.Mutex
 	all      []*Process // in the order of their start
@@ -77,16 +75,7 @@ func (e *DiedError) Unwrap() error { return e.Err }
 // process dies.
 func NewProcesses(parent context.Context) *Processes {
 	ctx, cancel := context.WithCancelCause(parent)
-	p := &Processes{ctx: ctx, cancel: cancel, starts: make(chan func())}
-	go func() {
-		// The thread that starts a process must outlive it (see attributes): this one never returns
-		// to the pool, and ends with this goroutine, in Stop.
-		runtime.LockOSThread()
-		for start := range p.starts {
-			start()
-		}
-	}()
-	return p
+	return &Processes{ctx: ctx, cancel: cancel}
 }
 
 // Context is done when the parent context is, or when a process ended unexpectedly: then
@@ -115,9 +104,7 @@ func (p *Processes) Start(spec Spec) (*Process, error) {
 	if p.stopping {
 		return nil, fmt.Errorf("%s is not started: the network is being stopped", spec.Name)
 	}
-	started := make(chan error)
-	p.starts <- func() { started <- cmd.Start() }
-	if err := <-started; err != nil {
+	if err := StartCommand(cmd); err != nil {
 		return nil, fmt.Errorf("%s does not start: %w", spec.Name, err)
 	}
 	p.all = append(p.all, proc)
@@ -156,7 +143,6 @@ func (p *Processes) Stop(grace time.Duration) error {
 	}
 	wg.Wait()
 	p.cancel(context.Canceled)
-	close(p.starts)
 	return errors.Join(errs...)
 }
 

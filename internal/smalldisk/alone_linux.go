@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 )
@@ -45,6 +46,8 @@ func Alone(t T, body func()) {
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 	}
+	runtime.LockOSThread() // the kernel ends the child when the thread that started it ends
+	defer runtime.UnlockOSThread()
 	out, err := cmd.CombinedOutput()
 	if len(out) == 0 && errors.Is(err, syscall.EPERM) {
 		t.Skipf("NOT RUN: a full disk needs a mount namespace, which needs root here: %v", err)
