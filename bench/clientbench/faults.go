@@ -64,7 +64,7 @@ func (f fault) honest(addresses []string) []string {
 	return addresses[:len(addresses)-1]
 }
 
-// begin pauses the last validator, if the fault says so. Without effect on one that is paused.
+// begin pauses the last validator, if the fault says so. It may be called again.
 func (f fault) begin(n *network.Network) {
 	if f.paused {
 		n.Pause(n.Validators[len(n.Validators)-1])

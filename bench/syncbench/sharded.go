@@ -497,13 +497,13 @@ func (r *ShardedResult) judge() {
 	base := r.Kinds[honest]
 	joinS, memory := 3*base.JoinS+10, 1.2*(base.RSSMB+strangersMB)
 	goal := func(name string, figure func(ShardedRow) (worst float64, met bool, measure string)) {
-		if g, _, ok := worstOf(name, r.order, r.Kinds, figure, func(ShardedRow) bool { return true }); ok {
+		if g, ok := worstOf(name, r.order, r.Kinds, figure, func(ShardedRow) bool { return true }); ok {
 			r.Targets = append(r.Targets, g)
 		}
 	}
 	// twice judges the ratio of a 99th percentile to that without attackers.
 	twice := func(name string, ratio func(ShardedRow) float64) (harness.Target, bool) {
-		g, _, ok := worstOf(name, r.order, r.Kinds, func(row ShardedRow) (float64, bool, string) {
+		g, ok := worstOf(name, r.order, r.Kinds, func(row ShardedRow) (float64, bool, string) {
 			return ratio(row), ratio(row) <= 2, fmt.Sprintf("%.3g×", ratio(row))
 		}, func(ShardedRow) bool { return true })
 		for _, other := range r.order {

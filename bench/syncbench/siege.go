@@ -404,7 +404,7 @@ func (r *SiegeResult) judge() {
 	r.goal("no newcomer is kept out", func(row SiegeRow) (float64, bool, string) {
 		return float64(row.Kept), row.Kept == 0, fmt.Sprint(row.Kept)
 	}, SiegeRow.ofBlocks)
-	if g, _, ok := worstOf("p99 of a commit at most twice that without attackers", r.order, r.Kinds, func(row SiegeRow) (float64, bool, string) {
+	if g, ok := worstOf("p99 of a commit at most twice that without attackers", r.order, r.Kinds, func(row SiegeRow) (float64, bool, string) {
 		return row.BlockX, row.BlockX <= 2, fmt.Sprintf("%.3g×", row.BlockX)
 	}, SiegeRow.ofBlocks); ok {
 		r.Targets = append(r.Targets, g.OfBlocks(r.Repeat*r.Blocks, harness.FewBlocks))
@@ -425,27 +425,27 @@ func (r SiegeRow) ofBlocks() bool { return r.BlockMS > 0 }
 
 // goal judges the worst of the rows for which the figure was measured.
 func (r *SiegeResult) goal(name string, figure func(SiegeRow) (worst float64, met bool, measure string), measured func(SiegeRow) bool) {
-	if g, _, ok := worstOf(name, r.order, r.Kinds, figure, measured); ok {
+	if g, ok := worstOf(name, r.order, r.Kinds, figure, measured); ok {
 		r.Targets = append(r.Targets, g)
 	}
 }
 
 // worstOf judges the row with the largest figure, among the rows with attackers for which the
-// figure was measured. with is its kind of attackers; ok is false if there are none.
+// figure was measured. ok is false if there are none.
 func worstOf[R any](
 	name string, order []string, rows map[string]R, figure func(R) (worst float64, met bool, measure string), measured func(R) bool,
-) (g harness.Target, with string, ok bool) {
+) (g harness.Target, ok bool) {
 	for _, kind := range order {
 		row := rows[kind]
 		if kind == honest || !measured(row) {
 			continue
 		}
 		if worst, met, measure := figure(row); !ok || worst > g.Figure {
-			g, with, ok = harness.Target{Name: name, Met: met, Figure: worst, Measure: measure + " with " + kind}, kind, true
+			g, ok = harness.Target{Name: name, Met: met, Figure: worst, Measure: measure + " with " + kind}, true
 		}
 	}
 	g.Figure = max(g.Figure, -g.Figure)
-	return g, with, ok
+	return g, ok
 }
 
 // Print writes the table, notes that explain it, and the targets.

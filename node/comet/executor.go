@@ -41,8 +41,8 @@ var ErrExtensions = errors.New("blocks with vote extensions are left to CometBFT
 //
 // SaveBlock syncs; what follows is durable with the next block (provideCovered). A kill between any
 // two steps has the same effect as in block sync: the handshake of the next start executes a saved
-// block. ApplyVerifiedBlock handles the retain height, validator changes,
-// evidence and the last block (Halter).
+// block. ApplyVerifiedBlock handles the retain height, validator changes, evidence and the last
+// block (Halter).
 type Executor struct {
 	i        *Instance
 	app      proxy.AppConns
