@@ -209,7 +209,10 @@ func (n *smallMachines) write(name string, size int) []string {
 			return nil
 		})
 	}
-	require.NoError(n, writers.Wait())
+	if err := writers.Wait(); err != nil {
+		// the cause names a process that has ended
+		require.NoError(n, errors.Join(err, context.Cause(n.ctx)))
+	}
 	n.Logf("%d MiB written in %.1f s; %s", size>>20, time.Since(began).Seconds(), n.memory())
 	return keys
 }
