@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/e2ebench"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/syncbench"
 	"github.com/starling-kv/starling/bench/workload"
@@ -48,20 +49,30 @@ var avlstarFigures = []*figure{
 		run:     drawn(syncbench.Run, drawSnapshot),
 	},
 	{
-		id: "avlstar/fig4", title: "Fig. 4, in part: pauses of a validator during snapshots",
-		paper:   "10 peers, one million keys: the throughput of IAVL+ drops while a snapshot is made, that of AVL* does not. Table 2: 5 to 12 % more transactions per second, 5 to 13 % less latency.",
-		how:     "The program hiccup: the time of a commit, without joiners and snapshots and with them.",
-		quick:   []string{"hiccup --keys 50000 --blocks 100 --sdk-blocks 30"},
-		full:    []string{"hiccup"},
-		differs: []string{"One process that makes blocks, without consensus and clients.", "Times of commits instead of throughput over time."},
-		run:     drawn(syncbench.RunHiccup, drawHiccup),
+		id: "avlstar/fig4", title: "Fig. 4: throughput and latency while snapshots are made, 10 peers",
+		paper:   "10 peers, one million keys, a snapshot every ten blocks: the throughput of IAVL+ drops while one is made, that of AVL* does not. Table 2, chunks of 10k keys: IAVL+ 2374 tx/s and 4.18 s, AVL* 2539 tx/s and 3.85 s.",
+		how:     "The program snapshots, against an application on IAVL (bench/iavlnode) whose commits wait for a snapshot, as the paper's, or which makes it in the background, as the Cosmos SDK.",
+		quick:   []string{"snapshots --keys 50000 --rounds 1 --seconds 30"},
+		full:    []string{"snapshots --keys 1000000 --rounds 5 --seconds 300"},
+		differs: append([]string{"Four validators."}, snapshotsDiffer...),
+		run:     drawn(e2ebench.RunSnapshots, drawSnapshots("Fig. 4", "2374 tx/s, 4.18 s", "2539 tx/s, 3.85 s")),
 	},
 	{
-		id: "avlstar/fig5", title: "Fig. 5 and Table 2: throughput and latency of 10 and 80 peers",
-		paper:  "80 peers, chunks of 10k keys: IAVL+ 893 tx/s and 8.63 s, AVL* 988 tx/s and 7.64 s. 10 peers: 2374 tx/s and 4.18 s, 2539 tx/s and 3.85 s.",
-		reason: "A CometBFT network of 80 validators on two cores measures the scheduler. No application on IAVL exists in the network of e2e, whose opponent is CometBFT's kvstore.",
-		needs:  "An application on IAVL with the transactions of e2e, about 80 machines with delays of a WAN, and one series of blocks for each run.",
+		id: "avlstar/fig5", title: "Fig. 5: throughput and latency while snapshots are made, 80 peers",
+		paper:   "80 peers in seven regions, blocks every five seconds. Table 2, chunks of 10k keys: IAVL+ 893 tx/s and 8.63 s, AVL* 988 tx/s and 7.64 s.",
+		how:     "The program snapshots, as in Fig. 4, with more validators and 40 ms between every two, one way.",
+		quick:   []string{"snapshots --validators 7 --delay 40ms --keys 20000 --rounds 1 --seconds 30 --networks iavl-pausing,starling-snapshots"},
+		full:    []string{"snapshots --validators 10 --delay 40ms --timeout-commit 5s --keys 300000 --rounds 5 --seconds 300"},
+		differs: append([]string{"Seven or ten validators: 80 on two cores would measure the scheduler.", "All pairs have the same delay."}, snapshotsDiffer...),
+		run:     drawn(e2ebench.RunSnapshots, drawSnapshots("Fig. 5", "893 tx/s, 8.63 s", "988 tx/s, 7.64 s")),
 	},
+}
+
+// snapshotsDiffer are the differences of both figures with networks.
+var snapshotsDiffer = []string{
+	"All validators share two cores, so the snapshots of all are made at the same time by one machine: a pause is longer than the paper's.",
+	"The paper runs both trees in one application. Starling is a whole node: it relays and checks transactions and stores blocks in its own way, which its throughput contains. Compare each program with itself without snapshots.",
+	"IAVL v1 of today with the Cosmos SDK's cache on goleveldb; chunks of 1 MiB.",
 }
 
 // syncCommands returns the commands of sync for several sizes, in chunks of about 10k keys and, if
@@ -184,24 +195,47 @@ func manifest(keys int, chunkBytes, seed uint64) (seconds []float64, err error) 
 	return seconds, nil
 }
 
-func drawHiccup(results []*syncbench.HiccupResult) (*outcome, error) {
-	out := &outcome{}
-	r := results[0]
-	c := chart{Title: fmt.Sprintf("AVL* Fig. 4, in part: time of a commit, %s keys", harness.Group(r.Keys)), X: "percentile", Y: "ms", LogY: true}
-	add := func(name string, h syncbench.HiccupRow, paper string) {
-		out.add(name, paper, "p50 %.1f ms, p99 %.1f ms, longest %.1f ms", h.P50MS, h.P99MS, h.MaxMS)
-		c.Lines = append(c.Lines, line{Name: name, Points: []point{at(50, h.P50MS), at(99, h.P99MS), at(100, h.MaxMS)}})
-	}
-	for _, h := range r.Starling {
-		add(fmt.Sprintf("Starling, %s", harness.Count(h.Joiners, "joiner")), h, "no drop during a snapshot")
-	}
-	for i, h := range r.SDK {
-		if i == 0 {
-			add("SDK (IAVL), no snapshots", h, "")
-		} else {
-			add("SDK (IAVL), with snapshots", h, "throughput drops during a snapshot")
+// drawSnapshots draws the time lines and latencies of networks. theirs and ours are the paper's
+// numbers of IAVL+ and AVL*.
+func drawSnapshots(name, theirs, ours string) func([]*e2ebench.SnapshotsResult) (*outcome, error) {
+	return func(results []*e2ebench.SnapshotsResult) (*outcome, error) {
+		out, r := &outcome{}, results[0]
+		over := chart{Title: fmt.Sprintf("AVL* %s: throughput over time, %d validators, %s keys", name, r.Validators, harness.Group(r.Keys)), X: "seconds", Y: "tx/s of a block"}
+		cdf := chart{Name: "latency", Title: fmt.Sprintf("AVL* %s: latency, %d validators, %s keys", name, r.Validators, harness.Group(r.Keys)), X: "seconds", Y: "% of the transactions", LogX: true}
+		for _, n := range r.Networks {
+			times, latencies := line{Name: n.Name}, line{Name: n.Name}
+			for _, b := range n.Rounds[0].Blocks {
+				times.Points = append(times.Points, at(b.AtS, b.TPS))
+			}
+			for i, p := range e2ebench.Percentiles {
+				latencies.Points = append(latencies.Points, at(n.CDF[i]/1e3, p))
+			}
+			cdf.Lines = append(cdf.Lines, latencies)
+			paper := map[string]string{"iavl-pausing": theirs, "starling-snapshots": ours}[n.Name]
+			if n.Rounds[0].Snapshots > 0 {
+				over.Lines = append(over.Lines, times)
+			}
+			deviation := func(figure func(e2ebench.SnapshotsRound) float64) float64 { return harness.MedianOf(n.Rounds, figure) }
+			out.add(n.Name, paper, "%s ± %.0f tx/s, %s ± %.2f s; longest time between two blocks %.1f s", n.TPS.Text("%.0f"),
+				deviation(func(r e2ebench.SnapshotsRound) float64 { return r.TPSDev }), seconds(n.MeanMS).Text("%.2f"),
+				deviation(func(r e2ebench.SnapshotsRound) float64 { return r.DevMS / 1e3 }), deviation(func(r e2ebench.SnapshotsRound) float64 { return r.LongestMS / 1e3 }))
 		}
+		out.add("starling-snapshots over iavl-pausing", "1.05 to 1.12 × tx/s, 0.87 to 0.95 × latency", "%s × tx/s, %s × latency", r.Ratio.Text("%.2f"), r.Latency.Text("%.2f"))
+		for _, kept := range []struct {
+			what  string
+			ratio harness.Interval
+		}{{"iavl-pausing", r.KeptPausing}, {"iavl-background", r.KeptBackground}, {"starling-snapshots", r.Kept}} {
+			if kept.ratio.Median > 0 {
+				out.add(kept.what+" over the same without snapshots", "", "%s × tx/s", kept.ratio.Text("%.2f"))
+			}
+		}
+		out.Charts = []chart{over, cdf}
+		return out, nil
 	}
-	out.Charts = []chart{c}
-	return out, nil
+}
+
+// seconds converts an interval in milliseconds.
+func seconds(ms harness.Interval) harness.Interval {
+	ms.Median, ms.Low, ms.High = ms.Median/1e3, ms.Low/1e3, ms.High/1e3
+	return ms
 }

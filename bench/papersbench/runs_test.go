@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/bench/dsmbench"
+	"github.com/starling-kv/starling/bench/e2ebench"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
 	"github.com/starling-kv/starling/bench/programsbench"
@@ -177,10 +178,24 @@ func TestDrawHandMade(t *testing.T) {
 	check(t, out)
 	require.Contains(t, out.Rows[0].Ours, "SDK's snapshot 2.00 s")
 
-	out, err = drawHiccup([]*syncbench.HiccupResult{{Keys: 7, Starling: []syncbench.HiccupRow{{P50MS: 1, P99MS: 2, MaxMS: 3}}, SDK: []syncbench.HiccupRow{{P50MS: 4, P99MS: 5, MaxMS: 6}, {P50MS: 4, P99MS: 50, MaxMS: 60}}}})
+	snapshots := func(name string, tps float64) e2ebench.SnapshotsNetwork {
+		n := e2ebench.SnapshotsNetwork{Name: name, TPS: harness.MedianInterval([]float64{tps}), MeanMS: harness.MedianInterval([]float64{1500})}
+		for i := range e2ebench.Percentiles {
+			n.CDF = append(n.CDF, float64(1000+i))
+		}
+		n.Rounds = []e2ebench.SnapshotsRound{{DevMS: 500, LongestMS: 4000, Snapshots: 1, Blocks: []e2ebench.SeriesBlock{{AtS: 1, TPS: tps}, {AtS: 2, TPS: 2 * tps, Snapshot: true}}}}
+		return n
+	}
+	out, err = drawSnapshots("Fig. 4", "IAVL+", "AVL*")([]*e2ebench.SnapshotsResult{{
+		Keys: 7, Networks: []e2ebench.SnapshotsNetwork{snapshots("iavl-pausing", 100), snapshots("starling-snapshots", 200)},
+		Ratio: harness.MedianInterval([]float64{2}), Latency: harness.MedianInterval([]float64{1}), Kept: harness.MedianInterval([]float64{0.99}),
+	}})
 	require.NoError(t, err)
 	check(t, out)
-	require.Equal(t, "SDK (IAVL), with snapshots", out.Rows[2].What)
+	require.Equal(t, row{"iavl-pausing", "IAVL+", "100 [100, 100] ± 0 tx/s, 1.50 [1.50, 1.50] ± 0.50 s; longest time between two blocks 4.0 s"}, out.Rows[0])
+	require.Equal(t, row{"starling-snapshots over the same without snapshots", "", "0.99 [0.99, 0.99] × tx/s"}, out.Rows[3])
+	require.Len(t, out.Charts[0].Lines, 2)
+	require.Equal(t, at(1, 1), out.Charts[1].Lines[0].Points[0])
 
 	joins := []*joinbench.Result{joinOf(20), joinOf(60)}
 	out, err = drawBlocks(joins)
