@@ -6,7 +6,7 @@
 //	├── sync, byzantine, hiccup, siege        syncbench       joins, against the SDK and memiavl; Byzantine peers
 //	├── cosmos                                syncbench       joins of SDK nodes by verified chunks; stores below the SDK
 //	├── e2e, joiners                          e2ebench        a network of validators, against CometBFT's kvstore
-//	├── snapshots                             e2ebench        a network that makes snapshots, against an application on IAVL
+//	├── snapshots, newcomer                   e2ebench        snapshots in a network, and joins by them, against an application on IAVL
 //	├── client, watch, latency, timeline      clientbench     clients, against etcd and kvstore
 //	├── faults                                clientbench     a faulty validator, against CometBFT's kvstore
 //	├── dsm                                   dsmbench        a state sharded over storage nodes, against full-state nodes
@@ -107,6 +107,8 @@ func newRoot() *cobra.Command {
 			"joiners --joiners 4 --keys 2000", e2ebench.RunJoiners),
 		benchmark("snapshots", "Measures a network's throughput and latency with and without snapshots, against an application on IAVL",
 			"snapshots --keys 10000 --rounds 1 --seconds 10 --timeout-commit 100ms", e2ebench.RunSnapshots),
+		benchmark("newcomer", "Measures how long a new node takes to join a network by snapshots, against an application on IAVL",
+			"newcomer --keys 10000 --rounds 1 --timeout-commit 100ms", e2ebench.RunNewcomer),
 		benchmark("client", "Measures client operations on a network, against etcd",
 			"client --rounds 1 --seconds 2", clientbench.Run),
 		benchmark("latency", "Measures how long writes and newest reads take, against CometBFT's kvstore and etcd",

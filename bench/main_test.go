@@ -340,6 +340,22 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
+func TestNewcomer(t *testing.T) {
+	t.Parallel() // mostly waits for blocks
+	_, result, _ := measure[e2ebench.NewcomerResult](t, []string{"starling, 10 ms", "iavl over starling"},
+		"newcomer", "--validators", "2", "--keys", "2000", "--rounds", "1", "--snapshot-interval", "3", "--delays", "0,10", "--timeout-commit", "100ms")
+	require.Len(t, result.Joins, 2)
+	for _, joins := range result.Joins {
+		for _, j := range append(joins.Starling, joins.IAVL...) {
+			require.Positive(t, j.AfterDiscoveryS)
+			require.Greater(t, j.Bytes, int64(2000*120))
+		}
+		require.Equal(t, joins.Starling[0].Seconds, joins.Starling[0].AfterDiscoveryS)
+		require.Greater(t, joins.IAVL[0].Seconds, 5.0, "the discovery")
+		require.Greater(t, joins.Ratio.Median, joins.AfterDiscovery.Median)
+	}
+}
+
 // A new node fetches a short chain in each of the three ways.
 func TestJoin(t *testing.T) {
 	t.Parallel() // mostly waits for blocks

@@ -53,6 +53,10 @@ func (s *State) flags(f *harness.Flags) {
 // spreadBytes is the length of a transaction of loadSpread: the paper's keys and values.
 const spreadBytes = workload.KeyBytes + 1 + workload.ValueBytes
 
+// mempoolTxs is the capacity of a mempool. A validator that is behind the others also has
+// transactions that are in their blocks.
+const mempoolTxs = 3 * maxInFlight
+
 // never is an interval that no run reaches.
 const never = 1_000_000_000
 
@@ -147,6 +151,7 @@ func (s *State) network(n *Network, name, starlingd, iavlnode string) kind {
 	configure := func(c *cfg.Config) {
 		n.configure(c)
 		c.Mempool.CacheSize = 50_000 // the paper's
+		c.Mempool.Size = mempoolTxs
 	}
 	if name == nameStarling || name == nameSnapshots {
 		interval := s.Interval
@@ -454,8 +459,8 @@ starling   starlingd without snapshots, or with one every %d blocks
 tx/s       transactions of %d bytes with new keys in blocks, from a closed loop of %d clients; its deviation is over the blocks
 latency    from when a transaction is sent until a client receives the event of its executed block; its mean and deviation
 CPU        time of all validators, per transaction
-config     CometBFT's defaults except timeout_commit %.0f ms and mempool.cache_size 50,000; load average before the run: %.1f
+config     CometBFT's defaults except timeout_commit %.0f ms, mempool.cache_size 50,000 and mempool.size %s; load average before the run: %.1f
 `, harness.Count(r.Validators, "validator"), r.DelayMS, harness.Count(r.Rounds, "round"), r.Seconds, harness.Count(r.Interval, "block"), r.Interval, r.TxBytes, r.InFlight,
-		r.TimeoutCommitMS, r.Load)
+		r.TimeoutCommitMS, harness.Group(mempoolTxs), r.Load)
 	harness.PrintTargets(out, "1,000,000 keys", r.Targets)
 }

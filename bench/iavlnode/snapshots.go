@@ -44,11 +44,12 @@ func (s *snapshot) describe() *abci.Snapshot {
 
 // Metrics of snapshots, on CometBFT's endpoint.
 var (
-	made    = prometheus.NewCounter(prometheus.CounterOpts{Name: "iavlnode_snapshots", Help: "Snapshots made."})
-	seconds = prometheus.NewCounter(prometheus.CounterOpts{Name: "iavlnode_snapshot_seconds", Help: "Time in which snapshots were made."})
+	made     = prometheus.NewCounter(prometheus.CounterOpts{Name: "iavlnode_snapshots", Help: "Snapshots made."})
+	seconds  = prometheus.NewCounter(prometheus.CounterOpts{Name: "iavlnode_snapshot_seconds", Help: "Time in which snapshots were made."})
+	restored = prometheus.NewCounter(prometheus.CounterOpts{Name: "iavlnode_restored_bytes", Help: "Bytes of restored chunks."})
 )
 
-func init() { prometheus.MustRegister(made, seconds) }
+func init() { prometheus.MustRegister(made, seconds, restored) }
 
 func (a *app) folder(height int64) string {
 	return filepath.Join(a.dir, "snapshots", strconv.FormatInt(height, 10))
@@ -245,6 +246,7 @@ func (a *app) ApplySnapshotChunk(_ context.Context, r *abci.RequestApplySnapshot
 		}
 		rest = after
 	}
+	restored.Add(float64(len(r.Chunk)))
 	if i == s.chunks()-1 {
 		if err := s.importer.Commit(); err != nil {
 			return nil, err

@@ -32,19 +32,23 @@ var avlstarFigures = []*figure{
 	},
 	{
 		id: "avlstar/fig3", title: "Fig. 3: time of a join by size of the state",
-		paper:   "10k to 10M keys, 10 and 80 peers, chunks of 10k and 100k keys. The time is linear in the size. AVL* takes about half the time of IAVL+: 58 % faster on average. IAVL+ takes 16.3 s with 1M keys and 80 peers.",
-		how:     "The program sync, against snapshots of the Cosmos SDK's store, in chunks of about 10k and 100k keys.",
-		quick:   syncCommands([]int{10_000, 30_000, 100_000}, true),
-		full:    syncCommands([]int{10_000, 100_000, 1_000_000, 10_000_000}, true),
-		differs: []string{"One peer over loopback; the paper's 10 or 80 peers were in a WAN.", "The SDK's store creates and restores its snapshot in one process, without a network: an advantage for it."},
-		run:     drawn(syncbench.Run, drawSync),
+		paper: "10k to 10M keys, 10 and 80 peers, chunks of 10k and 100k keys. The time is linear in the size. AVL* takes about half the time of IAVL+: 58 % faster on average. IAVL+ takes 16.3 s with 1M keys and 80 peers.",
+		how:   "The program newcomer: a node joins a network of starlingd, and one of an application on IAVL (bench/iavlnode) by CometBFT's state sync, until the state is verified.",
+		quick: newcomerCommands("--rounds 1", 10_000, 30_000, 100_000),
+		full:  newcomerCommands("--rounds 5", 10_000, 100_000, 1_000_000),
+		differs: []string{
+			"Four validators on one machine, 0 and 40 ms from the new node, one way; the paper's 10 or 80 peers were in a WAN.",
+			"CometBFT discovers snapshots for at least 5 s, while it also connects: the times are given with and without that. It is unknown whether the paper's contain it.",
+			"Chunks of 1 MiB, about 10k keys.", "IAVL v1 of today on goleveldb, without fast storage.",
+		},
+		run: drawn(e2ebench.RunNewcomer, drawNewcomer),
 	},
 	{
 		id: "avlstar/fig6", title: "Fig. 6: time of a snapshot",
 		paper:   "IAVL+, up to one million keys: the time grows linearly with the state. AVL* takes no time, since the chunks are part of the tree. The paper's text has no absolute times.",
 		how:     "The SDK's store creates a snapshot. Starling makes a manifest, which a joiner fetches first; this needs no pause.",
-		quick:   syncCommands([]int{10_000, 30_000, 100_000}, false),
-		full:    syncCommands([]int{10_000, 100_000, 300_000, 1_000_000}, false),
+		quick:   syncCommands(10_000, 30_000, 100_000),
+		full:    syncCommands(10_000, 100_000, 300_000, 1_000_000),
 		differs: []string{"The SDK's store of today instead of IAVL+ of 2022."},
 		run:     drawn(syncbench.Run, drawSnapshot),
 	},
@@ -75,15 +79,19 @@ var snapshotsDiffer = []string{
 	"IAVL v1 of today with the Cosmos SDK's cache on goleveldb; chunks of 1 MiB.",
 }
 
-// syncCommands returns the commands of sync for several sizes, in chunks of about 10k keys and, if
-// asked, also of 100k keys.
-func syncCommands(keys []int, both bool) (all []string) {
+// newcomerCommands returns the commands of newcomer for several sizes.
+func newcomerCommands(options string, keys ...int) (all []string) {
+	for _, n := range keys {
+		all = append(all, fmt.Sprintf("newcomer --keys %d --timeout-commit 100ms %s", n, options))
+	}
+	return all
+}
+
+// syncCommands returns the commands of sync for several sizes, in chunks of about 10k keys.
+func syncCommands(keys ...int) (all []string) {
 	record := int(avlstar.RecordBytes(workload.KeyBytes, workload.ValueBytes))
 	for _, n := range keys {
 		all = append(all, fmt.Sprintf("sync --keys %d --against sdk --repeat 3 --sdk-repeat 1 --chunk-bytes %d", n, 10_000*record))
-		if both {
-			all = append(all, fmt.Sprintf("sync --keys %d --against= --repeat 3 --chunk-bytes %d", n, 100_000*record))
-		}
 	}
 	return all
 }
@@ -110,35 +118,33 @@ func drawByzantine(results []*syncbench.ByzantineResult) (*outcome, error) {
 	return out, nil
 }
 
-func drawSync(results []*syncbench.Result) (*outcome, error) {
+func drawNewcomer(results []*e2ebench.NewcomerResult) (*outcome, error) {
 	out := &outcome{}
-	large := line{Name: "Starling, chunks of 100k keys"}
-	small, sdk := line{Name: "Starling, chunks of 10k keys"}, line{Name: "SDK (IAVL), restore"}
-	whole := line{Name: "SDK (IAVL), create and restore"}
-	for _, r := range results {
-		x := float64(r.Keys)
-		p := at(x, r.StarlingS, r.Starling.Seconds...)
-		if r.SDK == nil {
-			large.Points = append(large.Points, p)
-			continue
+	c := chart{Title: fmt.Sprintf("AVL* Fig. 3: time of a join, %d validators", results[0].Validators), X: "keys", Y: "seconds", LogX: true, LogY: true}
+	for i, j := range results[0].Joins {
+		starling, iavl := line{Name: fmt.Sprintf("Starling, %d ms", j.DelayMS)}, line{Name: fmt.Sprintf("IAVL, %d ms", j.DelayMS)}
+		after := line{Name: fmt.Sprintf("IAVL, %d ms, after the discovery", j.DelayMS)}
+		for _, r := range results {
+			j, x := r.Joins[i], float64(r.Keys)
+			points := func(of []e2ebench.NewcomerJoin, figure func(e2ebench.NewcomerJoin) float64) point {
+				values := harness.Each(of, figure)
+				return at(x, harness.Median(values), values...)
+			}
+			whole := func(j e2ebench.NewcomerJoin) float64 { return j.Seconds }
+			a, b := points(j.Starling, whole), points(j.IAVL, whole)
+			d := points(j.IAVL, func(j e2ebench.NewcomerJoin) float64 { return j.AfterDiscoveryS })
+			starling.Points, iavl.Points, after.Points = append(starling.Points, a), append(iavl.Points, b), append(after.Points, d)
+			paper := "IAVL+ over AVL* about 2 ×"
+			if r.Keys == 1_000_000 {
+				paper = "IAVL+ 16.3 s with 80 peers; about 2 × of AVL*"
+			}
+			out.add(fmt.Sprintf("%s keys, %d ms", harness.Group(r.Keys), j.DelayMS), paper, "Starling %.2f s, IAVL %.2f s: %s ×; %.2f s after the discovery: %s ×",
+				a.Y, b.Y, j.Ratio.Text("%.2f"), d.Y, j.AfterDiscovery.Text("%.2f"))
 		}
-		small.Points = append(small.Points, p)
-		sdk.Points = append(sdk.Points, at(x, r.SDKRestoreS))
-		whole.Points = append(whole.Points, at(x, r.SDKRestoreS+r.SDKCreateS))
-		paper := "IAVL+ over AVL* about 2 ×"
-		if r.Keys == 1_000_000 {
-			paper = "IAVL+ 16.3 s with 80 peers; about 2 × of AVL*"
-		}
-		out.add(harness.Group(r.Keys)+" keys", paper, "Starling %.3f s, SDK's restore %.2f s: %.0f ×; a second restore after one Byzantine peer: %.2f s", r.StarlingS,
-			r.SDKRestoreS, harness.Ratio(r.SDKRestoreS, r.StarlingS), 2*r.SDKRestoreS)
+		c.Lines = append(c.Lines, starling, iavl, after)
 	}
-	for i, p := range large.Points {
-		out.add(harness.Group(int(p.X))+" keys, chunks of 100k keys", "as with 10k keys", "Starling %.3f s", large.Points[i].Y)
-	}
-	out.Charts = []chart{{
-		Title: "AVL* Fig. 3: time of a join", X: "keys", Y: "seconds", LogX: true, LogY: true,
-		Lines: []line{small, large, sdk, whole, {Name: "the paper: IAVL+, 80 peers in a WAN", Paper: true, Points: []point{at(1_000_000, 16.3)}}},
-	}}
+	c.Lines = append(c.Lines, line{Name: "the paper: IAVL+, 80 peers in a WAN", Paper: true, Points: []point{at(1_000_000, 16.3)}})
+	out.Charts = []chart{c}
 	return out, nil
 }
 

@@ -28,6 +28,7 @@ var parsers = map[string]func(string) error{
 	"join/moving":    parses[movingOptions],
 	"chainkv/cache":  parses[cacheOptions],
 	"byzantine":      parses[syncbench.ByzantineOptions],
+	"newcomer":       parses[e2ebench.NewcomerOptions],
 	"snapshots":      parses[e2ebench.SnapshotsOptions],
 	"sync":           parses[syncbench.Options],
 	"storage":        parses[storagebench.Options],

@@ -165,12 +165,18 @@ func TestDrawHandMade(t *testing.T) {
 	sdk := func(keys int) *syncbench.Result {
 		return &syncbench.Result{Keys: keys, Seed: 1, StarlingS: 0.5, SDKRestoreS: 4, SDKCreateS: 2, SDK: &syncbench.SDK{}, Starling: syncbench.Starling{ChunkBytes: 1 << 20}}
 	}
-	out, err := drawSync([]*syncbench.Result{sdk(2000), sdk(1_000_000), {Keys: 2000, StarlingS: 0.25}})
+	newcomer := func(keys int) *e2ebench.NewcomerResult {
+		return &e2ebench.NewcomerResult{Keys: keys, Validators: 4, Joins: []e2ebench.NewcomerJoins{{
+			DelayMS: 40, Starling: []e2ebench.NewcomerJoin{{Seconds: 2, AfterDiscoveryS: 2}}, IAVL: []e2ebench.NewcomerJoin{{Seconds: 8, AfterDiscoveryS: 3}},
+			Ratio: harness.MedianInterval([]float64{4}), AfterDiscovery: harness.MedianInterval([]float64{1.5}),
+		}}}
+	}
+	out, err := drawNewcomer([]*e2ebench.NewcomerResult{newcomer(2000), newcomer(1_000_000)})
 	require.NoError(t, err)
 	check(t, out)
-	require.Contains(t, out.Rows[0].Ours, "SDK's restore 4.00 s: 8 ×")
+	require.Equal(t, row{"2,000 keys, 40 ms", "IAVL+ over AVL* about 2 ×", "Starling 2.00 s, IAVL 8.00 s: 4.00 [4.00, 4.00] ×; 3.00 s after the discovery: 1.50 [1.50, 1.50] ×"}, out.Rows[0])
 	require.Contains(t, out.Rows[1].Paper, "16.3 s")
-	require.Len(t, out.Rows, 3)
+	require.Len(t, out.Charts[0].Lines, 4)
 	require.Len(t, out.Charts[0].Lines[2].Points, 2)
 
 	out, err = drawSnapshot([]*syncbench.Result{sdk(2000)})
