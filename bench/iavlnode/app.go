@@ -35,7 +35,8 @@ const cacheNodes = 781_250
 func (g genesis) versions() int64 { return int64(min(g.Keys, 1)) }
 
 // app is the application. CometBFT calls it on several connections at the same time: mu guards what
-// connections share, and the consensus connection alone uses the tree.
+// connections share. The tree belongs to the connection for snapshots during a state sync, and then
+// to that for consensus.
 type app struct {
 	abci.BaseApplication
 	genesis genesis
@@ -43,7 +44,7 @@ type app struct {
 	db      db.DB
 	tree    *iavl.MutableTree
 
-	mu        sync.Mutex
+	mu        sync.Mutex // guards the fields up to making
 	height    int64
 	hash      []byte
 	snapshots []*snapshot // oldest first

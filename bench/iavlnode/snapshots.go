@@ -58,8 +58,11 @@ func (a *app) folder(height int64) string {
 // snapshot makes a snapshot of the newest version, which is that of height.
 func (a *app) snapshot(height int64) error {
 	version, err := a.tree.GetImmutable(a.tree.Version())
-	if err != nil || !a.genesis.Background {
-		return errors.Join(err, a.export(version, height))
+	if err != nil || version.Size() == 0 {
+		return err
+	}
+	if !a.genesis.Background {
+		return a.export(version, height)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -80,9 +83,6 @@ func (a *app) snapshot(height int64) error {
 
 // export writes a snapshot, and removes those that are not kept.
 func (a *app) export(version *iavl.ImmutableTree, height int64) error {
-	if version == nil {
-		return nil
-	}
 	began := time.Now()
 	exporter, err := version.Export()
 	if err != nil {
@@ -116,8 +116,10 @@ func (a *app) export(version *iavl.ImmutableTree, height int64) error {
 			}
 		}
 	}
-	if err := write(); err != nil { // what is left, perhaps nothing
-		return err
+	if len(chunk) > 0 {
+		if err := write(); err != nil {
+			return err
+		}
 	}
 	made.Inc()
 	seconds.Add(time.Since(began).Seconds())
@@ -215,12 +217,12 @@ func (a *app) OfferSnapshot(_ context.Context, r *abci.RequestOfferSnapshot) (*a
 	if d := s.describe(); r.Snapshot.Format != format || d.Chunks != r.Snapshot.Chunks || !bytes.Equal(d.Hash, r.Snapshot.Hash) {
 		return &abci.ResponseOfferSnapshot{Result: abci.ResponseOfferSnapshot_REJECT}, nil
 	}
+	if a.restoring != nil {
+		a.restoring.importer.Close()
+	}
 	importer, err := a.tree.Import(s.height + a.genesis.versions())
 	if err != nil {
 		return nil, err
-	}
-	if a.restoring != nil {
-		a.restoring.importer.Close()
 	}
 	a.restoring = &restoring{s, r.AppHash, importer}
 	return &abci.ResponseOfferSnapshot{Result: abci.ResponseOfferSnapshot_ACCEPT}, nil
