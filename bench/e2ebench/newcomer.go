@@ -48,7 +48,6 @@ type NewcomerResult struct {
 
 	Keys       int             `json:"keys"`
 	Validators int             `json:"validators"`
-	DelayMS    float64         `json:"delay_ms"` // between validators
 	Rounds     int             `json:"rounds"`
 	Seed       uint64          `json:"seed"`
 	Machine    harness.Machine `json:"machine"`
@@ -90,7 +89,7 @@ func (j *NewcomerJoins) judge() {
 // with a delay. It reports to progress, and always stops its processes.
 func RunNewcomer(ctx context.Context, o NewcomerOptions, progress *harness.Progress) (*NewcomerResult, error) {
 	result := &NewcomerResult{
-		Keys: o.Keys, Validators: o.Validators, DelayMS: millis(o.Delay), Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
+		Keys: o.Keys, Validators: o.Validators, Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
 	}
 	for _, delay := range o.Delays {
 		result.Joins = append(result.Joins, NewcomerJoins{DelayMS: delay})

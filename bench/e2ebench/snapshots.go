@@ -33,19 +33,20 @@ const (
 
 var snapshotNames = []string{nameIAVL, nameIAVLPausing, nameIAVLBackground, nameStarling, nameSnapshots}
 
+func makesSnapshots(name string) bool { return name != nameIAVL && name != nameStarling }
+
 // State is the state of a network that a run needs, and the network's programs.
 type State struct {
 	Keys     int
 	Interval int // snapshot interval in blocks
 	IAVLNode string
-	Delay    time.Duration
+	Delay    time.Duration // one way, between every two validators
 	Seed     uint64
 }
 
 func (s *State) flags(f *harness.Flags) {
 	f.Int(&s.Keys, "keys", 300_000, workload.MinKeys, 10_000_000, "number of keys in the state")
 	f.Int(&s.Interval, "snapshot-interval", 10, 1, 100_000, "blocks between snapshots (the paper's: 10)")
-	f.Time(&s.Delay, "delay", 0, 0, time.Second, "delay between every two nodes, one way")
 	f.Seed(&s.Seed)
 	f.Program(&s.IAVLNode, "iavlnode")
 }
@@ -72,6 +73,7 @@ type SnapshotsOptions struct {
 // Flags adds the flags of snapshots.
 func (o *SnapshotsOptions) Flags(f *harness.Flags) {
 	o.State.flags(f)
+	f.Time(&o.Delay, "delay", 0, 0, time.Second, "delay between every two validators, one way")
 	f.Names(&o.Networks, "networks", snapshotNames, snapshotNames, "networks to measure")
 	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of rounds; each runs every network")
 	f.Int(&o.Seconds, "seconds", 60, 1, 3600, "seconds of the load in each round")
@@ -115,7 +117,10 @@ type SnapshotsResult struct {
 
 // SnapshotsNetwork has the rounds of a network, and the medians over them.
 type SnapshotsNetwork struct {
-	Name   string           `json:"name"`
+	Name string `json:"name"`
+	// Snapshots: it makes them.
+	Snapshots bool `json:"snapshots"`
+
 	TPS    harness.Interval `json:"tps"`
 	MeanMS harness.Interval `json:"latency_mean_ms"`
 	CDF    []float64        `json:"latency_ms"` // at the percentiles of Percentiles
@@ -155,7 +160,7 @@ func (s *State) network(n *Network, name, starlingd, iavlnode string) kind {
 	}
 	if name == nameStarling || name == nameSnapshots {
 		interval := s.Interval
-		if name == nameStarling {
+		if !makesSnapshots(name) {
 			interval = never
 		}
 		account := hex.EncodeToString(filler.PubKey().Bytes())
@@ -166,7 +171,7 @@ func (s *State) network(n *Network, name, starlingd, iavlnode string) kind {
 		return k
 	}
 	interval := s.Interval
-	if name == nameIAVL {
+	if !makesSnapshots(name) {
 		interval = 0
 	}
 	return kind{name, network.Options{
@@ -248,7 +253,7 @@ func RunSnapshots(ctx context.Context, o SnapshotsOptions, progress *harness.Pro
 		TxBytes: o.TxBytes, Seconds: o.Seconds, Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
 	}
 	for _, name := range o.Networks {
-		result.Networks = append(result.Networks, SnapshotsNetwork{Name: name})
+		result.Networks = append(result.Networks, SnapshotsNetwork{Name: name, Snapshots: makesSnapshots(name)})
 	}
 	err := harness.InFolder(ctx, progress, func(dir string) error {
 		starlingd, iavlnode, err := o.programs(ctx, &o.Network, progress)
@@ -299,7 +304,7 @@ func (o *SnapshotsOptions) turn(ctx context.Context, k kind, dir string) (r Snap
 		return r, err
 	}
 	interval := int64(o.Interval)
-	if k.name == nameIAVL || k.name == nameStarling {
+	if !makesSnapshots(k.name) {
 		interval = never
 	}
 	r = s.ledger.series(from, until, interval)

@@ -65,7 +65,7 @@ var avlstarFigures = []*figure{
 		id: "avlstar/fig5", title: "Fig. 5: throughput and latency while snapshots are made, 80 peers",
 		paper:   "80 peers in seven regions, blocks every five seconds. Table 2, chunks of 10k keys: IAVL+ 893 tx/s and 8.63 s, AVL* 988 tx/s and 7.64 s.",
 		how:     "The program snapshots, as in Fig. 4, with more validators and 40 ms between every two, one way.",
-		quick:   []string{"snapshots --validators 7 --delay 40ms --keys 20000 --rounds 1 --seconds 30 --networks iavl-pausing,starling-snapshots"},
+		quick:   []string{"snapshots --validators 7 --delay 40ms --keys 20000 --rounds 1 --seconds 60 --networks iavl-pausing,starling-snapshots"},
 		full:    []string{"snapshots --validators 10 --delay 40ms --timeout-commit 5s --keys 300000 --rounds 5 --seconds 300"},
 		differs: append([]string{"Seven or ten validators: 80 on two cores would measure the scheduler.", "All pairs have the same delay."}, snapshotsDiffer...),
 		run:     drawn(e2ebench.RunSnapshots, drawSnapshots("Fig. 5", "893 tx/s, 8.63 s", "988 tx/s, 7.64 s")),
@@ -206,25 +206,30 @@ func manifest(keys int, chunkBytes, seed uint64) (seconds []float64, err error) 
 func drawSnapshots(name, theirs, ours string) func([]*e2ebench.SnapshotsResult) (*outcome, error) {
 	return func(results []*e2ebench.SnapshotsResult) (*outcome, error) {
 		out, r := &outcome{}, results[0]
-		over := chart{Title: fmt.Sprintf("AVL* %s: throughput over time, %d validators, %s keys", name, r.Validators, harness.Group(r.Keys)), X: "seconds", Y: "tx/s of a block"}
+		over := chart{Title: fmt.Sprintf("AVL* %s: throughput over time, %d validators, %s keys", name, r.Validators, harness.Group(r.Keys)), X: "seconds", Y: "tx/s of a block; vertical: a snapshot"}
 		cdf := chart{Name: "latency", Title: fmt.Sprintf("AVL* %s: latency, %d validators, %s keys", name, r.Validators, harness.Group(r.Keys)), X: "seconds", Y: "% of the transactions", LogX: true}
 		for _, n := range r.Networks {
 			times, latencies := line{Name: n.Name}, line{Name: n.Name}
 			for _, b := range n.Rounds[0].Blocks {
-				times.Points = append(times.Points, at(b.AtS, b.TPS))
+				p := at(b.AtS, b.TPS)
+				if b.Snapshot {
+					p.High = b.TPS // a line from 0
+				}
+				times.Points = append(times.Points, p)
 			}
 			for i, p := range e2ebench.Percentiles {
 				latencies.Points = append(latencies.Points, at(n.CDF[i]/1e3, p))
 			}
 			cdf.Lines = append(cdf.Lines, latencies)
 			paper := map[string]string{"iavl-pausing": theirs, "starling-snapshots": ours}[n.Name]
-			if n.Rounds[0].Snapshots > 0 {
+			if n.Snapshots {
 				over.Lines = append(over.Lines, times)
 			}
-			deviation := func(figure func(e2ebench.SnapshotsRound) float64) float64 { return harness.MedianOf(n.Rounds, figure) }
-			out.add(n.Name, paper, "%s ± %.0f tx/s, %s ± %.2f s; longest time between two blocks %.1f s", n.TPS.Text("%.0f"),
-				deviation(func(r e2ebench.SnapshotsRound) float64 { return r.TPSDev }), seconds(n.MeanMS).Text("%.2f"),
-				deviation(func(r e2ebench.SnapshotsRound) float64 { return r.DevMS / 1e3 }), deviation(func(r e2ebench.SnapshotsRound) float64 { return r.LongestMS / 1e3 }))
+			median := func(figure func(e2ebench.SnapshotsRound) float64) float64 { return harness.MedianOf(n.Rounds, figure) }
+			out.add(n.Name, paper, "%s ± %.0f tx/s, %s ± %.2f s; snapshots: %.0f, longest time between two blocks %.1f s", n.TPS.Text("%.0f"),
+				median(func(r e2ebench.SnapshotsRound) float64 { return r.TPSDev }), seconds(n.MeanMS).Text("%.2f"),
+				median(func(r e2ebench.SnapshotsRound) float64 { return r.DevMS / 1e3 }), median(func(r e2ebench.SnapshotsRound) float64 { return float64(r.Snapshots) }),
+				median(func(r e2ebench.SnapshotsRound) float64 { return r.LongestMS / 1e3 }))
 		}
 		out.add("starling-snapshots over iavl-pausing", "1.05 to 1.12 × tx/s, 0.87 to 0.95 × latency", "%s × tx/s, %s × latency", r.Ratio.Text("%.2f"), r.Latency.Text("%.2f"))
 		for _, kept := range []struct {
