@@ -335,7 +335,7 @@ func TestSnapshots(t *testing.T) {
 			require.Zero(t, r.Snapshots, n.Name)
 		}
 	}
-	for _, i := range []harness.Interval{result.Ratio, result.Latency, result.Kept, result.KeptPausing, result.KeptBackground} {
+	for _, i := range []harness.Interval{result.Ratio, result.Latency, result.Plain, result.Kept, result.KeptPausing, result.KeptBackground} {
 		require.Positive(t, i.Median)
 	}
 }

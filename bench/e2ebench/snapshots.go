@@ -94,6 +94,7 @@ type SnapshotsResult struct {
 	// snapshots, both with snapshots, round by round.
 	Ratio   harness.Interval `json:"ratio"`
 	Latency harness.Interval `json:"latency_ratio"` // of the means, as Ratio
+	Plain   harness.Interval `json:"plain_ratio"`   // as Ratio, both without snapshots
 	// Kept are the transactions per second with snapshots over those of the same program without,
 	// round by round.
 	Kept           harness.Interval `json:"kept"`
@@ -391,6 +392,7 @@ func (r *SnapshotsResult) judge() {
 		}
 	}
 	r.Ratio, r.Latency = r.ratio(nameSnapshots, nameIAVLPausing, roundTPS), r.ratio(nameSnapshots, nameIAVLPausing, roundMeanMS)
+	r.Plain = r.ratio(nameStarling, nameIAVL, roundTPS)
 	r.Kept = r.ratio(nameSnapshots, nameStarling, roundTPS)
 	r.KeptPausing, r.KeptBackground = r.ratio(nameIAVLPausing, nameIAVL, roundTPS), r.ratio(nameIAVLBackground, nameIAVL, roundTPS)
 	for _, t := range []struct {
@@ -443,6 +445,7 @@ func (r *SnapshotsResult) Print(out io.Writer) {
 	}{
 		{nameSnapshots, nameIAVLPausing, "tx/s", r.Ratio},
 		{nameSnapshots, nameIAVLPausing, "mean latency", r.Latency},
+		{nameStarling, nameIAVL, "tx/s", r.Plain},
 		{nameSnapshots, nameStarling, "tx/s", r.Kept},
 		{nameIAVLPausing, nameIAVL, "tx/s", r.KeptPausing},
 		{nameIAVLBackground, nameIAVL, "tx/s", r.KeptBackground},

@@ -199,7 +199,7 @@ func TestDrawHandMade(t *testing.T) {
 	require.NoError(t, err)
 	check(t, out)
 	require.Equal(t, row{"iavl-pausing", "IAVL+", "100 [100, 100] ± 0 tx/s, 1.50 [1.50, 1.50] ± 0.50 s; snapshots: 1, longest time between two blocks 4.0 s"}, out.Rows[0])
-	require.Equal(t, row{"starling-snapshots over the same without snapshots", "", "0.99 [0.99, 0.99] × tx/s"}, out.Rows[3])
+	require.Equal(t, row{"starling-snapshots over starling", "", "0.99 [0.99, 0.99] × tx/s"}, out.Rows[3])
 	require.Len(t, out.Charts[0].Lines, 2)
 	require.Equal(t, point{X: 2, Y: 200, High: 200}, out.Charts[0].Lines[0].Points[1], "a snapshot")
 	require.Equal(t, at(1, 1), out.Charts[1].Lines[0].Points[0])
