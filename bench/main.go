@@ -6,6 +6,7 @@
 //	├── sync, byzantine, hiccup, siege        syncbench       joins, against the SDK and memiavl; Byzantine peers
 //	├── cosmos                                syncbench       joins of SDK nodes by verified chunks; stores below the SDK
 //	├── e2e, joiners                          e2ebench        a network of validators, against CometBFT's kvstore
+//	├── snapshots, newcomer                   e2ebench        snapshots in a network, and joins by them, against an application on IAVL
 //	├── client, watch, latency, timeline      clientbench     clients, against etcd and kvstore
 //	├── faults                                clientbench     a faulty validator, against CometBFT's kvstore
 //	├── dsm                                   dsmbench        a state sharded over storage nodes, against full-state nodes
@@ -18,7 +19,7 @@
 //
 // The package harness has the shared code, workload the keys and values, network the nodes, guest
 // the VM with RDMA. The other systems run as child processes: this program itself (contestant), or
-// the programs etcdstore and sdk, which is a module of its own.
+// the programs etcdstore, iavlnode and sdk, which is a module of its own.
 //
 // This is a module of its own, so that the other systems' dependencies never become the node's. Run
 // it with "cd bench && go run . tree".
@@ -104,6 +105,10 @@ func newRoot() *cobra.Command {
 			"e2e --rounds 1 --seconds 5", e2ebench.Run),
 		benchmark("joiners", "Measures a network's block times while many nodes join it at the same time",
 			"joiners --joiners 4 --keys 2000", e2ebench.RunJoiners),
+		benchmark("snapshots", "Measures a network's throughput and latency with and without snapshots, against an application on IAVL",
+			"snapshots --keys 10000 --rounds 1 --seconds 10 --timeout-commit 100ms", e2ebench.RunSnapshots),
+		benchmark("newcomer", "Measures how long a new node takes to join a network by snapshots, against an application on IAVL",
+			"newcomer --keys 10000 --rounds 1 --timeout-commit 100ms", e2ebench.RunNewcomer),
 		benchmark("client", "Measures client operations on a network, against etcd",
 			"client --rounds 1 --seconds 2", clientbench.Run),
 		benchmark("latency", "Measures how long writes and newest reads take, against CometBFT's kvstore and etcd",

@@ -317,6 +317,45 @@ func TestJoiners(t *testing.T) {
 	require.Positive(t, result.StateBytes)
 }
 
+func TestSnapshots(t *testing.T) {
+	t.Parallel() // mostly waits for blocks
+	_, result, figures := measure[e2ebench.SnapshotsResult](t, []string{"iavl-pausing", "starling-snapshots over iavl-pausing", "iavl-background over iavl", "longest block, ms"},
+		"snapshots", "--validators", "2", "--keys", "2000", "--rounds", "1", "--seconds", "2", "--snapshot-interval", "3", "--in-flight", "100", "--timeout-commit", "100ms")
+	require.Len(t, result.Networks, 5)
+	for i, n := range result.Networks {
+		of := figures["networks"].([]any)[i].(map[string]any)["rounds"].([]any)[0].(map[string]any)
+		positive(t, of, "tps", "latency_mean_ms", "longest_ms", "cpu_us")
+		require.Len(t, n.CDF, len(e2ebench.Percentiles))
+		require.IsNonDecreasing(t, n.CDF)
+		r := n.Rounds[0]
+		require.GreaterOrEqual(t, len(r.Blocks), 2, n.Name)
+		exports := strings.HasPrefix(n.Name, "iavl-")
+		require.Equal(t, exports, r.EachS > 0, n.Name)
+		if n.Name == "iavl" || n.Name == "starling" {
+			require.Zero(t, r.Snapshots, n.Name)
+		}
+	}
+	for _, i := range []harness.Interval{result.Ratio, result.Latency, result.Plain, result.Kept, result.KeptPausing, result.KeptBackground} {
+		require.Positive(t, i.Median)
+	}
+}
+
+func TestNewcomer(t *testing.T) {
+	t.Parallel() // mostly waits for blocks
+	_, result, _ := measure[e2ebench.NewcomerResult](t, []string{"starling, 10 ms", "iavl over starling"},
+		"newcomer", "--validators", "2", "--keys", "2000", "--rounds", "1", "--snapshot-interval", "3", "--delays", "0,10", "--timeout-commit", "100ms")
+	require.Len(t, result.Joins, 2)
+	for _, joins := range result.Joins {
+		for _, j := range append(joins.Starling, joins.IAVL...) {
+			require.Positive(t, j.AfterDiscoveryS)
+			require.Greater(t, j.Bytes, int64(2000*120))
+		}
+		require.Equal(t, joins.Starling[0].Seconds, joins.Starling[0].AfterDiscoveryS)
+		require.Greater(t, joins.IAVL[0].Seconds, 5.0, "the discovery")
+		require.Greater(t, joins.Ratio.Median, joins.AfterDiscovery.Median)
+	}
+}
+
 // A new node fetches a short chain in each of the three ways.
 func TestJoin(t *testing.T) {
 	t.Parallel() // mostly waits for blocks

@@ -20,7 +20,7 @@ import (
 // Both networks accept the transactions, which have the configured size and keys.
 func TestLoads(t *testing.T) {
 	theirs := kvstore.NewInMemoryApplication()
-	for _, load := range Loads {
+	for _, load := range append(slices.Clone(Loads), loadSpread) {
 		t.Run(load, func(t *testing.T) {
 			const size = 256
 			next := newMaker(load, 4, size)
@@ -82,6 +82,26 @@ func TestLedger(t *testing.T) {
 	// The time before the first block and after the last block counts, so that a stalled network
 	// shows.
 	require.Equal(t, Blocks{Blocks: 3, P50MS: 2000, MaxMS: 5000, TPS: 0.4}, l.intervals(at(0), at(10)))
+}
+
+// A block's rate counts the time since the block before, and latencies those of transactions sent
+// in time.
+func TestSeries(t *testing.T) {
+	start := time.Unix(1000, 0)
+	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+	l := newLedger(1)
+	l.blocks = []block{{8, at(-1), 50}, {9, at(1), 10}, {10, at(2), 20}, {11, at(6), 40}, {12, at(11), 10}}
+	l.latencies = []arrival{{at(-1), time.Hour}, {at(1), time.Second}, {at(2), 3 * time.Second}}
+	r := l.series(start, at(10), 5)
+	require.Equal(t, []SeriesBlock{{2, 20, true}, {6, 10, false}}, r.Blocks)
+	require.Equal(t, 1, r.Snapshots)
+	require.InDelta(t, 4000, r.LongestMS, 1e-9)
+	require.InDelta(t, 5, r.TPSDev, 1e-9)
+	require.InDelta(t, 2000, r.MeanMS, 1e-9)
+	require.InDelta(t, 1000, r.DevMS, 1e-9)
+	require.Equal(t, 1000.0, r.CDF[0])
+	require.Equal(t, 3000.0, r.CDF[len(r.CDF)-1])
+	require.Zero(t, l.series(start, at(10), never).Snapshots)
 }
 
 func TestResult(t *testing.T) {

@@ -40,7 +40,8 @@ func (o *JoinersOptions) Flags(f *harness.Flags) {
 	f.Int(&o.Interval, "snapshot-interval", 20, 1, 100_000, "blocks between snapshots")
 	f.Int(&o.Seconds, "seconds", 15, 1, 3600, "seconds of blocks measured before the joiners start, for comparison")
 	f.Time(&o.Patience, "patience", 15*time.Minute, time.Second, 24*time.Hour, "time limit for all joins")
-	o.flags(f, 1024)
+	o.flags(f)
+	o.txBytes(f, 1024)
 }
 
 // JoinersResult is the outcome of a run.

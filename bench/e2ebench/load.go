@@ -2,7 +2,9 @@ package e2ebench
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"strings"
 	"sync"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/network"
+	"github.com/starling-kv/starling/bench/workload"
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
@@ -20,6 +23,7 @@ import (
 const (
 	loadOwn      = "own"      // like CometBFT's loadtime: one key, a value with a time and padding
 	loadDistinct = "distinct" // each transaction writes a different key
+	loadSpread   = "spread"   // like loadDistinct, with keys all over the tree
 )
 
 // Loads are the names that Options.Loads accepts.
@@ -37,11 +41,20 @@ type maker func() (string, error)
 
 func newMaker(load string, connections, size int) maker {
 	var made atomic.Uint64
-	if load == loadDistinct {
+	keys := func(key func(n uint64) string) maker {
 		return func() (string, error) {
-			tx := fmt.Sprintf("key-%d=", made.Add(1))
+			tx := key(made.Add(1)) + "="
 			return tx + strings.Repeat("x", size-len(tx)), nil
 		}
+	}
+	switch load {
+	case loadDistinct:
+		return keys(func(n uint64) string { return fmt.Sprintf("key-%d", n) })
+	case loadSpread:
+		return keys(func(n uint64) string {
+			hash := sha256.Sum256(binary.BigEndian.AppendUint64(nil, n))
+			return hex.EncodeToString(hash[:workload.KeyBytes/2])
+		})
 	}
 	return func() (string, error) {
 		var id [16]byte // as long as loadtime's ID, which does not change during a run
@@ -173,9 +186,15 @@ func (s *session) send(ctx context.Context, send sender) {
 // measure runs send for warm and then duration, or longer if there are too few blocks, and returns
 // the figures of the time after warm.
 func (s *session) measure(warm, duration time.Duration, send sender) (figures, error) {
+	f, _, _, err := s.measureSpan(warm, duration, send)
+	return f, err
+}
+
+// measureSpan is measure, and returns the time after warm, too.
+func (s *session) measureSpan(warm, duration time.Duration, send sender) (f figures, from, until time.Time, err error) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
-	from := time.Now().Add(warm)
+	from = time.Now().Add(warm)
 	go func() {
 		defer cancel()
 		_ = every(ctx, 10*time.Millisecond, "the end of a load", func() (bool, error) {
@@ -184,20 +203,20 @@ func (s *session) measure(warm, duration time.Duration, send sender) (figures, e
 	}()
 	usage := s.usage(ctx, warm)
 	s.send(ctx, send)
-	until := time.Now()
+	until = time.Now()
 	if err := context.Cause(s.ctx); err != nil {
-		return figures{}, err
+		return f, from, until, err
 	}
 	used, err := usage()
 	if err != nil {
-		return figures{}, err
+		return f, from, until, err
 	}
 	if err := s.drain(); err != nil {
-		return figures{}, err
+		return f, from, until, err
 	}
-	f := s.ledger.figures(from, until)
+	f = s.ledger.figures(from, until)
 	f.CPUMicros = harness.Ratio(used, f.TPS*until.Sub(from).Seconds()) * 1e6
-	return f, nil
+	return f, from, until, nil
 }
 
 // usage measures the CPU seconds of the validators, from the end of warm until the returned

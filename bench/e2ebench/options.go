@@ -36,7 +36,8 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Rate, "rate", 0, 0, 1_000_000, "transactions per second for the latencies (0: half the rate of the slower network)")
 	f.OneOf(&o.KVStore, "kvstore", []string{"persistent_kvstore", "kvstore"}, "CometBFT's kvstore, on goleveldb or in memory")
 	f.Program(&o.CometBFT, "cometbft")
-	o.flags(f, 256)
+	o.flags(f)
+	o.txBytes(f, 256)
 	f.Also(func() error {
 		if len(o.Loads) == 0 {
 			return errors.New("--loads names no load")
@@ -68,13 +69,16 @@ const (
 	roomForTx = 4 << 20
 )
 
-func (n *Network) flags(f *harness.Flags, txBytes int) {
+func (n *Network) flags(f *harness.Flags) {
 	f.Int(&n.Validators, "validators", 4, 1, maxValidators, "number of validators in a network")
 	f.Time(&n.TimeoutCommit, "timeout-commit", time.Second, 0, time.Minute, "pause between blocks (default: CometBFT's)")
 	f.Int(&n.InFlight, "in-flight", 4000, 1, maxInFlight, "maximum number of pending transactions (a mempool holds 5,000)")
-	f.Int(&n.TxBytes, "tx-bytes", txBytes, minTxBytes, maxTxBytes, "length of a transaction")
 	f.OneOf(&n.Indexer, "indexer", []string{"kv", "null"}, "transaction indexer")
 	f.Program(&n.Starlingd, "starlingd")
+}
+
+func (n *Network) txBytes(f *harness.Flags, value int) {
+	f.Int(&n.TxBytes, "tx-bytes", value, minTxBytes, maxTxBytes, "length of a transaction")
 }
 
 // configure sets what must be equal in all networks: CometBFT's defaults, and a mempool that

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/bench/e2ebench"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/syncbench"
 	"github.com/starling-kv/starling/bench/workload"
@@ -31,48 +32,67 @@ var avlstarFigures = []*figure{
 	},
 	{
 		id: "avlstar/fig3", title: "Fig. 3: time of a join by size of the state",
-		paper:   "10k to 10M keys, 10 and 80 peers, chunks of 10k and 100k keys. The time is linear in the size. AVL* takes about half the time of IAVL+: 58 % faster on average. IAVL+ takes 16.3 s with 1M keys and 80 peers.",
-		how:     "The program sync, against snapshots of the Cosmos SDK's store, in chunks of about 10k and 100k keys.",
-		quick:   syncCommands([]int{10_000, 30_000, 100_000}, true),
-		full:    syncCommands([]int{10_000, 100_000, 1_000_000, 10_000_000}, true),
-		differs: []string{"One peer over loopback; the paper's 10 or 80 peers were in a WAN.", "The SDK's store creates and restores its snapshot in one process, without a network: an advantage for it."},
-		run:     drawn(syncbench.Run, drawSync),
+		paper: "10k to 10M keys, 10 and 80 peers, chunks of 10k and 100k keys. The time is linear in the size. AVL* takes about half the time of IAVL+: 58 % faster on average. IAVL+ takes 16.3 s with 1M keys and 80 peers.",
+		how:   "The program newcomer: a node joins a network of starlingd, and one of an application on IAVL (bench/iavlnode) by CometBFT's state sync, until the state is verified.",
+		quick: newcomerCommands("--rounds 1", 10_000, 30_000, 100_000),
+		full:  newcomerCommands("--rounds 5", 10_000, 100_000, 1_000_000),
+		differs: []string{
+			"Four validators on one machine, 0 and 40 ms from the new node, one way; the paper's 10 or 80 peers were in a WAN.",
+			"CometBFT discovers snapshots for at least 5 s, while it also connects: the times are given with and without that. It is unknown whether the paper's contain it.",
+			"The time ends when the node answers with the verified state, which need not be durable yet. No clients send transactions meanwhile.",
+			"Chunks of 1 MiB, about 10k keys.", "IAVL v1 of today on goleveldb, without fast storage.",
+		},
+		run: drawn(e2ebench.RunNewcomer, drawNewcomer),
 	},
 	{
 		id: "avlstar/fig6", title: "Fig. 6: time of a snapshot",
 		paper:   "IAVL+, up to one million keys: the time grows linearly with the state. AVL* takes no time, since the chunks are part of the tree. The paper's text has no absolute times.",
 		how:     "The SDK's store creates a snapshot. Starling makes a manifest, which a joiner fetches first; this needs no pause.",
-		quick:   syncCommands([]int{10_000, 30_000, 100_000}, false),
-		full:    syncCommands([]int{10_000, 100_000, 300_000, 1_000_000}, false),
+		quick:   syncCommands(10_000, 30_000, 100_000),
+		full:    syncCommands(10_000, 100_000, 300_000, 1_000_000),
 		differs: []string{"The SDK's store of today instead of IAVL+ of 2022."},
 		run:     drawn(syncbench.Run, drawSnapshot),
 	},
 	{
-		id: "avlstar/fig4", title: "Fig. 4, in part: pauses of a validator during snapshots",
-		paper:   "10 peers, one million keys: the throughput of IAVL+ drops while a snapshot is made, that of AVL* does not. Table 2: 5 to 12 % more transactions per second, 5 to 13 % less latency.",
-		how:     "The program hiccup: the time of a commit, without joiners and snapshots and with them.",
-		quick:   []string{"hiccup --keys 50000 --blocks 100 --sdk-blocks 30"},
-		full:    []string{"hiccup"},
-		differs: []string{"One process that makes blocks, without consensus and clients.", "Times of commits instead of throughput over time."},
-		run:     drawn(syncbench.RunHiccup, drawHiccup),
+		id: "avlstar/fig4", title: "Fig. 4: throughput and latency while snapshots are made, 10 peers",
+		paper:   "10 peers, one million keys, a snapshot every ten blocks: the throughput of IAVL+ drops while one is made, that of AVL* does not. Table 2, chunks of 10k keys: IAVL+ 2374 tx/s and 4.18 s, AVL* 2539 tx/s and 3.85 s.",
+		how:     "The program snapshots, against an application on IAVL (bench/iavlnode) whose commits wait for a snapshot, as the paper's, or which makes it in the background, as the Cosmos SDK.",
+		quick:   []string{"snapshots --keys 50000 --rounds 1 --seconds 30"},
+		full:    []string{"snapshots --keys 1000000 --rounds 5 --seconds 300"},
+		differs: append([]string{"Four validators."}, snapshotsDiffer...),
+		run:     drawn(e2ebench.RunSnapshots, drawSnapshots("Fig. 4", "2374 tx/s, 4.18 s", "2539 tx/s, 3.85 s")),
 	},
 	{
-		id: "avlstar/fig5", title: "Fig. 5 and Table 2: throughput and latency of 10 and 80 peers",
-		paper:  "80 peers, chunks of 10k keys: IAVL+ 893 tx/s and 8.63 s, AVL* 988 tx/s and 7.64 s. 10 peers: 2374 tx/s and 4.18 s, 2539 tx/s and 3.85 s.",
-		reason: "A CometBFT network of 80 validators on two cores measures the scheduler. No application on IAVL exists in the network of e2e, whose opponent is CometBFT's kvstore.",
-		needs:  "An application on IAVL with the transactions of e2e, about 80 machines with delays of a WAN, and one series of blocks for each run.",
+		id: "avlstar/fig5", title: "Fig. 5: throughput and latency while snapshots are made, 80 peers",
+		paper:   "80 peers in seven regions, blocks every five seconds. Table 2, chunks of 10k keys: IAVL+ 893 tx/s and 8.63 s, AVL* 988 tx/s and 7.64 s.",
+		how:     "The program snapshots, as in Fig. 4, with more validators and 40 ms between every two, one way.",
+		quick:   []string{"snapshots --validators 7 --delay 40ms --keys 20000 --rounds 1 --seconds 60 --networks iavl-pausing,starling-snapshots"},
+		full:    []string{"snapshots --validators 10 --delay 40ms --timeout-commit 5s --keys 300000 --rounds 5 --seconds 300"},
+		differs: append([]string{"Seven or ten validators: 80 on two cores would measure the scheduler.", "All pairs have the same delay."}, snapshotsDiffer...),
+		run:     drawn(e2ebench.RunSnapshots, drawSnapshots("Fig. 5", "893 tx/s, 8.63 s", "988 tx/s, 7.64 s")),
 	},
 }
 
-// syncCommands returns the commands of sync for several sizes, in chunks of about 10k keys and, if
-// asked, also of 100k keys.
-func syncCommands(keys []int, both bool) (all []string) {
+// snapshotsDiffer are the differences of both figures with networks.
+var snapshotsDiffer = []string{
+	"All validators share two cores, so the snapshots of all are made at the same time by one machine: a pause is longer than the paper's.",
+	"The paper runs both trees in one application. Starling is a whole node: it relays and checks transactions and stores blocks in its own way, which its throughput contains. Compare each program with itself without snapshots.",
+	"IAVL v1 of today with the Cosmos SDK's cache on goleveldb; chunks of 1 MiB.",
+}
+
+// newcomerCommands returns the commands of newcomer for several sizes.
+func newcomerCommands(options string, keys ...int) (all []string) {
+	for _, n := range keys {
+		all = append(all, fmt.Sprintf("newcomer --keys %d --timeout-commit 100ms --indexer null %s", n, options))
+	}
+	return all
+}
+
+// syncCommands returns the commands of sync for several sizes, in chunks of about 10k keys.
+func syncCommands(keys ...int) (all []string) {
 	record := int(avlstar.RecordBytes(workload.KeyBytes, workload.ValueBytes))
 	for _, n := range keys {
 		all = append(all, fmt.Sprintf("sync --keys %d --against sdk --repeat 3 --sdk-repeat 1 --chunk-bytes %d", n, 10_000*record))
-		if both {
-			all = append(all, fmt.Sprintf("sync --keys %d --against= --repeat 3 --chunk-bytes %d", n, 100_000*record))
-		}
 	}
 	return all
 }
@@ -99,35 +119,33 @@ func drawByzantine(results []*syncbench.ByzantineResult) (*outcome, error) {
 	return out, nil
 }
 
-func drawSync(results []*syncbench.Result) (*outcome, error) {
+func drawNewcomer(results []*e2ebench.NewcomerResult) (*outcome, error) {
 	out := &outcome{}
-	large := line{Name: "Starling, chunks of 100k keys"}
-	small, sdk := line{Name: "Starling, chunks of 10k keys"}, line{Name: "SDK (IAVL), restore"}
-	whole := line{Name: "SDK (IAVL), create and restore"}
-	for _, r := range results {
-		x := float64(r.Keys)
-		p := at(x, r.StarlingS, r.Starling.Seconds...)
-		if r.SDK == nil {
-			large.Points = append(large.Points, p)
-			continue
+	c := chart{Title: fmt.Sprintf("AVL* Fig. 3: time of a join, %d validators", results[0].Validators), X: "keys", Y: "seconds", LogX: true, LogY: true}
+	for i, j := range results[0].Joins {
+		starling, iavl := line{Name: fmt.Sprintf("Starling, %d ms", j.DelayMS)}, line{Name: fmt.Sprintf("IAVL, %d ms", j.DelayMS)}
+		after := line{Name: fmt.Sprintf("IAVL, %d ms, after the discovery", j.DelayMS)}
+		for _, r := range results {
+			j, x := r.Joins[i], float64(r.Keys)
+			points := func(of []e2ebench.NewcomerJoin, figure func(e2ebench.NewcomerJoin) float64) point {
+				values := harness.Each(of, figure)
+				return at(x, harness.Median(values), values...)
+			}
+			whole := func(j e2ebench.NewcomerJoin) float64 { return j.Seconds }
+			a, b := points(j.Starling, whole), points(j.IAVL, whole)
+			d := points(j.IAVL, func(j e2ebench.NewcomerJoin) float64 { return j.AfterDiscoveryS })
+			starling.Points, iavl.Points, after.Points = append(starling.Points, a), append(iavl.Points, b), append(after.Points, d)
+			paper := "IAVL+ over AVL* about 2 ×"
+			if r.Keys == 1_000_000 {
+				paper = "IAVL+ 16.3 s with 80 peers; about 2 × of AVL*"
+			}
+			out.add(fmt.Sprintf("%s keys, %d ms", harness.Group(r.Keys), j.DelayMS), paper, "Starling %.2f s, IAVL %.2f s: %s ×; %.2f s after the discovery: %s ×",
+				a.Y, b.Y, j.Ratio.Text("%.2f"), d.Y, j.AfterDiscovery.Text("%.2f"))
 		}
-		small.Points = append(small.Points, p)
-		sdk.Points = append(sdk.Points, at(x, r.SDKRestoreS))
-		whole.Points = append(whole.Points, at(x, r.SDKRestoreS+r.SDKCreateS))
-		paper := "IAVL+ over AVL* about 2 ×"
-		if r.Keys == 1_000_000 {
-			paper = "IAVL+ 16.3 s with 80 peers; about 2 × of AVL*"
-		}
-		out.add(harness.Group(r.Keys)+" keys", paper, "Starling %.3f s, SDK's restore %.2f s: %.0f ×; a second restore after one Byzantine peer: %.2f s", r.StarlingS,
-			r.SDKRestoreS, harness.Ratio(r.SDKRestoreS, r.StarlingS), 2*r.SDKRestoreS)
+		c.Lines = append(c.Lines, starling, iavl, after)
 	}
-	for i, p := range large.Points {
-		out.add(harness.Group(int(p.X))+" keys, chunks of 100k keys", "as with 10k keys", "Starling %.3f s", large.Points[i].Y)
-	}
-	out.Charts = []chart{{
-		Title: "AVL* Fig. 3: time of a join", X: "keys", Y: "seconds", LogX: true, LogY: true,
-		Lines: []line{small, large, sdk, whole, {Name: "the paper: IAVL+, 80 peers in a WAN", Paper: true, Points: []point{at(1_000_000, 16.3)}}},
-	}}
+	c.Lines = append(c.Lines, line{Name: "the paper: IAVL+, 80 peers in a WAN", Paper: true, Points: []point{at(1_000_000, 16.3)}})
+	out.Charts = []chart{c}
 	return out, nil
 }
 
@@ -184,24 +202,55 @@ func manifest(keys int, chunkBytes, seed uint64) (seconds []float64, err error) 
 	return seconds, nil
 }
 
-func drawHiccup(results []*syncbench.HiccupResult) (*outcome, error) {
-	out := &outcome{}
-	r := results[0]
-	c := chart{Title: fmt.Sprintf("AVL* Fig. 4, in part: time of a commit, %s keys", harness.Group(r.Keys)), X: "percentile", Y: "ms", LogY: true}
-	add := func(name string, h syncbench.HiccupRow, paper string) {
-		out.add(name, paper, "p50 %.1f ms, p99 %.1f ms, longest %.1f ms", h.P50MS, h.P99MS, h.MaxMS)
-		c.Lines = append(c.Lines, line{Name: name, Points: []point{at(50, h.P50MS), at(99, h.P99MS), at(100, h.MaxMS)}})
-	}
-	for _, h := range r.Starling {
-		add(fmt.Sprintf("Starling, %s", harness.Count(h.Joiners, "joiner")), h, "no drop during a snapshot")
-	}
-	for i, h := range r.SDK {
-		if i == 0 {
-			add("SDK (IAVL), no snapshots", h, "")
-		} else {
-			add("SDK (IAVL), with snapshots", h, "throughput drops during a snapshot")
+// drawSnapshots draws the time lines and latencies of networks. theirs and ours are the paper's
+// numbers of IAVL+ and AVL*.
+func drawSnapshots(name, theirs, ours string) func([]*e2ebench.SnapshotsResult) (*outcome, error) {
+	return func(results []*e2ebench.SnapshotsResult) (*outcome, error) {
+		out, r := &outcome{}, results[0]
+		over := chart{Title: fmt.Sprintf("AVL* %s: throughput over time, %d validators, %s keys", name, r.Validators, harness.Group(r.Keys)), X: "seconds", Y: "tx/s of a block; vertical: a snapshot"}
+		cdf := chart{Name: "latency", Title: fmt.Sprintf("AVL* %s: latency, %d validators, %s keys", name, r.Validators, harness.Group(r.Keys)), X: "seconds", Y: "% of the transactions", LogX: true}
+		for _, n := range r.Networks {
+			times, latencies := line{Name: n.Name}, line{Name: n.Name}
+			for _, b := range n.Rounds[0].Blocks {
+				p := at(b.AtS, b.TPS)
+				if b.Snapshot {
+					p.High = b.TPS // a line from 0
+				}
+				times.Points = append(times.Points, p)
+			}
+			for i, p := range e2ebench.Percentiles {
+				latencies.Points = append(latencies.Points, at(n.CDF[i]/1e3, p))
+			}
+			cdf.Lines = append(cdf.Lines, latencies)
+			paper := map[string]string{"iavl-pausing": theirs, "starling-snapshots": ours}[n.Name]
+			if n.Snapshots {
+				over.Lines = append(over.Lines, times)
+			}
+			median := func(figure func(e2ebench.SnapshotsRound) float64) float64 { return harness.MedianOf(n.Rounds, figure) }
+			out.add(n.Name, paper, "%s ± %.0f tx/s, %s ± %.2f s; snapshots: %.0f, longest time between two blocks %.1f s", n.TPS.Text("%.0f"),
+				median(func(r e2ebench.SnapshotsRound) float64 { return r.TPSDev }), seconds(n.MeanMS).Text("%.2f"),
+				median(func(r e2ebench.SnapshotsRound) float64 { return r.DevMS / 1e3 }), median(func(r e2ebench.SnapshotsRound) float64 { return float64(r.Snapshots) }),
+				median(func(r e2ebench.SnapshotsRound) float64 { return r.LongestMS / 1e3 }))
 		}
+		out.add("starling-snapshots over iavl-pausing", "1.05 to 1.12 × tx/s, 0.87 to 0.95 × latency", "%s × tx/s, %s × latency", r.Ratio.Text("%.2f"), r.Latency.Text("%.2f"))
+		for _, plain := range []struct {
+			what  string
+			ratio harness.Interval
+		}{
+			{"starling over iavl, both without snapshots", r.Plain}, {"iavl-pausing over iavl", r.KeptPausing}, {"iavl-background over iavl", r.KeptBackground},
+			{"starling-snapshots over starling", r.Kept},
+		} {
+			if plain.ratio.Median > 0 {
+				out.add(plain.what, "", "%s × tx/s", plain.ratio.Text("%.2f"))
+			}
+		}
+		out.Charts = []chart{over, cdf}
+		return out, nil
 	}
-	out.Charts = []chart{c}
-	return out, nil
+}
+
+// seconds converts an interval in milliseconds.
+func seconds(ms harness.Interval) harness.Interval {
+	ms.Median, ms.Low, ms.High = ms.Median/1e3, ms.Low/1e3, ms.High/1e3
+	return ms
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/bench/dsmbench"
+	"github.com/starling-kv/starling/bench/e2ebench"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
 	"github.com/starling-kv/starling/bench/programsbench"
@@ -27,7 +28,8 @@ var parsers = map[string]func(string) error{
 	"join/moving":    parses[movingOptions],
 	"chainkv/cache":  parses[cacheOptions],
 	"byzantine":      parses[syncbench.ByzantineOptions],
-	"hiccup":         parses[syncbench.HiccupOptions],
+	"newcomer":       parses[e2ebench.NewcomerOptions],
+	"snapshots":      parses[e2ebench.SnapshotsOptions],
 	"sync":           parses[syncbench.Options],
 	"storage":        parses[storagebench.Options],
 	"start":          parses[storagebench.StartOptions],

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/bench/dsmbench"
+	"github.com/starling-kv/starling/bench/e2ebench"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
 	"github.com/starling-kv/starling/bench/programsbench"
@@ -35,9 +36,7 @@ func TestMain(m *testing.M) {
 // small has the cheapest commands of each figure. Their results mean nothing.
 var small = map[string][]string{
 	"avlstar/fig7":         {"byzantine --keys 2000 --peers 3 --lying 0,1 --repeat 1"},
-	"avlstar/fig3":         {"sync --keys 2000 --against= --repeat 1"},
 	"avlstar/fig6":         {"sync --keys 2000 --against= --repeat 1"},
-	"avlstar/fig4":         {"hiccup --keys 2000 --blocks 3 --interval 0 --joiners 0 --against="},
 	"chainkv/stores":       {"storage --keys 9000 --blocks 4 --txs-per-block 40 --queries 20 --only write,reads --against mixed,geth-hash,geth-path"},
 	"chainkv/recovery":     {"start --keys 9000"},
 	"chainkv/observation2": {"storage --keys 9000 --blocks 4 --txs-per-block 40 --queries 200 --only locality --against mixed,geth-hash,geth-hash-goleveldb,geth-path"},
@@ -47,9 +46,12 @@ var small = map[string][]string{
 	"rainblock/fig3":       {"rainblock/trie --keys 2000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0", "rainblock/trie --keys 20000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0"},
 }
 
-// elsewhere has the figures that another test runs. BoR's figures, RainBlock's networks and the
-// SDK's parts of AVL*'s figures need other programs: TestDrawHandMade draws hand-made results.
-var elsewhere = []string{"avlstar/space", "join/moving", "chainkv/cache", "bor/fig9", "bor/fig8", "bor/components", "bor/broadcast", "rainblock/fig9a", "rainblock/fig9b"}
+// elsewhere has the figures that another test runs. BoR's figures, networks, and the SDK's part of
+// AVL*'s Fig. 6 need other programs: TestDrawHandMade draws hand-made results.
+var elsewhere = []string{
+	"avlstar/space", "avlstar/fig3", "avlstar/fig4", "avlstar/fig5", "join/moving", "chainkv/cache", "bor/fig9", "bor/fig8", "bor/components", "bor/broadcast",
+	"rainblock/fig9a", "rainblock/fig9b",
+}
 
 func TestRunFigures(t *testing.T) {
 	if testing.Short() {
@@ -164,12 +166,18 @@ func TestDrawHandMade(t *testing.T) {
 	sdk := func(keys int) *syncbench.Result {
 		return &syncbench.Result{Keys: keys, Seed: 1, StarlingS: 0.5, SDKRestoreS: 4, SDKCreateS: 2, SDK: &syncbench.SDK{}, Starling: syncbench.Starling{ChunkBytes: 1 << 20}}
 	}
-	out, err := drawSync([]*syncbench.Result{sdk(2000), sdk(1_000_000), {Keys: 2000, StarlingS: 0.25}})
+	newcomer := func(keys int) *e2ebench.NewcomerResult {
+		return &e2ebench.NewcomerResult{Keys: keys, Validators: 4, Joins: []e2ebench.NewcomerJoins{{
+			DelayMS: 40, Starling: []e2ebench.NewcomerJoin{{Seconds: 2, AfterDiscoveryS: 2}}, IAVL: []e2ebench.NewcomerJoin{{Seconds: 8, AfterDiscoveryS: 3}},
+			Ratio: harness.MedianInterval([]float64{4}), AfterDiscovery: harness.MedianInterval([]float64{1.5}),
+		}}}
+	}
+	out, err := drawNewcomer([]*e2ebench.NewcomerResult{newcomer(2000), newcomer(1_000_000)})
 	require.NoError(t, err)
 	check(t, out)
-	require.Contains(t, out.Rows[0].Ours, "SDK's restore 4.00 s: 8 ×")
+	require.Equal(t, row{"2,000 keys, 40 ms", "IAVL+ over AVL* about 2 ×", "Starling 2.00 s, IAVL 8.00 s: 4.00 [4.00, 4.00] ×; 3.00 s after the discovery: 1.50 [1.50, 1.50] ×"}, out.Rows[0])
 	require.Contains(t, out.Rows[1].Paper, "16.3 s")
-	require.Len(t, out.Rows, 3)
+	require.Len(t, out.Charts[0].Lines, 4)
 	require.Len(t, out.Charts[0].Lines[2].Points, 2)
 
 	out, err = drawSnapshot([]*syncbench.Result{sdk(2000)})
@@ -177,10 +185,25 @@ func TestDrawHandMade(t *testing.T) {
 	check(t, out)
 	require.Contains(t, out.Rows[0].Ours, "SDK's snapshot 2.00 s")
 
-	out, err = drawHiccup([]*syncbench.HiccupResult{{Keys: 7, Starling: []syncbench.HiccupRow{{P50MS: 1, P99MS: 2, MaxMS: 3}}, SDK: []syncbench.HiccupRow{{P50MS: 4, P99MS: 5, MaxMS: 6}, {P50MS: 4, P99MS: 50, MaxMS: 60}}}})
+	snapshots := func(name string, tps float64) e2ebench.SnapshotsNetwork {
+		n := e2ebench.SnapshotsNetwork{Name: name, Snapshots: true, TPS: harness.MedianInterval([]float64{tps}), MeanMS: harness.MedianInterval([]float64{1500})}
+		for i := range e2ebench.Percentiles {
+			n.CDF = append(n.CDF, float64(1000+i))
+		}
+		n.Rounds = []e2ebench.SnapshotsRound{{DevMS: 500, LongestMS: 4000, Snapshots: 1, Blocks: []e2ebench.SeriesBlock{{AtS: 1, TPS: tps}, {AtS: 2, TPS: 2 * tps, Snapshot: true}}}}
+		return n
+	}
+	out, err = drawSnapshots("Fig. 4", "IAVL+", "AVL*")([]*e2ebench.SnapshotsResult{{
+		Keys: 7, Networks: []e2ebench.SnapshotsNetwork{snapshots("iavl-pausing", 100), snapshots("starling-snapshots", 200)},
+		Ratio: harness.MedianInterval([]float64{2}), Latency: harness.MedianInterval([]float64{1}), Kept: harness.MedianInterval([]float64{0.99}),
+	}})
 	require.NoError(t, err)
 	check(t, out)
-	require.Equal(t, "SDK (IAVL), with snapshots", out.Rows[2].What)
+	require.Equal(t, row{"iavl-pausing", "IAVL+", "100 [100, 100] ± 0 tx/s, 1.50 [1.50, 1.50] ± 0.50 s; snapshots: 1, longest time between two blocks 4.0 s"}, out.Rows[0])
+	require.Equal(t, row{"starling-snapshots over starling", "", "0.99 [0.99, 0.99] × tx/s"}, out.Rows[3])
+	require.Len(t, out.Charts[0].Lines, 2)
+	require.Equal(t, point{X: 2, Y: 200, High: 200}, out.Charts[0].Lines[0].Points[1], "a snapshot")
+	require.Equal(t, at(1, 1), out.Charts[1].Lines[0].Points[0])
 
 	joins := []*joinbench.Result{joinOf(20), joinOf(60)}
 	out, err = drawBlocks(joins)

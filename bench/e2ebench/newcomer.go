@@ -1,0 +1,332 @@
+package e2ebench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"time"
+
+	cfg "github.com/cometbft/cometbft/config"
+	rpchttp "github.com/cometbft/cometbft/rpc/client/http"
+
+	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
+	"github.com/starling-kv/starling/e2e/relay/link"
+	"github.com/starling-kv/starling/e2e/runner"
+	"github.com/starling-kv/starling/internal/ports"
+)
+
+// discovery is CometBFT's least time for the discovery of snapshots, at the beginning of its state
+// sync.
+const discovery = 5 * time.Second
+
+// NewcomerOptions configure a run with joins over a network.
+type NewcomerOptions struct {
+	State
+	Network
+	Delays []int // ms, one way, between the new node and each validator
+	Rounds int
+}
+
+// Flags adds the flags of newcomer.
+func (o *NewcomerOptions) Flags(f *harness.Flags) {
+	o.State.flags(f)
+	f.Ints(&o.Delays, "delays", []int{0, 40}, 0, 1000, "delays between the new node and each validator in ms, one way")
+	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of rounds; each starts both networks, and joins each once with each delay")
+	o.Network.flags(f)
+	o.TxBytes = spreadBytes
+}
+
+// NewcomerResult is the outcome of a run.
+type NewcomerResult struct {
+	Joins []NewcomerJoins `json:"joins"`
+
+	Keys       int             `json:"keys"`
+	Validators int             `json:"validators"`
+	Rounds     int             `json:"rounds"`
+	Seed       uint64          `json:"seed"`
+	Machine    harness.Machine `json:"machine"`
+	Load       float64         `json:"load"` // load average before the run
+}
+
+// NewcomerJoins are the joins with a delay.
+type NewcomerJoins struct {
+	DelayMS  int            `json:"delay_ms"`
+	Starling []NewcomerJoin `json:"starling"`
+	IAVL     []NewcomerJoin `json:"iavl"`
+	// Ratio is IAVL's time over Starling's, round by round; AfterDiscovery is the same without the
+	// discovery.
+	Ratio          harness.Interval `json:"ratio"`
+	AfterDiscovery harness.Interval `json:"after_discovery_ratio"`
+}
+
+// NewcomerJoin is one join.
+type NewcomerJoin struct {
+	// Seconds are from the start of the process until it answers with the height and the hash of
+	// the restored state, which a header of the network confirms.
+	Seconds float64 `json:"s"`
+	// AfterDiscoveryS is Seconds without the fixed time in which CometBFT discovers snapshots, and
+	// also connects. Starling has no such time.
+	AfterDiscoveryS float64 `json:"after_discovery_s"`
+	Bytes           int64   `json:"bytes"` // of chunks, verified
+}
+
+func (j *NewcomerJoins) judge() {
+	var whole, after []float64
+	for i := range j.IAVL {
+		whole = append(whole, harness.Ratio(j.IAVL[i].Seconds, j.Starling[i].Seconds))
+		after = append(after, harness.Ratio(j.IAVL[i].AfterDiscoveryS, j.Starling[i].Seconds))
+	}
+	j.Ratio, j.AfterDiscovery = harness.MedianInterval(whole), harness.MedianInterval(after)
+}
+
+// RunNewcomer measures how long a new node takes to join a network by its snapshots, over links
+// with a delay. It reports to progress, and always stops its processes.
+func RunNewcomer(ctx context.Context, o NewcomerOptions, progress *harness.Progress) (*NewcomerResult, error) {
+	result := &NewcomerResult{
+		Keys: o.Keys, Validators: o.Validators, Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
+	}
+	for _, delay := range o.Delays {
+		result.Joins = append(result.Joins, NewcomerJoins{DelayMS: delay})
+	}
+	err := harness.InFolder(ctx, progress, func(dir string) error {
+		starlingd, iavlnode, err := o.programs(ctx, &o.Network, progress)
+		if err != nil {
+			return err
+		}
+		turn, names := 0, []string{nameIAVLPausing, nameSnapshots}
+		progress.Begin("join", "nodes", o.Rounds*len(names)*len(o.Delays))
+		return harness.InTurns(o.Rounds, names, func(_ int, name string) error {
+			progress.Working(name)
+			turn++
+			k := o.State.network(&o.Network, name, starlingd, iavlnode)
+			edit := k.Edit
+			k.Edit = func(c *cfg.Config) {
+				edit(c)
+				c.Consensus.CreateEmptyBlocks = false // no further snapshot during the joins
+				c.RPC.TimeoutBroadcastTxCommit = network.StartPatience
+			}
+			return o.turn(ctx, k, filepath.Join(dir, fmt.Sprintf("network-%d", turn)), func(i int, j NewcomerJoin) {
+				of := &result.Joins[i].Starling
+				if name == nameIAVLPausing {
+					of = &result.Joins[i].IAVL
+				}
+				*of = append(*of, j)
+				progress.Add(1)
+			})
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range result.Joins {
+		result.Joins[i].judge()
+	}
+	return result, nil
+}
+
+// turn starts a network, and joins it with each delay.
+func (o *NewcomerOptions) turn(ctx context.Context, k kind, dir string, joined func(i int, j NewcomerJoin)) (err error) {
+	n, err := k.start(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.Stop()) }()
+	ctx = n.Context()
+	if k.name == nameSnapshots {
+		if err := o.fill(ctx, n); err != nil {
+			return fmt.Errorf("%s: fill: %w", k.name, err)
+		}
+	}
+	snapshot, err := o.toSnapshot(ctx, n)
+	if err != nil {
+		return fmt.Errorf("%s: %w", k.name, err)
+	}
+	for i, delay := range o.Delays {
+		j, err := o.join(ctx, n, k, i, time.Duration(delay)*time.Millisecond, snapshot)
+		if err != nil {
+			return fmt.Errorf("%s, %d ms: %w", k.name, delay, err)
+		}
+		joined(i, j)
+	}
+	return nil
+}
+
+// toSnapshot makes blocks until all validators have a snapshot with all keys, and the two headers
+// after it that prove it. It returns the snapshot's height.
+func (o *NewcomerOptions) toSnapshot(ctx context.Context, n *network.Network) (snapshot int64, err error) {
+	c, err := rpchttp.New(n.Validators[0].RPC(), "/websocket")
+	if err != nil {
+		return 0, err
+	}
+	interval := int64(o.Interval)
+	for i := 0; ; i++ {
+		done, err := c.BroadcastTxCommit(ctx, fmt.Appendf(nil, "block-%d=x", i))
+		if err != nil {
+			return 0, err
+		}
+		if done.CheckTx.Code+done.TxResult.Code != 0 {
+			return 0, fmt.Errorf("a node rejected a transaction: %s%s", done.CheckTx.Log, done.TxResult.Log)
+		}
+		if snapshot == 0 {
+			snapshot = (done.Height + interval) / interval * interval
+		}
+		if done.Height >= snapshot+2 {
+			break
+		}
+	}
+	for _, h := range n.Validators {
+		err := runner.Poll(ctx, h.Name+" to have the snapshot", func() bool {
+			at, err := h.AppInfo(ctx)
+			return err == nil && at.Height >= snapshot+2
+		})
+		if err != nil {
+			return 0, err
+		}
+	}
+	return snapshot, nil
+}
+
+// join starts a new node that knows the validators' addresses on a relay, waits until it has the
+// state, and ends it.
+func (o *NewcomerOptions) join(ctx context.Context, n *network.Network, k kind, i int, delay time.Duration, snapshot int64) (j NewcomerJoin, err error) {
+	ctx, cancel := context.WithTimeout(ctx, network.StartPatience)
+	defer cancel()
+	homes, err := n.Homes(ctx, fmt.Sprintf("newcomer-%d", i), 1)
+	if err != nil {
+		return j, err
+	}
+	h := homes[0]
+	defer h.Release()
+	relay, peers, rpcs, err := delayed(h, n.Validators, delay)
+	if err != nil {
+		return j, err
+	}
+	defer relay.Close()
+	trusted, err := n.Validators[0].Header(ctx, snapshot)
+	if err != nil {
+		return j, err
+	}
+	err = h.Configure(func(c *cfg.Config) {
+		k.Edit(c)
+		c.P2P.PersistentPeers = strings.Join(peers, ",")
+		s := c.StateSync
+		s.Enable, s.TrustHeight, s.TrustHash, s.DiscoveryTime = true, trusted.Height, fmt.Sprintf("%X", trusted.Hash), discovery
+		if k.name == nameIAVLPausing {
+			s.RPCServers = rpcs
+		}
+	})
+	if err := errors.Join(err, network.CopyGenesis(n.Validators[0], h)); err != nil {
+		return j, err
+	}
+	began := time.Now()
+	if err := n.Run(h); err != nil {
+		return j, err
+	}
+	defer n.Kill(h)
+	var state runner.App
+	err = runner.Poll(ctx, h.Name+" to have the state", func() bool {
+		at, err := h.AppInfo(ctx)
+		state = at
+		return err == nil && at.Height > 0
+	})
+	if err != nil {
+		return j, fmt.Errorf("%w\n%s", err, strings.Join(runner.Tail(h.Log(), 5), "\n"))
+	}
+	j.Seconds = time.Since(began).Seconds()
+	j.AfterDiscoveryS = j.Seconds
+	if k.name == nameIAVLPausing {
+		j.AfterDiscoveryS -= discovery.Seconds()
+	}
+	header, err := n.Validators[0].Header(ctx, state.Height+1)
+	if err != nil {
+		return j, err
+	}
+	if !bytes.Equal(header.AppHash, state.Hash) {
+		return j, fmt.Errorf("%s has the app hash %X at height %d, the validators have %X", h.Name, state.Hash, state.Height, header.AppHash)
+	}
+	values, err := h.Scrape(ctx)
+	j.Bytes = values.Starling("statesync_bytes_verified") + int64(values["iavlnode_restored_bytes"])
+	return j, err
+}
+
+// delayed starts a relay between a new node and the validators, and returns their addresses on it.
+// A transport has its p2p port + TransportOffset on the relay, too.
+func delayed(h *runner.Home, validators []*runner.Home, delay time.Duration) (relay *link.Relay, peers, rpcs []string, err error) {
+	held, err := ports.Hold(2 * len(validators))
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	var links []link.Link
+	var settings []link.Setting
+	for i, v := range validators {
+		p2p, err := network.P2P(v, "")
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		atP2P, atRPC := held.Address(2*i), held.Address(2*i+1)
+		listen, err := portAbove(atP2P, runner.TransportOffset)
+		target, err2 := portAbove(p2p, runner.TransportOffset)
+		if err := errors.Join(err, err2); err != nil {
+			return nil, nil, nil, err
+		}
+		for _, pair := range [][2]string{{atP2P, p2p}, {listen, target}, {atRPC, strings.TrimPrefix(v.RPC(), "http://")}} {
+			links = append(links, link.Link{From: h.Name, To: v.Name, Listen: pair[0], Target: pair[1]})
+		}
+		for _, way := range [][2]string{{h.Name, v.Name}, {v.Name, h.Name}} {
+			settings = append(settings, link.Setting{From: way[0], To: way[1], Treatment: link.Treatment{Delay: delay}})
+		}
+		peers, rpcs = append(peers, v.PeerAt(atP2P)), append(rpcs, "http://"+atRPC)
+	}
+	held.Release()
+	if relay, err = link.New(links); err != nil {
+		return nil, nil, nil, err
+	}
+	return relay, peers, rpcs, relay.Set(settings...)
+}
+
+// portAbove adds a number to the port of an address.
+func portAbove(address string, above int) (string, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", err
+	}
+	number, err := net.LookupPort("tcp", port)
+	return net.JoinHostPort(host, fmt.Sprint(number+above)), err
+}
+
+// Print writes the table.
+func (r *NewcomerResult) Print(out io.Writer) {
+	cells := [][]string{{harness.Group(r.Keys) + " keys", "join, s", "after discovery, s", "MB"}}
+	for _, j := range r.Joins {
+		for _, side := range []struct {
+			name  string
+			joins []NewcomerJoin
+		}{{"iavl", j.IAVL}, {nameStarling, j.Starling}} {
+			figure := func(format string, of func(NewcomerJoin) float64) string {
+				return harness.MedianInterval(harness.Each(side.joins, of)).Text(format)
+			}
+			cells = append(cells, []string{
+				fmt.Sprintf("%s, %d ms", side.name, j.DelayMS), figure("%.2f", func(j NewcomerJoin) float64 { return j.Seconds }),
+				figure("%.2f", func(j NewcomerJoin) float64 { return j.AfterDiscoveryS }),
+				fmt.Sprintf("%.1f", harness.MedianOf(side.joins, func(j NewcomerJoin) float64 { return float64(j.Bytes) / 1e6 })),
+			})
+		}
+		cells = append(cells, []string{"  iavl over starling", j.Ratio.Text("%.2f") + " ×", j.AfterDiscovery.Text("%.2f") + " ×", ""})
+	}
+	harness.PrintAligned(out, cells)
+	fmt.Fprintf(out, `
+%s, new networks each time; medians, with the interval of the median (of fewer than six rounds: the least and the greatest)
+join       from the start of the process until it answers with the height and the hash of the state, which the network's header confirms
+iavl       bench/iavlnode joins by CometBFT's state sync, which first discovers snapshots for %v, and connects meanwhile: the second
+           column is without that. Its light client asks the validators' RPC servers
+starling   starlingd joins from all validators over TLS
+ms         delay between the new node and each of %s, one way, by a relay; all share one machine without further traffic
+Load average before the run: %.1f
+`, harness.Count(r.Rounds, "round"), discovery, harness.Count(r.Validators, "validator"), r.Load)
+}
