@@ -85,7 +85,7 @@ func (t *iavlTree) VerifyProof(p Proof, key, value []byte) error {
 
 func (t *iavlTree) CheckLen(n int) error { return checkLen(int(t.tree.Size()), n) }
 
-func (t *iavlTree) Close() error { return t.tree.Close() } // also closes the database
+func (t *iavlTree) Close() error { return errors.Join(t.tree.Close(), t.db.Close()) }
 
 // iavlStream reads the exporter of a saved version, and starts over at its end.
 type iavlStream struct {
@@ -185,7 +185,7 @@ func (e *iavlExport) Import() (func(), error) {
 		return nil, err
 	}
 	return func() {
-		_ = tree.Close() // the process's exit closes both
+		_ = errors.Join(tree.Close(), db.Close()) // the process's exit closes both
 		_ = os.RemoveAll(dir)
 	}, checkRoot(tree.Hash(), e.root)
 }
