@@ -131,7 +131,7 @@ e2e: ## networks of processes on loopback, and of containers where there is Dock
 	absent docker 'tests of containers, the image and networks/'; absent prometheus "the dashboard's queries"; \
 	absent chromium 'the status page in a browser'; \
 	test "$$(git rev-parse --is-shallow-repository 2>/dev/null)" = false || echo 'NOT RUN: the upgrade from an older build (no whole clone)'; \
-	test "$$(id -u)" = 0 || echo 'NOT RUN: full disks (they need root)'
+	test "$$(id -u)" = 0 || echo 'NOT RUN: full disks, little memory (they need root)'
 	@# Networks wait for blocks: two packages at a time.
 	$(GO) test -vet=off -count=1 -p 2 -timeout 80m $(E2E_PACKAGES)
 

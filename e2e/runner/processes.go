@@ -24,6 +24,8 @@ type Spec struct {
 	Env  []string // added to this process's own, except variables that configure nodes
 	Dir  string   // working directory; empty: the current one
 	Log  string   // file to which its output is appended
+	// limit of its memory; nil: none
+	Memory *MemoryGroup
 	// the process may end by itself: its end is not a death, whatever its exit status
 	Ends bool
 }
@@ -91,7 +93,11 @@ func (p *Processes) Start(spec Spec) (*Process, error) {
 	// the process has its own descriptor
 	defer log.Close()
 	// Stop ends the process, not a context
-	cmd := exec.CommandContext(context.Background(), spec.Path, spec.Args...)
+	path, args := spec.Path, spec.Args
+	if spec.Memory != nil {
+		path, args = spec.Memory.enter(path, args)
+	}
+	cmd := exec.CommandContext(context.Background(), path, args...)
 	cmd.Env = append(environment(), spec.Env...)
 	cmd.Dir = spec.Dir
 	// a file and not a pipe, so that Wait does not wait for children that inherited it
