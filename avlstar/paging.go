@@ -192,19 +192,27 @@ func (v *Version) stubs(n ref, s Subtree, from []byte, yield func(Subtree) bool)
 // than key; n is 0 for a stub.
 func (v *Version) locate(key []byte, before bool) (s Subtree, n ref) {
 	s, n = Subtree{Stub: v.top}, v.root
+	var first, after, up ref
+	prefix, side := prefixOf(key), left
 	for n.isInner() {
-		side := right
-		at := v.keyOf(n)
-		if c := bytes.Compare(key, at); c < 0 || c == 0 && before {
-			side = left
-		}
-		if side == left {
-			s.After = at
+		l := v.link(n)
+		up, side = n, right
+		if v.less(key, prefix, n, l) || before && prefix == l.prefix && bytes.Equal(key, v.keyOf(n)) {
+			side, after = left, n
 		} else {
-			s.First = at
+			first = n
 		}
-		s.Stub = v.image(n).stub(side)
-		n = v.link(n).child[side]
+		n = l.child[side]
+	}
+	// The loop read only links, with few exceptions: these three nodes are enough for the rest.
+	if up != 0 {
+		s.Stub = v.image(up).stub(side)
+	}
+	if first != 0 {
+		s.First = v.keyOf(first)
+	}
+	if after != 0 {
+		s.After = v.keyOf(after)
 	}
 	return s, n
 }

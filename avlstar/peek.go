@@ -43,6 +43,11 @@ func (s Stub) valueBytes(key []byte) int {
 // Peek returns the length of the value of key, 0 if key is absent. value is that value, as View
 // returns it, or nil if it is missing in v while other nodes prove the length.
 func (v *Version) Peek(key []byte) (value []byte, length int, err error) {
+	defer runtime.KeepAlive(v)
+	if n := v.leafOf(key); n != 0 {
+		_, value = v.leaf(n)
+		return value[:len(value):len(value)], len(value), nil
+	}
 	if s, ok := v.knownLeaf(key); ok {
 		if !bytes.Equal(s.First, key) {
 			return nil, 0, nil
@@ -51,7 +56,7 @@ func (v *Version) Peek(key []byte) (value []byte, length int, err error) {
 			return nil, n, nil
 		}
 	}
-	value, _, err = v.View(key)
+	value, _, err = v.viewPage(key, nil)
 	return value, len(value), err
 }
 

@@ -61,9 +61,9 @@ func (p *Partial) EnableRetention(r Retention) {
 const (
 	// minVisits is the least number of nodes that a sweep visits.
 	minVisits = 1024
-	// lapsOfWindow is the number of times per window that sweeps visit each node, while the tree is
-	// within its budget. With more laps, more nodes are visited too early, which is most of the
-	// cost of a sweep; with fewer, old nodes stay longer.
+	// lapsOfWindow is the number of times per window that sweeps visit each node of the latest
+	// version, while the tree is within its budget. With more laps, more nodes are visited too
+	// early, which is most of the cost of a sweep; with fewer, old nodes stay longer.
 	lapsOfWindow = 1
 )
 
@@ -121,7 +121,7 @@ func (t *tree) shed(v *Version) *Version {
 	if !within {
 		s.Prefer = nil
 	}
-	s.stubs, s.left = true, minVisits+laps*int(t.mu.nodes+t.mu.leaves)/(r.Window+1)
+	s.stubs, s.left = true, minVisits+laps*int(t.mu.nodes+t.mu.leaves-t.held())/(r.Window+1)
 	next.root = s.walk(between{n: v.root, edge: r.cursor != nil}, 0).n
 	r.cursor = bytes.Clone(s.to)
 	if !t.keep(s.edit, next, s.pages > 0) {

@@ -65,6 +65,10 @@ type Options struct {
 	// MemTableBytes is the size of the database's memtable, which is flushed when it is full, even
 	// if no flush is due; default 4 MiB.
 	MemTableBytes uint64
+	// CompactAfter is the number of flushes whose tables overlap before a compaction merges them
+	// (default 2, Pebble's). With more, the same keys are rewritten less often, and a read searches
+	// more tables.
+	CompactAfter int
 }
 
 func (o Options) withDefaults(dir string) Options {
@@ -87,6 +91,7 @@ func (o Options) withDefaults(dir string) Options {
 	setDefault(&o.MaxLagBlocks, 200)
 	setDefault(&o.MaxLagBytes, 64<<20)
 	setDefault(&o.MemTableBytes, 4<<20)
+	setDefault(&o.CompactAfter, 2)
 	// Write must not wait for blocks whose flush is not due yet.
 	o.MaxLagBlocks, o.MaxLagBytes = max(o.MaxLagBlocks, o.FlushBlocks), max(o.MaxLagBytes, o.FlushBytes)
 	if o.Remedy == "" {

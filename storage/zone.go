@@ -194,6 +194,8 @@ func stateFolder(dir string, opts Options) engine.Folder {
 func (s *Zone) pebbleOptions() *pebble.Options {
 	o := &pebble.Options{
 		Cache: s.cache, ReadOnly: s.opts.ReadOnly, DisableWAL: true, MemTableSize: s.opts.MemTableBytes, Merger: leafMerger,
+		// Pebble compacts once twice the sublevels of L0 reach the threshold.
+		L0CompactionThreshold: 2 * s.opts.CompactAfter,
 		// The flusher itself waits for flushes and compactions, see maxL0. Inside Pebble it would
 		// wait forever after a failure.
 		L0StopWritesThreshold: 1 << 20, MemTableStopWritesThreshold: 1 << 20,

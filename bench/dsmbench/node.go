@@ -16,6 +16,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/dsm/server"
+	"github.com/starling-kv/starling/node/storagenode"
 	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
@@ -57,6 +58,7 @@ func openStore(b begin) (*rangestore.Store, error) {
 }
 
 func openNode(b begin) (_ worker, a answer, err error) {
+	storagenode.LimitGarbage() // as starlingd storage start does
 	n := &node{headers: headers{hashes: map[int64]avlstar.Hash{}}}
 	store, err := openStore(b)
 	if err != nil {

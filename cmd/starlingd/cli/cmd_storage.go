@@ -160,6 +160,7 @@ func runStorage(ctx context.Context, env *cliEnv, file string) error {
 	if err != nil {
 		return err
 	}
+	storagenode.LimitGarbage()
 	o := storagenode.Options{Config: conf, Logger: logger, SnapshotFile: file}
 	if conf.CometBFT.Instrumentation.Prometheus {
 		o.Metrics = prometheus.DefaultRegisterer
