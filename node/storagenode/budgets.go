@@ -15,8 +15,8 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// LimitGarbage makes the garbage collector of this process run when there is 40 % of garbage, unless
-// the environment sets GOGC. Most of a storage node's heap is the cache of pages: at Go's 100 %,
+// LimitGarbage makes the garbage collector of this process run at 40 % of garbage, unless the
+// environment sets GOGC. Most of a storage node's heap is the cache of pages: at Go's 100 %,
 // garbage would take as much memory again. Pages have no pointers, so collections cost little
 // (docs/runs/sharded.txt).
 func LimitGarbage() {
