@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"path/filepath"
 	"strings"
 	"time"
@@ -270,8 +269,8 @@ func delayed(h *runner.Home, validators []*runner.Home, delay time.Duration) (re
 			return nil, nil, nil, err
 		}
 		atP2P, atRPC := held.Address(2*i), held.Address(2*i+1)
-		listen, err := portAbove(atP2P, runner.TransportOffset)
-		target, err2 := portAbove(p2p, runner.TransportOffset)
+		listen, err := runner.TransportOf(atP2P)
+		target, err2 := runner.TransportOf(p2p)
 		if err := errors.Join(err, err2); err != nil {
 			return nil, nil, nil, err
 		}
@@ -288,16 +287,6 @@ func delayed(h *runner.Home, validators []*runner.Home, delay time.Duration) (re
 		return nil, nil, nil, err
 	}
 	return relay, peers, rpcs, relay.Set(settings...)
-}
-
-// portAbove adds a number to the port of an address.
-func portAbove(address string, above int) (string, error) {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return "", err
-	}
-	number, err := net.LookupPort("tcp", port)
-	return net.JoinHostPort(host, fmt.Sprint(number+above)), err
 }
 
 // Print writes the table.

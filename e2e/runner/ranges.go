@@ -23,15 +23,18 @@ func (h *Home) Transport() (string, error) { return h.TransportAt(h.at.P2P) }
 
 // TransportAt is Transport for nodes that reach its p2p at another address, host:port.
 func (h *Home) TransportAt(p2p string) (string, error) {
+	at, err := TransportOf(p2p)
+	return h.ID() + "@" + at, err
+}
+
+// TransportOf returns the address of a transport by that of its node's p2p, both host:port.
+func TransportOf(p2p string) (string, error) {
 	host, port, err := net.SplitHostPort(p2p)
 	if err != nil {
 		return "", err
 	}
 	number, err := strconv.Atoi(port)
-	if err != nil {
-		return "", err
-	}
-	return h.ID() + "@" + net.JoinHostPort(host, strconv.Itoa(number+TransportOffset)), nil
+	return net.JoinHostPort(host, strconv.Itoa(number+TransportOffset)), err
 }
 
 // Divide divides the keys into ranges and assigns the storage nodes to them in turn: range i begins
