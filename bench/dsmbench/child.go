@@ -20,6 +20,8 @@ func Serve(in io.Reader, out io.Writer) error {
 			w, a, err = openNode(b)
 		case roleJoiner:
 			w, err = openJoiner(b)
+		case roleFeeder:
+			w, err = openFeeder(b)
 		default:
 			err = fmt.Errorf("unknown role %q", b.Role)
 		}

@@ -9,6 +9,7 @@ const ChildName = "dsm"
 const (
 	roleNode   = "storage node"
 	roleJoiner = "joiner"
+	roleFeeder = "feeder"
 )
 
 // begin is the first line that a child receives.
@@ -52,6 +53,7 @@ const (
 	opUsage    op = "usage"    // storage node
 	opJoin     op = "join"     // joiner: join at a height, then execute these blocks
 	opPrefetch op = "prefetch" // joiner: join at a height, then fetch ahead for these blocks
+	opFeed     op = "feed"     // feeder: make n blocks with the updates of this number of ranges
 )
 
 type request struct {
@@ -66,6 +68,7 @@ type request struct {
 	Cold    []coldBlock `json:"cold,omitempty"`
 	Batch   int         `json:"batch,omitempty"`
 	Records []byte      `json:"records,omitempty"`
+	Ranges  int         `json:"ranges,omitempty"` // opFeed
 }
 
 // answer has the fields of its request's op.
@@ -87,4 +90,5 @@ type answer struct {
 
 	Join     Joined      `json:"join,omitzero"`
 	Prefetch PrefetchRow `json:"prefetch,omitzero"`
+	Feed     FeedRow     `json:"feed,omitzero"`
 }

@@ -39,10 +39,11 @@ const (
 	phaseRange    = "range"
 	phasePrefetch = "prefetch"
 	phaseMove     = "move"
+	phaseFeed     = "feed"
 )
 
 // Phases lists all phases.
-var Phases = []string{phaseSizes, phaseApps, phaseNodes, phaseJoin, phaseRange, phasePrefetch, phaseMove}
+var Phases = []string{phaseSizes, phaseApps, phaseNodes, phaseJoin, phaseRange, phasePrefetch, phaseMove, phaseFeed}
 
 // Flags adds the flags of dsm.
 func (o *Options) Flags(f *harness.Flags) {

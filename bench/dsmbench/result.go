@@ -52,6 +52,9 @@ type Result struct {
 	StartS          float64 `json:"start_s"` // of a storage node with all keys, after SIGKILL
 	StorageMB       float64 `json:"storage_rss_mb"`
 
+	Feed            []FeedRow `json:"feed,omitempty"`
+	ValidatorMB4000 float64   `json:"validator_mb_4000,omitempty"` // memory of the updates of 4,000 ranges
+
 	// Failed are the phases that failed, with their errors. Their figures are absent.
 	Failed []string `json:"failed,omitempty"`
 
@@ -112,6 +115,16 @@ type App struct {
 	GraftMicros float64 `json:"graft_us_tx"`
 	Fetched     int     `json:"fetched"` // requests during the execution of blocks
 	TreeBytes   uint64  `json:"tree_bytes"`
+}
+
+// FeedRow has the figures of a validator that sends updates to a number of ranges.
+type FeedRow struct {
+	Ranges      int     `json:"ranges"`
+	Changed     float64 `json:"changed"`      // ranges with a changed key, mean of the blocks
+	MS          float64 `json:"ms"`           // until all replicas have a block's updates, median
+	CPUMS       float64 `json:"cpu_ms"`       // of the whole process, simulated nodes included; median
+	KeptBytes   uint64  `json:"kept_bytes"`   // of updates
+	MemoryBytes int64   `json:"memory_bytes"` // anonymous, without the tree's
 }
 
 // ShardRow has the figures of one number of storage nodes.
@@ -203,6 +216,11 @@ func (r *Result) summarize() {
 		r.WitnessServedS, r.PutS = last.OpsS, last.PutS
 	}
 	r.RangeDiskRatio, r.BytesPerChanged = harness.Ratio(r.Range.PagedS, r.Range.MemoryS), r.Range.BytesPerChanged
+	for _, f := range r.Feed {
+		if f.Ranges == mostFeedRanges {
+			r.ValidatorMB4000 = float64(f.MemoryBytes) / 1e6
+		}
+	}
 	r.StartS, r.StorageMB = r.Range.StartS, float64(r.Range.RSS)/1e6
 	if m := r.Moves; m != nil {
 		r.MoveS, r.MoveCopyS, r.MoveP99X = m.Seconds, m.CopySeconds, harness.Ratio(m.MovingP99, m.CalmP99)

@@ -61,6 +61,11 @@ func (r *runner) run(ctx context.Context, dir string) error {
 			r.result.Failed = append(r.result.Failed, "moves: "+err.Error())
 		}
 	}
+	if r.o.has(phaseFeed) {
+		if err := r.runFeed(ctx); err != nil {
+			return err
+		}
+	}
 	if !r.o.has(phaseSizes) && !r.o.has(phaseNodes) && !r.o.has(phaseJoin) && !r.o.has(phaseRange) && !r.o.has(phasePrefetch) {
 		return nil
 	}

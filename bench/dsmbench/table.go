@@ -17,6 +17,7 @@ func (r *Result) Print(out io.Writer) {
 		fmt.Fprintf(out, "\na range on disk  %.0f keys/s and core with %.0f MB, %.0f in memory; %.2f bytes written per changed byte; a start after SIGKILL %.2f s, then with %.0f MB %.0f MB of memory\n",
 			g.PagedS, float64(g.MemoryBytes)/1e6, g.MemoryS, g.BytesPerChanged, g.StartS, float64(g.RSSBudget)/1e6, float64(g.RSS)/1e6)
 	}
+	r.printFeed(out)
 	for _, failed := range r.Failed {
 		fmt.Fprintf(out, "\nNot measured: %s\n", failed)
 	}
@@ -38,6 +39,21 @@ func (r *Result) Print(out io.Writer) {
 		return
 	}
 	harness.PrintTargets(out, "1,000,000 keys, r 12 and a window of 32", r.Targets)
+}
+
+func (r *Result) printFeed(out io.Writer) {
+	if len(r.Feed) == 0 {
+		return
+	}
+	cells := [][]string{{"updates", "changed ranges", "ms per block", "CPU, ms", "kept, MB", "memory, MB"}}
+	for _, f := range r.Feed {
+		cells = append(cells, []string{
+			harness.Count(f.Ranges, "range"), fmt.Sprintf("%.0f", f.Changed), fmt.Sprintf("%.1f", f.MS), fmt.Sprintf("%.1f", f.CPUMS),
+			fmt.Sprintf("%.0f", float64(f.KeptBytes)/1e6), fmt.Sprintf("%.0f", float64(f.MemoryBytes)/1e6),
+		})
+	}
+	fmt.Fprintln(out)
+	harness.PrintAligned(out, cells)
 }
 
 func (r *Result) printApps(out io.Writer) {

@@ -37,7 +37,7 @@ func (r *Result) targets() (t []harness.Target) {
 	// One row would be compared with itself.
 	if rows := len(r.ShardRows); rows > 1 && r.WitnessCPURatio > 0 {
 		n := r.ShardRows[rows-1].Shards
-		add(fmt.Sprintf("CPU per key with %d shards at most 1.1× that with %d", n, r.ShardRows[0].Shards), r.WitnessCPURatio <= 1.1, r.WitnessCPURatio, "%.3g×", r.WitnessCPURatio)
+		add(fmt.Sprintf("CPU per key with %d shards at most 1.15× that with %d", n, r.ShardRows[0].Shards), r.WitnessCPURatio <= 1.15, r.WitnessCPURatio, "%.3g×", r.WitnessCPURatio)
 	}
 	if r.Range.Keys > 0 {
 		add("a range of 4 × the memory at least 0.35 of one in memory", r.RangeDiskRatio >= 0.35, r.RangeDiskRatio, "%.3f, %.0f of %.0f keys per second and core",
@@ -48,6 +48,15 @@ func (r *Result) targets() (t []harness.Target) {
 		add("a start after SIGKILL at most 3 s, at 10,000,000 keys", r.StartS <= 3, r.StartS, "%.2f s at %s keys", r.StartS, harness.Group(r.Keys))
 		add("a storage node with 256 MiB for its range at most 400 MB, at 10,000,000 keys", r.StorageMB <= 400, r.StorageMB, "%.0f MB at %s keys, with %.0f MB for the range",
 			r.StorageMB, harness.Group(r.Keys), float64(r.Range.RSSBudget)/1e6)
+	}
+	if n := len(r.Feed); n > 1 && r.Feed[n-1].Ranges == mostFeedRanges {
+		few, many := r.Feed[n-2], r.Feed[n-1]
+		linear := harness.Ratio(harness.Ratio(many.CPUMS, few.CPUMS), harness.Ratio(many.Changed, few.Changed))
+		add(fmt.Sprintf("CPU time of updates linear in changed ranges, from %s to %s ranges (at most 1.1)", harness.Group(few.Ranges), harness.Group(many.Ranges)), linear <= 1.1, linear,
+			"%.2f: %.0f and %.0f ms for %.0f and %.0f changed ranges", linear, few.CPUMS, many.CPUMS, few.Changed, many.Changed)
+		memory := harness.AtMost("updates of 4,000 ranges at most 1 GiB of memory", 1<<30/1e6, r.ValidatorMB4000)
+		memory.Measure = fmt.Sprintf("%.0f MB", r.ValidatorMB4000)
+		t = append(t, memory)
 	}
 	if m := r.Moves; m != nil {
 		copies := harness.Ratio(m.Seconds, m.CopySeconds)
