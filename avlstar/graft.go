@@ -306,9 +306,11 @@ func (t *tree) keep(e *edit, next *Version, differs bool) bool {
 
 // resident estimates the memory of the latest version, in bytes.
 func (t *tree) resident() int64 {
-	all := t.mu.nodes + t.mu.leaves
-	return int64(t.eachBytes() * (all - min(t.held(), all)))
+	return int64(t.eachBytes() * t.latest())
 }
+
+// latest returns the number of nodes and leaves of the latest version.
+func (t *tree) latest() uint64 { return t.mu.nodes + t.mu.leaves - t.held() }
 
 // eachBytes estimates the memory of a node or leaf, in bytes.
 func (t *tree) eachBytes() uint64 {

@@ -121,7 +121,7 @@ func (t *tree) shed(v *Version) *Version {
 	if !within {
 		s.Prefer = nil
 	}
-	s.stubs, s.left = true, minVisits+laps*int(t.mu.nodes+t.mu.leaves-t.held())/(r.Window+1)
+	s.stubs, s.left = true, minVisits+laps*int(t.latest())/(r.Window+1)
 	next.root = s.walk(between{n: v.root, edge: r.cursor != nil}, 0).n
 	r.cursor = bytes.Clone(s.to)
 	if !t.keep(s.edit, next, s.pages > 0) {

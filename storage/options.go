@@ -66,8 +66,8 @@ type Options struct {
 	// if no flush is due; default 4 MiB.
 	MemTableBytes uint64
 	// CompactAfter is the number of flushes whose tables overlap before a compaction merges them
-	// (default 2, Pebble's). With more, the same keys are rewritten less often, and a read searches
-	// more tables.
+	// (default 2, Pebble's; at most maxL0). With more, the same keys are rewritten less often, and
+	// a read searches more tables.
 	CompactAfter int
 }
 
@@ -92,6 +92,7 @@ func (o Options) withDefaults(dir string) Options {
 	setDefault(&o.MaxLagBytes, 64<<20)
 	setDefault(&o.MemTableBytes, 4<<20)
 	setDefault(&o.CompactAfter, 2)
+	o.CompactAfter = min(o.CompactAfter, maxL0) // a flush waits above maxL0
 	// Write must not wait for blocks whose flush is not due yet.
 	o.MaxLagBlocks, o.MaxLagBytes = max(o.MaxLagBlocks, o.FlushBlocks), max(o.MaxLagBytes, o.FlushBytes)
 	if o.Remedy == "" {

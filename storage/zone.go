@@ -194,7 +194,8 @@ func stateFolder(dir string, opts Options) engine.Folder {
 func (s *Zone) pebbleOptions() *pebble.Options {
 	o := &pebble.Options{
 		Cache: s.cache, ReadOnly: s.opts.ReadOnly, DisableWAL: true, MemTableSize: s.opts.MemTableBytes, Merger: leafMerger,
-		// Pebble compacts once twice the sublevels of L0 reach the threshold.
+		// Pebble compacts L0 once twice its sublevels reach the threshold (compaction_picker.go,
+		// calculateL0FillFactor).
 		L0CompactionThreshold: 2 * s.opts.CompactAfter,
 		// The flusher itself waits for flushes and compactions, see maxL0. Inside Pebble it would
 		// wait forever after a failure.

@@ -53,7 +53,7 @@ type Result struct {
 	StorageMB       float64 `json:"storage_rss_mb"`
 
 	Feed            []FeedRow `json:"feed,omitempty"`
-	ValidatorMB4000 float64   `json:"validator_mb_4000,omitempty"` // memory of the updates of 4,000 ranges
+	ValidatorMB4000 float64   `json:"validator_mb_4000,omitempty"` // updates of 4,000 ranges
 
 	// Failed are the phases that failed, with their errors. Their figures are absent.
 	Failed []string `json:"failed,omitempty"`
@@ -122,7 +122,7 @@ type FeedRow struct {
 	Ranges      int     `json:"ranges"`
 	Changed     float64 `json:"changed"`      // ranges with a changed key, mean of the blocks
 	MS          float64 `json:"ms"`           // until all replicas have a block's updates, median
-	CPUMS       float64 `json:"cpu_ms"`       // of the whole process, simulated nodes included; median
+	CPUMS       float64 `json:"cpu_ms"`       // with that of the simulated nodes, median
 	KeptBytes   uint64  `json:"kept_bytes"`   // of updates
 	MemoryBytes int64   `json:"memory_bytes"` // anonymous, without the tree's
 }

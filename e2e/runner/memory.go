@@ -1,12 +1,15 @@
 package runner
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // MemoryGroup is a control group (cgroups(7)) that limits the memory of the processes in it
@@ -25,33 +28,50 @@ const (
 
 // NewMemoryGroup makes a group with a limit in bytes. The error matches errors.ErrUnsupported if
 // this machine does not let this process do so: that takes root, and Linux with a writable memory
-// controller. The caller must call Remove.
+// controller that also limits swap, if there is any. The caller must call Remove.
 func NewMemoryGroup(name string, limit int64) (*MemoryGroup, error) {
 	type file struct {
 		name, content string
 		optional      bool // swap is not accounted in every kernel
 	}
-	bytes := strconv.FormatInt(limit, 10)
+	most := strconv.FormatInt(limit, 10)
 	root, events := memoryV1, "memory.oom_control"
 	// memory and swap together, which must not be below the limit of memory
-	files := []file{{name: "memory.limit_in_bytes", content: bytes}, {name: "memory.memsw.limit_in_bytes", content: bytes, optional: true}}
+	files := []file{{name: "memory.limit_in_bytes", content: most}, {name: "memory.memsw.limit_in_bytes", content: most, optional: true}}
 	if _, err := os.Stat(filepath.Join(memoryV2, "cgroup.controllers")); err == nil {
 		root, events = memoryV2, "memory.events"
-		files = []file{{name: "memory.max", content: bytes}, {name: "memory.swap.max", content: "0", optional: true}}
+		files = []file{{name: "memory.max", content: most}, {name: "memory.swap.max", content: "0", optional: true}}
 	}
-	dir := filepath.Join(root, fmt.Sprintf("starling-%d-%s", os.Getpid(), name))
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+	dir, err := os.MkdirTemp(root, "starling-"+name+"-")
+	if err != nil {
+		return nil, unsupported(err)
 	}
 	g := &MemoryGroup{dir: dir, events: filepath.Join(dir, events)}
 	for _, f := range files {
 		// without O_CREATE: the kernel makes the files
 		err := writeFile(filepath.Join(dir, f.name), f.content)
-		if err != nil && !(f.optional && errors.Is(err, os.ErrNotExist)) {
-			return nil, errors.Join(fmt.Errorf("%w: %w", errors.ErrUnsupported, err), g.Remove())
+		if f.optional && errors.Is(err, os.ErrNotExist) && !swaps() {
+			continue
+		}
+		if err != nil {
+			return nil, errors.Join(unsupported(err), g.Remove())
 		}
 	}
 	return g, nil
+}
+
+// unsupported marks errors that say that this process or this kernel cannot limit memory.
+func unsupported(err error) error {
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EROFS) {
+		return fmt.Errorf("%w: %w", errors.ErrUnsupported, err)
+	}
+	return err
+}
+
+// swaps reports whether the machine may have swap.
+func swaps() bool {
+	content, err := os.ReadFile("/proc/swaps")
+	return err != nil || bytes.Count(content, []byte("\n")) > 1 // the first line is a heading
 }
 
 func writeFile(path, content string) error {

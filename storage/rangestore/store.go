@@ -43,9 +43,9 @@ const flushBlocks = 10
 // they may wait.
 const flushInterval = time.Minute
 
-// compactAfter is the number of flushes until a compaction. It rewrites the whole page list, 31 MB
-// with ten million keys: with four instead of two flushes, a node writes 4.8 bytes per changed byte
-// instead of 8.2 (docs/runs/sharded.txt).
+// compactAfter is the number of flushes until a compaction. A compaction rewrites the whole page
+// list, 31 MB with ten million keys: with four instead of two flushes, a node writes 4.8 to 6.0
+// bytes per changed byte instead of 8.2 to 9.7 (docs/runs/sharded.txt).
 const compactAfter = 4
 
 // flushBytes is the size of changes that are flushed at once, and a quarter of those that may wait:
