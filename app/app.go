@@ -143,7 +143,7 @@ type App struct {
 	expected    expectedKeys
 	trees       *queryTrees
 	witnesses   blockWitnesses
-	queries     chan struct{}      // one element for each query that waits for the Source
+	queries     queryPlaces
 	simulations chan struct{}      // one element for each simulation that runs
 	life        context.Context    //nolint:containedctx // ends with Stop
 	end         context.CancelFunc // ends life
@@ -208,7 +208,7 @@ func New(options Options) (*App, error) {
 		options.WitnessBytes = DefaultWitnessBytes
 	}
 	a := &App{
-		options: options, logger: options.Logger, results: newResults(), queries: make(chan struct{}, maxWaitingQueries),
+		options: options, logger: options.Logger, results: newResults(),
 		trees: newQueryTrees(), simulations: make(chan struct{}, maxSimulations),
 	}
 	a.state = onDisk{a}

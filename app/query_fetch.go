@@ -14,8 +14,8 @@ const (
 	// queryPatience is the time that a query waits for the Source, as a multiple of
 	// Options.WitnessTimeout.
 	queryPatience = 5
-	// maxWaitingQueries limits the fetches of queries in progress. Queries that wait for one of
-	// them do not count.
+	// maxWaitingQueries limits the fetches of queries in progress (queryPlaces). Queries that wait
+	// for one of them do not count.
 	maxWaitingQueries = 64
 	// rangeRound limits the bytes of leaf records that one request of a query fetches.
 	rangeRound = 256 << 10

@@ -241,7 +241,7 @@ func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avl
 		close(done)
 	}()
 
-	if err := t.copyFromOthers(ctx, at.version, n.wants, len(a.queries) == cap(a.queries)); err != nil {
+	if err := t.copyFromOthers(ctx, at.version, n.wants, a.queries.areTaken()); err != nil {
 		return err
 	}
 	t.mu.Lock()
@@ -251,12 +251,11 @@ func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avl
 			return nil
 		}
 	}
-	select {
-	case a.queries <- struct{}{}:
-		defer func() { <-a.queries }()
-	default:
-		return tx.Errorf(tx.CodeBusy, "%d queries wait for missing parts of this node's state: ask again later, or ask another node", maxWaitingQueries)
+	release := a.queries.take(ctx)
+	if release == nil {
+		return tx.Errorf(tx.CodeBusy, "too many queries wait for missing parts of this node's state: ask again later, or ask another node")
 	}
+	defer release()
 	f := &fetcher{app: a.App, call: forQuery, height: at.height, lock: &t.mu, version: t.version.Load, replace: t.replace}
 	return f.bring(ctx, n)
 }

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/tap"
 
 	"github.com/starling-kv/starling/api"
+	"github.com/starling-kv/starling/app"
 )
 
 const (
@@ -180,6 +181,8 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 	if release == nil {
 		return nil, status.Error(codes.ResourceExhausted, "too many calls are in progress: call again later, or call another node")
 	}
+	host, _ := hostOf(caller)
+	ctx = app.ForClient(ctx, host.String())
 	var limited context.Context
 	var cancel context.CancelFunc
 	if info.FullMethodName == api.Node_Watch_FullMethodName {
