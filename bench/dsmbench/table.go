@@ -139,7 +139,7 @@ func (r *Result) printNotes(out io.Writer) {
 transfers   %s signed transactions per block, by %s signers: two compare-and-puts each. Nine times out of ten an account is drawn from a tenth
             of the accounts. Keys have %d bytes, values %d. With deletions, 5 %% of the transactions delete an account, and 5 %% create one
 local       everything in memory; paged: %d MiB of memory for all that `+"`state_in_memory = false`"+` caches. Blocks are executed and committed after
-            their signatures were checked; figures are those of the median of %d blocks. No CometBFT
+            their signatures were checked; older states stay as by default; figures are those of the median of %d blocks. No CometBFT
 sharded     the tree to depth r, all system keys, and what was changed or fetched in the last %d blocks. The block's multiproof is encoded in this process:
             decoding and grafting count, encoding and the network do not. fetched: requests during the execution of blocks
 full paths  for each transaction, the paths of its two accounts and its nonce: images of inner nodes (%d bytes and a key), and leaves

@@ -11,6 +11,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/appstore"
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/storage"
 )
 
@@ -38,7 +39,8 @@ func openValidator(b begin) (*validator, error) {
 		return nil, err
 	}
 	defer state.Release()
-	o := app.Options{ChainID: chainID, KeepRecent: 4}
+	keep := config.DefaultApp().State
+	o := app.Options{ChainID: chainID, KeepRecent: keep.KeepRecent, KeepRecentBytes: uint64(keep.KeepRecentBytes)}
 	v.store = &appstore.Memory{First: state, Height: firstHeight}
 	o.Store = v.store
 	switch b.Role {
