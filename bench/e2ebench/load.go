@@ -31,8 +31,7 @@ var Loads = []string{loadOwn, loadDistinct}
 // leastBlocks is the minimum number of blocks in a measurement, however short: a rate needs two.
 const leastBlocks = 3
 
-// drainPatience is the time limit for pending transactions to reach a block after the last was
-// sent.
+// drainPatience is the default of session.patience.
 const drainPatience = 2 * time.Minute
 
 // maker returns a new transaction, different from all others. It is safe for concurrent use.
@@ -77,18 +76,20 @@ func spread(key []byte) string {
 // session is a client of a network: a connection to each validator, and a record of every
 // transaction.
 type session struct {
-	net     *network.Network
-	kind    string // kind of the network
-	make    maker
-	ledger  *ledger
-	conns   []*conn
-	ctx     context.Context // ends with the first failure
-	cancel  context.CancelCauseFunc
-	watcher sync.WaitGroup
+	net    *network.Network
+	kind   string // kind of the network
+	make   maker
+	ledger *ledger
+	conns  []*conn
+	// patience is the time limit for pending transactions to reach a block after the last was sent.
+	patience time.Duration
+	ctx      context.Context // ends with the first failure
+	cancel   context.CancelCauseFunc
+	watcher  sync.WaitGroup
 }
 
 func openSession(n *network.Network, kind, load string, o Network) (*session, error) {
-	s := &session{net: n, kind: kind, make: newMaker(load, len(n.Validators), o.TxBytes), ledger: newLedger(o.InFlight)}
+	s := &session{net: n, kind: kind, make: newMaker(load, len(n.Validators), o.TxBytes), ledger: newLedger(o.InFlight), patience: drainPatience}
 	s.ctx, s.cancel = context.WithCancelCause(n.Context())
 	started := make(chan struct{})
 	s.watcher.Go(func() {
@@ -277,7 +278,7 @@ func (s *session) count(ctx context.Context, warm time.Duration) func() (counter
 
 // drain waits until all accepted transactions are in blocks.
 func (s *session) drain() error {
-	ctx, cancel := context.WithTimeout(s.ctx, drainPatience)
+	ctx, cancel := context.WithTimeout(s.ctx, s.patience)
 	defer cancel()
 	err := runner.Poll(ctx, "all transactions to be in blocks", func() bool { return s.ledger.pending() == 0 })
 	if err != nil {

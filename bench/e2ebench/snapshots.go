@@ -314,6 +314,7 @@ func (o *SnapshotsOptions) turn(ctx context.Context, k kind, dir string) (r Snap
 		return r, err
 	}
 	defer s.close()
+	s.patience = o.patience() // a commit may wait for a snapshot
 	m, err := s.measureSpan(warm, time.Duration(o.Seconds)*time.Second, s.saturating())
 	if err != nil {
 		return r, err
