@@ -108,8 +108,9 @@ func RunNewcomer(ctx context.Context, o NewcomerOptions, progress *harness.Progr
 			edit := k.Edit
 			k.Edit = func(c *cfg.Config) {
 				edit(c)
-				c.Consensus.CreateEmptyBlocks = false         // no further snapshot during the joins
-				c.RPC.TimeoutBroadcastTxCommit = o.patience() // a commit may wait for a snapshot
+				c.Consensus.CreateEmptyBlocks = false // no further snapshot during the joins
+				// A commit may wait for a snapshot.
+				c.RPC.TimeoutBroadcastTxCommit = o.patience()
 			}
 			return o.turn(ctx, k, filepath.Join(dir, fmt.Sprintf("network-%d", turn)), func(i int, j NewcomerJoin) {
 				of := &result.Joins[i].Starling

@@ -164,8 +164,8 @@ type SnapshotsRound struct {
 // SeriesBlock is a block of a time line.
 type SeriesBlock struct {
 	AtS      float64 `json:"at_s"`               // since the beginning
-	TPS      float64 `json:"tps"`                // its transactions over the time since the block before
-	Snapshot bool    `json:"snapshot,omitempty"` // one is due
+	TPS      float64 `json:"tps"`                // transactions over the time since the last block
+	Snapshot bool    `json:"snapshot,omitempty"` // due
 }
 
 // network returns the network of a name.
