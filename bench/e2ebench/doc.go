@@ -16,8 +16,8 @@
 //
 // RunJoiners (joiners.go) measures the blocks of a network while many nodes join at the same time.
 // RunSnapshots (snapshots.go) compares networks with and without snapshots: starlingd, and
-// bench/iavlnode, which is the opponent in the AVL* paper's Fig. 4, Fig. 5 and Table 2. RunNewcomer
-// (newcomer.go) joins both, as in Fig. 3.
+// bench/iavlnode, which stands in for the opponent of the AVL* paper's Fig. 4, Fig. 5 and Table 2.
+// RunNewcomer (newcomer.go) joins both, as in Fig. 3.
 //
 // All measurements are made from outside: they are what a client sees.
 package e2ebench

@@ -22,6 +22,16 @@ func AtLeast(name string, want, ratio float64) Target {
 	return Target{Name: name, Met: ratio >= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
 }
 
+// MedianAtLeast is a target for the median of ratios that should be want or more. It is undecided
+// if the median's interval contains want.
+func MedianAtLeast(name string, want float64, ratio Interval) Target {
+	t := Target{Name: name, Met: ratio.Low >= want, Figure: ratio.Median, Measure: ratio.Text("%.3g") + " ×"}
+	if !t.Met && ratio.High >= want {
+		t.Undecided = "the interval contains the target"
+	}
+	return t
+}
+
 // AtMost is a target for a ratio that should be want or less. A ratio of 0 is undecided: Ratio
 // returns 0 if nothing was measured, and no measured cost is 0.
 func AtMost(name string, want, ratio float64) Target {

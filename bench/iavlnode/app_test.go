@@ -175,7 +175,7 @@ func TestReopen(t *testing.T) {
 
 func TestCheckTx(t *testing.T) {
 	a := newApp(t, genesis{})
-	for tx, code := range map[string]uint32{"a=b": 0, "a=": 0, "a=b=c": 0, "=b": codeInvalid, "a": codeInvalid, "": codeInvalid} {
+	for tx, code := range map[string]uint32{"a=b": 0, "a=": 0, "a=b=c": 0, "\x01\x00\xff=x": 0, "=b": codeInvalid, "a": codeInvalid, "": codeInvalid} {
 		r, err := a.CheckTx(t.Context(), &abci.RequestCheckTx{Tx: []byte(tx)})
 		require.NoError(t, err)
 		require.Equal(t, code, r.Code, tx)

@@ -1,6 +1,6 @@
 // Command iavlnode is a CometBFT node whose application keeps its state in a cosmos/iavl tree, and
-// makes snapshots as such applications do. It is the opponent in the AVL* paper's evaluation
-// (Fynn et al. 2022, section 5): starling-bench starts networks of it.
+// makes snapshots as such applications do. It stands in for the opponent of the AVL* paper's
+// evaluation (Fynn et al. 2022, section 5): starling-bench starts networks of it.
 //
 //	iavlnode init · start      the commands of cometbft
 //	   └─ CometBFT's node ──▶ app (app.go), in the same process

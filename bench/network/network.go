@@ -8,6 +8,7 @@ package network
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,8 +37,7 @@ const (
 	// ChainID is the chain ID of all networks.
 	ChainID = "bench"
 
-	// StartPatience is the time limit for the first blocks of a network; it is generous, for a busy
-	// machine.
+	// StartPatience is the default of Options.StartPatience; it is generous, for a busy machine.
 	StartPatience = 3 * time.Minute
 
 	// StopGrace is the time limit for a node to stop cleanly.
@@ -77,9 +77,12 @@ type Options struct {
 	Last []string
 	// StorageDelay is the delay, one way, between each validator and each storage node.
 	StorageDelay time.Duration
-	Edit         func(*cfg.Config) // changes each validator's configuration; may be nil
-	Env          []string          // environment of each validator
-	GRPC         bool              // the validators, of starlingd, have a gRPC endpoint
+	// StartPatience is the time limit for the first blocks, before which an application may fill
+	// its state; 0: the constant.
+	StartPatience time.Duration
+	Edit          func(*cfg.Config) // changes each validator's configuration; may be nil
+	Env           []string          // environment of each validator
+	GRPC          bool              // the validators, of starlingd, have a gRPC endpoint
 
 	Sharded Sharded // zero: all nodes have the whole state
 }
@@ -120,6 +123,7 @@ func Start(ctx context.Context, o Options) (*Network, error) {
 	if o.Init == nil {
 		o.Init = InitStarlingd
 	}
+	o.StartPatience = cmp.Or(o.StartPatience, StartPatience)
 	n := &Network{o: o, processes: runner.NewProcesses(ctx), running: map[*runner.Home]*runner.Process{}, extra: map[*runner.Home][]string{}}
 	if err := n.start(); err != nil {
 		return nil, errors.Join(err, n.Stop())
@@ -145,7 +149,7 @@ func home(ctx context.Context, program, name, dir string, args func(name, dir st
 }
 
 func (n *Network) start() (err error) {
-	ctx, cancel := context.WithTimeout(n.Context(), StartPatience)
+	ctx, cancel := context.WithTimeout(n.Context(), n.o.StartPatience)
 	defer cancel()
 	if n.Validators, err = n.Homes(ctx, "validator", n.o.Validators); err != nil {
 		return err
@@ -299,21 +303,55 @@ func (n *Network) ServeGRPC(h *runner.Home) (string, error) {
 	return "grpc://" + address, nil
 }
 
-// delay starts a relay between the nodes with a delay. p2p are the validators' addresses. A
-// validator dials those before it.
-func (n *Network) delay(p2p []string) error {
+// Hop is a way from one node to another through a relay.
+type Hop struct {
+	From, To  *runner.Home
+	Target    string        // host:port of To
+	Delay     time.Duration // in each direction
+	Transport bool          // Target is of p2p, and the transport of its node is reached, too
+}
+
+// Delay starts a relay, and returns the address on it for each hop. That of a transport follows
+// from it (runner.TransportOf). The caller must close the relay.
+func Delay(hops []Hop) (relay *link.Relay, addresses []string, err error) {
+	held, err := ports.Hold(len(hops))
+	if err != nil {
+		return nil, nil, err
+	}
+	held.Release()
 	var (
 		links    []link.Link
 		settings []link.Setting
-		pairs    [][2]*runner.Home
 	)
-	add := func(from, to *runner.Home, target string, delay time.Duration) {
-		pairs = append(pairs, [2]*runner.Home{from, to})
-		links = append(links, link.Link{From: from.Name, To: to.Name, Target: target})
-		for _, way := range [][2]string{{from.Name, to.Name}, {to.Name, from.Name}} {
-			settings = append(settings, link.Setting{From: way[0], To: way[1], Treatment: link.Treatment{Delay: delay}})
+	for i, hop := range hops {
+		from, to, at := hop.From.Name, hop.To.Name, held.Address(i)
+		addresses = append(addresses, at)
+		links = append(links, link.Link{From: from, To: to, Listen: at, Target: hop.Target})
+		if hop.Transport {
+			listen, err := runner.TransportOf(at)
+			target, err2 := runner.TransportOf(hop.Target)
+			if err := errors.Join(err, err2); err != nil {
+				return nil, nil, err
+			}
+			links = append(links, link.Link{From: from, To: to, Listen: listen, Target: target})
 		}
+		treatment := link.Treatment{Delay: hop.Delay}
+		settings = append(settings, link.Setting{From: from, To: to, Treatment: treatment}, link.Setting{From: to, To: from, Treatment: treatment})
 	}
+	if relay, err = link.New(links); err != nil {
+		return nil, nil, err
+	}
+	if err := relay.Set(settings...); err != nil {
+		relay.Close()
+		return nil, nil, err
+	}
+	return relay, addresses, nil
+}
+
+// delay starts a relay between the nodes with a delay. p2p are the validators' addresses. A
+// validator dials those before it.
+func (n *Network) delay(p2p []string) error {
+	var hops []Hop
 	for i, from := range n.Validators {
 		delay := n.o.Delay
 		if i == len(n.Validators)-1 {
@@ -321,7 +359,7 @@ func (n *Network) delay(p2p []string) error {
 		}
 		for j, to := range n.Validators[:i] {
 			if delay > 0 {
-				add(from, to, p2p[j], delay)
+				hops = append(hops, Hop{From: from, To: to, Target: p2p[j], Delay: delay})
 			}
 		}
 		for _, to := range n.Storage {
@@ -332,26 +370,21 @@ func (n *Network) delay(p2p []string) error {
 			if err != nil {
 				return err
 			}
-			add(from, to, target, n.o.StorageDelay)
+			hops = append(hops, Hop{From: from, To: to, Target: target, Delay: n.o.StorageDelay})
 		}
 	}
-	if len(links) == 0 {
+	if len(hops) == 0 {
 		return nil
 	}
-	held, err := ports.Hold(len(links))
+	relay, addresses, err := Delay(hops)
 	if err != nil {
 		return err
 	}
-	n.reach = map[[2]*runner.Home]string{}
-	for i, pair := range pairs {
-		links[i].Listen = held.Address(i)
-		n.reach[pair] = held.Address(i)
+	n.relay, n.reach = relay, map[[2]*runner.Home]string{}
+	for i, hop := range hops {
+		n.reach[[2]*runner.Home{hop.From, hop.To}] = addresses[i]
 	}
-	held.Release()
-	if n.relay, err = link.New(links); err != nil {
-		return err
-	}
-	return n.relay.Set(settings...)
+	return nil
 }
 
 // reached returns the address at which a node dials another: direct unless there is a delay.
@@ -434,7 +467,7 @@ func (n *Network) Restart(ctx context.Context, env ...string) error {
 		return err
 	}
 	n.processes, n.o.Env = runner.NewProcesses(ctx), env
-	ctx, cancel := context.WithTimeout(n.Context(), StartPatience)
+	ctx, cancel := context.WithTimeout(n.Context(), n.o.StartPatience)
 	defer cancel()
 	return n.runAll(ctx)
 }
@@ -503,6 +536,28 @@ func (n *Network) Stop() error {
 	}
 	release(slices.Concat(n.Validators, n.Storage))
 	return errors.Join(err, os.RemoveAll(n.o.Dir))
+}
+
+// Discard is Stop without a clean end: a validator in the middle of a long commit ends at once.
+func (n *Network) Discard() error {
+	for _, h := range n.Validators {
+		n.Kill(h)
+	}
+	return n.Stop()
+}
+
+// Reach waits until the applications of all validators have a height.
+func (n *Network) Reach(ctx context.Context, height int64) error {
+	for _, h := range n.Validators {
+		err := runner.Poll(ctx, fmt.Sprintf("%s to have height %d", h.Name, height), func() bool {
+			at, err := h.AppInfo(ctx)
+			return err == nil && at.Height >= height
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func release(homes []*runner.Home) {

@@ -1,7 +1,7 @@
 // Package papersbench repeats the figures of the four papers, and draws them next to the papers'
 // numbers.
 //
-//	figures (a registry) ── run ──▶ the other benchmarks (syncbench, storagebench, dsmbench, joinbench, relaybench, programsbench)
+//	figures (a registry) ── run ──▶ the other benchmarks (syncbench, e2ebench, storagebench, dsmbench, joinbench, relaybench, programsbench)
 //	       │                        or a small run of this package
 //	       │                            chunked, space   the AVL* paper's own chunks, and Starling's
 //	       │                            moving           a join while the chain moves
