@@ -69,6 +69,14 @@ func measure[R any](t *testing.T, texts []string, args ...string) (out string, r
 	require.NoError(t, err)
 	require.NoError(t, json.Unmarshal(b, &result))
 	require.NoError(t, json.Unmarshal(b, &figures))
+	machine := figures["machine"].(map[string]any)
+	require.NotEmpty(t, machine["cpu"])
+	require.IsType(t, 1.0, machine["load"])
+	require.Contains(t, machine, "commit") // empty for changed code
+	date, err := time.Parse(time.RFC3339, machine["date"].(string))
+	require.NoError(t, err)
+	require.Equal(t, time.UTC, date.Location())
+	require.Positive(t, date.Unix())
 	return out, result, figures
 }
 

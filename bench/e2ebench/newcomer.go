@@ -50,7 +50,6 @@ type NewcomerResult struct {
 	Rounds     int             `json:"rounds"`
 	Seed       uint64          `json:"seed"`
 	Machine    harness.Machine `json:"machine"`
-	Load       float64         `json:"load"` // load average before the run
 }
 
 // NewcomerJoins are the joins with a delay.
@@ -88,7 +87,7 @@ func (j *NewcomerJoins) judge() {
 // with a delay. It reports to progress, and always stops its processes.
 func RunNewcomer(ctx context.Context, o NewcomerOptions, progress *harness.Progress) (*NewcomerResult, error) {
 	result := &NewcomerResult{
-		Keys: o.Keys, Validators: o.Validators, Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
+		Keys: o.Keys, Validators: o.Validators, Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(),
 	}
 	for _, delay := range o.Delays {
 		result.Joins = append(result.Joins, NewcomerJoins{DelayMS: delay})
@@ -317,5 +316,5 @@ iavl       bench/iavlnode joins by CometBFT's state sync, which first discovers 
 starling   starlingd joins from all validators over TLS
 ms         delay between the new node and each of %s, one way, by a relay; all share one machine without further traffic
 Load average before the run: %.1f
-`, harness.Count(r.Rounds, "round"), discovery, harness.Count(r.Validators, "validator"), r.Load)
+`, harness.Count(r.Rounds, "round"), discovery, harness.Count(r.Validators, "validator"), r.Machine.Load)
 }
