@@ -243,6 +243,7 @@ func TestHiccup(t *testing.T) {
 	require.Equal(t, 20, result.Starling[1].Blocks)
 	require.Equal(t, 15, result.SDK[1].Blocks)
 	require.Positive(t, result.Starling[0].P99Ratio)
+	require.Positive(t, result.Starling[1].Kept.Memory)
 }
 
 // All attackers of a kind come and go. The run itself judges what they achieve.
