@@ -376,6 +376,7 @@ func TestJoin(t *testing.T) {
 		require.NotEmpty(t, way.Components, way.Name)
 	}
 	require.Nil(t, result.RDMAS)
+	require.Len(t, result.Targets, 2)
 	for _, seconds := range []float64{result.TCPS, result.BlocksyncS, result.Blocksync500S} {
 		require.Positive(t, seconds)
 	}
