@@ -99,6 +99,7 @@ var counts = map[string]func(*testing.T, *outcome){
 	},
 	"chainkv/stores": func(t *testing.T, out *outcome) {
 		require.Len(t, out.Charts, 1+3+3, "steps, ratios to three baselines, and rates by distribution")
+		require.Regexp(t, `mixed \d+ MB, geth-hash \d+ MB, geth-path \d+ MB, .*starling \d+ MB`, out.Rows[len(out.Rows)-1].Ours)
 		for _, c := range out.Charts[1:4] {
 			require.Len(t, c.Lines, 3+2, "%s: three distributions, and the paper's range", c.Title)
 			require.Len(t, c.Lines[0].Points, 5, c.Title)

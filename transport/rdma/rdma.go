@@ -47,9 +47,9 @@ type Options struct {
 	// Allowed reports whether a peer at an address may have memory and a queue pair; nil: no peer
 	// may.
 	Allowed func(transport.ID, netip.Addr) bool
-	// Memory is the limit of registered memory, in bytes; default 256 MiB. It is divided among Peers
-	// peers; default 1. A path takes 6 to 34 MiB at the dialer (see unitsFor) and 4 MiB at the
-	// server.
+	// Memory is the limit of registered memory, in bytes; default 256 MiB. It is divided among a
+	// number of Peers; default 1. A path takes 6 to 34 MiB at the dialer (see unitsFor), and 4 MiB
+	// at the server.
 	Memory int64
 	Peers  int
 	Hooks  Hooks
