@@ -365,6 +365,17 @@ func TestNewcomer(t *testing.T) {
 	}
 }
 
+// A false snapshot costs IAVL's joiner the bytes of a state, and Starling's joiner a few chunks.
+func TestNewcomerWithAByzantineValidator(t *testing.T) {
+	t.Parallel() // mostly waits for blocks
+	_, result, _ := measure[e2ebench.NewcomerResult](t, []string{"Byzantine  1 of the validators"},
+		"newcomer", "--validators", "3", "--keys", "20000", "--rounds", "1", "--snapshot-interval", "10", "--delays", "0", "--timeout-commit", "100ms", "--lying", "1")
+	require.Equal(t, 1, result.Lying)
+	const state = 20_000 * 120
+	require.Greater(t, result.Joins[0].IAVL[0].Bytes, int64(2*state))
+	require.Less(t, result.Joins[0].Starling[0].Bytes, int64(2*state))
+}
+
 // A new node fetches a short chain in each of the three ways.
 func TestJoin(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
@@ -564,6 +575,7 @@ func TestRefusals(t *testing.T) {
 		},
 		"cosmos":   {{"--keys=0", "--keys is 0"}, {"--engines=rocksdb", `"rocksdb"`}, {"--engines= --stores=", "both empty"}, {"--commits=-1", "--commits is -1"}},
 		"e2e":      {{"--in-flight=5000", "--in-flight is 5000"}, {"--indexer=psql", `"psql", it must be kv or null`}, {"--loads=", "--loads names no load"}, {"--kvstore=noop", `"noop"`}},
+		"newcomer": {{"--lying=1 --validators=1", "no honest one is left"}, {"--lying=2", "--lying is 2"}},
 		"joiners":  {{"--joiners=0", "--joiners is 0"}, {"--starlingd=no/such/program", "no/such/program"}},
 		"join":     {{"--blocks=1", "--blocks is 1"}, {"--block-bytes=2048 --value-bytes=4096", "--value-bytes is 4096"}},
 		"timeline": {{"--json=no/such/folder/x.json", "--json: cannot write the result"}, {"--validators=0", "--validators"}},
