@@ -40,6 +40,7 @@ func benchmark[O any, R interface{ Print(io.Writer) }, P interface {
 		}
 		progress := harness.NewProgress(os.Stderr)
 		progress.Dir = dir
+		harness.ThisMachine() // with the load before the run
 		result, err := run(cmd.Context(), o, progress)
 		if err != nil {
 			discard()

@@ -69,6 +69,14 @@ func measure[R any](t *testing.T, texts []string, args ...string) (out string, r
 	require.NoError(t, err)
 	require.NoError(t, json.Unmarshal(b, &result))
 	require.NoError(t, json.Unmarshal(b, &figures))
+	machine := figures["machine"].(map[string]any)
+	require.NotEmpty(t, machine["cpu"])
+	require.IsType(t, 1.0, machine["load"])
+	require.Contains(t, machine, "commit") // empty for changed code
+	date, err := time.Parse(time.RFC3339, machine["date"].(string))
+	require.NoError(t, err)
+	require.Equal(t, time.UTC, date.Location())
+	require.Positive(t, date.Unix())
 	return out, result, figures
 }
 
@@ -235,6 +243,7 @@ func TestHiccup(t *testing.T) {
 	require.Equal(t, 20, result.Starling[1].Blocks)
 	require.Equal(t, 15, result.SDK[1].Blocks)
 	require.Positive(t, result.Starling[0].P99Ratio)
+	require.Positive(t, result.Starling[1].Kept.Memory)
 }
 
 // All attackers of a kind come and go. The run itself judges what they achieve.
@@ -356,6 +365,17 @@ func TestNewcomer(t *testing.T) {
 	}
 }
 
+// A false snapshot costs IAVL's joiner the bytes of a state, and Starling's joiner a few chunks.
+func TestNewcomerWithAByzantineValidator(t *testing.T) {
+	t.Parallel() // mostly waits for blocks
+	_, result, _ := measure[e2ebench.NewcomerResult](t, []string{"Byzantine  1 of the validators"},
+		"newcomer", "--validators", "3", "--keys", "20000", "--rounds", "1", "--snapshot-interval", "10", "--delays", "0", "--timeout-commit", "100ms", "--lying", "1")
+	require.Equal(t, 1, result.Lying)
+	const state = 20_000 * 120
+	require.Greater(t, result.Joins[0].IAVL[0].Bytes, int64(2*state))
+	require.Less(t, result.Joins[0].Starling[0].Bytes, int64(2*state))
+}
+
 // A new node fetches a short chain in each of the three ways.
 func TestJoin(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
@@ -367,6 +387,7 @@ func TestJoin(t *testing.T) {
 		require.NotEmpty(t, way.Components, way.Name)
 	}
 	require.Nil(t, result.RDMAS)
+	require.Len(t, result.Targets, 2)
 	for _, seconds := range []float64{result.TCPS, result.BlocksyncS, result.Blocksync500S} {
 		require.Positive(t, seconds)
 	}
@@ -560,7 +581,7 @@ func TestRefusals(t *testing.T) {
 		},
 		"newcomer": {
 			{"--delays=2000", "--delays has 2000"}, {"--keys=10", "--keys is 10"}, {"--validators=1", "--validators is 1"},
-			{"--snapshot-interval=4", "--snapshot-interval is 4"}, {"--in-flight=1", "unknown flag"},
+			{"--snapshot-interval=4", "--snapshot-interval is 4"}, {"--in-flight=1", "unknown flag"}, {"--lying=2", "--lying is 2"},
 		},
 		"joiners":  {{"--joiners=0", "--joiners is 0"}, {"--starlingd=no/such/program", "no/such/program"}},
 		"join":     {{"--blocks=1", "--blocks is 1"}, {"--block-bytes=2048 --value-bytes=4096", "--value-bytes is 4096"}},

@@ -27,7 +27,7 @@ func TestTransport(t *testing.T) {
 	require.NoError(t, err)
 	var result map[string]any
 	require.NoError(t, json.Unmarshal(b, &result))
-	for _, key := range []string{"device", "kernel", "guest", "load", "runs"} {
+	for _, key := range []string{"device", "kernel", "guest", "machine", "runs"} {
 		require.Contains(t, result, key)
 	}
 	require.Equal(t, false, result["guest"])

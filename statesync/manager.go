@@ -28,8 +28,7 @@ type Options struct {
 	// BlocksFrom is the first block that CometBFT has at startup; 0: unknown, see AddStored.
 	BlocksFrom int64
 	// Hold is how long an older snapshot is kept after it was last offered or one of its chunks was
-	// requested: a joiner that chose it must be able to finish. Default: 3 minutes, since CometBFT
-	// waits 2 minutes for a chunk.
+	// requested: a joiner that chose it must be able to finish. Default: DefaultHold.
 	Hold time.Duration
 	// MaxBytes limits what only snapshots keep: so much memory, and so much disk space. 0: as much
 	// as the state has, at least MinKept of each. The oldest snapshots go first, even if they are
@@ -43,6 +42,9 @@ type Options struct {
 	now           func() time.Time // default: time.Now
 	beforeVerify  func()           // lets tests delay the pool
 }
+
+// DefaultHold is the default of Options.Hold: CometBFT waits 2 minutes for a chunk.
+const DefaultHold = 3 * time.Minute
 
 // maxHeld limits the snapshots that are kept because of requests, and longestHold how long each of
 // them is kept: any peer can request them.
@@ -93,7 +95,7 @@ func NewManager(opts Options) *Manager {
 		opts.progressEvery = 5 * time.Second
 	}
 	if opts.Hold <= 0 {
-		opts.Hold = 3 * time.Minute
+		opts.Hold = DefaultHold
 	}
 	if opts.now == nil {
 		opts.now = time.Now

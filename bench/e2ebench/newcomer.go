@@ -27,8 +27,10 @@ const discovery = 5 * time.Second
 type NewcomerOptions struct {
 	State
 	Network
-	Delays []int // ms, one way, between the new node and each validator
-	Rounds int
+	Delays    []int // ms, one way, between the new node and each validator
+	Rounds    int
+	Lying     int    // number of Byzantine validators: 0 or 1
+	Byzantine string // path of a built program
 }
 
 // Flags adds the flags of newcomer.
@@ -38,6 +40,8 @@ func (o *NewcomerOptions) Flags(f *harness.Flags) {
 	o.State.flags(f, 5)
 	f.Ints(&o.Delays, "delays", []int{0, 40}, 0, 1000, "delays between the new node and each validator in ms, one way")
 	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of rounds; each starts both networks, and joins each once with each delay")
+	f.Int(&o.Lying, "lying", 0, 0, 1, "number of Byzantine validators: Starling's serves damaged chunks, IAVL's the chunks of a false state")
+	f.Program(&o.Byzantine, "byzantine")
 	o.Network.flags(f, 2) // CometBFT's state sync needs two RPC servers
 	o.Indexer = indexed
 }
@@ -48,10 +52,10 @@ type NewcomerResult struct {
 
 	Keys       int             `json:"keys"`
 	Validators int             `json:"validators"`
+	Lying      int             `json:"lying"`
 	Rounds     int             `json:"rounds"`
 	Seed       uint64          `json:"seed"`
 	Machine    harness.Machine `json:"machine"`
-	Load       float64         `json:"load"` // load average before the run
 }
 
 // NewcomerJoins are the joins with a delay.
@@ -89,7 +93,7 @@ func (j *NewcomerJoins) judge() {
 // with a delay. It reports to progress, and always stops its processes.
 func RunNewcomer(ctx context.Context, o NewcomerOptions, progress *harness.Progress) (*NewcomerResult, error) {
 	result := &NewcomerResult{
-		Keys: o.Keys, Validators: o.Validators, Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
+		Keys: o.Keys, Validators: o.Validators, Lying: o.Lying, Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(),
 	}
 	for _, delay := range o.Delays {
 		result.Joins = append(result.Joins, NewcomerJoins{DelayMS: delay})
@@ -99,12 +103,25 @@ func RunNewcomer(ctx context.Context, o NewcomerOptions, progress *harness.Progr
 		if err != nil {
 			return err
 		}
+		var byzantine string
+		if o.Lying > 0 {
+			if byzantine, err = harness.Build(ctx, o.Byzantine, ".", "github.com/starling-kv/starling/e2e/byzantine", progress); err != nil {
+				return err
+			}
+		}
 		turn, names := 0, []string{nameIAVLPausing, nameSnapshots}
 		progress.Begin("join", "nodes", o.Rounds*len(names)*len(o.Delays))
 		return harness.InTurns(o.Rounds, names, func(_ int, name string) error {
 			progress.Working(name)
 			turn++
 			k := o.State.network(&o.Network, name, starlingd, iavlnode)
+			switch {
+			case o.Lying == 0:
+			case name == nameIAVLPausing:
+				k.Last = []string{iavlnode, "lie"}
+			default:
+				k.Last = []string{byzantine, "--lie", "corrupt"}
+			}
 			edit := k.Edit
 			k.Edit = func(c *cfg.Config) {
 				edit(c)
@@ -159,13 +176,14 @@ func (o *NewcomerOptions) turn(ctx context.Context, k kind, dir string, joined f
 }
 
 // toSnapshot makes blocks until all validators have a snapshot with all keys, and the two headers
-// after it that prove it. It returns the snapshot's height.
+// after it that prove it; with Lying, one more, since a Byzantine node's snapshot claims to be of
+// the next height. It returns the snapshot's height.
 func (o *NewcomerOptions) toSnapshot(ctx context.Context, n *network.Network) (snapshot int64, err error) {
 	c, err := rpchttp.New(n.Validators[0].RPC(), "/websocket")
 	if err != nil {
 		return 0, err
 	}
-	interval := int64(o.Interval)
+	interval, after := int64(o.Interval), int64(2+o.Lying)
 	for i := 0; ; i++ {
 		done, err := c.BroadcastTxCommit(ctx, fmt.Appendf(nil, "block-%d=x", i))
 		if err != nil {
@@ -177,11 +195,11 @@ func (o *NewcomerOptions) toSnapshot(ctx context.Context, n *network.Network) (s
 		if snapshot == 0 {
 			snapshot = (done.Height + interval) / interval * interval
 		}
-		if done.Height >= snapshot+2 {
+		if done.Height >= snapshot+after {
 			break
 		}
 	}
-	return snapshot, n.Reach(ctx, snapshot+2)
+	return snapshot, n.Reach(ctx, snapshot+after)
 }
 
 // join starts a new node that knows the validators' addresses on a relay, waits until it has the
@@ -316,7 +334,9 @@ join                from the start of the process until it answers with the heig
 iavl-pausing        bench/iavlnode joins by CometBFT's state sync, which first discovers snapshots for %v, and connects meanwhile: the
                     second column is without that. Its light client asks the validators' RPC servers
 starling-snapshots  starlingd joins from all validators over TLS
+Byzantine           %d of the validators. IAVL's offers a false state as the newest snapshot: only its end shows that, and the node
+                    restores another one. Starling's sends damaged chunks, which are fetched again
 ms                  delay between the new node and each of %s, one way, by a relay; all share one machine without further traffic
 Load average before the run: %.1f
-`, harness.Count(r.Rounds, "round"), discovery, harness.Count(r.Validators, "validator"), r.Load)
+`, harness.Count(r.Rounds, "round"), discovery, r.Lying, harness.Count(r.Validators, "validator"), r.Machine.Load)
 }

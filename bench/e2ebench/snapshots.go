@@ -127,7 +127,6 @@ type SnapshotsResult struct {
 	Rounds          int              `json:"rounds"`
 	Seed            uint64           `json:"seed"`
 	Machine         harness.Machine  `json:"machine"`
-	Load            float64          `json:"load"` // load average before the run
 	Targets         []harness.Target `json:"targets"`
 }
 
@@ -263,7 +262,7 @@ func (s *State) fill(ctx context.Context, n *network.Network) error {
 func RunSnapshots(ctx context.Context, o SnapshotsOptions, progress *harness.Progress) (*SnapshotsResult, error) {
 	result := &SnapshotsResult{
 		Keys: o.Keys, Interval: o.Interval, Validators: o.Validators, DelayMS: millis(o.Delay), TimeoutCommitMS: millis(o.TimeoutCommit), InFlight: o.InFlight,
-		TxBytes: o.TxBytes, Seconds: o.Seconds, Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
+		TxBytes: o.TxBytes, Seconds: o.Seconds, Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(),
 	}
 	for _, name := range o.Networks {
 		result.Networks = append(result.Networks, SnapshotsNetwork{Name: name, MakesSnapshots: makesSnapshots(name)})
@@ -502,6 +501,6 @@ latency    from when a transaction is sent until a client receives the event of 
 CPU        time of all validators, per transaction
 config     CometBFT's defaults except timeout_commit %.0f ms, mempool.cache_size 50,000 and mempool.size %s; load average before the run: %.1f
 `, harness.Count(r.Validators, "validator"), r.DelayMS, harness.Count(r.Rounds, "round"), r.Seconds, harness.Count(r.Interval, "block"), r.Interval, r.TxBytes, r.InFlight,
-		r.TimeoutCommitMS, harness.Group(mempoolTxs), r.Load)
+		r.TimeoutCommitMS, harness.Group(mempoolTxs), r.Machine.Load)
 	harness.PrintTargets(out, "1,000,000 keys", r.Targets)
 }

@@ -5,24 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 )
 
 // ErrInterrupted is returned when a signal ends a run before it has a result.
 var ErrInterrupted = errors.New("interrupted: nothing was written")
-
-// Machine describes the machine on which a result was measured.
-type Machine struct {
-	OS   string `json:"os"`
-	Arch string `json:"arch"`
-	CPUs int    `json:"cpus"`
-	Go   string `json:"go"`
-}
-
-// ThisMachine describes the machine that this process runs on.
-func ThisMachine() Machine {
-	return Machine{OS: runtime.GOOS, Arch: runtime.GOARCH, CPUs: runtime.GOMAXPROCS(0), Go: runtime.Version()}
-}
 
 // Ratio returns a/b, or 0 if b is 0 because nothing was measured.
 func Ratio(a, b float64) float64 {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 
 	abci "github.com/cometbft/cometbft/abci/types"
@@ -41,6 +43,7 @@ type app struct {
 	abci.BaseApplication
 	genesis genesis
 	dir     string
+	lies    bool // snapshots have a false value
 	db      db.DB
 	tree    *iavl.MutableTree
 
@@ -55,15 +58,10 @@ type app struct {
 	lastHeight int64          // of FinalizeBlock
 }
 
-// open opens the tree in a folder. Fast storage, which only reads would use, is off. Writes are not
-// synced, and no version is pruned: the SDK's default and its fastest setting.
+// open opens the tree in a folder.
 func open(g genesis, dir string) (*app, error) {
-	base, err := db.NewGoLevelDB("iavl", dir)
-	if err != nil {
-		return nil, fmt.Errorf("database of the tree: %w", err)
-	}
-	a := &app{genesis: g, dir: dir, db: base, tree: iavl.NewMutableTree(base, cacheNodes, true, iavl.NewNopLogger())}
-	version, err := a.tree.Load()
+	a := &app{genesis: g, dir: dir}
+	version, err := a.load()
 	if err != nil {
 		return nil, err
 	}
@@ -71,6 +69,28 @@ func open(g genesis, dir string) (*app, error) {
 		a.publish(version - g.versions())
 	}
 	return a, nil
+}
+
+// database is the name of the tree's database.
+const database = "iavl"
+
+// load opens the tree, and returns its version. Fast storage, which only reads would use, is off.
+// Writes are not synced, and no version is pruned: the SDK's default and its fastest setting.
+func (a *app) load() (version int64, err error) {
+	if a.db, err = db.NewGoLevelDB(database, a.dir); err != nil {
+		return 0, fmt.Errorf("database of the tree: %w", err)
+	}
+	a.tree = iavl.NewMutableTree(a.db, cacheNodes, true, iavl.NewNopLogger())
+	return a.tree.Load()
+}
+
+// clear replaces the tree by an empty one.
+func (a *app) clear() error {
+	err := errors.Join(a.tree.Close(), a.db.Close(), os.RemoveAll(filepath.Join(a.dir, database+".db")))
+	if err == nil {
+		_, err = a.load()
+	}
+	return err
 }
 
 func (a *app) close() error {

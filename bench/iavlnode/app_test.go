@@ -39,13 +39,18 @@ func block(t *testing.T, a *app, height int64, txs ...string) []byte {
 func chain(t *testing.T, g genesis) (a *app, hashes [][]byte) {
 	t.Helper()
 	a = newApp(t, g)
+	return a, fill(t, a)
+}
+
+func fill(t *testing.T, a *app) (hashes [][]byte) {
+	t.Helper()
 	_, err := a.InitChain(t.Context(), &abci.RequestInitChain{})
 	require.NoError(t, err)
 	for height := range int64(4) {
 		hashes = append(hashes, block(t, a, height+1, fmt.Sprintf("key-%d=value", height)))
 	}
 	a.underway.Wait()
-	return a, hashes
+	return hashes
 }
 
 func snapshots(t *testing.T, a *app) []*abci.Snapshot {
@@ -100,23 +105,40 @@ func TestRestore(t *testing.T) {
 	require.Equal(t, block(t, server, 5, "a=b"), block(t, joiner, 5, "a=b"))
 }
 
-// A snapshot of another state has chunks that fit its metadata. Only the whole tree shows it.
-func TestRestoreOfAnotherState(t *testing.T) {
-	server, hashes := chain(t, small)
-	s := snapshots(t, server)[1]
-	joiner := newApp(t, small)
-	_, err := joiner.OfferSnapshot(t.Context(), &abci.RequestOfferSnapshot{Snapshot: s, AppHash: hashes[2]})
+// restore offers a snapshot of a server, applies its chunks, and returns the last result.
+func restore(t *testing.T, joiner, server *app, s *abci.Snapshot, appHash []byte) abci.ResponseApplySnapshotChunk_Result {
+	t.Helper()
+	offered, err := joiner.OfferSnapshot(t.Context(), &abci.RequestOfferSnapshot{Snapshot: s, AppHash: appHash})
 	require.NoError(t, err)
+	require.Equal(t, abci.ResponseOfferSnapshot_ACCEPT, offered.Result)
 	for i := range s.Chunks {
-		_, err = joiner.ApplySnapshotChunk(t.Context(), &abci.RequestApplySnapshotChunk{Index: i, Chunk: chunkOf(t, server, s, i)})
-		if i+1 < s.Chunks {
-			require.NoError(t, err)
+		r, err := joiner.ApplySnapshotChunk(t.Context(), &abci.RequestApplySnapshotChunk{Index: i, Chunk: chunkOf(t, server, s, i)})
+		require.NoError(t, err)
+		if i+1 == s.Chunks {
+			return r.Result
 		}
+		require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, r.Result, "the chunks fit the metadata")
 	}
-	require.ErrorContains(t, err, "the restored state has the hash")
+	return abci.ResponseApplySnapshotChunk_UNKNOWN
+}
+
+// Only the whole tree shows that a snapshot is false. The joiner then restores another one.
+func TestByzantineNode(t *testing.T) {
+	server, hashes := chain(t, small)
+	liar := newApp(t, small)
+	liar.lies = true
+	fill(t, liar)
+	joiner := newApp(t, small)
+	lie := snapshots(t, liar)[0]
+	require.EqualValues(t, 3, lie.Height, "one more than the snapshot's height")
+	require.Equal(t, abci.ResponseApplySnapshotChunk_REJECT_SNAPSHOT, restore(t, joiner, liar, lie, hashes[1]), "a false value")
 	info, err := joiner.Info(t.Context(), &abci.RequestInfo{})
 	require.NoError(t, err)
 	require.Zero(t, info.LastBlockHeight)
+	require.Equal(t, abci.ResponseApplySnapshotChunk_ACCEPT, restore(t, joiner, server, snapshots(t, server)[1], hashes[3]))
+	want := block(t, server, 5, "a=b")
+	require.Equal(t, want, block(t, joiner, 5, "a=b"))
+	require.Equal(t, want, block(t, liar, 5, "a=b"), "its own state is right")
 }
 
 func TestOfferRejected(t *testing.T) {

@@ -3,6 +3,7 @@
 // evaluation (Fynn et al. 2022, section 5): starling-bench starts networks of it.
 //
 //	iavlnode init · start      the commands of cometbft
+//	         lie               start, with false snapshots
 //	   └─ CometBFT's node ──▶ app (app.go), in the same process
 //	         key=value          FinalizeBlock ─▶ the tree; Commit ─▶ a version, on goleveldb
 //	         state sync         snapshots.go: export ─▶ files of chunks ─▶ … ─▶ import
@@ -30,13 +31,20 @@ import (
 
 func main() {
 	root := commands.RootCmd
-	root.AddCommand(commands.InitFilesCmd, commands.NewRunNodeCmd(newNode))
+	lie := commands.NewRunNodeCmd(newNode(true))
+	lie.Use, lie.Aliases, lie.Short = "lie", nil, "Run a node that serves false snapshots"
+	root.AddCommand(commands.InitFilesCmd, commands.NewRunNodeCmd(newNode(false)), lie)
 	if err := cli.PrepareBaseCmd(root, "CMT", os.ExpandEnv(filepath.Join("$HOME", ".iavlnode"))).Execute(); err != nil {
 		os.Exit(1) // the command has printed it
 	}
 }
 
-func newNode(config *cfg.Config, logger log.Logger) (*node.Node, error) {
+// newNode returns a provider of honest or Byzantine nodes.
+func newNode(lies bool) node.Provider {
+	return func(config *cfg.Config, logger log.Logger) (*node.Node, error) { return start(config, logger, lies) }
+}
+
+func start(config *cfg.Config, logger log.Logger, lies bool) (*node.Node, error) {
 	key, err := p2p.LoadOrGenNodeKey(config.NodeKeyFile())
 	if err != nil {
 		return nil, err
@@ -53,6 +61,7 @@ func newNode(config *cfg.Config, logger log.Logger) (*node.Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.lies = lies
 	return node.NewNode(config, privval.LoadOrGenFilePV(config.PrivValidatorKeyFile(), config.PrivValidatorStateFile()), key,
 		proxy.NewConnSyncLocalClientCreator(a), node.DefaultGenesisDocProviderFunc(config), cfg.DefaultDBProvider,
 		node.DefaultMetricsProvider(config.Instrumentation), logger)

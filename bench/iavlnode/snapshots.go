@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -81,9 +80,13 @@ func (a *app) snapshot(height int64) error {
 	return nil
 }
 
-// export writes a snapshot, and removes those that are not kept.
+// export writes a snapshot, and removes those that are not kept. A Byzantine node's snapshot has
+// another value, and claims to be of the next height: a joiner tries the newest snapshot first.
 func (a *app) export(version *iavl.ImmutableTree, height int64) error {
-	began := time.Now()
+	began, lie := time.Now(), a.lies
+	if lie {
+		height++
+	}
 	exporter, err := version.Export()
 	if err != nil {
 		return err
@@ -109,6 +112,10 @@ func (a *app) export(version *iavl.ImmutableTree, height int64) error {
 		}
 		if err != nil {
 			return err
+		}
+		if lie && len(n.Value) > 0 {
+			n.Value = bytes.Repeat([]byte("!"), len(n.Value)) // the tree keeps the old slice
+			lie = false
 		}
 		if chunk = appendNode(chunk, n); len(chunk) >= a.genesis.ChunkBytes {
 			if err := write(); err != nil {
@@ -229,7 +236,7 @@ func (a *app) OfferSnapshot(_ context.Context, r *abci.RequestOfferSnapshot) (*a
 }
 
 // ApplySnapshotChunk implements abci.Application. The whole state is compared with the app hash
-// after the last chunk; a snapshot of another state ends the node's state sync.
+// after the last chunk. If it is another one, CometBFT begins again with another snapshot.
 func (a *app) ApplySnapshotChunk(_ context.Context, r *abci.RequestApplySnapshotChunk) (*abci.ResponseApplySnapshotChunk, error) {
 	s := a.restoring
 	i := int(r.Index)
@@ -254,7 +261,8 @@ func (a *app) ApplySnapshotChunk(_ context.Context, r *abci.RequestApplySnapshot
 			return nil, err
 		}
 		if !bytes.Equal(a.tree.Hash(), s.appHash) {
-			return nil, fmt.Errorf("the restored state has the hash %X, the header %X", a.tree.Hash(), s.appHash)
+			a.restoring = nil
+			return &abci.ResponseApplySnapshotChunk{Result: abci.ResponseApplySnapshotChunk_REJECT_SNAPSHOT}, a.clear()
 		}
 		a.publish(s.height)
 		a.restoring = nil

@@ -11,10 +11,13 @@ import (
 
 func TestPrint(t *testing.T) {
 	r := &Result{Blocks: 10, BlockBytes: 1 << 20, Rounds: 3, TCPS: 2, BlocksyncS: 8, Blocksync500S: 4}
+	r.judge()
+	require.Len(t, r.Targets, 2)
 	var out bytes.Buffer
 	r.Print(&out)
 	require.Contains(t, out.String(), "RDMA was not measured")
-	require.Contains(t, out.String(), "over TCP / block sync: 0.25 (at most 0.5), at 500 MB/s: 0.50 (at most 1)")
+	require.Contains(t, out.String(), "met       a join over TCP at most half of the time of block sync: 0.25×")
+	require.Contains(t, out.String(), "met       a join over TCP at most the time of block sync at 500 MB/s: 0.5×")
 	seconds, share := 1.5, 0.8
 	r.RDMAS, r.RDMACPUS, r.RDMACPUPeak, r.RDMAShare = &seconds, &seconds, &seconds, &share
 	out.Reset()

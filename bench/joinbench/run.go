@@ -79,10 +79,11 @@ type Result struct {
 	Guest       bool     `json:"guest"`
 	Ways        []Way    `json:"ways"`
 
-	BlockBytes int             `json:"block_bytes"`
-	ValueBytes int             `json:"value_bytes"`
-	Rounds     int             `json:"rounds"`
-	Machine    harness.Machine `json:"machine"`
+	BlockBytes int              `json:"block_bytes"`
+	ValueBytes int              `json:"value_bytes"`
+	Rounds     int              `json:"rounds"`
+	Machine    harness.Machine  `json:"machine"`
+	Targets    []harness.Target `json:"targets"`
 }
 
 // Way is the joiner's use of the CPU over one path. The figures are medians over the rounds.
@@ -134,9 +135,17 @@ func (r *Result) Print(w io.Writer) {
 	} else {
 		fmt.Fprintln(w, "RDMA was not measured: it needs --device or --guest")
 	}
-	fmt.Fprintf(w, "over TCP / block sync: %.2f (at most 0.5), at 500 MB/s: %.2f (at most 1)\n", r.TCPS/r.BlocksyncS, r.TCPS/r.Blocksync500S)
 	if r.Guest {
 		fmt.Fprintln(w, "Measured in the emulated VM, where encryption is slow, unlike on hardware. RDMA avoids encryption, block sync does not.")
+	}
+	harness.PrintTargets(w, "500 blocks of 1 MiB", r.Targets)
+}
+
+// judge sets the targets.
+func (r *Result) judge() {
+	r.Targets = []harness.Target{
+		harness.AtMost("a join over TCP at most half of the time of block sync", 0.5, harness.Ratio(r.TCPS, r.BlocksyncS)),
+		harness.AtMost("a join over TCP at most the time of block sync at 500 MB/s", 1, harness.Ratio(r.TCPS, r.Blocksync500S)),
 	}
 }
 
@@ -234,6 +243,7 @@ func (r *run) run(ctx context.Context) (_ *Result, err error) {
 		Blocks: r.o.Blocks, TCPS: seconds(wayTCP), BlocksyncS: seconds(wayBlocksync), Blocksync500S: seconds(wayBlocksync500),
 		BlockBytes: r.o.BlockBytes, ValueBytes: r.o.ValueBytes, Rounds: r.o.Rounds, Machine: harness.ThisMachine(),
 	}
+	result.judge()
 	for way := range measured {
 		result.Ways = append(result.Ways, newWay(wayNames[way], all[way]))
 	}

@@ -203,6 +203,12 @@ var borFigures = []*figure{
 		},
 		run: drawn(relaybench.Run, drawRelay),
 	},
+	{
+		id: "bor/rdma", title: "Fig. 8 to 10 over RDMA",
+		paper:  "All figures of BoR are over RDMA: see those above.",
+		reason: "There is no RDMA device. Soft-RoCE in a VM sends each packet through the kernel, which RDMA is to avoid.",
+		needs:  "Two machines with RDMA devices (RoCE v2 or InfiniBand) in one fabric, and the program built with -tags rdma: join --device, relay --device.",
+	},
 }
 
 // borDiffers returns what differs in all figures of BoR, and one more difference.
@@ -249,6 +255,11 @@ func drawStores(results []*storagebench.Result) (*outcome, error) {
 			l.Points = append(l.Points, at(float64(len(l.Points)), c.BlocksPerS, c.Rates...))
 		}
 	}
+	var space []string
+	for _, c := range r.Writes {
+		space = append(space, fmt.Sprintf("%s %.0f MB", c.Contestant, float64(c.Space)/1e6))
+	}
+	out.add("files on disk after the writes", "", "%s", strings.Join(space, ", "))
 	steps.Lines = []line{l}
 	out.Charts = slices.Concat([]chart{steps}, over, readCharts(r))
 	return out, nil

@@ -94,8 +94,8 @@ func TestUnknownFigure(t *testing.T) {
 
 func sample() *report {
 	return &report{
-		ID: "avlstar/fig7", Commands: []string{"byzantine"}, Commit: "0123456789abcdef", Started: time.Unix(1_800_000_000, 0).UTC(), CPU: "A <processor>",
-		Machine: harness.Machine{CPUs: 2},
+		ID: "avlstar/fig7", Commands: []string{"byzantine"},
+		Machine: harness.Machine{CPUs: 2, Commit: "0123456789abcdef", Date: time.Unix(1_800_000_000, 0).UTC(), CPU: "A <processor>"},
 		outcome: outcome{
 			Rows: []row{{"join", "below 16.3 s", "1 s"}},
 			Charts: []chart{
@@ -150,13 +150,29 @@ func TestPage(t *testing.T) {
 	require.Contains(t, text, "Not measured yet.")
 }
 
+// A saved report is loaded as it was, and one in the format of before December 2026, too.
+func TestLoad(t *testing.T) {
+	dir, r := t.TempDir(), sample()
+	r.Charts = nil
+	require.NoError(t, r.save(dir))
+	loaded, err := load(dir, r.ID)
+	require.NoError(t, err)
+	require.Equal(t, r, loaded)
+
+	old := `{"id": "avlstar/fig7", "commit": "0123456789abcdef", "started": "2026-09-01T10:00:00Z", "machine": {"cpus": 2}, "cpu": "A", "load": 1.5}`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "avlstar-fig7.json"), []byte(old), 0o600))
+	loaded, err = load(dir, r.ID)
+	require.NoError(t, err)
+	require.Equal(t, "measured 2026-09-01, commit 012345678, 2 × A, load 1.5 before the run", loaded.label())
+}
+
 // A report is used again for the same commands at the same known commit only.
 func TestFits(t *testing.T) {
 	r := sample()
-	require.True(t, r.fits(r.Commands, r.Commit))
-	require.False(t, r.fits([]string{"byzantine --keys 7"}, r.Commit))
+	require.True(t, r.fits(r.Commands, r.Machine.Commit))
+	require.False(t, r.fits([]string{"byzantine --keys 7"}, r.Machine.Commit))
 	require.False(t, r.fits(r.Commands, "another"))
-	r.Commit = ""
+	r.Machine.Commit = ""
 	require.False(t, r.fits(r.Commands, ""), "changed code")
 	require.False(t, (*report)(nil).fits(r.Commands, "another"))
 }

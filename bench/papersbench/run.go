@@ -67,7 +67,7 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, e
 			chosen = append(chosen, f)
 		}
 	}
-	at, failed, ran := commit(ctx), []error(nil), 0
+	machine, failed, ran := harness.ThisMachine(), []error(nil), 0
 	for i, f := range chosen {
 		say := func(format string, args ...any) {
 			progress.Say("figure %d of %d, %s: %s", i+1, len(chosen), f.id, fmt.Sprintf(format, args...))
@@ -77,12 +77,12 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, e
 		if err != nil {
 			return nil, err
 		}
-		if !o.Force && old.fits(commands, at) {
-			say("kept from %s", old.Started.Format(time.DateTime))
+		if !o.Force && old.fits(commands, machine.Commit) {
+			say("kept from %s", old.Machine.Date.Format(time.DateTime))
 			continue
 		}
 		say("%s", f.title)
-		r, err := f.report(ctx, commands, at, progress)
+		r, err := f.report(ctx, commands, machine.Now(), progress)
 		if ctx.Err() != nil {
 			break
 		}
@@ -116,11 +116,8 @@ func isAre(n int) string {
 }
 
 // report runs a figure.
-func (f *figure) report(ctx context.Context, commands []string, commit string, progress *harness.Progress) (*report, error) {
-	r := &report{
-		ID: f.id, Commands: commands, Commit: commit, Started: time.Now().UTC().Truncate(time.Second), Machine: harness.ThisMachine(), CPU: cpuModel(),
-		Load: harness.LoadAverage(),
-	}
+func (f *figure) report(ctx context.Context, commands []string, machine harness.Machine, progress *harness.Progress) (*report, error) {
+	r := &report{ID: f.id, Commands: commands, Machine: machine}
 	from := time.Now()
 	o, err := f.run(ctx, commands, progress)
 	if err != nil {

@@ -99,6 +99,7 @@ var counts = map[string]func(*testing.T, *outcome){
 	},
 	"chainkv/stores": func(t *testing.T, out *outcome) {
 		require.Len(t, out.Charts, 1+3+3, "steps, ratios to three baselines, and rates by distribution")
+		require.Regexp(t, `mixed \d+ MB, geth-hash \d+ MB, geth-path \d+ MB, .*starling \d+ MB`, out.Rows[len(out.Rows)-1].Ours)
 		for _, c := range out.Charts[1:4] {
 			require.Len(t, c.Lines, 3+2, "%s: three distributions, and the paper's range", c.Title)
 			require.Len(t, c.Lines[0].Points, 5, c.Title)
@@ -172,11 +173,14 @@ func TestDrawHandMade(t *testing.T) {
 			Ratio: harness.MedianInterval([]float64{4}), AfterDiscovery: harness.MedianInterval([]float64{1.5}),
 		}}}
 	}
-	out, err := drawNewcomer([]*e2ebench.NewcomerResult{newcomer(2000), newcomer(1_000_000)})
+	lying := newcomer(2000)
+	lying.Lying = 1
+	out, err := drawNewcomer([]*e2ebench.NewcomerResult{newcomer(2000), newcomer(1_000_000), lying})
 	require.NoError(t, err)
 	check(t, out)
 	require.Equal(t, row{"2,000 keys, 40 ms", "IAVL+ over AVL* about 2 ×", "Starling 2.00 s, IAVL 8.00 s: 4.00 [4.00, 4.00] ×; 3.00 s after the discovery: 1.50 [1.50, 1.50] ×"}, out.Rows[0])
 	require.Contains(t, out.Rows[1].Paper, "16.3 s")
+	require.Equal(t, "2,000 keys, 40 ms, 1 of 4 validators Byzantine", out.Rows[2].What)
 	require.Len(t, out.Charts[0].Lines, 4)
 	require.Len(t, out.Charts[0].Lines[2].Points, 2)
 

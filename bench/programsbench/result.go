@@ -57,7 +57,6 @@ type Result struct {
 	Seed     uint64           `json:"seed"`
 	Quick    bool             `json:"quick,omitempty"`
 	Phases   []string         `json:"phases"`
-	Load     float64          `json:"load"` // average of the machine before the run
 	Machine  harness.Machine  `json:"machine"`
 	Targets  []harness.Target `json:"targets"`
 }
@@ -131,5 +130,5 @@ tx/s        FinalizeBlock and Commit, after CheckTx has checked the signatures; 
             rounds, with intervals for the median. Everything is in memory: %s accounts, %s keys of puts. No CometBFT
 load        %.1f when the run began
 `, harness.Group(int(r.GasUsed)), harness.Group(int(r.GasNamed)), harness.Group(reserveGas), harness.Group(blockGas), r.GasLimit, blockGas/r.GasUsed,
-		15_000/float64(r.GasLimit), harness.Group(r.Accounts), harness.Group(r.Keys), r.Load)
+		15_000/float64(r.GasLimit), harness.Group(r.Accounts), harness.Group(r.Keys), r.Machine.Load)
 }

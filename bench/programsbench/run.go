@@ -22,7 +22,7 @@ type run struct {
 // Run runs the benchmark, and reports to progress. Its processes have ended when it returns.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
 	r := &run{o: o, progress: progress, result: &Result{
-		Accounts: o.Accounts, Keys: o.Keys, Retain: o.Retain, NetKeys: o.NetKeys, Items: o.Items, DelayMS: float64(o.Delay) / float64(time.Millisecond), Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(), Load: harness.LoadAverage(),
+		Accounts: o.Accounts, Keys: o.Keys, Retain: o.Retain, NetKeys: o.NetKeys, Items: o.Items, DelayMS: float64(o.Delay) / float64(time.Millisecond), Seed: o.Seed, Quick: o.Quick, Phases: o.Phases, Machine: harness.ThisMachine(),
 	}}
 	if err := harness.InFolder(ctx, progress, func(dir string) error { return r.phases(ctx, dir) }); err != nil {
 		return nil, err

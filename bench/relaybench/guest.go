@@ -27,6 +27,6 @@ func inGuest(ctx context.Context, o Options, dir string, progress *harness.Progr
 	if err != nil {
 		return nil, err
 	}
-	result.Guest = true
+	result.Guest, result.Machine = true, result.Machine.OnHost()
 	return result, nil
 }

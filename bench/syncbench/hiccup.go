@@ -8,6 +8,7 @@ import (
 
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
+	"github.com/starling-kv/starling/statesync"
 )
 
 // HiccupOptions configure a run of a validator that serves.
@@ -71,6 +72,19 @@ type HiccupRow struct {
 	MaxRatio  float64 `json:"max_ratio"`
 	ServedMBS float64 `json:"served_mb_s"`
 	Blocks    int     `json:"blocks"`
+	Kept      Kept    `json:"kept"` // Starling's: the most after a block
+}
+
+// Kept is what snapshots keep, in bytes: see statesync.Kept.
+type Kept struct {
+	Memory    int64 `json:"memory_bytes"`
+	Disk      int64 `json:"disk_bytes"`
+	Manifests int64 `json:"manifest_bytes"`
+}
+
+// most returns the larger of each figure.
+func (k Kept) most(other Kept) Kept {
+	return Kept{max(k.Memory, other.Memory), max(k.Disk, other.Disk), max(k.Manifests, other.Manifests)}
 }
 
 // hiccups is the state of one run.
@@ -121,7 +135,7 @@ func (h *hiccups) starling(ctx context.Context) error {
 		return err
 	}
 	defer downloads.End()
-	times, served, seconds := map[int][]int64{}, map[int]int64{}, map[int]float64{}
+	times, served, seconds, kept := map[int][]int64{}, map[int]int64{}, map[int]float64{}, map[int]Kept{}
 	h.progress.Begin("commits", "blocks", h.o.Blocks*len(h.o.Joiners))
 	err = harness.InTurns(h.slices(), h.o.Joiners, func(round, joiners int) error {
 		h.progress.Working(fmt.Sprintf("%d joiners", joiners))
@@ -149,12 +163,13 @@ func (h *hiccups) starling(ctx context.Context) error {
 		times[joiners] = append(times[joiners], a.Nanos...)
 		served[joiners] += after.Bytes - before.Bytes
 		seconds[joiners] += a.Seconds
+		kept[joiners] = kept[joiners].most(a.Kept)
 		h.progress.Add(n)
 		return err
 	})
 	for _, joiners := range h.o.Joiners {
 		row := hiccupRow(times[joiners])
-		row.Joiners = joiners
+		row.Joiners, row.Kept = joiners, kept[joiners]
 		row.ServedMBS = harness.Ratio(float64(served[joiners])/1e6, seconds[joiners])
 		h.result.Starling = append(h.result.Starling, row)
 	}
@@ -238,11 +253,12 @@ const fullRate = 0.9
 
 // Print writes the table, notes that explain it, and the targets.
 func (r *HiccupResult) Print(out io.Writer) {
-	cells := [][]string{{harness.Group(r.Keys) + " keys, commit", "p50, ms", "p99, ms", "×", "max, ms", "×", "served, MB/s", "blocks"}}
+	cells := [][]string{{harness.Group(r.Keys) + " keys, commit", "p50, ms", "p99, ms", "×", "max, ms", "×", "served, MB/s", "blocks", "kept: memory, MB", "disk, MB"}}
 	add := func(name string, row HiccupRow) {
 		cells = append(cells, []string{
 			name, fmt.Sprintf("%.2f", row.P50MS), fmt.Sprintf("%.2f", row.P99MS), show("%.3g", row.P99Ratio), fmt.Sprintf("%.2f", row.MaxMS),
 			show("%.3g", row.MaxRatio), show("%.1f", row.ServedMBS), fmt.Sprint(row.Blocks),
+			show("%.1f", float64(row.Kept.Memory)/1e6), show("%.1f", float64(row.Kept.Disk)/1e6),
 		})
 	}
 	for _, row := range r.Starling {
@@ -265,7 +281,9 @@ commit    2,000 operations, from the changes until the block is committed. Starl
           rows, a snapshot every %d blocks; a block every %d ms. The SDK's blocks follow one another without a pause
 joiners   download the newest snapshot over loopback, at most %g MB/s each, and discard it: only the validator's work is measured
 snapshots of the SDK start every %d blocks, unless one is in progress
+kept      the most that all of Starling's snapshots kept after a block of the row, with a node's defaults: each stays for %v after a joiner's
+          last request, so rows share them
 ×         relative to the first row of the same store
-`, snapshotEvery, r.PauseMS, r.RateMBPS, snapshotEvery)
+`, snapshotEvery, r.PauseMS, r.RateMBPS, snapshotEvery, statesync.DefaultHold)
 	harness.PrintTargets(out, "1,000,000 keys", r.Targets)
 }

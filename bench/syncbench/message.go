@@ -76,6 +76,7 @@ type answer struct {
 	Stats   JoinStats `json:"stats,omitzero"`
 	Bytes   int64     `json:"bytes,omitempty"` // importer: records; downloaders: received so far
 	Nanos   []int64   `json:"nanos,omitempty"` // of each block; opJoin: during ingestion
+	Kept    Kept      `json:"kept,omitzero"`   // opBlocks: the most after a block
 	Later   []int64   `json:"later,omitempty"` // opJoin: of as many blocks after ingestion
 
 	// Downloaders, since the last response: the slowest newcomer, and the number without a

@@ -14,6 +14,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/workload"
+	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/storage"
 	"github.com/starling-kv/starling/storage/treestore"
@@ -26,9 +27,6 @@ const (
 	stepsABlock = 2
 	// snapshotEvery is the snapshot interval in blocks, for Starling and for the SDK.
 	snapshotEvery = 10
-	// holdFor is how long a snapshot is kept for a peer that downloads it. A node's three minutes
-	// would take gigabytes at this rate.
-	holdFor = time.Minute
 )
 
 // blockOf merges steps of the workload into one block, with the last change of each key.
@@ -49,7 +47,7 @@ func blockOf(w *workload.Workload) []workload.Change {
 }
 
 // validator commits blocks as a node does: tree, state store, and every ten blocks a pinned
-// snapshot, which it serves.
+// snapshot, which it serves. Snapshots are kept with a node's defaults.
 type validator struct {
 	work   *workload.Workload
 	state  *storage.Zone
@@ -70,7 +68,10 @@ func openValidator(b begin) (v *validator, err error) {
 	if v.state, err = storage.Open(filepath.Join(b.Dir, "state"), storage.Options{}); err != nil {
 		return nil, err
 	}
-	v.server = newServer(statesync.NewManager(statesync.Options{Interval: snapshotEvery, Keep: 2, Hold: holdFor}))
+	defaults := config.DefaultApp().Snapshots
+	v.server = newServer(statesync.NewManager(statesync.Options{
+		Interval: snapshotEvery, Keep: defaults.Keep, MaxBytes: defaults.MaxBytes, OnDisk: v.state.PinUses,
+	}))
 	v.store = treestore.New(treestore.Options{Zone: v.state, ChainID: chainID})
 	v.store.SetSnapshots(v.server.snapshots)
 	return v, nil
@@ -120,6 +121,8 @@ func (v *validator) blocks(n int, pause time.Duration) (a answer, err error) {
 			return a, err
 		}
 		a.Nanos = append(a.Nanos, nanos)
+		kept, _ := v.server.snapshots.Kept()
+		a.Kept = a.Kept.most(Kept(kept))
 	}
 	a.Seconds = time.Since(from).Seconds()
 	return a, nil

@@ -24,7 +24,7 @@ func runInGuest(ctx context.Context, o Options, dir string, progress *harness.Pr
 	if err != nil {
 		return nil, err
 	}
-	load, result := harness.LoadAverage(), new(Result)
+	result := new(Result)
 	err = guest.Run{
 		Args: []string{
 			"transport", "--device", guest.Devices, "--reference", "./reference", "--sizes", sizesText(o.Sizes), "--peers", numbers(o.Peers),
@@ -35,7 +35,7 @@ func runInGuest(ctx context.Context, o Options, dir string, progress *harness.Pr
 	if err != nil {
 		return nil, err
 	}
-	result.Guest, result.Load = true, load
+	result.Guest, result.Machine = true, result.Machine.OnHost()
 	result.Targets = result.targets()
 	return result, nil
 }

@@ -15,11 +15,10 @@ const (
 
 // Result is the outcome of a run.
 type Result struct {
-	Device string  `json:"device"` // "": none
-	Kernel string  `json:"kernel"`
-	Guest  bool    `json:"guest"`
-	Load   float64 `json:"load"` // load average before the run, on the VM's host if Guest
-	Runs   []Row   `json:"runs"`
+	Device string `json:"device"` // "": none
+	Kernel string `json:"kernel"`
+	Guest  bool   `json:"guest"`
+	Runs   []Row  `json:"runs"`
 	// Reference has the rows of the raw reference.
 	Reference []ReferenceRow `json:"reference,omitempty"`
 	// NoRDMA and NoReference are the reasons why there are no such rows.
@@ -130,7 +129,7 @@ func (r *Result) Print(out io.Writer) {
 	case r.Device != "":
 		where = "this machine, " + r.Device
 	}
-	fmt.Fprintf(out, "%s, Linux %s, %s of up to %d MiB or %.4g s a turn, load %.1f\n\n", where, r.Kernel, harness.Count(r.Rounds, "round"), r.MiB, r.LimitS, r.Load)
+	fmt.Fprintf(out, "%s, Linux %s, %s of up to %d MiB or %.4g s a turn, load %.1f\n\n", where, r.Kernel, harness.Count(r.Rounds, "round"), r.MiB, r.LimitS, r.Machine.Load)
 	cells := [][]string{{"responses", "peers", "path", "MB/s", "server", "client", "machine", "× raw", "events/MiB"}}
 	for _, w := range r.Runs {
 		cells = append(cells, []string{

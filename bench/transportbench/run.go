@@ -123,7 +123,6 @@ type running struct {
 
 func run(ctx context.Context, o Options, dir string, progress *harness.Progress) (_ *Result, err error) {
 	r := &running{o: o, progress: progress, paths: []string{pathTCP, pathTLS}}
-	load := harness.LoadAverage()
 	ports, why := rdma.Ports()
 	r.ends, why, err = choose(o.Device, ports, why)
 	if err != nil {
@@ -145,7 +144,7 @@ func run(ctx context.Context, o Options, dir string, progress *harness.Progress)
 		return nil, err
 	}
 	result := newResult(o, r.turns)
-	result.Device, result.Load = r.ends.device, load
+	result.Device = r.ends.device
 	if why != nil {
 		result.NoRDMA = why.Error()
 	}

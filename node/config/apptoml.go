@@ -160,7 +160,8 @@ rdma = "{{ .Transport.RDMA }}"
 rdma_peers = "{{ .Transport.RDMAPeers }}"
 rdma_fabric = "{{ .Transport.RDMAFabric }}"
 
-# Limit of registered, and so locked, memory for all RDMA channels, in bytes: 34 MiB per outbound peer, 4 MiB per inbound peer.
+# Limit of registered, and so locked, memory for all RDMA channels, in bytes. It is divided among the peers that may use RDMA: the IDs in
+# rdma_peers, and the addresses of rdma_fabric, of which max_peers count. A peer gets 10 to 38 MiB; further peers use TLS.
 rdma_memory = {{ .Transport.RDMAMemory }}
 
 [join]

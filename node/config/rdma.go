@@ -58,6 +58,17 @@ func (c Transport) RDMANetworks() (networks []netip.Prefix, err error) {
 	return networks, nil
 }
 
+// RDMAPeerCount returns how many peers may use RDMA at most: the named ones, and those at the
+// addresses of the networks, of which at most MaxPeers count.
+func (c Transport) RDMAPeerCount() int {
+	networks, _ := c.RDMANetworks() // validated
+	addresses := 0
+	for _, p := range networks {
+		addresses = min(c.MaxPeers, addresses+1<<min(p.Addr().BitLen()-p.Bits(), 30))
+	}
+	return len(c.RDMAPeerIDs()) + addresses
+}
+
 // AllowsRDMA reports whether a peer at an address may use RDMA.
 func (c Transport) AllowsRDMA(peer transport.ID, addr netip.Addr) bool {
 	if slices.Contains(c.RDMAPeerIDs(), peer) {

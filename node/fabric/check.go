@@ -18,7 +18,7 @@ func Check(c *config.Config) ([]Finding, error) {
 		return nil, err
 	}
 	o := c.App.Transport
-	found := rdma.Check(rdma.CheckOptions{Addrs: addrs, Memory: o.RDMAMemory})
+	found := rdma.Check(rdma.CheckOptions{Addrs: addrs, Memory: o.RDMAMemory, Peers: o.RDMAPeerCount()})
 	settings := Finding{What: "settings", Verdict: rdma.Good, Text: fmt.Sprintf("transport.rdma is %q, for peers %q and networks %q", o.RDMA, o.RDMAPeers, o.RDMAFabric)}
 	if o.RDMA == config.RDMAOff {
 		settings.Verdict, settings.Text = rdma.Slower, `transport.rdma is "off": all responses use TLS`

@@ -58,7 +58,7 @@ func Open(c *config.Config, logger log.Logger, registry prometheus.Registerer) (
 	if err != nil {
 		return nil, err
 	}
-	if missing := rdma.FirstMissing(rdma.Check(rdma.CheckOptions{Addrs: addrs, Memory: o.RDMAMemory})); missing != nil {
+	if missing := rdma.FirstMissing(rdma.Check(rdma.CheckOptions{Addrs: addrs, Memory: o.RDMAMemory, Peers: o.RDMAPeerCount()})); missing != nil {
 		err := fmt.Errorf("RDMA is not possible here: %w", missing)
 		if o.RDMA == config.RDMARequired {
 			err = fmt.Errorf("transport.rdma is %q: %w", o.RDMA, err)
@@ -76,7 +76,7 @@ func Open(c *config.Config, logger log.Logger, registry prometheus.Registerer) (
 func open(o config.Transport, logger log.Logger, registry prometheus.Registerer, make func(rdma.Options) *rdma.Fabric) (*Paths, error) {
 	p := &Paths{log: logger, metrics: newMetrics(o.RDMAPeerIDs()), registry: registry}
 	p.mu.peers, p.mu.connected, p.mu.served = map[transport.ID]*peer{}, map[transport.ID]int{}, map[context.Context]struct{}{}
-	p.fabric = make(rdma.Options{Allowed: o.AllowsRDMA, Memory: o.RDMAMemory, Hooks: p.hooks()})
+	p.fabric = make(rdma.Options{Allowed: o.AllowsRDMA, Memory: o.RDMAMemory, Peers: o.RDMAPeerCount(), Hooks: p.hooks()})
 	p.metrics.stats = p.fabric.Stats
 	if registry == nil {
 		return p, nil

@@ -219,6 +219,11 @@ func TestStrangersHaveNoPaths(t *testing.T) {
 	} {
 		require.Equal(t, one.want, c.AllowsRDMA(transporttest.ID(one.peer), netip.MustParseAddr(one.addr)), "%+v", one)
 	}
+	require.Equal(t, 1+c.MaxPeers, c.RDMAPeerCount(), "a network of 2^64 addresses")
+	c.RDMAFabric = "10.7.0.8/30,fd00::7/128"
+	require.Equal(t, 1+4+1, c.RDMAPeerCount())
+	c.RDMAFabric = ""
+	require.Equal(t, 1, c.RDMAPeerCount())
 }
 
 // A probe reports an established channel, or a hint.

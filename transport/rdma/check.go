@@ -38,8 +38,10 @@ type Finding struct {
 type CheckOptions struct {
 	// Addrs are the possible local addresses of connections, the preferred ones first.
 	Addrs []netip.Addr
-	// Memory is the configured limit of registered memory, in bytes.
+	// Memory is the configured limit of registered memory, in bytes, and Peers the number of peers
+	// that it is divided among.
 	Memory int64
+	Peers  int
 
 	list func() ([]verbs.Info, error)
 	open func(netip.Addr, int) (verbs.Device, error)
@@ -123,6 +125,7 @@ const (
 	fixOpen    = "give the node's user access to /dev/infiniband/uverbs* (mode 0666 by a udev rule, or the file's group; in a container, --device /dev/infiniband)"
 	fixPort    = "connect the port and bring its interface up (ip link set DEV up)"
 	fixAddress = "give the device's interface an address at which peers reach the transport (p2p.external_address, join.peers); RoCE v1 and iWARP are not supported"
+	fixMemory  = "raise transport.rdma_memory, or allow fewer peers: name them in transport.rdma_peers instead of a network"
 	fixMemlock = "raise the limit of locked memory to transport.rdma_memory or more: LimitMEMLOCK=infinity in the systemd unit, docker run --ulimit memlock=-1, ulimit -l unlimited"
 	fixMTU     = "set an MTU of 4200 or more (9000 is usual) on the interface and all switches in between, on both sides"
 	fixPages   = "reserve huge pages: sysctl vm.nr_hugepages=%d"
@@ -207,13 +210,15 @@ func (c *checker) address() bool {
 
 // memory registers as much memory as a path needs.
 func (c *checker) memory() {
-	const lent, own = 128 * unit, bodies * bodyUnit
+	units := unitsFor(c.Memory, c.Peers)
+	sizes := lendingSizes(units)
+	mib := (sizes.Lent + sizes.Own) >> 20
 	err := func() error {
 		d, err := c.open(c.addr, 256)
 		if err != nil {
 			return err
 		}
-		q, err := d.NewQueue(verbs.Sizes{Lent: lent, Own: own, Writes: bodies + 1, Receives: 129})
+		q, err := d.NewQueue(sizes)
 		if err == nil {
 			err = q.Close()
 		}
@@ -221,14 +226,18 @@ func (c *checker) memory() {
 	}()
 	limit := c.field("/proc/self/limits", "Max locked memory")
 	if err != nil {
-		c.add(whatMemory, Missing, fixMemlock, "cannot register %d MiB for a path (limit of locked memory: %s): %v", (lent+own)>>20, limit, err)
+		c.add(whatMemory, Missing, fixMemlock, "cannot register %d MiB for a path (limit of locked memory: %s): %v", mib, limit, err)
 		return
 	}
 	if n, e := strconv.ParseInt(limit, 10, 64); e == nil && n < c.Memory && os.Geteuid() != 0 {
 		c.add(whatMemory, Slower, fixMemlock, "one path fits, but the limit of locked memory, %d bytes, is below transport.rdma_memory, %d bytes: further peers use TLS", n, c.Memory)
 		return
 	}
-	c.add(whatMemory, Good, "", "registered %d MiB for a path; limit of locked memory: %s", (lent+own)>>20, limit)
+	if fits := c.Memory / perPeer(units); fits < int64(c.Peers) {
+		c.add(whatMemory, Slower, fixMemory, "registered %d MiB for a path, but transport.rdma_memory has room for %d of %d peers: further peers use TLS", mib, fits, c.Peers)
+		return
+	}
+	c.add(whatMemory, Good, "", "registered %d MiB for a path; limit of locked memory: %s", mib, limit)
 }
 
 // pages checks the number of free 2 MiB huge pages.

@@ -127,6 +127,12 @@ func TestCheck(t *testing.T) {
 	require.Equal(t, Missing, found[4].Verdict)
 	require.Contains(t, found[4].Text, "limit of locked memory: 65536")
 	require.ErrorContains(t, Able(found), "LimitMEMLOCK=infinity")
+
+	found = Check(CheckOptions{Addrs: addrs[:1], Memory: 256 << 20, Peers: 26, list: port(nil), open: memory.Open, read: files("unlimited", 200)})
+	require.NoError(t, Able(found))
+	require.Equal(t, Slower, found[4].Verdict)
+	require.Contains(t, found[4].Text, "registered 6 MiB for a path, but transport.rdma_memory has room for 25 of 26 peers")
+	require.Contains(t, found[4].Fix, "transport.rdma_memory")
 }
 
 // TestReasons: every error has a short name, and that is one of Reasons.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/transport"
-	"github.com/starling-kv/starling/transport/rdma/internal/verbs"
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
@@ -101,9 +100,7 @@ func (l *lender) propose() (*lending, error) {
 	}
 	s := &lending{lender: l}
 	s.mu.places, s.mu.slots = newPlaces(f.o.units), make(map[int]*slot)
-	// Each lent unit may be written with one immediate, and the greeting needs one receive more.
-	sizes := verbs.Sizes{Lent: f.o.units * unit, Own: bodies * bodyUnit, Writes: bodies + 1, Receives: f.o.units + 1}
-	p, err := f.newPath(d, l.peer, s, sizes)
+	p, err := f.newPath(d, l.peer, s, lendingSizes(f.o.units))
 	if err != nil {
 		return nil, err
 	}

@@ -47,9 +47,11 @@ type Options struct {
 	// Allowed reports whether a peer at an address may have memory and a queue pair; nil: no peer
 	// may.
 	Allowed func(transport.ID, netip.Addr) bool
-	// Memory is the limit of registered memory, in bytes; default 256 MiB. A path takes 34 MiB at
-	// the dialer and 4 MiB at the server.
+	// Memory is the limit of registered memory, in bytes; default 256 MiB. It is divided among a
+	// number of Peers; default 1. A path takes 6 to 34 MiB at the dialer (see unitsFor), and 4 MiB
+	// at the server.
 	Memory int64
+	Peers  int
 	Hooks  Hooks
 
 	bounds
@@ -83,8 +85,8 @@ type Way struct {
 type bounds struct {
 	open        func(netip.Addr, int) (verbs.Device, error)
 	addr        func(net.Addr) (netip.Addr, error) // address of an end of a connection
-	units       int                                // lent per path, of MaxSidePiece bytes; 128
-	window      int                                // pieces under way to a peer; 8
+	units       int                                // lent per path, of MaxSidePiece bytes; unitsFor
+	window      int                                // pieces under way to a peer; defaultWindow
 	completions int                                // room in a device's completion queue; 8192
 	stall       time.Duration                      // for a piece, and for greetings; 15 s
 	retryLeast  time.Duration                      // 1 minute
@@ -97,7 +99,10 @@ func ForTests(o Options, open func(netip.Addr, int) (verbs.Device, error)) Optio
 	return o
 }
 
-const unit = tcp.MaxSidePiece
+const (
+	unit          = tcp.MaxSidePiece
+	defaultWindow = 8
+)
 
 // Fabric sets up paths for a process. It implements tcp.Sides.
 type Fabric struct {
@@ -120,8 +125,8 @@ type Fabric struct {
 // New returns a fabric, which opens devices on demand.
 func New(o Options) *Fabric {
 	set(&o.Memory, 256<<20)
-	set(&o.units, 128)
-	set(&o.window, 8)
+	set(&o.units, unitsFor(o.Memory, o.Peers))
+	set(&o.window, defaultWindow)
 	set(&o.completions, 8192)
 	set(&o.stall, 15*time.Second)
 	set(&o.retryLeast, time.Minute)

@@ -62,8 +62,7 @@ func (f *Fabric) newWriter(l tcp.Link, theirs proposal) (*writer, error) {
 	}
 	w.bodies.late = make(map[uint32]struct{})
 	w.mu.arrived, w.mu.bytes = make([]func(), f.o.window), make([]int, f.o.window)
-	sizes := verbs.Sizes{Lent: bodies * bodyUnit, Own: f.o.window * unit, Writes: f.o.window + 1, Receives: bodyReceives + 1}
-	p, err := f.newPath(d, l.Peer, w, sizes)
+	p, err := f.newPath(d, l.Peer, w, writerSizes(f.o.window))
 	if err != nil {
 		return nil, err
 	}
