@@ -219,7 +219,8 @@ func (n *Process) create(p *place, height int64, write func(*rangestore.Store) e
 	return n.useNext(p, height)
 }
 
-// useNext replaces a range's state by the complete one in its next folder, and opens it.
+// useNext replaces a range's state by the complete one in its next folder, and opens it. If that is
+// damaged, it is put aside, and the range has no state.
 func (n *Process) useNext(p *place, height int64) error {
 	if err := n.dropReplica(p); err != nil {
 		return finalError{err}
@@ -229,11 +230,20 @@ func (n *Process) useNext(p *place, height int64) error {
 	if err := replace(p.dir); err != nil {
 		return finalError{err}
 	}
-	if err := n.openReplica(n.ctx, p); err != nil {
-		return finalError{err}
+	opened := n.openReplica(n.ctx, p)
+	switch {
+	case isBad(opened):
+		if err := n.putAside(p, opened); err != nil {
+			return finalError{err}
+		}
+	case opened != nil:
+		return finalError{opened}
 	}
 	if err := n.changed(); err != nil {
 		return finalError{err}
+	}
+	if opened != nil {
+		return opened
 	}
 	p.height, p.since = height, time.Now()
 	return nil
