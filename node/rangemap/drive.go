@@ -31,7 +31,7 @@ const (
 	// of its ranges: replicas are up to two blocks behind the head, and a validator may need a
 	// block for the paths to new edges.
 	settling = 5
-	// refuseAfter is the time within which a replica must be seen to follow, so that another one can
+	// refuseAfter is the time within which a replica must be seen to follow so that another one can
 	// be dropped.
 	refuseAfter = 2 * askTimeout
 )
@@ -211,7 +211,7 @@ func (d *Driver) push(ctx context.Context, m *config.StorageNodes) {
 	})
 }
 
-// connections stay open from one each to the next. Its methods are not called concurrently.
+// connections stay open from one each to the next.
 type connections struct {
 	dialer transport.Dialer
 	mu     sync.Mutex
@@ -305,7 +305,7 @@ func (d *Driver) wait(ctx context.Context, m *config.StorageNodes, replicas []ds
 	defer open.close()
 	waits := []string{"its nodes"} // until they were asked
 	common := int64(-1)            // newest height when all nodes had the map; -1: they do not yet
-	until := int64(0)              // height that the replicas must reach while they follow; 0: they do not yet
+	until := int64(0)              // height to reach while they follow; 0: they do not yet
 	for {
 		reports := d.reports(ctx, m, open)
 		if ctx.Err() == nil { // otherwise, they are not complete

@@ -35,7 +35,8 @@ func (o *offline) installAll(p *place, over *takeover) error {
 // aside and fetched again, also if the node was killed anywhere in between.
 func TestFirstStateIsVerifiedWhenItIsOpened(t *testing.T) {
 	inPlace := func(p *place) error { return errors.Join(nextIs(p.dir, fetchedDir(p.dir)), replace(p.dir)) }
-	for name, until := range map[string]func(p *place) error{ // what is done before a kill; nil: there is none
+	// what is done before a kill; nil: there is none
+	for name, until := range map[string]func(p *place) error{
 		"it runs":                    nil,
 		"a kill after the commit":    func(*place) error { return nil },
 		"a kill before the renaming": func(p *place) error { return nextIs(p.dir, fetchedDir(p.dir)) },
