@@ -105,7 +105,7 @@ func (d *Driver) Continue(ctx context.Context, during *config.StorageNodes) (*co
 }
 
 // checkDrop returns ErrLastReplica if a range loses a replica and gets no new one, and none of the
-// others follows it. One is enough: another one may be what the operator drops next.
+// others follows the chain. One is enough: the operator may want to drop another one next.
 func (d *Driver) checkDrop(ctx context.Context, old, during *config.StorageNodes) error {
 	for _, l := range during.Leaving {
 		i, _ := old.Ranges.Find(l.Range)
