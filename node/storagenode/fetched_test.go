@@ -9,6 +9,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/statesync/lightblocks"
 	"github.com/starling-kv/starling/storage"
 )
 
@@ -71,6 +72,20 @@ func TestFirstStateIsVerifiedWhenItIsOpened(t *testing.T) {
 			require.Equal(t, o.version.AppHash(), partial.AppHash())
 		})
 	}
+}
+
+// A range whose header the follower has proved is taken over without another one from peers.
+func TestTakesOverByAProvedHeader(t *testing.T) {
+	o := newOffline(t)
+	o.serveAll()
+	p := o.add(avlstar.KeyRange{}, current, false)
+	source := &giver{Conn: &source{v: o.version}, parts: []dsm.Claim{{Oldest: o.height, Newest: o.height}}}
+	takeOver := func() error { return o.takeOverAt(t.Context(), p, forked{}, []*giver{source}, o.height) }
+	require.ErrorIs(t, takeOver(), lightblocks.ErrConflict, "peers are asked")
+	hash := o.version.AppHash()
+	o.headers.add(proved{height: o.height + 1, appHash: hash[:]})
+	require.NoError(t, takeOver())
+	require.NoError(t, p.replica.Close())
 }
 
 // An old state is given up only for one that was read and verified.

@@ -154,9 +154,13 @@ func heightsOf(givers []*giver, r avlstar.KeyRange, last, above int64) (heights 
 // takeOverAt fetches the range at a height. If it cannot be completed, the fetched part stays on
 // disk for the next attempt.
 func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers []*giver, height int64) error {
-	header, err := v.LightBlock(ctx, height+1)
-	if err != nil {
-		return err
+	hash, proved := n.headers.AppHash(height)
+	if !proved {
+		header, err := v.LightBlock(ctx, height+1)
+		if err != nil {
+			return err
+		}
+		copy(hash[:], header.AppHash)
 	}
 	for _, g := range givers {
 		if !g.lied {
@@ -165,7 +169,7 @@ func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers [
 	}
 	t := n.newTakeover(p, givers, height)
 	defer t.release()
-	if err := t.begin(ctx, header.AppHash); err != nil {
+	if err := t.begin(ctx, hash[:]); err != nil {
 		return err
 	}
 	if err := n.openFetched(ctx, p); err != nil {
