@@ -486,7 +486,7 @@ func TestDSM(t *testing.T) {
 		"dsm", "--quick", "--seed", "3")
 	positive(t, figures, "keys", "r", "window", "tps_local", "tps_app", "tps_paged", "raw_bytes_tx", "multiproof_bytes_tx_cold", "multiproof_bytes_tx", "witness_reduction", "stale_rate",
 		"witness_ops_s", "witness_cpu_us", "memory_ratio", "join_s", "join_bytes", "header_bytes", "put_s",
-		"start_s", "storage_rss_mb", "move_s", "move_copy_s", "move_block_p99_x")
+		"range_disk_ratio", "bytes_per_changed", "start_s", "storage_rss_mb", "move_s", "move_copy_s", "move_block_p99_x")
 	require.Zero(t, result.Moves.Failed, "writes failed during moves")
 	require.Equal(t, []int{1, 3}, result.Shards)
 	require.Zero(t, result.MissRate)

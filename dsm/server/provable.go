@@ -19,7 +19,7 @@ type UnprovableError struct {
 
 func (e *UnprovableError) Error() string {
 	if len(e.Silent) == 0 {
-		return "the replicas have no height in common: bring back the most advanced replica of each range, or restore the ranges from a full-state node"
+		return "the replicas have no height in common: bring back the most advanced replica of each range, or fill the ranges from a full-state node, or with `starlingd storage start --snapshot-file FILE`"
 	}
 	names := make([]string, len(e.Silent))
 	for i, r := range e.Silent {

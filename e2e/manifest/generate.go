@@ -12,10 +12,10 @@ var lies = []string{"mix", "corrupt", "truncate", "swap", "oversize", "equivocat
 
 // Generate returns the manifest of a seed: two to five validators, one or two nodes that join, up
 // to two Byzantine full nodes, and two to four steps. The state of a third of the networks is
-// sharded: at most three validators, some of which can have the whole state, over one to three
-// ranges with two storage nodes each, one of which can be Byzantine. The network is small enough to
-// run on two cores. upgradeFrom is the commit of the first program of some nodes; empty: all nodes
-// run the present program.
+// sharded, over one to three ranges with two storage nodes each, one of which can be Byzantine:
+// either of at most three validators, some of which can have the whole state, or of all of up to
+// four validators. The network is small enough to run on two cores. upgradeFrom is the commit of
+// the first program of some nodes; empty: all nodes run the present program.
 func Generate(seed uint64, upgradeFrom string) *Manifest {
 	r := rand.New(rand.NewPCG(seed, 0x656e3265))
 	m := &Manifest{
@@ -30,16 +30,21 @@ func Generate(seed uint64, upgradeFrom string) *Manifest {
 	}
 	validators := 2 + r.IntN(4)
 	var established, storage []string
+	allSharded := false
 	if r.IntN(3) == 0 {
-		validators = min(validators, 3)
+		// Drawn apart from r: the networks of most seeds are those of earlier versions.
+		allSharded = rand.New(rand.NewPCG(seed, 0x616c6c)).IntN(2) == 0
+		if validators = min(validators, 4); !allSharded {
+			validators = min(validators, 3)
+		}
 		storage = shard(r, m)
 	}
 	for i := range validators {
 		n := Node{Mode: Validator, Power: pick(r, int64(10), 10, 15), Paged: r.IntN(4) == 0}
-		if m.Shards > 0 && r.IntN(4) > 0 {
+		if m.Shards > 0 && (r.IntN(4) > 0 || allSharded) {
 			n.Sharded, n.Paged = true, false
 		}
-		if validators >= 4 && i == 0 && upgradeFrom != "" && r.IntN(2) == 0 {
+		if validators >= 4 && i == 0 && !n.Sharded && upgradeFrom != "" && r.IntN(2) == 0 {
 			n.Version = upgradeFrom
 		}
 		name := fmt.Sprintf("validator-%d", i)

@@ -57,11 +57,24 @@ start_at = 12
 
 func TestGenerate(t *testing.T) {
 	kinds, liars := map[manifest.Kind]bool{}, 0
+	largest := 0 // networks of four validators, all sharded, and three ranges
 	for seed := range uint64(500) {
 		m := manifest.Generate(seed, "v0")
 		require.NoError(t, m.Check(), "seed %d", seed)
 		require.Equal(t, m, manifest.Generate(seed, "v0"), "a seed stands for one manifest")
 		liars += len(m.Liars())
+		sharded, validators := 0, 0
+		for _, n := range m.Nodes {
+			if n.Mode == manifest.Validator {
+				validators++
+				if n.Sharded {
+					sharded++
+				}
+			}
+		}
+		if sharded == 4 && validators == 4 && m.Shards == 3 {
+			largest++
+		}
 		for _, name := range m.Liars() {
 			_, err := liar.ParseSet(m.Nodes[name].Lie)
 			require.NoError(t, err, "seed %d", seed)
@@ -74,6 +87,7 @@ func TestGenerate(t *testing.T) {
 		}
 	}
 	require.NotZero(t, liars)
+	require.NotZero(t, largest)
 	for _, kind := range manifest.Kinds() {
 		// FullDisk needs root, an older build does not know the next app version, and Wait has no
 		// effect

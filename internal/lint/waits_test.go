@@ -18,7 +18,7 @@ import (
 
 // testHelpers are the packages that only tests use, in addition to the files *_test.go.
 var testHelpers = []string{
-	"dsm/server/disktest", "transport/rdma/internal/verbs/verbstest", "transport/rdma/rdmatest", "transport/transporttest", "node/internal/nodetest", "e2e/browser", "e2e/history", "e2e/manifest", "e2e/runner", "e2e/testnet",
+	"transport/rdma/internal/verbs/verbstest", "transport/rdma/rdmatest", "transport/transporttest", "node/internal/nodetest", "e2e/browser", "e2e/history", "e2e/manifest", "e2e/runner", "e2e/testnet",
 	"internal/ports",
 }
 

@@ -22,15 +22,18 @@ import (
 
 const (
 	pollEvery = 250 * time.Millisecond // shorter than most blocks
-	// steady is the time for which new replicas must follow the old ones, in each poll: one that is
-	// opened again is behind for a moment.
-	steady = 2 * time.Second
+	// steady is the number of blocks that new replicas must apply while they follow the old ones in
+	// each poll: one that is opened again is behind for a moment.
+	steady = 2
 	// closeBy is the number of blocks that a replica which follows may be behind the best one.
 	closeBy = 3
 	// settling is the number of blocks after which all validators that have a map send the updates
 	// of its ranges: replicas are up to two blocks behind the head, and a validator may need a
 	// block for the paths to new edges.
 	settling = 5
+	// refuseAfter is the time within which a replica must be seen to follow so that another one can
+	// be dropped.
+	refuseAfter = 2 * askTimeout
 )
 
 // Driver makes changes of a running network's map on behalf of the operator.
@@ -48,6 +51,9 @@ type Driver struct {
 // ErrRefused: a validator refuses a map. The change was taken back.
 var ErrRefused = errors.New("a validator refuses the map, and its log says why: perhaps a range would have fewer storage nodes than its state.min_acks")
 
+// ErrLastReplica: a range would be left without a replica that follows the chain.
+var ErrLastReplica = errors.New("no replica that stays follows the chain: wait until `starlingd storage ranges` shows one with the newest blocks, or move the replica instead of dropping it")
+
 // Progress describes a step of a change.
 type Progress struct {
 	Version uint64 // of the map that nodes take
@@ -60,8 +66,12 @@ func (p Progress) String() string {
 }
 
 // Change spreads a planned map, waits until its new replicas follow the chain, and finishes the
-// change. It returns the last map that was spread, also with an error; Continue then goes on.
+// change. It returns the last map that was spread, also with an error; Continue then goes on. After
+// ErrLastReplica, nothing was spread.
 func (d *Driver) Change(ctx context.Context, old, during *config.StorageNodes) (*config.StorageNodes, error) {
+	if err := d.checkDrop(ctx, old, during); err != nil {
+		return old, err
+	}
 	signed, err := d.Spread(ctx, old, during)
 	if err != nil {
 		return signed, err
@@ -92,6 +102,44 @@ func (d *Driver) Continue(ctx context.Context, during *config.StorageNodes) (*co
 		all = append(all, stay)
 	}
 	return d.finish(ctx, during, after, all)
+}
+
+// checkDrop returns ErrLastReplica if a range loses a replica and gets no new one, and none of the
+// others follows the chain. One is enough: the operator may want to drop another one next.
+func (d *Driver) checkDrop(ctx context.Context, old, during *config.StorageNodes) error {
+	for _, l := range during.Leaving {
+		i, _ := old.Ranges.Find(l.Range)
+		k, _ := during.Ranges.Find(l.Range)
+		before, stay := old.Ranges.Shard(i).Replicas, without(during.Ranges.Shard(k).Replicas, l.Replicas)
+		if len(without(stay, before)) > 0 {
+			continue // the change waits for the new one
+		}
+		if err := d.awaitOne(ctx, old, l.Range, stay); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// awaitOne returns nil once one of the replicas of a current range is close to the best one, and
+// ErrLastReplica after refuseAfter.
+func (d *Driver) awaitOne(ctx context.Context, m *config.StorageNodes, r avlstar.KeyRange, replicas []dsm.NodeID) error {
+	open := d.open()
+	defer open.close()
+	for began := time.Now(); ; {
+		reports := d.reports(ctx, m, open)
+		best := newest(m, reports, r)
+		follows := func(c dsm.Claim) bool { return c.Range.Equal(r) && c.Newest > 0 && c.Newest >= best-closeBy }
+		switch {
+		case slices.ContainsFunc(replicas, func(n dsm.NodeID) bool { return slices.ContainsFunc(reports[n].claims, follows) }):
+			return nil
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case time.Since(began) >= refuseAfter:
+			return fmt.Errorf("range %v: %w", r, ErrLastReplica)
+		}
+		_ = sleep.For(ctx, pollEvery)
+	}
 }
 
 // finish spreads the map after a change, once replicas follow the chain.
@@ -141,7 +189,9 @@ func (d *Driver) write(m *config.StorageNodes) (*config.StorageNodes, error) {
 // whole state take no map.
 func (d *Driver) offer(ctx context.Context, m *config.StorageNodes) bool {
 	var refused atomic.Bool
-	d.each(ctx, d.Others, func(ctx context.Context, _ transport.Address, conn transport.Conn) {
+	open := d.open()
+	defer open.close()
+	open.each(ctx, d.Others, func(ctx context.Context, _ transport.Address, conn transport.Conn) {
 		if has, err := Ask(ctx, conn, dsm.Map{Version: m.Version}); err != nil || has.Version == 0 || has.Version >= m.Version {
 			return
 		}
@@ -154,27 +204,76 @@ func (d *Driver) offer(ctx context.Context, m *config.StorageNodes) bool {
 
 // push offers a map to all storage nodes. Those that it does not reach ask others for it.
 func (d *Driver) push(ctx context.Context, m *config.StorageNodes) {
-	d.each(ctx, slices.Collect(maps.Values(m.Addresses)), func(ctx context.Context, _ transport.Address, conn transport.Conn) {
+	open := d.open()
+	defer open.close()
+	open.each(ctx, slices.Collect(maps.Values(m.Addresses)), func(ctx context.Context, _ transport.Address, conn transport.Conn) {
 		_, _ = Ask(ctx, conn, dsm.Map{Version: m.Version, Text: m.Text})
 	})
 }
 
+// connections stay open from one each to the next.
+type connections struct {
+	dialer transport.Dialer
+	mu     sync.Mutex
+	idle   map[transport.Address]transport.Conn // guarded by mu
+}
+
+// open returns connections that the caller closes.
+func (d *Driver) open() *connections {
+	return &connections{dialer: d.Dialer, idle: map[transport.Address]transport.Conn{}}
+}
+
+func (c *connections) close() {
+	for _, conn := range c.idle {
+		_ = conn.Close()
+	}
+}
+
 // each calls f concurrently with a connection to each node that can be reached.
-func (d *Driver) each(ctx context.Context, addresses []transport.Address, f func(context.Context, transport.Address, transport.Conn)) {
+func (c *connections) each(ctx context.Context, addresses []transport.Address, f func(context.Context, transport.Address, transport.Conn)) {
 	var all sync.WaitGroup
 	for _, a := range addresses {
 		all.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, askTimeout)
 			defer cancel()
-			conn, err := d.Dialer.Dial(ctx, a)
+			conn, err := c.take(ctx, a)
 			if err != nil {
 				return
 			}
-			defer conn.Close()
 			f(ctx, a, conn)
+			if ctx.Err() != nil || !c.keep(a, conn) { // the node may not answer on this connection
+				_ = conn.Close()
+			}
 		})
 	}
 	all.Wait()
+}
+
+// take returns a connection that nobody else uses until keep.
+func (c *connections) take(ctx context.Context, a transport.Address) (transport.Conn, error) {
+	c.mu.Lock()
+	conn := c.idle[a]
+	delete(c.idle, a)
+	c.mu.Unlock()
+	switch {
+	case conn == nil:
+	case conn.Err() == nil:
+		return conn, nil
+	default:
+		_ = conn.Close()
+	}
+	return c.dialer.Dial(ctx, a)
+}
+
+// keep reports whether it keeps a connection: it works, and is the only one to the node.
+func (c *connections) keep(a transport.Address, conn transport.Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle[a] != nil || conn.Err() != nil {
+		return false
+	}
+	c.idle[a] = conn
+	return true
 }
 
 // added returns the replicas that a map has and an older one does not have.
@@ -202,41 +301,47 @@ type report struct {
 // wait returns once all nodes that can be reached have a map, and replicas follow the current
 // ranges with their keys.
 func (d *Driver) wait(ctx context.Context, m *config.StorageNodes, replicas []dsm.Placement) error {
-	var since time.Time            // nothing to wait for since then
+	open := d.open()
+	defer open.close()
 	waits := []string{"its nodes"} // until they were asked
 	common := int64(-1)            // newest height when all nodes had the map; -1: they do not yet
+	until := int64(0)              // height to reach while they follow; 0: they do not yet
 	for {
-		reports := d.reports(ctx, m)
+		reports := d.reports(ctx, m, open)
 		if ctx.Err() == nil { // otherwise, they are not complete
+			best := newest(m, reports, avlstar.KeyRange{})
 			if waits = withoutMap(m, reports); len(waits) == 0 {
 				if common < 0 {
-					common = newest(m, reports, avlstar.KeyRange{})
+					common = best
 				}
-				waits = behind(m, replicas, reports, common)
+				waits = behind(m, replicas, reports, common+settling)
 			}
-		}
-		switch {
-		case len(waits) > 0:
-			since = time.Time{}
-		case since.IsZero():
-			since = time.Now()
+			switch {
+			case len(waits) > 0:
+				until = 0
+			case until == 0:
+				until = best + steady
+			}
+			if until > 0 {
+				waits = behind(m, replicas, reports, until)
+			}
 		}
 		switch {
 		case ctx.Err() != nil:
 			return fmt.Errorf("map version %d is not complete yet (waiting for %s): %w", m.Version, strings.Join(waits, "; "), context.Cause(ctx))
-		case len(waits) == 0 && (len(replicas) == 0 || time.Since(since) >= steady):
+		case len(waits) == 0:
 			return nil
-		case len(waits) > 0 && d.Progress != nil:
+		case d.Progress != nil:
 			d.Progress(Progress{m.Version, waits})
 		}
 		_ = sleep.For(ctx, pollEvery)
 	}
 }
 
-func (d *Driver) reports(ctx context.Context, m *config.StorageNodes) map[dsm.NodeID]report {
+func (d *Driver) reports(ctx context.Context, m *config.StorageNodes, open *connections) map[dsm.NodeID]report {
 	var mu sync.Mutex
 	reports := map[dsm.NodeID]report{}
-	d.each(ctx, append(slices.Collect(maps.Values(m.Addresses)), d.Others...), func(ctx context.Context, a transport.Address, conn transport.Conn) {
+	open.each(ctx, append(slices.Collect(maps.Values(m.Addresses)), d.Others...), func(ctx context.Context, a transport.Address, conn transport.Conn) {
 		answer, err := Ask(ctx, conn, dsm.Map{Version: m.Version})
 		if err == nil && answer.Version < m.Version { // push did not reach it
 			answer, err = Ask(ctx, conn, dsm.Map{Version: m.Version, Text: m.Text})
@@ -264,9 +369,8 @@ func withoutMap(m *config.StorageNodes, reports map[dsm.NodeID]report) (waits []
 	return waits
 }
 
-// behind returns the replicas that do not follow yet, with updates that all validators send: those
-// from some block after common on.
-func behind(m *config.StorageNodes, replicas []dsm.Placement, reports map[dsm.NodeID]report, common int64) (waits []string) {
+// behind returns the replicas that do not follow yet, or not up to a height.
+func behind(m *config.StorageNodes, replicas []dsm.Placement, reports map[dsm.NodeID]report, least int64) (waits []string) {
 	for _, p := range replicas {
 		best := newest(m, reports, p.Range)
 		for _, n := range p.Replicas {
@@ -283,9 +387,9 @@ func behind(m *config.StorageNodes, replicas []dsm.Placement, reports map[dsm.No
 				// It has the state that it fetched, and no update since. Perhaps no validator has
 				// the next one.
 				waits = append(waits, fmt.Sprintf("range %v at %s, which needs the update of block %d", p.Range, m.Addresses[n], r.claims[i].Newest+1))
-			case r.claims[i].Newest < common+settling:
-				waits = append(waits, fmt.Sprintf("range %v at %s, which is at block %d: all validators send it updates from block %d on",
-					p.Range, m.Addresses[n], r.claims[i].Newest, common+settling))
+			case r.claims[i].Newest < least:
+				waits = append(waits, fmt.Sprintf("range %v at %s, which is at block %d: it must follow until block %d",
+					p.Range, m.Addresses[n], r.claims[i].Newest, least))
 			}
 		}
 	}

@@ -198,6 +198,17 @@ func TestOffersOfStrangers(t *testing.T) {
 	})
 }
 
+// counting counts the dials.
+type counting struct {
+	transport.Dialer
+	dials *atomic.Int64
+}
+
+func (c counting) Dial(ctx context.Context, a transport.Address) (transport.Conn, error) {
+	c.dials.Add(1)
+	return c.Dialer.Dial(ctx, a)
+}
+
 // A change waits until the new ranges follow, and finishes then. One that was interrupted is
 // continued.
 func TestChange(t *testing.T) {
@@ -224,8 +235,9 @@ func TestChange(t *testing.T) {
 		claim(1, 50)
 		path := filepath.Join(t.TempDir(), "map.toml")
 		var said []string
+		var dials atomic.Int64
 		d := &rangemap.Driver{
-			Dialer: network.Dialer(transporttest.Config{ID: transporttest.ID(8), Host: "operator", ChainID: chain}), Key: key(0), Path: path,
+			Dialer: counting{network.Dialer(transporttest.Config{ID: transporttest.ID(8), Host: "operator", ChainID: chain}), &dials}, Key: key(0), Path: path,
 			Progress: func(p rangemap.Progress) { said = append(said, p.String()) },
 		}
 		during, err := rangemap.Split(m, []byte("m"))
@@ -251,11 +263,16 @@ func TestChange(t *testing.T) {
 		time.AfterFunc(8500*time.Millisecond, func() { claim(98, 105) })
 		// A replica that was opened again is behind for a moment.
 		time.AfterFunc(10500*time.Millisecond, func() { claim(98, 104) })
-		time.AfterFunc(11500*time.Millisecond, func() { claim(98, 105) })
+		time.AfterFunc(11500*time.Millisecond, func() { claim(98, 107) })
+		time.AfterFunc(12500*time.Millisecond, func() { claim(98, 108) })
+		// It has followed for two blocks.
+		time.AfterFunc(13500*time.Millisecond, func() { claim(98, 109) })
 		began := time.Now()
 		last, err = d.Continue(t.Context(), last)
 		require.NoError(t, err)
-		require.GreaterOrEqual(t, time.Since(began), 13500*time.Millisecond, "two seconds in a row")
+		require.GreaterOrEqual(t, time.Since(began), 13500*time.Millisecond, "two blocks in a row")
+		require.Less(t, time.Since(began), 14*time.Second)
+		require.Less(t, dials.Load(), int64(50), "connections stay open while it waits")
 		require.EqualValues(t, 3, last.Version)
 		require.Equal(t, 2, last.Ranges.Len())
 		require.False(t, rangemap.IsChanging(last))
@@ -266,6 +283,53 @@ func TestChange(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, string(last.Text), string(text))
 	})
+}
+
+// A replica can only be dropped if one that stays follows the chain. It need not be all of them:
+// another one may be dead.
+func TestDropNeedsAReplica(t *testing.T) {
+	for name, c := range map[string]struct {
+		newest []int64 // of the nodes; -1: the node is dead
+		want   error
+	}{
+		"one that stays is close":       {[]int64{100, 97, -1}, nil},
+		"none that stays has a state":   {[]int64{100, 0, -1}, rangemap.ErrLastReplica},
+		"none that stays is close":      {[]int64{100, 96, 0}, rangemap.ErrLastReplica},
+		"the dropped one is dead":       {[]int64{-1, 100, 0}, nil},
+		"the dropped one has no state":  {[]int64{0, 0, 100}, nil},
+		"nobody has a state":            {[]int64{0, 0, 0}, rangemap.ErrLastReplica},
+		"the ones that stay do not run": {[]int64{100, -1, -1}, rangemap.ErrLastReplica},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				text := fmt.Sprintf("[[range]]\nfirst = \"\"\nnodes = [\"%s@node0:1\", \"%s@node1:1\", \"%s@node2:1\"]\n", id(0), id(1), id(2))
+				m, err := config.SignFile([]byte(text), chain, key(0))
+				require.NoError(t, err)
+				network := new(transporttest.Network)
+				for i, newest := range c.newest {
+					if newest >= 0 {
+						claim := dsm.Claim{Range: m.Ranges.Shard(0).Range, Oldest: min(newest, 1), Newest: newest, Durable: newest, Needs: newest + 1}
+						newMember(t, network, i, m).claims.Store(&[]dsm.Claim{claim})
+					}
+				}
+				d := &rangemap.Driver{
+					Dialer: network.Dialer(transporttest.Config{ID: transporttest.ID(8), Host: "operator", ChainID: chain}), Key: key(0),
+					Path: filepath.Join(t.TempDir(), "map.toml"),
+				}
+				during, err := rangemap.Move(m, nil, dsm.NodeID(id(0)), transport.Address{}, 2)
+				require.NoError(t, err)
+				last, err := d.Change(t.Context(), m, during)
+				require.ErrorIs(t, err, c.want)
+				if c.want == nil {
+					require.EqualValues(t, 3, last.Version)
+					require.Len(t, last.Ranges.Shard(0).Replicas, 2)
+					return
+				}
+				require.Same(t, m, last)
+				require.NoFileExists(t, d.Path, "no map was signed")
+			})
+		})
+	}
 }
 
 // A map that a validator refuses reaches no storage node, and the change is taken back.

@@ -79,14 +79,17 @@ func (n *Process) tendPlace(ctx context.Context, p *place, v verifier) error {
 		if now.Before(p.tryFrom) {
 			return nil
 		}
+		if role == next { // it never begins with the genesis state: other nodes have its keys
+			n.take(ctx, p, v, 0, -1, false)
+			return nil
+		}
 		limited, cancel := context.WithTimeout(ctx, claimTimeout)
 		newest, err := v.Newest(limited) // a false height would keep the range waiting
 		cancel()
 		if err != nil {
 			return err
 		}
-		// A next range never begins with the genesis state: other nodes have its keys.
-		n.take(ctx, p, v, -1, role == current && newest-n.genesis.InitialHeight < n.young)
+		n.take(ctx, p, v, newest, -1, newest-n.genesis.InitialHeight < n.young)
 		return nil
 	}
 	height, waits := p.replica.Newest()
@@ -103,7 +106,7 @@ func (n *Process) tendPlace(ctx context.Context, p *place, v verifier) error {
 		return nil
 	}
 	if due, early := isDue(role, now.Sub(p.since)); due && !now.Before(p.tryFrom) {
-		n.take(ctx, p, v, height, early)
+		n.take(ctx, p, v, 0, height, early)
 	}
 	return nil
 }
@@ -120,19 +123,20 @@ func isDue(r role, waited time.Duration) (due, early bool) {
 // filler fetches the state of a range from other nodes.
 type filler interface {
 	// fill installs the newest available state above the given height in a range, and opens it.
-	// After an error the range is unchanged, unless the error is a finalError. The error wraps
-	// errNobody if no node has such a state; with early, errEarly if no other replica has one and
-	// also the range's state at the given height.
-	fill(ctx context.Context, p *place, v verifier, above int64, early bool) error
+	// newest is the chain's newest height, which was asked for a moment ago; 0: it was not. After
+	// an error the range is unchanged, or has no state if the new one is damaged, unless the error
+	// is a finalError. The error wraps errNobody if no node has such a state; with early, errEarly
+	// if no other replica has one and also the range's state at the given height.
+	fill(ctx context.Context, p *place, v verifier, newest, above int64, early bool) error
 }
 
 // take begins a takeover of a range, in parallel with the headers that other ranges need. With
 // early, a range without a state begins with the genesis state if it cannot be taken over.
-func (n *Process) take(ctx context.Context, p *place, v verifier, above int64, early bool) {
+func (n *Process) take(ctx context.Context, p *place, v verifier, newest, above int64, early bool) {
 	p.taken.Store(true)
 	n.taking.Go(func() {
 		defer p.taken.Store(false)
-		err := n.filler.fill(ctx, p, v, above, early)
+		err := n.filler.fill(ctx, p, v, newest, above, early)
 		// With a map that can change, other nodes may have the keys.
 		first := errors.Is(err, errEarly) || n.nodes.Load().Version == 0
 		if err != nil && ctx.Err() == nil && !isFinal(err) && early && first && p.replica == nil {
@@ -215,7 +219,8 @@ func (n *Process) create(p *place, height int64, write func(*rangestore.Store) e
 	return n.useNext(p, height)
 }
 
-// useNext replaces a range's state by the complete one in its next folder, and opens it.
+// useNext replaces a range's state by the complete one in its next folder, and opens it. If that is
+// damaged, it is put aside, and the range has no state.
 func (n *Process) useNext(p *place, height int64) error {
 	if err := n.dropReplica(p); err != nil {
 		return finalError{err}
@@ -225,11 +230,20 @@ func (n *Process) useNext(p *place, height int64) error {
 	if err := replace(p.dir); err != nil {
 		return finalError{err}
 	}
-	if err := n.openReplica(n.ctx, p); err != nil {
-		return finalError{err}
+	opened := n.openReplica(n.ctx, p)
+	switch {
+	case isBad(opened):
+		if err := n.putAside(p, opened); err != nil {
+			return finalError{err}
+		}
+	case opened != nil:
+		return finalError{opened}
 	}
 	if err := n.changed(); err != nil {
 		return finalError{err}
+	}
+	if opened != nil {
+		return opened
 	}
 	p.height, p.since = height, time.Now()
 	return nil

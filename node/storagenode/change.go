@@ -52,7 +52,13 @@ func replicasOf(nodes *config.StorageNodes, r avlstar.KeyRange) []dsm.NodeID {
 // SetMap replaces the map of the ranges while the node runs. It takes effect soon: new ranges are
 // filled from nodes that have their keys, and ranges that are no longer in the map are removed once
 // other nodes have all their keys.
-func (n *Process) SetMap(nodes *config.StorageNodes) { n.newMap.Store(nodes) }
+func (n *Process) SetMap(nodes *config.StorageNodes) {
+	n.newMap.Store(nodes)
+	select {
+	case n.mapSet <- struct{}{}:
+	default: // the follower is about to look
+	}
+}
 
 // changeMap applies the last SetMap. Only the follower calls it.
 func (n *Process) changeMap(ctx context.Context) error {

@@ -120,12 +120,12 @@ func TestIsDue(t *testing.T) {
 
 // fills records the takeovers that tendPlace begins.
 type fills struct {
-	above []int64
-	early []bool
+	newest, above []int64
+	early         []bool
 }
 
-func (f *fills) fill(_ context.Context, _ *place, _ verifier, above int64, early bool) error {
-	f.above, f.early = append(f.above, above), append(f.early, early)
+func (f *fills) fill(_ context.Context, _ *place, _ verifier, newest, above int64, early bool) error {
+	f.newest, f.above, f.early = append(f.newest, newest), append(f.above, above), append(f.early, early)
 	return nil
 }
 
@@ -147,6 +147,7 @@ func TestWhatIsTakenOver(t *testing.T) {
 	tend(p, fromGenesis+1)
 	p.role = next
 	tend(p, 1)
+	require.Equal(t, []int64{fromGenesis, fromGenesis + 1, 0}, f.newest, "what a current range has asked for is not asked for again")
 	require.Equal(t, []int64{-1, -1, -1}, f.above)
 	require.Equal(t, []bool{true, false, false}, f.early)
 

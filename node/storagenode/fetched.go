@@ -79,14 +79,20 @@ func (p *place) dropFetched() error {
 	return errors.Join(p.closeFetched(), removeFolder(fetchedDir(p.dir)))
 }
 
-// install replaces a range's state by the one that was fetched, which is complete at a height.
+// install replaces a range's state by the one that was fetched, which is complete at a height. Its
+// pieces are read and verified before an old state is given up. Without one, they are read once,
+// when the state is opened: if they are damaged, the folder is put aside, also after a kill.
 func (n *Process) install(ctx context.Context, p *place, height int64, c avlstar.Commitment, boundary []byte) error {
 	if p.replica != nil {
 		if newest := p.replica.Claim().Newest; newest >= height {
 			return errors.Join(fmt.Errorf("the range follows the chain again, and is at height %d", newest), p.dropFetched())
 		}
 	}
-	err := p.fetched.Commit(ctx, height, c, boundary)
+	commit := p.fetched.Commit
+	if p.replica == nil {
+		commit = p.fetched.CommitUnread
+	}
+	err := commit(ctx, height, c, boundary)
 	switch {
 	case err != nil && ctx.Err() != nil: // the next start continues with it
 		return errors.Join(err, p.closeFetched())

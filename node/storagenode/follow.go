@@ -9,7 +9,6 @@ import (
 
 	cmttypes "github.com/cometbft/cometbft/types"
 
-	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/join"
 	"github.com/starling-kv/starling/statesync/lightblocks"
@@ -110,7 +109,11 @@ func (n *Process) proveAndTend(ctx context.Context, v *target) error {
 		if _, hungry, some := n.position(); hungry || !some {
 			pause = hungryPoll
 		}
-		_ = sleep.For(ctx, pause)
+		select {
+		case <-n.mapSet:
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
 	}
 	return ctx.Err()
 }

@@ -13,6 +13,9 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 	"github.com/stretchr/testify/require"
 
+	"github.com/starling-kv/starling/avlstar"
+	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/internal/bubble"
 	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/internal/nodetest"
@@ -78,6 +81,29 @@ func TestFalseHeights(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A new map is applied at once, also while the follower has nothing to do.
+func TestNewMapWakesTheFollower(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOffline(t)
+		o.mapSet = make(chan struct{}, 1)
+		o.add(avlstar.KeyRange{}, current, true)
+		o.serveAll()
+		v := &target{verifier: tip(offlineHeight), claimed: func(context.Context) int64 { return offlineHeight }}
+		ctx, cancel := context.WithCancel(t.Context())
+		o.ctx = ctx
+		ended := make(chan error, 1)
+		go func() { ended <- o.proveAndTend(ctx, v) }()
+		bubble.Sleep(time.Second + idlePoll/2) // it has asked for the newest height, and pauses
+		m := placed(t, 2, []dsm.Placement{at(avlstar.KeyRange{}, o.self())}, nil, o.self())
+		o.SetMap(m)
+		synctest.Wait()
+		require.Same(t, m, o.nodes.Load())
+		cancel()
+		require.ErrorIs(t, <-ended, context.Canceled)
+		o.wg.Wait()
+	})
 }
 
 // forked is a verifier of a chain with two proved blocks of one height.

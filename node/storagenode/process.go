@@ -80,6 +80,7 @@ type Process struct {
 	maps    *rangemap.Maps
 	nodes   atomic.Pointer[config.StorageNodes] // that the follower has applied
 	newMap  atomic.Pointer[config.StorageNodes] // set by SetMap for the follower; nil: none
+	mapSet  chan struct{}                       // has room for one; wakes the follower
 	// changing is held while ranges are added, or removed with their folders
 	changing sync.Mutex
 	named    []transport.ID // validators that the settings name; see isNamed
@@ -127,6 +128,7 @@ func New(ctx context.Context, o Options) (*Process, error) {
 	n := &Process{
 		o: o, config: o.Config, log: o.Logger, failed: make(chan error, 1), young: fromGenesis, retireAfter: retireAfter,
 		namedUpdates: server.NewShares(namedBytes), strangers: server.NewShares(strangersBytes), making: witness.Places(nil),
+		mapSet: make(chan struct{}, 1),
 	}
 	n.filler = byWitnesses{n}
 	if o.Metrics != nil {

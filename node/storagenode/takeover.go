@@ -77,7 +77,7 @@ const maxHeights = 8
 type byWitnesses struct{ *Process }
 
 // fill implements filler.
-func (n byWitnesses) fill(ctx context.Context, p *place, v verifier, above int64, early bool) error {
+func (n byWitnesses) fill(ctx context.Context, p *place, v verifier, newest, above int64, early bool) error {
 	givers, closeAll := n.givers(ctx, p)
 	defer closeAll()
 	if n.snapshot != nil && p.replica == nil && above < n.snapshot.height {
@@ -86,13 +86,16 @@ func (n byWitnesses) fill(ctx context.Context, p *place, v verifier, above int64
 			return err
 		}
 		n.log.Error("A range cannot be taken over from the snapshot file now: asking other nodes", "range", p.String(), "err", err)
+		newest = 0 // the file may have taken long
 	}
 	if early && !slices.ContainsFunc(givers, func(g *giver) bool { return g.replaces(above, n.genesis.InitialHeight) }) {
 		return errEarly
 	}
-	newest, err := v.Newest(ctx)
-	if err != nil {
-		return err
+	if newest == 0 {
+		var err error
+		if newest, err = v.Newest(ctx); err != nil {
+			return err
+		}
 	}
 	heights := heightsOf(givers, p.keys, newest-1, max(above, 0))
 	if len(heights) == 0 {
@@ -106,7 +109,7 @@ func (n byWitnesses) fill(ctx context.Context, p *place, v verifier, above int64
 		}
 		errs = append(errs, fmt.Errorf("after block %d: %w", height, err))
 	}
-	err = errors.Join(errs...)
+	err := errors.Join(errs...)
 	if errors.Is(err, errPart) {
 		p.partial++
 	}
@@ -151,9 +154,13 @@ func heightsOf(givers []*giver, r avlstar.KeyRange, last, above int64) (heights 
 // takeOverAt fetches the range at a height. If it cannot be completed, the fetched part stays on
 // disk for the next attempt.
 func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers []*giver, height int64) error {
-	header, err := v.LightBlock(ctx, height+1)
-	if err != nil {
-		return err
+	hash, proved := n.headers.AppHash(height)
+	if !proved {
+		header, err := v.LightBlock(ctx, height+1)
+		if err != nil {
+			return err
+		}
+		copy(hash[:], header.AppHash)
 	}
 	for _, g := range givers {
 		if !g.lied {
@@ -162,7 +169,7 @@ func (n *Process) takeOverAt(ctx context.Context, p *place, v verifier, givers [
 	}
 	t := n.newTakeover(p, givers, height)
 	defer t.release()
-	if err := t.begin(ctx, header.AppHash); err != nil {
+	if err := t.begin(ctx, hash[:]); err != nil {
 		return err
 	}
 	if err := n.openFetched(ctx, p); err != nil {

@@ -132,8 +132,12 @@ func mapped(claims []dsm.Claim, nodes *config.StorageNodes) []dsm.Claim {
 	return slices.DeleteFunc(claims, func(c dsm.Claim) bool { return replicasOf(nodes, c.Range) == nil })
 }
 
+// holdersAtOnce is the number of nodes that givers asks concurrently.
+const holdersAtOnce = 8
+
 // givers connects to the other nodes that have keys of a range, and adds the nodes that are already
-// connected, and this node itself, which can have other ranges with these keys.
+// connected, and this node itself, which can have other ranges with these keys. The order does not
+// depend on how fast they answer.
 func (n *Process) givers(ctx context.Context, p *place) (givers []*giver, closeAll func()) {
 	ctx, cancel := context.WithTimeout(ctx, againAfter)
 	defer cancel()
@@ -141,24 +145,33 @@ func (n *Process) givers(ctx context.Context, p *place) (givers []*giver, closeA
 	if len(own) > 0 {
 		givers = append(givers, &giver{Conn: itself{n}, parts: own})
 	}
-	var conns []transport.Conn
 	nodes := n.nodes.Load()
-	for _, node := range n.holders(nodes, p.keys) {
-		conn, err := n.dialer.Dial(ctx, nodes.Addresses[node])
-		if err != nil {
-			n.log.Info("Cannot reach another replica of the range", "range", p.String(), "node", node, "err", err)
-			continue
-		}
-		conns = append(conns, conn)
-		claims, _ := rangemap.Claims(ctx, conn) // a node without claims is asked last
-		givers = append(givers, &giver{Conn: conn, parts: mapped(overlapping(claims, p.keys), nodes)})
+	holders := n.holders(nodes, p.keys)
+	dialled := make([]*giver, len(holders))
+	var all sync.WaitGroup
+	places := make(chan struct{}, holdersAtOnce)
+	for i, node := range holders {
+		places <- struct{}{}
+		all.Go(func() {
+			defer func() { <-places }()
+			conn, err := n.dialer.Dial(ctx, nodes.Addresses[node])
+			if err != nil {
+				n.log.Info("Cannot reach another replica of the range", "range", p.String(), "node", node, "err", err)
+				return
+			}
+			claims, _ := rangemap.Claims(ctx, conn) // a node without claims is asked last
+			dialled[i] = &giver{Conn: conn, parts: mapped(overlapping(claims, p.keys), nodes)}
+		})
 	}
+	all.Wait()
+	dialled = slices.DeleteFunc(dialled, func(g *giver) bool { return g == nil })
+	givers = append(givers, dialled...)
 	for _, conn := range n.peers.Load().Conns() {
 		givers = append(givers, &giver{Conn: conn})
 	}
 	return givers, func() {
-		for _, c := range conns {
-			_ = c.Close() // no request is in flight
+		for _, g := range dialled {
+			_ = g.Close() // no request is in flight
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -15,6 +16,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server/witness"
+	"github.com/starling-kv/starling/internal/sleep"
 	"github.com/starling-kv/starling/storage/rangestore"
 	"github.com/starling-kv/starling/transport"
 )
@@ -115,6 +117,54 @@ func takeAllAfter(t *testing.T, partial int, v *avlstar.Version, keys avlstar.Ke
 	}
 	require.Equal(t, over.progress.total, over.progress.stored.Load())
 	return fill.Commit(t.Context(), 1, v.Commitment(), over.boundary)
+}
+
+// slowDials connects to the nodes of dials after a time, and to other nodes never.
+type slowDials struct {
+	dials
+	takes map[transport.ID]time.Duration
+}
+
+func (d slowDials) Dial(ctx context.Context, a transport.Address) (transport.Conn, error) {
+	takes, is := d.takes[a.ID]
+	if !is {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	if err := sleep.For(ctx, takes); err != nil {
+		return nil, err
+	}
+	return d.dials.Dial(ctx, a)
+}
+
+// Nodes that do not answer leave other nodes the time to do so. The map gives the order.
+func TestSourcesAreAskedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, low, high := wholeAndHalves()
+		o := newOffline(t)
+		d := slowDials{dials{}, map[transport.ID]time.Duration{}}
+		var nodes []transport.Address
+		for i := range 2 * holdersAtOnce {
+			a := transport.Address{ID: transport.ID(fmt.Sprintf("node-%02d", i))}
+			nodes = append(nodes, a)
+			if i%4 == 1 {
+				continue
+			}
+			d.takes[a.ID] = time.Second - time.Duration(i)*time.Millisecond
+			claims, err := dsm.EncodeClaims([]dsm.Claim{{Range: low, Oldest: 1, Newest: int64(i + 1), Durable: 1, Needs: int64(i + 2)}})
+			require.NoError(t, err)
+			d.dials[a.ID] = answering{answer: claims}
+		}
+		o.dialer = d
+		o.nodes.Store(placed(t, 1, []dsm.Placement{at(low, nodes...), at(high, o.self())}, nil, nodes...))
+		givers, closeAll := o.givers(t.Context(), o.add(low, current, false))
+		defer closeAll()
+		var newest []int64
+		for _, g := range givers {
+			newest = append(newest, g.parts[0].Newest)
+		}
+		require.Equal(t, []int64{1, 3, 4, 5, 7, 8, 9, 11, 12, 13, 15, 16}, newest)
+	})
 }
 
 // A source that opens one level of the tree with each response is proved right each time. It is

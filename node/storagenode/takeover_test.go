@@ -103,7 +103,7 @@ func TestTakesOverWhileTheChainIsYoung(t *testing.T) {
 		logs := new(nodetest.LogBuffer)
 		b := c.lonely(logs, giver.listen(t))
 		for _, p := range b.all() {
-			b.take(t.Context(), p, chainHeaders{c}, -1, true)
+			b.take(t.Context(), p, chainHeaders{c}, 0, -1, true)
 		}
 		b.taking.Wait()
 		require.Len(t, b.Claims(), 2)
@@ -303,7 +303,7 @@ func TestTakesOverAtALowerHeight(t *testing.T) {
 func (c *chain) fill(n *Process, p *place, v verifier, above int64) {
 	c.t.Helper()
 	nodetest.Until(c.t, "the range is taken over", func() bool {
-		err := n.filler.fill(c.t.Context(), p, v, above, false)
+		err := n.filler.fill(c.t.Context(), p, v, 0, above, false)
 		if err != nil {
 			c.t.Log(err)
 		}
@@ -342,7 +342,7 @@ func TestTakesOverFromAReplicaOfOneRange(t *testing.T) {
 // noted notes whether a takeover was early, and does nothing.
 type noted struct{ early []bool }
 
-func (f *noted) fill(_ context.Context, _ *place, _ verifier, _ int64, early bool) error {
+func (f *noted) fill(_ context.Context, _ *place, _ verifier, _, _ int64, early bool) error {
 	f.early = append(f.early, early)
 	return errEarly
 }
@@ -457,7 +457,7 @@ func TestTakeoverReuses(t *testing.T) {
 	headers := chainHeaders{c}
 	nodetest.Until(t, "the next header", func() bool { n, _ := headers.Newest(t.Context()); return n > before+1 })
 	giver.answers.Store(4) // the paths to the edges, and some pages
-	require.ErrorIs(t, b.filler.fill(t.Context(), p, headers, -1, false), errNobody)
+	require.ErrorIs(t, b.filler.fill(t.Context(), p, headers, 0, -1, false), errNobody)
 	require.Positive(t, p.fetched.Bytes())
 	first := giver.sent.Load()
 
@@ -522,7 +522,7 @@ func TestTakeoverResumesAfterAKill(t *testing.T) {
 	before := a.Claims()[0].Newest
 	nodetest.Until(t, "the next header", func() bool { n, _ := headers.Newest(t.Context()); return n > before+1 })
 	giver.answers.Store(keys / 4)
-	require.ErrorIs(t, b.filler.fill(t.Context(), p, headers, -1, false), errNobody)
+	require.ErrorIs(t, b.filler.fill(t.Context(), p, headers, 0, -1, false), errNobody)
 	first := giver.sent.Load()
 	require.Greater(t, first, int64(keys*length/4))
 	require.Greater(t, int64(p.fetched.Bytes()), first/2)

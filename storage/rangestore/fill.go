@@ -26,6 +26,7 @@ const PieceBytes = 1 << 20
 //	Keep(parts of a height) ──► the pieces that this height has, too; all others become spare
 //	Add, Add, … ──► each removes the spare pieces that have some of its keys
 //	Commit ──► spare pieces removed, the rest verified as a whole, durable
+//	CommitUnread ──► the same without the verification, which Load makes up for
 //
 // So the choice of a height removes nothing: if no leaves arrive at that height, all pieces are
 // there for the next one.
@@ -306,6 +307,31 @@ func (f *Fill) remove(pieces ...kept) error {
 // the pieces are not that state; disk errors. Afterwards the Fill must not be used; after the error
 // of ctx, a Fill of the store that is opened again continues.
 func (f *Fill) Commit(ctx context.Context, height int64, c avlstar.Commitment, boundary []byte) error {
+	if err := f.removeSpare(ctx); err != nil {
+		return err
+	}
+	if err := f.restore.Readable(); err != nil {
+		return err
+	}
+	leaves := pages.Interruptible(ctx, f.s.zone.Scan(), func(uint64) {})
+	if err := f.s.verify(c, boundary, leaves); err != nil {
+		return err
+	}
+	return f.restore.Commit(f.s.meta(height, c, boundary))
+}
+
+// CommitUnread is Commit for a caller that gives up no other state for this one: it does not read
+// the pieces, each of which was verified before Add. Load reads and verifies all of them, and
+// returns storage.ErrCorrupt if they are not the state that c commits to.
+func (f *Fill) CommitUnread(ctx context.Context, height int64, c avlstar.Commitment, boundary []byte) error {
+	if err := f.removeSpare(ctx); err != nil {
+		return err
+	}
+	return f.restore.Commit(f.s.meta(height, c, boundary))
+}
+
+// removeSpare removes the spare pieces.
+func (f *Fill) removeSpare(ctx context.Context) error {
 	for _, p := range f.mu.spare {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -317,12 +343,5 @@ func (f *Fill) Commit(ctx context.Context, height int64, c avlstar.Commitment, b
 		}
 	}
 	f.mu.spare = nil
-	if err := f.restore.Readable(); err != nil {
-		return err
-	}
-	leaves := pages.Interruptible(ctx, f.s.zone.Scan(), func(uint64) {})
-	if err := f.s.verify(c, boundary, leaves); err != nil {
-		return err
-	}
-	return f.restore.Commit(f.s.meta(height, c, boundary))
+	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/avlstar/record"
 	"github.com/starling-kv/starling/internal/seeds"
+	"github.com/starling-kv/starling/storage"
 )
 
 // partsOf cuts a range of v into subtrees of at most limit bytes, and the leaves at its edges.
@@ -116,14 +117,21 @@ func TestFill(t *testing.T) {
 			}
 			boundary, err := next.Boundary(keys)
 			require.NoError(t, err)
-			require.NoError(t, f.Commit(t.Context(), 9, next.Commitment(), boundary))
+			commit := f.Commit
+			if rng.IntN(2) == 0 {
+				commit = f.CommitUnread
+			}
+			require.NoError(t, commit(t.Context(), 9, next.Commitment(), boundary))
+			off := killed.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: rng.IntN(101), RNG: rng})
 			require.NoError(t, s.Close())
-			s = open(t, killed, "range", keys, m)
-			height, p := load(t, s)
-			require.EqualValues(t, 9, height)
-			requireSame(t, rng, next, p, keys)
-			p.Release()
-			require.NoError(t, s.Close())
+			for _, fs := range []*vfs.MemFS{killed, off} {
+				s = open(t, fs, "range", keys, m)
+				height, p := load(t, s)
+				require.EqualValues(t, 9, height)
+				requireSame(t, rng, next, p, keys)
+				p.Release()
+				require.NoError(t, s.Close())
+			}
 		})
 	}
 }
@@ -159,9 +167,9 @@ func TestFillInParts(t *testing.T) {
 }
 
 // TestDamagedFill: a damaged piece is removed by the next Fill, and pieces of another state are no
-// state.
+// state: Commit finds that out, or Load after CommitUnread.
 func TestDamagedFill(t *testing.T) {
-	fs := vfs.NewMem()
+	rng, fs := seeds.Rand(t), vfs.NewCrashableMem()
 	s := open(t, fs, "range", middle, NewMemory(0))
 	f := fill(t, s)
 	v := tree(t, 3000)
@@ -184,6 +192,17 @@ func TestDamagedFill(t *testing.T) {
 	_, err = f.Keep(parts[1:])
 	require.NoError(t, err)
 	require.ErrorIs(t, f.Commit(t.Context(), 1, v.Commitment(), boundary), avlstar.ErrOtherState)
+	require.NoError(t, s.Close())
+	unread := fs.CrashClone(vfs.CrashCloneCfg{UnsyncedDataPercent: 100, RNG: rng})
+	s = open(t, unread, "range", middle, NewMemory(0))
+	f = fill(t, s)
+	_, err = f.Keep(parts[1:])
+	require.NoError(t, err)
+	require.NoError(t, f.CommitUnread(t.Context(), 1, v.Commitment(), boundary))
+	require.NoError(t, s.Close())
+	s = open(t, unread, "range", middle, NewMemory(0))
+	_, _, _, err = s.Load(t.Context(), func(uint64) {})
+	require.ErrorIs(t, err, storage.ErrCorrupt)
 	require.NoError(t, s.Close())
 
 	// what is left of another range is discarded
