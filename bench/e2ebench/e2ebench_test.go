@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/workload"
+	"github.com/starling-kv/starling/tx"
 )
 
 // Both networks accept the transactions, which have the configured size and keys.
@@ -26,17 +28,19 @@ func TestLoads(t *testing.T) {
 			next := newMaker(load, 4, size)
 			keys, all := map[string]bool{}, map[string]bool{}
 			for range 100 {
-				tx, err := next()
+				text, err := next()
 				require.NoError(t, err)
 				// loadtime pads with whole bytes, as hexadecimal digits.
-				require.InDelta(t, size, len(tx), 4)
-				res, err := theirs.CheckTx(t.Context(), &abci.RequestCheckTx{Tx: []byte(tx)})
+				require.InDelta(t, size, len(text), 4)
+				res, err := theirs.CheckTx(t.Context(), &abci.RequestCheckTx{Tx: []byte(text)})
 				require.NoError(t, err)
 				require.Zero(t, res.Code)
-				key, _, _ := strings.Cut(tx, "=")
-				keys[key], all[tx] = true, true
+				_, err = tx.Decode([]byte(text), "chain")
+				require.NoError(t, err)
+				key, _, _ := strings.Cut(text, "=")
+				keys[key], all[text] = true, true
 				if load == loadOwn {
-					_, err := payload.FromBytes([]byte(tx))
+					_, err := payload.FromBytes([]byte(text))
 					require.NoError(t, err)
 				}
 			}
@@ -50,12 +54,28 @@ func TestLoads(t *testing.T) {
 	}
 }
 
+// Keys of loadSpread are all over the tree, and none has a byte that text transactions reserve.
+func TestSpread(t *testing.T) {
+	next, first := newMaker(loadSpread, 4, spreadBytes), map[byte]bool{}
+	for range 10_000 {
+		text, err := next()
+		require.NoError(t, err)
+		decoded, err := tx.Decode([]byte(text), "chain")
+		require.NoError(t, err)
+		require.Len(t, decoded.Text.Key, workload.KeyBytes)
+		require.Len(t, decoded.Text.Value, workload.ValueBytes)
+		first[text[0]] = true
+	}
+	require.Greater(t, len(first), 200)
+	require.Equal(t, "\x01>;\x00<", spread([]byte("\x00=:\x00<")))
+}
+
 func TestLedger(t *testing.T) {
 	start := time.Unix(1000, 0)
 	at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
 	l := newLedger(3)
-	for i, tx := range []string{"a=1", "a=2", "a=3"} {
-		require.True(t, l.begin(t.Context(), tx, func() time.Time { return at(float64(i)) }))
+	for i, text := range []string{"a=1", "a=2", "a=3"} {
+		require.True(t, l.begin(t.Context(), text, func() time.Time { return at(float64(i)) }))
 	}
 	full, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -102,6 +122,51 @@ func TestSeries(t *testing.T) {
 	require.Equal(t, 1000.0, r.CDF[0])
 	require.Equal(t, 3000.0, r.CDF[len(r.CDF)-1])
 	require.Zero(t, l.series(start, at(10), never).Snapshots)
+}
+
+// The targets compare each program with itself, by the interval of the median over the rounds.
+func TestSnapshotsTargets(t *testing.T) {
+	judged := func(rounds int, tps map[string]float64, last float64) *SnapshotsResult {
+		r := &SnapshotsResult{Rounds: rounds}
+		for _, name := range snapshotNames {
+			if rate, ran := tps[name]; ran {
+				all := slices.Repeat([]SnapshotsRound{{TPS: rate, MeanMS: 1, CDF: make([]float64, len(Percentiles))}}, rounds)
+				if name == nameSnapshots {
+					all[rounds-1].TPS = last
+				}
+				r.Networks = append(r.Networks, SnapshotsNetwork{Name: name, MakesSnapshots: makesSnapshots(name), Rounds: all})
+			}
+		}
+		r.judge()
+		return r
+	}
+	four := map[string]float64{nameIAVL: 1000, nameIAVLPausing: 800, nameStarling: 100, nameSnapshots: 98}
+	r := judged(5, four, 98)
+	require.InDelta(t, 1.225, r.Gain.Median, 1e-9)
+	require.InDelta(t, 0.1225, r.Ratio.Median, 1e-9)
+	require.Len(t, r.Targets, 2)
+	for _, target := range r.Targets {
+		require.True(t, target.Met)
+		require.Empty(t, target.Undecided)
+	}
+	for _, target := range judged(5, four, 10).Targets {
+		require.False(t, target.Met)
+		require.Equal(t, "the interval contains the target", target.Undecided)
+	}
+	for _, target := range judged(4, four, 98).Targets {
+		require.Equal(t, "4 of at least 5 rounds", target.Undecided)
+	}
+	four[nameSnapshots] = 0
+	for _, target := range judged(5, four, 0).Targets {
+		require.False(t, target.Met)
+		require.Empty(t, target.Undecided, "a network without transactions")
+	}
+	delete(four, nameIAVL)
+	r = judged(5, four, 0)
+	require.Len(t, r.Targets, 2)
+	require.Equal(t, "needs the networks iavl, iavl-pausing, starling, starling-snapshots", r.Targets[0].Undecided)
+	delete(four, nameStarling)
+	require.Len(t, judged(5, four, 0).Targets, 1)
 }
 
 func TestResult(t *testing.T) {

@@ -40,7 +40,8 @@ func (o *JoinersOptions) Flags(f *harness.Flags) {
 	f.Int(&o.Interval, "snapshot-interval", 20, 1, 100_000, "blocks between snapshots")
 	f.Int(&o.Seconds, "seconds", 15, 1, 3600, "seconds of blocks measured before the joiners start, for comparison")
 	f.Time(&o.Patience, "patience", 15*time.Minute, time.Second, 24*time.Hour, "time limit for all joins")
-	o.flags(f)
+	o.flags(f, 1)
+	o.inFlight(f, usualMempoolTxs)
 	o.txBytes(f, 1024)
 }
 
@@ -317,13 +318,10 @@ func (l *ledger) intervals(from, until time.Time) (b Blocks) {
 		txs    int
 	)
 	last := from
-	for _, at := range l.blocks {
-		if at.at.Before(from) || at.at.After(until) {
-			continue
-		}
-		pauses = append(pauses, millis(at.at.Sub(last)))
-		last = at.at
-		txs += at.txs
+	for _, b := range l.blocksIn(from, until) {
+		pauses = append(pauses, millis(b.at.Sub(last)))
+		last = b.at
+		txs += b.txs
 	}
 	b.Blocks = len(pauses)
 	b.P50MS = harness.Median(pauses)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"strings"
 	"sync"
@@ -32,8 +31,7 @@ var Loads = []string{loadOwn, loadDistinct}
 // leastBlocks is the minimum number of blocks in a measurement, however short: a rate needs two.
 const leastBlocks = 3
 
-// drainPatience is the time limit for pending transactions to reach a block after the last was
-// sent.
+// drainPatience is the default of session.patience.
 const drainPatience = 2 * time.Minute
 
 // maker returns a new transaction, different from all others. It is safe for concurrent use.
@@ -53,7 +51,7 @@ func newMaker(load string, connections, size int) maker {
 	case loadSpread:
 		return keys(func(n uint64) string {
 			hash := sha256.Sum256(binary.BigEndian.AppendUint64(nil, n))
-			return hex.EncodeToString(hash[:workload.KeyBytes/2])
+			return spread(hash[:workload.KeyBytes])
 		})
 	}
 	return func() (string, error) {
@@ -64,21 +62,34 @@ func newMaker(load string, connections, size int) maker {
 	}
 }
 
+// spread returns a key without the separators of text transactions, and without the first byte of
+// system keys.
+func spread(key []byte) string {
+	for i, b := range key {
+		if b == '=' || b == ':' || b == 0 && i == 0 {
+			key[i]++
+		}
+	}
+	return string(key)
+}
+
 // session is a client of a network: a connection to each validator, and a record of every
 // transaction.
 type session struct {
-	net     *network.Network
-	kind    string // kind of the network
-	make    maker
-	ledger  *ledger
-	conns   []*conn
-	ctx     context.Context // ends with the first failure
-	cancel  context.CancelCauseFunc
-	watcher sync.WaitGroup
+	net    *network.Network
+	kind   string // kind of the network
+	make   maker
+	ledger *ledger
+	conns  []*conn
+	// patience is the time limit for pending transactions to reach a block after the last was sent.
+	patience time.Duration
+	ctx      context.Context // ends with the first failure
+	cancel   context.CancelCauseFunc
+	watcher  sync.WaitGroup
 }
 
 func openSession(n *network.Network, kind, load string, o Network) (*session, error) {
-	s := &session{net: n, kind: kind, make: newMaker(load, len(n.Validators), o.TxBytes), ledger: newLedger(o.InFlight)}
+	s := &session{net: n, kind: kind, make: newMaker(load, len(n.Validators), o.TxBytes), ledger: newLedger(o.InFlight), patience: drainPatience}
 	s.ctx, s.cancel = context.WithCancelCause(n.Context())
 	started := make(chan struct{})
 	s.watcher.Go(func() {
@@ -186,45 +197,65 @@ func (s *session) send(ctx context.Context, send sender) {
 // measure runs send for warm and then duration, or longer if there are too few blocks, and returns
 // the figures of the time after warm.
 func (s *session) measure(warm, duration time.Duration, send sender) (figures, error) {
-	f, _, _, err := s.measureSpan(warm, duration, send)
-	return f, err
+	m, err := s.measureSpan(warm, duration, send)
+	return m.figures, err
 }
 
-// measureSpan is measure, and returns the time after warm, too.
-func (s *session) measureSpan(warm, duration time.Duration, send sender) (f figures, from, until time.Time, err error) {
+// span is the time after warm, and its figures.
+type span struct {
+	figures
+	from, until time.Time
+	snapshots   float64 // made by the first validator, of IAVL
+}
+
+// measureSpan is measure, and returns the time, too.
+func (s *session) measureSpan(warm, duration time.Duration, send sender) (m span, err error) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
-	from = time.Now().Add(warm)
+	m.from = time.Now().Add(warm)
 	go func() {
 		defer cancel()
 		_ = every(ctx, 10*time.Millisecond, "the end of a load", func() (bool, error) {
-			return time.Since(from) >= duration && s.ledger.blocksSince(from) >= leastBlocks, nil
+			return time.Since(m.from) >= duration && s.ledger.blocksSince(m.from) >= leastBlocks, nil
 		}) // ends early only with the session
 	}()
-	usage := s.usage(ctx, warm)
+	counted := s.count(ctx, warm)
 	s.send(ctx, send)
-	until = time.Now()
+	m.until = time.Now()
 	if err := context.Cause(s.ctx); err != nil {
-		return f, from, until, err
+		return m, err
 	}
-	used, err := usage()
+	n, err := counted()
 	if err != nil {
-		return f, from, until, err
+		return m, err
 	}
 	if err := s.drain(); err != nil {
-		return f, from, until, err
+		return m, err
 	}
-	f = s.ledger.figures(from, until)
-	f.CPUMicros = harness.Ratio(used, f.TPS*until.Sub(from).Seconds()) * 1e6
-	return f, from, until, nil
+	m.figures, m.snapshots = s.ledger.figures(m.from, m.until), n.snapshots
+	m.CPUMicros = harness.Ratio(n.cpu, m.TPS*m.until.Sub(m.from).Seconds()) * 1e6
+	return m, nil
 }
 
-// usage measures the CPU seconds of the validators, from the end of warm until the returned
-// function is called.
-func (s *session) usage(ctx context.Context, warm time.Duration) func() (float64, error) {
+// counters are the CPU seconds of all validators, and the snapshots that the first one of IAVL has
+// made.
+type counters struct{ cpu, snapshots float64 }
+
+func (s *session) counters() (c counters, err error) {
+	if c.cpu, err = s.net.CPUSeconds(s.ctx); err != nil {
+		return c, err
+	}
+	values, err := s.net.Validators[0].Scrape(s.ctx)
+	c.snapshots = values["iavlnode_snapshots"]
+	return c, err
+}
+
+// count returns a function that returns the difference of the counters from the end of warm until
+// it is called.
+func (s *session) count(ctx context.Context, warm time.Duration) func() (counters, error) {
 	type reading struct {
-		seconds float64
-		err     error
+		counters
+		err error
 	}
 	first := make(chan reading, 1)
 	go func() {
@@ -232,22 +263,22 @@ func (s *session) usage(ctx context.Context, warm time.Duration) func() (float64
 		case <-time.After(warm):
 		case <-ctx.Done(): // the session failed
 		}
-		seconds, err := s.net.CPUSeconds(s.ctx)
-		first <- reading{seconds, err}
+		c, err := s.counters()
+		first <- reading{c, err}
 	}()
-	return func() (float64, error) {
+	return func() (counters, error) {
 		before := <-first
 		if before.err != nil {
-			return 0, before.err
+			return counters{}, before.err
 		}
-		after, err := s.net.CPUSeconds(s.ctx)
-		return after - before.seconds, err
+		after, err := s.counters()
+		return counters{after.cpu - before.cpu, after.snapshots - before.snapshots}, err
 	}
 }
 
 // drain waits until all accepted transactions are in blocks.
 func (s *session) drain() error {
-	ctx, cancel := context.WithTimeout(s.ctx, drainPatience)
+	ctx, cancel := context.WithTimeout(s.ctx, s.patience)
 	defer cancel()
 	err := runner.Poll(ctx, "all transactions to be in blocks", func() bool { return s.ledger.pending() == 0 })
 	if err != nil {
@@ -286,10 +317,7 @@ func (l *ledger) figures(from, until time.Time) (f figures) {
 		first, last block
 		intervals   []float64
 	)
-	for _, b := range l.blocks {
-		if b.at.Before(from) || b.at.After(until) {
-			continue
-		}
+	for _, b := range l.blocksIn(from, until) {
 		if first.height == 0 {
 			first, last = b, b // its transactions were sent before, so they do not count
 			continue
@@ -301,15 +329,31 @@ func (l *ledger) figures(from, until time.Time) (f figures) {
 	if seconds := last.at.Sub(first.at).Seconds(); seconds > 0 {
 		f.TPS = float64(f.Txs) / seconds
 	}
-	var latencies []float64
-	for _, a := range l.latencies {
-		if !a.sent.Before(from) && !a.sent.After(until) {
-			latencies = append(latencies, millis(a.latency))
-		}
-	}
+	latencies := l.latenciesIn(from, until)
 	f.IntervalMS = harness.Median(intervals)
 	f.P50MS, f.P99MS, f.MaxMS = harness.Median(latencies), harness.Percentile(latencies, 99), harness.Percentile(latencies, 100)
 	return f
+}
+
+// blocksIn returns the blocks between two times. The caller holds l.mu.
+func (l *ledger) blocksIn(from, until time.Time) (in []block) {
+	for _, b := range l.blocks {
+		if !b.at.Before(from) && !b.at.After(until) {
+			in = append(in, b)
+		}
+	}
+	return in
+}
+
+// latenciesIn returns the latencies, in ms, of the transactions sent between two times. The caller
+// holds l.mu.
+func (l *ledger) latenciesIn(from, until time.Time) (in []float64) {
+	for _, a := range l.latencies {
+		if !a.sent.Before(from) && !a.sent.After(until) {
+			in = append(in, millis(a.latency))
+		}
+	}
+	return in
 }
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -17,7 +17,6 @@ import (
 	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/e2e/relay/link"
 	"github.com/starling-kv/starling/e2e/runner"
-	"github.com/starling-kv/starling/internal/ports"
 )
 
 // discovery is CometBFT's least time for the discovery of snapshots, at the beginning of its state
@@ -34,11 +33,12 @@ type NewcomerOptions struct {
 
 // Flags adds the flags of newcomer.
 func (o *NewcomerOptions) Flags(f *harness.Flags) {
-	o.State.flags(f)
+	// CometBFT makes a block after that of each transaction, to prove the app hash. So the chain
+	// may end with the fourth block after the snapshot, which must not make another snapshot.
+	o.State.flags(f, 5)
 	f.Ints(&o.Delays, "delays", []int{0, 40}, 0, 1000, "delays between the new node and each validator in ms, one way")
 	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of rounds; each starts both networks, and joins each once with each delay")
-	o.Network.flags(f)
-	o.TxBytes = spreadBytes
+	o.Network.flags(f, 2) // CometBFT's state sync needs two RPC servers
 }
 
 // NewcomerResult is the outcome of a run.
@@ -67,7 +67,7 @@ type NewcomerJoins struct {
 // NewcomerJoin is one join.
 type NewcomerJoin struct {
 	// Seconds are from the start of the process until it answers with the height and the hash of
-	// the restored state, which a header of the network confirms.
+	// the restored state, which the network confirms.
 	Seconds float64 `json:"s"`
 	// AfterDiscoveryS is Seconds without the fixed time in which CometBFT discovers snapshots, and
 	// also connects. Starling has no such time.
@@ -108,7 +108,8 @@ func RunNewcomer(ctx context.Context, o NewcomerOptions, progress *harness.Progr
 			k.Edit = func(c *cfg.Config) {
 				edit(c)
 				c.Consensus.CreateEmptyBlocks = false // no further snapshot during the joins
-				c.RPC.TimeoutBroadcastTxCommit = network.StartPatience
+				// A commit may wait for a snapshot.
+				c.RPC.TimeoutBroadcastTxCommit = o.patience()
 			}
 			return o.turn(ctx, k, filepath.Join(dir, fmt.Sprintf("network-%d", turn)), func(i int, j NewcomerJoin) {
 				of := &result.Joins[i].Starling
@@ -135,7 +136,7 @@ func (o *NewcomerOptions) turn(ctx context.Context, k kind, dir string, joined f
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, n.Stop()) }()
+	defer func() { err = errors.Join(err, n.Discard()) }()
 	ctx = n.Context()
 	if k.name == nameSnapshots {
 		if err := o.fill(ctx, n); err != nil {
@@ -179,22 +180,13 @@ func (o *NewcomerOptions) toSnapshot(ctx context.Context, n *network.Network) (s
 			break
 		}
 	}
-	for _, h := range n.Validators {
-		err := runner.Poll(ctx, h.Name+" to have the snapshot", func() bool {
-			at, err := h.AppInfo(ctx)
-			return err == nil && at.Height >= snapshot+2
-		})
-		if err != nil {
-			return 0, err
-		}
-	}
-	return snapshot, nil
+	return snapshot, n.Reach(ctx, snapshot+2)
 }
 
 // join starts a new node that knows the validators' addresses on a relay, waits until it has the
 // state, and ends it.
 func (o *NewcomerOptions) join(ctx context.Context, n *network.Network, k kind, i int, delay time.Duration, snapshot int64) (j NewcomerJoin, err error) {
-	ctx, cancel := context.WithTimeout(ctx, network.StartPatience)
+	ctx, cancel := context.WithTimeout(ctx, o.patience())
 	defer cancel()
 	homes, err := n.Homes(ctx, fmt.Sprintf("newcomer-%d", i), 1)
 	if err != nil {
@@ -242,51 +234,59 @@ func (o *NewcomerOptions) join(ctx context.Context, n *network.Network, k kind, 
 	if k.name == nameIAVLPausing {
 		j.AfterDiscoveryS -= discovery.Seconds()
 	}
-	header, err := n.Validators[0].Header(ctx, state.Height+1)
-	if err != nil {
+	if err := confirm(ctx, n.Validators[0], h.Name, state); err != nil {
 		return j, err
-	}
-	if !bytes.Equal(header.AppHash, state.Hash) {
-		return j, fmt.Errorf("%s has the app hash %X at height %d, the validators have %X", h.Name, state.Hash, state.Height, header.AppHash)
 	}
 	values, err := h.Scrape(ctx)
 	j.Bytes = values.Starling("statesync_bytes_verified") + int64(values["iavlnode_restored_bytes"])
 	return j, err
 }
 
-// delayed starts a relay between a new node and the validators, and returns their addresses on it.
-// A transport has its p2p port + TransportOffset on the relay, too.
-func delayed(h *runner.Home, validators []*runner.Home, delay time.Duration) (relay *link.Relay, peers, rpcs []string, err error) {
-	held, err := ports.Hold(2 * len(validators))
+// confirm compares the state of a node with a validator: with the header after it or, if there is
+// none yet, with the validator's state.
+func confirm(ctx context.Context, v *runner.Home, name string, state runner.App) error {
+	var at runner.App
+	err := runner.Poll(ctx, fmt.Sprintf("%s to have height %d", v.Name, state.Height), func() bool {
+		newest, err := v.AppInfo(ctx)
+		at = newest
+		return err == nil && at.Height >= state.Height
+	})
 	if err != nil {
-		return nil, nil, nil, err
+		return err
 	}
-	var links []link.Link
-	var settings []link.Setting
-	for i, v := range validators {
+	want := at.Hash
+	if at.Height > state.Height {
+		header, err := v.Header(ctx, state.Height+1)
+		if err != nil {
+			return err
+		}
+		want = header.AppHash
+	}
+	if !bytes.Equal(want, state.Hash) {
+		return fmt.Errorf("%s has the app hash %X at height %d, the validators have %X", name, state.Hash, state.Height, want)
+	}
+	return nil
+}
+
+// delayed starts a relay between a new node and the validators, and returns their addresses on it.
+func delayed(h *runner.Home, validators []*runner.Home, delay time.Duration) (relay *link.Relay, peers, rpcs []string, err error) {
+	var hops []network.Hop
+	for _, v := range validators {
 		p2p, err := network.P2P(v, "")
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		atP2P, atRPC := held.Address(2*i), held.Address(2*i+1)
-		listen, err := runner.TransportOf(atP2P)
-		target, err2 := runner.TransportOf(p2p)
-		if err := errors.Join(err, err2); err != nil {
-			return nil, nil, nil, err
-		}
-		for _, pair := range [][2]string{{atP2P, p2p}, {listen, target}, {atRPC, strings.TrimPrefix(v.RPC(), "http://")}} {
-			links = append(links, link.Link{From: h.Name, To: v.Name, Listen: pair[0], Target: pair[1]})
-		}
-		for _, way := range [][2]string{{h.Name, v.Name}, {v.Name, h.Name}} {
-			settings = append(settings, link.Setting{From: way[0], To: way[1], Treatment: link.Treatment{Delay: delay}})
-		}
-		peers, rpcs = append(peers, v.PeerAt(atP2P)), append(rpcs, "http://"+atRPC)
+		hops = append(hops, network.Hop{From: h, To: v, Target: p2p, Delay: delay, Transport: true},
+			network.Hop{From: h, To: v, Target: strings.TrimPrefix(v.RPC(), "http://"), Delay: delay})
 	}
-	held.Release()
-	if relay, err = link.New(links); err != nil {
+	relay, at, err := network.Delay(hops)
+	if err != nil {
 		return nil, nil, nil, err
 	}
-	return relay, peers, rpcs, relay.Set(settings...)
+	for i, v := range validators {
+		peers, rpcs = append(peers, v.PeerAt(at[2*i])), append(rpcs, "http://"+at[2*i+1])
+	}
+	return relay, peers, rpcs, nil
 }
 
 // Print writes the table.
@@ -296,7 +296,7 @@ func (r *NewcomerResult) Print(out io.Writer) {
 		for _, side := range []struct {
 			name  string
 			joins []NewcomerJoin
-		}{{"iavl", j.IAVL}, {nameStarling, j.Starling}} {
+		}{{nameIAVLPausing, j.IAVL}, {nameSnapshots, j.Starling}} {
 			figure := func(format string, of func(NewcomerJoin) float64) string {
 				return harness.MedianInterval(harness.Each(side.joins, of)).Text(format)
 			}
@@ -306,16 +306,16 @@ func (r *NewcomerResult) Print(out io.Writer) {
 				fmt.Sprintf("%.1f", harness.MedianOf(side.joins, func(j NewcomerJoin) float64 { return float64(j.Bytes) / 1e6 })),
 			})
 		}
-		cells = append(cells, []string{"  iavl over starling", j.Ratio.Text("%.2f") + " ×", j.AfterDiscovery.Text("%.2f") + " ×", ""})
+		cells = append(cells, []string{"  " + nameIAVLPausing + " over " + nameSnapshots, j.Ratio.Text("%.2f") + " ×", j.AfterDiscovery.Text("%.2f") + " ×", ""})
 	}
 	harness.PrintAligned(out, cells)
 	fmt.Fprintf(out, `
 %s, new networks each time; medians, with the interval of the median (of fewer than six rounds: the least and the greatest)
-join       from the start of the process until it answers with the height and the hash of the state, which the network's header confirms
-iavl       bench/iavlnode joins by CometBFT's state sync, which first discovers snapshots for %v, and connects meanwhile: the second
-           column is without that. Its light client asks the validators' RPC servers
-starling   starlingd joins from all validators over TLS
-ms         delay between the new node and each of %s, one way, by a relay; all share one machine without further traffic
+join                from the start of the process until it answers with the height and the hash of the state, which the network confirms
+iavl-pausing        bench/iavlnode joins by CometBFT's state sync, which first discovers snapshots for %v, and connects meanwhile: the
+                    second column is without that. Its light client asks the validators' RPC servers
+starling-snapshots  starlingd joins from all validators over TLS
+ms                  delay between the new node and each of %s, one way, by a relay; all share one machine without further traffic
 Load average before the run: %.1f
 `, harness.Count(r.Rounds, "round"), discovery, harness.Count(r.Validators, "validator"), r.Load)
 }

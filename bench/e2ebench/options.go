@@ -3,6 +3,7 @@ package e2ebench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	cfg "github.com/cometbft/cometbft/config"
@@ -36,7 +37,8 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Rate, "rate", 0, 0, 1_000_000, "transactions per second for the latencies (0: half the rate of the slower network)")
 	f.OneOf(&o.KVStore, "kvstore", []string{"persistent_kvstore", "kvstore"}, "CometBFT's kvstore, on goleveldb or in memory")
 	f.Program(&o.CometBFT, "cometbft")
-	o.flags(f)
+	o.flags(f, 1)
+	o.inFlight(f, usualMempoolTxs)
 	o.txBytes(f, 256)
 	f.Also(func() error {
 		if len(o.Loads) == 0 {
@@ -58,23 +60,29 @@ type Network struct {
 
 const (
 	maxValidators = 16
-	// maxInFlight is below a mempool's limit of 5,000 (mempool.size), so that no transaction is
-	// rejected.
-	maxInFlight = 4_500
-	minTxBytes  = 160 // loadtime's fields as hexadecimal digits, without padding
-	maxTxBytes  = 64 << 10
+	// usualMempoolTxs is CometBFT's default for mempool.size. maxInFlight is below it, so that no
+	// transaction is rejected.
+	usualMempoolTxs = 5_000
+	maxInFlight     = 4_500
+	minTxBytes      = 160 // loadtime's fields as hexadecimal digits, without padding
+	maxTxBytes      = 64 << 10
 
 	// roomForTx is the transaction limit that `starlingd init` writes; the limit of a request body
 	// is twice that.
 	roomForTx = 4 << 20
 )
 
-func (n *Network) flags(f *harness.Flags) {
-	f.Int(&n.Validators, "validators", 4, 1, maxValidators, "number of validators in a network")
+// flags adds the flags that all benchmarks have; inFlight and txBytes add one for those in which it
+// has an effect. least is the minimum number of validators.
+func (n *Network) flags(f *harness.Flags, least int) {
+	f.Int(&n.Validators, "validators", 4, least, maxValidators, "number of validators in a network")
 	f.Time(&n.TimeoutCommit, "timeout-commit", time.Second, 0, time.Minute, "pause between blocks (default: CometBFT's)")
-	f.Int(&n.InFlight, "in-flight", 4000, 1, maxInFlight, "maximum number of pending transactions (a mempool holds 5,000)")
 	f.OneOf(&n.Indexer, "indexer", []string{"kv", "null"}, "transaction indexer")
 	f.Program(&n.Starlingd, "starlingd")
+}
+
+func (n *Network) inFlight(f *harness.Flags, mempool int) {
+	f.Int(&n.InFlight, "in-flight", 4000, 1, maxInFlight, fmt.Sprintf("maximum number of pending transactions (a mempool holds %s)", harness.Group(mempool)))
 }
 
 func (n *Network) txBytes(f *harness.Flags, value int) {

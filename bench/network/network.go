@@ -308,7 +308,7 @@ type Hop struct {
 	From, To  *runner.Home
 	Target    string        // host:port of To
 	Delay     time.Duration // in each direction
-	Transport bool          // Target is a p2p address; the hop leads to the transport of its node, too
+	Transport bool          // Target is of p2p, and the transport of its node is reached, too
 }
 
 // Delay starts a relay, and returns the address on it for each hop. That of a transport follows

@@ -186,7 +186,7 @@ func TestDrawHandMade(t *testing.T) {
 	require.Contains(t, out.Rows[0].Ours, "SDK's snapshot 2.00 s")
 
 	snapshots := func(name string, tps float64) e2ebench.SnapshotsNetwork {
-		n := e2ebench.SnapshotsNetwork{Name: name, Snapshots: true, TPS: harness.MedianInterval([]float64{tps}), MeanMS: harness.MedianInterval([]float64{1500})}
+		n := e2ebench.SnapshotsNetwork{Name: name, MakesSnapshots: true, TPS: harness.MedianInterval([]float64{tps}), MeanMS: harness.MedianInterval([]float64{1500})}
 		for i := range e2ebench.Percentiles {
 			n.CDF = append(n.CDF, float64(1000+i))
 		}
@@ -195,12 +195,14 @@ func TestDrawHandMade(t *testing.T) {
 	}
 	out, err = drawSnapshots("Fig. 4", "IAVL+", "AVL*")([]*e2ebench.SnapshotsResult{{
 		Keys: 7, Networks: []e2ebench.SnapshotsNetwork{snapshots("iavl-pausing", 100), snapshots("starling-snapshots", 200)},
+		Gain: harness.MedianInterval([]float64{1.1}), GainLatency: harness.MedianInterval([]float64{0.9}),
 		Ratio: harness.MedianInterval([]float64{2}), Latency: harness.MedianInterval([]float64{1}), Kept: harness.MedianInterval([]float64{0.99}),
 	}})
 	require.NoError(t, err)
 	check(t, out)
 	require.Equal(t, row{"iavl-pausing", "IAVL+", "100 [100, 100] ± 0 tx/s, 1.50 [1.50, 1.50] ± 0.50 s; snapshots: 1, longest time between two blocks 4.0 s"}, out.Rows[0])
-	require.Equal(t, row{"starling-snapshots over starling", "", "0.99 [0.99, 0.99] × tx/s"}, out.Rows[3])
+	require.Equal(t, "1.10 [1.10, 1.10] × tx/s, 0.90 [0.90, 0.90] × latency", out.Rows[2].Ours)
+	require.Equal(t, row{"starling-snapshots over starling", "", "0.99 [0.99, 0.99] × tx/s"}, out.Rows[4])
 	require.Len(t, out.Charts[0].Lines, 2)
 	require.Equal(t, point{X: 2, Y: 200, High: 200}, out.Charts[0].Lines[0].Points[1], "a snapshot")
 	require.Equal(t, at(1, 1), out.Charts[1].Lines[0].Points[0])
