@@ -352,7 +352,7 @@ func TestSnapshots(t *testing.T) {
 func TestNewcomer(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
 	_, result, _ := measure[e2ebench.NewcomerResult](t, []string{"starling-snapshots, 10 ms", "iavl-pausing over starling-snapshots"},
-		"newcomer", "--validators", "2", "--keys", "2000", "--rounds", "1", "--snapshot-interval", "5", "--delays", "0,10", "--timeout-commit", "100ms")
+		"newcomer", "--validators", "2", "--keys", "2000", "--rounds", "1", "--snapshot-interval", "6", "--delays", "0,10", "--timeout-commit", "100ms")
 	require.Len(t, result.Joins, 2)
 	for _, joins := range result.Joins {
 		for _, j := range append(joins.Starling, joins.IAVL...) {
@@ -581,7 +581,7 @@ func TestRefusals(t *testing.T) {
 		},
 		"newcomer": {
 			{"--delays=2000", "--delays has 2000"}, {"--keys=10", "--keys is 10"}, {"--validators=1", "--validators is 1"},
-			{"--snapshot-interval=4", "--snapshot-interval is 4"}, {"--in-flight=1", "unknown flag"}, {"--lying=2", "--lying is 2"},
+			{"--snapshot-interval=5", "--snapshot-interval is 5"}, {"--in-flight=1", "unknown flag"}, {"--lying=2", "--lying is 2"},
 		},
 		"joiners":  {{"--joiners=0", "--joiners is 0"}, {"--starlingd=no/such/program", "no/such/program"}},
 		"join":     {{"--blocks=1", "--blocks is 1"}, {"--block-bytes=2048 --value-bytes=4096", "--value-bytes is 4096"}},

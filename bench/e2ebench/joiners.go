@@ -42,7 +42,6 @@ func (o *JoinersOptions) Flags(f *harness.Flags) {
 	f.Time(&o.Patience, "patience", 15*time.Minute, time.Second, 24*time.Hour, "time limit for all joins")
 	o.flags(f, 1)
 	o.inFlight(f, usualMempoolTxs)
-	o.indexer(f)
 	o.txBytes(f, 1024)
 }
 

@@ -36,14 +36,14 @@ type NewcomerOptions struct {
 // Flags adds the flags of newcomer.
 func (o *NewcomerOptions) Flags(f *harness.Flags) {
 	// CometBFT makes a block after that of each transaction, to prove the app hash. So the chain
-	// may end with the fourth block after the snapshot, which must not make another snapshot.
-	o.State.flags(f, 5)
+	// may end with the fourth block after the snapshot, with Lying the fifth, which must not make
+	// another snapshot.
+	o.State.flags(f, 6)
 	f.Ints(&o.Delays, "delays", []int{0, 40}, 0, 1000, "delays between the new node and each validator in ms, one way")
 	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of rounds; each starts both networks, and joins each once with each delay")
 	f.Int(&o.Lying, "lying", 0, 0, 1, "number of Byzantine validators: Starling's serves damaged chunks, IAVL's the chunks of a false state")
 	f.Program(&o.Byzantine, "byzantine")
 	o.Network.flags(f, 2) // CometBFT's state sync needs two RPC servers
-	o.Indexer = indexed
 }
 
 // NewcomerResult is the outcome of a run.

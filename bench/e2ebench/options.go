@@ -39,7 +39,6 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Program(&o.CometBFT, "cometbft")
 	o.flags(f, 1)
 	o.inFlight(f, usualMempoolTxs)
-	o.indexer(f)
 	o.txBytes(f, 256)
 	f.Also(func() error {
 		if len(o.Loads) == 0 {
@@ -73,20 +72,17 @@ const (
 	roomForTx = 4 << 20
 )
 
-// flags adds the flags that all benchmarks have; inFlight, indexer and txBytes add one for those in
-// which it has an effect. least is the minimum number of validators.
+// flags adds the flags that all benchmarks have; inFlight and txBytes add one for those in which it
+// has an effect. least is the minimum number of validators.
 func (n *Network) flags(f *harness.Flags, least int) {
 	f.Int(&n.Validators, "validators", 4, least, maxValidators, "number of validators in a network")
 	f.Time(&n.TimeoutCommit, "timeout-commit", time.Second, 0, time.Minute, "pause between blocks (default: CometBFT's)")
+	f.OneOf(&n.Indexer, "indexer", []string{"kv", "null"}, "transaction indexer")
 	f.Program(&n.Starlingd, "starlingd")
 }
 
 func (n *Network) inFlight(f *harness.Flags, mempool int) {
 	f.Int(&n.InFlight, "in-flight", 4000, 1, maxInFlight, fmt.Sprintf("maximum number of pending transactions (a mempool holds %s)", harness.Group(mempool)))
-}
-
-func (n *Network) indexer(f *harness.Flags) {
-	f.OneOf(&n.Indexer, "indexer", []string{"kv", "null"}, "transaction indexer")
 }
 
 func (n *Network) txBytes(f *harness.Flags, value int) {

@@ -56,9 +56,6 @@ func (s *State) patience() time.Duration {
 	return network.StartPatience + time.Duration(s.Keys)*time.Millisecond
 }
 
-// indexed is the indexer of all networks: Starling's fill waits for its transactions with it.
-const indexed = "kv"
-
 // spreadBytes is the length of a transaction of loadSpread: the paper's keys and values.
 const spreadBytes = workload.KeyBytes + 1 + workload.ValueBytes
 
@@ -88,7 +85,7 @@ func (o *SnapshotsOptions) Flags(f *harness.Flags) {
 	f.Int(&o.Seconds, "seconds", 60, 1, 3600, "seconds of the load in each round")
 	o.Network.flags(f, 1)
 	o.inFlight(f, mempoolTxs)
-	o.TxBytes, o.Indexer = spreadBytes, indexed
+	o.TxBytes = spreadBytes
 	f.Also(func() error {
 		if len(o.Networks) == 0 {
 			return errors.New("--networks names no network")
