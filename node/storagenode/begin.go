@@ -30,7 +30,7 @@ const (
 	// nextAfter is that time for a next range: validators send it updates from some block on, and
 	// its state can be older.
 	nextAfter = 3 * time.Second
-	// againAfter is the time between two attempts to take over a range.
+	// againAfter is the time between a failed attempt to take over a range and the next one.
 	againAfter = 5 * time.Second
 )
 
@@ -145,7 +145,9 @@ func (n *Process) take(ctx context.Context, p *place, v verifier, newest, above 
 			}
 			err = n.createFromGenesis(p)
 		}
-		p.tryFrom = time.Now().Add(againAfter)
+		if err != nil { // else isDue says when a takeover is due again
+			p.tryFrom = time.Now().Add(againAfter)
+		}
 		switch {
 		case err == nil, ctx.Err() != nil:
 		case isFinal(err):

@@ -122,11 +122,12 @@ func TestIsDue(t *testing.T) {
 type fills struct {
 	newest, above []int64
 	early         []bool
+	err           error
 }
 
 func (f *fills) fill(_ context.Context, _ *place, _ verifier, newest, above int64, early bool) error {
 	f.newest, f.above, f.early = append(f.newest, newest), append(f.above, above), append(f.early, early)
-	return nil
+	return f.err
 }
 
 // A range without a state begins with that of genesis only while the chain is young, and only if it
@@ -150,6 +151,14 @@ func TestWhatIsTakenOver(t *testing.T) {
 	require.Equal(t, []int64{fromGenesis, fromGenesis + 1, 0}, f.newest, "what a current range has asked for is not asked for again")
 	require.Equal(t, []int64{-1, -1, -1}, f.above)
 	require.Equal(t, []bool{true, false, false}, f.early)
+
+	require.NoError(t, o.tendPlace(t.Context(), p, tip(1)))
+	o.taking.Wait()
+	require.Zero(t, p.tryFrom, "nothing but the replica decides when it is due again")
+	f.err = errNobody
+	require.NoError(t, o.tendPlace(t.Context(), p, tip(1)))
+	o.taking.Wait()
+	require.NotZero(t, p.tryFrom, "a failed attempt is not repeated at once")
 
 	f = fills{}
 	p.role = current
