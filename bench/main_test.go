@@ -368,7 +368,7 @@ func TestNewcomer(t *testing.T) {
 // A false snapshot costs IAVL's joiner the bytes of a state, and Starling's joiner a few chunks.
 func TestNewcomerWithAByzantineValidator(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
-	_, result, _ := measure[e2ebench.NewcomerResult](t, []string{"Byzantine  1 of the validators"},
+	_, result, _ := measure[e2ebench.NewcomerResult](t, []string{"Byzantine           1 of the validators"},
 		"newcomer", "--validators", "3", "--keys", "20000", "--rounds", "1", "--snapshot-interval", "10", "--delays", "0", "--timeout-commit", "100ms", "--lying", "1")
 	require.Equal(t, 1, result.Lying)
 	const state = 20_000 * 120
