@@ -249,7 +249,7 @@ func (c *connections) each(ctx context.Context, addresses []transport.Address, f
 	all.Wait()
 }
 
-// take returns a connection that nobody else uses until keep.
+// take returns a connection to a node. It does not return the same one again before keep.
 func (c *connections) take(ctx context.Context, a transport.Address) (transport.Conn, error) {
 	c.mu.Lock()
 	conn := c.idle[a]
