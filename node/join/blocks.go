@@ -59,8 +59,9 @@ func (j *joining) blocks(ctx context.Context, peers *peers.Peers) (err error) {
 		return orCause(ctx, err)
 	}
 	defer func() { err = errors.Join(err, executor.Close()) }()
-	known := newClaims(j.addresses, j.Times.Newest)
-	defer peers.Watch(known.watcher())()
+	// After the join of a state, the peers have had its time to answer.
+	known, stop := newClaims(peers, false, j.began.Add(j.Times.Newest))
+	defer stop()
 	from := executor.Height()
 	err = catchup.Run(ctx, catchup.Options{
 		Logger: j.log, ChainID: j.Genesis.ChainID, Chain: executor, Peers: known.list, MemoryBytes: j.Config.App.Join.MemoryBytes,
@@ -89,23 +90,11 @@ func orCause(ctx context.Context, err error) error {
 	return err
 }
 
-// distinct returns the possible number of nodes at addresses.
-func distinct(addresses []transport.Address) (n int) {
-	ids := map[transport.ID]bool{}
-	for _, a := range addresses {
-		if a.ID == "" || !ids[a.ID] {
-			n++
-		}
-		ids[a.ID] = true
-	}
-	return n
-}
-
 // claims are the connected peers, with the blocks that each last reported.
 type claims struct {
-	addresses int // number of configured peers
-	began     time.Time
-	newest    time.Duration // maximum wait for peers that do not answer
+	peers *peers.Peers
+	all   bool      // an unreachable peer is waited for as well
+	until time.Time // end of the wait for peers that do not answer
 
 	mu struct {
 		sync.Mutex
@@ -115,10 +104,11 @@ type claims struct {
 	}
 }
 
-func newClaims(addresses int, newest time.Duration) *claims {
-	c := &claims{addresses: addresses, began: time.Now(), newest: newest}
+// newClaims collects claims until stop is called.
+func newClaims(peers *peers.Peers, all bool, until time.Time) (c *claims, stop func()) {
+	c = &claims{peers: peers, all: all, until: until}
 	c.mu.conns, c.mu.status, c.mu.changed = map[transport.ID]transport.Conn{}, map[transport.ID]protocol.Status{}, make(chan struct{})
-	return c
+	return c, peers.Watch(c.watcher())
 }
 
 // change calls f under the lock, then wakes the waiters.
@@ -144,6 +134,7 @@ func (c *claims) watcher() peers.Watcher {
 
 // list implements catchup.Options.Peers.
 func (c *claims) list() (list []catchup.Peer, changed <-chan struct{}, settled bool) {
+	dialling, down := c.peers.Awaited() // its lock is held around the calls of the watcher, which take c.mu
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	silent := 0
@@ -159,6 +150,7 @@ func (c *claims) list() (list []catchup.Peer, changed <-chan struct{}, settled b
 		}
 		list = append(list, catchup.Peer{Conn: c.mu.conns[id], Claim: claim})
 	}
-	settled = len(list) > 0 && (silent == 0 && len(list) >= c.addresses || time.Since(c.began) > c.newest)
+	answered := silent == 0 && dialling == 0 && (down == 0 || !c.all)
+	settled = len(list) > 0 && (answered || time.Now().After(c.until))
 	return list, c.mu.changed, settled
 }

@@ -241,7 +241,7 @@ func Run(ctx context.Context, way Way, o Options) error {
 		return config.Invalid(fmt.Errorf("%w: none is configured: set p2p.persistent_peers, p2p.seeds or join.peers", ErrNoTransport))
 	}
 	o.Times = o.Times.orDefault()
-	j := &joining{Options: o, way: way, log: o.Logger.With("module", "join"), addresses: distinct(addresses)}
+	j := &joining{Options: o, way: way, log: o.Logger.With("module", "join"), began: time.Now()}
 	network := NetworkOptions{
 		Config: o.Config, Logger: j.log, Genesis: o.Genesis, NodeKey: o.NodeKey, Addresses: addresses, View: o.View,
 		Dialled: o.Dialled, Skip: o.Skip, Sides: o.Sides, Banned: func(_ transport.ID, why statesync.BanReason) { o.Metrics.PeerBanned(why) },
@@ -286,10 +286,10 @@ func Run(ctx context.Context, way Way, o Options) error {
 // joining is a join in progress. It is used by one goroutine.
 type joining struct {
 	Options
-	way       Way
-	log       log.Logger
-	addresses int // number of configured peers
-	network   *Network
+	way     Way
+	log     log.Logger
+	began   time.Time
+	network *Network
 }
 
 // join is for a node without blocks, or without the state of its blocks.
@@ -317,11 +317,11 @@ func (j *joining) join(ctx context.Context) error {
 
 // young reports whether the chain has not reached its first snapshot, so that only blocks lead to
 // its state. It is young if a peer has the first blocks, no header above the first snapshot is
-// proved, and no peer claims one or a snapshot, once all configured peers have reported or
-// Times.Newest has passed. While a peer claims more than is proved, young waits up to Times.Ask and
-// then returns false: a false claim costs a wait for a snapshot. Byzantine or slow peers can cause
-// the replay of a long chain only if no other peer reports in time, and the trusted header is below
-// the first snapshot. Errors: that of ctx, and lightblocks.ErrConflict.
+// proved, and no peer claims one or a snapshot, once all configured peers but banned ones have
+// reported, or Times.Newest has passed. While a peer claims more than is proved, young waits up to
+// Times.Ask and then returns false: a false claim costs a wait for a snapshot. Byzantine or slow
+// peers can cause the replay of a long chain only if no other peer reports in time, and the trusted
+// header is below the first snapshot. Errors: that of ctx, and lightblocks.ErrConflict.
 func (j *joining) young(ctx context.Context) (bool, error) {
 	interval, initial := j.State.SnapshotInterval(), max(j.Genesis.InitialHeight, 1)
 	if _, _, unfinished := j.State.Target().Unfinished(); j.way != New || interval == 0 || unfinished {
@@ -332,8 +332,8 @@ func (j *joining) young(ctx context.Context) (bool, error) {
 	if j.Config.CometBFT.StateSync.TrustHeight >= first {
 		return false, nil
 	}
-	known := newClaims(j.addresses, j.Times.Newest)
-	defer j.network.peers.Watch(known.watcher())()
+	known, stop := newClaims(j.network.peers, true, time.Now().Add(j.Times.Newest))
+	defer stop()
 	limited, cancel := context.WithTimeout(ctx, j.Times.Ask)
 	defer cancel()
 	for {

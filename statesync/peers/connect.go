@@ -157,6 +157,7 @@ func (p *Peers) failed(a transport.Address, err error) {
 		p.o.Logger.Info("Cannot reach a peer", "address", a, "err", err)
 	}
 	p.mu.failures[a.HostPort] = err.Error()
+	delete(p.mu.dialling, a.HostPort)
 }
 
 // attend runs a connection until it ends. It returns another connection to the same peer that
@@ -166,14 +167,15 @@ func (p *Peers) attend(conn transport.Conn, own bool) transport.Conn {
 	defer conn.Close()
 	id := conn.Remote().ID
 	p.mu.Lock()
-	if own {
-		delete(p.mu.failures, conn.Remote().HostPort)
-	}
 	for old := p.mu.up[id]; own && old != nil && !old.own; old = p.mu.up[id] {
 		p.mu.Unlock()
 		_ = old.Close() // its error no longer matters
 		<-old.gone
 		p.mu.Lock()
+	}
+	if at := conn.Remote().HostPort; own {
+		delete(p.mu.dialling, at)
+		delete(p.mu.failures, at)
 	}
 	if p.refused(id) || p.ctx.Err() != nil || !own && p.mu.book.leaves(id) {
 		p.mu.Unlock()

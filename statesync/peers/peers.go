@@ -48,6 +48,7 @@ type Peers struct {
 		sync.Mutex
 		book     *book                              // what peers have advertised
 		strict   bool                               // an address refused by Strict has been logged
+		dialling map[string]bool                    // by host:port of the operator's peers, until the first dial ends
 		failures map[string]string                  // by host:port of the operator's peers
 		up       map[transport.ID]*peer             // connected
 		banned   *bounded.Map[transport.ID, string] // with the reason
@@ -106,14 +107,18 @@ func New(o Options) *Peers {
 	if o.Random == nil {
 		o.Random = rand.NewPCG(rand.Uint64(), rand.Uint64()) //nolint:gosec // a peer cannot guess it either
 	}
-	p.mu.book, p.mu.failures = newBook(rand.New(o.Random), o.Strict), map[string]string{} //nolint:gosec // as above
+	p.mu.book = newBook(rand.New(o.Random), o.Strict) //nolint:gosec // as above
+	p.mu.dialling, p.mu.failures = map[string]bool{}, map[string]string{}
 	p.mu.up, p.mu.banned = map[transport.ID]*peer{}, bounded.New[transport.ID, string](maxBanned)
 	var seen []transport.Address
 	for _, a := range o.Addresses {
 		if !slices.Contains(seen, a) && (a.ID == "" || a.ID != o.Self) {
 			seen = append(seen, a)
-			p.wg.Go(func() { p.keep(a) })
+			p.mu.dialling[a.HostPort] = true
 		}
+	}
+	for _, a := range seen {
+		p.wg.Go(func() { p.keep(a) })
 	}
 	p.wg.Go(p.recruit)
 	return p
@@ -216,6 +221,14 @@ func (p *Peers) Newest(ctx context.Context, n int, limit time.Duration) (height 
 		height = max(height, <-heights)
 	}
 	return height
+}
+
+// Awaited returns the number of the operator's addresses where the first dial has not ended, and of
+// those where no node answers. A banned node counts in neither.
+func (p *Peers) Awaited() (dialling, down int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.mu.dialling), len(p.mu.failures)
 }
 
 // Failures returns "host:port: reason" for each unreachable address of the operator, sorted.
