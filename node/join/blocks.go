@@ -134,7 +134,7 @@ func (c *claims) watcher() peers.Watcher {
 
 // list implements catchup.Options.Peers.
 func (c *claims) list() (list []catchup.Peer, changed <-chan struct{}, settled bool) {
-	dialling, down := c.peers.Awaited() // its lock is held around the calls of the watcher, which take c.mu
+	dialling, down := c.peers.Awaited() // not under c.mu, which the watcher takes under Peers' lock
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	silent := 0

@@ -48,8 +48,8 @@ type Peers struct {
 		sync.Mutex
 		book     *book                              // what peers have advertised
 		strict   bool                               // an address refused by Strict has been logged
-		dialling map[string]bool                    // by host:port of the operator's peers, until the first dial ends
 		failures map[string]string                  // by host:port of the operator's peers
+		dialling map[string]bool                    // likewise, until the first dial ends
 		up       map[transport.ID]*peer             // connected
 		banned   *bounded.Map[transport.ID, string] // with the reason
 		bans     int                                // includes forgotten bans
