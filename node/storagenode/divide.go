@@ -20,10 +20,10 @@ import (
 const FromStorage = "storage"
 
 // DataEdges returns the keys that divide a newest state into n ranges of about the same number of
-// bytes. The state is that of a node with all of it (local mode), or that of FromStorage, where each
-// range needs a storage node that answers. Answers are only compared with the commitment that they
-// come with, and with each other, since a wrong division costs balance, but no data. The edges are
-// keys at which subtrees begin. There are fewer than n-1 if the state has too few keys.
+// bytes. The state is that of a node with all of it (local mode), or that of FromStorage, where
+// each range needs a storage node that answers. Answers are only compared with the commitment that
+// they come with, and with each other, since a wrong division costs balance, but no data. The
+// edges are keys at which subtrees begin. There are fewer than n-1 if the state has too few keys.
 func DataEdges(ctx context.Context, conf *config.Config, from string, n int) ([][]byte, error) {
 	depth := uint8(min(bits.Len(uint(n))+finer, maxUpperDepth))
 	var upper *avlstar.Partial
@@ -55,8 +55,8 @@ const (
 var ErrPartialState = errors.New("a part of the state is missing: name a node in local mode, or use --from storage while each range has a storage node that answers")
 
 // checkUpper returns ErrPartialState if subtrees that are larger than a range are closed although
-// they are near the root. A subtree below d nodes is at least d lower than the root. With long keys,
-// a node sends fewer levels than requested, but not fewer than sure.
+// they are near the root. A subtree below d nodes is at least d lower than the root. With long
+// keys, a node sends fewer levels than requested, but not fewer than sure.
 func checkUpper(upper *avlstar.Partial, depth uint8, n int) error {
 	const sure = 10
 	root := upper.Commitment().Root

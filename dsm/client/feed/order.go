@@ -25,9 +25,9 @@ func (m *Machine) isSilent(s silence, height int64) bool {
 	return s.turns >= silentAfter && height-s.last <= silentRounds*int64(m.validators)
 }
 
-// missed notes that a Send found that the replica waits for an update of which it has nothing, long
-// after the turn of the first validator. What is known about one replica is not applied to others: a
-// replica that claims to have nothing harms only itself.
+// missed notes that a Send found that the replica waits for an update of which it has nothing,
+// long after the turn of the first validator. What is known about one replica is not applied to
+// others: a replica that claims to have nothing harms only itself.
 func (m *Machine) missed(r *replica, height int64) {
 	first := m.first(r, height)
 	if first == m.self {

@@ -57,8 +57,9 @@ func TestNothingIsSentTwice(t *testing.T) {
 }
 
 // TestSilentValidatorsAreLeftOut: validators with the full state send nothing. The turns of the
-// others then come as early as if they were the only ones, except once in a while. A validator whose
-// turn comes less than Stagger before the next one is not found to be silent, but delays little.
+// others then come as early as if they were the only ones, except once in a while. A validator
+// whose turn comes less than Stagger before the next one is not found to be silent, but delays
+// little.
 func TestSilentValidatorsAreLeftOut(t *testing.T) {
 	worlds, first, late := 0, 0, 0
 	for seed := uint64(1); seed <= 60; seed++ {
