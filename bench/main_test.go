@@ -482,7 +482,7 @@ func TestWatch(t *testing.T) {
 func TestDSM(t *testing.T) {
 	t.Parallel() // mostly waits for blocks
 	_, result, figures := measure[dsmbench.Result](t,
-		[]string{"transfers, local", "5 % deletions, paged", "multiproof, r 12", "multiproofs of age", "storage nodes", "round trip, prefetch", "a move of 1 MB", "join, without CometBFT", "the figures mean nothing"},
+		[]string{"transfers, local", "5 % deletions, paged", "multiproof, r 12", "multiproofs of age", "storage nodes", "round trip, prefetch", "a move of 1 MB", "a start after SIGKILL with 20,000 keys", "join, without CometBFT", "the figures mean nothing"},
 		"dsm", "--quick", "--seed", "3")
 	positive(t, figures, "keys", "r", "window", "tps_local", "tps_app", "tps_paged", "raw_bytes_tx", "multiproof_bytes_tx_cold", "multiproof_bytes_tx", "witness_reduction", "stale_rate",
 		"witness_ops_s", "witness_cpu_us", "memory_ratio", "join_s", "join_bytes", "header_bytes", "put_s",
@@ -497,6 +497,8 @@ func TestDSM(t *testing.T) {
 		require.Positive(t, row.PutS, row.Shards)
 	}
 	require.Positive(t, result.Join.Blocks)
+	require.Len(t, result.Starts, 2)
+	require.Positive(t, result.Starts[1].Seconds)
 	require.Len(t, result.Prefetch, 2)
 	for _, row := range result.Prefetch {
 		require.Positive(t, row.KeysS, row.DelayMS)

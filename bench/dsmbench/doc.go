@@ -7,6 +7,7 @@
 //	join      one process         upper tree and first blocks from these nodes, in an app.App without CometBFT
 //	prefetch  one process each    an app.App without CometBFT, with delays to one of these nodes
 //	range     two processes       updates ──► a storage node with a quarter of the memory | one with all of it; SIGKILL, start
+//	start     one process         a storage node with a whole state, of several sizes: SIGKILL, start
 //	move      processes           4 sharded validators, 4 storage nodes; a replica of a range moves there and back under load
 //
 // The workload is the paper's: transfers between accounts, nine tenths of which touch a tenth of

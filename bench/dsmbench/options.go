@@ -21,8 +21,9 @@ type Options struct {
 	Phases []string
 	// PagedMB is the memory of the paged state in MiB, as in `[disk] cache_bytes`.
 	PagedMB   int
-	MoveMB    int // bytes of the range in the phase move
-	MoveTurns int // moves there and back
+	MoveMB    int   // bytes of the range in the phase move
+	MoveTurns int   // moves there and back
+	StartKeys []int // accounts in the phase start, one row each
 	Starlingd string
 	Seed      uint64
 	// Quick makes everything so small that the run takes seconds. It tests the program; its figures
@@ -40,10 +41,11 @@ const (
 	phasePrefetch = "prefetch"
 	phaseMove     = "move"
 	phaseFeed     = "feed"
+	phaseStart    = "start"
 )
 
 // Phases lists all phases.
-var Phases = []string{phaseSizes, phaseApps, phaseNodes, phaseJoin, phaseRange, phasePrefetch, phaseMove, phaseFeed}
+var Phases = []string{phaseSizes, phaseApps, phaseNodes, phaseJoin, phaseRange, phasePrefetch, phaseMove, phaseFeed, phaseStart}
 
 // Flags adds the flags of dsm.
 func (o *Options) Flags(f *harness.Flags) {
@@ -58,12 +60,13 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.PagedMB, "paged-mb", 64, 16, math.MaxInt, "memory of the paged state, in MiB")
 	f.Int(&o.MoveMB, "move-mb", 100, 1, 10_000, "values of the range that the phase move moves, in MB")
 	f.Int(&o.MoveTurns, "move-turns", 3, 1, 1000, "moves there and back in the phase move")
+	f.Ints(&o.StartKeys, "start-keys", []int{million, tenMillion}, 2000, math.MaxInt, "numbers of accounts in the phase start, one row each")
 	f.Program(&o.Starlingd, "starlingd")
 	f.Seed(&o.Seed)
 	f.BoolVar(&o.Quick, "quick", false, "run for seconds on a few keys, as a test: the figures mean nothing")
 	f.Also(func() error {
 		if o.Quick {
-			f.Unless("keys", "20000", "window", "4", "shards", "1,3", "depths", "0,8", "blocks", "4", "delays", "0,20", "move-mb", "1", "move-turns", "1")
+			f.Unless("keys", "20000", "window", "4", "shards", "1,3", "depths", "0,8", "blocks", "4", "delays", "0,20", "move-mb", "1", "move-turns", "1", "start-keys", "3000,20000")
 		}
 		for _, r := range o.Depths {
 			if r < 0 || r > 16 {

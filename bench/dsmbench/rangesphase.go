@@ -5,7 +5,6 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"path/filepath"
-	"time"
 
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/transport/tcp"
@@ -85,15 +84,13 @@ func (r *runner) runRanges(ctx context.Context, dir string) error {
 	out.PagedS, out.MemoryS = float64(out.Keys)/cpu[0], float64(out.Keys)/cpu[1]
 	out.BytesPerChanged = harness.Ratio(float64(written), float64(changed))
 	r.progress.Working("a start after SIGKILL")
-	nodes.nodes[0].Kill()
 	started.PagedBytes = min(started.PagedBytes, mostBudget)
-	again := &storageNodes{}
-	defer func() { again.end() }()
-	began := time.Now()
-	if err := again.start(ctx, dialer, "storage node after SIGKILL", started); err != nil {
+	again, seconds, err := startAgain(ctx, dialer, nodes, started)
+	defer again.end()
+	if err != nil {
 		return err
 	}
-	out.StartS = time.Since(began).Seconds()
+	out.StartS = seconds
 	if _, err := r.put(ctx, again, new(ShardRow), false); err != nil {
 		return err
 	}

@@ -52,6 +52,10 @@ type Result struct {
 	StartS          float64 `json:"start_s"` // of a storage node with all keys, after SIGKILL
 	StorageMB       float64 `json:"storage_rss_mb"`
 
+	Starts          []StartRow `json:"starts,omitempty"`
+	StartMillion    float64    `json:"start_s_1m,omitempty"`
+	StartTenMillion float64    `json:"start_s_10m,omitempty"`
+
 	Feed            []FeedRow `json:"feed,omitempty"`
 	ValidatorMB4000 float64   `json:"validator_mb_4000,omitempty"` // updates of 4,000 ranges
 
@@ -222,6 +226,14 @@ func (r *Result) summarize() {
 		}
 	}
 	r.StartS, r.StorageMB = r.Range.StartS, float64(r.Range.RSS)/1e6
+	for _, s := range r.Starts {
+		switch s.Keys {
+		case million:
+			r.StartMillion = s.Seconds
+		case tenMillion:
+			r.StartTenMillion = s.Seconds
+		}
+	}
 	if m := r.Moves; m != nil {
 		r.MoveS, r.MoveCopyS, r.MoveP99X = m.Seconds, m.CopySeconds, harness.Ratio(m.MovingP99, m.CalmP99)
 	}

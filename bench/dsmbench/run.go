@@ -66,17 +66,18 @@ func (r *runner) run(ctx context.Context, dir string) error {
 			return err
 		}
 	}
+	if r.o.has(phaseStart) {
+		if err := r.runStarts(ctx, filepath.Join(dir, "start")); err != nil {
+			return err
+		}
+	}
 	if !r.o.has(phaseSizes) && !r.o.has(phaseNodes) && !r.o.has(phaseJoin) && !r.o.has(phaseRange) && !r.o.has(phasePrefetch) {
 		return nil
 	}
 	if err := r.load(); err != nil {
 		return err
 	}
-	defer func() {
-		for _, v := range r.chain.recent {
-			v.release()
-		}
-	}()
+	defer r.release()
 	if r.o.has(phaseSizes) {
 		if err := r.runSizes(ctx); err != nil {
 			return err
@@ -96,6 +97,13 @@ func (r *runner) run(ctx context.Context, dir string) error {
 		return r.runNodes(ctx, dir)
 	}
 	return nil
+}
+
+// release releases the states of this process.
+func (r *runner) release() {
+	for _, v := range r.chain.recent {
+		v.release()
+	}
 }
 
 // load makes the full tree of this process.

@@ -3,6 +3,7 @@ package dsmbench
 import (
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/starling-kv/starling/bench/harness"
 )
@@ -16,6 +17,9 @@ func (r *Result) Print(out io.Writer) {
 	if g := r.Range; g.Keys > 0 {
 		fmt.Fprintf(out, "\na range on disk  %.0f keys/s and core with %.0f MB, %.0f in memory; %.2f bytes written per changed byte; a start after SIGKILL %.2f s, then with %.0f MB %.0f MB of memory\n",
 			g.PagedS, float64(g.MemoryBytes)/1e6, g.MemoryS, g.BytesPerChanged, g.StartS, float64(g.RSSBudget)/1e6, float64(g.RSS)/1e6)
+	}
+	for _, s := range r.Starts {
+		fmt.Fprintf(out, "\na start after SIGKILL with %s  %.2f s, of %.2f to %.2f s\n", harness.Count(s.Keys, "key"), s.Seconds, slices.Min(s.All), slices.Max(s.All))
 	}
 	r.printFeed(out)
 	for _, failed := range r.Failed {
@@ -150,6 +154,8 @@ nodes       processes that serve over TLS on loopback, all on this machine; the 
             depth r. puts: updates of %d blocks, until all nodes have replayed, logged and synced them; puts/s is by wall time
 range       two storage nodes with all keys replay, log, sync and write the same updates: one has a quarter of the memory that its tree takes
             in memory. They serve the last %d heights
+start       a storage node with all keys, and a quarter of the memory that the range takes (256 MiB at most), is killed after %d blocks and started;
+            the median of %d. A start ends when it serves
 prefetch    a new process with dsm/client and %s, each call of which takes a round trip longer. keys/s: from the first CheckTx of %d blocks until all
             nodes are there. Then %d blocks each %v, of up to %d transactions with %d accounts that nothing requested before; requests and KB are per block
 move        4 sharded validators, 4 storage nodes, 2 ranges with 2 nodes each: `+"`starlingd storage ranges move`"+` moves a replica to a node of the other range
@@ -157,5 +163,5 @@ move        4 sharded validators, 4 storage nodes, 2 ranges with 2 nodes each: `
             loopback into a file, which is synced
 join        the upper tree from these nodes, and %d blocks without prefetched nodes, in a new process with dsm/client; bytes are those received
 `, harness.Group(r.BlockTx), harness.Group(r.Signers), keyBytes, valueBytes, r.PagedMB, r.Blocks, r.Window, imageBytes, putBlocks, rangeHeights,
-		harness.Count(r.Shards[0], "storage node"), prefetchBatch, prefetchBlocks, prefetchInterval, prefetchTxs, prefetchPuts, moveWriters, joinBlocks)
+		rangeRounds*putBlocks, startTurns, harness.Count(r.Shards[0], "storage node"), prefetchBatch, prefetchBlocks, prefetchInterval, prefetchTxs, prefetchPuts, moveWriters, joinBlocks)
 }

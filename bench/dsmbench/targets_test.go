@@ -37,6 +37,15 @@ func TestTargets(t *testing.T) {
 	require.True(t, all[large[2]].Met)
 	require.True(t, all[p99].Met)
 
+	const ratio = "a start after SIGKILL with 10,000,000 keys at most 1.3× one with 1,000,000"
+	require.NotContains(t, all, ratio)
+	r.StartMillion, r.StartTenMillion = 2, 2.8
+	all = targets(r)
+	require.Equal(t, harness.Target{Name: large[1], Met: true, Figure: 2.8, Measure: "2.80 s at 10,000,000 keys"}, all[large[1]])
+	require.False(t, all[ratio].Met)
+	require.InDelta(t, 1.4, all[ratio].Figure, 1e-9)
+	r.StartMillion, r.StartTenMillion = 0, 0
+
 	r.Keys--
 	r.ShardRows, r.WitnessCPURatio = r.ShardRows[:1], 1
 	r.Moves.CalmBlocks--

@@ -338,7 +338,7 @@ func Delay(hops []Hop) (relay *link.Relay, addresses []string, err error) {
 		treatment := link.Treatment{Delay: hop.Delay}
 		settings = append(settings, link.Setting{From: from, To: to, Treatment: treatment}, link.Setting{From: to, To: from, Treatment: treatment})
 	}
-	if relay, err = link.New(links); err != nil {
+	if relay, err = link.New(link.Config{Links: links}); err != nil {
 		return nil, nil, err
 	}
 	if err := relay.Set(settings...); err != nil {

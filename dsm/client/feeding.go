@@ -383,7 +383,7 @@ func (f *feeding) status() (st Status) {
 
 // send sends an update to a replica, part by part, and reports the outcome to the machine.
 func (f *feeding) send(a feed.Send, r avlstar.KeyRange, u *update) {
-	answer, complete, err := f.parts(a, r, u)
+	sent, err := f.parts(a, r, u)
 	if err != nil {
 		if f.c.ctx.Err() == nil {
 			f.c.o.Logger.Debug("an update was not sent", "node", a.Node, "range", r, "height", a.Height, "err", err)
@@ -391,32 +391,37 @@ func (f *feeding) send(a feed.Send, r avlstar.KeyRange, u *update) {
 		f.step(feed.NotSent{Node: a.Node, Shard: a.Shard})
 		return
 	}
-	f.step(feed.Sent{Node: a.Node, Shard: a.Shard, Answer: answer, Complete: complete})
+	f.step(sent)
 }
 
 // partTimeout limits each part: 10 s allow 1 MiB at about 100 KiB/s.
 const partTimeout = 10 * time.Second
 
-func (f *feeding) parts(a feed.Send, r avlstar.KeyRange, u *update) (answer dsm.UpdateAnswer, complete bool, err error) {
+func (f *feeding) parts(a feed.Send, r avlstar.KeyRange, u *update) (sent feed.Sent, err error) {
+	sent = feed.Sent{Node: a.Node, Shard: a.Shard}
 	offset, probe := 0, a.Probe
 	for {
 		at := offset
 		if probe {
 			at = len(u.bytes)
 		}
-		answer, err = f.part(a, dsm.PartOf(a.Height, r, u.bytes, u.sum, at))
+		answer, err := f.part(a, dsm.PartOf(a.Height, r, u.bytes, u.sum, at))
 		have := int(answer.Have)
+		sent.Answer = answer
 		switch {
 		case err != nil:
-			return answer, false, err
+			return sent, err
 		case have >= len(u.bytes):
-			return answer, true, nil
+			sent.Complete = true
+			return sent, nil
 		case !probe && have < min(offset+dsm.MaxPartBytes, len(u.bytes)):
 			// The replica accepts no more of the update. An honest node accepts a whole part or
 			// nothing; a node that accepts one byte of each part would cost a MiB per byte.
-			return answer, false, nil
+			return sent, nil
 		case probe && (answer.Needs == 0 || answer.Needs > a.Height):
-			return answer, false, nil
+			return sent, nil
+		case probe:
+			sent.Missing = have == 0 && answer.Needs == a.Height
 		}
 		offset, probe = have, false
 	}

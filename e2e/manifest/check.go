@@ -3,6 +3,7 @@ package manifest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 )
@@ -109,6 +110,9 @@ func (m *Manifest) Check() error {
 		if err := m.checkStep(step); err != nil {
 			wrong("step %d (%s): %w", i+1, step.Do, err)
 		}
+		if err := m.checkRanges(i); err != nil {
+			wrong("step %d (%s): %w", i+1, step.Do, err)
+		}
 		if name := m.notThere(i); name != "" {
 			wrong("step %d (%s): %s joins in a later step (%s), or for the second time", i+1, step.Do, name, KillMidSync)
 		}
@@ -130,6 +134,30 @@ func (m *Manifest) notThere(step int) string {
 		}
 	}
 	return ""
+}
+
+// checkRanges returns an error if a step cannot change the ranges.
+func (m *Manifest) checkRanges(i int) error {
+	s := m.Steps[i]
+	if s.Do != SplitRange && s.Do != MoveRange || len(s.Nodes) == 0 {
+		return nil
+	}
+	of := m.RangeOf(s.Nodes[0])
+	before := func(kind Kind) bool {
+		return slices.ContainsFunc(m.Steps[:i], func(o Step) bool { return o.Do == kind && len(o.Nodes) > 0 && m.RangeOf(o.Nodes[0]) == of })
+	}
+	sharded := func(n Node) bool { return n.Sharded }
+	switch {
+	case of < 0 || s.Do == MoveRange && (len(s.Nodes) != 2 || m.RangeOf(s.Nodes[1]) < 0) || s.Do == SplitRange && len(s.Nodes) != 1:
+		return errors.New("a split names one storage node, a move two")
+	case before(s.Do):
+		return errors.New("the range has been changed before")
+	case s.Do == MoveRange && (!before(SplitRange) || m.RangeOf(s.Nodes[1]) == of):
+		return errors.New("a range is divided first, and then moves to a node that does not have it")
+	case !slices.ContainsFunc(slices.Collect(maps.Values(m.Nodes)), sharded):
+		return errors.New("there is no sharded node")
+	}
+	return nil
 }
 
 // checkStep returns the first error of a step.

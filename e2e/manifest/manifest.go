@@ -134,6 +134,11 @@ const (
 	LoseDisk Kind = "lose-disk"
 	// a node with start_at is started, killed during its join, started again
 	KillMidSync Kind = "kill-mid-sync"
+	// The range of a storage node is divided in its middle, and the replica of its upper half moves
+	// from the first node to the second one, while the next steps run. The change before is waited
+	// for. Only as processes, on Linux.
+	SplitRange Kind = "split-range"
+	MoveRange  Kind = "move-range"
 	// an admin schedules the next app version while clients run; its programs and counters are used
 	// from then on
 	UpgradeApp Kind = "upgrade-app"
@@ -142,7 +147,7 @@ const (
 
 // Kinds lists all kinds.
 func Kinds() []Kind {
-	return []Kind{Kill, Pause, Restart, Disconnect, Partition, Bandwidth, Delay, Upgrade, FullDisk, DeleteSnapshot, LoseDisk, KillMidSync, UpgradeApp, Wait}
+	return []Kind{Kill, Pause, Restart, Disconnect, Partition, Bandwidth, Delay, Upgrade, FullDisk, DeleteSnapshot, LoseDisk, KillMidSync, SplitRange, MoveRange, UpgradeApp, Wait}
 }
 
 // Step is one perturbation.
@@ -271,6 +276,20 @@ func (m *Manifest) Names() []string { return slices.Sorted(maps.Keys(m.Nodes)) }
 // UpgradesApp reports whether a step begins the next app version.
 func (m *Manifest) UpgradesApp() bool {
 	return slices.ContainsFunc(m.Steps, func(s Step) bool { return s.Do == UpgradeApp })
+}
+
+// ChangesRanges reports whether a step changes the ranges of a sharded state.
+func (m *Manifest) ChangesRanges() bool {
+	return slices.ContainsFunc(m.Steps, func(s Step) bool { return s.Do == SplitRange || s.Do == MoveRange })
+}
+
+// RangeOf returns the number of the range that a storage node has at first, -1 if there is none.
+func (m *Manifest) RangeOf(name string) int {
+	storage := slices.DeleteFunc(m.Names(), func(name string) bool { return m.Nodes[name].Mode != Storage })
+	if i := slices.Index(storage, name); i >= 0 && m.Shards > 0 {
+		return i % m.Shards
+	}
+	return -1
 }
 
 // Honest returns the names of the nodes that are not Byzantine, in order.

@@ -44,7 +44,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	relay, err := link.New(config.Links)
+	relay, err := link.New(config)
 	if err != nil {
 		return err
 	}

@@ -16,22 +16,32 @@ import (
 const transportOffset = runner.TransportOffset
 
 // planLinks plans the relay: two listeners, for p2p and for the transport, for each node and each
-// peer that it dials. listen returns the p2p listener of link k as host and port; the transport
-// gets port + 10. target returns the address at which the relay reaches a node's p2p. The returned
-// addresses are those of the p2p listeners, by dialer and peer, with relayHost as the host.
+// peer that it dials. Peers in a map of the ranges have the same two for all nodes. listen returns
+// the p2p listener of link k as host and port; the transport gets port + 10. target returns the
+// address at which the relay reaches a node's p2p. The returned addresses are those of the p2p
+// listeners, by dialer and peer, with relayHost as the host.
 func planLinks(nodes []*Node, relayHost string, listen func(k int) (host string, port int), target func(*Node) (host string, port int),
 ) (links []link.Link, addresses map[*Node]map[*Node]string) {
 	addresses = map[*Node]map[*Node]string{}
+	mapped := map[*Node]string{}
 	k := 0
 	for _, from := range nodes {
 		addresses[from] = map[*Node]string{}
 		for _, to := range from.Peers {
+			if address, known := mapped[to]; known {
+				addresses[from][to] = address
+				continue
+			}
 			listenHost, listenPort := listen(k)
 			targetHost, targetPort := target(to)
 			k++
+			name := from.Name
+			if to.mapped {
+				name, mapped[to] = "", hostPort(relayHost, listenPort)
+			}
 			for _, offset := range []int{0, transportOffset} {
 				links = append(links, link.Link{
-					From: from.Name, To: to.Name, Listen: hostPort(listenHost, listenPort+offset), Target: hostPort(targetHost, targetPort+offset),
+					From: name, To: to.Name, Listen: hostPort(listenHost, listenPort+offset), Target: hostPort(targetHost, targetPort+offset),
 				})
 			}
 			addresses[from][to] = hostPort(relayHost, listenPort)

@@ -85,6 +85,7 @@ type Network struct {
 	nodes   []*Node
 	links   [][2]string      // senders and receivers
 	disks   map[*Node]string // mount points for nodes whose disk a step fills
+	change  *rangeChange     // in progress; nil: none
 
 	mu      sync.Mutex
 	started map[*Node]bool // nodes that were started and are not stopped by a step
@@ -178,10 +179,13 @@ func (n *Network) Best(ctx context.Context) (height int64, best *Node) {
 }
 
 // Follow waits until all running honest nodes have a block that the network does not have yet, and
-// are not catching up.
+// are not catching up. A change of the ranges ends before.
 func (n *Network) Follow(ctx context.Context) error {
 	ctx, stop := n.under(ctx)
 	defer stop()
+	if err := n.endChange(ctx); err != nil {
+		return err
+	}
 	return n.follow(ctx, n.Running())
 }
 
@@ -201,9 +205,14 @@ func (n *Network) follow(ctx context.Context, nodes []*Node) error {
 			var at int64
 			return n.await(ctx, node, func() string { return fmt.Sprintf("to have its range up to height %d on disk (now %d)", best, at) },
 				func(ctx context.Context) bool {
-					values, err := node.Home.Scrape(ctx)
-					at = values.Starling("storagenode_durable_height") // 0: no state
-					return err == nil && at >= best
+					values, err := node.Home.ScrapeLabelled(ctx)
+					at = 0 // no state; the node may have several ranges
+					for name, value := range values {
+						if strings.HasPrefix(name, "starling_storagenode_durable_height ") {
+							at = max(at, int64(value))
+						}
+					}
+					return err == nil && at >= best && values["starling_storagenode_missing_ranges"] == 0
 				})
 		}
 		var last runner.Status
@@ -273,5 +282,9 @@ func (n *Network) log(format string, a ...any) { n.options.Log(format, a...) }
 
 // Close ends all processes. A second call has no effect.
 func (n *Network) Close() error {
+	if n.change != nil {
+		n.change.stop()
+		<-n.change.ended
+	}
 	return errors.Join(n.options.Provider.Close(), n.unmountDisks())
 }

@@ -137,6 +137,24 @@ func TestPlanLinks(t *testing.T) {
 	}, links)
 	require.Equal(t, "relay:30040", addresses[n.nodes[2]][n.nodes[1]])
 	require.Empty(t, addresses[n.nodes[0]])
+
+	n.nodes[0].mapped = true // all nodes dial it at the same address
+	links, addresses = planLinks(n.nodes[:3], "relay",
+		func(k int) (string, int) { return "0.0.0.0", 30000 + 20*k },
+		func(node *Node) (string, int) { return node.Name, 26656 })
+	require.Len(t, links, 4)
+	require.Equal(t, link.Link{To: "c-validator", Listen: "0.0.0.0:30010", Target: "c-validator:26666"}, links[1])
+	require.Equal(t, "f-validator", links[2].From)
+	for _, node := range n.nodes[1:3] {
+		require.Equal(t, "relay:30000", addresses[node][n.nodes[0]])
+	}
+}
+
+func TestMiddleKey(t *testing.T) {
+	for i := range 3 {
+		require.Less(t, firstKey(i, 3), middleKey(i, 3))
+		require.True(t, i == 2 || middleKey(i, 3) < firstKey(i+1, 3))
+	}
 }
 
 func TestPairs(t *testing.T) {

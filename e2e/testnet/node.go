@@ -27,6 +27,8 @@ type Node struct {
 	// ranges are the storage nodes of each range, if the node is a storage node or uses them; nil
 	// otherwise
 	ranges [][]*Node
+	// mapped: it is in a signed map of the ranges, in which it has one address
+	mapped bool
 }
 
 // Lies reports whether the node is Byzantine.

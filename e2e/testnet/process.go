@@ -82,7 +82,11 @@ func (p *Processes) Prepare(ctx context.Context, dir string, nodes []*Node) erro
 	}
 	config := filepath.Join(dir, "relay.json")
 	control := net.JoinHostPort(loopback, strconv.Itoa(held.Number(count)))
-	if err := (link.Config{Control: control, Links: links}).Write(config); err != nil {
+	homes := map[string]string{}
+	for _, n := range nodes {
+		homes[n.Name] = n.Home.Dir
+	}
+	if err := (link.Config{Control: control, Links: links, Homes: homes}).Write(config); err != nil {
 		return err
 	}
 	held.Release()
@@ -92,8 +96,8 @@ func (p *Processes) Prepare(ctx context.Context, dir string, nodes []*Node) erro
 	}
 	at := link.Control{URL: "http://" + control}
 	p.links = &remembered{Links: at, settings: map[[2]string]link.Setting{}}
-	for _, l := range links {
-		p.links.note(link.Setting{From: l.From, To: l.To}, link.Setting{From: l.To, To: l.From})
+	for _, l := range pairs(nodes) {
+		p.links.note(link.Setting{From: l[0], To: l[1]})
 	}
 	ctx, stop := under(ctx, p.Context())
 	defer stop()

@@ -55,6 +55,9 @@ func Setup(ctx context.Context, o Options) (_ *Network, err error) {
 		return nil, fmt.Errorf("provider %s: %w", o.Provider.Name(), err)
 	}
 	n.links = pairs(n.nodes)
+	if err := n.signRanges(ctx); err != nil {
+		return nil, err
+	}
 	return n, n.treat(ctx, n.links, n.usual())
 }
 
@@ -112,6 +115,9 @@ func (n *Network) order() {
 			node.Peers = append(node.Peers, storage...)
 			node.ranges = ranges
 		}
+	}
+	for _, node := range storage {
+		node.mapped = n.changesRanges()
 	}
 	for _, node := range storage { // they need headers, and each other if one has lost its range
 		node.ranges = ranges

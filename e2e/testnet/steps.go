@@ -59,6 +59,8 @@ func (n *Network) perturb(ctx context.Context, s manifest.Step, nodes []*Node) e
 		return pause(ctx, time.Duration(s.For))
 	case manifest.UpgradeApp:
 		return n.upgradeApp(ctx)
+	case manifest.SplitRange, manifest.MoveRange:
+		return n.changeRange(ctx, s.Do, nodes)
 	case manifest.Kill:
 		return n.whileDown(ctx, nodes, p.Kill, func(*Node) error { return pause(ctx, time.Duration(s.For)) })
 	case manifest.Restart:

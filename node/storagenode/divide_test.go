@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cometbft/cometbft/libs/log"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -134,4 +135,65 @@ func TestDataEdges(t *testing.T) {
 	require.Equal(t, []string{"key-02", "key-04", "key-06"}, got)
 	_, err = DataEdges(t.Context(), conf, string(c.transport.ID)+"@127.0.0.1:1", 4)
 	require.ErrorContains(t, err, "cannot be reached")
+}
+
+// Storage nodes of all ranges together divide the state as a node with all of it does.
+func TestDataEdgesOfStorageNodes(t *testing.T) {
+	t.Parallel() // it waits for blocks
+	c := newChain(t, twoRanges()...)
+	client := nodetest.RPC(t, c.home)
+	for i := range 8 {
+		nodetest.Put(t, client, fmt.Sprintf("key-%02d", 16+i), strings.Repeat("v", 5000))
+	}
+	var homes []string
+	var nodes [][]transport.Address
+	for _, port := range nodetest.FreePorts(t, len(c.ranges)) {
+		at := fmt.Sprint("127.0.0.1:", port)
+		dir, id := c.storageHomeAt(at)
+		homes, nodes = append(homes, dir), append(nodes, []transport.Address{{ID: id, HostPort: at}})
+	}
+	start := func(i int) {
+		c.assign(homes[i], nodes...)
+		c.dial(c.start(homes[i], log.NewNopLogger(), fromGenesis)).feedAll("the state of a range")
+	}
+	start(0)
+	conf := nodetest.Load(t, homes[0])
+	_, err := DataEdges(t.Context(), conf, FromStorage, 4)
+	require.ErrorIs(t, err, ErrPartialState)
+	require.ErrorContains(t, err, "cannot be reached")
+	start(1)
+	edges, err := DataEdges(t.Context(), conf, FromStorage, 4)
+	require.NoError(t, err)
+	var got []string
+	for _, e := range edges {
+		got = append(got, string(e))
+	}
+	require.Equal(t, []string{"key-18", "key-20", "key-22"}, got)
+	_, err = DataEdges(t.Context(), conf, nodes[0][0].String(), 4)
+	require.ErrorContains(t, err, "use --from storage")
+}
+
+// A tree of which a large part is closed near its root is not divided; one that is closed where a
+// node ends an upper tree is.
+func TestCheckUpper(t *testing.T) {
+	empty, err := avlstar.Empty(64 << 10)
+	require.NoError(t, err)
+	defer empty.Release()
+	var changes []avlstar.Change
+	for i := range 20_000 {
+		changes = append(changes, avlstar.Change{Key: fmt.Appendf(nil, "%06d", i), Value: make([]byte, 50)})
+	}
+	v, err := empty.Apply(changes)
+	require.NoError(t, err)
+	defer v.Release()
+	const n, depth = 4, 9
+	check := func(stub func(avlstar.Subtree) bool) error {
+		p, err := v.Prune(stub)
+		require.NoError(t, err)
+		defer p.Release()
+		return checkUpper(p, depth, n)
+	}
+	root := v.Root()
+	require.NoError(t, check(func(s avlstar.Subtree) bool { return s.Height <= root.Height-depth }))
+	require.ErrorIs(t, check(func(s avlstar.Subtree) bool { return s.Height < root.Height && string(s.First) >= "010000" }), ErrPartialState)
 }

@@ -29,9 +29,10 @@ of their ranges. The responses are not verified.
 
 With --at or --split, the command prints a new storage_nodes.toml instead, or writes it to
 the home folder with --write. --at lists the keys at which ranges begin. --split divides
-the state of the node --from, which must have all of it, into ranges of about the same size;
-without --from, it divides printable text keys into ranges of equal width. Two storage nodes
-keep each range unless --replicas says otherwise. The file must be the same in every home.`,
+the state of the node --from, which must have all of it, into ranges of about the same size.
+With --from storage, it divides the state of the storage nodes in the present file; without
+--from, it divides printable text keys into ranges of equal width. Two storage nodes keep
+each range unless --replicas says otherwise. The file must be the same in every home.`,
 		Example: `  starlingd storage ranges
   starlingd storage ranges --at g,p --nodes ID@HOST:26666,ID@HOST:26666 --write
   starlingd storage ranges --split 8 --from ID@HOST:26666 --nodes ID@HOST:26666,ID@HOST:26666 --write
@@ -69,7 +70,7 @@ keep each range unless --replicas says otherwise. The file must be the same in e
 	}
 	flags := cmd.Flags()
 	flags.IntVar(&split, "split", 0, "number of ranges")
-	flags.StringVar(&from, "from", "", "full-state node whose state --split divides, as ID@HOST:PORT of its transport; without it, text keys are divided")
+	flags.StringVar(&from, "from", "", `full-state node whose state --split divides, as ID@HOST:PORT of its transport, or "storage": that of the storage nodes`)
 	flags.StringSliceVar(&at, "at", nil, "keys at which ranges begin, ascending: text, or hex after 0x")
 	flags.StringSliceVar(&nodes, "nodes", nil, "storage nodes, as ID@HOST:PORT")
 	flags.IntVar(&replicas, "replicas", 2, "number of storage nodes that keep each range")

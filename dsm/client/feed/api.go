@@ -89,13 +89,14 @@ type (
 		Ranges *dsm.Ranges
 		Next   []dsm.Placement
 	}
-	// Sent ends a Send with the replica's answer to the last part of the update, or to a probe that
-	// found nothing missing. Complete: the replica has the whole update.
+	// Sent ends a Send with the replica's answer to the last part of the update, or to a probe
+	// that found nothing missing. Complete: the replica has the whole update. Missing: a probe
+	// found that the replica waits for this update, and has nothing of it.
 	Sent struct {
-		Node     dsm.NodeID
-		Shard    int
-		Answer   dsm.UpdateAnswer
-		Complete bool
+		Node              dsm.NodeID
+		Shard             int
+		Answer            dsm.UpdateAnswer
+		Complete, Missing bool
 	}
 	// NotSent ends a Send that failed.
 	NotSent struct {

@@ -19,6 +19,11 @@
 // update than the one that it waits for says so in its answer. The validator that receives this
 // answer sends the missing update at once.
 //
+// Validators with the full state count in the order, but make no updates; others may be down. A
+// validator leaves out those before it that have missed several turns at a replica, for a while. If
+// it is wrong about one, both send at once: an update then crosses the network twice, until this
+// while is over.
+//
 // # What is kept
 //
 // A replica that is in step pins all updates above its durable height: in a crash it may lose

@@ -66,15 +66,18 @@ type replica struct {
 	number int // over all ranges, in key order: determines the order of senders
 
 	state   State
-	start   int64          // Machine.head when the replica was added
-	durable int64          // as last reported; Unheard: start
-	needs   int64          // as last reported; 0: it accepts no updates
-	since   time.Duration  // when needs last changed
-	asked   int64          // updates up to this height, reported missing, are due at once
-	given   map[int64]bool // heights above needs whose updates it has
-	top     int64          // greatest height that it has received from this validator
+	start   int64           // Machine.head when the replica was added
+	durable int64           // as last reported; Unheard: start
+	needs   int64           // as last reported; 0: it accepts no updates
+	since   time.Duration   // when needs last changed
+	asked   int64           // updates up to this height, reported missing, are due at once
+	given   map[int64]bool  // heights above needs whose updates it has
+	top     int64           // greatest height that it has received from this validator
+	ready   time.Duration   // since when this validator can send to it
+	silent  map[int]silence // by the index of a validator; nil: none
 
 	sending   int64 // the height of the Send in flight; 0: none
+	late      bool  // that update was missing for Stagger or longer after its block
 	sendAt    time.Duration
 	sendPlace int // position in Machine.sends
 	failures
@@ -272,6 +275,11 @@ func (m *Machine) handle(e Event) {
 	switch e := e.(type) {
 	case Validators:
 		m.validators, m.self = max(e.Count, 1), e.Self
+		for _, q := range m.inOrder() {
+			for _, r := range q.replicas {
+				r.silent = nil // the indices have changed
+			}
+		}
 		m.touch(m.queues...)
 	case Committed:
 		m.committed(e)
@@ -283,7 +291,7 @@ func (m *Machine) handle(e Event) {
 		}
 	case NotSent:
 		if r := m.replica(e.Node, e.Shard); r != nil && r.sending > 0 {
-			r.sending = 0
+			r.sending, r.ready = 0, m.now
 			r.failures.add(m.now, m.policy)
 			m.planSend(r)
 		}
@@ -303,6 +311,7 @@ func (m *Machine) handle(e Event) {
 			m.planPoll(n)
 			for _, r := range n.replicas {
 				r.failures.reset()
+				r.ready = m.now
 				m.planSend(r)
 			}
 		}
@@ -345,6 +354,9 @@ func (m *Machine) committed(e Committed) {
 func (m *Machine) sent(r *replica, e Sent) {
 	height := r.sending
 	r.sending = 0
+	if e.Missing && r.late {
+		m.missed(r, height)
+	}
 	if e.Complete {
 		r.given[height] = true
 		r.top = max(r.top, height)
@@ -382,7 +394,10 @@ func (m *Machine) claimed(n *node, claims []dsm.Claim) {
 func (m *Machine) heard(r *replica, durable, needs int64) {
 	m.touch(r.queue)
 	if r.state == Unheard {
-		r.state = InStep
+		r.state, r.ready = InStep, m.now
+	}
+	if r.needs == 0 {
+		r.ready = m.now
 	}
 	if needs != r.needs {
 		r.since = m.now

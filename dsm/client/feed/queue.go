@@ -217,7 +217,8 @@ func (m *Machine) send() {
 	slices.SortFunc(due, func(a, b *replica) int { return cmp.Compare(a.number, b.number) })
 	for _, r := range due {
 		height, _, _ := m.next(r)
-		r.sending = height
+		at := r.queue.updates[height-r.queue.first].at
+		r.sending, r.late = height, at >= r.ready && m.now-at >= m.policy.Stagger
 		m.act(Send{r.node.name, r.queue.shard, height, height <= r.top || m.rank(r, height) != 0})
 	}
 }
@@ -239,7 +240,7 @@ func (m *Machine) next(r *replica) (height int64, at time.Duration, any bool) {
 		}
 		due := turns
 		if h > r.asked {
-			due += m.delay(m.rank(r, h))
+			due += m.delay(m.position(r, h))
 		}
 		if !any || due < at {
 			height, at, any = h, due, true
@@ -261,23 +262,4 @@ func (m *Machine) turns(r *replica, height int64) time.Duration {
 		return at
 	}
 	return max(at, r.since)
-}
-
-// delay returns how long a validator leaves an update to its predecessors in the order.
-func (m *Machine) delay(rank int) time.Duration {
-	senders := m.policy.Senders
-	if rank < senders {
-		return time.Duration(rank) * m.policy.Stagger
-	}
-	return time.Duration(senders)*m.policy.Stagger + time.Duration(rank/senders)*m.policy.Patience
-}
-
-// rank returns this node's position in the order in which validators send the update of a height to
-// a replica.
-func (m *Machine) rank(r *replica, height int64) int {
-	if m.self < 0 || m.self >= m.validators {
-		return m.validators
-	}
-	first := (uint64(height) + uint64(r.number)) % uint64(m.validators)
-	return (m.self - int(first) + m.validators) % m.validators
 }

@@ -200,7 +200,7 @@ func (l *large) block(bytes uint64) {
 			l.step(NotSent{s.send.Node, s.send.Shard})
 			continue
 		}
-		l.step(Sent{s.send.Node, s.send.Shard, dsm.UpdateAnswer{Durable: s.send.Height - 2, Needs: s.send.Height + 1}, true})
+		l.step(Sent{s.send.Node, s.send.Shard, dsm.UpdateAnswer{Durable: s.send.Height - 2, Needs: s.send.Height + 1}, true, false})
 	}
 	l.now += time.Second
 	l.step(Tick{})

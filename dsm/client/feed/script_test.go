@@ -22,7 +22,8 @@ import (
 //	    +DURATION                    time passes, with a Tick whenever one is due
 //	    validators COUNT SELF
 //	    commit BYTES...              the next block, with the bytes of the update of each range
-//	    sent NODE SHARD DURABLE NEEDS [part]     part: the replica does not have the whole update
+//	    sent NODE SHARD DURABLE NEEDS [part | missing]     part: the replica does not have the whole
+//	                                 update; missing: it waited for it, and had nothing of it
 //	    notsent NODE SHARD
 //	    claims NODE DURABLE NEEDS    for all ranges of the node; without numbers it claims no range
 //	    notpolled NODE  up NODE
@@ -153,7 +154,8 @@ func (sc *script) line(line string) {
 		sc.step(fmt.Sprintf("commit %d", e.Height), e)
 	case "sent":
 		n := sc.numbers(args[1:4])
-		sc.step(line, Sent{dsm.NodeID(args[0]), int(n[0]), dsm.UpdateAnswer{Durable: n[1], Needs: n[2]}, len(args) == 4})
+		word := append(args, "")[4]
+		sc.step(line, Sent{dsm.NodeID(args[0]), int(n[0]), dsm.UpdateAnswer{Durable: n[1], Needs: n[2]}, word != "part", word == "missing"})
 	case "notsent":
 		sc.step(line, NotSent{dsm.NodeID(args[0]), int(sc.numbers(args[1:])[0])})
 	case "claims":

@@ -56,6 +56,27 @@ func TestNothingIsSentTwice(t *testing.T) {
 	}
 }
 
+// TestSilentValidatorsAreLeftOut: validators with the full state send nothing. The turns of the
+// others then come as early as if they were the only ones, except once in a while. A validator
+// whose turn comes less than Stagger before the next one is not found to be silent, but delays
+// little.
+func TestSilentValidatorsAreLeftOut(t *testing.T) {
+	worlds, first, late := 0, 0, 0
+	for seed := uint64(1); seed <= 60; seed++ {
+		w := newWorld(seed)
+		if w.faults = false; len(w.validators) == w.count || w.policy.Senders < 2 {
+			continue
+		}
+		worlds++
+		require.NoError(t, w.Run(func(string, ...any) {}), "seed %d", seed)
+		first, late = first+w.seen["first"], late+w.seen["late"]
+		require.LessOrEqual(t, w.seen["update"], 2*int(w.head)*len(w.order), "seed %d", seed)
+	}
+	t.Logf("%d of %d updates were late", late, first)
+	require.LessOrEqual(t, 20*late, first)
+	require.Greater(t, worlds, 10)
+}
+
 const (
 	blockTime = 200 * time.Millisecond
 	faultsEnd = 20 * time.Second
@@ -80,6 +101,7 @@ type world struct {
 	rng        *rand.Rand
 	now        time.Duration
 	head       int64
+	made       map[int64]time.Duration // when each block was made
 	events     worlds.Timeline[func()]
 	latency    time.Duration
 	faults     bool
@@ -105,7 +127,7 @@ func (r *simReplica) needs() int64 {
 func newWorld(seed uint64) *world {
 	rng := rand.New(rand.NewPCG(seed, 44))
 	w := &world{rng: rng, count: 1 + rng.IntN(5), replicas: map[place]*simReplica{}, down: map[dsm.NodeID]bool{}, broken: map[dsm.NodeID]bool{},
-		latency: time.Duration(1+rng.IntN(60)) * time.Millisecond, faults: true, seen: map[string]int{}}
+		latency: time.Duration(1+rng.IntN(60)) * time.Millisecond, faults: true, seen: map[string]int{}, made: map[int64]time.Duration{}}
 	w.policy = testPolicy()
 	w.policy.MaxLagBlocks, w.policy.Senders, w.policy.MinAcks = int64(4+rng.IntN(20)), 1+rng.IntN(3), 1+rng.IntN(2)
 	w.policy.MaxLagBytes = uint64(2000 * (4 + rng.IntN(20)))
@@ -291,6 +313,7 @@ func (w *world) block() {
 		}
 	}
 	w.head++
+	w.made[w.head] = w.now
 	for i, v := range w.validators {
 		bytes := make([]uint64, v.Numbers())
 		for k := range bytes {
@@ -405,7 +428,7 @@ func (w *world) send(i int, a Send) {
 		return
 	}
 	has := a.Height <= r.durable || r.holds[a.Height]
-	complete := true
+	complete, missing := true, a.Probe && !has && a.Height == r.needs()
 	switch {
 	case has && a.Probe:
 		w.seen["probe that found all"]++
@@ -415,10 +438,16 @@ func (w *world) send(i int, a Send) {
 		w.seen["update"]++
 		if !has {
 			r.holds[a.Height] = true
+			if a.Height > 100 { // the validators know each other
+				w.seen["first"]++
+				if w.now-w.made[a.Height] >= 3*w.policy.Stagger/2 {
+					w.seen["late"]++
+				}
+			}
 		}
 	}
 	w.sync()
-	answer := Sent{a.Node, a.Shard, dsm.UpdateAnswer{Durable: r.durable, Needs: r.needs()}, complete}
+	answer := Sent{a.Node, a.Shard, dsm.UpdateAnswer{Durable: r.durable, Needs: r.needs()}, complete, missing}
 	w.after(w.wait(), func() { w.tell(i, answer) })
 }
 

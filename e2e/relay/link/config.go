@@ -12,11 +12,14 @@ import (
 type Config struct {
 	Control string `json:"control"` // host:port of the control endpoint
 	Links   []Link `json:"links"`
+	// Homes are the nodes' homes, by name. For a link that several nodes dial, the relay finds the
+	// process that has dialled, on Linux, and then the node by a home among the arguments.
+	Homes map[string]string `json:"homes,omitempty"`
 }
 
 // Link is one address at which a node reaches another.
 type Link struct {
-	From   string `json:"from"` // the node that dials
+	From   string `json:"from"` // the node that dials; empty: any
 	To     string `json:"to"`   // the node behind target
 	Listen string `json:"listen"`
 	Target string `json:"target"`

@@ -4,6 +4,8 @@
 //	node A ── dials ──► listener of (A, B) ─── reader ─► [ bounded queue ] ─► writer ──► B    treatment of bytes from A to B
 //	           A ◄───── writer ◄─ [ bounded queue ] ◄─ reader ──────────────── B              treatment of bytes from B to A
 //
+//	nodes ── dial ───► listener of (any, B): the relay finds out which node has dialled
+//
 //	control: PUT /treatment {from, to, cut, delay, bandwidth} ──► applies at once, to existing and new connections
 //
 // It runs in user space, for kernels without netem and tests without privileges. TCP semantics are

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -28,6 +30,7 @@ type Relay struct {
 	cancel context.CancelFunc
 	dial   func(ctx context.Context, address string) (net.Conn, error)
 	wg     sync.WaitGroup
+	homes  map[string]string // by node
 
 	ways map[pair]*way // both directions of every link; the map itself is immutable
 
@@ -38,11 +41,12 @@ type Relay struct {
 }
 
 // New listens at all links and forwards connections, untreated. The caller must call Close.
-func New(links []Link) (*Relay, error) {
+func New(c Config) (*Relay, error) {
 	r := newRelay(func(ctx context.Context, address string) (net.Conn, error) {
 		return (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", address)
-	}, links)
-	for _, l := range links {
+	}, c.Links, slices.Collect(maps.Keys(c.Homes))...)
+	r.homes = c.Homes
+	for _, l := range c.Links {
 		listener, err := new(net.ListenConfig).Listen(r.ctx, "tcp", l.Listen)
 		if err != nil {
 			r.Close()
@@ -53,13 +57,19 @@ func New(links []Link) (*Relay, error) {
 	return r, nil
 }
 
-func newRelay(dial func(ctx context.Context, address string) (net.Conn, error), links []Link) *Relay {
+func newRelay(dial func(ctx context.Context, address string) (net.Conn, error), links []Link, dialers ...string) *Relay {
 	r := &Relay{dial: dial, ways: map[pair]*way{}, conns: map[net.Conn]struct{}{}}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	for _, l := range links {
-		for _, p := range []pair{{l.From, l.To}, {l.To, l.From}} {
-			if r.ways[p] == nil {
-				r.ways[p] = newWay()
+		from := []string{l.From}
+		if l.From == "" {
+			from = append(from, dialers...)
+		}
+		for _, name := range from {
+			for _, p := range []pair{{name, l.To}, {l.To, name}} {
+				if r.ways[p] == nil {
+					r.ways[p] = newWay()
+				}
 			}
 		}
 	}
@@ -162,6 +172,9 @@ func (r *Relay) carry(dialer net.Conn, l Link) {
 	defer wg.Wait()
 	defer cancel()
 	context.AfterFunc(ctx, func() { _ = dialer.Close() })
+	if l.From == "" {
+		l.From = dialerOf(dialer, r.homes)
+	}
 	there, back := r.ways[pair{l.From, l.To}], r.ways[pair{l.To, l.From}]
 
 	// The dialer is read from the beginning, so that the relay notices when it gives up.

@@ -7,7 +7,9 @@ import (
 	"io"
 	"net"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -369,9 +371,9 @@ func TestControl(t *testing.T) {
 	require.NoError(t, Config{Control: "127.0.0.1:1", Links: links}.Write(path))
 	config, err := ReadConfig(path)
 	require.NoError(t, err)
-	require.Equal(t, Config{"127.0.0.1:1", links}, config)
+	require.Equal(t, Config{Control: "127.0.0.1:1", Links: links}, config)
 
-	relay, err := New(config.Links)
+	relay, err := New(config)
 	require.NoError(t, err)
 	defer relay.Close()
 	server := httptest.NewServer(relay.Handler())
@@ -397,6 +399,37 @@ func TestControl(t *testing.T) {
 	require.ErrorContains(t, control.Set(t.Context(), Setting{"a", "c", Treatment{}}), `no link between "a" and "c"`)
 	require.ErrorContains(t, control.Set(t.Context(), Setting{"a", "b", Treatment{Delay: -1}}), "0 or more")
 	require.Equal(t, Treatment{Delay: time.Millisecond}, relay.ways[pair{"a", "b"}].Load().Treatment)
-	_, err = New([]Link{{From: "a", To: "b", Listen: relay.listeners[0].Addr().String()}})
+	_, err = New(Config{Links: []Link{{From: "a", To: "b", Listen: relay.listeners[0].Addr().String()}}})
 	require.ErrorContains(t, err, "link from a to b")
 }
+
+// A link that any node may dial treats each of them differently.
+func TestAnyDialer(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("NOT RUN: it reads /proc")
+	}
+	target, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer target.Close()
+	homes := map[string]string{"me": os.Args[0], "other": "/no/such/home"}
+	relay, err := New(Config{Links: []Link{{To: "b", Listen: "127.0.0.1:0", Target: target.Addr().String()}}, Homes: homes})
+	require.NoError(t, err)
+	defer relay.Close()
+	c, err := net.Dial("tcp", relay.listeners[0].Addr().String())
+	require.NoError(t, err)
+	defer c.Close()
+	far, err := target.Accept() // the relay has found the dialer, or has given up
+	require.NoError(t, err)
+	defer far.Close()
+	require.NoError(t, relay.Set(Setting{"me", "b", Treatment{Cut: true}}))
+	require.Error(t, relay.Set(Setting{"stranger", "b", Treatment{}}))
+
+	require.Equal(t, "me", dialerOf(&reversed{c}, homes))
+	require.Empty(t, dialerOf(&reversed{c}, map[string]string{"other": "/no/such/home"}))
+}
+
+// reversed is a connection as its other end sees it.
+type reversed struct{ net.Conn }
+
+func (r *reversed) LocalAddr() net.Addr  { return r.Conn.RemoteAddr() }
+func (r *reversed) RemoteAddr() net.Addr { return r.Conn.LocalAddr() }
