@@ -309,9 +309,10 @@ func (a *asking) report(f *fetching, action ask.Ask, e ask.Event, multiproof *av
 }
 
 // Fetch implements app.Source. It asks the replicas of each range at the newest height that they
-// claim, up to height; a node is asked for several ranges at once. It returns once everything has arrived, once below.MaxBytes have arrived, or
-// when the time to the first answer has passed again since that answer. The error says why
-// something is missing: it wraps ErrUnserved, ErrTooLarge, ErrClosed or the error of ctx.
+// claim, up to height, and a node for several ranges at once. It returns once everything has
+// arrived, once below.MaxBytes have arrived, or when the time to the first answer has passed again
+// since that answer. The error says why something is missing: it wraps ErrUnserved, ErrTooLarge,
+// ErrClosed or the error of ctx.
 func (c *Client) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Multiproof, error) {
 	l := c.layout()
 	parts, err := l.route(wants)

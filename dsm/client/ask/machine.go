@@ -42,11 +42,10 @@ type request struct {
 	node  *node
 	at    time.Duration
 
-	// Of the Ask, which further parts can join during the same step.
-	step                      uint64
-	action                    int // index in Machine.actions
+	step                      uint64 // in which it was sent: further parts join only then
+	action                    int    // index of its Ask in Machine.actions during that step
 	height                    int64
-	wants, heldHashes, length int
+	wants, heldHashes, length int // of the encoded request
 }
 
 // New returns a Machine at time 0.
