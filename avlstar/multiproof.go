@@ -102,18 +102,35 @@ func (b *Multiproof) Bytes() int { return len(b.data) }
 // *PageError and, unless below.Partly is set, *MissingNodeError if a node on a wanted path is
 // missing in v. Nodes that are missing elsewhere stay stubs.
 func (v *Version) Multiproof(wants []Want, below Below) ([]byte, error) {
-	v.inUse()
-	defer runtime.KeepAlive(v)
-	wants, err := v.resolveWants(wants, below.Partly)
-	if err != nil {
-		return nil, fmt.Errorf("avlstar: multiproof: %w", err)
-	}
-	p := packing{v: v, below: below}
-	p.visits = visitsOfWant*len(wants) + below.MaxBytes/bytesOfVisit
-	b, err := p.build(func() error {
-		if v.top == emptyStub {
-			return nil
+	return MultiproofOf([]Share{{Version: v}}, wants, below)
+}
+
+// Share is a version that has all nodes on the paths to the keys of a range.
+type Share struct {
+	Version *Version
+	Range   KeyRange
+}
+
+// MultiproofOf does what Version.Multiproof does, with the nodes that versions of one state have
+// together: where one has a stub on a wanted path, the nodes of another continue. So nodes above
+// several ranges are sent once. Shares ascend by First and After; there is at least one. With
+// several, a want must not have Next.
+//
+//	     (n)               the first share has n, and the stub of m;
+//	 ┌────┴────┐           the second one has n, m and the stub of l
+//	(l)       (m)
+//	[, m)     [m, )
+func MultiproofOf(shares []Share, wants []Want, below Below) ([]byte, error) {
+	p := packing{below: below}
+	b, err := p.pack(shares, func(v *Version) error {
+		if len(shares) > 1 && slices.ContainsFunc(wants, func(w Want) bool { return w.Next }) {
+			return errNextOfShares
 		}
+		wants, err := v.resolveWants(wants, below.Partly)
+		if err != nil || v.top == emptyStub {
+			return err
+		}
+		p.visits = visitsOfWant*len(wants) + below.MaxBytes/bytesOfVisit
 		return p.find(&v.view, Subtree{Stub: v.top}, v.root, 0, wants)
 	})
 	if err != nil {
@@ -121,6 +138,11 @@ func (v *Version) Multiproof(wants []Want, below Below) ([]byte, error) {
 	}
 	return b, nil
 }
+
+var (
+	errNextOfShares = errors.New("a next key is searched in one version")
+	errOtherShare   = errors.New("the versions are not of one state")
+)
 
 // Upper returns the encoding of a multiproof of one tree: all inner nodes with fewer than depth
 // inner nodes above them. A receiver that grafts it onto the result of NewPartial has the nodes
@@ -130,10 +152,14 @@ func (v *Version) Upper(depth int) ([]byte, error) { return v.UpperWithin(depth,
 // UpperWithin does what Upper does, but returns ErrMultiproofTooLarge if the multiproof takes more
 // than maxBytes plus a leaf (0: no limit). In a small tree, leaves have few nodes above them.
 func (v *Version) UpperWithin(depth, maxBytes int) ([]byte, error) {
-	v.inUse()
-	defer runtime.KeepAlive(v)
-	p := packing{v: v, upper: depth, below: Below{MaxBytes: maxBytes}}
-	b, err := p.build(func() error {
+	return UpperOf([]Share{{Version: v}}, depth, maxBytes)
+}
+
+// UpperOf does what Version.UpperWithin does, with the nodes that versions of one state have
+// together (MultiproofOf). Other nodes are stubs.
+func UpperOf(shares []Share, depth, maxBytes int) ([]byte, error) {
+	p := packing{upper: depth, below: Below{MaxBytes: maxBytes}}
+	b, err := p.pack(shares, func(v *Version) error {
 		if v.top == emptyStub || depth <= 0 {
 			return nil
 		}
@@ -204,6 +230,8 @@ func (v *Version) above(key []byte) (next []byte, ok bool, err error) {
 
 // packing makes a multiproof.
 type packing struct {
+	shares []Share // nil: v has all nodes
+	// v is the version that may read the current stub as a page; nil: none has it. See turn.
 	v     *Version
 	below Below
 	out   []byte // complete trees; part of a spare buffer until build returns
@@ -225,11 +253,22 @@ var spareMultiproofBuffers = sync.Pool{New: func() any { return new(multiproofBu
 // maxSpareMultiproof is the largest capacity of a buffer that is kept: larger multiproofs are rare.
 const maxSpareMultiproof = 4 << 20
 
-// build returns the multiproof with the trees that the function trees appends to out.
-func (p *packing) build(trees func() error) ([]byte, error) {
+// pack returns the multiproof with the trees that the function trees appends to out, beginning in
+// the first version.
+func (p *packing) pack(shares []Share, trees func(*Version) error) ([]byte, error) {
+	defer runtime.KeepAlive(shares)
+	for _, s := range shares {
+		s.Version.inUse()
+		if s.Version.top != shares[0].Version.top {
+			return nil, errOtherShare
+		}
+	}
+	if p.v = shares[0].Version; len(shares) > 1 {
+		p.shares = shares
+	}
 	b := spareMultiproofBuffers.Get().(*multiproofBuffers)
 	p.out, p.tree = append(b.out[:0], multiproofVersion), b.tree[:0]
-	err := trees()
+	err := trees(shares[0].Version)
 	var multiproof []byte
 	if err == nil {
 		multiproof = bytes.Clone(p.out)
@@ -263,14 +302,19 @@ func (p *packing) visit(n ref) bool {
 // find finds the roots of the multiproof's trees in the subtree s, whose root is n (0: a page). A
 // tree begins at Below.Depth, or at a stub that the receiver holds.
 func (p *packing) find(w nodes, s Subtree, n ref, depth int, wants []Want) error {
+	if len(wants) == 0 {
+		return nil
+	}
+	w, n, err := p.turn(w, s, n, wants)
 	switch {
-	case len(wants) == 0, p.below.Partly && p.unreadable(s, n):
+	case err != nil:
+		return err
+	case p.below.Partly && p.unreadable(s, n):
 		return nil
 	case !p.visit(n):
 		return ErrMultiproofTooLarge
 	}
-	w, n, err := p.enter(w, s, n)
-	if err != nil {
+	if w, n, err = p.enter(w, s, n); err != nil {
 		return err
 	}
 	switch {
@@ -304,14 +348,14 @@ func (p *packing) find(w nodes, s Subtree, n ref, depth int, wants []Want) error
 // the subtree s, the higher child of its parent on one side, and in the inner child of s (see
 // sibling).
 func (p *packing) findSibling(w nodes, s Subtree, n ref, depth, side int) error {
-	if p.unreadable(s, n) {
-		return nil
+	w, n, err := p.turn(w, s, n, nil)
+	if err != nil || p.unreadable(s, n) {
+		return err
 	}
 	if p.isFull() || !p.visit(n) {
 		return ErrMultiproofTooLarge
 	}
-	w, n, err := p.enter(w, s, n)
-	if err != nil {
+	if w, n, err = p.enter(w, s, n); err != nil {
 		return err
 	}
 	if p.has(s, depth) {
@@ -319,17 +363,98 @@ func (p *packing) findSibling(w nodes, s Subtree, n ref, depth, side int) error 
 	}
 	sides := [2]Subtree{}
 	sides[left], sides[right] = splitAt(w, s, n)
-	inner, c := sides[1-side], w.link(n).child[1-side]
-	if inner.Height > sides[side].Height && p.has(inner, depth+1) && !p.unreadable(inner, c) {
-		return p.begin(func() error { return p.root(w, inner, c, 0) })
+	inner := sides[1-side]
+	if inner.Height <= sides[side].Height || !p.has(inner, depth+1) {
+		return nil
 	}
-	return nil
+	w, c, err := p.turn(w, inner, w.link(n).child[1-side], nil)
+	if err != nil || p.unreadable(inner, c) {
+		return err
+	}
+	return p.begin(func() error { return p.root(w, inner, c, 0) })
+}
+
+// turn returns the nodes and the root of the subtree s, whose root is n in w, in the version that
+// has it. Only a stub, of which n is 0, may be a node of another share, or a page of its own: p.v
+// is then the version that reads it. wants lead into s; a sibling has none.
+func (p *packing) turn(w nodes, s Subtree, n ref, wants []Want) (nodes, ref, error) {
+	if n != 0 || p.shares == nil {
+		return w, n, nil
+	}
+	key := s.First
+	if len(wants) > 0 && bytes.Compare(wants[0].Key, key) > 0 {
+		key = wants[0].Key
+	}
+	i, found := slices.BinarySearchFunc(p.shares, key, func(h Share, key []byte) int { return bytes.Compare(h.Range.First, key) })
+	if !found { // key is in the share before, or near the edge of this one
+		i = max(i-1, 0)
+	}
+	for _, h := range p.shares[i:min(i+2, len(p.shares))] {
+		p.v = h.Version
+		if w == nodes(&p.v.view) {
+			if p.v.isAway(s) {
+				return w, 0, nil
+			}
+			continue
+		}
+		if of, n, err := p.nodeOf(s, key); of != nil || err != nil {
+			return of, n, err
+		}
+	}
+	p.v = nil
+	return w, 0, nil
+}
+
+// nodeOf returns the nodes and the root of the subtree s in p.v, if p.v has it and the path to key
+// leads into it; n is 0 for a page. At the edge of a range, s may be in a page. Otherwise w is nil.
+func (p *packing) nodeOf(s Subtree, key []byte) (w nodes, n ref, err error) {
+	v := p.v
+	at, n := v.descend(s.Height, key)
+	switch {
+	case at == s.Stub && (n != 0 || v.isAway(s)):
+		return &v.view, n, nil
+	case n != 0 || at.Height <= s.Height:
+		return nil, 0, nil
+	}
+	page, _ := v.locate(key, false)
+	if !v.isAway(page) {
+		return nil, 0, nil
+	}
+	p.visits -= visitsOfPage
+	of, err := v.tree.fetchPage(page)
+	if err != nil {
+		return nil, 0, err
+	}
+	r := of.nodes()
+	if n, has := r.node(s.Stub, key); has {
+		return runNodes{r}, n, nil
+	}
+	return nil, 0, nil
+}
+
+// descend returns the first node on the path to key that is not above height, or is a stub.
+func (v *Version) descend(height uint8, key []byte) (at Stub, n ref) {
+	n, high, up, side := v.root, v.top.Height, ref(0), left
+	for prefix := prefixOf(key); n.isInner() && high > height; {
+		l := v.link(n)
+		up, side = n, right
+		if v.less(key, prefix, n, l) {
+			side = left
+		}
+		n, high = l.child[side], v.image(n).height(side)
+	}
+	if up == 0 {
+		return v.top, n
+	}
+	return v.image(up).stub(side), n
 }
 
 // unreadable reports whether the subtree s, whose root is n, is a stub that cannot be read. If no
 // want leads to such a node, it is a stub in the multiproof, and no tree begins there. So an
 // incomplete tree can serve multiproofs too.
-func (p *packing) unreadable(s Subtree, n ref) bool { return n == 0 && !p.v.isAway(s) }
+func (p *packing) unreadable(s Subtree, n ref) bool {
+	return n == 0 && (p.v == nil || !p.v.isAway(s))
+}
 
 // has reports whether a tree of the multiproof begins at the subtree s.
 func (p *packing) has(s Subtree, depth int) bool {
@@ -356,16 +481,23 @@ func (p *packing) isFull() bool {
 // open appends the items of the subtree s, which has depth inner nodes of the tree above it. bound
 // is the height of the inner node that has the least key of s.
 func (p *packing) open(w nodes, s Subtree, n ref, bound uint8, depth int, wants []Want) error {
+	if len(wants) == 0 {
+		p.stub(s, bound)
+		return nil
+	}
+	w, n, err := p.turn(w, s, n, wants)
+	if err != nil {
+		return err
+	}
 	absent := (p.upper > 0 || p.below.Partly) && p.unreadable(s, n)
-	if len(wants) == 0 || depth > 0 && absent || p.upper > 0 && depth == p.upper || depth > 0 && onlyWrites(s, wants) {
+	if depth > 0 && absent || p.upper > 0 && depth == p.upper || depth > 0 && onlyWrites(s, wants) {
 		p.stub(s, bound)
 		return nil
 	}
 	if p.isFull() {
 		return ErrMultiproofTooLarge
 	}
-	w, n, err := p.enter(w, s, n)
-	if err != nil {
+	if w, n, err = p.enter(w, s, n); err != nil {
 		return err
 	}
 	if n.isLeaf() {
@@ -406,12 +538,15 @@ func onlyWrites(s Subtree, wants []Want) bool {
 // the other side may rotate. The root of s is open, and the root of its inner child if that is
 // higher than the outer one.
 func (p *packing) sibling(w nodes, s Subtree, n ref, bound uint8, side int) error {
+	w, n, err := p.turn(w, s, n, nil)
+	if err != nil {
+		return err
+	}
 	if p.unreadable(s, n) {
 		p.stub(s, bound)
 		return nil
 	}
-	w, n, err := p.enter(w, s, n)
-	if err != nil {
+	if w, n, err = p.enter(w, s, n); err != nil {
 		return err
 	}
 	sides := [2]Subtree{}
@@ -431,12 +566,15 @@ func (p *packing) sibling(w nodes, s Subtree, n ref, bound uint8, side int) erro
 
 // root appends the subtree s with only its root, an inner node, open.
 func (p *packing) root(w nodes, s Subtree, n ref, bound uint8) error {
+	w, n, err := p.turn(w, s, n, nil)
+	if err != nil {
+		return err
+	}
 	if p.unreadable(s, n) {
 		p.stub(s, bound)
 		return nil
 	}
-	w, n, err := p.enter(w, s, n)
-	if err != nil {
+	if w, n, err = p.enter(w, s, n); err != nil {
 		return err
 	}
 	l, r := splitAt(w, s, n)
@@ -459,6 +597,9 @@ func (p *packing) stub(s Subtree, bound uint8) {
 func (p *packing) enter(w nodes, s Subtree, n ref) (nodes, ref, error) {
 	if n != 0 {
 		return w, n, nil
+	}
+	if p.v == nil {
+		return nil, 0, &MissingNodeError{Node: s.Stub, Key: bytes.Clone(s.First)}
 	}
 	page, err := p.v.page(s, s.First)
 	if err != nil {

@@ -485,7 +485,7 @@ func TestDSM(t *testing.T) {
 		[]string{"transfers, local", "5 % deletions, paged", "multiproof, r 12", "multiproofs of age", "storage nodes", "round trip, prefetch", "a move of 1 MB", "a start after SIGKILL with 20,000 keys", "join, without CometBFT", "the figures mean nothing"},
 		"dsm", "--quick", "--seed", "3")
 	positive(t, figures, "keys", "r", "window", "tps_local", "tps_app", "tps_paged", "raw_bytes_tx", "multiproof_bytes_tx_cold", "multiproof_bytes_tx", "witness_reduction", "stale_rate",
-		"witness_ops_s", "witness_cpu_us", "memory_ratio", "join_s", "join_bytes", "header_bytes", "put_s",
+		"witness_ops_s", "witness_cpu_us", "memory_ratio", "join_s", "join_bytes", "header_bytes", "put_s", "together_cpu_ratio",
 		"range_disk_ratio", "bytes_per_changed", "start_s", "storage_rss_mb", "move_s", "move_copy_s", "move_block_p99_x")
 	require.Zero(t, result.Moves.Failed, "writes failed during moves")
 	require.Equal(t, []int{1, 3}, result.Shards)
@@ -496,6 +496,9 @@ func TestDSM(t *testing.T) {
 		require.Positive(t, row.CPUMicros, row.Shards)
 		require.Positive(t, row.PutS, row.Shards)
 	}
+	require.Len(t, result.TogetherRows, 1)
+	require.Equal(t, [2]int{1, 3}, [2]int{result.TogetherRows[0].Shards, result.TogetherRows[0].Ranges})
+	require.Positive(t, result.TogetherRows[0].ApartMicros)
 	require.Positive(t, result.Join.Blocks)
 	require.Len(t, result.Starts, 2)
 	require.Positive(t, result.Starts[1].Seconds)

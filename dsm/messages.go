@@ -243,6 +243,15 @@ func (w Witness) Encode() ([]byte, error) {
 	return b, nil
 }
 
+// WitnessBytes returns the length of an encoded request for wants with a number of held hashes.
+func WitnessBytes(wants []avlstar.Want, held int) int {
+	n := 8 + 1 + 4 + 4 + 4 + held*hashBytes
+	for _, w := range wants {
+		n += wantBytes(w)
+	}
+	return n
+}
+
 // check checks a request whose hashes and wants are sorted.
 func (w Witness) check() error {
 	switch {

@@ -275,8 +275,7 @@ func (r *Ranges) cut(w avlstar.Want, byShard [][]avlstar.Want) {
 // Split cuts wants, as Normal returns them, into runs. Each run has at most most wants and fits
 // into a request together with held hashes. The runs refer to wants. held must not exceed MaxHeld.
 func Split(wants []avlstar.Want, most, held int) (runs [][]avlstar.Want) {
-	const fixed = 8 + 1 + 4 + 4 + 4
-	room := MaxBodyBytes - fixed - held*hashBytes
+	room := MaxBodyBytes - WitnessBytes(nil, held)
 	most = max(1, min(most, MaxWants))
 	for first := 0; first < len(wants); {
 		n, length := 0, 0

@@ -20,10 +20,10 @@ type begin struct {
 	Window     int    `json:"window,omitempty"`
 	Dir        string `json:"dir,omitempty"`
 	PagedBytes int64  `json:"paged_bytes,omitempty"`
-	// Range is the range of a storage node, PagedBytes its memory, Heights the number of heights
+	// Ranges are the ranges of a storage node, PagedBytes its memory, Heights the number of heights
 	// that it serves (0: the default).
-	Range   keyRange `json:"range,omitzero"`
-	Heights int      `json:"heights,omitempty"`
+	Ranges  []keyRange `json:"ranges,omitempty"`
+	Heights int        `json:"heights,omitempty"`
 	// Nodes are the storage nodes that a joiner uses.
 	Nodes []shard `json:"nodes,omitempty"`
 	// DelayMS is added to each of its calls.

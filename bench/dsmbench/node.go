@@ -22,17 +22,17 @@ import (
 	"github.com/starling-kv/starling/transport/tcp"
 )
 
-// node is a storage node of one range. Its headers come from the parent, which replaces CometBFT
-// and the light client.
+// node is a storage node. Its headers come from the parent, which replaces CometBFT and the light
+// client.
 type node struct {
-	replica *server.Replica
-	store   *rangestore.Store
-	log     *server.RedoLog
-	node    *server.Server
-	server  *tcp.Server
-	address string
-	headers headers
-	end     func() error // stops Run, and returns its error
+	replicas []*server.Replica
+	stores   []*rangestore.Store
+	log      *server.RedoLog
+	node     *server.Server
+	server   *tcp.Server
+	address  string
+	headers  headers
+	end      func() error // stops Run, and returns its error
 }
 
 // headers has the app hashes that the parent announced.
@@ -49,32 +49,48 @@ func (h *headers) AppHash(height int64) (avlstar.Hash, bool) {
 	return hash, ok
 }
 
-// openStore opens the store of a storage node's range.
-func openStore(b begin) (*rangestore.Store, error) {
-	memory := cmp.Or(b.PagedBytes, memoryBytes)
+// openStore opens the store of a storage node's range i.
+func openStore(b begin, i int, memory *rangestore.Memory) (*rangestore.Store, error) {
 	return rangestore.Open(rangestore.Options{
-		Dir: filepath.Join(b.Dir, "state"), FS: vfs.Default, Keys: b.Range.tree(), ChainID: chainID, Memory: rangestore.NewMemory(memory),
+		Dir: filepath.Join(b.Dir, fmt.Sprint("state-", i)), FS: vfs.Default, Keys: b.Ranges[i].tree(), ChainID: chainID, Memory: memory,
 	})
+}
+
+// newMemory returns the memory that the stores of a storage node share.
+func newMemory(b begin) *rangestore.Memory {
+	return rangestore.NewMemory(cmp.Or(b.PagedBytes, memoryBytes))
+}
+
+// open opens the replica of range i.
+func (n *node) open(b begin, i int, memory *rangestore.Memory) error {
+	store, err := openStore(b, i, memory)
+	if err != nil {
+		return err
+	}
+	replica, err := server.Open(context.Background(), server.Options{
+		Range: b.Ranges[i].tree(), Store: store, Log: n.log, Headers: &n.headers, ServeHeights: b.Heights,
+	})
+	if err != nil {
+		return errors.Join(err, store.Close())
+	}
+	n.replicas, n.stores = append(n.replicas, replica), append(n.stores, store)
+	return nil
 }
 
 func openNode(b begin) (_ worker, a answer, err error) {
 	storagenode.LimitGarbage() // as starlingd storage start does
 	n := &node{headers: headers{hashes: map[int64]avlstar.Hash{}}}
-	store, err := openStore(b)
+	n.log, err = server.OpenRedoLog(server.RedoOptions{FS: vfs.Default, Dir: filepath.Join(b.Dir, "log"), Label: []byte(chainID)})
 	if err != nil {
 		return nil, a, err
 	}
-	n.log, err = server.OpenRedoLog(server.RedoOptions{FS: vfs.Default, Dir: filepath.Join(b.Dir, "log"), Label: []byte(chainID)})
-	if err != nil {
-		return nil, a, errors.Join(err, store.Close())
+	memory := newMemory(b)
+	for i := range b.Ranges {
+		if err := n.open(b, i, memory); err != nil {
+			return nil, a, errors.Join(err, n.close())
+		}
 	}
-	if n.replica, err = server.Open(context.Background(), server.Options{
-		Range: b.Range.tree(), Store: store, Log: n.log, Headers: &n.headers, ServeHeights: b.Heights,
-	}); err != nil {
-		return nil, a, errors.Join(err, store.Close(), n.log.Close())
-	}
-	n.store = store
-	if n.node, err = server.NewServer(server.ServerOptions{}, n.replica); err != nil {
+	if n.node, err = server.NewServer(server.ServerOptions{}, n.replicas...); err != nil {
 		return nil, a, errors.Join(err, n.close())
 	}
 	mux := new(transport.Mux)
@@ -103,7 +119,9 @@ func (n *node) Do(r request, _ *bufio.Reader) (a answer, err error) {
 	switch r.Op {
 	case opUsage:
 		a.CPU, a.RSS = harness.CPUTime().Seconds(), harness.OwnMemory().Anon
-		a.Written = n.store.Metrics().WrittenBytes
+		for _, s := range n.stores {
+			a.Written += s.Metrics().WrittenBytes
+		}
 	case opProve:
 		n.headers.mu.Lock()
 		for i, hash := range r.Hashes {
@@ -120,5 +138,10 @@ func (n *node) Do(r request, _ *bufio.Reader) (a answer, err error) {
 // Close implements child.Worker.
 func (n *node) Close() error { return errors.Join(n.server.Close(), n.end(), n.close()) }
 
-// close closes the replica and its log.
-func (n *node) close() error { return errors.Join(n.replica.Close(), n.log.Close()) }
+// close closes the replicas and their log.
+func (n *node) close() (err error) {
+	for _, r := range n.replicas {
+		err = errors.Join(err, r.Close())
+	}
+	return errors.Join(err, n.log.Close())
+}

@@ -4,31 +4,44 @@ import (
 	"context"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/bench/harness"
 )
 
-// runNodes measures storage nodes, separately for each number of them.
+// runNodes measures storage nodes, separately for each number of them: with one range each, and
+// then with the largest number of ranges on fewer nodes.
 func (r *runner) runNodes(ctx context.Context, dir string) error {
-	r.progress.Begin("storage nodes", "rows", len(r.o.Shards))
-	for _, n := range r.o.Shards {
-		r.progress.Working(harness.Count(n, "shard"))
-		row, err := r.shardRow(ctx, filepath.Join(dir, "nodes"), n, n == r.o.Shards[len(r.o.Shards)-1])
+	most := r.o.Shards[len(r.o.Shards)-1]
+	var fewer []int
+	for _, n := range r.o.Together {
+		if n < most && r.o.has(phaseNodes) {
+			fewer = append(fewer, n)
+		}
+	}
+	r.progress.Begin("storage nodes", "rows", len(r.o.Shards)+len(fewer))
+	for i, n := range append(slices.Clone(r.o.Shards), fewer...) {
+		ranges, rows := n, &r.result.ShardRows
+		if i >= len(r.o.Shards) {
+			ranges, rows = most, &r.result.TogetherRows
+		}
+		r.progress.Working(harness.Count(n, "node"))
+		row, err := r.shardRow(ctx, filepath.Join(dir, "nodes"), n, ranges, i == len(r.o.Shards)-1)
 		if err != nil {
 			return err
 		}
-		r.result.ShardRows = append(r.result.ShardRows, row)
+		*rows = append(*rows, row)
 		r.progress.Add(1)
 	}
 	return nil
 }
 
-func (r *runner) shardRow(ctx context.Context, dir string, n int, last bool) (row ShardRow, err error) {
-	row.Shards = n
+func (r *runner) shardRow(ctx context.Context, dir string, n, ranges int, last bool) (row ShardRow, err error) {
+	row.Shards, row.Ranges = n, ranges
 	debug.FreeOSMemory()
-	nodes, err := startNodes(ctx, dir, n, r.chain.newest())
+	nodes, err := startNodes(ctx, dir, n, ranges, r.chain.newest())
 	if err != nil {
 		return row, err
 	}
@@ -58,21 +71,35 @@ func (r *runner) serve(ctx context.Context, nodes *storageNodes, row *ShardRow) 
 	// A separate generator draws the keys: the blocks are not executed.
 	g := newGenerator(r.chain.g.spec)
 	g.epoch, g.closed = r.chain.g.epoch, r.chain.g.closed
-	var cpu, seconds []float64
-	for range servedRounds {
+	measure := func(apart bool) (cpu, ask, seconds, bytes float64, err error) {
 		var blocks [][]avlstar.Want
 		for range r.o.few(servedBlocks) {
 			b := g.next(false)
 			blocks = append(blocks, b.wants(true))
 		}
-		took, used, keys, bytes, err := nodes.serve(ctx, r.chain.newest().height, r.o.Retain, blocks)
+		cost, err := nodes.serve(ctx, r.chain.newest().height, r.o.Retain, blocks, apart)
+		keys := float64(cost.keys)
+		return cost.cpu / keys * 1e6, cost.ask / keys * 1e6, cost.seconds / keys, float64(cost.bytes) / keys, err
+	}
+	var cpu, ask, seconds, cpuApart, askApart []float64
+	for range servedRounds {
+		c, a, s, bytes, err := measure(false)
 		if err != nil {
 			return err
 		}
-		cpu, seconds = append(cpu, used/float64(keys)*1e6), append(seconds, took/float64(keys))
-		row.BytesKey = float64(bytes) / float64(keys)
+		cpu, ask, seconds, row.BytesKey = append(cpu, c), append(ask, a), append(seconds, s), bytes
+		if row.Ranges == row.Shards {
+			continue
+		}
+		if c, a, _, _, err = measure(true); err != nil {
+			return err
+		}
+		cpuApart, askApart = append(cpuApart, c), append(askApart, a)
 	}
-	row.CPUMicros = harness.Median(cpu)
+	row.CPUMicros, row.AskMicros = harness.Median(cpu), harness.Median(ask)
+	if len(cpuApart) > 0 {
+		row.ApartMicros, row.AskApartMicros = harness.Median(cpuApart), harness.Median(askApart)
+	}
 	row.OpsCore = harness.Ratio(1e6, row.CPUMicros)
 	row.OpsS = harness.Ratio(1, harness.Median(seconds))
 	return nil

@@ -15,10 +15,13 @@ type Options struct {
 	Retain int   // r: depth to which a validator keeps the tree
 	Window int   // number of recent blocks whose changes a validator keeps
 	Shards []int // numbers of storage nodes, one row each
-	Depths []int // further values of r, one row of the sizes each
-	Blocks int   // measured blocks in each row
-	Delays []int // round-trip times to storage nodes in ms, one row of the prefetch phase each
-	Phases []string
+	// Together are smaller numbers of nodes, one further row each, with as many ranges as the last
+	// of Shards.
+	Together []int
+	Depths   []int // further values of r, one row of the sizes each
+	Blocks   int   // measured blocks in each row
+	Delays   []int // round-trip times to storage nodes in ms, one row of the prefetch phase each
+	Phases   []string
 	// PagedMB is the memory of the paged state in MiB, as in `[disk] cache_bytes`.
 	PagedMB   int
 	MoveMB    int   // bytes of the range in the phase move
@@ -53,6 +56,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Retain, "retain", 12, 0, 16, "r: depth to which a validator keeps the tree")
 	f.Int(&o.Window, "window", 32, 1, 1000, "number of recent blocks whose changes a validator keeps")
 	f.Ints(&o.Shards, "shards", []int{1, 2, 4, 8, 16}, 1, 64, "numbers of storage nodes, one row each")
+	f.Ints(&o.Together, "together", []int{1, 4}, 1, 64, "smaller numbers of storage nodes with as many ranges as the last of --shards, one further row each")
 	f.IntSliceVar(&o.Depths, "depths", []int{0, 8, 10, 14, 16}, "further values of r, from 0 to 16, one row of the sizes each")
 	f.Int(&o.Blocks, "blocks", 60, 1, math.MaxInt, "measured blocks in each row")
 	f.Ints(&o.Delays, "delays", []int{0, 20, 80}, 0, 1000, "added round-trip times to storage nodes, in ms, one row of the prefetch phase each")

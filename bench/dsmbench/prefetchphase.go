@@ -73,7 +73,7 @@ func (g *generator) coldBlocks(n int) (blocks []coldBlock, err error) {
 
 // runPrefetch measures a validator for each delay.
 func (r *runner) runPrefetch(ctx context.Context, dir string) error {
-	nodes, err := startNodes(ctx, filepath.Join(dir, "prefetch"), r.o.Shards[0], r.chain.newest())
+	nodes, err := startNodes(ctx, filepath.Join(dir, "prefetch"), r.o.Shards[0], r.o.Shards[0], r.chain.newest())
 	if err != nil {
 		return err
 	}

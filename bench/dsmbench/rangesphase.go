@@ -41,9 +41,9 @@ func (r *runner) runRanges(ctx context.Context, dir string) error {
 		name  string
 		bytes int64
 	}{{"paged", size / rangeShare}, {"in memory", 4 * size}} {
-		b := begin{Role: roleNode, Dir: filepath.Join(dir, n.name), PagedBytes: n.bytes, Heights: rangeHeights}
+		b := begin{Role: roleNode, Dir: filepath.Join(dir, n.name), Ranges: []keyRange{{}}, PagedBytes: n.bytes, Heights: rangeHeights}
 		r.progress.Working(n.name)
-		if err := createIn(b, v, v.Leaves()); err != nil {
+		if err := createIn(b, 0, v, v.Leaves()); err != nil {
 			return err
 		}
 		if err := nodes.start(ctx, dialer, "storage node, "+n.name, b); err != nil {

@@ -29,6 +29,8 @@ type Result struct {
 	WitnessOpsS     float64 `json:"witness_ops_s"`     // keys per second and core, with one shard
 	WitnessCPUMicro float64 `json:"witness_cpu_us"`    // per key, with one shard
 	WitnessCPURatio float64 `json:"witness_cpu_ratio"` // per key; most shards relative to one
+	// TogetherCPURatio is that of as many ranges on the least number of nodes.
+	TogetherCPURatio float64 `json:"together_cpu_ratio,omitempty"`
 	// WitnessServedS is keys per second of wall time, with the most shards.
 	WitnessServedS float64 `json:"witness_served_ops"`
 
@@ -40,12 +42,14 @@ type Result struct {
 	HeaderBytes int     `json:"header_bytes"` // a light block of four validators
 	PutS        float64 `json:"put_s"`        // by wall time, with the most shards
 
-	Transfers Row           `json:"transfers"`
-	Deletions Row           `json:"deletions"` // 5 % of the transactions delete an account
-	ShardRows []ShardRow    `json:"shard_rows"`
-	Join      Joined        `json:"join"`
-	Range     Range         `json:"range"`
-	Prefetch  []PrefetchRow `json:"prefetch"`
+	Transfers Row        `json:"transfers"`
+	Deletions Row        `json:"deletions"` // 5 % of the transactions delete an account
+	ShardRows []ShardRow `json:"shard_rows"`
+	// TogetherRows have several ranges on each node.
+	TogetherRows []ShardRow    `json:"together_rows,omitempty"`
+	Join         Joined        `json:"join"`
+	Range        Range         `json:"range"`
+	Prefetch     []PrefetchRow `json:"prefetch"`
 	// RangeDiskRatio is Range.PagedS relative to Range.MemoryS.
 	RangeDiskRatio  float64 `json:"range_disk_ratio"`
 	BytesPerChanged float64 `json:"bytes_per_changed"`
@@ -134,14 +138,20 @@ type FeedRow struct {
 // ShardRow has the figures of one number of storage nodes.
 type ShardRow struct {
 	Shards       int     `json:"shards"`
+	Ranges       int     `json:"ranges"`
 	OpsCore      float64 `json:"witness_ops_s"` // keys per second and core
 	CPUMicros    float64 `json:"witness_cpu_us"`
+	AskMicros    float64 `json:"ask_cpu_us"`         // of the requester, with decoding
 	OpsS         float64 `json:"witness_served_ops"` // keys per second of wall time
 	BytesKey     float64 `json:"multiproof_bytes_key"`
 	PutS         float64 `json:"put_s"` // by wall time
 	PutCPUMicros float64 `json:"put_cpu_us"`
 	UpdateBytes  int     `json:"update_bytes"` // per block, for all nodes
 	MemoryBytes  int64   `json:"memory_bytes"` // anonymous memory of all nodes
+
+	// With a request for each range instead of one for each node, if nodes have several.
+	ApartMicros    float64 `json:"witness_cpu_us_apart,omitempty"`
+	AskApartMicros float64 `json:"ask_cpu_us_apart,omitempty"`
 
 	puts             int    // changes
 	changed, updates uint64 // bytes of their keys and values, and of all updates of all nodes
@@ -218,6 +228,9 @@ func (r *Result) summarize() {
 		first, last := r.ShardRows[0], r.ShardRows[n-1]
 		r.WitnessOpsS, r.WitnessCPUMicro, r.WitnessCPURatio = first.OpsCore, first.CPUMicros, harness.Ratio(last.CPUMicros, first.CPUMicros)
 		r.WitnessServedS, r.PutS = last.OpsS, last.PutS
+		if len(r.TogetherRows) > 0 {
+			r.TogetherCPURatio = harness.Ratio(r.TogetherRows[0].CPUMicros, first.CPUMicros)
+		}
 	}
 	r.RangeDiskRatio, r.BytesPerChanged = harness.Ratio(r.Range.PagedS, r.Range.MemoryS), r.Range.BytesPerChanged
 	for _, f := range r.Feed {

@@ -32,20 +32,21 @@ const (
 // storageNodes are storage nodes that together keep the whole state.
 type storageNodes struct {
 	shards []shard
+	of     []int // for each shard, the index of its node
 	nodes  []*harness.Process
-	conns  []transport.Conn
+	conns  []transport.Conn // of each node
 }
 
-// startNodes writes v into n folders, one range each with about the same number of keys, and starts
-// their storage nodes.
-func startNodes(ctx context.Context, dir string, n int, v at) (s *storageNodes, err error) {
+// startNodes writes v into n folders, with as many adjacent ranges each, of about the same number
+// of keys, and starts their storage nodes.
+func startNodes(ctx context.Context, dir string, n, ranges int, v at) (s *storageNodes, err error) {
 	s = &storageNodes{}
 	defer func() {
 		if err != nil {
 			s.end()
 		}
 	}()
-	ranges, err := evenRanges(v.Version, n)
+	all, err := evenRanges(v.Version, ranges)
 	if err != nil {
 		return nil, err
 	}
@@ -57,19 +58,22 @@ func startNodes(ctx context.Context, dir string, n int, v at) (s *storageNodes, 
 	next, stop := iter.Pull2(v.Leaves())
 	defer stop()
 	leaf, err, more := next()
-	for i, r := range ranges {
-		own := filepath.Join(dir, fmt.Sprintf("%d-of-%d", i+1, n))
-		leaves := func(yield func(avlstar.Leaf, error) bool) {
-			for more && (err != nil || r.tree().Contains(leaf.Key)) {
-				if !yield(leaf, err) {
-					return
-				}
-				leaf, err, more = next()
-			}
+	for i := range n {
+		b := begin{
+			Role: roleNode, Dir: filepath.Join(dir, fmt.Sprintf("%d-of-%d-with-%d", i+1, n, ranges)), Ranges: all[i*ranges/n : (i+1)*ranges/n],
 		}
-		b := begin{Role: roleNode, Dir: own, Range: r}
-		if err := createIn(b, v, leaves); err != nil {
-			return s, err
+		for k, r := range b.Ranges {
+			leaves := func(yield func(avlstar.Leaf, error) bool) {
+				for more && (err != nil || r.tree().Contains(leaf.Key)) {
+					if !yield(leaf, err) {
+						return
+					}
+					leaf, err, more = next()
+				}
+			}
+			if err := createIn(b, k, v, leaves); err != nil {
+				return s, err
+			}
 		}
 		if err := s.start(ctx, dialer, fmt.Sprintf("storage node %d of %d", i+1, n), b); err != nil {
 			return s, err
@@ -85,7 +89,10 @@ func (s *storageNodes) start(ctx context.Context, dialer transport.Dialer, name 
 	if err != nil {
 		return err
 	}
-	s.nodes, s.shards = append(s.nodes, p), append(s.shards, shard{b.Range, a.Address})
+	for _, r := range b.Ranges {
+		s.shards, s.of = append(s.shards, shard{r, a.Address}), append(s.of, len(s.nodes))
+	}
+	s.nodes = append(s.nodes, p)
 	address, err := transport.ParseAddress(a.Address)
 	if err != nil {
 		return err
@@ -98,16 +105,16 @@ func (s *storageNodes) start(ctx context.Context, dialer transport.Dialer, name 
 	return nil
 }
 
-// createIn stores the first state of a storage node's range, from the leaves of the full tree.
-func createIn(b begin, v at, leaves iter.Seq2[avlstar.Leaf, error]) error {
+// createIn stores the first state of a storage node's range i, from the leaves of the full tree.
+func createIn(b begin, i int, v at, leaves iter.Seq2[avlstar.Leaf, error]) error {
 	if err := os.MkdirAll(b.Dir, 0o750); err != nil {
 		return fmt.Errorf("creating a storage node's folder: %w", err)
 	}
-	store, err := openStore(b)
+	store, err := openStore(b, i, newMemory(b))
 	if err != nil {
 		return err
 	}
-	boundary, err := v.Boundary(b.Range.tree())
+	boundary, err := v.Boundary(b.Ranges[i].tree())
 	if err == nil {
 		err = store.Create(v.height, v.Commitment(), boundary, leaves)
 	}
@@ -165,23 +172,30 @@ func (s *storageNodes) usage() (cpu float64, rss int64, err error) {
 	return cpu, rss, err
 }
 
-// each calls f for all nodes concurrently.
-func (s *storageNodes) each(f func(i int) error) error {
-	errs := make(chan error, len(s.shards))
-	for i := range s.shards {
+// each calls f for the numbers below n concurrently.
+func each(n int, f func(i int) error) error {
+	errs := make(chan error, n)
+	for i := range n {
 		go func() { errs <- f(i) }()
 	}
 	var all error
-	for range s.shards {
+	for range n {
 		all = errors.Join(all, <-errs)
 	}
 	return all
 }
 
-// serve requests the paths to the keys of blocks, one request per block and node, and returns what
-// this cost the nodes.
-func (s *storageNodes) serve(ctx context.Context, height int64, retain int, blocks [][]avlstar.Want) (seconds, cpu float64, keys, bytes int, err error) {
-	requests := make([][][]byte, len(s.shards))
+// served is the cost of witnesses.
+type served struct {
+	seconds, cpu float64 // CPU time of the nodes
+	ask          float64 // CPU time of the requester, which decodes the answers
+	keys, bytes  int
+}
+
+// serve requests the paths to the keys of blocks: one request per block and node or, with apart,
+// one per block and range.
+func (s *storageNodes) serve(ctx context.Context, height int64, retain int, blocks [][]avlstar.Want, apart bool) (cost served, err error) {
+	requests := make([][][]byte, len(s.nodes))
 	for _, wants := range blocks {
 		parts := make([][]avlstar.Want, len(s.shards))
 		i := 0
@@ -189,8 +203,12 @@ func (s *storageNodes) serve(ctx context.Context, height int64, retain int, bloc
 			for !s.shards[i].Range.tree().Contains(w.Key) {
 				i++
 			}
-			parts[i] = append(parts[i], avlstar.Want{Key: w.Key})
-			keys++
+			to := i
+			if !apart {
+				to = s.of[i] // a number that is not above i
+			}
+			parts[to] = append(parts[to], avlstar.Want{Key: w.Key})
+			cost.keys++
 		}
 		for i, part := range parts {
 			if len(part) == 0 {
@@ -198,18 +216,22 @@ func (s *storageNodes) serve(ctx context.Context, height int64, retain int, bloc
 			}
 			b, err := dsm.Witness{Height: height, Depth: uint8(retain), MaxBytes: maxMultiproof, Wants: part}.Encode()
 			if err != nil {
-				return 0, 0, 0, 0, err
+				return cost, err
 			}
-			requests[i] = append(requests[i], b)
+			to := i
+			if apart {
+				to = s.of[i]
+			}
+			requests[to] = append(requests[to], b)
 		}
 	}
 	before, _, err := s.usage()
 	if err != nil {
-		return 0, 0, 0, 0, err
+		return cost, err
 	}
-	from := time.Now()
-	got := make([]int, len(s.shards))
-	err = s.each(func(i int) error {
+	from, asking := time.Now(), harness.CPUTime()
+	got := make([]int, len(s.nodes))
+	err = each(len(s.nodes), func(i int) error {
 		for _, body := range requests[i] {
 			b, err := s.conns[i].Call(ctx, transport.Call{Method: dsm.MethodWitness, Body: body, Max: maxMultiproof})
 			if err != nil {
@@ -218,16 +240,20 @@ func (s *storageNodes) serve(ctx context.Context, height int64, retain int, bloc
 			if len(b) == 0 {
 				return fmt.Errorf("%s: the multiproof is too large", s.nodes[i].Name)
 			}
+			if _, err := avlstar.DecodeMultiproof(b); err != nil {
+				return err
+			}
 			got[i] += len(b)
 		}
 		return nil
 	})
-	seconds = time.Since(from).Seconds()
+	cost.seconds, cost.ask = time.Since(from).Seconds(), (harness.CPUTime() - asking).Seconds()
 	after, _, failed := s.usage()
+	cost.cpu = after - before
 	for _, n := range got {
-		bytes += n
+		cost.bytes += n
 	}
-	return seconds, after - before, keys, bytes, errors.Join(err, failed)
+	return cost, errors.Join(err, failed)
 }
 
 // maxMultiproof is the maximum size of a response.
@@ -249,7 +275,7 @@ func (s *storageNodes) prove(blocks []at) error {
 
 // feed sends the updates of blocks, by range, and waits until all updates are durable.
 func (s *storageNodes) feed(ctx context.Context, first int64, updates [][][]byte) error {
-	return s.each(func(i int) error {
+	return each(len(s.shards), func(i int) error {
 		r := avlstar.KeyRange{First: s.shards[i].Range.First, After: s.shards[i].Range.After}
 		var answer dsm.UpdateAnswer
 		var last dsm.UpdatePart
@@ -283,7 +309,7 @@ func (s *storageNodes) feed(ctx context.Context, first int64, updates [][][]byte
 }
 
 func (s *storageNodes) part(ctx context.Context, i int, p dsm.UpdatePart) (dsm.UpdateAnswer, error) {
-	b, err := s.conns[i].Call(ctx, transport.Call{Method: dsm.MethodUpdate, Body: p.Encode(), Max: dsm.UpdateAnswerBytes})
+	b, err := s.conns[s.of[i]].Call(ctx, transport.Call{Method: dsm.MethodUpdate, Body: p.Encode(), Max: dsm.UpdateAnswerBytes})
 	if err != nil {
 		return dsm.UpdateAnswer{}, fmt.Errorf("update of height %d: %w", p.Height, err)
 	}

@@ -112,14 +112,22 @@ func (r *Result) printNodes(out io.Writer) {
 		return
 	}
 	fmt.Fprintln(out)
-	cells := [][]string{{"storage nodes", "keys/s and core", "CPU, µs/key", "keys/s", "bytes/key", "puts/s", "CPU, µs/put", "update, KB", "memory, MB"}}
-	for _, s := range r.ShardRows {
+	cells := [][]string{{"storage nodes", "keys/s and core", "CPU, µs/key", "of the requester", "keys/s", "bytes/key", "puts/s", "CPU, µs/put", "update, KB", "memory, MB"}}
+	for _, s := range append(slices.Clone(r.ShardRows), r.TogetherRows...) {
+		name := fmt.Sprint(s.Shards)
+		if s.Ranges > s.Shards {
+			name += " with " + harness.Count(s.Ranges, "range")
+		}
 		cells = append(cells, []string{
-			fmt.Sprint(s.Shards), fmt.Sprintf("%.0f", s.OpsCore), fmt.Sprintf("%.2f", s.CPUMicros), fmt.Sprintf("%.0f", s.OpsS), fmt.Sprintf("%.0f", s.BytesKey),
+			name, fmt.Sprintf("%.0f", s.OpsCore), fmt.Sprintf("%.2f", s.CPUMicros), fmt.Sprintf("%.2f", s.AskMicros), fmt.Sprintf("%.0f", s.OpsS), fmt.Sprintf("%.0f", s.BytesKey),
 			fmt.Sprintf("%.0f", s.PutS), fmt.Sprintf("%.2f", s.PutCPUMicros), fmt.Sprintf("%.0f", float64(s.UpdateBytes)/1e3), fmt.Sprintf("%.0f", float64(s.MemoryBytes)/1e6),
 		})
 	}
 	harness.PrintAligned(out, cells)
+	for _, s := range r.TogetherRows {
+		fmt.Fprintf(out, "%s with %s, a request for each range: CPU %.2f µs/key, of the requester %.2f\n",
+			harness.Count(s.Shards, "node"), harness.Count(s.Ranges, "range"), s.ApartMicros, s.AskApartMicros)
+	}
 }
 
 func (r *Result) printPrefetch(out io.Writer) {
@@ -151,7 +159,7 @@ multiproofs        one per block; it omits nodes that the receiver has as stubs,
 missed      paths in a multiproof of that age, to keys that existed then, that the receiver could not use; stale: transactions with a path that
             changed below depth r, which a scheme without revision would reject
 nodes       processes that serve over TLS on loopback, all on this machine; the CPU time is theirs. A block's keys are requested together, below
-            depth r. puts: updates of %d blocks, until all nodes have replayed, logged and synced them; puts/s is by wall time
+            depth r, in one request for all ranges of a node; the requester decodes the answers. puts: updates of %d blocks, until all nodes have replayed, logged and synced them; puts/s is by wall time
 range       two storage nodes with all keys replay, log, sync and write the same updates: one has a quarter of the memory that its tree takes
             in memory. They serve the last %d heights
 start       a storage node with all keys, and a quarter of the memory that the range takes (256 MiB at most), is killed after %d blocks and started;

@@ -42,6 +42,11 @@ func (r *Result) targets() (t []harness.Target) {
 		n := r.ShardRows[rows-1].Shards
 		add(fmt.Sprintf("CPU per key with %d shards at most 1.15× that with %d", n, r.ShardRows[0].Shards), r.WitnessCPURatio <= 1.15, r.WitnessCPURatio, "%.3g×", r.WitnessCPURatio)
 	}
+	if len(r.TogetherRows) > 0 && r.TogetherCPURatio > 0 {
+		row := r.TogetherRows[0]
+		add(fmt.Sprintf("CPU per key with %d ranges on %s at most 1.15× that with 1 range", row.Ranges, harness.Count(row.Shards, "node")),
+			r.TogetherCPURatio <= 1.15, r.TogetherCPURatio, "%.3g×; with a request for each range %.3g×", r.TogetherCPURatio, r.TogetherCPURatio*harness.Ratio(row.ApartMicros, row.CPUMicros))
+	}
 	if r.Range.Keys > 0 {
 		add("a range of 4 × the memory at least 0.35 of one in memory", r.RangeDiskRatio >= 0.35, r.RangeDiskRatio, "%.3f, %.0f of %.0f keys per second and core",
 			r.RangeDiskRatio, r.Range.PagedS, r.Range.MemoryS)

@@ -19,12 +19,14 @@ func TestTargets(t *testing.T) {
 	r := &Result{
 		Keys: tenMillion, Transfers: Row{Sizes: &Sizes{}}, MemoryRatio: 0.2, Range: Range{Keys: 1000}, StartS: 4, StorageMB: 300,
 		ShardRows: []ShardRow{{Shards: 1}, {Shards: 4}}, WitnessOpsS: 200_000, WitnessCPURatio: 1.2,
+		TogetherRows: []ShardRow{{Shards: 1, Ranges: 4, CPUMicros: 2, ApartMicros: 3}}, TogetherCPURatio: 1.1,
 		Moves: &Moves{Seconds: 2, CopySeconds: 1, MovingBlocks: harness.FewBlocks, CalmBlocks: harness.FewBlocks}, MoveP99X: 1.1,
 	}
 	large := []string{
 		"memory at most a tenth of the full tree's, at 10,000,000 keys", "a start after SIGKILL at most 3 s, at 10,000,000 keys",
 		"a storage node with 256 MiB for its range at most 400 MB, at 10,000,000 keys",
 	}
+	const together = "CPU per key with 4 ranges on 1 node at most 1.15× that with 1 range"
 	const cpu, p99, move = "CPU per key with 4 shards at most 1.15× that with 1", "p99 between blocks during a move at most 1.3 × that without",
 		"a move of a 100 MB range at most 3 × a plain copy"
 	all := targets(r)
@@ -32,6 +34,7 @@ func TestTargets(t *testing.T) {
 		large[0]: {Name: large[0], Figure: 0.2, Measure: "0.200 at 10,000,000 keys, of 0.00 GB"},
 		large[1]: {Name: large[1], Figure: 4, Measure: "4.00 s at 10,000,000 keys"},
 		cpu:      {Name: cpu, Figure: 1.2, Measure: "1.2×"},
+		together: {Name: together, Met: true, Figure: 1.1, Measure: "1.1×; with a request for each range 1.65×"},
 		move:     {Name: move, Met: true, Figure: 2, Measure: "2.0×, 2.0 s of 0 MB"},
 	})
 	require.True(t, all[large[2]].Met)

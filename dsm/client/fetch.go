@@ -217,7 +217,7 @@ func (a *asking) fetch(ctx context.Context, f *fetching, e ask.Fetch) error {
 // request sends a request to a node and reports the outcome.
 func (a *asking) request(ctx context.Context, f *fetching, action ask.Ask) {
 	var body []byte
-	method, held, depth := transport.Method(dsm.MethodWitness), f.held[action.Of], f.depth
+	method, held, depth := transport.Method(dsm.MethodWitness), f.heldIn(action.Ranges()), f.depth
 	if action.Kind == ask.Path {
 		held, depth = nil, 0
 	}
@@ -238,8 +238,39 @@ func (a *asking) request(ctx context.Context, f *fetching, action ask.Ask) {
 		a.report(f, action, f.upper.judge(action, b, err), nil)
 	default:
 		e, multiproof := judge(action, held, depth, b, err)
+		if proved, is := e.(ask.Proved); is && len(action.Also) > 0 && depth == math.MaxUint8 {
+			proved.Nothing = f.openedNothing(action, multiproof)
+			e = proved
+		}
 		a.report(f, action, e, multiproof)
 	}
+}
+
+// heldIn returns the hashes of the stubs to ask below in ranges, ascending.
+func (f *fetching) heldIn(ranges []int) (held [][32]byte) {
+	if len(ranges) == 1 {
+		return f.held[ranges[0]]
+	}
+	for _, of := range ranges {
+		held = append(held, f.held[of]...)
+	}
+	slices.SortFunc(held, compareHashes)
+	return slices.Compact(held) // a stub may lie in several ranges
+}
+
+// openedNothing returns the ranges of a request in which its answer opens none of the stubs.
+func (f *fetching) openedNothing(action ask.Ask, multiproof *avlstar.Multiproof) (nothing []int) {
+	roots := multiproof.Roots()
+	for _, of := range action.Ranges() {
+		held := f.held[of]
+		if len(held) > 0 && !slices.ContainsFunc(roots, func(root avlstar.Stub) bool {
+			_, is := slices.BinarySearchFunc(held, [32]byte(root.Hash), compareHashes)
+			return is
+		}) {
+			nothing = append(nothing, of)
+		}
+	}
+	return nothing
 }
 
 // call sends a request to a storage node or a helper.
@@ -259,21 +290,29 @@ func (a *asking) report(f *fetching, action ask.Ask, e ask.Event, multiproof *av
 		return // cancelled meanwhile
 	}
 	a.forget(action.Request)
+	proved, _ := e.(ask.Proved)
 	if multiproof != nil && action.Kind != ask.Path {
 		f.multiproofs = append(f.multiproofs, multiproof)
-		f.came[action.Of] = true
-		a.c.gone.remove(f.height, a.l.Ranges.Shard(action.Of).Range)
+		for _, of := range action.Ranges() {
+			if !slices.Contains(proved.Nothing, of) {
+				f.came[of] = true
+				a.c.gone.remove(f.height, a.l.Ranges.Shard(of).Range)
+			}
+		}
 	}
 	if failed, is := e.(ask.Failed); !is || failed.Reason == ask.Nothing {
-		delete(a.mu.silent, action.Shard)
+		for _, shard := range append([]int{action.Shard}, action.Also...) {
+			delete(a.mu.silent, shard)
+		}
 	}
 	a.locked(e)
 }
 
 // Fetch implements app.Source. It asks the replicas of each range at the newest height that they
-// claim, up to height. It returns once everything has arrived, once below.MaxBytes have arrived, or
-// when the time to the first answer has passed again since that answer. The error says why
-// something is missing: it wraps ErrUnserved, ErrTooLarge, ErrClosed or the error of ctx.
+// claim, up to height, and a node for several ranges at once. It returns once everything has
+// arrived, once below.MaxBytes have arrived, or when the time to the first answer has passed again
+// since that answer. The error says why something is missing: it wraps ErrUnserved, ErrTooLarge,
+// ErrClosed or the error of ctx.
 func (c *Client) Fetch(ctx context.Context, height int64, wants []avlstar.Want, below avlstar.Below) ([]*avlstar.Multiproof, error) {
 	l := c.layout()
 	parts, err := l.route(wants)

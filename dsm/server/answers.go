@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm/server/witness"
@@ -12,25 +11,46 @@ import (
 	"github.com/starling-kv/starling/transport"
 )
 
-// serving returns the replicas whose ranges contain all wants. There are several if ranges overlap,
-// and for the path to the key with which the next range begins, if both ranges are here.
-func (n *Server) serving(wants []avlstar.Want) ([]*Replica, error) {
-	var all []*Replica
-	known := false
-	for _, r := range n.replicas {
-		keys := rangeOf(r.o.Range)
-		known = known || keys.Contains(wants[0].Least())
-		if !slices.ContainsFunc(wants, func(w avlstar.Want) bool { return !inside(w, keys) }) {
-			all = append(all, r)
+// serving returns the replicas that have wants at a height, in the order of their ranges, and what
+// each contributes. Several may have a want if ranges overlap, and the path to the key with which
+// the next range begins; one that has earlier wants, or else the first one, answers it. The caller
+// releases the versions, also after an error.
+func (n *Server) serving(height int64, wants []avlstar.Want) (by []*Replica, parts []witness.Part, err error) {
+	next := 0 // the replicas before it have none of the wants that are left
+	from := 0 // the first want of the last replica
+	for i, w := range wants {
+		last := len(parts) - 1
+		if last >= 0 && inside(w, parts[last].Range) {
+			parts[last].Wants = wants[from : i+1]
+			continue
+		}
+		across := last >= 0 && parts[last].Range.Contains(w.Least())
+		found := false
+		for ; !found && next < len(n.replicas); next++ {
+			r := n.replicas[next]
+			keys := rangeOf(r.o.Range)
+			if bytes.Compare(w.Least(), keys.First) < 0 {
+				break // it may have later wants
+			}
+			if !inside(w, keys) {
+				across = across || keys.Contains(w.Least())
+				continue
+			}
+			if p, ok := r.At(height); ok {
+				share := avlstar.Share{Version: p.Version(), Range: keys}
+				by, parts = append(by, r), append(parts, witness.Part{Share: share, Wants: wants[i : i+1]})
+				from, found = i, true
+			}
+		}
+		switch {
+		case found:
+		case across:
+			return by, parts, witness.Refused(fmt.Errorf("a want across the end of a range, from key %x on", w.Key))
+		default:
+			return by, parts, fmt.Errorf("no range has key %x at height %d: %w", w.Key, height, transport.ErrGone)
 		}
 	}
-	switch {
-	case len(all) > 0:
-		return all, nil
-	case known:
-		return nil, witness.Refused(fmt.Errorf("wants of several ranges, from key %x on", wants[0].Key))
-	}
-	return nil, fmt.Errorf("no range has key %x: %w", wants[0].Key, transport.ErrGone)
+	return by, parts, nil
 }
 
 // inside reports whether a want lies in a range. The path to the first key of the next range does:
@@ -50,21 +70,22 @@ func (n *Server) witness(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	replicas, err := n.serving(w.Wants)
+	replicas, parts, err := n.serving(w.Height, w.Wants)
+	defer func() {
+		for _, p := range parts {
+			p.Version.Release()
+		}
+	}()
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range replicas {
-		if p, ok := r.At(w.Height); ok {
-			defer p.Release()
-			b, err := witness.Multiproof(p.Version(), r.o.Range, w, n.o.MaxMultiproofBytes, false)
-			if err == nil && len(b) > 0 {
-				r.traffic.reads.Add(uint64(len(w.Wants)))
-			}
-			return b, unlessTrimmed(err)
+	b, err := witness.MultiproofOf(parts, w, n.o.MaxMultiproofBytes, false)
+	if err == nil && len(b) > 0 {
+		for i, r := range replicas {
+			r.traffic.reads.Add(uint64(len(parts[i].Wants)))
 		}
 	}
-	return nil, transport.ErrGone
+	return b, unlessTrimmed(err)
 }
 
 func (n *Server) weighWitness(r transport.Request) int64 {
@@ -86,48 +107,20 @@ func (n *Server) upper(body []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	var joined *avlstar.Partial
-	for _, r := range n.replicas {
-		p, ok := r.At(u.Height)
-		if !ok {
-			continue
+	var shares []avlstar.Share
+	defer func() {
+		for _, s := range shares {
+			s.Version.Release()
 		}
-		joined, err = join(joined, p, int(u.Depth))
-		if err != nil {
-			return nil, unlessTrimmed(err)
+	}()
+	for _, r := range n.replicas {
+		if p, ok := r.At(u.Height); ok {
+			shares = append(shares, avlstar.Share{Version: p.Version(), Range: rangeOf(r.o.Range)})
 		}
 	}
-	if joined == nil {
+	if len(shares) == 0 {
 		return nil, transport.ErrGone
 	}
-	defer joined.Release()
-	return witness.Upper(joined.Version(), int(u.Depth))
-}
-
-// weighUpper counts the upper nodes of every replica.
-func (n *Server) weighUpper(r transport.Request) int64 {
-	return witness.WeighUpper(r) * int64(max(1, len(n.replicas)))
-}
-
-// join adds the upper nodes of p, the partial tree of a range, to joined, which is nil for the
-// first range. It consumes both references and returns one.
-func join(joined, p *avlstar.Partial, depth int) (*avlstar.Partial, error) {
-	defer p.Release()
-	if joined == nil {
-		var err error
-		if joined, err = avlstar.NewPartial(p.Commitment()); err != nil {
-			return nil, err
-		}
-	}
-	defer joined.Release()
-	b, err := witness.UpperMultiproof(p.Version(), depth)
-	if err != nil {
-		return nil, err
-	}
-	multiproof, err := avlstar.DecodeMultiproof(b)
-	if err != nil {
-		return nil, err
-	}
-	next, _, err := joined.Graft(multiproof)
-	return next, err
+	b, err := witness.UpperOf(shares, int(u.Depth))
+	return b, unlessTrimmed(err)
 }

@@ -61,7 +61,7 @@ func (n *Server) Register(mux *transport.Mux) {
 	handle(dsm.MethodRanges, func(transport.Request) ([]byte, error) { return dsm.EncodeClaims(n.Claims()) })
 	witness.Costly(mux, n.o.Making, dsm.MethodWitness, n.witness, n.weighWitness)
 	rare := witness.Rare(mux)
-	rare(dsm.MethodUpper, n.upper, n.weighUpper)
+	rare(dsm.MethodUpper, n.upper, witness.WeighUpper)
 	rare(dsm.MethodLoads, n.loads, func(transport.Request) int64 { return dsm.MaxLoadsBytes / dsm.MaxClaims * int64(1+len(n.replicas)) })
 	handle(dsm.MethodUpdate, n.update)
 	handle(dsm.MethodOutline, n.answerOutline)

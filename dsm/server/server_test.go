@@ -16,7 +16,6 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server"
-	"github.com/starling-kv/starling/dsm/server/witness"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 )
@@ -255,9 +254,9 @@ func TestRefusals(t *testing.T) {
 		{"another range", dsm.MethodWitness, witness(func(w *dsm.Witness) {
 			w.Wants = []avlstar.Want{{Key: append(bytes.Clone(n.chain.ranges[2].First), 0)}}
 		}), transport.ErrGone},
-		{"two ranges", dsm.MethodWitness, witness(func(w *dsm.Witness) {
+		{"another range, too", dsm.MethodWitness, witness(func(w *dsm.Witness) {
 			w.Wants = append(w.Wants, avlstar.Want{Key: append(bytes.Clone(n.chain.ranges[2].First), 0)})
-		}), transport.ErrRefused},
+		}), transport.ErrGone},
 		{"its end", dsm.MethodWitness, witness(func(w *dsm.Witness) { w.Wants = append(w.Wants, avlstar.Want{Key: n.chain.ranges[2].First}) }), nil},
 		{"only its end", dsm.MethodWitness, witness(func(w *dsm.Witness) { w.Wants = []avlstar.Want{{Key: n.chain.ranges[2].First}} }), nil},
 		{"across the edge", dsm.MethodWitness, witness(func(w *dsm.Witness) { w.Wants[0].Range = true }), transport.ErrRefused},
@@ -322,13 +321,71 @@ func TestRefusals(t *testing.T) {
 	require.ErrorContains(t, err, "two replicas")
 }
 
-// A request for an upper tree weighs as much as the upper trees of all replicas, which are there at
-// once while they are joined.
-func TestUpperTreesWeighByReplicas(t *testing.T) {
-	n, _, _ := newNetwork(t, seeds.Rand(t), 6, 2, 0)
-	r := transport.Request{Method: dsm.MethodUpper, Body: dsm.UpperRequest{Height: 1, Depth: 5}.Encode()}
-	require.Positive(t, witness.WeighUpper(r))
-	require.Equal(t, 3*witness.WeighUpper(r), n.muxes[nodeName(0)].Weigh(r))
+// A node answers wants of all its ranges in one multiproof, which is that of the full tree, and a
+// next key from the range that has it. A want that crosses the end of a range is refused.
+func TestWitnessOfSeveralRanges(t *testing.T) {
+	rng := seeds.Rand(t)
+	n, _, replicas := newNetwork(t, rng, 6, 1, 3)
+	for height := int64(1); height <= 3; height++ {
+		n.update(t, height, 0)
+		n.proved.Store(height)
+		for _, r := range replicas {
+			_, err := r.Advance()
+			require.NoError(t, err)
+		}
+	}
+	v := n.at(3)
+	ask := func(height int64, depth int, wants []avlstar.Want) ([]byte, error) {
+		request, err := dsm.Witness{Height: height, Depth: uint8(depth), MaxBytes: 1 << 20, Wants: wants}.Encode()
+		require.NoError(t, err)
+		return n.call(nodeName(0), "validator", dsm.MethodWitness, request)
+	}
+	for range 50 {
+		var wants []avlstar.Want
+		for range 1 + rng.IntN(30) {
+			w := avlstar.Want{Key: chainKey(rng.IntN(chainKeys)), Written: rng.IntN(4) == 0}
+			if rng.IntN(6) == 0 {
+				w.Range, w.After = true, n.ranges.Shard(n.ranges.Index(w.Key)).Range.After
+			}
+			wants = append(wants, w)
+		}
+		depth := rng.IntN(6)
+		want, err := v.Multiproof(wants, avlstar.Below{Depth: depth})
+		require.NoError(t, err)
+		got, err := ask(3, depth, wants)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, got), "below %d: %+v of %v", depth, wants, n.chain.ranges)
+	}
+	below, next := avlstar.Want{Key: []byte("0")}, avlstar.Want{Next: true}
+	of := -1
+	for l, err := range v.Leaves() {
+		require.NoError(t, err)
+		if of == n.ranges.Index(l.Key) {
+			break // next.Key is the leaf before, in the same range
+		}
+		next.Key = bytes.Clone(l.Key)
+		if i := n.ranges.Index(l.Key); i > 0 {
+			of = i
+		}
+	}
+	want, err := v.Multiproof([]avlstar.Want{below, next}, avlstar.Below{})
+	require.NoError(t, err)
+	got, err := ask(3, 0, []avlstar.Want{below, next})
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	_, err = ask(3, 0, []avlstar.Want{below, {Key: n.ranges.Shard(1).Range.First, Range: true}})
+	require.ErrorIs(t, err, transport.ErrRefused)
+	_, err = ask(4, 0, []avlstar.Want{below, next})
+	require.ErrorIs(t, err, transport.ErrGone)
+	reads := uint64(0)
+	b, err := n.call(nodeName(0), "operator", dsm.MethodLoads, nil)
+	require.NoError(t, err)
+	loads, err := dsm.DecodeLoads(b)
+	require.NoError(t, err)
+	for _, l := range loads {
+		reads += l.Reads
+	}
+	require.Greater(t, reads, uint64(50))
 }
 
 // What a stranger sends is charged to the host of its request: other identities of that host get no

@@ -228,7 +228,7 @@ func (f *snapshotFile) Call(_ context.Context, c transport.Call) ([]byte, error)
 		if w.Height != f.height {
 			return nil, transport.ErrGone
 		}
-		return witness.Multiproof(f.open.version, avlstar.KeyRange{}, w, multiproofBytes, false)
+		return witness.Multiproof(f.open.version, w, multiproofBytes, false)
 	}
 	return nil, transport.ErrRefused
 }

@@ -47,7 +47,7 @@ func (s *source) Call(_ context.Context, c transport.Call) ([]byte, error) {
 		return nil, transport.ErrClosed
 	}
 	if !s.oneLevel {
-		return witness.Multiproof(s.v, avlstar.KeyRange{}, w, multiproofBytes, false)
+		return witness.Multiproof(s.v, w, multiproofBytes, false)
 	}
 	below := avlstar.Below{Depth: 255, Held: map[avlstar.Hash]avlstar.Span{}, Partly: true}
 	for _, hash := range w.Held {

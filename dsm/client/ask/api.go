@@ -67,6 +67,8 @@ type (
 	Proved struct {
 		Request RequestID
 		Bytes   int
+		// Nothing are those ranges of Ask.Ranges in which the answer opens nothing.
+		Nothing []int
 		// Leaves answers Ask.Around: for each key the adjacent leaf, or nil if there is none.
 		Leaves [][]byte
 	}
@@ -167,7 +169,10 @@ type (
 		Height  int64
 		Shard   int // number of the range that contains the wants
 		Of      int // number of the range that the fetch needs them for
-		Wants   []avlstar.Want
+		// Also are further ranges of the node, each of which contains some of the wants and needs
+		// them for itself. Used with Open only.
+		Also  []int
+		Wants []avlstar.Want
 		// Around are keys whose neighbours the answer shows: the next lower leaves, or the next
 		// higher leaves if Above is set. Used with Path only.
 		Around [][]byte
@@ -196,6 +201,9 @@ type (
 	// Done is the last action of a fetch.
 	Done struct{ Fetch FetchID }
 )
+
+// Ranges returns the numbers of the ranges that the fetch needs the wants for.
+func (a Ask) Ranges() []int { return append([]int{a.Of}, a.Also...) }
 
 func (Ask) action()    {}
 func (Cancel) action() {}

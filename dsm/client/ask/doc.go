@@ -16,7 +16,9 @@
 //
 // A part is a set of wants of one range that fits into a request. Package hedge runs one search for
 // each part: after a failure it asks the next node at once, and if a node is slow it asks further
-// ones.
+// ones. Parts of several ranges that are asked of the same node in one step, at the same height and
+// for the same fetch, share a request. If the node has no answer to it, because one range does not
+// have the height or the answer would be too large, the node gets a request for each part.
 //
 // # Order
 //
@@ -40,6 +42,6 @@
 //
 // # Termination
 //
-// Each replica and each helper is asked once for a part, so a fetch ends whatever the nodes do. The
-// caller then fetches the missing parts again.
+// Each replica and each helper is asked once for a part, or twice after a shared request, so a
+// fetch ends whatever the nodes do. The caller then fetches the missing parts again.
 package ask

@@ -57,7 +57,7 @@ type leg struct {
 	steps int      // steps taken in this direction
 }
 
-// part is the content of one request.
+// part is the content of one request, or of a part of it.
 type part struct {
 	leg        *leg
 	kind       Kind
@@ -66,6 +66,7 @@ type part struct {
 	wants      []avlstar.Want
 	candidates []*node
 	help       bool // the candidates are helpers
+	alone      bool // it shares no request
 	done       bool
 	large      int        // number of "too large" answers from replicas
 	nothing    int64      // best height at which a replica opened nothing
@@ -427,9 +428,11 @@ func (m *Machine) drive(p *part, e hedge.Event) {
 	}
 }
 
-// ask sends a request, unless the fetch is already asking the node for the upper tree.
+// ask sends a request, or adds the part to a request of the same fetch to the node: to one for the
+// upper tree, or to one for wants that this step sends.
 func (m *Machine) ask(p *part, n *node) {
 	f := p.leg.fetch
+	n.owes++
 	if p.kind == Upper {
 		for _, l := range f.legs {
 			for other := range l.all() {
@@ -442,12 +445,19 @@ func (m *Machine) ask(p *part, n *node) {
 			}
 		}
 	}
-	m.asked++
-	r := &request{id: m.asked, parts: []*part{p}, node: n, at: m.now}
-	m.requests[r.id] = r
-	p.out = append(p.out, r)
-	n.owes++
 	height, _ := m.at(p, n)
+	length := dsm.WitnessBytes(p.wants, p.leg.held)
+	if r := n.last; r != nil && r.step == m.steps && r.height == height && m.mayShare(r, p, length) {
+		m.share(r, p, length)
+		return
+	}
+	m.asked++
+	r := &request{
+		id: m.asked, parts: []*part{p}, node: n, at: m.now,
+		step: m.steps, action: len(m.actions), height: height, wants: len(p.wants), heldHashes: p.leg.held, length: length,
+	}
+	m.requests[r.id], n.last = r, r
+	p.out = append(p.out, r)
 	a := Ask{Request: r.id, Fetch: f.ID, Node: n.id, Kind: p.kind, Height: height, Shard: p.shard, Of: p.leg.shard, Wants: p.wants}
 	if p.kind == Path {
 		a.Around, a.Above = p.leg.keys, p.leg.above
@@ -455,21 +465,61 @@ func (m *Machine) ask(p *part, n *node) {
 	m.act(a)
 }
 
-// unanswered records the outcome of a request that ended without an answer and passes it to the
-// search, which may ask another node.
+// mayShare reports whether a part may be added to a request that this step sends, at its height.
+func (m *Machine) mayShare(r *request, p *part, length int) bool {
+	first := r.parts[0]
+	return first.leg.fetch == p.leg.fetch && first.kind == Open && p.kind == Open && !first.alone && !p.alone && !r.node.alone &&
+		r.wants+len(p.wants) <= min(m.policy.Wants, dsm.MaxWants) && r.heldHashes+p.leg.held <= dsm.MaxHeld && r.length+length <= dsm.MaxBodyBytes
+}
+
+// share adds a part to a request that this step sends.
+func (m *Machine) share(r *request, p *part, length int) {
+	r.wants, r.heldHashes, r.length = r.wants+len(p.wants), r.heldHashes+p.leg.held, r.length+length
+	r.parts = append(r.parts, p)
+	p.out = append(p.out, r)
+	a := m.actions[r.action].(Ask)
+	if len(a.Also) == 0 {
+		a.Wants = slices.Clone(a.Wants) // they are those of a part
+	}
+	a.Also, a.Wants = append(a.Also, p.shard), append(a.Wants, p.wants...)
+	m.actions[r.action] = a
+}
+
+// apart replaces a request for several parts by one for each.
+func (m *Machine) apart(r *request) {
+	n, parts := r.node, r.parts
+	m.end(r)
+	for _, p := range parts {
+		if p.alone = true; m.now < n.free() {
+			m.lost(p, n, n.trial(m.now).Why)
+		} else {
+			m.ask(p, n)
+		}
+	}
+}
+
+// unanswered ends a request without an answer.
 func (m *Machine) unanswered(r *request, why string) {
 	parts := r.parts
 	m.end(r)
 	for _, p := range parts {
-		p.tried = append(p.tried, Trial{r.node.id, why})
-		m.drive(p, hedge.Failed{ID: hedge.ID(slices.Index(p.candidates, r.node))})
+		m.lost(p, r.node, why)
 	}
+}
+
+// lost records that a node did not serve a part and passes it to the search, which may ask another
+// node.
+func (m *Machine) lost(p *part, n *node, why string) {
+	p.tried = append(p.tried, Trial{n.id, why})
+	m.drive(p, hedge.Failed{ID: hedge.ID(slices.Index(p.candidates, n))})
 }
 
 // end removes a request from those in flight.
 func (m *Machine) end(r *request) {
 	delete(m.requests, r.id)
-	r.node.owes--
+	if r.node.owes -= len(r.parts); r.node.last == r {
+		r.node.last = nil
+	}
 	for _, p := range r.parts {
 		p.out = slices.DeleteFunc(p.out, func(other *request) bool { return other == r })
 	}
@@ -481,6 +531,7 @@ func (m *Machine) stop(p *part) {
 	for _, r := range slices.Clone(p.out) {
 		if len(r.parts) > 1 {
 			r.parts = slices.DeleteFunc(slices.Clone(r.parts), func(other *part) bool { return other == p })
+			r.node.owes--
 			continue
 		}
 		m.act(Cancel{r.id})
@@ -547,7 +598,9 @@ func (m *Machine) halve(p *part) {
 		wants[0], wants[1] = []avlstar.Want{a}, []avlstar.Want{b}
 	}
 	for _, half := range wants {
-		p.leg.parts = append(p.leg.parts, &part{leg: p.leg, kind: p.kind, shard: p.shard, height: p.height, wants: half, candidates: p.candidates})
+		p.leg.parts = append(p.leg.parts, &part{
+			leg: p.leg, kind: p.kind, shard: p.shard, height: p.height, wants: half, candidates: p.candidates, alone: true,
+		})
 	}
 }
 

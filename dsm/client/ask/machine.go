@@ -21,7 +21,8 @@ type Machine struct {
 	useful   dsm.NodeID           // last helper with a useful answer: asked first next time
 	needed   map[int]bool         // ranges that were last served by helpers and not by replicas
 	asked    RequestID            // last RequestID
-	actions  []Action
+	steps    uint64               // number of calls of Step
+	actions  []Action             // of the current step
 }
 
 // fetch is a Fetch that has not ended.
@@ -33,12 +34,18 @@ type fetch struct {
 	legs     []*leg
 }
 
-// request is a request to one node. It has several parts only if it asks for the upper tree.
+// request is a request to one node. It has several parts if it asks for the upper tree, or for the
+// wants of several ranges.
 type request struct {
 	id    RequestID
 	parts []*part
 	node  *node
 	at    time.Duration
+
+	step                      uint64 // in which it was sent: further parts join only then
+	action                    int    // index of its Ask in Machine.actions during that step
+	height                    int64
+	wants, heldHashes, length int // of the encoded request
 }
 
 // New returns a Machine at time 0.
@@ -54,6 +61,7 @@ func New(ranges *dsm.Ranges, policy Policy) *Machine {
 // must not decrease. The caller owns the returned slice.
 func (m *Machine) Step(now time.Duration, e Event) []Action {
 	m.actions = nil
+	m.steps++
 	m.now = max(m.now, now)
 	m.handle(e)
 	m.due()
@@ -136,7 +144,7 @@ func (m *Machine) handle(e Event) {
 		}
 	case Up:
 		if n := m.nodes[e.Node]; n != nil {
-			n.failures, n.until = 0, 0
+			n.failures, n.until, n.alone = 0, 0, false
 			clear(n.gone)
 		}
 	case Tick:
@@ -176,15 +184,22 @@ func (m *Machine) proved(r *request, e Proved) {
 	if r.node.helper {
 		m.useful = r.node.id
 	}
+	if parts[0].kind != Path {
+		m.came(parts[0].leg.fetch, e.Bytes)
+	}
 	for _, p := range parts {
 		l := p.leg
+		if slices.Contains(e.Nothing, p.shard) {
+			m.openedNothing(p, r.node)
+			m.lost(p, r.node, Nothing.String())
+			continue
+		}
 		m.stop(p)
 		if p.kind == Path {
 			l.sawLeaves(e.Leaves)
 			continue
 		}
 		l.came = true
-		m.came(l.fetch, e.Bytes)
 		if l.fetch.Upper && r.node.helper { // its upper tree covers all ranges, possibly with stubs
 			for _, other := range l.fetch.legs {
 				m.stopAll(other)
@@ -211,30 +226,55 @@ func (m *Machine) served(l *leg, byHelper bool) {
 }
 
 func (m *Machine) refuted(r *request, e Refuted) {
-	p := r.parts[0]
-	l := p.leg
 	if r.node.helper && e.Verdict == Omits { // helpers send what they have, which may be incomplete
 		m.proved(r, Proved{Request: e.Request, Bytes: e.Bytes})
 		return
 	}
 	until := r.node.lied(m.now, r.at, m.policy)
-	m.act(Lied{r.node.id, p.shard, e.Verdict, until})
-	if e.Left != nil && p.kind != Path {
-		m.came(l.fetch, e.Bytes)
-		l.came = true
-		p.wants = slices.DeleteFunc(slices.Clone(p.wants), func(w avlstar.Want) bool { return !slices.ContainsFunc(e.Left, w.Equal) })
-		if len(p.wants) == 0 {
-			m.end(r)
-			m.stop(p)
-			m.served(l, r.node.helper)
-			return
+	parts := r.parts
+	m.end(r)
+	opened := e.Left != nil && parts[0].kind != Path
+	if opened {
+		m.came(parts[0].leg.fetch, e.Bytes)
+	}
+	about := parts[0].shard // the first range with wants that are left
+	for i := len(parts) - 1; i >= 0 && opened; i-- {
+		p := parts[i]
+		left := slices.DeleteFunc(slices.Clone(p.wants), func(w avlstar.Want) bool { return !slices.ContainsFunc(e.Left, w.Equal) })
+		p.leg.came = p.leg.came || len(parts) == 1 || len(left) < len(p.wants)
+		if p.wants = left; len(left) > 0 {
+			about = p.shard
 		}
 	}
-	m.unanswered(r, "invalid answer: "+string(e.Verdict))
+	m.act(Lied{r.node.id, about, e.Verdict, until})
+	for _, p := range parts {
+		if len(p.wants) == 0 && opened {
+			m.stop(p)
+			m.served(p.leg, r.node.helper)
+		} else {
+			m.lost(p, r.node, "invalid answer: "+string(e.Verdict))
+		}
+	}
+}
+
+// openedNothing records that a node has a height, and that nothing opens there for a part.
+func (m *Machine) openedNothing(p *part, n *node) {
+	if n.helper {
+		return
+	}
+	at, _ := m.at(p, n)
+	if p.nothing == 0 || nearest(p.leg.fetch.Height, at, p.nothing) < 0 {
+		p.nothing = at
+	}
 }
 
 func (m *Machine) failed(r *request, why Reason) {
 	p := r.parts[0]
+	if len(r.parts) > 1 && p.kind == Open && (why == TooLarge || !r.node.helper && (why == Gone || why == Refused)) {
+		r.node.alone = r.node.alone || why == Refused
+		m.apart(r)
+		return
+	}
 	switch why {
 	case TooLarge:
 		r.node.small[p.shard] = m.now + m.policy.Doubt
@@ -250,11 +290,8 @@ func (m *Machine) failed(r *request, why Reason) {
 		}
 	case Nothing:
 		r.node.answered(m.now, m.now-r.at, m.policy.Forget)
-		if !r.node.helper {
-			at, _ := m.at(p, r.node)
-			if p.nothing == 0 || nearest(p.leg.fetch.Height, at, p.nothing) < 0 {
-				p.nothing = at
-			}
+		for _, p := range r.parts {
+			m.openedNothing(p, r.node)
 		}
 	default:
 		r.node.failed(m.now, r.at, m.policy)

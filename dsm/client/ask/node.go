@@ -15,10 +15,12 @@ import (
 type node struct {
 	id     dsm.NodeID
 	helper bool
-	owes   int // requests in flight
+	owes   int // parts of requests in flight
 	claims []dsm.Claim
 	gone   map[int]absence       // by number of the range
 	small  map[int]time.Duration // by number of the range: asked last until then
+	alone  bool                  // it has refused a request for several ranges since it connected
+	last   *request              // the last request sent to it, while it is in flight
 
 	took      time.Duration // latency estimate; 0: unknown
 	tookSince time.Duration // when took was measured

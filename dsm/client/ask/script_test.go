@@ -3,6 +3,7 @@ package ask
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -26,8 +27,9 @@ import (
 //	    upper ID HEIGHT [helpers=NODE,...]
 //	    drop ID
 //	    proved R [BYTES [LEAF...]]     LEAF: a key, or - for none
+//	    proved R nothing RANGE...      RANGE: number of a range in which nothing opens
 //	    failed R REASON  refuted R VERDICT [left WANT...]
-//	    claims NODE [FIRST AFTER OLDEST NEWEST]
+//	    claims NODE [FIRST AFTER OLDEST NEWEST]...
 //	    up NODE
 //
 // watch checks each step.
@@ -160,7 +162,11 @@ func (sc *script) line(line string) {
 		sc.step(line, Drop{FetchID(sc.number(args[0]))})
 	case "proved":
 		e := Proved{Request: RequestID(sc.number(args[0])), Bytes: 1}
-		if len(args) > 1 {
+		if len(args) > 1 && args[1] == "nothing" {
+			for _, number := range args[2:] {
+				e.Nothing = append(e.Nothing, int(sc.number(number)))
+			}
+		} else if len(args) > 1 {
 			e.Bytes = int(sc.number(args[1]))
 			for _, leaf := range args[2:] {
 				e.Leaves = append(e.Leaves, scriptKey(leaf))
@@ -184,9 +190,9 @@ func (sc *script) line(line string) {
 		sc.step(line, e)
 	case "claims":
 		e := Claimed{Node: dsm.NodeID(args[0]), Claims: []dsm.Claim{}}
-		if len(args) > 1 {
-			r := avlstar.KeyRange{First: scriptKey(args[1]), After: scriptKey(args[2])}
-			e.Claims = append(e.Claims, dsm.Claim{Range: r, Oldest: int64(sc.number(args[3])), Newest: int64(sc.number(args[4]))})
+		for of := range slices.Chunk(args[1:], 4) {
+			r := avlstar.KeyRange{First: scriptKey(of[0]), After: scriptKey(of[1])}
+			e.Claims = append(e.Claims, dsm.Claim{Range: r, Oldest: int64(sc.number(of[2])), Newest: int64(sc.number(of[3]))})
 		}
 		sc.step(line, e)
 	case "up":
@@ -207,7 +213,11 @@ func (sc *script) step(line string, e Event) {
 		switch a := a.(type) {
 		case Ask:
 			what := [...]string{Open: "for", Neighbor: "at neighbours, for", Path: "from the root, for", Upper: "for the upper tree"}[a.Kind]
-			fmt.Fprintf(&sc.out, "  %d: ask %s of %v at %d %s\n", a.Request, a.Node, sc.w.ranges.Shard(a.Shard).Range, a.Height, strings.TrimSpace(what+" "+inWords(a.Wants)))
+			of := sc.w.ranges.Shard(a.Shard).Range.String()
+			for _, also := range a.Also {
+				of += " and " + sc.w.ranges.Shard(also).Range.String()
+			}
+			fmt.Fprintf(&sc.out, "  %d: ask %s of %s at %d %s\n", a.Request, a.Node, of, a.Height, strings.TrimSpace(what+" "+inWords(a.Wants)))
 		case Cancel:
 			fmt.Fprintf(&sc.out, "  %d: cancel\n", a.Request)
 		case Lied:

@@ -28,7 +28,7 @@ func TestRandomWorlds(t *testing.T) {
 	if n == 0 {
 		return
 	}
-	for _, what := range []string{"Done", "Lied", "Cancel", "halved", "unserved", "elsewhere", "oversized", "late", "helper", "neighbour", "path", "upper"} {
+	for _, what := range []string{"Done", "Lied", "Cancel", "halved", "unserved", "elsewhere", "oversized", "late", "helper", "neighbour", "path", "upper", "several", "several: nothing"} {
 		require.NotZero(t, sum[what], what)
 	}
 }
@@ -212,6 +212,9 @@ func (w *world) Run(trace func(string, ...any)) error {
 func (w *world) perform(a Action) error {
 	switch a := a.(type) {
 	case Ask:
+		if len(a.Also) > 0 {
+			w.seen["several"]++
+		}
 		switch w.answer(a); {
 		case w.isHelper(a.Node):
 			w.seen["helper"]++
@@ -270,6 +273,11 @@ func (w *world) answer(a Ask) {
 		w.seen["halved"]++
 		w.at(at, Failed{a.Request, TooLarge})
 	default:
+		if len(a.Also) > 0 && w.rng.IntN(10) == 0 {
+			w.seen["several: nothing"]++
+			answer.Nothing = a.Ranges()[w.rng.IntN(2):]
+			answer.Nothing = answer.Nothing[:1+w.rng.IntN(len(a.Also))]
+		}
 		w.at(at, answer)
 	}
 	if w.rng.IntN(10) == 0 {

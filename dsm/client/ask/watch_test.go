@@ -53,15 +53,18 @@ func (w *watch) step(now time.Duration, e Event) ([]Action, error) {
 
 func (w *watch) isHelper(n dsm.NodeID) bool { return len(w.ranges.Of(n)) == 0 }
 
-// open records that an answer opens all wants except left.
-func (w *watch) open(a Ask, left []avlstar.Want) {
+// open records that an answer opens all wants except left, and except those of the ranges nothing.
+func (w *watch) open(a Ask, left []avlstar.Want, nothing []int) {
 	f := w.fetches[a.Fetch]
+	ranges := slices.DeleteFunc(a.Ranges(), func(of int) bool { return slices.Contains(nothing, of) })
 	switch {
 	case a.Kind == Path:
 	case a.Kind == Open && !w.isHelper(a.Node):
-		f.wants[a.Of] = slices.DeleteFunc(f.wants[a.Of], func(want avlstar.Want) bool {
-			return slices.ContainsFunc(a.Wants, want.Equal) && !slices.ContainsFunc(left, want.Equal)
-		})
+		for _, of := range ranges {
+			f.wants[of] = slices.DeleteFunc(f.wants[of], func(want avlstar.Want) bool {
+				return slices.ContainsFunc(a.Wants, want.Equal) && !slices.ContainsFunc(left, want.Equal)
+			})
+		}
 	case a.Kind == Upper && w.isHelper(a.Node):
 		for i := range w.ranges.Len() {
 			f.came[i] = true
@@ -71,7 +74,9 @@ func (w *watch) open(a Ask, left []avlstar.Want) {
 			f.came[i] = true
 		}
 	default:
-		f.came[a.Of] = true
+		for _, of := range ranges {
+			f.came[of] = true
+		}
 	}
 }
 
@@ -91,11 +96,11 @@ func (w *watch) event(e Event) {
 		w.fetches[e.ID] = f
 	case Proved:
 		if a, is := end(e.Request); is {
-			w.open(a, nil)
+			w.open(a, nil, e.Nothing)
 		}
 	case Refuted:
 		if a, is := end(e.Request); is && (e.Left != nil || w.isHelper(a.Node) && e.Verdict == Omits) {
-			w.open(a, e.Left)
+			w.open(a, e.Left, nil)
 		}
 	case Failed:
 		end(e.Request)
@@ -151,6 +156,14 @@ func (w *watch) saysAll(tried []Trial) bool {
 
 func (w *watch) ask(now time.Duration, a Ask) error {
 	f := w.fetches[a.Fetch]
+	for _, of := range a.Also {
+		if f == nil || f.missed[of] || a.Kind != Open || a.Of != a.Shard {
+			return fmt.Errorf("range %d cannot share it", of)
+		}
+		if !slices.Contains(w.ranges.Shard(of).Replicas, a.Node) && !w.isHelper(a.Node) {
+			return fmt.Errorf("the node is not a replica of range %d", of)
+		}
+	}
 	switch {
 	case f == nil || f.missed[a.Of]:
 		return fmt.Errorf("it has ended")
@@ -165,28 +178,43 @@ func (w *watch) ask(now time.Duration, a Ask) error {
 	case a.Height <= 0 || (f.Upper || w.isHelper(a.Node)) && a.Height != f.Height:
 		return fmt.Errorf("at a wrong height")
 	}
-	same, most := 0, w.p.Copies
+	most := w.p.Copies
 	if w.isHelper(a.Node) {
 		most = w.p.Helpers
 	}
+	others := map[int]int{} // by index of the want; -1: of the upper tree
 	for _, other := range w.out {
-		if other.Fetch != a.Fetch || other.Kind != a.Kind || other.Of != a.Of || other.Shard != a.Shard ||
+		if other.Fetch != a.Fetch || other.Kind != a.Kind || a.Kind != Open && (other.Of != a.Of || other.Shard != a.Shard) ||
 			w.isHelper(other.Node) != w.isHelper(a.Node) || !f.Upper && !overlap(other.Wants, a.Wants) {
 			continue
 		}
-		if same++; other.Node == a.Node {
+		if other.Node == a.Node {
 			return fmt.Errorf("the node has the same request in flight: %d", other.Request)
 		}
+		if f.Upper {
+			others[-1]++
+		}
+		for i, want := range a.Wants {
+			if slices.ContainsFunc(other.Wants, want.Equal) {
+				others[i]++
+			}
+		}
 	}
-	if same >= most {
-		return fmt.Errorf("%d others are asked the same", same)
+	for _, same := range others {
+		if same >= most {
+			return fmt.Errorf("%d others are asked the same", same)
+		}
 	}
 	for _, want := range a.Wants {
-		if a.Kind == Open && !want.Range && !w.isHelper(a.Node) && !slices.ContainsFunc(f.wants[a.Of], want.Equal) {
+		of := w.ranges.Index(want.Least())
+		if a.Kind == Open && !slices.Contains(a.Ranges(), of) {
+			return fmt.Errorf("%+v is in range %d", want, of)
+		}
+		if a.Kind == Open && !want.Range && !w.isHelper(a.Node) && !slices.ContainsFunc(f.wants[of], want.Equal) {
 			return fmt.Errorf("%+v is not wanted, or open", want)
 		}
 		if a.Kind == Open && want.Range {
-			f.cut(a.Of, want)
+			f.cut(of, want)
 		}
 	}
 	w.last = a.Request
@@ -226,7 +254,7 @@ func (w *watch) check(now time.Duration) error {
 	}
 	owes := map[*node]int{}
 	for _, r := range w.requests {
-		owes[r.node]++
+		owes[r.node] += len(r.parts)
 	}
 	for _, n := range w.nodes {
 		if n.owes != owes[n] {

@@ -94,20 +94,35 @@ func DecodeWitness(body []byte) (dsm.Witness, error) {
 	return w, nil
 }
 
-// Multiproof answers a request from a state. Next keys are searched in r only. The answer is empty
-// if the multiproof would exceed limit or the request's own limit; the requester must then ask for
-// less at once. With partly, nodes that v does not have stay stubs; otherwise a missing node is an
-// error.
-func Multiproof(v *avlstar.Version, r avlstar.KeyRange, w dsm.Witness, limit int, partly bool) ([]byte, error) {
-	wants, err := wantsOf(v, r, w.Wants, partly)
-	if err != nil {
-		return nil, err
+// Multiproof answers a request from a state that may be in any range. The answer is empty if the
+// multiproof would exceed limit or the request's own limit; the requester must then ask for less at
+// once. With partly, nodes that v does not have stay stubs; otherwise a missing node is an error.
+func Multiproof(v *avlstar.Version, w dsm.Witness, limit int, partly bool) ([]byte, error) {
+	return MultiproofOf([]Part{{avlstar.Share{Version: v}, w.Wants}}, w, limit, partly)
+}
+
+// Part is what a range contributes to an answer.
+type Part struct {
+	avlstar.Share
+	Wants []avlstar.Want // those of the request that the range has
+}
+
+// MultiproofOf does what Multiproof does, from the ranges that have the wants of the request, in
+// order. Next keys are searched in the range only.
+func MultiproofOf(parts []Part, w dsm.Witness, limit int, partly bool) ([]byte, error) {
+	shares, wants := make([]avlstar.Share, len(parts)), make([]avlstar.Want, 0, len(w.Wants))
+	for i, p := range parts {
+		var err error
+		if wants, err = p.appendWants(wants, partly); err != nil {
+			return nil, err
+		}
+		shares[i] = p.Share
 	}
 	below := avlstar.Below{Depth: int(w.Depth), Held: make(map[avlstar.Hash]avlstar.Span, len(w.Held)), MaxBytes: int(min(int64(w.MaxBytes), int64(limit))), Partly: partly}
 	for _, h := range w.Held {
 		below.Held[h] = avlstar.Span{}
 	}
-	multiproof, err := v.Multiproof(wants, below)
+	multiproof, err := avlstar.MultiproofOf(shares, wants, below)
 	switch {
 	case errors.Is(err, avlstar.ErrMultiproofTooLarge) || err == nil && len(multiproof) > below.MaxBytes:
 		return nil, nil
@@ -117,15 +132,14 @@ func Multiproof(v *avlstar.Version, r avlstar.KeyRange, w dsm.Witness, limit int
 	return multiproof, nil
 }
 
-// wantsOf translates wants for the tree. A next key is searched in r. If there is none, or if the
-// path to it is missing, the path to the key itself shows the requester where to continue.
-func wantsOf(v *avlstar.Version, r avlstar.KeyRange, wants []avlstar.Want, partly bool) ([]avlstar.Want, error) {
-	within := avlstar.KeyRange{First: r.First, After: r.After}
-	all := make([]avlstar.Want, 0, len(wants))
-	for _, w := range wants {
+// appendWants translates the wants for the tree and appends them to all. A next key is searched in
+// the range. If there is none, or if the path to it is missing, the path to the key itself shows
+// the requester where to continue.
+func (p Part) appendWants(all []avlstar.Want, partly bool) ([]avlstar.Want, error) {
+	for _, w := range p.Wants {
 		want := avlstar.Want{Key: w.Key, Range: w.Range, After: w.After, Deleted: w.Deleted, Written: w.Written}
-		if above := w.Least(); w.Next && within.Contains(above) {
-			next, err := least(v, avlstar.KeyRange{First: above, After: r.After})
+		if above := w.Least(); w.Next && p.Range.Contains(above) {
+			next, err := least(p.Version, avlstar.KeyRange{First: above, After: p.Range.After})
 			var missing *avlstar.MissingNodeError
 			switch {
 			case partly && errors.As(err, &missing):
@@ -175,26 +189,25 @@ func DecodeUpper(body []byte) (dsm.UpperRequest, error) {
 // keys.
 const maxUpperBytes = 6 << 20
 
-// UpperMultiproof returns the upper nodes of a state. If they are too large, because keys are long
-// or leaves are near the root, it returns fewer levels. The requester can fetch the rest like any
-// other part.
-func UpperMultiproof(v *avlstar.Version, depth int) ([]byte, error) {
+// Upper answers a request for an upper tree from a state. Nodes that v does not have stay stubs.
+func Upper(v *avlstar.Version, depth int) ([]byte, error) {
+	return UpperOf([]avlstar.Share{{Version: v}}, depth)
+}
+
+// UpperOf does what Upper does, from several ranges of a state. If the upper tree is too large,
+// because keys are long or leaves are near the root, it has fewer levels. The requester can fetch
+// the rest like any other part.
+func UpperOf(shares []avlstar.Share, depth int) ([]byte, error) {
 	for {
-		multiproof, err := v.UpperWithin(depth, maxUpperBytes)
-		if !errors.Is(err, avlstar.ErrMultiproofTooLarge) || depth <= 0 {
-			return multiproof, err
+		multiproof, err := avlstar.UpperOf(shares, depth, maxUpperBytes)
+		switch {
+		case err == nil:
+			return dsm.Upper{Commitment: shares[0].Version.Commitment().Encode(), Multiproof: multiproof}.Encode(), nil
+		case !errors.Is(err, avlstar.ErrMultiproofTooLarge) || depth <= 0:
+			return nil, err
 		}
 		depth -= 2
 	}
-}
-
-// Upper answers a request for an upper tree from a state. Nodes that v does not have stay stubs.
-func Upper(v *avlstar.Version, depth int) ([]byte, error) {
-	multiproof, err := UpperMultiproof(v, depth)
-	if err != nil {
-		return nil, err
-	}
-	return dsm.Upper{Commitment: v.Commitment().Encode(), Multiproof: multiproof}.Encode(), nil
 }
 
 // WeighUpper estimates the size of an answer in bytes.

@@ -51,7 +51,7 @@ func (h *Handler) witness(body []byte) ([]byte, error) {
 		return nil, transport.ErrGone
 	}
 	defer v.Release()
-	return Multiproof(v, avlstar.KeyRange{}, w, h.o.MaxMultiproofBytes, true)
+	return Multiproof(v, w, h.o.MaxMultiproofBytes, true)
 }
 
 func (h *Handler) upper(body []byte) ([]byte, error) {

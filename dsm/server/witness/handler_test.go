@@ -220,10 +220,12 @@ func TestUpperOfLargeValues(t *testing.T) {
 	}
 	full, err := v.Apply(changes)
 	require.NoError(t, err)
-	b, err := witness.UpperMultiproof(full, witness.MaxUpperDepth)
+	b, err := witness.Upper(full, witness.MaxUpperDepth)
 	require.NoError(t, err)
 	require.Less(t, len(b), 7<<20)
+	u, err := dsm.DecodeUpper(b)
+	require.NoError(t, err)
 	want, err := full.Upper(8) // the leaves are at 8 and 9
 	require.NoError(t, err)
-	require.Equal(t, want, b)
+	require.Equal(t, want, u.Multiproof)
 }
