@@ -93,7 +93,8 @@ func (n *Network) changeRange(ctx context.Context, do manifest.Kind, nodes []*No
 		to := regexp.MustCompile(regexp.QuoteMeta(nodes[1].Home.ID()) + `@[^"]+`).FindString(string(text))
 		args = []string{"move", args[1], "--from", nodes[0].Home.ID(), "--to", to}
 	}
-	ctx, stop := context.WithCancel(n.Context()) // the steps that follow have contexts of their own
+	// The steps that follow have contexts of their own.
+	ctx, stop := context.WithCancel(n.Context()) //nolint:gosec // endChange and Close call stop
 	c := &rangeChange{what: strings.Join(args[:2], " "), began: time.Now(), stop: stop, ended: make(chan struct{})}
 	cmd := n.rangesCommand(ctx, append(args, "--timeout", patience.String())...)
 	go func() {

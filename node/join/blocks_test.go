@@ -106,7 +106,7 @@ func TestClaimsSettle(t *testing.T) {
 				require.Equal(t, c.blocks, settled)
 				_, _, settled = all.list()
 				require.Equal(t, c.all, settled)
-				time.Sleep(limit + 1)
+				<-time.After(limit + 1)
 				_, _, settled = all.list()
 				require.True(t, settled)
 			})

@@ -244,7 +244,7 @@ func (r *upperSources) upper(ctx context.Context, first dsm.NodeID) (*avlstar.Pa
 func (r *upperSources) graft(ctx context.Context, tree *avlstar.Partial, s dsm.Placement) (*avlstar.Partial, dsm.NodeID, error) {
 	var failed []error
 	for _, n := range s.Replicas {
-		err := error(transport.ErrGone)
+		err := transport.ErrGone
 		if r.serves(n, s.Range) {
 			var next *avlstar.Partial
 			next, err = askOne(ctx, r.dialer, r.nodes.Addresses[n], func(ctx context.Context, conn transport.Conn) (*avlstar.Partial, error) {
