@@ -302,6 +302,8 @@ func TestCosmos(t *testing.T) {
 		require.GreaterOrEqual(t, f.Chunks, 3)
 		require.Greater(t, f.Bytes, int64(20_000*120))
 	}
+	require.Len(t, result.Targets, 6)
+	require.Contains(t, result.Targets[5].Undecided, "20 blocks")
 	require.Len(t, result.Stores, 3)
 	for name, f := range result.Stores {
 		positive(t, figures["stores"].(map[string]any)[name].(map[string]any), "load_s", "commit_p50_ms", "commit_one_core_p50_ms", "get_ns", "iterate_ns", "proof_us", "open_s")
