@@ -595,8 +595,8 @@ func TestRefusals(t *testing.T) {
 		"dsm":      {{"--retain=17", "--retain is 17"}, {"--shards=0", "--shards has 0"}, {"--depths=20", "--depths has 20"}, {"--phases=", "--phases is empty"}, {"--paged-mb=1", "--paged-mb is 1"}},
 		"programs": {{"--workers=20 --accounts=10", "--workers is 20"}, {"--phases=", "--phases is empty"}, {"--shares=101", "--shares has 101"}},
 		"transport": {
-			{"--sizes=64KB", `"64KB"`}, {"--sizes=8MiB", "4MiB at most"}, {"--sizes=4194304MiB", "4MiB at most"}, {"--sizes=512", "--sizes has 512B"}, {"--peers=9", "--peers has 9"},
-			{"--limit=1ms", "--limit is 1ms"}, {"--device=a,b,c", `"a,b,c"`}, {"--guest --device=rxe0", "device and programs of its own"},
+			{"--sizes=64KB", `"64KB"`}, {"--sizes=8MiB", "--sizes has 8MiB"}, {"--sizes=4194304MiB", "--sizes has 4194304MiB"}, {"--sizes=512", "--sizes has 512B"}, {"--peers=9", "--peers has 9"},
+			{"--limit=1ms", "--limit is 1ms"}, {"--devices=a,b,c", `"a,b,c"`}, {"--guest --devices=rxe0", "devices and programs of its own"},
 		},
 	} {
 		for _, c := range cases {

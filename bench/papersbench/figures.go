@@ -173,6 +173,7 @@ var borFigures = []*figure{
 		how:   "The program join: a new node fetches the chain by CometBFT's block sync and over the transport. The CPU time of the node is divided by the time of the join; a part of it is spent in the kernel, for the network and files.",
 		quick: []string{"join --blocks 20 --rounds 1", "join --blocks 60 --rounds 1"}, full: []string{"join --blocks 200", "join --blocks 1000", "join --blocks 5000"},
 		differs: borDiffers("The text gives 114 s to BoR and 91 s to EOS. Its 20.2 % implies the opposite, which we state."),
+		rdma:    true,
 		run:     drawn(joinbench.Run, drawBlocks),
 	},
 	{
@@ -181,6 +182,7 @@ var borFigures = []*figure{
 		how:   "The program join, with one size: the CPU time of the new node, sampled each 100 ms.",
 		quick: []string{"join --blocks 100 --rounds 1"}, full: []string{"join --blocks 1000 --rounds 3"},
 		differs: borDiffers("The paper samples the server's CPU each second; here it is the node's, in processors. The paper's curves are in a picture, without numbers."),
+		rdma:    true,
 		run:     drawn(joinbench.Run, drawUse),
 	},
 	{
@@ -190,6 +192,7 @@ var borFigures = []*figure{
 		quick:   []string{"join --blocks 60 --rounds 1 --profile"},
 		full:    []string{"join --blocks 1000 --rounds 1 --profile"},
 		differs: borDiffers("A profile has 100 samples for each second of CPU time. A system call of a connection counts as network, one of a file as storage."),
+		rdma:    true,
 		run:     drawn(joinbench.Run, drawComponents),
 	},
 	{
@@ -198,23 +201,24 @@ var borFigures = []*figure{
 		how:   "The program relay: three validators pass on blocks of 4 MiB by CometBFT's p2p, at two rates, and over the transport. A time is that from the proposal until the last validator has the last part.",
 		quick: []string{"relay --rounds 1 --blocks 2"}, full: []string{"relay"},
 		differs: []string{
-			"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM does not predict hardware (relay --guest). With a device: relay --device.",
+			"RDMA only with --devices, which nobody has run, or with --guest: Soft-RoCE in a VM does not predict hardware.",
 			"CometBFT's consensus instead of DPoS, and all validators on this machine.",
 		},
-		run: drawn(relaybench.Run, drawRelay),
+		rdma: true,
+		run:  drawn(relaybench.Run, drawRelay),
 	},
 	{
 		id: "bor/rdma", title: "Fig. 8 to 10 over RDMA",
 		paper:  "All figures of BoR are over RDMA: see those above.",
-		reason: "There is no RDMA device. Soft-RoCE in a VM sends each packet through the kernel, which RDMA is to avoid.",
-		needs:  "Two machines with RDMA devices (RoCE v2 or InfiniBand) in one fabric, and the program built with -tags rdma: join --device, relay --device.",
+		reason: "There is no RDMA device. Soft-RoCE in a VM (--guest) sends each packet through the kernel, which RDMA is to avoid.",
+		needs:  "A machine with two RDMA devices (RoCE v2 or InfiniBand) in one fabric: CGO_ENABLED=1 go run -tags rdma . papers --only bor/fig9,bor/fig8,bor/broadcast --devices mlx5_0,mlx5_1.",
 	},
 }
 
 // borDiffers returns what differs in all figures of BoR, and one more difference.
 func borDiffers(more string) []string {
 	return []string{
-		"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM is slower than TCP (join --guest).",
+		"TCP with TLS. RDMA only with --devices, which nobody has run, or with --guest: Soft-RoCE in a VM is slower than TCP.",
 		"Another consensus; both ways here run in the same node, which also executes and stores the blocks.", more,
 	}
 }

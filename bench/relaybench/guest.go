@@ -19,7 +19,7 @@ func inGuest(ctx context.Context, o Options, dir string, progress *harness.Progr
 	result := new(Result)
 	err := guest.Run{
 		Args: []string{
-			"relay", "--device", "rxe0", "--starlingd", "./starlingd", "--dir", "/root", "--rounds", strconv.Itoa(o.Rounds), "--blocks", strconv.Itoa(o.Blocks), "--rates", rates,
+			"relay", "--devices", "rxe0", "--starlingd", "./starlingd", "--dir", "/root", "--rounds", strconv.Itoa(o.Rounds), "--blocks", strconv.Itoa(o.Blocks), "--rates", rates,
 		},
 		Programs: []string{"./cmd/starlingd"}, MemoryMiB: memory + o.Blocks*perBlock,
 		Limit: time.Duration(o.Rounds*3*len(o.Rates)) * (network.StartPatience + blockPatience),

@@ -111,7 +111,7 @@ CPU    of all validators together per block, including its execution and the tim
 func (r *Result) printRDMA(out io.Writer) {
 	for _, w := range r.Runs {
 		if w.RelayRDMA == nil {
-			fmt.Fprintln(out, "RDMA was not measured: it needs --device or --guest")
+			fmt.Fprintln(out, "RDMA was not measured: it needs --devices or --guest")
 			return
 		}
 		all := total(w.RDMARelayed)

@@ -94,14 +94,14 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Re
 
 func run(ctx context.Context, o Options, dir string, progress *harness.Progress) (*Result, error) {
 	relays, address := []string{relayOff, relayTCP}, ""
-	if o.Device != "" {
-		a, err := transportbench.Address(o.Device)
+	if o.Devices != "" {
+		a, _, err := transportbench.Addresses(o.Devices)
 		if err != nil {
 			return nil, err
 		}
 		relays, address = append(relays, relayRDMA), a
 	}
-	starlingd, err := network.Starlingd(ctx, o.Starlingd, progress)
+	starlingd, err := o.Target.Starlingd(ctx, o.Starlingd, dir, progress)
 	if err != nil {
 		return nil, err
 	}
