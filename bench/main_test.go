@@ -589,7 +589,7 @@ func TestRefusals(t *testing.T) {
 		"join":     {{"--blocks=1", "--blocks is 1"}, {"--block-bytes=2048 --value-bytes=4096", "--value-bytes is 4096"}},
 		"timeline": {{"--json=no/such/folder/x.json", "--json: cannot write the result"}, {"--validators=0", "--validators"}},
 		"faults":   {{"--faults=dead", `"dead", it takes silent`}, {"--slow=0s", "--slow is 0s"}},
-		"relay":    {{"--blocks=51", "--blocks is 51"}, {"--rates=5", "--rates has 5"}},
+		"relay":    {{"--blocks=51", "--blocks is 51"}, {"--rates=5", "--rates has 5"}, {"--block-bytes=1KiB", "--block-bytes has 1KiB"}, {"--sends=0", "--sends is 0"}},
 		"client":   {{"--value-bytes=1", "--value-bytes is 1, it must be from 16"}, {"--starlingd=no/such/program --etcdstore=none", "no/such/program"}},
 		"watch":    {{"--changes=5", "--tx-changes"}, {"--heights=100000", "--heights is 100000"}},
 		"dsm":      {{"--retain=17", "--retain is 17"}, {"--shards=0", "--shards has 0"}, {"--depths=20", "--depths has 20"}, {"--phases=", "--phases is empty"}, {"--paged-mb=1", "--paged-mb is 1"}},

@@ -198,11 +198,13 @@ var borFigures = []*figure{
 	{
 		id: "bor/broadcast", title: "Broadcast of blocks",
 		paper: "A mechanism without a figure.",
-		how:   "The program relay: three validators pass on blocks of 4 MiB by CometBFT's p2p, at two rates, and over the transport. A time is that from the proposal until the last validator has the last part.",
-		quick: []string{"relay --rounds 1 --blocks 2"}, full: []string{"relay"},
+		how: "The program relay: three validators pass on blocks of several sizes by CometBFT's p2p, at two rates, and over the transport. A time is that from the proposal until the last validator has the last part. " +
+			"Without consensus, a block is sent to two receivers over plain TCP, TCP with TLS, and RDMA.",
+		quick: []string{"relay --rounds 1 --blocks 2 --block-bytes 256KiB,1MiB,4MiB"}, full: []string{"relay --block-bytes 256KiB,1MiB,4MiB"},
 		differs: []string{
 			"RDMA only with --devices, which nobody has run, or with --guest: Soft-RoCE in a VM does not predict hardware.",
 			"CometBFT's consensus instead of DPoS, and all validators on this machine.",
+			"No node has plain TCP: it is measured without consensus only, with both sides in one process.",
 		},
 		rdma: true,
 		run:  drawn(relaybench.Run, drawRelay),
@@ -566,22 +568,38 @@ func appendTo(lines []line, name string, p point) []line {
 	return lines
 }
 
-// drawRelay draws the times in which a block reaches all validators.
+// drawRelay draws the times in which a block reaches all validators, and those of a block that is
+// sent without consensus, by the size of the block.
 func drawRelay(results []*relaybench.Result) (*outcome, error) {
 	r, out := results[0], &outcome{}
-	c := chart{Title: fmt.Sprintf("BoR: time until %d validators have a block of %.1f MB", r.Validators, float64(r.BlockBytes)/1e6), Y: "ms"}
-	for i, run := range r.Runs {
+	c := chart{Title: fmt.Sprintf("BoR: time until %d validators have a block", r.Validators), X: "MB", Y: "ms", LogX: true, LogY: true}
+	for _, run := range r.Runs {
 		rate := fmt.Sprintf("p2p at %.4g MB/s", float64(run.P2PRate)/1e6)
-		c.Names = append(c.Names, rate)
-		x := float64(i)
-		c.Lines = appendTo(appendTo(c.Lines, "CometBFT's p2p", at(x, run.P2PMS)), "transport, TCP with TLS", at(x, run.RelayTCPMS))
-		out.add("block, "+rate, "", "p2p %.0f ms, transport %.0f ms; CPU of all validators %.0f and %.0f ms", run.P2PMS, run.RelayTCPMS, run.P2PCPUMS, run.RelayCPUMS)
+		mb := float64(run.BlockBytes) / 1e6
+		c.Lines = appendTo(appendTo(c.Lines, "CometBFT's "+rate, at(mb, run.P2PMS)), "transport, TCP with TLS; "+rate, at(mb, run.RelayTCPMS))
+		block := fmt.Sprintf("block of %.2f MB", mb)
+		out.add(block+", "+rate, "", "p2p %.0f ms, transport %.0f ms; CPU of all validators %.0f and %.0f ms", run.P2PMS, run.RelayTCPMS, run.P2PCPUMS, run.RelayCPUMS)
 		if run.RelayRDMA != nil {
-			c.Lines = appendTo(c.Lines, "transport, RDMA", at(x, *run.RelayRDMA))
-			out.add("block over RDMA, "+rate, "", "%.0f ms", *run.RelayRDMA)
+			c.Lines = appendTo(c.Lines, "transport, RDMA; "+rate, at(mb, *run.RelayRDMA))
+			out.add(block+" over RDMA, "+rate, "", "%.0f ms", *run.RelayRDMA)
 		}
 	}
-	out.Charts = []chart{c}
+	alone := chart{Name: "alone", Title: fmt.Sprintf("BoR: time until %d receivers have a block, without consensus", r.Validators-1), X: "MB", Y: "ms", LogX: true, LogY: true}
+	for _, s := range r.Sends {
+		mb := float64(s.BlockBytes) / 1e6
+		add := func(name string, i harness.Interval) {
+			alone.Lines = appendTo(alone.Lines, name, at(mb, i.Median, i.Low, i.High))
+		}
+		add("plain TCP", s.Plain)
+		add("TCP with TLS", s.TLS)
+		ours := fmt.Sprintf("plain TCP %.1f ms, with TLS %.1f ms", s.Plain.Median, s.TLS.Median)
+		if s.RDMA != nil {
+			add("RDMA", *s.RDMA)
+			ours += fmt.Sprintf(", RDMA %.1f ms", s.RDMA.Median)
+		}
+		out.add(fmt.Sprintf("block of %.2f MB, without consensus", mb), "", "%s", ours)
+	}
+	out.Charts = []chart{c, alone}
 	return out, nil
 }
 

@@ -232,13 +232,20 @@ func TestDrawHandMade(t *testing.T) {
 		require.InDelta(t, 1.5, l.Points[7].Y, 1e-9)
 	}
 	rdma := 90.0
-	out, err = drawRelay([]*relaybench.Result{{Validators: 3, BlockBytes: 4 << 20, Runs: []relaybench.Row{
-		{P2PRate: 5_120_000, P2PMS: 800, RelayTCPMS: 100, P2PCPUMS: 7, RelayCPUMS: 8}, {P2PRate: 5e8, P2PMS: 120, RelayTCPMS: 110, RelayRDMA: &rdma},
+	out, err = drawRelay([]*relaybench.Result{{Validators: 3, Runs: []relaybench.Row{
+		{BlockBytes: 1e6, P2PRate: 5_120_000, P2PMS: 200, RelayTCPMS: 50}, {BlockBytes: 4e6, P2PRate: 5_120_000, P2PMS: 800, RelayTCPMS: 100, P2PCPUMS: 7, RelayCPUMS: 8},
+		{BlockBytes: 4e6, P2PRate: 5e8, P2PMS: 120, RelayTCPMS: 110, RelayRDMA: &rdma},
+	}, Sends: []relaybench.Send{
+		{BlockBytes: 1e6, Plain: harness.MedianInterval([]float64{1}), TLS: harness.MedianInterval([]float64{2})},
+		{BlockBytes: 4e6, Plain: harness.MedianInterval([]float64{4}), TLS: harness.MedianInterval([]float64{7, 8, 9})},
 	}}})
 	require.NoError(t, err)
 	check(t, out)
-	require.Equal(t, row{"block, p2p at 5.12 MB/s", "", "p2p 800 ms, transport 100 ms; CPU of all validators 7 and 8 ms"}, out.Rows[0])
-	require.Len(t, out.Charts[0].Lines, 3)
+	require.Equal(t, row{"block of 4.00 MB, p2p at 5.12 MB/s", "", "p2p 800 ms, transport 100 ms; CPU of all validators 7 and 8 ms"}, out.Rows[1])
+	require.Equal(t, row{"block of 4.00 MB, without consensus", "", "plain TCP 4.0 ms, with TLS 8.0 ms"}, out.Rows[5])
+	require.Len(t, out.Charts[0].Lines, 5)
+	require.Equal(t, []point{at(1, 200), at(4, 800)}, out.Charts[0].Lines[0].Points)
+	require.Equal(t, []point{at(1, 2, 2, 2), at(4, 8, 7, 9)}, out.Charts[1].Lines[1].Points)
 
 	joins[0].Ways[0].Components = []joinbench.Component{{Name: "network", Seconds: 2}, {Name: "other", Seconds: 1}}
 	joins[0].Ways[2].Components = []joinbench.Component{{Name: "network", Seconds: 1}, {Name: "other", Seconds: 3}}
