@@ -517,6 +517,7 @@ func TestPrograms(t *testing.T) {
 	require.Len(t, result.Grid, 2, "validators with the whole state, and r 12")
 	require.Len(t, result.Grid[1].Cells, 2)
 	for _, cell := range result.Grid[1].Cells {
+		require.Positive(t, cell.StorageRequestsS)
 		require.Positive(t, cell.TPS.Median, cell.Gateways)
 		require.Positive(t, cell.GatewaysMicros, cell.Gateways)
 	}
@@ -592,7 +593,7 @@ func TestRefusals(t *testing.T) {
 		"relay":    {{"--blocks=51", "--blocks is 51"}, {"--rates=5", "--rates has 5"}, {"--block-bytes=1KiB", "--block-bytes has 1KiB"}, {"--sends=0", "--sends is 0"}},
 		"client":   {{"--value-bytes=1", "--value-bytes is 1, it must be from 16"}, {"--starlingd=no/such/program --etcdstore=none", "no/such/program"}},
 		"watch":    {{"--changes=5", "--tx-changes"}, {"--heights=100000", "--heights is 100000"}},
-		"dsm":      {{"--retain=17", "--retain is 17"}, {"--shards=0", "--shards has 0"}, {"--depths=20", "--depths has 20"}, {"--phases=", "--phases is empty"}, {"--paged-mb=1", "--paged-mb is 1"}},
+		"dsm":      {{"--retain=17", "--retain is 17"}, {"--shards=0", "--shards has 0"}, {"--depths=20", "--depths has 20"}, {"--phases=", "--phases is empty"}, {"--paged-mb=1", "--paged-mb is 1"}, {"--accounts=10", "--accounts has 10"}},
 		"programs": {{"--workers=20 --accounts=10", "--workers is 20"}, {"--phases=", "--phases is empty"}, {"--shares=101", "--shares has 101"}},
 		"transport": {
 			{"--sizes=64KB", `"64KB"`}, {"--sizes=8MiB", "--sizes has 8MiB"}, {"--sizes=4194304MiB", "--sizes has 4194304MiB"}, {"--sizes=512", "--sizes has 512B"}, {"--peers=9", "--peers has 9"},

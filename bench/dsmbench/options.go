@@ -16,9 +16,12 @@ type Options struct {
 	Window int   // number of recent blocks whose changes a validator keeps
 	Shards []int // numbers of storage nodes, one row each
 	Depths []int // further values of r, one row of the sizes each
-	Blocks int   // measured blocks in each row
-	Delays []int // round-trip times to storage nodes in ms, one row of the prefetch phase each
-	Phases []string
+	// Accounts are the numbers of accounts for which the phase sizes counts stale transactions by
+	// r.
+	Accounts []int
+	Blocks   int   // measured blocks in each row
+	Delays   []int // round-trip times to storage nodes in ms, one row of the prefetch phase each
+	Phases   []string
 	// PagedMB is the memory of the paged state in MiB, as in `[disk] cache_bytes`.
 	PagedMB   int
 	MoveMB    int // bytes of the range in the phase move
@@ -52,6 +55,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Window, "window", 32, 1, 1000, "number of recent blocks whose changes a validator keeps")
 	f.Ints(&o.Shards, "shards", []int{1, 2, 4, 8, 16}, 1, 64, "numbers of storage nodes, one row each")
 	f.IntSliceVar(&o.Depths, "depths", []int{0, 8, 10, 14, 16}, "further values of r, from 0 to 16, one row of the sizes each")
+	f.Ints(&o.Accounts, "accounts", nil, 2000, math.MaxInt, "numbers of accounts for which the phase sizes counts stale transactions, by r (default: none)")
 	f.Int(&o.Blocks, "blocks", 60, 1, math.MaxInt, "measured blocks in each row")
 	f.Ints(&o.Delays, "delays", []int{0, 20, 80}, 0, 1000, "added round-trip times to storage nodes, in ms, one row of the prefetch phase each")
 	f.Names(&o.Phases, "phases", Phases, Phases, "phases to run")

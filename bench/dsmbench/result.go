@@ -43,6 +43,7 @@ type Result struct {
 	Transfers Row           `json:"transfers"`
 	Deletions Row           `json:"deletions"` // 5 % of the transactions delete an account
 	ShardRows []ShardRow    `json:"shard_rows"`
+	Stale     []StaleRow    `json:"stale,omitempty"` // by number of accounts, and r
 	Join      Joined        `json:"join"`
 	Range     Range         `json:"range"`
 	Prefetch  []PrefetchRow `json:"prefetch"`
@@ -106,6 +107,14 @@ type AgeRow struct {
 	StaleRate float64 `json:"stale_rate"`
 
 	missed, txs, stale, dropped int
+}
+
+// StaleRow has the share of transactions that are stale after one block, because a path changed
+// below depth r.
+type StaleRow struct {
+	Keys      int     `json:"keys"` // accounts
+	Depth     int     `json:"r"`
+	StaleRate float64 `json:"stale_rate"`
 }
 
 // App has the figures of an application in one mode.

@@ -94,11 +94,12 @@ var rainblockFigures = []*figure{
 		id: "rainblock/fig8", title: "Fig. 8: memory, witnesses and aborts by retention",
 		paper: "(a) A tree of depth 5 takes 40 % of the memory of the full one. (b) Witnesses are up to 95 % smaller. (c) More retention and more accounts mean fewer aborts.",
 		how:   "The program dsm, phase sizes.",
-		quick: []string{"dsm --phases sizes --keys 100000 --blocks 4 --window 2 --retain 12 --depths 0,4,8,16"},
-		full:  []string{"dsm --phases sizes"},
+		quick: []string{"dsm --phases sizes --keys 100000 --accounts 10000,30000,100000 --blocks 4 --window 2 --retain 12 --depths 0,4,8,16"},
+		full:  []string{"dsm --phases sizes --accounts 100000,300000,1000000,3000000"},
 		differs: []string{
 			"A binary tree: depth 4r here is about r in the paper's tree of 16 children.",
 			"A validator fetches what is missing and runs the transaction again; none aborts. The share of stale transactions stands for aborts.",
+			"(c) is after one block of 1,000 transactions, with one signer for 50 accounts. The paper draws two accounts evenly; here nine of ten are drawn from a tenth of the accounts.",
 		},
 		run: drawn(dsmbench.Run, drawFig8),
 	},
@@ -138,6 +139,7 @@ var rainblockFigures = []*figure{
 		differs: []string{
 			"All nodes and clients share one machine of two cores, so each further gateway takes CPU time from the others.",
 			"Four storage nodes instead of 16; clients sign, and validators agree by CometBFT.",
+			"A storage node serves what the load needs, not as much as it can. A request may be for many keys, and updates of blocks are requests.",
 		},
 		run: drawn(programsbench.Run, drawGrid),
 	},
@@ -341,10 +343,19 @@ func drawFig8(results []*dsmbench.Result) (*outcome, error) {
 	if len(stale.Points) > 1 {
 		out.add("transactions that are stale after one block", "aborts, less with more retention and accounts", "%.1f %%", 100*r.StaleRate)
 	}
+	aborts := chart{Name: "accounts", Title: "RainBlock Fig. 8c: transactions that are stale after a block, by accounts", X: "depth r (binary)", Y: "%"}
+	for _, s := range r.Stale {
+		accounts := harness.Group(s.Keys) + " accounts"
+		aborts.Lines = appendTo(aborts.Lines, accounts, at(float64(s.Depth), 100*s.StaleRate))
+		out.add(fmt.Sprintf("%s, tree to depth %d", accounts, s.Depth), "fewer aborts with more retention, and with more accounts", "%.1f %% are stale after a block", 100*s.StaleRate)
+	}
 	keys := harness.Group(r.Keys) + " accounts"
 	out.Charts = []chart{
 		{Title: "RainBlock Fig. 8a and b: by depth of the tree that a validator keeps, " + keys, X: "depth r (binary)", Y: "%", Lines: []line{memory, bytes}},
 		{Name: "stale", Title: "RainBlock Fig. 8c: stale transactions by age of the witness, " + keys, X: "age in blocks", Y: "%", Lines: []line{stale}},
+	}
+	if len(aborts.Lines) > 0 {
+		out.Charts = append(out.Charts, aborts)
 	}
 	return out, nil
 }
@@ -419,7 +430,7 @@ func drawGrid(results []*programsbench.Result) (*outcome, error) {
 		return nil, errors.New(strings.Join(r.Failed, "; "))
 	}
 	var local float64
-	var lines []line // by number of gateways
+	var lines, storage []line // by number of gateways
 	for _, of := range r.Grid {
 		if of.Retain == nil {
 			local = of.Cells[0].TPS.Median
@@ -429,12 +440,20 @@ func drawGrid(results []*programsbench.Result) (*outcome, error) {
 		for i, c := range of.Cells {
 			if i == len(lines) {
 				lines = append(lines, line{Name: harness.Count(c.Gateways, "gateway")})
+				storage = append(storage, line{Name: "requests, " + lines[i].Name}, line{Name: "keys with proofs, " + lines[i].Name})
 			}
+			storage[2*i].Points = append(storage[2*i].Points, at(float64(*of.Retain), c.StorageRequestsS))
+			storage[2*i+1].Points = append(storage[2*i+1].Points, at(float64(*of.Retain), c.StorageKeysS))
 			lines[i].Points = append(lines[i].Points, at(float64(*of.Retain), c.TPS.Median, c.TPS.Low, c.TPS.High))
 			out.add(fmt.Sprintf("r %d, %s", *of.Retain, harness.Count(c.Gateways, "gateway")), "about 30K with r 7", "%.0f transactions per second, %.2f × the whole state", c.TPS.Median, harness.Ratio(c.TPS.Median, local))
+			out.add(fmt.Sprintf("r %d, %s: a storage node", *of.Retain, harness.Count(c.Gateways, "gateway")), "1.3K requests per second with r 0 to 9.4K with r 6",
+				"%.0f requests, %.0f keys with proofs per second", c.StorageRequestsS, c.StorageKeysS)
 		}
 	}
-	out.Charts = []chart{{Title: fmt.Sprintf("RainBlock Fig. 9a, by gateways; %.0f with the whole state", local), X: "r", Y: "transactions per second", Lines: lines}}
+	out.Charts = []chart{
+		{Title: fmt.Sprintf("RainBlock Fig. 9a, by gateways; %.0f with the whole state", local), X: "r", Y: "transactions per second", Lines: lines},
+		{Name: "storage", Title: "RainBlock Fig. 9a: what a storage node serves", X: "r", Y: "per second", Lines: storage},
+	}
 	return out, nil
 }
 

@@ -40,7 +40,7 @@ var small = map[string][]string{
 	"chainkv/stores":       {"storage --keys 9000 --blocks 4 --txs-per-block 40 --queries 20 --only write,reads --against mixed,geth-hash,geth-path"},
 	"chainkv/recovery":     {"start --keys 9000"},
 	"chainkv/observation2": {"storage --keys 9000 --blocks 4 --txs-per-block 40 --queries 200 --only locality --against mixed,geth-hash,geth-hash-goleveldb,geth-path"},
-	"rainblock/fig8":       {"dsm --quick --keys 2000 --blocks 2 --window 2 --retain 4 --depths 0 --phases sizes"},
+	"rainblock/fig8":       {"dsm --quick --keys 2000 --blocks 2 --window 2 --retain 4 --depths 0,8 --accounts 2000,8000 --phases sizes"},
 	"rainblock/fig7":       {"dsm --quick --keys 2000 --blocks 2 --window 2 --phases nodes --shards 1", "rainblock/trie --keys 2000 --blocks 2 --transfers 20 --gets 50"},
 	"rainblock/contracts":  {"programs --quick --phases app"},
 	"rainblock/fig3":       {"rainblock/trie --keys 2000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0", "rainblock/trie --keys 20000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0"},
@@ -110,6 +110,16 @@ var counts = map[string]func(*testing.T, *outcome){
 		for _, l := range out.Charts[1].Lines {
 			require.Len(t, l.Points, 5, l.Name)
 		}
+	},
+	"rainblock/fig8": func(t *testing.T, out *outcome) {
+		lines := out.Charts[2].Lines
+		require.Len(t, lines, 2, "numbers of accounts")
+		for _, l := range lines {
+			require.Len(t, l.Points, 3, l.Name)
+			require.InDelta(t, 100, l.Points[0].Y, 0, "all are stale without a tree")
+			require.Less(t, last(l), l.Points[1].Y, "%s: more retention, fewer stale transactions", l.Name)
+		}
+		require.Less(t, last(lines[1]), last(lines[0]), "more accounts, fewer stale transactions")
 	},
 	"rainblock/fig3": func(t *testing.T, out *outcome) {
 		files, nodes := out.Charts[0].Lines[0], out.Charts[0].Lines[1]
@@ -265,6 +275,7 @@ func TestDrawHandMade(t *testing.T) {
 	cells := func(tps ...float64) (cells []programsbench.GridCell) {
 		for i, x := range tps {
 			cells = append(cells, programsbench.GridCell{Gateways: 1 + i, NetRow: network(programsbench.ModeSharded, x)})
+			cells[i].StorageRequestsS, cells[i].StorageKeysS = x/10, x
 		}
 		return cells
 	}
@@ -274,7 +285,9 @@ func TestDrawHandMade(t *testing.T) {
 	}}})
 	require.NoError(t, err)
 	check(t, out)
-	require.Equal(t, row{"r 8, 1 gateway", "about 30K with r 7", "1500 transactions per second, 0.75 × the whole state"}, out.Rows[3])
+	require.Equal(t, row{"r 8, 1 gateway", "about 30K with r 7", "1500 transactions per second, 0.75 × the whole state"}, out.Rows[5])
+	require.Equal(t, row{"r 8, 1 gateway: a storage node", "1.3K requests per second with r 0 to 9.4K with r 6", "150 requests, 1500 keys with proofs per second"}, out.Rows[6])
+	require.Equal(t, []point{at(0, 100), at(8, 150)}, out.Charts[1].Lines[0].Points)
 	require.Len(t, out.Charts[0].Lines, 2)
 	require.Len(t, out.Charts[0].Lines[0].Points, 2)
 
