@@ -256,10 +256,11 @@ const maxSpareMultiproof = 4 << 20
 // pack returns the multiproof with the trees that the function trees appends to out, beginning in
 // the first version.
 func (p *packing) pack(shares []Share, trees func(*Version) error) ([]byte, error) {
-	defer runtime.KeepAlive(shares)
 	for _, s := range shares {
-		s.Version.inUse()
-		if s.Version.top != shares[0].Version.top {
+		v := s.Version
+		v.inUse()
+		defer runtime.KeepAlive(v)
+		if v.top != shares[0].Version.top {
 			return nil, errOtherShare
 		}
 	}

@@ -126,7 +126,7 @@ func newRoot() *cobra.Command {
 		benchmark("join", "Measures how fast a new node fetches a chain's blocks: over the transport (TCP, RDMA) and by block sync",
 			"join --blocks 40", joinbench.Run),
 		benchmark("relay", "Measures the propagation of large blocks to validators: over p2p, and by transport.relay (TCP, RDMA)",
-			"relay --rounds 1 --blocks 2", relaybench.Run),
+			"relay --rounds 1 --blocks 2 --block-bytes 256KiB,1MiB", relaybench.Run),
 		benchmark("papers", "Measures the figures of the four papers, and draws them",
 			"papers --quick --only avlstar/space", papersbench.Run),
 		benchmark("transport", "Measures rates and CPU time of responses over plain sockets, TLS and RDMA",

@@ -302,6 +302,8 @@ func TestCosmos(t *testing.T) {
 		require.GreaterOrEqual(t, f.Chunks, 3)
 		require.Greater(t, f.Bytes, int64(20_000*120))
 	}
+	require.Len(t, result.Targets, 6)
+	require.Contains(t, result.Targets[5].Undecided, "20 blocks")
 	require.Len(t, result.Stores, 3)
 	for name, f := range result.Stores {
 		positive(t, figures["stores"].(map[string]any)[name].(map[string]any), "load_s", "commit_p50_ms", "commit_one_core_p50_ms", "get_ns", "iterate_ns", "proof_us", "open_s")
@@ -520,6 +522,7 @@ func TestPrograms(t *testing.T) {
 	require.Len(t, result.Grid, 2, "validators with the whole state, and r 12")
 	require.Len(t, result.Grid[1].Cells, 2)
 	for _, cell := range result.Grid[1].Cells {
+		require.Positive(t, cell.StorageRequestsS)
 		require.Positive(t, cell.TPS.Median, cell.Gateways)
 		require.Positive(t, cell.GatewaysMicros, cell.Gateways)
 	}
@@ -592,14 +595,14 @@ func TestRefusals(t *testing.T) {
 		"join":     {{"--blocks=1", "--blocks is 1"}, {"--block-bytes=2048 --value-bytes=4096", "--value-bytes is 4096"}},
 		"timeline": {{"--json=no/such/folder/x.json", "--json: cannot write the result"}, {"--validators=0", "--validators"}},
 		"faults":   {{"--faults=dead", `"dead", it takes silent`}, {"--slow=0s", "--slow is 0s"}},
-		"relay":    {{"--blocks=51", "--blocks is 51"}, {"--rates=5", "--rates has 5"}},
+		"relay":    {{"--blocks=51", "--blocks is 51"}, {"--rates=5", "--rates has 5"}, {"--block-bytes=1KiB", "--block-bytes has 1KiB"}, {"--sends=0", "--sends is 0"}},
 		"client":   {{"--value-bytes=1", "--value-bytes is 1, it must be from 16"}, {"--starlingd=no/such/program --etcdstore=none", "no/such/program"}},
 		"watch":    {{"--changes=5", "--tx-changes"}, {"--heights=100000", "--heights is 100000"}},
-		"dsm":      {{"--retain=17", "--retain is 17"}, {"--shards=0", "--shards has 0"}, {"--depths=20", "--depths has 20"}, {"--phases=", "--phases is empty"}, {"--paged-mb=1", "--paged-mb is 1"}},
+		"dsm":      {{"--retain=17", "--retain is 17"}, {"--shards=0", "--shards has 0"}, {"--depths=20", "--depths has 20"}, {"--phases=", "--phases is empty"}, {"--paged-mb=1", "--paged-mb is 1"}, {"--accounts=10", "--accounts has 10"}},
 		"programs": {{"--workers=20 --accounts=10", "--workers is 20"}, {"--phases=", "--phases is empty"}, {"--shares=101", "--shares has 101"}},
 		"transport": {
-			{"--sizes=64KB", `"64KB"`}, {"--sizes=8MiB", "4MiB at most"}, {"--sizes=4194304MiB", "4MiB at most"}, {"--sizes=512", "--sizes has 512B"}, {"--peers=9", "--peers has 9"},
-			{"--limit=1ms", "--limit is 1ms"}, {"--device=a,b,c", `"a,b,c"`}, {"--guest --device=rxe0", "device and programs of its own"},
+			{"--sizes=64KB", `"64KB"`}, {"--sizes=8MiB", "--sizes has 8MiB"}, {"--sizes=4194304MiB", "--sizes has 4194304MiB"}, {"--sizes=512", "--sizes has 512B"}, {"--peers=9", "--peers has 9"},
+			{"--limit=1ms", "--limit is 1ms"}, {"--devices=a,b,c", `"a,b,c"`}, {"--guest --devices=rxe0", "devices and programs of its own"},
 		},
 	} {
 		for _, c := range cases {

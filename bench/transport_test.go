@@ -61,19 +61,24 @@ func TestTransportWithoutTheDevice(t *testing.T) {
 	if rdma.Supported {
 		t.Skip("this build has RDMA")
 	}
-	_, err := run(t.Context(), "transport", "--device", "mlx5_0")
-	require.ErrorContains(t, err, `--device is "mlx5_0"`)
-	require.ErrorContains(t, err, "built without RDMA")
+	_, err := run(t.Context(), "transport", "--devices", "mlx5_0,mlx5_1")
+	require.ErrorContains(t, err, "no RDMA device mlx5_0: this program was built without RDMA")
+	require.ErrorContains(t, err, "\nit takes a build with -tags rdma")
 }
 
 // TestRDMARefusals covers the commands for which RDMA is one of several channels.
 func TestRDMARefusals(t *testing.T) {
-	for _, command := range []string{"join", "relay"} {
-		_, err := run(t.Context(), command, "--guest", "--device", "rxe0")
-		require.ErrorContains(t, err, "leave out --device", command)
+	for _, command := range []string{"join", "relay", "papers"} {
+		_, err := run(t.Context(), command, "--guest", "--devices", "rxe0")
+		require.ErrorContains(t, err, "leave out --devices", command)
+		for _, devices := range []string{"mlx5_0,", ",", "a,b,c"} {
+			_, err := run(t.Context(), command, "--devices", devices)
+			require.ErrorContains(t, err, "it must name one device, or two", command)
+		}
 		if !rdma.Supported {
-			_, err := run(t.Context(), command, "--device", "mlx5_0", "--dir", t.TempDir())
-			require.ErrorContains(t, err, "built without RDMA", command)
+			_, err := run(t.Context(), command, "--devices", "mlx5_0,mlx5_1", "--dir", t.TempDir())
+			require.ErrorContains(t, err, "no RDMA device mlx5_0: this program was built without RDMA", command)
+			require.ErrorContains(t, err, "\nit takes a build", command)
 		}
 	}
 }

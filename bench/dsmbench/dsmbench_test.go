@@ -1,6 +1,7 @@
 package dsmbench
 
 import (
+	"bytes"
 	"context"
 	"testing"
 
@@ -136,4 +137,34 @@ func TestAges(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2, 4, 5, 8, 16, 32}, (&Options{Window: 32}).ages())
 	require.Equal(t, []int{0, 1}, (&Options{Window: 1}).ages())
 	require.Equal(t, []int{0, 1, 2, 4, 5}, (&Options{Window: 5}).ages())
+}
+
+// More retention and more accounts both mean fewer stale transactions. A tree to its leaves, or
+// without any levels, is the limit: none is stale, or all are.
+func TestStale(t *testing.T) {
+	share := map[int][]StaleRow{}
+	for _, keys := range []int{3000, 30_000} {
+		s := small
+		s.Keys = keys
+		rows, err := stale(t.Context(), s, 4, []int{0, 4, 8, 16}, func() {})
+		require.NoError(t, err)
+		require.Len(t, rows, 4)
+		require.Equal(t, StaleRow{Keys: keys, Depth: 0, StaleRate: 1}, rows[0])
+		for i := range rows[1:] {
+			require.LessOrEqual(t, rows[i+1].StaleRate, rows[i].StaleRate)
+		}
+		share[keys] = rows
+	}
+	require.Zero(t, share[3000][3].StaleRate, "the whole tree")
+	require.Less(t, share[30_000][2].StaleRate, 1.0)
+}
+
+func TestPrintStale(t *testing.T) {
+	var out bytes.Buffer
+	(&Result{Stale: []StaleRow{{2000, 0, 1}, {2000, 8, 0.5}, {10_000, 0, 1}, {10_000, 8, 0.125}}}).printStale(&out)
+	require.Equal(t, `
+stale after a block    r 0    r 8
+2,000 accounts       1.000  0.500
+10,000 accounts      1.000  0.125
+`, out.String())
 }

@@ -19,6 +19,9 @@ type Options struct {
 	// of Shards.
 	Together []int
 	Depths   []int // further values of r, one row of the sizes each
+	// Accounts are the numbers of accounts for which the phase sizes counts stale transactions by
+	// r.
+	Accounts []int
 	Blocks   int   // measured blocks in each row
 	Delays   []int // round-trip times to storage nodes in ms, one row of the prefetch phase each
 	Phases   []string
@@ -58,6 +61,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Ints(&o.Shards, "shards", []int{1, 2, 4, 8, 16}, 1, 64, "numbers of storage nodes, one row each")
 	f.Ints(&o.Together, "together", []int{1, 4}, 1, 64, "smaller numbers of storage nodes with as many ranges as the last of --shards, one further row each")
 	f.IntSliceVar(&o.Depths, "depths", []int{0, 8, 10, 14, 16}, "further values of r, from 0 to 16, one row of the sizes each")
+	f.Ints(&o.Accounts, "accounts", nil, 2000, math.MaxInt, "numbers of accounts for which the phase sizes counts stale transactions, by r (default: none)")
 	f.Int(&o.Blocks, "blocks", 60, 1, math.MaxInt, "measured blocks in each row")
 	f.Ints(&o.Delays, "delays", []int{0, 20, 80}, 0, 1000, "added round-trip times to storage nodes, in ms, one row of the prefetch phase each")
 	f.Names(&o.Phases, "phases", Phases, Phases, "phases to run")

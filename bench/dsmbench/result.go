@@ -47,6 +47,7 @@ type Result struct {
 	ShardRows []ShardRow `json:"shard_rows"`
 	// TogetherRows have several ranges on each node.
 	TogetherRows []ShardRow    `json:"together_rows,omitempty"`
+	Stale        []StaleRow    `json:"stale,omitempty"` // by number of accounts, and r
 	Join         Joined        `json:"join"`
 	Range        Range         `json:"range"`
 	Prefetch     []PrefetchRow `json:"prefetch"`
@@ -114,6 +115,14 @@ type AgeRow struct {
 	StaleRate float64 `json:"stale_rate"`
 
 	missed, txs, stale, dropped int
+}
+
+// StaleRow has the share of transactions that are stale after one block, because a path changed
+// below depth r.
+type StaleRow struct {
+	Keys      int     `json:"keys"` // accounts
+	Depth     int     `json:"r"`
+	StaleRate float64 `json:"stale_rate"`
 }
 
 // App has the figures of an application in one mode.

@@ -225,7 +225,7 @@ func (s *sizer) staleness(b *block) error {
 		for j := range b.transfers {
 			t := &b.transfers[j]
 			row.txs++
-			if changed(old, now, t.keys[0]) || changed(old, now, t.keys[1]) {
+			if changed(old.upper, now.upper, t.keys[0]) || changed(old.upper, now.upper, t.keys[1]) {
 				row.stale++
 			}
 		}
@@ -233,11 +233,11 @@ func (s *sizer) staleness(b *block) error {
 	return nil
 }
 
-// changed reports whether the path to a key has changed below the upper tree.
-func changed(old, now at, key []byte) bool {
+// changed reports whether the path to a key has changed below two upper trees of the same depth.
+func changed(old, now *avlstar.Partial, key []byte) bool {
 	wants := []avlstar.Want{{Key: key}}
-	_, before := old.upper.Version().Missing(wants)
-	_, after := now.upper.Version().Missing(wants)
+	_, before := old.Version().Missing(wants)
+	_, after := now.Version().Missing(wants)
 	for h := range before {
 		if _, same := after[h]; !same {
 			return true
@@ -283,6 +283,8 @@ func (r *runner) runSizes(ctx context.Context) error {
 		return err
 	}
 	r.progress.Working("with deletions")
-	r.result.Deletions.Sizes, err = s.measure(ctx, true, r.o.Window)
-	return err
+	if r.result.Deletions.Sizes, err = s.measure(ctx, true, r.o.Window); err != nil {
+		return err
+	}
+	return r.runStale(ctx, slices.Sorted(slices.Values(depths)))
 }

@@ -53,9 +53,9 @@ func (r *runner) starts(ctx context.Context, dir string) (row StartRow, err erro
 	}
 	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: chainID})
 	v := r.chain.newest()
-	b := begin{Role: roleNode, Dir: dir, PagedBytes: min(int64(treeBytes(v.Memory()))/rangeShare, mostBudget), Heights: rangeHeights}
+	b := begin{Role: roleNode, Dir: dir, Ranges: []keyRange{{}}, PagedBytes: min(int64(treeBytes(v.Memory()))/rangeShare, mostBudget), Heights: rangeHeights}
 	r.progress.Begin(fmt.Sprintf("starts with %s", harness.Count(r.o.Keys, "key")), "starts", startTurns)
-	if err := createIn(b, v, v.Leaves()); err != nil {
+	if err := createIn(b, 0, v, v.Leaves()); err != nil {
 		return row, err
 	}
 	nodes := &storageNodes{}

@@ -105,6 +105,27 @@ func (r *Result) printSizes(out io.Writer) {
 		cells = append(cells, []string{harness.Count(a.Age, "block"), fmt.Sprintf("%.3g", a.MissRate), fmt.Sprintf("%.3f", a.StaleRate), fmt.Sprintf("%.3g", b.MissRate), fmt.Sprintf("%.3f", b.StaleRate)})
 	}
 	harness.PrintAligned(out, cells)
+	r.printStale(out)
+}
+
+// printStale has a row for each number of accounts, and a column for each r.
+func (r *Result) printStale(out io.Writer) {
+	if len(r.Stale) == 0 {
+		return
+	}
+	cells := [][]string{{"stale after a block"}}
+	for _, s := range r.Stale {
+		if s.Keys == r.Stale[0].Keys {
+			cells[0] = append(cells[0], fmt.Sprintf("r %d", s.Depth))
+		}
+		name := harness.Count(s.Keys, "account")
+		if cells[len(cells)-1][0] != name {
+			cells = append(cells, []string{name})
+		}
+		cells[len(cells)-1] = append(cells[len(cells)-1], fmt.Sprintf("%.3f", s.StaleRate))
+	}
+	fmt.Fprintln(out)
+	harness.PrintAligned(out, cells)
 }
 
 func (r *Result) printNodes(out io.Writer) {

@@ -2,6 +2,7 @@
 // stores the nodes.
 //
 //	changes ──▶ Commit ──▶ Node: path, hash, blob ──▶ hash scheme: key is the hash          (geth's hashdb)
+//	                                              ├─▶ the same with ChainKV's prefix of the key: the depth, or the path
 //	                                              └─▶ path scheme: key is 'A' ‖ path        (geth's pathdb)
 //	account ──▶ Get, Prove ──▶ Read: the caller's blob of a path and a hash
 //
@@ -9,6 +10,7 @@
 package gethtrie
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -54,6 +56,14 @@ func place(key []byte) []byte { return crypto.Keccak256(key) }
 // HashKey returns the key of a node in geth's hash scheme (core/rawdb/accessors_trie.go,
 // WriteLegacyTrieNode).
 func HashKey(hash Hash) []byte { return hash.Bytes() }
+
+// RowKey returns the key of a node with the row prefix of ChainKV (Chen et al., 2023, section 7.2):
+// nodes of one depth are neighbours.
+func RowKey(path []byte, hash Hash) []byte { return append([]byte{byte(len(path))}, hash.Bytes()...) }
+
+// ColumnKey returns the key of a node with the column prefix of ChainKV: a node's neighbours are
+// those below it. As in the hash scheme, a node that changes gets another key.
+func ColumnKey(path []byte, hash Hash) []byte { return append(bytes.Clone(path), hash.Bytes()...) }
 
 // PathKey returns the key of a node in geth's path scheme (core/rawdb/schema.go,
 // accountTrieNodeKey).

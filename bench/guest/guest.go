@@ -12,11 +12,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/e2e/runner"
 )
 
@@ -25,21 +27,54 @@ const Devices = "rxe0,rxe1"
 
 // Target selects where a benchmark with RDMA measurements runs.
 type Target struct {
-	Device string // RDMA device, by name or address; "": RDMA is not measured
-	Guest  bool   // run the whole benchmark in the VM
+	// Devices are the RDMA devices of the two sides, by name or address, as "D" (both) or "D,D";
+	// "": RDMA is not measured.
+	Devices string
+	Guest   bool // run the whole benchmark in the VM
 }
 
-// Flags adds --device and --guest. program is the value of a flag that --guest excludes, because
+// Flags adds --devices and --guest. program is the value of a flag that --guest excludes, because
 // the VM has its own build of that program.
 func (t *Target) Flags(f *harness.Flags, program *string) {
-	f.StringVar(&t.Device, "device", "", "RDMA device, by name or address, for measurements over RDMA (default: none); needs builds with RDMA (-tags rdma)")
+	f.StringVar(&t.Devices, "devices", "", "RDMA devices of the two sides, by name or address: one for both, or two (mlx5_0,mlx5_1); needs a build with RDMA (-tags rdma)")
 	f.BoolVar(&t.Guest, "guest", false, "run in a QEMU VM with Soft-RoCE devices, with programs built for it (docs/how-to/rdma.md)")
 	f.Also(func() error {
-		if t.Guest && (t.Device != "" || *program != "") {
-			return errors.New("--guest has a device and programs of its own: leave out --device and the flag of a program")
+		if t.Guest && (t.Devices != "" || *program != "") {
+			return errors.New("--guest has devices and programs of its own: leave out --devices and the flag of a program")
+		}
+		names := strings.Split(t.Devices, ",")
+		if t.Devices != "" && (len(names) > 2 || slices.Contains(names, "")) {
+			return fmt.Errorf("--devices is %q, it must name one device, or two separated by a comma", t.Devices)
 		}
 		return nil
 	})
+}
+
+// Add returns a command with the flags that select t.
+func (t Target) Add(command string) string {
+	if t.Devices != "" {
+		command += " --devices " + t.Devices
+	}
+	if t.Guest {
+		command += " --guest"
+	}
+	return command
+}
+
+// Starlingd returns the path of starlingd: given, or a build, with RDMA in dir if there are
+// devices.
+func (t Target) Starlingd(ctx context.Context, given, dir string, progress *harness.Progress) (string, error) {
+	if given != "" || t.Devices == "" {
+		return network.Starlingd(ctx, given, progress)
+	}
+	root, err := runner.Root(ctx)
+	if err != nil {
+		return "", err
+	}
+	progress.Begin("build", "programs", 1)
+	progress.Working("starlingd")
+	program := filepath.Join(dir, "starlingd")
+	return program, build(ctx, root, "./cmd/starlingd", program)
 }
 
 // Run is a command to run in the VM.

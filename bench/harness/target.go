@@ -17,9 +17,10 @@ type Target struct {
 	Undecided string `json:"undecided,omitempty"`
 }
 
-// AtLeast is a target for a ratio that should be want or more.
+// AtLeast is a target for a ratio that should be want or more. A ratio of 0 is undecided, as with
+// AtMost.
 func AtLeast(name string, want, ratio float64) Target {
-	return Target{Name: name, Met: ratio >= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
+	return Target{Name: name, Met: ratio >= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}.ifMeasured()
 }
 
 // MedianAtLeast is a target for the median of ratios that should be want or more. It is undecided
@@ -29,14 +30,24 @@ func MedianAtLeast(name string, want float64, ratio Interval) Target {
 	if !t.Met && ratio.High >= want {
 		t.Undecided = "the interval contains the target"
 	}
-	return t
+	return t.ifMeasured()
 }
 
 // AtMost is a target for a ratio that should be want or less. A ratio of 0 is undecided: Ratio
 // returns 0 if nothing was measured, and no measured cost is 0.
 func AtMost(name string, want, ratio float64) Target {
-	t := Target{Name: name, Met: ratio <= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}
-	if ratio == 0 {
+	return Target{Name: name, Met: ratio <= want, Figure: ratio, Measure: fmt.Sprintf("%.3g×", ratio)}.ifMeasured()
+}
+
+// Within is a target for a cost in a unit that should be most or less. A cost of 0 is undecided, as
+// with AtMost.
+func Within(name string, most, cost float64, unit string) Target {
+	return Target{Name: name, Met: cost <= most, Figure: cost, Measure: fmt.Sprintf("%.3g %s", cost, unit)}.ifMeasured()
+}
+
+// ifMeasured returns t, undecided if its figure is 0.
+func (t Target) ifMeasured() Target {
+	if t.Figure == 0 {
 		t.Met, t.Undecided = false, NotMeasured
 	}
 	return t

@@ -16,7 +16,7 @@ func inGuest(ctx context.Context, o Options, dir string, progress *harness.Progr
 	result := new(Result)
 	err := guest.Run{
 		Args: []string{
-			"join", "--device", "rxe0", "--starlingd", "./starlingd", "--dir", "/root", "--blocks", strconv.Itoa(o.Blocks), "--block-bytes", strconv.Itoa(o.BlockBytes),
+			"join", "--devices", "rxe0", "--starlingd", "./starlingd", "--dir", "/root", "--blocks", strconv.Itoa(o.Blocks), "--block-bytes", strconv.Itoa(o.BlockBytes),
 			"--value-bytes", strconv.Itoa(o.ValueBytes), "--rounds", strconv.Itoa(o.Rounds), "--seed", strconv.FormatUint(o.Seed, 10), "--patience", o.Patience.String(),
 		},
 		Programs: []string{"./cmd/starlingd"}, MemoryMiB: programs + 12*(o.Blocks*o.BlockBytes>>20),

@@ -48,6 +48,16 @@ func TestWay(t *testing.T) {
 	require.Contains(t, out.String(), "joiner, transport, RDMA: 10.00 CPU seconds, 2.00 of them in the kernel; at most 2.50 processors in a second")
 }
 
+// Only RDMA has addresses of devices. Two sides with one device have one address.
+func TestFabric(t *testing.T) {
+	one, two := &run{serving: "10.7.0.1", joining: "10.7.0.1"}, &run{serving: "10.7.0.1", joining: "10.7.0.2"}
+	require.Equal(t, []string{"10.7.0.1"}, one.fabric(wayRDMA))
+	require.Equal(t, []string{"10.7.0.1", "10.7.0.2"}, two.fabric(wayRDMA))
+	for _, way := range []int{wayTCP, wayBlocksync, wayBlocksync500} {
+		require.Empty(t, two.fabric(way))
+	}
+}
+
 func TestReceivedMetric(t *testing.T) {
 	const metrics = `# TYPE starling_transport_rdma_bytes_total counter
 starling_transport_rdma_bytes_total{direction="received",peer="fabric"} 8.388608e+06

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/viper"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/network"
 	"github.com/starling-kv/starling/internal/child"
 	"github.com/starling-kv/starling/node"
 	"github.com/starling-kv/starling/node/config"
@@ -25,8 +26,9 @@ const ChildName = "join"
 
 // profileBegin has a joiner's home, and whether it fetches blocks over the transport.
 type profileBegin struct {
-	Dir     string `json:"dir"`
-	CatchUp bool   `json:"catch_up"`
+	Dir     string   `json:"dir"`
+	CatchUp bool     `json:"catch_up"`
+	Fabric  []string `json:"fabric"` // addresses with which the node may have RDMA channels
 }
 
 // Component is the CPU time of a part of the joiner, by the samples of a profile.
@@ -65,6 +67,10 @@ func startProfiled(b profileBegin) (p *profiled, err error) {
 	v := viper.New()
 	v.Set("catch_up.enabled", b.CatchUp)
 	v.Set("disk.min_free_bytes", 0)
+	if len(b.Fabric) > 0 {
+		v.Set("transport.rdma", "required")
+		v.Set("transport.rdma_fabric", network.Fabric(b.Fabric...))
+	}
 	conf, err := config.Load(b.Dir, v)
 	if err != nil {
 		return nil, err

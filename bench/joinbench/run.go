@@ -45,7 +45,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of joins over each path; the result has their medians")
 	f.Seed(&o.Seed)
 	f.Time(&o.Patience, "patience", 20*time.Minute, time.Second, 24*time.Hour, "time limit for one join")
-	f.BoolVar(&o.Profile, "profile", false, "take a CPU profile in one more join over each path without RDMA, by component (not with --guest)")
+	f.BoolVar(&o.Profile, "profile", false, "take a CPU profile in one more join over each path, by component (not with --guest)")
 	f.Program(&o.Starlingd, "starlingd")
 	o.Target.Flags(f, &o.Starlingd)
 	f.Also(func() error {
@@ -133,7 +133,7 @@ func (r *Result) Print(w io.Writer) {
 	if r.RDMAS != nil {
 		fmt.Fprintf(w, "%.0f %% of the blocks came over RDMA\n", 100**r.RDMAShare)
 	} else {
-		fmt.Fprintln(w, "RDMA was not measured: it needs --device or --guest")
+		fmt.Fprintln(w, "RDMA was not measured: it needs --devices or --guest")
 	}
 	if r.Guest {
 		fmt.Fprintln(w, "Measured in the emulated VM, where encryption is slow, unlike on hardware. RDMA avoids encryption, block sync does not.")
@@ -173,7 +173,8 @@ type run struct {
 	o         Options
 	dir       string
 	program   string
-	address   string // of the RDMA device; "": none
+	serving   string // address of the validator's RDMA device; "": none
+	joining   string // of the joiner's
 	validator *runner.Home
 	progress  *harness.Progress
 }
@@ -201,13 +202,13 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Re
 
 func (r *run) run(ctx context.Context) (_ *Result, err error) {
 	measured := ways - 1
-	if r.o.Device != "" {
-		if r.address, err = transportbench.Address(r.o.Device); err != nil {
+	if r.o.Devices != "" {
+		if r.serving, r.joining, err = transportbench.Addresses(r.o.Devices); err != nil {
 			return nil, err
 		}
 		measured = ways
 	}
-	if r.program, err = network.Starlingd(ctx, r.o.Starlingd, r.progress); err != nil {
+	if r.program, err = r.o.Target.Starlingd(ctx, r.o.Starlingd, r.dir, r.progress); err != nil {
 		return nil, err
 	}
 	if r.validator, err = r.home(ctx, "validator"); err != nil {
@@ -222,7 +223,7 @@ func (r *run) run(ctx context.Context) (_ *Result, err error) {
 	}
 	profiles := 0
 	if r.o.Profile {
-		profiles = wayRDMA
+		profiles = measured
 	}
 	r.progress.Begin("join", "joins", measured*r.o.Rounds+profiles)
 	var all [ways][]joined
@@ -332,6 +333,14 @@ func (r *run) join(ctx context.Context, way, round int, profile bool) (one joine
 	if err != nil {
 		return one, err
 	}
+	if way == wayRDMA && r.joining != r.serving {
+		relay, at, err := network.Delay([]network.Hop{{From: joiner, To: r.validator, Target: serves, Host: r.joining, Transport: true}})
+		if err != nil {
+			return one, err
+		}
+		defer relay.Close()
+		serves = at[0]
+	}
 	for _, h := range []*runner.Home{r.validator, joiner} {
 		at, err := r.listen(h, way)
 		if err != nil {
@@ -355,7 +364,7 @@ func (r *run) join(ctx context.Context, way, round int, profile bool) (one joine
 		}
 		h.Release()
 	}
-	if _, err := r.start(processes, r.validator, true, way == wayRDMA); err != nil {
+	if _, err := r.start(processes, r.validator, true, way); err != nil {
 		return one, err
 	}
 	height := int64(r.o.Blocks)
@@ -369,11 +378,11 @@ func (r *run) join(ctx context.Context, way, round int, profile bool) (one joine
 		return one, err
 	}
 	if profile {
-		one.components, err = profileJoin(processes.Context(), profileBegin{joiner.Dir, way == wayTCP}, height-1)
+		one.components, err = profileJoin(processes.Context(), profileBegin{Dir: joiner.Dir, CatchUp: overTransport(way), Fabric: r.fabric(way)}, height-1)
 		return one, err
 	}
 	began := time.Now()
-	process, err := r.start(processes, joiner, way == wayTCP || way == wayRDMA, way == wayRDMA)
+	process, err := r.start(processes, joiner, overTransport(way), way)
 	if err != nil {
 		return one, err
 	}
@@ -387,23 +396,40 @@ func (r *run) join(ctx context.Context, way, round int, profile bool) (one joine
 	return one, err
 }
 
-// listen returns the p2p address of a node, host:port. An RDMA channel connects two device
-// addresses. Both nodes use the same address, so the device sends to itself.
+// overTransport reports whether the joiner fetches blocks over the transport.
+func overTransport(way int) bool { return way == wayTCP || way == wayRDMA }
+
+// listen returns the p2p address of a node, host:port. Each side's end of a connection has the
+// address of its RDMA device. With one device, both have the same address, and the device sends to
+// itself. With two, a relay at the joiner's address takes the joiner's connections to the
+// validator: the kernel would connect two local addresses from the one that is dialed. Data over
+// RDMA bypasses the relay.
 func (r *run) listen(h *runner.Home, way int) (string, error) {
-	if way == wayRDMA {
-		return network.P2P(h, r.address)
+	switch {
+	case way != wayRDMA:
+		return network.P2P(h, "")
+	case h == r.validator:
+		return network.P2P(h, r.serving)
 	}
-	return network.P2P(h, "")
+	return network.P2P(h, r.joining)
 }
 
-// start starts a node. If paths is set, the node uses RDMA, and the program must be built with it.
-func (r *run) start(processes *runner.Processes, h *runner.Home, blocks, paths bool) (*runner.Process, error) {
+// fabric returns the addresses with which a node may have RDMA channels; none without RDMA.
+func (r *run) fabric(way int) []string {
+	if way != wayRDMA {
+		return nil
+	}
+	return slices.Compact([]string{r.serving, r.joining})
+}
+
+// start starts a node. Over RDMA, the program must be built with it.
+func (r *run) start(processes *runner.Processes, h *runner.Home, blocks bool, way int) (*runner.Process, error) {
 	spec := runner.Spec{
 		Name: h.Name, Path: r.program, Args: []string{"start", "--home", h.Dir, fmt.Sprintf("--catch_up.enabled=%t", blocks)}, Log: h.Log(),
 		Env: []string{"STARLINGD_DISK_MIN_FREE_BYTES=0"}, // the VM's disk is small
 	}
-	if paths {
-		spec.Env = append(spec.Env, network.RDMA(r.address)...)
+	if way == wayRDMA {
+		spec.Env = append(spec.Env, network.RDMA(r.fabric(way)...)...)
 	}
 	return processes.Start(spec)
 }

@@ -307,6 +307,7 @@ func (n *Network) ServeGRPC(h *runner.Home) (string, error) {
 type Hop struct {
 	From, To  *runner.Home
 	Target    string        // host:port of To
+	Host      string        // at which the relay listens; "": loopback
 	Delay     time.Duration // in each direction
 	Transport bool          // Target is of p2p, and the transport of its node is reached, too
 }
@@ -325,6 +326,13 @@ func Delay(hops []Hop) (relay *link.Relay, addresses []string, err error) {
 	)
 	for i, hop := range hops {
 		from, to, at := hop.From.Name, hop.To.Name, held.Address(i)
+		if hop.Host != "" {
+			_, port, err := net.SplitHostPort(at)
+			if err != nil {
+				return nil, nil, err
+			}
+			at = net.JoinHostPort(hop.Host, port)
+		}
 		addresses = append(addresses, at)
 		links = append(links, link.Link{From: from, To: to, Listen: at, Target: hop.Target})
 		if hop.Transport {
@@ -433,11 +441,20 @@ func P2P(h *runner.Home, host string) (string, error) {
 	return net.JoinHostPort(host, port), err
 }
 
-// RDMA returns the environment of a node that serves the transport over RDMA only, on the device
-// with the address host.
-func RDMA(host string) []string {
-	addr := netip.MustParseAddr(host)
-	return []string{"STARLINGD_TRANSPORT_RDMA=required", "STARLINGD_TRANSPORT_RDMA_FABRIC=" + netip.PrefixFrom(addr, addr.BitLen()).String()}
+// RDMA returns the environment of a node that needs an RDMA device, and may have channels with the
+// nodes at some addresses.
+func RDMA(hosts ...string) []string {
+	return []string{"STARLINGD_TRANSPORT_RDMA=required", "STARLINGD_TRANSPORT_RDMA_FABRIC=" + Fabric(hosts...)}
+}
+
+// Fabric returns the value of transport.rdma_fabric that allows some addresses.
+func Fabric(hosts ...string) string {
+	networks := make([]string, len(hosts))
+	for i, host := range hosts {
+		addr := netip.MustParseAddr(host)
+		networks[i] = netip.PrefixFrom(addr, addr.BitLen()).String()
+	}
+	return strings.Join(networks, ",")
 }
 
 // runAll starts the validators, and waits until all take part in consensus. A node that is still

@@ -3,6 +3,7 @@ package network
 import (
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,6 +40,11 @@ func answered(t *testing.T, address string) string {
 }
 
 // A hop leads to its target and, if it has one, to the transport next to it.
+func TestRDMA(t *testing.T) {
+	require.Equal(t, []string{"STARLINGD_TRANSPORT_RDMA=required", "STARLINGD_TRANSPORT_RDMA_FABRIC=10.7.0.1/32"}, RDMA("10.7.0.1"))
+	require.Equal(t, "10.7.0.1/32,fd00::2/128", Fabric("10.7.0.1", "fd00::2"))
+}
+
 func TestDelay(t *testing.T) {
 	held, err := ports.Hold(2)
 	require.NoError(t, err)
@@ -53,10 +59,12 @@ func TestDelay(t *testing.T) {
 	from, to := &runner.Home{Name: "a"}, &runner.Home{Name: "b"}
 	relay, at, err := Delay([]Hop{
 		{From: from, To: to, Target: p2p, Delay: time.Millisecond, Transport: true}, {From: from, To: to, Target: rpc, Delay: time.Millisecond},
+		{From: from, To: to, Target: "127.0.0.1:1", Host: "localhost"},
 	})
 	require.NoError(t, err)
 	defer relay.Close()
-	require.Len(t, at, 2)
+	require.Len(t, at, 3)
+	require.True(t, strings.HasPrefix(at[2], "localhost:"), at[2])
 	require.Equal(t, "p2p", answered(t, at[0]))
 	require.Equal(t, "rpc", answered(t, at[1]))
 	beside, err := runner.TransportOf(at[0])

@@ -23,6 +23,8 @@ type figure struct {
 	// it, or options of the figure's own run.
 	how         string
 	quick, full []string
+	// rdma: the commands also measure RDMA on the devices, or in the VM, that the run names.
+	rdma bool
 	// differs lists what differs from the paper's set-up.
 	differs []string
 	// reason says why the figure cannot be repeated here, and needs what it would take. Such a
@@ -32,12 +34,22 @@ type figure struct {
 	run func(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error)
 }
 
-// commands returns the commands of a mode. A figure whose full run is the quick one has only that.
-func (f *figure) commands(full bool) []string {
-	if full && f.full != nil {
-		return f.full
+// commands returns the commands of a run. A figure whose full run is the quick one has only that.
+func (f *figure) commands(o Options) []string {
+	commands := f.quick
+	if o.Full && f.full != nil {
+		commands = f.full
 	}
-	return f.quick
+	if !f.rdma {
+		return commands
+	}
+	commands = slices.Clone(commands)
+	for i, c := range commands {
+		if !o.Guest || !strings.Contains(c, "--profile") { // profiles in the VM are meaningless
+			commands[i] = o.Add(c)
+		}
+	}
+	return commands
 }
 
 // outcome is what a figure's run measured.

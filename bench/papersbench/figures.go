@@ -47,13 +47,13 @@ var chainkvFigures = []*figure{
 	{
 		id: "chainkv/stores", title: "§8.3 and §8.4: writes, reads, and the steps to them",
 		paper: "Writes 30.77 to 99.69 % faster than Geth. Account queries 190.13 to 320.77 % faster, transaction queries 2.52 to 12.57 %, by distribution.",
-		how:   "The program storage: a chain is replayed and queried. Each baseline keeps the blocks and the nodes of its state in one Pebble database: mixed has IAVL's nodes, geth-hash and geth-path those of Ethereum's trie in geth's two schemes.",
-		quick: []string{"storage --keys 50000 --blocks 40 --queries 1000 --only write,reads --against mixed,geth-hash,geth-path"},
-		full:  []string{"storage --only write,reads --against mixed,geth-hash,geth-path"},
+		how:   "The program storage: a chain is replayed and queried. Each baseline keeps the blocks and the nodes of its state in one database, Pebble or goleveldb: mixed has IAVL's nodes, geth-hash and geth-path those of Ethereum's trie in geth's two schemes, geth-row and geth-column those by hash with ChainKV's prefixes.",
+		quick: []string{"storage --keys 50000 --blocks 40 --queries 1000 --only write,reads --against " + strings.Join(storePeers, ",")},
+		full:  []string{"storage --only write,reads --against " + strings.Join(storePeers, ",")},
 		differs: []string{
 			"Requests of geth's trie are replayed, not geth. geth-hash makes each block durable, geth does so after many; geth-path has geth's flat state and a write buffer, without its history.",
 			"A generated chain, not Ethereum's blocks; the state has 120 bytes for each account.",
-			"The paper's row and column prefixes are replaced by leaves in key order.",
+			"Starling has leaves in key order instead of prefixes. In the baselines, a prefix is a node's depth (row) or its path (column), without separate zones.",
 		},
 		run: drawn(storagebench.Run, drawStores),
 	},
@@ -94,11 +94,12 @@ var rainblockFigures = []*figure{
 		id: "rainblock/fig8", title: "Fig. 8: memory, witnesses and aborts by retention",
 		paper: "(a) A tree of depth 5 takes 40 % of the memory of the full one. (b) Witnesses are up to 95 % smaller. (c) More retention and more accounts mean fewer aborts.",
 		how:   "The program dsm, phase sizes.",
-		quick: []string{"dsm --phases sizes --keys 100000 --blocks 4 --window 2 --retain 12 --depths 0,4,8,16"},
-		full:  []string{"dsm --phases sizes"},
+		quick: []string{"dsm --phases sizes --keys 100000 --accounts 10000,30000,100000 --blocks 4 --window 2 --retain 12 --depths 0,4,8,16"},
+		full:  []string{"dsm --phases sizes --accounts 100000,300000,1000000,3000000"},
 		differs: []string{
 			"A binary tree: depth 4r here is about r in the paper's tree of 16 children.",
 			"A validator fetches what is missing and runs the transaction again; none aborts. The share of stale transactions stands for aborts.",
+			"(c) is after one block of 1,000 transactions, with one signer for 50 accounts. The paper draws two accounts evenly; here nine of ten are drawn from a tenth of the accounts.",
 		},
 		run: drawn(dsmbench.Run, drawFig8),
 	},
@@ -138,6 +139,7 @@ var rainblockFigures = []*figure{
 		differs: []string{
 			"All nodes and clients share one machine of two cores, so each further gateway takes CPU time from the others.",
 			"Four storage nodes instead of 16; clients sign, and validators agree by CometBFT.",
+			"A storage node serves what the load needs, not as much as it can. A request may be for many keys, and updates of blocks are requests.",
 		},
 		run: drawn(programsbench.Run, drawGrid),
 	},
@@ -173,6 +175,7 @@ var borFigures = []*figure{
 		how:   "The program join: a new node fetches the chain by CometBFT's block sync and over the transport. The CPU time of the node is divided by the time of the join; a part of it is spent in the kernel, for the network and files.",
 		quick: []string{"join --blocks 20 --rounds 1", "join --blocks 60 --rounds 1"}, full: []string{"join --blocks 200", "join --blocks 1000", "join --blocks 5000"},
 		differs: borDiffers("The text gives 114 s to BoR and 91 s to EOS. Its 20.2 % implies the opposite, which we state."),
+		rdma:    true,
 		run:     drawn(joinbench.Run, drawBlocks),
 	},
 	{
@@ -181,6 +184,7 @@ var borFigures = []*figure{
 		how:   "The program join, with one size: the CPU time of the new node, sampled each 100 ms.",
 		quick: []string{"join --blocks 100 --rounds 1"}, full: []string{"join --blocks 1000 --rounds 3"},
 		differs: borDiffers("The paper samples the server's CPU each second; here it is the node's, in processors. The paper's curves are in a picture, without numbers."),
+		rdma:    true,
 		run:     drawn(joinbench.Run, drawUse),
 	},
 	{
@@ -190,46 +194,53 @@ var borFigures = []*figure{
 		quick:   []string{"join --blocks 60 --rounds 1 --profile"},
 		full:    []string{"join --blocks 1000 --rounds 1 --profile"},
 		differs: borDiffers("A profile has 100 samples for each second of CPU time. A system call of a connection counts as network, one of a file as storage."),
+		rdma:    true,
 		run:     drawn(joinbench.Run, drawComponents),
 	},
 	{
 		id: "bor/broadcast", title: "Broadcast of blocks",
 		paper: "A mechanism without a figure.",
-		how:   "The program relay: three validators pass on blocks of 4 MiB by CometBFT's p2p, at two rates, and over the transport. A time is that from the proposal until the last validator has the last part.",
-		quick: []string{"relay --rounds 1 --blocks 2"}, full: []string{"relay"},
+		how: "The program relay: three validators pass on blocks of several sizes by CometBFT's p2p, at two rates, and over the transport. A time is that from the proposal until the last validator has the last part. " +
+			"Without consensus, a block is sent to two receivers over plain TCP, TCP with TLS, and RDMA.",
+		quick: []string{"relay --rounds 1 --blocks 2 --block-bytes 256KiB,1MiB,4MiB"}, full: []string{"relay --block-bytes 256KiB,1MiB,4MiB"},
 		differs: []string{
-			"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM does not predict hardware (relay --guest). With a device: relay --device.",
+			"RDMA only with --devices, which nobody has run, or with --guest: Soft-RoCE in a VM does not predict hardware.",
 			"CometBFT's consensus instead of DPoS, and all validators on this machine.",
+			"No node has plain TCP: it is measured without consensus only, with both sides in one process.",
 		},
-		run: drawn(relaybench.Run, drawRelay),
+		rdma: true,
+		run:  drawn(relaybench.Run, drawRelay),
 	},
 	{
 		id: "bor/rdma", title: "Fig. 8 to 10 over RDMA",
 		paper:  "All figures of BoR are over RDMA: see those above.",
-		reason: "There is no RDMA device. Soft-RoCE in a VM sends each packet through the kernel, which RDMA is to avoid.",
-		needs:  "Two machines with RDMA devices (RoCE v2 or InfiniBand) in one fabric, and the program built with -tags rdma: join --device, relay --device.",
+		reason: "There is no RDMA device. Soft-RoCE in a VM (--guest) sends each packet through the kernel, which RDMA is to avoid.",
+		needs:  "A machine with two RDMA devices (RoCE v2 or InfiniBand) in one fabric: CGO_ENABLED=1 go run -tags rdma . papers --only bor/fig9,bor/fig8,bor/broadcast --devices mlx5_0,mlx5_1.",
 	},
 }
 
 // borDiffers returns what differs in all figures of BoR, and one more difference.
 func borDiffers(more string) []string {
 	return []string{
-		"TCP with TLS. There is no RDMA device; Soft-RoCE in a VM is slower than TCP (join --guest).",
+		"TCP with TLS. RDMA only with --devices, which nobody has run, or with --guest: Soft-RoCE in a VM is slower than TCP.",
 		"Another consensus; both ways here run in the same node, which also executes and stores the blocks.", more,
 	}
 }
+
+// storePeers are the baselines of chainkv/stores.
+var storePeers = []string{"mixed", "goleveldb", "geth-hash", "geth-hash-goleveldb", "geth-row", "geth-column", "geth-path"}
 
 func drawStores(results []*storagebench.Result) (*outcome, error) {
 	r, out := results[0], &outcome{}
 	out.add("writes, Starling over mixed", "1.31 to 2.00 × of Geth", "%.2f × (interval of the median %.2f to %.2f)", r.WriteRatio, r.WriteRatioInterval.Low, r.WriteRatioInterval.High)
 	out.add("account queries, normal distribution, without a cache of nodes in mixed", "", "%.2f ×", r.ReadRatioAccPlain)
-	for _, geth := range []string{"geth-hash", "geth-path"} {
-		if ratio := r.WritesOver(geth); ratio > 0 {
-			out.add("writes, Starling over "+geth, "1.31 to 2.00 ×", "%.2f ×", ratio)
+	for _, contestant := range storePeers[1:] {
+		if ratio := r.WritesOver(contestant); ratio > 0 {
+			out.add("writes, Starling over "+contestant, "1.31 to 2.00 × of Geth", "%.2f ×", ratio)
 		}
 	}
 	var over []chart
-	for _, contestant := range []string{"mixed", "geth-hash", "geth-path"} {
+	for _, contestant := range storePeers {
 		c := chart{Name: "over-" + contestant, Title: "ChainKV §8.3: queries per second of Starling over those of " + contestant, X: "account queries of ten", Y: "×"}
 		for _, ratio := range r.ReadRatios(contestant) {
 			switch ratio.Accounts {
@@ -335,10 +346,19 @@ func drawFig8(results []*dsmbench.Result) (*outcome, error) {
 	if len(stale.Points) > 1 {
 		out.add("transactions that are stale after one block", "aborts, less with more retention and accounts", "%.1f %%", 100*r.StaleRate)
 	}
+	aborts := chart{Name: "accounts", Title: "RainBlock Fig. 8c: transactions that are stale after a block, by accounts", X: "depth r (binary)", Y: "%"}
+	for _, s := range r.Stale {
+		accounts := harness.Group(s.Keys) + " accounts"
+		aborts.Lines = appendTo(aborts.Lines, accounts, at(float64(s.Depth), 100*s.StaleRate))
+		out.add(fmt.Sprintf("%s, tree to depth %d", accounts, s.Depth), "fewer aborts with more retention, and with more accounts", "%.1f %% are stale after a block", 100*s.StaleRate)
+	}
 	keys := harness.Group(r.Keys) + " accounts"
 	out.Charts = []chart{
 		{Title: "RainBlock Fig. 8a and b: by depth of the tree that a validator keeps, " + keys, X: "depth r (binary)", Y: "%", Lines: []line{memory, bytes}},
 		{Name: "stale", Title: "RainBlock Fig. 8c: stale transactions by age of the witness, " + keys, X: "age in blocks", Y: "%", Lines: []line{stale}},
+	}
+	if len(aborts.Lines) > 0 {
+		out.Charts = append(out.Charts, aborts)
 	}
 	return out, nil
 }
@@ -413,7 +433,7 @@ func drawGrid(results []*programsbench.Result) (*outcome, error) {
 		return nil, errors.New(strings.Join(r.Failed, "; "))
 	}
 	var local float64
-	var lines []line // by number of gateways
+	var lines, storage []line // by number of gateways
 	for _, of := range r.Grid {
 		if of.Retain == nil {
 			local = of.Cells[0].TPS.Median
@@ -423,12 +443,20 @@ func drawGrid(results []*programsbench.Result) (*outcome, error) {
 		for i, c := range of.Cells {
 			if i == len(lines) {
 				lines = append(lines, line{Name: harness.Count(c.Gateways, "gateway")})
+				storage = append(storage, line{Name: "requests, " + lines[i].Name}, line{Name: "keys with proofs, " + lines[i].Name})
 			}
+			storage[2*i].Points = append(storage[2*i].Points, at(float64(*of.Retain), c.StorageRequestsS))
+			storage[2*i+1].Points = append(storage[2*i+1].Points, at(float64(*of.Retain), c.StorageKeysS))
 			lines[i].Points = append(lines[i].Points, at(float64(*of.Retain), c.TPS.Median, c.TPS.Low, c.TPS.High))
 			out.add(fmt.Sprintf("r %d, %s", *of.Retain, harness.Count(c.Gateways, "gateway")), "about 30K with r 7", "%.0f transactions per second, %.2f × the whole state", c.TPS.Median, harness.Ratio(c.TPS.Median, local))
+			out.add(fmt.Sprintf("r %d, %s: a storage node", *of.Retain, harness.Count(c.Gateways, "gateway")), "1.3K requests per second with r 0 to 9.4K with r 6",
+				"%.0f requests, %.0f keys with proofs per second", c.StorageRequestsS, c.StorageKeysS)
 		}
 	}
-	out.Charts = []chart{{Title: fmt.Sprintf("RainBlock Fig. 9a, by gateways; %.0f with the whole state", local), X: "r", Y: "transactions per second", Lines: lines}}
+	out.Charts = []chart{
+		{Title: fmt.Sprintf("RainBlock Fig. 9a, by gateways; %.0f with the whole state", local), X: "r", Y: "transactions per second", Lines: lines},
+		{Name: "storage", Title: "RainBlock Fig. 9a: what a storage node serves", X: "r", Y: "per second", Lines: storage},
+	}
 	return out, nil
 }
 
@@ -482,7 +510,7 @@ func drawFig3(results []*trieResult) (*outcome, error) {
 // the background differ.
 func localityCommands(size string) (all []string) {
 	for seed := range 3 {
-		all = append(all, strings.Join(strings.Fields(fmt.Sprintf("storage %s --only locality --against mixed,geth-hash,geth-path --seed %d", size, seed+1)), " "))
+		all = append(all, strings.Join(strings.Fields(fmt.Sprintf("storage %s --only locality --against mixed,geth-hash,geth-row,geth-column,geth-path --seed %d", size, seed+1)), " "))
 	}
 	return all
 }
@@ -562,22 +590,38 @@ func appendTo(lines []line, name string, p point) []line {
 	return lines
 }
 
-// drawRelay draws the times in which a block reaches all validators.
+// drawRelay draws the times in which a block reaches all validators, and those of a block that is
+// sent without consensus, by the size of the block.
 func drawRelay(results []*relaybench.Result) (*outcome, error) {
 	r, out := results[0], &outcome{}
-	c := chart{Title: fmt.Sprintf("BoR: time until %d validators have a block of %.1f MB", r.Validators, float64(r.BlockBytes)/1e6), Y: "ms"}
-	for i, run := range r.Runs {
+	c := chart{Title: fmt.Sprintf("BoR: time until %d validators have a block", r.Validators), X: "MB", Y: "ms", LogX: true, LogY: true}
+	for _, run := range r.Runs {
 		rate := fmt.Sprintf("p2p at %.4g MB/s", float64(run.P2PRate)/1e6)
-		c.Names = append(c.Names, rate)
-		x := float64(i)
-		c.Lines = appendTo(appendTo(c.Lines, "CometBFT's p2p", at(x, run.P2PMS)), "transport, TCP with TLS", at(x, run.RelayTCPMS))
-		out.add("block, "+rate, "", "p2p %.0f ms, transport %.0f ms; CPU of all validators %.0f and %.0f ms", run.P2PMS, run.RelayTCPMS, run.P2PCPUMS, run.RelayCPUMS)
+		mb := float64(run.BlockBytes) / 1e6
+		c.Lines = appendTo(appendTo(c.Lines, "CometBFT's "+rate, at(mb, run.P2PMS)), "transport, TCP with TLS; "+rate, at(mb, run.RelayTCPMS))
+		block := fmt.Sprintf("block of %.2f MB", mb)
+		out.add(block+", "+rate, "", "p2p %.0f ms, transport %.0f ms; CPU of all validators %.0f and %.0f ms", run.P2PMS, run.RelayTCPMS, run.P2PCPUMS, run.RelayCPUMS)
 		if run.RelayRDMA != nil {
-			c.Lines = appendTo(c.Lines, "transport, RDMA", at(x, *run.RelayRDMA))
-			out.add("block over RDMA, "+rate, "", "%.0f ms", *run.RelayRDMA)
+			c.Lines = appendTo(c.Lines, "transport, RDMA; "+rate, at(mb, *run.RelayRDMA))
+			out.add(block+" over RDMA, "+rate, "", "%.0f ms", *run.RelayRDMA)
 		}
 	}
-	out.Charts = []chart{c}
+	alone := chart{Name: "alone", Title: fmt.Sprintf("BoR: time until %d receivers have a block, without consensus", r.Validators-1), X: "MB", Y: "ms", LogX: true, LogY: true}
+	for _, s := range r.Sends {
+		mb := float64(s.BlockBytes) / 1e6
+		add := func(name string, i harness.Interval) {
+			alone.Lines = appendTo(alone.Lines, name, at(mb, i.Median, i.Low, i.High))
+		}
+		add("plain TCP", s.Plain)
+		add("TCP with TLS", s.TLS)
+		ours := fmt.Sprintf("plain TCP %.1f ms, with TLS %.1f ms", s.Plain.Median, s.TLS.Median)
+		if s.RDMA != nil {
+			add("RDMA", *s.RDMA)
+			ours += fmt.Sprintf(", RDMA %.1f ms", s.RDMA.Median)
+		}
+		out.add(fmt.Sprintf("block of %.2f MB, without consensus", mb), "", "%s", ours)
+	}
+	out.Charts = []chart{c, alone}
 	return out, nil
 }
 

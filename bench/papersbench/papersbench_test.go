@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,12 +15,14 @@ import (
 
 	"github.com/starling-kv/starling/bench/dsmbench"
 	"github.com/starling-kv/starling/bench/e2ebench"
+	"github.com/starling-kv/starling/bench/guest"
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/bench/joinbench"
 	"github.com/starling-kv/starling/bench/programsbench"
 	"github.com/starling-kv/starling/bench/relaybench"
 	"github.com/starling-kv/starling/bench/storagebench"
 	"github.com/starling-kv/starling/bench/syncbench"
+	"github.com/starling-kv/starling/transport/rdma"
 )
 
 // parsers check the commands of figures, by their first word.
@@ -70,14 +73,45 @@ func TestRegistry(t *testing.T) {
 		require.NotEmpty(t, f.how, f.id)
 		require.NotEmpty(t, f.differs, "%s: what differs from the paper", f.id)
 		for _, full := range []bool{false, true} {
-			require.NotEmpty(t, f.commands(full), f.id)
-			for _, c := range f.commands(full) {
+			require.NotEmpty(t, f.commands(Options{Full: full}), f.id)
+			for _, c := range f.commands(Options{Full: full}) {
 				word, _, _ := strings.Cut(c, " ")
 				require.NotNil(t, parsers[word], c)
 				require.NoError(t, parsers[word](c))
 			}
 		}
 	}
+}
+
+// The figures of BoR measure RDMA on the devices of the run, or in the VM; the others ignore them.
+func TestTargets(t *testing.T) {
+	for _, target := range []guest.Target{{Devices: "mlx5_0,mlx5_1"}, {Guest: true}} {
+		for _, f := range figures {
+			plain, commands := f.commands(Options{Full: true}), f.commands(Options{Full: true, Target: target})
+			require.Len(t, commands, len(plain))
+			for i, c := range commands {
+				want := plain[i]
+				if strings.HasPrefix(f.id, "bor/") && (f.id != "bor/components" || !target.Guest) {
+					want = target.Add(want)
+				}
+				require.Equal(t, want, c)
+				word, _, _ := strings.Cut(c, " ")
+				require.NoError(t, parsers[word](c))
+			}
+		}
+	}
+	o, err := parse[joinbench.Options](figureOf("bor/fig9").commands(Options{Target: guest.Target{Devices: "mlx5_0,mlx5_1"}})[0])
+	require.NoError(t, err)
+	require.Equal(t, "mlx5_0,mlx5_1", o.Devices)
+	require.Equal(t, 20, o.Blocks)
+	if !rdma.Supported {
+		_, err := Run(t.Context(), Options{Out: t.TempDir(), Target: guest.Target{Devices: "mlx5_0,mlx5_1"}}, harness.NewProgress(os.Stderr))
+		require.ErrorContains(t, err, "no RDMA device mlx5_0: ")
+	}
+}
+
+func figureOf(id string) *figure {
+	return figures[slices.IndexFunc(figures, func(f *figure) bool { return f.id == id })]
 }
 
 func TestUnknownFigure(t *testing.T) {

@@ -10,15 +10,18 @@ import (
 	"slices"
 	"time"
 
+	"github.com/starling-kv/starling/bench/guest"
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/transportbench"
 )
 
 // Options configure a run.
 type Options struct {
-	Only  []string // ids of figures; empty: all
-	Full  bool
-	Out   string
-	Force bool
+	guest.Target          // of the figures of RDMA
+	Only         []string // ids of figures; empty: all
+	Full         bool
+	Out          string
+	Force        bool
 }
 
 // Flags adds the flags of papers.
@@ -29,6 +32,7 @@ func (o *Options) Flags(f *harness.Flags) {
 	f.Names(&o.Only, "only", nil, ids(), "figures to run (default: all), of "+fmt.Sprint(len(figures))+": see docs/explanation/papers.md")
 	f.StringVar(&o.Out, "out", "../build/papers", "folder for the reports, the pictures and index.html; figures that it has from the same commit and options are not run again")
 	f.BoolVar(&o.Force, "force", false, "run figures again that the folder has")
+	o.Target.Flags(f, new(string))
 	f.Also(func() error {
 		switch {
 		case quick && o.Full:
@@ -58,6 +62,11 @@ type Result struct {
 // Run measures the figures one after another. Each is written as soon as it is measured, so that an
 // interrupted run keeps what it has. A figure that fails does not end the run.
 func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, error) {
+	if o.Devices != "" {
+		if _, _, err := transportbench.Addresses(o.Devices); err != nil {
+			return nil, err
+		}
+	}
 	if err := os.MkdirAll(o.Out, 0o755); err != nil { //nolint:gosec // results are world-readable
 		return nil, fmt.Errorf("--out: %w", err)
 	}
@@ -72,7 +81,7 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (*Result, e
 		say := func(format string, args ...any) {
 			progress.Say("figure %d of %d, %s: %s", i+1, len(chosen), f.id, fmt.Sprintf(format, args...))
 		}
-		commands := f.commands(o.Full)
+		commands := f.commands(o)
 		old, err := load(o.Out, f.id)
 		if err != nil {
 			return nil, err

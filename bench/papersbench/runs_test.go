@@ -37,14 +37,17 @@ func TestMain(m *testing.M) {
 var small = map[string][]string{
 	"avlstar/fig7":         {"byzantine --keys 2000 --peers 3 --lying 0,1 --repeat 1"},
 	"avlstar/fig6":         {"sync --keys 2000 --against= --repeat 1"},
-	"chainkv/stores":       {"storage --keys 9000 --blocks 4 --txs-per-block 40 --queries 20 --only write,reads --against mixed,geth-hash,geth-path"},
+	"chainkv/stores":       {"storage --keys 9000 --blocks 4 --txs-per-block 40 --queries 20 --only write,reads --against " + strings.Join(smallPeers, ",")},
 	"chainkv/recovery":     {"start --keys 9000"},
-	"chainkv/observation2": {"storage --keys 9000 --blocks 4 --txs-per-block 40 --queries 200 --only locality --against mixed,geth-hash,geth-hash-goleveldb,geth-path"},
-	"rainblock/fig8":       {"dsm --quick --keys 2000 --blocks 2 --window 2 --retain 4 --depths 0 --phases sizes"},
+	"chainkv/observation2": {"storage --keys 9000 --blocks 4 --txs-per-block 40 --queries 200 --only locality --against mixed,geth-hash,geth-hash-goleveldb,geth-row,geth-path"},
+	"rainblock/fig8":       {"dsm --quick --keys 2000 --blocks 2 --window 2 --retain 4 --depths 0,8 --accounts 2000,8000 --phases sizes"},
 	"rainblock/fig7":       {"dsm --quick --keys 2000 --blocks 2 --window 2 --phases nodes --shards 1", "rainblock/trie --keys 2000 --blocks 2 --transfers 20 --gets 50"},
 	"rainblock/contracts":  {"programs --quick --phases app"},
 	"rainblock/fig3":       {"rainblock/trie --keys 2000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0", "rainblock/trie --keys 20000 --blocks 2 --transfers 10 --gets 50 --cache-bytes 0"},
 }
+
+// smallPeers are some of storePeers: each costs seconds.
+var smallPeers = []string{"mixed", "geth-hash-goleveldb", "geth-column", "geth-path"}
 
 // elsewhere has the figures that another test runs. BoR's figures, networks, and the SDK's part of
 // AVL*'s Fig. 6 need other programs: TestDrawHandMade draws hand-made results.
@@ -98,9 +101,9 @@ var counts = map[string]func(*testing.T, *outcome){
 		}
 	},
 	"chainkv/stores": func(t *testing.T, out *outcome) {
-		require.Len(t, out.Charts, 1+3+3, "steps, ratios to three baselines, and rates by distribution")
-		require.Regexp(t, `mixed \d+ MB, geth-hash \d+ MB, geth-path \d+ MB, .*starling \d+ MB`, out.Rows[len(out.Rows)-1].Ours)
-		for _, c := range out.Charts[1:4] {
+		require.Len(t, out.Charts, 1+len(smallPeers)+3, "steps, ratios to the baselines, and rates by distribution")
+		require.Regexp(t, strings.Join(smallPeers, ` \d+ MB, `)+` \d+ MB, .*starling \d+ MB`, out.Rows[len(out.Rows)-1].Ours)
+		for _, c := range out.Charts[1 : 1+len(smallPeers)] {
 			require.Len(t, c.Lines, 3+2, "%s: three distributions, and the paper's range", c.Title)
 			require.Len(t, c.Lines[0].Points, 5, c.Title)
 		}
@@ -110,6 +113,16 @@ var counts = map[string]func(*testing.T, *outcome){
 		for _, l := range out.Charts[1].Lines {
 			require.Len(t, l.Points, 5, l.Name)
 		}
+	},
+	"rainblock/fig8": func(t *testing.T, out *outcome) {
+		lines := out.Charts[2].Lines
+		require.Len(t, lines, 2, "numbers of accounts")
+		for _, l := range lines {
+			require.Len(t, l.Points, 3, l.Name)
+			require.InDelta(t, 100, l.Points[0].Y, 0, "all are stale without a tree")
+			require.Less(t, last(l), l.Points[1].Y, "%s: more retention, fewer stale transactions", l.Name)
+		}
+		require.Less(t, last(lines[1]), last(lines[0]), "more accounts, fewer stale transactions")
 	},
 	"rainblock/fig3": func(t *testing.T, out *outcome) {
 		files, nodes := out.Charts[0].Lines[0], out.Charts[0].Lines[1]
@@ -232,13 +245,20 @@ func TestDrawHandMade(t *testing.T) {
 		require.InDelta(t, 1.5, l.Points[7].Y, 1e-9)
 	}
 	rdma := 90.0
-	out, err = drawRelay([]*relaybench.Result{{Validators: 3, BlockBytes: 4 << 20, Runs: []relaybench.Row{
-		{P2PRate: 5_120_000, P2PMS: 800, RelayTCPMS: 100, P2PCPUMS: 7, RelayCPUMS: 8}, {P2PRate: 5e8, P2PMS: 120, RelayTCPMS: 110, RelayRDMA: &rdma},
+	out, err = drawRelay([]*relaybench.Result{{Validators: 3, Runs: []relaybench.Row{
+		{BlockBytes: 1e6, P2PRate: 5_120_000, P2PMS: 200, RelayTCPMS: 50}, {BlockBytes: 4e6, P2PRate: 5_120_000, P2PMS: 800, RelayTCPMS: 100, P2PCPUMS: 7, RelayCPUMS: 8},
+		{BlockBytes: 4e6, P2PRate: 5e8, P2PMS: 120, RelayTCPMS: 110, RelayRDMA: &rdma},
+	}, Sends: []relaybench.Send{
+		{BlockBytes: 1e6, Plain: harness.MedianInterval([]float64{1}), TLS: harness.MedianInterval([]float64{2})},
+		{BlockBytes: 4e6, Plain: harness.MedianInterval([]float64{4}), TLS: harness.MedianInterval([]float64{7, 8, 9})},
 	}}})
 	require.NoError(t, err)
 	check(t, out)
-	require.Equal(t, row{"block, p2p at 5.12 MB/s", "", "p2p 800 ms, transport 100 ms; CPU of all validators 7 and 8 ms"}, out.Rows[0])
-	require.Len(t, out.Charts[0].Lines, 3)
+	require.Equal(t, row{"block of 4.00 MB, p2p at 5.12 MB/s", "", "p2p 800 ms, transport 100 ms; CPU of all validators 7 and 8 ms"}, out.Rows[1])
+	require.Equal(t, row{"block of 4.00 MB, without consensus", "", "plain TCP 4.0 ms, with TLS 8.0 ms"}, out.Rows[5])
+	require.Len(t, out.Charts[0].Lines, 5)
+	require.Equal(t, []point{at(1, 200), at(4, 800)}, out.Charts[0].Lines[0].Points)
+	require.Equal(t, []point{at(1, 2, 2, 2), at(4, 8, 7, 9)}, out.Charts[1].Lines[1].Points)
 
 	joins[0].Ways[0].Components = []joinbench.Component{{Name: "network", Seconds: 2}, {Name: "other", Seconds: 1}}
 	joins[0].Ways[2].Components = []joinbench.Component{{Name: "network", Seconds: 1}, {Name: "other", Seconds: 3}}
@@ -258,6 +278,7 @@ func TestDrawHandMade(t *testing.T) {
 	cells := func(tps ...float64) (cells []programsbench.GridCell) {
 		for i, x := range tps {
 			cells = append(cells, programsbench.GridCell{Gateways: 1 + i, NetRow: network(programsbench.ModeSharded, x)})
+			cells[i].StorageRequestsS, cells[i].StorageKeysS = x/10, x
 		}
 		return cells
 	}
@@ -267,7 +288,9 @@ func TestDrawHandMade(t *testing.T) {
 	}}})
 	require.NoError(t, err)
 	check(t, out)
-	require.Equal(t, row{"r 8, 1 gateway", "about 30K with r 7", "1500 transactions per second, 0.75 × the whole state"}, out.Rows[3])
+	require.Equal(t, row{"r 8, 1 gateway", "about 30K with r 7", "1500 transactions per second, 0.75 × the whole state"}, out.Rows[5])
+	require.Equal(t, row{"r 8, 1 gateway: a storage node", "1.3K requests per second with r 0 to 9.4K with r 6", "150 requests, 1500 keys with proofs per second"}, out.Rows[6])
+	require.Equal(t, []point{at(0, 100), at(8, 150)}, out.Charts[1].Lines[0].Points)
 	require.Len(t, out.Charts[0].Lines, 2)
 	require.Len(t, out.Charts[0].Lines[0].Points, 2)
 

@@ -305,7 +305,13 @@ func (c *cluster) cpuOf(homes []*e2e.Home) float64 {
 	return harness.CPUOf(pids...)
 }
 
-// metrics returns the sums of all validators' metrics.
+// Metrics of storage nodes. Keys include ranges of keys.
+const (
+	metricRequests = "starling_storagenode_requests_total"
+	metricReads    = "starling_storagenode_reads_total"
+)
+
+// metrics returns the sums of all validators' metrics, and of those of the storage nodes.
 func (c *cluster) metrics(ctx context.Context) (e2e.MetricValues, error) {
 	sum := e2e.MetricValues{}
 	for _, h := range c.net.Validators {
@@ -315,6 +321,15 @@ func (c *cluster) metrics(ctx context.Context) (e2e.MetricValues, error) {
 		}
 		for name, v := range values {
 			sum[name] += v
+		}
+	}
+	for _, h := range c.net.Storage {
+		values, err := h.Scrape(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range []string{metricRequests, metricReads} {
+			sum[name] += values[name]
 		}
 	}
 	return sum, nil
@@ -368,6 +383,7 @@ func (c *cluster) measure(ctx context.Context, o Options, percent int, number ui
 	s.ahead, s.aheadBytes = of("rounds_total", callAhead), of("bytes_total", callAhead)
 	s.blocks = of("wait_seconds_count", callFinalize)
 	s.height = grown("starling_app_height") / validators
+	s.requestsS, s.readsS = grown(metricRequests)/seconds/storageNodes, grown(metricReads)/seconds/storageNodes
 	return s, nil
 }
 
@@ -387,6 +403,7 @@ type netSample struct {
 	load                     float64
 	cpu                      usage
 	height                   float64 // blocks
+	requestsS, readsS        float64 // of a storage node, per second
 	// Sums over all validators. blocks are FinalizeBlock calls that could have waited.
 	blocks, waited, waitS, rounds, bytes, ahead, aheadBytes, leftOut float64
 }

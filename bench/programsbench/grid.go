@@ -105,7 +105,7 @@ func (r *Result) printGrid(out io.Writer) {
 	if len(r.Grid) == 0 {
 		return
 	}
-	cells := [][]string{{"r", "gateways", "tx/s", "over local", "validators, µs/tx", "storage", "gateways", "load"}}
+	cells := [][]string{{"r", "gateways", "tx/s", "over local", "validators, µs/tx", "storage", "gateways", "requests/s", "keys/s", "load"}}
 	var local float64
 	for _, row := range r.Grid {
 		name := row.Mode
@@ -117,7 +117,8 @@ func (r *Result) printGrid(out io.Writer) {
 		for _, c := range row.Cells {
 			cells = append(cells, []string{
 				name, fmt.Sprint(c.Gateways), c.TPS.Text("%.0f"), fmt.Sprintf("%.2f", harness.Ratio(c.TPS.Median, local)), fmt.Sprintf("%.0f", c.ValidatorsMicros),
-				fmt.Sprintf("%.0f", c.StorageMicros), fmt.Sprintf("%.0f", c.GatewaysMicros), fmt.Sprintf("%.1f", c.Load),
+				fmt.Sprintf("%.0f", c.StorageMicros), fmt.Sprintf("%.0f", c.GatewaysMicros),
+				fmt.Sprintf("%.0f", c.StorageRequestsS), fmt.Sprintf("%.0f", c.StorageKeysS), fmt.Sprintf("%.1f", c.Load),
 			})
 		}
 	}
@@ -125,6 +126,7 @@ func (r *Result) printGrid(out io.Writer) {
 	harness.PrintAligned(out, cells)
 	fmt.Fprint(out, `
 grid        clients send the first of the shares through gateways, which keep the tree to the same depth r as the validators; local: validators with
-            the whole state, and no gateway. µs/tx as above. All processes share this machine, so each gateway takes CPU time from the others
+            the whole state, and no gateway. µs/tx as above. All processes share this machine, so each gateway takes CPU time from the others.
+            requests/s: of all kinds to a storage node, on average; keys/s: keys of its proofs, none if r reaches the leaves
 `)
 }

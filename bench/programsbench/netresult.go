@@ -29,6 +29,11 @@ type NetRow struct {
 	GatewaysMicros   float64 `json:"gateways_us_tx,omitempty"`
 	ClientsMicros    float64 `json:"clients_us_tx"`
 
+	// Requests of all kinds to a storage node per second, and keys of proofs that it sends; the
+	// mean of all storage nodes, the median of the rounds.
+	StorageRequestsS float64 `json:"storage_requests_s,omitempty"`
+	StorageKeysS     float64 `json:"storage_keys_s,omitempty"`
+
 	// These are zero without a sharded state. They count ProcessProposal and FinalizeBlock, per
 	// block and validator.
 	RoundsPerBlock float64 `json:"rounds_per_block,omitempty"`
@@ -71,6 +76,8 @@ func newNetRow(mode string, percent int, samples []netSample) NetRow {
 	row.WitnessBytes, row.WaitMS = harness.Ratio(sum.bytes, sum.blocks), harness.Ratio(sum.waitS*1e3, sum.blocks)
 	row.AheadRounds, row.AheadBytes = harness.Ratio(sum.ahead, sum.blocks), harness.Ratio(sum.aheadBytes, sum.blocks)
 	row.LeftOut = harness.Ratio(sum.leftOut, float64(sum.done))
+	row.StorageRequestsS = harness.MedianOf(samples, func(s netSample) float64 { return s.requestsS })
+	row.StorageKeysS = harness.MedianOf(samples, func(s netSample) float64 { return s.readsS })
 	return row
 }
 

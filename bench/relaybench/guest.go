@@ -3,6 +3,7 @@ package relaybench
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,15 +15,17 @@ import (
 
 // inGuest runs the whole benchmark in the VM, whose disk is in its memory.
 func inGuest(ctx context.Context, o Options, dir string, progress *harness.Progress) (*Result, error) {
-	const memory, perBlock = 4096, 3 * validators * validators * blockBytes >> 20 // MiB
+	const memory = 4096 // MiB
+	largest := slices.Max(o.BlockBytes) >> 20
 	rates := strings.Trim(strings.ReplaceAll(fmt.Sprint(o.Rates), " ", ","), "[]")
 	result := new(Result)
 	err := guest.Run{
 		Args: []string{
-			"relay", "--device", "rxe0", "--starlingd", "./starlingd", "--dir", "/root", "--rounds", strconv.Itoa(o.Rounds), "--blocks", strconv.Itoa(o.Blocks), "--rates", rates,
+			"relay", "--devices", "rxe0", "--starlingd", "./starlingd", "--dir", "/root", "--rounds", strconv.Itoa(o.Rounds), "--blocks", strconv.Itoa(o.Blocks), "--rates", rates,
+			"--block-bytes", harness.SizesText(o.BlockBytes), "--sends", strconv.Itoa(o.Sends),
 		},
-		Programs: []string{"./cmd/starlingd"}, MemoryMiB: memory + o.Blocks*perBlock,
-		Limit: time.Duration(o.Rounds*3*len(o.Rates)) * (network.StartPatience + blockPatience),
+		Programs: []string{"./cmd/starlingd"}, MemoryMiB: memory + 3*validators*validators*o.Blocks*max(1, largest),
+		Limit: time.Duration(o.Rounds*3*len(o.Rates)*len(o.BlockBytes)) * (network.StartPatience + blockPatience),
 	}.JSON(ctx, dir, progress, result)
 	if err != nil {
 		return nil, err

@@ -26,12 +26,13 @@ import (
 
 const (
 	validators = 3
+	partBytes  = int(types.BlockPartSizeBytes)
 
-	// A block of blockBytes has 63 transactions of txBytes, and at least leastParts parts.
-	blockBytes = 4 << 20
-	txBytes    = 64 << 10
-	txs        = 63
-	leastParts = 60
+	// defaultBytes is the size of blocks for which the targets are set. The limit of blocks is not
+	// below it: a genesis whose limit does not fit the largest transaction is invalid.
+	defaultBytes = 4 << 20
+	// A block of less than leastBytes has too few parts to tell a full one from others.
+	leastBytes, mostBytes = 256 << 10, 16 << 20
 
 	// pause is CometBFT's timeout_commit. It is long enough that the work for one block has ended
 	// before the next.
@@ -50,26 +51,47 @@ const (
 // defaultRate is CometBFT's default p2p rate, in bytes per second.
 const defaultRate = 5_120_000
 
+// shape says what a full block of a size has.
+type shape struct {
+	bytes   int // limit
+	txBytes int // of each transaction
+	txs     int // leaving room for the header and the commit
+	parts   int // least number of parts of a block that counts as full
+}
+
+func shapeOf(bytes int) shape {
+	s := shape{bytes: bytes, txBytes: min(partBytes, bytes/16)}
+	s.txs = bytes/s.txBytes - 1
+	least := bytes / 16 * 15
+	s.parts = (least + partBytes - 1) / partBytes
+	return s
+}
+
 // Options configure a run.
 type Options struct {
 	guest.Target
-	Rounds    int   // rounds over all networks
-	Blocks    int   // full blocks that each validator proposes in a round, approximately
-	Rates     []int // p2p rates in bytes per second
-	Starlingd string
+	Rounds     int   // rounds over all networks
+	Blocks     int   // full blocks that each validator proposes in a round, approximately
+	BlockBytes []int // sizes of blocks
+	Rates      []int // p2p rates in bytes per second
+	Sends      int   // blocks of each size that are sent without consensus
+	Starlingd  string
 }
 
 // Flags adds the flags of relay.
 func (o *Options) Flags(f *harness.Flags) {
 	f.Int(&o.Rounds, "rounds", 3, 1, 100, "number of rounds; in each, every network makes blocks")
 	f.Int(&o.Blocks, "blocks", 5, 1, 50, "number of full blocks for which each validator gets transactions in a round")
+	f.Sizes(&o.BlockBytes, "block-bytes", []int{defaultBytes}, leastBytes, mostBytes, "sizes of blocks")
 	f.Ints(&o.Rates, "rates", []int{defaultRate, 500_000_000}, 1000, math.MaxInt, "p2p rates in bytes per second")
+	f.Int(&o.Sends, "sends", 20, 1, 10_000, "number of blocks of each size that are sent without consensus")
 	f.Program(&o.Starlingd, "starlingd")
 	o.Target.Flags(f, &o.Starlingd)
 }
 
 // variant is a network under measurement.
 type variant struct {
+	shape
 	rate    int64
 	relay   string // transport.relay
 	address string // of the RDMA device, for relaying over RDMA
@@ -93,33 +115,35 @@ func Run(ctx context.Context, o Options, progress *harness.Progress) (result *Re
 }
 
 func run(ctx context.Context, o Options, dir string, progress *harness.Progress) (*Result, error) {
-	relays, address := []string{relayOff, relayTCP}, ""
-	if o.Device != "" {
-		a, err := transportbench.Address(o.Device)
-		if err != nil {
+	relays, at := []string{relayOff, relayTCP}, ends{sender: loopback, receivers: loopback}
+	if o.Devices != "" {
+		var err error
+		if at.receivers, at.sender, err = transportbench.Addresses(o.Devices); err != nil {
 			return nil, err
 		}
-		relays, address = append(relays, relayRDMA), a
+		at.rdma, relays = true, append(relays, relayRDMA)
 	}
-	starlingd, err := network.Starlingd(ctx, o.Starlingd, progress)
+	starlingd, err := o.Target.Starlingd(ctx, o.Starlingd, dir, progress)
 	if err != nil {
 		return nil, err
 	}
 	var variants []*variant
-	for _, rate := range o.Rates {
-		for _, relay := range relays {
-			v := &variant{rate: int64(rate), relay: relay, sent: map[string]int{}}
-			if relay == relayRDMA {
-				v.address = address
+	for _, bytes := range o.BlockBytes {
+		for _, rate := range o.Rates {
+			for _, relay := range relays {
+				v := &variant{shape: shapeOf(bytes), rate: int64(rate), relay: relay, sent: map[string]int{}}
+				if relay == relayRDMA {
+					v.address = at.receivers
+				}
+				variants = append(variants, v)
 			}
-			variants = append(variants, v)
 		}
 	}
 	progress.Begin("blocks", "networks", o.Rounds*len(variants))
 	err = harness.InTurns(o.Rounds, variants, func(round int, v *variant) error {
-		progress.Working(fmt.Sprintf("%d B/s, relay %s", v.rate, v.relay))
+		progress.Working(fmt.Sprintf("%s, %d B/s, relay %s", harness.SizeText(v.bytes), v.rate, v.relay))
 		defer progress.Add(1)
-		n, err := v.start(ctx, starlingd, filepath.Join(dir, fmt.Sprintf("%d-%d-%s", round, v.rate, v.relay)))
+		n, err := v.start(ctx, starlingd, filepath.Join(dir, fmt.Sprintf("%d-%d-%d-%s", round, v.bytes, v.rate, v.relay)), o.Blocks)
 		if err != nil {
 			return err
 		}
@@ -128,67 +152,93 @@ func run(ctx context.Context, o Options, dir string, progress *harness.Progress)
 	if err != nil {
 		return nil, err
 	}
-	return newResult(o, variants), nil
+	result := newResult(o, variants)
+	result.Sends, err = sends(ctx, o, at, progress)
+	return result, err
 }
 
 // measure adds the times of full blocks to v.
 func (v *variant) measure(n *network.Network, blocks int) error {
 	ctx, cancel := context.WithTimeout(n.Context(), blockPatience)
 	defer cancel()
-	if err := fill(ctx, n, blocks); err != nil {
-		return err
-	}
-	status, err := n.Validators[0].Status(ctx)
-	if err != nil {
-		return err
-	}
-	cpu, err := n.CPUSeconds(ctx)
-	if err != nil {
-		return err
-	}
-	if err := drained(ctx, n); err != nil {
-		return err
-	}
-	spent, err := n.CPUSeconds(ctx)
-	if err != nil {
-		return err
+	before, batches := len(v.ms), 1
+	if v.bytes < defaultBytes { // the limit is higher: a batch is a block of each validator
+		blocks, batches = 1, blocks
 	}
 	var logs []map[int64]seen
+	for batch := range batches {
+		var err error
+		if logs, err = v.batch(ctx, n, batch, blocks); err != nil {
+			return err
+		}
+	}
+	if len(v.ms) == before {
+		return errors.New("no full block was made after the mempools were full: raise --blocks")
+	}
+	for _, b := range logs[0] {
+		if b.parts >= v.parts {
+			v.full++
+		}
+	}
 	for _, h := range n.Validators {
 		if err := v.countRelayed(ctx, h); err != nil {
 			return err
 		}
-		log, err := readLog(h.Log())
-		if err != nil {
-			return err
-		}
-		logs = append(logs, log)
 	}
-	for _, b := range logs[0] {
-		if b.parts >= leastParts {
-			v.full++
-		}
-	}
-	// The block in progress shares the machine with the clients, so it does not count.
-	ms := spreads(logs, status.Height+1, leastParts)
-	if len(ms) == 0 {
-		return errors.New("no full block was made after the mempools were full: raise --blocks")
-	}
-	v.ms = append(v.ms, ms...)
-	v.cpu = append(v.cpu, (spent-cpu)/float64(len(ms)))
 	return nil
 }
 
+// batch sends each validator the transactions of some full blocks, and adds the times of those that
+// are made once all have their transactions. It returns the nodes' logs.
+func (v *variant) batch(ctx context.Context, n *network.Network, batch, blocks int) (logs []map[int64]seen, err error) {
+	if err := v.fill(ctx, n, batch, blocks); err != nil {
+		return nil, err
+	}
+	status, err := n.Validators[0].Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// The block in progress shares the machine with the clients, so it does not count.
+	first := status.Height + 1
+	if err := n.Reach(ctx, first); err != nil {
+		return nil, err
+	}
+	cpu, err := n.CPUSeconds(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := drained(ctx, n); err != nil {
+		return nil, err
+	}
+	spent, err := n.CPUSeconds(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range n.Validators {
+		log, err := readLog(h.Log())
+		if err != nil {
+			return nil, err
+		}
+		logs = append(logs, log)
+	}
+	if ms := spreads(logs, first, v.parts); len(ms) > 0 {
+		v.ms = append(v.ms, ms...)
+		v.cpu = append(v.cpu, (spent-cpu)/worth(logs[0], first))
+	}
+	return logs, nil
+}
+
 // start starts a network.
-func (v *variant) start(ctx context.Context, starlingd, dir string) (*network.Network, error) {
+func (v *variant) start(ctx context.Context, starlingd, dir string, blocks int) (*network.Network, error) {
 	return network.Start(ctx, network.Options{
-		Program: starlingd, AppState: network.Open, Dir: dir, Validators: validators, BlockBytes: blockBytes, Env: v.environment(),
+		Program: starlingd, AppState: network.Open, Dir: dir, Validators: validators, BlockBytes: int64(max(v.bytes, defaultBytes)), Env: v.environment(),
 		Host: v.address, // RDMA channels connect device addresses; the device sends to itself
 		Edit: func(c *cfg.Config) {
 			c.Consensus = cfg.DefaultConfig().Consensus
 			c.Consensus.TimeoutCommit = pause
 			c.Consensus.TimeoutPropose = time.Minute // a block takes seconds at p2p's default rate
 			c.Mempool.Broadcast, c.Mempool.Recheck = false, false
+			c.Mempool.Size = max(c.Mempool.Size, blocks*v.txs)
 			c.TxIndex.Indexer = "null"
 			// This limits the time of all responses of the RPC server. In the VM, a transaction
 			// that waited for the commit of a block took longer than the default of 10 s.
@@ -207,25 +257,25 @@ func (v *variant) environment() []string {
 	return append(env, network.RDMA(v.address)...)
 }
 
-// fill sends each validator the transactions of some full blocks.
-func fill(ctx context.Context, n *network.Network, blocks int) error {
+// fill sends each validator the transactions of some full blocks. Each batch has other ones.
+func (s shape) fill(ctx context.Context, n *network.Network, batch, blocks int) error {
 	errs := make([]error, len(n.Validators))
 	var wg sync.WaitGroup
 	for i, h := range n.Validators {
-		wg.Go(func() { errs[i] = fillOne(ctx, h, i, blocks*txs) })
+		wg.Go(func() { errs[i] = s.fillOne(ctx, h, fmt.Sprintf("key-%d-%d", batch, i), blocks*s.txs) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)
 }
 
-func fillOne(ctx context.Context, h *runner.Home, node, count int) error {
+func (s shape) fillOne(ctx context.Context, h *runner.Home, keys string, count int) error {
 	client, err := rpchttp.New(h.RPC(), "/websocket")
 	if err != nil {
 		return err
 	}
 	for k := range count {
-		tx := fmt.Sprintf("key-%d-%d=", node, k)
-		res, err := client.BroadcastTxSync(ctx, types.Tx(tx+strings.Repeat("x", txBytes-len(tx))))
+		tx := fmt.Sprintf("%s-%d=", keys, k)
+		res, err := client.BroadcastTxSync(ctx, types.Tx(tx+strings.Repeat("x", s.txBytes-len(tx))))
 		if err != nil {
 			return fmt.Errorf("%s: %w", h.Name, err)
 		}

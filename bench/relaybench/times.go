@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/starling-kv/starling/bench/harness"
 )
 
 // Lines of a node's log, as CometBFT writes them in plain text (consensus/state.go).
@@ -91,4 +93,17 @@ func spreads(logs []map[int64]seen, above int64, leastParts int) (ms []float64) 
 		}
 	}
 	return ms
+}
+
+// worth returns the blocks above a height in units of the largest block in the log, by their parts.
+// A block of one part is empty: a validator without transactions proposed it.
+func worth(log map[int64]seen, above int64) float64 {
+	largest, sum := 0, 0
+	for height, b := range log {
+		largest = max(largest, b.parts)
+		if height > above && b.parts > 1 && !b.complete.IsZero() {
+			sum += b.parts
+		}
+	}
+	return harness.Ratio(float64(sum), float64(largest))
 }

@@ -55,6 +55,10 @@ func (c *worker) open() (err error) {
 		file = fileLeaves
 	case nameGethHash, nameGethLevel:
 		file = fileHash
+	case nameGethRow:
+		file = fileRow
+	case nameGethColumn:
+		file = fileColumn
 	case nameGethPath:
 		file = filePath
 	}
@@ -118,7 +122,7 @@ func (c *worker) finishModel() (a answer, err error) {
 	a.Model = modelSizes{
 		Keys: len(d.Present), Height: d.Height, StateBytes: d.TotalState, BlockLogical: d.BlockBytes, StateLogical: d.StateBytes,
 		NodeOps: d.NodeOps, NodeBytes: d.NodeBytes, LeafOps: d.LeafOps, LeafBytes: d.LeafBytes,
-		HashOps: d.HashOps, HashBytes: d.HashBytes, PathOps: d.PathOps, PathBytes: d.PathBytes,
+		HashOps: d.HashOps, HashBytes: d.HashBytes, ColumnBytes: d.ColumnBytes, PathOps: d.PathOps, PathBytes: d.PathBytes,
 	}
 	return a, nil
 }

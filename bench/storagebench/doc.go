@@ -6,6 +6,7 @@
 //	             ├──────────┤        │    mixed      one Pebble                       layout.go
 //	             ├──────────┤        │    goleveldb  one goleveldb
 //	             ├──────────┤        │    geth-hash  one Pebble, Ethereum's trie      geth.go
+//	             ├──────────┤        │    geth-row   the same, nodes by depth and hash (geth-column: by path and hash)
 //	             ├──────────┤        │    geth-path  the same, nodes by path
 //	             ├──────────┤        │    zones      separate Pebbles                 layout.go
 //	             ├─────────────────▶ ┤    leaves     in key order, read by pages      leaves.go, pages.go

@@ -15,20 +15,33 @@ import (
 // gethMaker makes the requests of geth's two schemes for the same changes:
 //
 //	leaves ──▶ gethtrie.Commit ──▶ hash: new nodes by hash; nothing is ever deleted    (geth's hashdb)
+//	                           ├─▶ row, column: the same with ChainKV's prefixes of the keys
 //	                           └─▶ path: nodes by path, replaced and deleted in place; the flat state
 type gethMaker struct {
-	root       gethtrie.Hash
-	nodes      map[string][]byte // newest nodes, by path
-	hash, path *traceWriter
+	root                    gethtrie.Hash
+	nodes                   map[string][]byte // newest nodes, by path
+	hash, row, column, path *traceWriter
 }
+
+// nodeKeys returns the key of a node, by contestant.
+var nodeKeys = map[string]func(path []byte, hash gethtrie.Hash) []byte{
+	nameGethHash: byHash, nameGethLevel: byHash, nameGethRow: gethtrie.RowKey, nameGethColumn: gethtrie.ColumnKey,
+	nameGethPath: func(path []byte, _ gethtrie.Hash) []byte { return gethtrie.PathKey(path) },
+}
+
+func byHash(_ []byte, hash gethtrie.Hash) []byte { return gethtrie.HashKey(hash) }
 
 func newGethMaker(dir string) (m *gethMaker, err error) {
 	m = &gethMaker{root: gethtrie.Empty, nodes: map[string][]byte{}}
-	if m.hash, err = createTrace(filepath.Join(dir, fileHash)); err != nil {
-		return nil, err
+	for _, t := range []struct {
+		into **traceWriter
+		file string
+	}{{&m.hash, fileHash}, {&m.row, fileRow}, {&m.column, fileColumn}, {&m.path, filePath}} {
+		if *t.into, err = createTrace(filepath.Join(dir, t.file)); err != nil {
+			return nil, err
+		}
 	}
-	m.path, err = createTrace(filepath.Join(dir, filePath))
-	return m, err
+	return m, nil
 }
 
 func (m *gethMaker) read(path []byte, _ gethtrie.Hash) ([]byte, error) {
@@ -39,6 +52,7 @@ func (m *gethMaker) read(path []byte, _ gethtrie.Hash) ([]byte, error) {
 // of blocks.
 func (m *gethMaker) step(leaves batch, d *model, block bool) error {
 	hash, path := batch{db: dbApp, sync: true}, batch{db: dbApp, sync: true}
+	row, column := hash, hash
 	var changes []gethtrie.Change
 	for _, o := range leaves.ops {
 		switch o.kind {
@@ -63,19 +77,22 @@ func (m *gethMaker) step(leaves batch, d *model, block bool) error {
 		}
 		m.nodes[n.Path] = n.Blob
 		hash.set(gethtrie.HashKey(n.Hash), n.Blob)
+		row.set(gethtrie.RowKey([]byte(n.Path), n.Hash), n.Blob)
+		column.set(gethtrie.ColumnKey([]byte(n.Path), n.Hash), n.Blob)
 		path.set(key, n.Blob)
 	}
 	m.root = next
 	if block {
 		d.HashOps, d.HashBytes = d.HashOps+int64(len(hash.ops)), d.HashBytes+int64(hash.bytes())
+		d.ColumnBytes += int64(column.bytes())
 		d.PathOps, d.PathBytes = d.PathOps+int64(len(path.ops)), d.PathBytes+int64(path.bytes())
 	}
-	return errors.Join(m.hash.write([]batch{hash}), m.path.write([]batch{path}))
+	return errors.Join(m.hash.write([]batch{hash}), m.row.write([]batch{row}), m.column.write([]batch{column}), m.path.write([]batch{path}))
 }
 
 func (m *gethMaker) finish(d *model) error {
 	d.GethRoot = m.root.Bytes()
-	return errors.Join(m.hash.close(), m.path.close())
+	return errors.Join(m.hash.close(), m.row.close(), m.column.close(), m.path.close())
 }
 
 // gethLayout stores blocks and the nodes of geth's trie in one database. In the hash scheme, the
@@ -88,7 +105,8 @@ func (m *gethMaker) finish(d *model) error {
 type gethLayout struct {
 	Spec
 	db     engine
-	path   bool                         // path scheme; otherwise hash scheme
+	path   bool // path scheme; otherwise hash scheme, with or without a prefix
+	key    func(path []byte, hash gethtrie.Hash) []byte
 	flat   bool                         // accounts are read from the flat state
 	nodes  *lru[gethtrie.Hash, []byte]  // nil unless open for reading
 	values *lru[[keyBytes]byte, []byte] // of the flat state
@@ -102,7 +120,7 @@ type gethLayout struct {
 const bufferOverhead = 100
 
 func openGeth(name, dir string, spec Spec, budget int64, r *reading) (l *gethLayout, err error) {
-	l = &gethLayout{Spec: spec, path: name == nameGethPath, memory: planNodes(budget, spec, r), buffer: map[string]op{}}
+	l = &gethLayout{Spec: spec, path: name == nameGethPath, key: nodeKeys[name], memory: planNodes(budget, spec, r), buffer: map[string]op{}}
 	memtables := l.memory.Memtables
 	if l.path {
 		memtables /= 2
@@ -194,10 +212,7 @@ func (l *gethLayout) tx(height, tx int, use func(record, part []byte) error) err
 
 // stored returns the blob of a node in the database, or nil.
 func (l *gethLayout) stored(path []byte, hash gethtrie.Hash) ([]byte, error) {
-	if l.path {
-		return l.lookUp(gethtrie.PathKey(path))
-	}
-	return l.lookUp(gethtrie.HashKey(hash))
+	return l.lookUp(l.key(path, hash))
 }
 
 // lookUp returns a copy of a value, as geth's databases do.

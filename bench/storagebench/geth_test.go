@@ -19,9 +19,9 @@ func replayed(t *testing.T, name, traces string, s Spec, m *model, mode cacheMod
 	dir := t.TempDir()
 	l, err := openLayout(name, dir, s, 1<<20, nil)
 	require.NoError(t, err)
-	file := fileHash
-	if name == nameGethPath {
-		file = filePath
+	file := map[string]string{nameGethRow: fileRow, nameGethColumn: fileColumn, nameGethPath: filePath}[name]
+	if file == "" {
+		file = fileHash
 	}
 	state, err := openTrace(filepath.Join(traces, file))
 	require.NoError(t, err)
@@ -59,6 +59,7 @@ func TestGethHoldsTheChain(t *testing.T) {
 	require.Equal(t, m.model.GethRoot, d.GethRoot)
 	require.Positive(t, d.HashOps)
 	require.Greater(t, d.PathOps, d.HashOps, "the flat state, and deletes")
+	require.Greater(t, d.ColumnBytes, d.HashBytes+d.HashOps, "a path has several nibbles")
 	present := map[uint32]bool{}
 	for _, id := range d.Present {
 		present[id] = true
@@ -67,8 +68,8 @@ func TestGethHoldsTheChain(t *testing.T) {
 		name string
 		mode cacheMode
 	}{
-		{nameGethHash, halves}, {nameGethLevel, halves}, {nameGethPath, halves}, {nameGethPath, cacheMode{Flat: true}},
-		{nameGethHash, cacheMode{Limited: true}}, {nameGethPath, cacheMode{Limited: true}},
+		{nameGethHash, halves}, {nameGethLevel, halves}, {nameGethRow, halves}, {nameGethColumn, halves}, {nameGethPath, halves}, {nameGethPath, cacheMode{Flat: true}},
+		{nameGethHash, cacheMode{Limited: true}}, {nameGethColumn, cacheMode{Limited: true}}, {nameGethPath, cacheMode{Limited: true}},
 	} {
 		l := replayed(t, c.name, traces, s, d, c.mode)
 		for id := range uint32(len(d.Last)) {
@@ -95,7 +96,7 @@ func TestGethHoldsTheChain(t *testing.T) {
 	}
 	other := *d
 	other.GethRoot = gethtrie.HashOf([]byte("another root")).Bytes()
-	for _, name := range []string{nameGethHash, nameGethPath} {
+	for _, name := range []string{nameGethHash, nameGethRow, nameGethColumn, nameGethPath} {
 		dir := t.TempDir()
 		l, err := openLayout(name, dir, s, 1<<20, nil)
 		require.NoError(t, err)

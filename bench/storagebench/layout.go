@@ -65,10 +65,13 @@ const (
 	nameLeaves   = "leaves"    // leaves in key order, read by pages; a cache with fixed halves
 	nameStarling = "starling"  // a node's own packages; the state store has no log
 
-	// One database with the nodes of geth's trie: by hash in Pebble and in goleveldb, or by path.
-	nameGethHash  = "geth-hash"
-	nameGethLevel = nameGethHash + "-goleveldb"
-	nameGethPath  = "geth-path"
+	// One database with the nodes of geth's trie: by hash in Pebble and in goleveldb, by hash with
+	// ChainKV's prefixes of rows and columns, or by path.
+	nameGethHash   = "geth-hash"
+	nameGethLevel  = nameGethHash + "-goleveldb"
+	nameGethRow    = "geth-row"
+	nameGethColumn = "geth-column"
+	nameGethPath   = "geth-path"
 
 	// With tunedBudget: large memtables avoid the compactions of a small budget.
 	nameMixedTuned    = nameMixed + tuned
@@ -130,7 +133,7 @@ func openLayout(name, dir string, spec Spec, budget int64, r *reading) (layout, 
 		return openNodes(name, dir, spec, budget, r)
 	case nameLeaves:
 		return openLeaves(dir, spec, budget, r)
-	case nameGethHash, nameGethLevel, nameGethPath:
+	case nameGethHash, nameGethLevel, nameGethRow, nameGethColumn, nameGethPath:
 		return openGeth(name, dir, spec, budget, r)
 	case nameStarling:
 		return openStarling(dir, spec, budget, r)

@@ -31,6 +31,10 @@ func LocalityName(c LocalityCell) string {
 		return "mixed (IAVL's nodes by version)"
 	case c.Contestant == nameGethHash:
 		return nameGethHash + " (nodes by hash)"
+	case c.Contestant == nameGethRow:
+		return nameGethRow + " (nodes by depth and hash)"
+	case c.Contestant == nameGethColumn:
+		return nameGethColumn + " (nodes by path and hash)"
 	case c.Step == stepFlat:
 		return nameGethPath + ", " + stepFlat
 	case c.Contestant == nameGethPath:

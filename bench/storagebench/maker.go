@@ -18,6 +18,8 @@ const (
 	fileNodes  = "nodes"  // the state as IAVL's nodes, for load and blocks
 	fileLeaves = "leaves" // the state as leaves and heights, for load and blocks
 	fileHash   = "hash"   // the state as the nodes of geth's hash scheme, for load and blocks
+	fileRow    = "row"    // the same with the row prefix
+	fileColumn = "column" // and with the column prefix
 	filePath   = "path"   // the same for geth's path scheme, and its flat state
 	fileModel  = "model"
 )
@@ -33,9 +35,10 @@ type model struct {
 	TotalState int64
 	// Requests of both layouts for the same changes, over all blocks.
 	NodeOps, NodeBytes, LeafOps, LeafBytes int64
-	HashOps, HashBytes, PathOps, PathBytes int64  // zero without Spec.Geth
-	GethRoot                               []byte // root of geth's trie
-	Height                                 int    // height of the tree
+	// Zero without Spec.Geth. Row and column prefixes have HashOps, too.
+	HashOps, HashBytes, ColumnBytes, PathOps, PathBytes int64
+	GethRoot                                            []byte // root of geth's trie
+	Height                                              int    // height of the tree
 }
 
 // nodeIDFields is a nodeID for encoding/gob.

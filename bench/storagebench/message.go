@@ -111,6 +111,8 @@ type modelSizes struct {
 	// The same of geth's schemes; zero without such a contestant.
 	HashOps   int64 `json:"hash_requests,omitempty"`
 	HashBytes int64 `json:"hash_request_bytes,omitempty"`
-	PathOps   int64 `json:"path_requests,omitempty"`
-	PathBytes int64 `json:"path_request_bytes,omitempty"`
+	// ColumnBytes is HashBytes with column prefixes. Row prefixes have a byte for each request.
+	ColumnBytes int64 `json:"column_request_bytes,omitempty"`
+	PathOps     int64 `json:"path_requests,omitempty"`
+	PathBytes   int64 `json:"path_request_bytes,omitempty"`
 }

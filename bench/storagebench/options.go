@@ -39,7 +39,7 @@ var Parts = []string{PartWrite, PartReads, PartLocality, PartCache, PartRecovery
 
 // Peers are the baselines; ratios are relative to mixed. The default is defaultPeers.
 var (
-	Peers        = []string{nameMixed, nameLevel, nameGethHash, nameGethLevel, nameGethPath}
+	Peers        = []string{nameMixed, nameLevel, nameGethHash, nameGethLevel, nameGethRow, nameGethColumn, nameGethPath}
 	defaultPeers = []string{nameMixed, nameLevel}
 )
 
@@ -104,9 +104,7 @@ func (o Options) spec() Spec {
 	}
 }
 
-func isGeth(contestant string) bool {
-	return contestant == nameGethPath || strings.HasPrefix(contestant, nameGethHash)
-}
+func isGeth(contestant string) bool { return nodeKeys[contestant] != nil }
 
 // wants reports whether any of these parts is to be measured.
 func (o Options) wants(parts ...string) bool {

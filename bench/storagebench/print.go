@@ -248,7 +248,7 @@ memory        the same for all: memtables including those waiting for a flush, b
 		r.Chain.NodeShare, mb(r.Plans[nameStarling+" "+stepNoWAL].Upper), mb(s.StateBytes), harness.Ratio(float64(s.StateBytes), float64(r.Budget)))
 	if s.HashOps > 0 {
 		fmt.Fprintf(out, `geth          one Pebble (or goleveldb), blocks as in mixed; the state is the nodes of Ethereum's trie. geth-hash: by hash, %.0f requests and %.0f KB
-              for a block, nothing is deleted; geth-path: by path, replaced and deleted, and the flat state, %.0f requests and %.0f KB before a write
+              for a block, nothing is deleted; geth-row, geth-column: the same, with the node's depth or path before the hash; geth-path: by path, replaced and deleted, and the flat state, %.0f requests and %.0f KB before a write
               buffer merges them (half of the memtables' memory), without history. An account is read from the root, or from the flat state;
               encoded nodes are cached in place of decoded ones. As in geth, geth-path checks the hash of a node that it reads
 `, float64(s.HashOps)/float64(r.Chain.Blocks), mb(s.HashBytes)*1e3/float64(r.Chain.Blocks), float64(s.PathOps)/float64(r.Chain.Blocks), mb(s.PathBytes)*1e3/float64(r.Chain.Blocks))

@@ -255,6 +255,10 @@ func (r *runner) writeCell(e *entrant) WriteCell {
 		c.RequestBytes = s.BlockLogical + s.LeafBytes
 	case nameGethHash, nameGethLevel:
 		c.RequestBytes = s.BlockLogical + s.HashBytes
+	case nameGethRow:
+		c.RequestBytes = s.BlockLogical + s.HashBytes + s.HashOps
+	case nameGethColumn:
+		c.RequestBytes = s.BlockLogical + s.ColumnBytes
 	case nameGethPath:
 		c.RequestBytes = s.BlockLogical + s.PathBytes
 	}

@@ -50,8 +50,10 @@ type CosmosResult struct {
 	// Stores has the operations of stores below the SDK, by opsbench.Names.
 	Stores  map[string]opsbench.Figures `json:"stores,omitempty"`
 	Repeat  int                         `json:"repeat"`
+	Commits int                         `json:"commits"` // timed blocks of each node
 	Seed    uint64                      `json:"seed"`
 	Machine harness.Machine             `json:"machine"`
+	Targets []harness.Target            `json:"targets"`
 }
 
 // CosmosFigure has the figures of one engine. Times are medians.
@@ -81,7 +83,7 @@ type CosmosFigure struct {
 
 // RunCosmos measures how a new node of a Cosmos SDK chain gets its state.
 func RunCosmos(ctx context.Context, o CosmosOptions, progress *harness.Progress) (*CosmosResult, error) {
-	result := &CosmosResult{Keys: o.Keys, Repeat: o.Repeat, Seed: o.Seed, Engines: map[string]CosmosFigure{}, Machine: harness.ThisMachine()}
+	result := &CosmosResult{Keys: o.Keys, Repeat: o.Repeat, Commits: o.Commits, Seed: o.Seed, Engines: map[string]CosmosFigure{}, Machine: harness.ThisMachine()}
 	err := harness.InFolder(ctx, progress, func(dir string) error {
 		r := &runner{dir: dir, progress: progress}
 		program, err := harness.Build(ctx, o.SDK, "bench/sdk", ".", progress)
@@ -104,6 +106,7 @@ func RunCosmos(ctx context.Context, o CosmosOptions, progress *harness.Progress)
 	if err != nil {
 		return nil, err
 	}
+	result.Targets = result.targets()
 	return result, nil
 }
 
@@ -182,6 +185,7 @@ func (r *CosmosResult) Print(out io.Writer) {
 	if len(r.Stores) > 0 {
 		opsbench.Print(out, r.Keys, r.Stores)
 	}
+	harness.PrintTargets(out, "1,000,000 keys", r.Targets)
 }
 
 func (r *CosmosResult) printJoins(out io.Writer) {

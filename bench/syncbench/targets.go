@@ -9,6 +9,29 @@ import (
 // besideTreeMB is the target for the joiner's memory without its tree.
 const besideTreeMB = 64
 
+// joinTimes are the targets for joins of a Cosmos node, over the SDK's create and restore.
+var joinTimes = map[string]float64{"goleveldb": 8, "pebbledb": 15}
+
+// targets judges the joins of a result, and the commits of nodes. They are set for a million keys.
+func (r *CosmosResult) targets() (t []harness.Target) {
+	for _, engine := range Engines {
+		f, measured := r.Engines[engine]
+		if !measured {
+			continue
+		}
+		t = append(t,
+			harness.AtLeast(fmt.Sprintf("%s: a join at least %g× as fast as the SDK's create and restore", engine, joinTimes[engine]), joinTimes[engine], f.Times),
+			harness.AtLeast(engine+": from a server that has served before, at least 20×", 20, harness.Ratio(f.SDKCreateS+f.SDKRestoreS, f.AgainS)),
+			harness.Within(engine+": a manifest within 50 ms", 50, f.ManifestMS, "ms"),
+			harness.Within(engine+": verification within 1 s of CPU time", 1, f.VerifyCPUS, "s"),
+			harness.Within(engine+": at most 6 bytes per leaf without keys and values", 6, f.Overhead, "bytes"))
+		if len(f.Commits) > 0 {
+			t = append(t, harness.AtMost(engine+": p99 of Commit with a joiner at most 1.1× that of the unwrapped application", 1.1, f.CommitP99).OfBlocks(r.Commits, harness.FewBlocks))
+		}
+	}
+	return t
+}
+
 // targets judges a result. Targets that were not measured are left out.
 func (r *Result) targets() (g []harness.Target) {
 	if r.SDK != nil {

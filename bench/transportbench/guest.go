@@ -27,7 +27,7 @@ func runInGuest(ctx context.Context, o Options, dir string, progress *harness.Pr
 	result := new(Result)
 	err = guest.Run{
 		Args: []string{
-			"transport", "--device", guest.Devices, "--reference", "./reference", "--sizes", sizesText(o.Sizes), "--peers", numbers(o.Peers),
+			"transport", "--devices", guest.Devices, "--reference", "./reference", "--sizes", harness.SizesText(o.Sizes), "--peers", numbers(o.Peers),
 			"--rounds", strconv.Itoa(o.Rounds), "--mib", strconv.Itoa(o.MiB), "--limit", o.Limit.String(),
 		},
 		Files: []string{reference}, MemoryMiB: guestMemory, Limit: o.guestLimit(),

@@ -133,13 +133,13 @@ func (r *Result) Print(out io.Writer) {
 	cells := [][]string{{"responses", "peers", "path", "MB/s", "server", "client", "machine", "× raw", "events/MiB"}}
 	for _, w := range r.Runs {
 		cells = append(cells, []string{
-			sizeText(w.Size), fmt.Sprint(w.Peers), w.Path, fmt.Sprintf("%.1f", w.MBPerS), fmt.Sprintf("%.2f", w.CPUServer), fmt.Sprintf("%.2f", w.CPUClient),
+			harness.SizeText(w.Size), fmt.Sprint(w.Peers), w.Path, fmt.Sprintf("%.1f", w.MBPerS), fmt.Sprintf("%.2f", w.CPUServer), fmt.Sprintf("%.2f", w.CPUClient),
 			optional("%.2f", w.CPUMachine), optional("%.2f", w.Times), optional("%.1f", w.Events),
 		})
 	}
 	for _, w := range r.Reference {
 		cells = append(cells, []string{
-			sizeText(w.Size), fmt.Sprintf("(%d)", w.BesidePeers), "raw", fmt.Sprintf("%.1f", w.MBPerS), "", "", fmt.Sprintf("%.2f", w.CPUMachine), "", fmt.Sprintf("%.1f", w.Events),
+			harness.SizeText(w.Size), fmt.Sprintf("(%d)", w.BesidePeers), "raw", fmt.Sprintf("%.1f", w.MBPerS), "", "", fmt.Sprintf("%.2f", w.CPUMachine), "", fmt.Sprintf("%.1f", w.Events),
 		})
 	}
 	harness.PrintAligned(out, cells)
@@ -176,7 +176,7 @@ func (r *Result) targets() (t []harness.Target) {
 		if figure < 0 {
 			return // not measured
 		}
-		measure := fmt.Sprintf("%.2f%swith %s to %s", figure, unit, sizeText(worst.Size), harness.Count(worst.Peers, "peer"))
+		measure := fmt.Sprintf("%.2f%swith %s to %s", figure, unit, harness.SizeText(worst.Size), harness.Count(worst.Peers, "peer"))
 		t = append(t, harness.Target{Name: name, Met: figure <= limit, Figure: figure, Measure: measure})
 	}
 	most(fmt.Sprintf("rdma at most %.1f× raw", goalTimes), goalTimes, "× ", func(w Row) *float64 { return w.Times })

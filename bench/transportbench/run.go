@@ -40,8 +40,12 @@ func choose(device string, ports []rdma.Port, err error) (_ ends, absent, failed
 	if err != nil && device == "" {
 		return none, err, nil
 	}
+	first, second, two := strings.Cut(device, ",")
+	if !two {
+		second = first
+	}
 	if err != nil {
-		return none, nil, fmt.Errorf("--device is %q, but RDMA is unavailable: %w", device, err)
+		return none, nil, noDevice(first, err)
 	}
 	if device == "" {
 		at := slices.IndexFunc(ports, func(p rdma.Port) bool { return p.Err == nil && len(p.Addrs) > 0 })
@@ -49,10 +53,7 @@ func choose(device string, ports []rdma.Port, err error) (_ ends, absent, failed
 			return none, fmt.Errorf("none of %d RDMA ports is up and has an address", len(ports)), nil
 		}
 		device = ports[at].Device
-	}
-	first, second, two := strings.Cut(device, ",")
-	if !two {
-		second = first
+		first, second = device, device
 	}
 	e := ends{device: device}
 	for _, side := range []struct {
@@ -83,17 +84,27 @@ func addressOf(device string, ports []rdma.Port) (string, error) {
 			return p.Addrs[0].String(), nil
 		}
 	}
-	if why != nil {
-		return "", fmt.Errorf("--device is %q, which cannot be used: %w", device, why)
+	switch {
+	case why != nil:
+	case len(names) == 0:
+		why = errors.New("this machine has none")
+	default:
+		why = fmt.Errorf("none of %q has that name and an IP address; on InfiniBand name the address of its interface", names)
 	}
-	return "", fmt.Errorf("--device is %q: none of %q has that name and an IP address; on InfiniBand name the address of its interface", device, names)
+	return "", noDevice(device, why)
 }
 
-// Address returns the address of the device that the flag names, or of the first usable device.
-func Address(device string) (string, error) {
+// noDevice returns the reason why a device cannot be used, and a hint.
+func noDevice(device string, why error) error {
+	return fmt.Errorf("no RDMA device %s: %w\nit takes a build with -tags rdma, libibverbs and an active device (docs/how-to/rdma.md); --guest runs with Soft-RoCE in a VM", device, why)
+}
+
+// Addresses returns the addresses of the two sides' devices: one or two that the flag names, or
+// twice the first usable one.
+func Addresses(device string) (server, client string, err error) {
 	ports, err := rdma.Ports()
 	e, absent, err := choose(device, ports, err)
-	return e.server, errors.Join(absent, err)
+	return e.server, e.client, errors.Join(absent, err)
 }
 
 // turn is one item of a round: a path, a size and a number of peers.
@@ -124,7 +135,7 @@ type running struct {
 func run(ctx context.Context, o Options, dir string, progress *harness.Progress) (_ *Result, err error) {
 	r := &running{o: o, progress: progress, paths: []string{pathTCP, pathTLS}}
 	ports, why := rdma.Ports()
-	r.ends, why, err = choose(o.Device, ports, why)
+	r.ends, why, err = choose(o.Devices, ports, why)
 	if err != nil {
 		return nil, err
 	}
@@ -194,7 +205,7 @@ func (r *running) measure(ctx context.Context) error {
 					t := of[(round+i+k)%len(of)]
 					s, err := r.sample(ctx, t)
 					if err != nil {
-						return fmt.Errorf("%s, responses of %s, %s: %w", t.path, sizeText(t.size), harness.Count(t.peers, "peer"), err)
+						return fmt.Errorf("%s, responses of %s, %s: %w", t.path, harness.SizeText(t.size), harness.Count(t.peers, "peer"), err)
 					}
 					t.samples = append(t.samples, s)
 					r.progress.Add(1)

@@ -12,16 +12,6 @@ import (
 	"github.com/starling-kv/starling/transport/rdma"
 )
 
-func TestSizes(t *testing.T) {
-	var all sizes
-	require.NoError(t, all.Set("1MiB,64KiB,1000,1MiB,1024B"))
-	require.Equal(t, sizes{1000, 1 << 10, 64 << 10, 1 << 20}, all)
-	require.Equal(t, "1000B,1KiB,64KiB,1MiB", all.String())
-	for _, text := range []string{"", "0", "-1KiB", "1.5MiB", "1GiB", "9223372036854775807MiB"} {
-		require.ErrorContains(t, all.Set(text), "is not a size", text)
-	}
-}
-
 // TestFlight: concurrent calls stay within the memory that a server lends to one host.
 func TestFlight(t *testing.T) {
 	require.Equal(t, 4, flightOf(64<<10, 8))
@@ -46,12 +36,26 @@ func TestDevices(t *testing.T) {
 		e, absent, err := choose(device, ports, nil)
 		require.NoError(t, absent)
 		if want == (ends{}) {
-			require.ErrorContains(t, err, "--device", device)
+			require.ErrorContains(t, err, "no RDMA device ", device)
+			require.ErrorContains(t, err, "\nit takes a build with -tags rdma", device)
 			continue
 		}
 		require.NoError(t, err, device)
 		require.Equal(t, want, e)
 	}
+	for device, want := range map[string]string{
+		"mlx5_0,mlx5_1": "no RDMA device mlx5_0: the kernel has none\n", "rxe2,mlx5_1": `no RDMA device mlx5_1: none of ["rxe0" "ib0" "rxe1" "rxe2"] has that name`,
+		"rxe0": "no RDMA device rxe0: it is down\n",
+	} {
+		var fails error
+		if strings.HasPrefix(device, "mlx5_0") {
+			fails = errors.New("the kernel has none")
+		}
+		_, _, err := choose(device, ports, fails)
+		require.ErrorContains(t, err, want)
+	}
+	_, _, err := choose("mlx5_0", nil, nil)
+	require.ErrorContains(t, err, "no RDMA device mlx5_0: this machine has none\n")
 	e, absent, err := choose("", ports[:2], nil)
 	require.NoError(t, err)
 	require.ErrorContains(t, absent, "none of 2 RDMA ports")
