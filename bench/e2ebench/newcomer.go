@@ -51,6 +51,7 @@ type NewcomerResult struct {
 	Joins []NewcomerJoins `json:"joins"`
 
 	Keys       int             `json:"keys"`
+	ChunkBytes int             `json:"chunk_bytes"`
 	Validators int             `json:"validators"`
 	Lying      int             `json:"lying"`
 	Rounds     int             `json:"rounds"`
@@ -93,7 +94,7 @@ func (j *NewcomerJoins) judge() {
 // with a delay. It reports to progress, and always stops its processes.
 func RunNewcomer(ctx context.Context, o NewcomerOptions, progress *harness.Progress) (*NewcomerResult, error) {
 	result := &NewcomerResult{
-		Keys: o.Keys, Validators: o.Validators, Lying: o.Lying, Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(),
+		Keys: o.Keys, ChunkBytes: o.ChunkBytes, Validators: o.Validators, Lying: o.Lying, Rounds: o.Rounds, Seed: o.Seed, Machine: harness.ThisMachine(),
 	}
 	for _, delay := range o.Delays {
 		result.Joins = append(result.Joins, NewcomerJoins{DelayMS: delay})
@@ -336,7 +337,8 @@ iavl-pausing        bench/iavlnode joins by CometBFT's state sync, which first d
 starling-snapshots  starlingd joins from all validators over TLS
 Byzantine           %d of the validators. IAVL's offers a false state as the newest snapshot: only its end shows that, and the node
                     restores another one. Starling's sends damaged chunks, which are fetched again
+chunks              of at most %s bytes
 ms                  delay between the new node and each of %s, one way, by a relay; all share one machine without further traffic
 Load average before the run: %.1f
-`, harness.Count(r.Rounds, "round"), discovery, r.Lying, harness.Count(r.Validators, "validator"), r.Machine.Load)
+`, harness.Count(r.Rounds, "round"), discovery, r.Lying, harness.Group(r.ChunkBytes), harness.Count(r.Validators, "validator"), r.Machine.Load)
 }

@@ -37,16 +37,18 @@ func makesSnapshots(name string) bool { return name != nameIAVL && name != nameS
 
 // State is the state of a network that a run needs, and the network's programs.
 type State struct {
-	Keys     int
-	Interval int // snapshot interval in blocks
-	IAVLNode string
-	Seed     uint64
+	Keys       int
+	Interval   int // snapshot interval in blocks
+	ChunkBytes int // limit of a chunk, of both programs
+	IAVLNode   string
+	Seed       uint64
 }
 
 // flags adds the flags. least is the minimum snapshot interval.
 func (s *State) flags(f *harness.Flags, least int) {
 	f.Int(&s.Keys, "keys", 300_000, workload.MinKeys, 10_000_000, "number of keys in the state")
 	f.Int(&s.Interval, "snapshot-interval", 10, least, 100_000, "blocks between snapshots (the paper's: 10)")
+	f.Int(&s.ChunkBytes, "chunk-bytes", avlstar.DefaultChunkBytes, 1<<10, avlstar.MaxChunkBytes, "chunk limit of both programs in bytes")
 	f.Seed(&s.Seed)
 	f.Program(&s.IAVLNode, "iavlnode")
 }
@@ -178,7 +180,7 @@ func (s *State) network(n *Network, name, starlingd, iavlnode string) kind {
 		}
 		account := hex.EncodeToString(filler.PubKey().Bytes())
 		k := n.starling(starlingd, map[string]any{
-			"open": true, "snapshot_interval": interval, "admins": []string{account}, "grants": []map[string]string{{"grantee": account, "prefix": ""}},
+			"open": true, "chunk_bytes": s.ChunkBytes, "snapshot_interval": interval, "admins": []string{account}, "grants": []map[string]string{{"grantee": account, "prefix": ""}},
 		})
 		k.name, k.Edit = name, configure
 		return k
@@ -190,7 +192,7 @@ func (s *State) network(n *Network, name, starlingd, iavlnode string) kind {
 	return kind{name, network.Options{
 		Program: iavlnode, Validators: n.Validators, StartPatience: s.patience(), Edit: configure,
 		AppState: map[string]any{
-			"keys": s.Keys, "seed": s.Seed, "snapshot_interval": interval, "chunk_bytes": avlstar.DefaultChunkBytes, "background": name == nameIAVLBackground,
+			"keys": s.Keys, "seed": s.Seed, "snapshot_interval": interval, "chunk_bytes": s.ChunkBytes, "background": name == nameIAVLBackground,
 		},
 		Init: func(_, dir string) []string { return []string{"init", "--home", dir} },
 	}}

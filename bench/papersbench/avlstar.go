@@ -2,6 +2,7 @@ package papersbench
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/starling-kv/starling/avlstar"
@@ -34,13 +35,16 @@ var avlstarFigures = []*figure{
 		id: "avlstar/fig3", title: "Fig. 3: time of a join by size of the state",
 		paper: "10k to 10M keys, 10 and 80 peers, chunks of 10k and 100k keys. The time is linear in the size. AVL* takes about half the time of IAVL+: 58 % faster on average. IAVL+ takes 16.3 s with 1M keys and 80 peers.",
 		how:   "The program newcomer: a node joins a network of starlingd, and one of an application on IAVL (bench/iavlnode) by CometBFT's state sync, until the state is verified.",
-		quick: append(newcomerCommands("--rounds 1", 10_000, 30_000, 100_000), newcomerCommands("--rounds 1 --lying 1", 100_000)...),
-		full:  append(newcomerCommands("--rounds 5", 10_000, 100_000, 1_000_000), newcomerCommands("--rounds 5 --lying 1", 1_000_000)...),
+		quick: slices.Concat(newcomerCommands("--rounds 1", 10_000, 30_000, 100_000), newcomerCommands("--rounds 1 --lying 1", 100_000),
+			newcomerCommands("--rounds 1 --validators 10", 100_000)),
+		full: slices.Concat(newcomerCommands("--rounds 5", 10_000, 100_000, 1_000_000), newcomerCommands("--rounds 5 --lying 1", 1_000_000),
+			newcomerCommands("--rounds 5 --validators 10", 1_000_000),
+			newcomerCommands(fmt.Sprintf("--rounds 5 --chunk-bytes %d", min(chunkOf(100_000), avlstar.MaxChunkBytes)), 1_000_000)),
 		differs: []string{
-			"Four validators on one machine, 0 and 40 ms from the new node, one way; the paper's 10 or 80 peers were in a WAN.",
+			"Four or ten validators on one machine, 0 and 40 ms from the new node, one way; the paper's 10 or 80 peers were in a WAN.",
 			"CometBFT discovers snapshots for at least 5 s, while it also connects: the times are given with and without that. It is unknown whether the paper's contain it.",
 			"The time ends when the node answers with the verified state, which need not be durable yet. No clients send transactions meanwhile.",
-			"Chunks of 1 MiB, about 10k keys.", "IAVL v1 of today on goleveldb, without fast storage.",
+			"Chunks of 1 MiB, about 10k keys; of 100k keys only with --full.", "IAVL v1 of today on goleveldb, without fast storage.",
 			"Starling's Byzantine validator sends damaged chunks, which are fetched again. IAVL's offers a false state as the newest snapshot: only its end shows that, and the node restores another one.",
 		},
 		run: drawn(e2ebench.RunNewcomer, drawNewcomer),
@@ -91,11 +95,15 @@ func newcomerCommands(options string, keys ...int) (all []string) {
 
 // syncCommands returns the commands of sync for several sizes, in chunks of about 10k keys.
 func syncCommands(keys ...int) (all []string) {
-	record := int(avlstar.RecordBytes(workload.KeyBytes, workload.ValueBytes))
 	for _, n := range keys {
-		all = append(all, fmt.Sprintf("sync --keys %d --against sdk --repeat 3 --sdk-repeat 1 --chunk-bytes %d", n, 10_000*record))
+		all = append(all, fmt.Sprintf("sync --keys %d --against sdk --repeat 3 --sdk-repeat 1 --chunk-bytes %d", n, chunkOf(10_000)))
 	}
 	return all
+}
+
+// chunkOf returns the length of a number of leaves.
+func chunkOf(leaves int) int {
+	return leaves * int(avlstar.RecordBytes(workload.KeyBytes, workload.ValueBytes))
 }
 
 func drawByzantine(results []*syncbench.ByzantineResult) (*outcome, error) {
@@ -136,13 +144,21 @@ func drawNewcomer(results []*e2ebench.NewcomerResult) (*outcome, error) {
 			a, b := points(j.Starling, whole), points(j.IAVL, whole)
 			d := points(j.IAVL, func(j e2ebench.NewcomerJoin) float64 { return j.AfterDiscoveryS })
 			what, paper := fmt.Sprintf("%s keys, %d ms", harness.Group(r.Keys), j.DelayMS), "IAVL+ over AVL* about 2 ×"
+			usual := false
 			switch {
 			case r.Lying > 0:
 				what, paper = fmt.Sprintf("%s, %d of %d validators Byzantine", what, r.Lying, r.Validators), ""
-			case r.Keys == 1_000_000:
+			case r.Validators != results[0].Validators:
+				what = fmt.Sprintf("%s, %d validators", what, r.Validators)
+			case r.ChunkBytes != results[0].ChunkBytes:
+				what = fmt.Sprintf("%s, chunks of %s bytes", what, harness.Group(r.ChunkBytes))
+			default:
+				usual = true
+			}
+			if r.Lying == 0 && r.Keys == 1_000_000 {
 				paper = "IAVL+ 16.3 s with 80 peers; about 2 × of AVL*"
 			}
-			if r.Lying == 0 {
+			if usual {
 				starling.Points, iavl.Points, after.Points = append(starling.Points, a), append(iavl.Points, b), append(after.Points, d)
 			}
 			out.add(what, paper, "Starling %.2f s, IAVL %.2f s: %s ×; %.2f s after the discovery: %s ×",

@@ -188,12 +188,16 @@ func TestDrawHandMade(t *testing.T) {
 	}
 	lying := newcomer(2000)
 	lying.Lying = 1
-	out, err := drawNewcomer([]*e2ebench.NewcomerResult{newcomer(2000), newcomer(1_000_000), lying})
+	ten, wide := newcomer(2000), newcomer(2000)
+	ten.Validators, wide.ChunkBytes = 10, 12_000_000
+	out, err := drawNewcomer([]*e2ebench.NewcomerResult{newcomer(2000), newcomer(1_000_000), lying, ten, wide})
 	require.NoError(t, err)
 	check(t, out)
 	require.Equal(t, row{"2,000 keys, 40 ms", "IAVL+ over AVL* about 2 ×", "Starling 2.00 s, IAVL 8.00 s: 4.00 [4.00, 4.00] ×; 3.00 s after the discovery: 1.50 [1.50, 1.50] ×"}, out.Rows[0])
 	require.Contains(t, out.Rows[1].Paper, "16.3 s")
 	require.Equal(t, "2,000 keys, 40 ms, 1 of 4 validators Byzantine", out.Rows[2].What)
+	require.Equal(t, "2,000 keys, 40 ms, 10 validators", out.Rows[3].What)
+	require.Equal(t, "2,000 keys, 40 ms, chunks of 12,000,000 bytes", out.Rows[4].What)
 	require.Len(t, out.Charts[0].Lines, 4)
 	require.Len(t, out.Charts[0].Lines[2].Points, 2)
 
