@@ -382,6 +382,9 @@ func (p *packing) turn(w nodes, s Subtree, n ref, wants []Want) (nodes, ref, err
 	if n != 0 || p.shares == nil {
 		return w, n, nil
 	}
+	if p.v != nil && w == nodes(&p.v.view) && p.v.isAway(s) {
+		return w, 0, nil
+	}
 	key := s.First
 	if len(wants) > 0 && bytes.Compare(wants[0].Key, key) > 0 {
 		key = wants[0].Key

@@ -53,7 +53,8 @@ type sharded struct {
 	self   crypto.Address
 	failed func(error) // stops the node
 	// Arguments of the last call of Validators; used by FinalizeBlock only.
-	count, number int // -1, -1 before the first call
+	addresses [][]byte // nil before the first call
+	number    int
 }
 
 // openSharded checks the home, and connects to the storage nodes.
@@ -201,8 +202,8 @@ func (s *sharded) finalizing(votes []abci.VoteInfo) {
 func (s *sharded) validators(addresses [][]byte) {
 	slices.SortFunc(addresses, bytes.Compare)
 	number := slices.IndexFunc(addresses, func(a []byte) bool { return len(s.self) > 0 && bytes.Equal(a, s.self) })
-	if len(addresses) != s.count || number != s.number {
-		s.count, s.number = len(addresses), number
+	if number != s.number || !slices.EqualFunc(addresses, s.addresses, bytes.Equal) {
+		s.addresses, s.number = addresses, number
 		s.source.Validators(len(addresses), number)
 	}
 }

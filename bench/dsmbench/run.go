@@ -66,14 +66,19 @@ func (r *runner) run(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	if r.o.has(phaseStart) {
-		if err := r.runStarts(ctx, filepath.Join(dir, "start")); err != nil {
+	if r.o.has(phaseSizes) || r.o.has(phaseNodes) || r.o.has(phaseJoin) || r.o.has(phaseRange) || r.o.has(phasePrefetch) {
+		if err := r.runState(ctx, dir); err != nil {
 			return err
 		}
 	}
-	if !r.o.has(phaseSizes) && !r.o.has(phaseNodes) && !r.o.has(phaseJoin) && !r.o.has(phaseRange) && !r.o.has(phasePrefetch) {
-		return nil
+	if r.o.has(phaseStart) { // last, since its largest tree takes gigabytes
+		return r.runStarts(ctx, filepath.Join(dir, "start"))
 	}
+	return nil
+}
+
+// runState runs the phases that need the full tree in this process.
+func (r *runner) runState(ctx context.Context, dir string) error {
 	if err := r.load(); err != nil {
 		return err
 	}

@@ -17,7 +17,7 @@ func (r *runner) runStale(ctx context.Context, depths []int) error {
 	for _, keys := range r.o.Accounts {
 		r.progress.Working(harness.Count(keys, "account"))
 		s := r.o.spec()
-		s.Keys, s.Signers = keys, max(1, min(s.Signers, keys/signerShare))
+		s.Keys, s.Signers = keys, max(1, keys/signerShare)
 		rows, err := stale(ctx, s, r.o.Blocks, depths, func() { r.progress.Add(1) })
 		if err != nil {
 			return err

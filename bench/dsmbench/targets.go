@@ -44,7 +44,8 @@ func (r *Result) targets() (t []harness.Target) {
 	}
 	if len(r.TogetherRows) > 0 && r.TogetherCPURatio > 0 {
 		row := r.TogetherRows[0]
-		add(fmt.Sprintf("CPU per key with %d ranges on %s at most 1.15× that with 1 range", row.Ranges, harness.Count(row.Shards, "node")),
+		add(fmt.Sprintf("CPU per key with %d ranges on %s at most 1.15× that with %s", row.Ranges, harness.Count(row.Shards, "node"),
+			harness.Count(r.ShardRows[0].Ranges, "range")),
 			r.TogetherCPURatio <= 1.15, r.TogetherCPURatio, "%.3g×; with a request for each range %.3g×", r.TogetherCPURatio, r.TogetherCPURatio*harness.Ratio(row.ApartMicros, row.CPUMicros))
 	}
 	if r.Range.Keys > 0 {

@@ -39,12 +39,12 @@ func answered(t *testing.T, address string) string {
 	return string(text)
 }
 
-// A hop leads to its target and, if it has one, to the transport next to it.
 func TestRDMA(t *testing.T) {
 	require.Equal(t, []string{"STARLINGD_TRANSPORT_RDMA=required", "STARLINGD_TRANSPORT_RDMA_FABRIC=10.7.0.1/32"}, RDMA("10.7.0.1"))
 	require.Equal(t, "10.7.0.1/32,fd00::2/128", Fabric("10.7.0.1", "fd00::2"))
 }
 
+// A hop leads to its target and, if it has one, to the transport next to it.
 func TestDelay(t *testing.T) {
 	held, err := ports.Hold(2)
 	require.NoError(t, err)

@@ -31,7 +31,7 @@ const (
 	// defaultBytes is the size of blocks for which the targets are set. The limit of blocks is not
 	// below it: a genesis whose limit does not fit the largest transaction is invalid.
 	defaultBytes = 4 << 20
-	// A block of less than leastBytes has too few parts to tell a full one from others.
+	// The smallest blocks have three transactions.
 	leastBytes, mostBytes = 256 << 10, 16 << 20
 
 	// pause is CometBFT's timeout_commit. It is long enough that the work for one block has ended
@@ -56,14 +56,13 @@ type shape struct {
 	bytes   int // limit
 	txBytes int // of each transaction
 	txs     int // leaving room for the header and the commit
-	parts   int // least number of parts of a block that counts as full
+	parts   int // with the header and the commit in the last one
 }
 
 func shapeOf(bytes int) shape {
-	s := shape{bytes: bytes, txBytes: min(partBytes, bytes/16)}
-	s.txs = bytes/s.txBytes - 1
-	least := bytes / 16 * 15
-	s.parts = (least + partBytes - 1) / partBytes
+	// A block without one of its transactions has one part less.
+	s := shape{bytes: bytes, txBytes: partBytes, txs: bytes/partBytes - 1}
+	s.parts = s.txs + 1
 	return s
 }
 

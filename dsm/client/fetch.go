@@ -238,11 +238,19 @@ func (a *asking) request(ctx context.Context, f *fetching, action ask.Ask) {
 		a.report(f, action, f.upper.judge(action, b, err), nil)
 	default:
 		e, multiproof := judge(action, held, depth, b, err)
-		if proved, is := e.(ask.Proved); is && len(action.Also) > 0 && depth == math.MaxUint8 {
-			proved.Nothing = f.openedNothing(action, multiproof)
-			e = proved
+		var nothing []int
+		if multiproof != nil && len(action.Also) > 0 && depth == math.MaxUint8 {
+			nothing = f.openedNothing(action, multiproof)
 		}
-		a.report(f, action, e, multiproof)
+		switch of := e.(type) {
+		case ask.Proved:
+			of.Nothing = nothing
+			e = of
+		case ask.Refuted:
+			of.Nothing = nothing
+			e = of
+		}
+		a.report(f, action, e, multiproof, nothing...)
 	}
 }
 
@@ -283,18 +291,18 @@ func (a *asking) call(ctx context.Context, f *fetching, n dsm.NodeID, method tra
 	return b, err
 }
 
-func (a *asking) report(f *fetching, action ask.Ask, e ask.Event, multiproof *avlstar.Multiproof) {
+// report passes an outcome to the machine. The multiproof opens nothing in the ranges nothing.
+func (a *asking) report(f *fetching, action ask.Ask, e ask.Event, multiproof *avlstar.Multiproof, nothing ...int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.mu.cancels[action.Request] == nil {
 		return // cancelled meanwhile
 	}
 	a.forget(action.Request)
-	proved, _ := e.(ask.Proved)
 	if multiproof != nil && action.Kind != ask.Path {
 		f.multiproofs = append(f.multiproofs, multiproof)
 		for _, of := range action.Ranges() {
-			if !slices.Contains(proved.Nothing, of) {
+			if !slices.Contains(nothing, of) {
 				f.came[of] = true
 				a.c.gone.remove(f.height, a.l.Ranges.Shard(of).Range)
 			}

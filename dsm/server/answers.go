@@ -25,7 +25,7 @@ func (n *Server) serving(height int64, wants []avlstar.Want) (by []*Replica, par
 			continue
 		}
 		across := last >= 0 && parts[last].Range.Contains(w.Least())
-		found := false
+		found, behind := false, false
 		for ; !found && next < len(n.replicas); next++ {
 			r := n.replicas[next]
 			keys := rangeOf(r.o.Range)
@@ -40,11 +40,13 @@ func (n *Server) serving(height int64, wants []avlstar.Want) (by []*Replica, par
 				share := avlstar.Share{Version: p.Version(), Range: keys}
 				by, parts = append(by, r), append(parts, witness.Part{Share: share, Wants: wants[i : i+1]})
 				from, found = i, true
+			} else {
+				behind = true
 			}
 		}
 		switch {
 		case found:
-		case across:
+		case across && !behind:
 			return by, parts, witness.Refused(fmt.Errorf("a want across the end of a range, from key %x on", w.Key))
 		default:
 			return by, parts, fmt.Errorf("no range has key %x at height %d: %w", w.Key, height, transport.ErrGone)
@@ -80,6 +82,10 @@ func (n *Server) witness(body []byte) ([]byte, error) {
 		return nil, err
 	}
 	b, err := witness.MultiproofOf(parts, w, n.o.MaxMultiproofBytes, false)
+	if err != nil && len(parts) > 1 && !errors.Is(err, transport.ErrRefused) {
+		// One of the ranges is perhaps damaged: the requester then asks for each alone.
+		err = fmt.Errorf("%w: %w", transport.ErrGone, err)
+	}
 	if err == nil && len(b) > 0 {
 		for i, r := range replicas {
 			r.traffic.reads.Add(uint64(len(parts[i].Wants)))

@@ -202,17 +202,20 @@ func (n *Network) follow(ctx context.Context, nodes []*Node) error {
 			return nil
 		}
 		if node.Stores() {
-			var at int64
-			return n.await(ctx, node, func() string { return fmt.Sprintf("to have its range up to height %d on disk (now %d)", best, at) },
+			var at []int64
+			return n.await(ctx, node, func() string { return fmt.Sprintf("to have its ranges up to height %d on disk (now %v)", best, at) },
 				func(ctx context.Context) bool {
 					values, err := node.Home.ScrapeLabelled(ctx)
-					at = 0 // no state; the node may have several ranges
+					at = nil
+					there := 0 // without ranges that it had before a change
 					for name, value := range values {
 						if strings.HasPrefix(name, "starling_storagenode_durable_height ") {
-							at = max(at, int64(value))
+							if at = append(at, int64(value)); int64(value) >= best {
+								there++
+							}
 						}
 					}
-					return err == nil && at >= best && values["starling_storagenode_missing_ranges"] == 0
+					return err == nil && there >= n.assigned(node)
 				})
 		}
 		var last runner.Status

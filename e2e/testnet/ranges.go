@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -30,7 +31,16 @@ type rangeChange struct {
 // changesRanges reports whether ranges will change. Containers have other addresses in the homes
 // than this process has, and their connections cannot be told apart.
 func (n *Network) changesRanges() bool {
-	return n.Manifest.ChangesRanges() && n.options.Provider != nil && n.options.Provider.Name() == "process"
+	return n.Manifest.ChangesRanges() && n.options.Provider != nil && n.options.Provider.Name() == "process" && runtime.GOOS == "linux"
+}
+
+// assigned returns the number of ranges of a storage node in the operator's newest map.
+func (n *Network) assigned(node *Node) int {
+	text, err := os.ReadFile(mapFile(n.operator()))
+	if err != nil { // the ranges do not change
+		text, _ = os.ReadFile(mapFile(node.Home.Dir))
+	}
+	return max(1, strings.Count(string(text), node.Home.ID()+"@"))
 }
 
 func (n *Network) operator() string { return filepath.Join(n.options.Dir, "operator") }

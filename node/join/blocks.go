@@ -134,7 +134,7 @@ func (c *claims) watcher() peers.Watcher {
 
 // list implements catchup.Options.Peers.
 func (c *claims) list() (list []catchup.Peer, changed <-chan struct{}, settled bool) {
-	dialling, down := c.peers.Awaited() // not under c.mu, which the watcher takes under Peers' lock
+	awaited, down := c.peers.Awaited() // not under c.mu, which the watcher takes under Peers' lock
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	silent := 0
@@ -150,7 +150,7 @@ func (c *claims) list() (list []catchup.Peer, changed <-chan struct{}, settled b
 		}
 		list = append(list, catchup.Peer{Conn: c.mu.conns[id], Claim: claim})
 	}
-	answered := silent == 0 && dialling == 0 && (down == 0 || !c.all)
+	answered := silent == 0 && awaited == 0 && (down == 0 || !c.all)
 	settled = len(list) > 0 && (answered || time.Now().After(c.until))
 	return list, c.mu.changed, settled
 }

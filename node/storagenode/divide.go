@@ -10,6 +10,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
+	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/node/rangemap"
 	"github.com/starling-kv/starling/statesync/protocol"
@@ -147,7 +148,7 @@ func graftUpper(ctx context.Context, conn transport.Conn, tree *avlstar.Partial,
 }
 
 // upperOfRanges returns the upper nodes of a state that storage nodes keep. The caller releases it.
-// A Byzantine storage node of the first range can only make it begin again with another one.
+// It begins again without a storage node that does not have what it claims.
 func upperOfRanges(ctx context.Context, conf *config.Config, depth uint8) (*avlstar.Partial, error) {
 	nodes, err := config.LoadStorageNodes(conf.Home, conf.App.StorageNode.Ranges)
 	if err != nil {
@@ -157,60 +158,66 @@ func upperOfRanges(ctx context.Context, conf *config.Config, depth uint8) (*avls
 	if err != nil {
 		return nil, err
 	}
-	claims, failures := askAll(ctx, dialer, nodes.Addresses, rangemap.Claims)
-	height, err := commonHeight(nodes, claims, failures)
-	if err != nil {
-		return nil, err
-	}
-	r := &upperSources{nodes: nodes, dialer: dialer, claims: claims, height: height, depth: depth}
-	var failed []error
-	for _, first := range nodes.Ranges.Shard(0).Replicas {
-		upper, err := r.upper(ctx, first)
-		if err == nil {
-			return upper, nil
+	r := &upperSources{nodes: nodes, dialer: dialer, depth: depth}
+	r.claims, r.failures = askAll(ctx, dialer, nodes.Addresses, rangemap.Claims)
+	for {
+		if r.height, err = r.commonHeight(); err != nil {
+			return nil, err
 		}
-		failed = append(failed, err)
-	}
-	return nil, errors.Join(failed...)
-}
-
-// commonHeight returns the newest height that a storage node of each range serves.
-func commonHeight(nodes *config.StorageNodes, claims map[dsm.NodeID][]dsm.Claim, failures map[dsm.NodeID]error) (int64, error) {
-	common := int64(0)
-	for i := range nodes.Ranges.Len() {
-		s, newest := nodes.Ranges.Shard(i), int64(0)
-		var failed []error
-		for _, n := range s.Replicas {
-			if failures[n] != nil {
-				failed = append(failed, fmt.Errorf("%s: %w", nodes.Addresses[n], failures[n]))
+		before, shard := len(r.failures), nodes.Ranges.Shard(0)
+		for _, first := range shard.Replicas {
+			if !r.serves(first, shard.Range) {
+				continue
 			}
-			for _, c := range claims[n] {
-				if c.Range.Covers(s.Range) {
-					newest = max(newest, c.Newest)
-				}
+			upper, err := r.upper(ctx, first)
+			if err == nil || ctx.Err() != nil {
+				return upper, err
+			}
+			if len(r.failures) == before { // the others have another state
+				r.failures[first] = err
 			}
 		}
-		if newest == 0 {
-			return 0, fmt.Errorf("no storage node has the state of range %v: %w", s.Range, errors.Join(append(failed, ErrPartialState)...))
-		}
-		if i == 0 || newest < common {
-			common = newest
-		}
 	}
-	return common, nil
 }
 
 // upperSources asks the storage nodes of ranges for the upper tree of one height.
 type upperSources struct {
-	nodes  *config.StorageNodes
-	dialer transport.Dialer
-	claims map[dsm.NodeID][]dsm.Claim
-	height int64
-	depth  uint8
+	nodes    *config.StorageNodes
+	dialer   transport.Dialer
+	claims   map[dsm.NodeID][]dsm.Claim
+	failures map[dsm.NodeID]error // these nodes are not asked, or not again
+	height   int64
+	depth    uint8
+}
+
+// commonHeight returns the newest height that a storage node of each range claims.
+func (r *upperSources) commonHeight() (int64, error) {
+	var ranges []avlstar.KeyRange
+	var claims []dsm.Claim
+	for i := range r.nodes.Ranges.Len() {
+		s, before := r.nodes.Ranges.Shard(i), len(claims)
+		var failed []error
+		for _, n := range s.Replicas {
+			if err := r.failures[n]; err != nil {
+				failed = append(failed, fmt.Errorf("%s: %w", r.nodes.Addresses[n], err))
+				continue
+			}
+			for _, c := range r.claims[n] {
+				if c.Newest > 0 && c.Range.Covers(s.Range) {
+					claims = append(claims, dsm.Claim{Range: s.Range, Oldest: c.Oldest, Newest: c.Newest})
+				}
+			}
+		}
+		if len(claims) == before {
+			return 0, fmt.Errorf("no storage node has the state of range %v: %w", s.Range, errors.Join(append(failed, ErrPartialState)...))
+		}
+		ranges = append(ranges, s.Range)
+	}
+	return server.NewestProvable(ranges, claims)
 }
 
 func (r *upperSources) serves(n dsm.NodeID, keys avlstar.KeyRange) bool {
-	return slices.ContainsFunc(r.claims[n], func(c dsm.Claim) bool {
+	return r.failures[n] == nil && slices.ContainsFunc(r.claims[n], func(c dsm.Claim) bool {
 		return c.Range.Covers(keys) && c.Oldest <= r.height && r.height <= c.Newest
 	})
 }
@@ -250,8 +257,11 @@ func (r *upperSources) graft(ctx context.Context, tree *avlstar.Partial, s dsm.P
 			next, err = askOne(ctx, r.dialer, r.nodes.Addresses[n], func(ctx context.Context, conn transport.Conn) (*avlstar.Partial, error) {
 				return graftUpper(ctx, conn, tree, r.height, r.depth)
 			})
-			if err == nil {
+			switch {
+			case err == nil:
 				return next, n, nil
+			case !errors.Is(err, errOtherState): // it does not have what it claims
+				r.failures[n] = err
 			}
 		}
 		failed = append(failed, fmt.Errorf("%s: %w", r.nodes.Addresses[n], err))

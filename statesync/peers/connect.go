@@ -114,7 +114,7 @@ func (p *Peers) keep(a transport.Address) {
 		if err == nil {
 			id := conn.Remote().ID
 			p.attend(conn, true)
-			if p.over(id) {
+			if p.over(id, a) {
 				return
 			}
 		}
@@ -136,12 +136,16 @@ func (p *Peers) keep(a transport.Address) {
 	}
 }
 
-// over reports whether a node is banned, or is this node.
-func (p *Peers) over(id transport.ID) bool {
+// over reports whether the node at an address is banned, or is this node.
+func (p *Peers) over(id transport.ID, a transport.Address) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	_, banned := p.mu.banned.Get(id)
-	return banned || id == p.o.Self
+	over := banned || id == p.o.Self
+	if over {
+		delete(p.mu.awaited, a.HostPort)
+	}
+	return over
 }
 
 func (p *Peers) dial(a transport.Address) (transport.Conn, error) {
@@ -157,7 +161,7 @@ func (p *Peers) failed(a transport.Address, err error) {
 		p.o.Logger.Info("Cannot reach a peer", "address", a, "err", err)
 	}
 	p.mu.failures[a.HostPort] = err.Error()
-	delete(p.mu.dialling, a.HostPort)
+	delete(p.mu.awaited, a.HostPort)
 }
 
 // attend runs a connection until it ends. It returns another connection to the same peer that
@@ -173,11 +177,12 @@ func (p *Peers) attend(conn transport.Conn, own bool) transport.Conn {
 		<-old.gone
 		p.mu.Lock()
 	}
-	if at := conn.Remote().HostPort; own {
-		delete(p.mu.dialling, at)
+	at := conn.Remote().HostPort
+	if own {
 		delete(p.mu.failures, at)
 	}
 	if p.refused(id) || p.ctx.Err() != nil || !own && p.mu.book.leaves(id) {
+		delete(p.mu.awaited, at)
 		p.mu.Unlock()
 		return nil
 	}
@@ -218,6 +223,7 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool) transport.Co
 			if c := p.mu.up[id]; c != nil {
 				c.status, c.known = status, true
 			}
+			delete(p.mu.awaited, conn.Remote().HostPort)
 			for _, w := range p.mu.watchers {
 				w.status(id, status)
 			}

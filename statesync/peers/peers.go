@@ -49,7 +49,7 @@ type Peers struct {
 		book     *book                              // what peers have advertised
 		strict   bool                               // an address refused by Strict has been logged
 		failures map[string]string                  // by host:port of the operator's peers
-		dialling map[string]bool                    // likewise, until the first dial ends
+		awaited  map[string]bool                    // likewise, until the first status or failure
 		up       map[transport.ID]*peer             // connected
 		banned   *bounded.Map[transport.ID, string] // with the reason
 		bans     int                                // includes forgotten bans
@@ -108,13 +108,13 @@ func New(o Options) *Peers {
 		o.Random = rand.NewPCG(rand.Uint64(), rand.Uint64()) //nolint:gosec // a peer cannot guess it either
 	}
 	p.mu.book = newBook(rand.New(o.Random), o.Strict) //nolint:gosec // as above
-	p.mu.dialling, p.mu.failures = map[string]bool{}, map[string]string{}
+	p.mu.awaited, p.mu.failures = map[string]bool{}, map[string]string{}
 	p.mu.up, p.mu.banned = map[transport.ID]*peer{}, bounded.New[transport.ID, string](maxBanned)
 	var seen []transport.Address
 	for _, a := range o.Addresses {
 		if !slices.Contains(seen, a) && (a.ID == "" || a.ID != o.Self) {
 			seen = append(seen, a)
-			p.mu.dialling[a.HostPort] = true
+			p.mu.awaited[a.HostPort] = true
 		}
 	}
 	for _, a := range seen {
@@ -223,12 +223,12 @@ func (p *Peers) Newest(ctx context.Context, n int, limit time.Duration) (height 
 	return height
 }
 
-// Awaited returns the number of the operator's addresses where the first dial has not ended, and of
-// those where no node answers. A banned node counts in neither.
-func (p *Peers) Awaited() (dialling, down int) {
+// Awaited returns the number of the operator's addresses from which neither a status nor a failure
+// has come yet, and of those where no node answers. A node that was banned counts in neither.
+func (p *Peers) Awaited() (awaited, down int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.mu.dialling), len(p.mu.failures)
+	return len(p.mu.awaited), len(p.mu.failures)
 }
 
 // Failures returns "host:port: reason" for each unreachable address of the operator, sorted.

@@ -17,7 +17,7 @@ import (
 // counted.
 func TestBansAreBounded(t *testing.T) {
 	told := 0
-	p := New(Options{Logger: log.NewNopLogger(), Banned: func(transport.ID, statesync.BanReason) { told++ }})
+	p := New(Options{Logger: log.NewNopLogger(), Dialer: unanswered{}, Banned: func(transport.ID, statesync.BanReason) { told++ }})
 	defer p.Close()
 	const n = maxBanned + 100
 	for i := range n {
@@ -52,6 +52,14 @@ func (c ended) Done() <-chan struct{} {
 	return done
 }
 
+// unanswered never connects: Peers may draw addresses of a test at any time.
+type unanswered struct{}
+
+func (unanswered) Dial(ctx context.Context, _ transport.Address) (transport.Conn, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
 // visited makes p visit a node that an operator's peer has advertised.
 func visited(t *testing.T, p *Peers, a transport.Address) *visit {
 	t.Helper()
@@ -67,7 +75,7 @@ func visited(t *testing.T, p *Peers, a transport.Address) *visit {
 
 // A node that makes room gets no other connection meanwhile, since it would keep its slot for good.
 func TestLeavingNodesGetNoConnection(t *testing.T) {
-	p := New(Options{Logger: log.NewNopLogger()})
+	p := New(Options{Logger: log.NewNopLogger(), Dialer: unanswered{}})
 	defer p.Close()
 	ups := 0
 	p.Watch(Watcher{Up: func(transport.Conn) { ups++ }})
@@ -84,7 +92,7 @@ func TestLeavingNodesGetNoConnection(t *testing.T) {
 
 // An invalid answer from an address of the operator is charged to no advertiser.
 func TestOwnPeersAreChargedToNobody(t *testing.T) {
-	p := New(Options{Logger: log.NewNopLogger()})
+	p := New(Options{Logger: log.NewNopLogger(), Dialer: unanswered{}})
 	defer p.Close()
 	for i, own := range []bool{true, false} {
 		a := transport.Address{ID: idOf(i), HostPort: "a:1"}

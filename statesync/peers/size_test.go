@@ -50,7 +50,7 @@ func TestMaxBytes(t *testing.T) {
 		return int64(m.HeapAlloc)
 	}
 	before := heap()
-	p := New(Options{Logger: log.NewNopLogger(), Random: rand.NewPCG(rng.Uint64(), 0)})
+	p := New(Options{Logger: log.NewNopLogger(), Dialer: unanswered{}, Random: rand.NewPCG(rng.Uint64(), 0)})
 	defer p.Close()
 	for i := range maxBanned + 10 {
 		p.Ban(idOf(i), statesync.BanChunk, strings.Repeat("x", 2*maxReason))
@@ -82,8 +82,8 @@ func TestMaxBytes(t *testing.T) {
 		s.Parts = parts
 		p.mu.up[idOf(200_000+i)] = &peer{status: s, known: true}
 	}
-	p.mu.Unlock()
 	used := heap() - before
+	p.mu.Unlock() // then it draws addresses
 	t.Logf("%d KiB of the heap, %d KiB counted, the bound is %d KiB", used>>10, p.Bytes()>>10, MaxBytes>>10)
 	require.LessOrEqual(t, used, int64(MaxBytes))
 	require.Equal(t, int64(MaxBytes), p.Bytes(), "all parts are full")

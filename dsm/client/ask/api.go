@@ -79,6 +79,8 @@ type (
 		Verdict Verdict
 		Bytes   int
 		Left    []avlstar.Want
+		// Nothing is that of Proved.
+		Nothing []int
 	}
 	// Failed: a request ended without a usable answer. This does not prove a fault.
 	Failed struct {

@@ -475,7 +475,7 @@ func (m *Machine) mayShare(r *request, p *part, length int) bool {
 // share adds a part to a request that this step sends.
 func (m *Machine) share(r *request, p *part, length int) {
 	r.wants, r.heldHashes, r.length = r.wants+len(p.wants), r.heldHashes+p.leg.held, r.length+length
-	r.parts = append(r.parts, p)
+	r.parts, r.shared = append(r.parts, p), true
 	p.out = append(p.out, r)
 	a := m.actions[r.action].(Ask)
 	if len(a.Also) == 0 {

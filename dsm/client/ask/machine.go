@@ -45,7 +45,8 @@ type request struct {
 	step                      uint64 // in which it was sent: further parts join only then
 	action                    int    // index of its Ask in Machine.actions during that step
 	height                    int64
-	wants, heldHashes, length int // of the encoded request
+	wants, heldHashes, length int  // of the encoded request
+	shared                    bool // it was sent for more ranges than one; parts may be fewer now
 }
 
 // New returns a Machine at time 0.
@@ -227,7 +228,7 @@ func (m *Machine) served(l *leg, byHelper bool) {
 
 func (m *Machine) refuted(r *request, e Refuted) {
 	if r.node.helper && e.Verdict == Omits { // helpers send what they have, which may be incomplete
-		m.proved(r, Proved{Request: e.Request, Bytes: e.Bytes})
+		m.proved(r, Proved{Request: e.Request, Bytes: e.Bytes, Nothing: e.Nothing})
 		return
 	}
 	until := r.node.lied(m.now, r.at, m.policy)
@@ -240,8 +241,11 @@ func (m *Machine) refuted(r *request, e Refuted) {
 	about := parts[0].shard // the first range with wants that are left
 	for i := len(parts) - 1; i >= 0 && opened; i-- {
 		p := parts[i]
+		if slices.Contains(e.Nothing, p.shard) {
+			continue
+		}
 		left := slices.DeleteFunc(slices.Clone(p.wants), func(w avlstar.Want) bool { return !slices.ContainsFunc(e.Left, w.Equal) })
-		p.leg.came = p.leg.came || len(parts) == 1 || len(left) < len(p.wants)
+		p.leg.came = p.leg.came || !r.shared || len(left) < len(p.wants)
 		if p.wants = left; len(left) > 0 {
 			about = p.shard
 		}
@@ -270,7 +274,7 @@ func (m *Machine) openedNothing(p *part, n *node) {
 
 func (m *Machine) failed(r *request, why Reason) {
 	p := r.parts[0]
-	if len(r.parts) > 1 && p.kind == Open && (why == TooLarge || !r.node.helper && (why == Gone || why == Refused)) {
+	if r.shared && (why == TooLarge || !r.node.helper && (why == Gone || why == Refused)) {
 		r.node.alone = r.node.alone || why == Refused
 		m.apart(r)
 		return

@@ -28,7 +28,7 @@ import (
 //	    drop ID
 //	    proved R [BYTES [LEAF...]]     LEAF: a key, or - for none
 //	    proved R nothing RANGE...      RANGE: number of a range in which nothing opens
-//	    failed R REASON  refuted R VERDICT [left WANT...]
+//	    failed R REASON  refuted R VERDICT [left WANT...] [in RANGE]    RANGE: nothing opens in it
 //	    claims NODE [FIRST AFTER OLDEST NEWEST]...
 //	    up NODE
 //
@@ -184,6 +184,9 @@ func (sc *script) line(line string) {
 			"no-multiproof": Undecodable, "nothing": OpensNothing, "omits": Omits, "long": TooLong,
 		}[args[1]]}
 		require.NotEmpty(sc.t, e.Verdict, line)
+		if at := slices.Index(args, "in"); at >= 0 {
+			e.Nothing, args = []int{int(sc.number(args[at+1]))}, args[:at]
+		}
 		if len(args) > 2 {
 			e.Left = append([]avlstar.Want{}, scriptWants(args[3:])...)
 		}

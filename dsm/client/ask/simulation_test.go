@@ -266,9 +266,13 @@ func (w *world) answer(a Ask) {
 		w.at(at, Failed{a.Request, Nothing})
 	case n.liar && a.Kind == Open && w.rng.IntN(3) == 0: // the answer opens some wants
 		left := slices.DeleteFunc(slices.Clone(a.Wants), func(avlstar.Want) bool { return w.rng.IntN(2) == 0 })
-		w.at(at, Refuted{a.Request, Omits, 1, append([]avlstar.Want{}, left...)})
+		e := Refuted{Request: a.Request, Verdict: Omits, Bytes: 1, Left: append([]avlstar.Want{}, left...)}
+		if len(a.Also) > 0 && w.rng.IntN(3) == 0 {
+			e.Nothing = a.Ranges()[1+w.rng.IntN(len(a.Also)):]
+		}
+		w.at(at, e)
 	case n.liar:
-		w.at(at, Refuted{a.Request, []Verdict{Undecodable, OpensNothing, TooLong}[w.rng.IntN(3)], 0, nil})
+		w.at(at, Refuted{Request: a.Request, Verdict: []Verdict{Undecodable, OpensNothing, TooLong}[w.rng.IntN(3)]})
 	case len(a.Wants) > max(n.tooLarge, 1) || n.tooLarge == 0 && len(a.Wants) == 1 && !a.Wants[0].Range:
 		w.seen["halved"]++
 		w.at(at, Failed{a.Request, TooLarge})

@@ -100,7 +100,7 @@ func (w *watch) event(e Event) {
 		}
 	case Refuted:
 		if a, is := end(e.Request); is && (e.Left != nil || w.isHelper(a.Node) && e.Verdict == Omits) {
-			w.open(a, e.Left, nil)
+			w.open(a, e.Left, e.Nothing)
 		}
 	case Failed:
 		end(e.Request)

@@ -91,7 +91,7 @@ type (
 	}
 	// Sent ends a Send with the replica's answer to the last part of the update, or to a probe
 	// that found nothing missing. Complete: the replica has the whole update. Missing: a probe
-	// found that the replica waits for this update, and has nothing of it.
+	// found that the replica waits for this update, and has nothing of it from this node.
 	Sent struct {
 		Node              dsm.NodeID
 		Shard             int

@@ -66,18 +66,19 @@ type replica struct {
 	number int // over all ranges, in key order: determines the order of senders
 
 	state   State
-	start   int64           // Machine.head when the replica was added
-	durable int64           // as last reported; Unheard: start
-	needs   int64           // as last reported; 0: it accepts no updates
-	since   time.Duration   // when needs last changed
-	asked   int64           // updates up to this height, reported missing, are due at once
-	given   map[int64]bool  // heights above needs whose updates it has
-	top     int64           // greatest height that it has received from this validator
-	ready   time.Duration   // since when this validator can send to it
-	silent  map[int]silence // by the index of a validator; nil: none
+	start   int64          // Machine.head when the replica was added
+	durable int64          // as last reported; Unheard: start
+	needs   int64          // as last reported; 0: it accepts no updates
+	since   time.Duration  // when needs last changed
+	asked   int64          // updates up to this height, reported missing, are due at once
+	given   map[int64]bool // heights above needs whose updates it has
+	top     int64          // greatest height that it has received from this validator
+	ready   time.Duration  // since when this validator can send to it
+	silent  []silence      // by the index of a validator; nil: none is
 
 	sending   int64 // the height of the Send in flight; 0: none
-	late      bool  // that update was missing for Stagger or longer after its block
+	late      bool  // as mayMiss reported when it began
+	sentAt    time.Duration
 	sendAt    time.Duration
 	sendPlace int // position in Machine.sends
 	failures
@@ -354,7 +355,7 @@ func (m *Machine) committed(e Committed) {
 func (m *Machine) sent(r *replica, e Sent) {
 	height := r.sending
 	r.sending = 0
-	if e.Missing && r.late {
+	if e.Missing && e.Complete && r.late && m.now-r.sentAt < m.policy.Stagger {
 		m.missed(r, height)
 	}
 	if e.Complete {

@@ -8,7 +8,7 @@ import "time"
 // silence counts the turns in which a validator has sent a replica nothing: it is down or
 // Byzantine, or it has the whole state and makes no updates.
 type silence struct {
-	turns int   // that it missed, without long gaps
+	turns int   // that it missed, one after another
 	last  int64 // height of the last one
 }
 
@@ -25,22 +25,33 @@ func (m *Machine) isSilent(s silence, height int64) bool {
 	return s.turns >= silentAfter && height-s.last <= silentRounds*int64(m.validators)
 }
 
-// missed notes that a Send found that the replica waits for an update of which it has nothing,
-// long after the turn of the first validator. What is known about one replica is not applied to
-// others: a replica that claims to have nothing harms only itself.
+// missed notes that a Send delivered an update that the replica waited for, long after the turn of
+// the first validator. What is known about one replica is not applied to others: a replica that
+// claims to have nothing harms only itself.
+//
+// A replica does not say what it has of another sender's update. So a Send counts only if it took
+// less time than the first validator had before it: then the first one is not merely still sending.
+// While uploads are slow, nobody is found silent, and no copies make them slower.
 func (m *Machine) missed(r *replica, height int64) {
 	first := m.first(r, height)
 	if first == m.self {
 		return
 	}
-	s := r.silent[first]
-	if height-s.last > 2*silentRounds*int64(m.validators) {
+	if r.silent == nil {
+		r.silent = make([]silence, m.validators)
+	}
+	s, n := &r.silent[first], int64(m.validators)
+	if gap := height - s.last; gap > 2*silentRounds*n || s.turns < silentAfter && gap > 2*n {
 		s.turns = 0
 	}
-	if r.silent == nil {
-		r.silent = map[int]silence{}
-	}
-	r.silent[first] = silence{s.turns + 1, max(s.last, height)}
+	s.turns, s.last = s.turns+1, max(s.last, height)
+}
+
+// mayMiss reports whether the update of a height is late: a block has ended long ago, since when
+// this node could send to the replica, which is not catching up.
+func (m *Machine) mayMiss(r *replica, height int64) bool {
+	at := r.queue.updates[height-r.queue.first].at
+	return at >= r.ready && r.since <= at+m.policy.Poll && m.now-at >= m.policy.Stagger
 }
 
 // delay returns how long a validator leaves an update to its predecessors in the order.
@@ -69,8 +80,8 @@ func (m *Machine) rank(r *replica, height int64) int {
 func (m *Machine) position(r *replica, height int64) int {
 	rank, first := m.rank(r, height), m.first(r, height)
 	position := rank
-	for v, s := range r.silent {
-		if (v-first+m.validators)%m.validators < rank && m.isSilent(s, height) {
+	for i := 0; i < rank && len(r.silent) > 0; i++ {
+		if m.isSilent(r.silent[(first+i)%m.validators], height) {
 			position--
 		}
 	}

@@ -217,8 +217,7 @@ func (m *Machine) send() {
 	slices.SortFunc(due, func(a, b *replica) int { return cmp.Compare(a.number, b.number) })
 	for _, r := range due {
 		height, _, _ := m.next(r)
-		at := r.queue.updates[height-r.queue.first].at
-		r.sending, r.late = height, at >= r.ready && m.now-at >= m.policy.Stagger
+		r.sending, r.sentAt, r.late = height, m.now, m.mayMiss(r, height)
 		m.act(Send{r.node.name, r.queue.shard, height, height <= r.top || m.rank(r, height) != 0})
 	}
 }

@@ -10,10 +10,23 @@ import (
 	"strings"
 )
 
+// lookUps is the number of searches for a dialer. While other connections come and go, the kernel's
+// table may leave out a line.
+const lookUps = 5
+
 // dialerOf returns the node that has dialled a connection from this machine: the one whose home is
 // an argument of the process that has the other end. It returns "" if that process is not a node,
-// has ended, or cannot be found, as on systems without /proc.
-func dialerOf(conn net.Conn, homes map[string]string) string {
+// such as an operator's command, has ended, or cannot be found, as on systems without /proc.
+func dialerOf(conn net.Conn, homes map[string]string) (name string) {
+	for range lookUps {
+		if name = lookUp(conn, homes); name != "" {
+			break
+		}
+	}
+	return name
+}
+
+func lookUp(conn net.Conn, homes map[string]string) string {
 	socket := socketOf(conn.RemoteAddr(), conn.LocalAddr())
 	if socket == "" {
 		return ""
