@@ -158,15 +158,16 @@ func TestExport(t *testing.T) {
 	last := snapshots[len(snapshots)-1].Height
 	require.NoError(t, storage.RollbackToPin(config.StateDir(conf.CometBFT.DBDir()), last, home.StateOptions(conf.CometBFT.DBDir(), false)))
 	require.NoError(t, os.RemoveAll(config.SnapshotsDir(conf.CometBFT.DBDir())))
-	read := uint64(0)
+	var read, leaves uint64
 	file := filepath.Join(t.TempDir(), "snapshot")
 	again, err := home.ExportSnapshot(t.Context(), conf, home.ExportOptions{File: file, Reading: func(done, total uint64) {
 		require.LessOrEqual(t, done, total)
-		read = done
+		read, leaves = done, total
 	}})
 	require.NoError(t, err)
 	require.False(t, again.Stored)
-	require.EqualValues(t, 12+2, read)
+	require.Equal(t, leaves, read)
+	require.Positive(t, read) // the last keys may be newer than the snapshot
 	first, err := os.ReadFile(newest.File)
 	require.NoError(t, err)
 	second, err := os.ReadFile(file)

@@ -88,6 +88,7 @@ func TestClaimsSettle(t *testing.T) {
 					addresses = append(addresses, a)
 					dialer[a.HostPort] = &claimant{at: a}
 				}
+				addresses = append(addresses, transport.Address{ID: "c", HostPort: "c:2"}) // down
 				c.change(dialer)
 				p := peers.New(peers.Options{Logger: log.NewNopLogger(), Dialer: dialer, Addresses: addresses})
 				defer p.Close()

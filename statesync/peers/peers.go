@@ -224,11 +224,22 @@ func (p *Peers) Newest(ctx context.Context, n int, limit time.Duration) (height 
 }
 
 // Awaited returns the number of the operator's addresses from which neither a status nor a failure
-// has come yet, and of those where no node answers. A node that was banned counts in neither.
+// has come yet, and of those where no node answers. A node that is connected at another address, or
+// banned, counts in neither.
 func (p *Peers) Awaited() (awaited, down int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.mu.awaited), len(p.mu.failures)
+	for _, a := range p.o.Addresses {
+		_, failed := p.mu.failures[a.HostPort]
+		switch {
+		case a.ID != "" && p.refused(a.ID):
+		case p.mu.awaited[a.HostPort]:
+			awaited++
+		case failed:
+			down++
+		}
+	}
+	return awaited, down
 }
 
 // Failures returns "host:port: reason" for each unreachable address of the operator, sorted.
