@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -131,25 +132,25 @@ func TestLieAboutOneOfSeveralRanges(t *testing.T) {
 		defer func() { require.NoError(t, s.Close()) }()
 		_, err := s.Claims(context.Background())
 		require.NoError(t, err)
-		left := -1
+		var left atomic.Int64 // nodes answer at the same time
+		left.Store(-1)
 		for i, n := range nodes {
 			w.lie(len(w.nodes)-len(nodes)+i, func(_ context.Context, r transport.Request, honest []byte) ([]byte, error) {
 				m, b := below(r)
-				if len(m.Wants) < 3 || left >= 0 {
+				if len(m.Wants) < 3 || !left.CompareAndSwap(-1, int64(w.ranges.Index(m.Wants[1].Key))) {
 					return honest, nil
 				}
-				left = w.ranges.Index(m.Wants[1].Key)
-				t.Logf("%s leaves out range %d", n.name, left)
+				t.Logf("%s leaves out range %d", n.name, left.Load())
 				return w.multiproof(1, slices.Delete(m.Wants, 1, 2), b), nil
 			})
 		}
 		h := w.join(s, 0, 4)
 		defer func() { h.partial.Release() }()
 		h.read(w.spread())
-		require.GreaterOrEqual(t, left, 0)
+		require.GreaterOrEqual(t, left.Load(), int64(0))
 		liars := s.Status().Liars
 		require.Len(t, liars, 1)
 		require.Equal(t, ask.Omits, liars[0].Verdict)
-		require.Equal(t, w.ranges.Shard(left).Range, liars[0].Range)
+		require.Equal(t, w.ranges.Shard(int(left.Load())).Range, liars[0].Range)
 	})
 }
