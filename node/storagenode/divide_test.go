@@ -152,16 +152,23 @@ func TestDataEdgesOfStorageNodes(t *testing.T) {
 		dir, id := c.storageHomeAt(at)
 		homes, nodes = append(homes, dir), append(nodes, []transport.Address{{ID: id, HostPort: at}})
 	}
-	start := func(i int) {
+	start := func(i int) *validator {
 		c.assign(homes[i], nodes...)
-		c.dial(c.start(homes[i], log.NewNopLogger(), fromGenesis)).feedAll("the state of a range")
+		v := c.dial(c.start(homes[i], log.NewNopLogger(), fromGenesis))
+		v.feedAll("the state of a range")
+		return v
 	}
-	start(0)
+	first := start(0)
 	conf := nodetest.Load(t, homes[0])
 	_, err := DataEdges(t.Context(), conf, FromStorage, 4)
 	require.ErrorIs(t, err, ErrPartialState)
 	require.ErrorContains(t, err, "cannot be reached")
-	start(1)
+	second := start(1)
+	// The chain goes on: on a busy machine, the first node may now be far behind.
+	height := c.node.Application().Height()
+	for _, v := range []*validator{first, second} {
+		nodetest.Until(t, "both ranges at one height", func() bool { return v.feed(height) })
+	}
 	edges, err := DataEdges(t.Context(), conf, FromStorage, 4)
 	require.NoError(t, err)
 	var got []string
