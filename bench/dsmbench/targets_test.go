@@ -18,7 +18,7 @@ func TestTargets(t *testing.T) {
 	}
 	r := &Result{
 		Keys: tenMillion, Transfers: Row{Sizes: &Sizes{}}, MemoryRatio: 0.2, Range: Range{Keys: 1000}, StartS: 4, StorageMB: 300,
-		ShardRows: []ShardRow{{Shards: 1}, {Shards: 4}}, WitnessOpsS: 200_000, WitnessCPURatio: 1.2,
+		ShardRows: []ShardRow{{Shards: 1, Ranges: 1}, {Shards: 4, Ranges: 4}}, WitnessOpsS: 200_000, WitnessCPURatio: 1.2,
 		TogetherRows: []ShardRow{{Shards: 1, Ranges: 4, CPUMicros: 2, ApartMicros: 3}}, TogetherCPURatio: 1.1,
 		Moves: &Moves{Seconds: 2, CopySeconds: 1, MovingBlocks: harness.FewBlocks, CalmBlocks: harness.FewBlocks}, MoveP99X: 1.1,
 	}
