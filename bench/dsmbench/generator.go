@@ -122,16 +122,22 @@ func (g *generator) next(deletions bool) block {
 	return b
 }
 
+// pair draws two different accounts.
+func (g *generator) pair() (from, to int) {
+	from, to = g.pick(), g.pick()
+	for to == from {
+		to = g.pick()
+	}
+	return from, to
+}
+
 func (g *generator) transfer(deletions bool) transfer {
 	t := transfer{signer: g.rnd.IntN(g.Signers)}
 	what := 1.0
 	if deletions {
 		what = g.rnd.Float64()
 	}
-	from, to := g.pick(), g.pick()
-	for to == from {
-		to = g.pick()
-	}
+	from, to := g.pair()
 	if what >= closing && what < 2*closing && len(g.free) > 0 { // reopen a closed account
 		n := g.rnd.IntN(len(g.free))
 		to = g.free[n]

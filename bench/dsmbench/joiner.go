@@ -3,8 +3,6 @@ package dsmbench
 import (
 	"bufio"
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -36,13 +34,13 @@ type joiner struct {
 
 func openJoiner(b begin) (*joiner, error) {
 	j := &joiner{begin: b}
-	_, key, err := ed25519.GenerateKey(rand.Reader)
+	var err error
+	j.dialer, err = newDialer(tcp.Hooks{
+		Received: func(n int) { j.received.Add(int64(n)) }, Sent: func(n int) { j.sent.Add(int64(n)) },
+	})
 	if err != nil {
 		return nil, err
 	}
-	j.dialer = tcp.NewDialer(tcp.Options{Key: key, ChainID: chainID, Hooks: tcp.Hooks{
-		Received: func(n int) { j.received.Add(int64(n)) }, Sent: func(n int) { j.sent.Add(int64(n)) },
-	}})
 	if j.DelayMS > 0 {
 		j.dialer = delayed{j.dialer, time.Duration(j.DelayMS) * time.Millisecond / 2}
 	}

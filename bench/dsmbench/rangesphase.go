@@ -2,8 +2,6 @@ package dsmbench
 
 import (
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
 	"path/filepath"
 
 	"github.com/starling-kv/starling/bench/harness"
@@ -29,11 +27,10 @@ func (r *runner) runRanges(ctx context.Context, dir string) error {
 	v := r.chain.newest()
 	size := int64(treeBytes(v.Memory()))
 	r.progress.Begin("a range on disk", "rounds", rangeRounds)
-	_, key, err := ed25519.GenerateKey(rand.Reader)
+	dialer, err := newDialer(tcp.Hooks{})
 	if err != nil {
 		return err
 	}
-	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: chainID})
 	nodes := &storageNodes{}
 	defer func() { nodes.end() }()
 	var started begin

@@ -50,11 +50,10 @@ func startNodes(ctx context.Context, dir string, n, ranges int, v at) (s *storag
 	if err != nil {
 		return nil, err
 	}
-	_, key, err := ed25519.GenerateKey(rand.Reader)
+	dialer, err := newDialer(tcp.Hooks{})
 	if err != nil {
 		return nil, err
 	}
-	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: chainID})
 	next, stop := iter.Pull2(v.Leaves())
 	defer stop()
 	leaf, err, more := next()
@@ -103,6 +102,15 @@ func (s *storageNodes) start(ctx context.Context, dialer transport.Dialer, name 
 	}
 	s.conns = append(s.conns, c)
 	return nil
+}
+
+// newDialer returns a dialer with a key of its own.
+func newDialer(hooks tcp.Hooks) (transport.Dialer, error) {
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	return tcp.NewDialer(tcp.Options{Key: key, ChainID: chainID, Hooks: hooks}), nil
 }
 
 // createIn stores the first state of a storage node's range i, from the leaves of the full tree.

@@ -83,10 +83,7 @@ func stale(ctx context.Context, s spec, blocks int, depths []int, counted func()
 func (g *generator) draw() [][2][]byte {
 	all := make([][2][]byte, g.Transfers)
 	for i := range all {
-		from, to := g.pick(), g.pick()
-		for to == from {
-			to = g.pick()
-		}
+		from, to := g.pair()
 		all[i] = [2][]byte{g.key(from), g.key(to)}
 	}
 	return all

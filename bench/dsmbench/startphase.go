@@ -2,8 +2,6 @@ package dsmbench
 
 import (
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -47,11 +45,10 @@ func (r *runner) starts(ctx context.Context, dir string) (row StartRow, err erro
 		return row, err
 	}
 	defer r.release()
-	_, key, err := ed25519.GenerateKey(rand.Reader)
+	dialer, err := newDialer(tcp.Hooks{})
 	if err != nil {
 		return row, err
 	}
-	dialer := tcp.NewDialer(tcp.Options{Key: key, ChainID: chainID})
 	v := r.chain.newest()
 	b := begin{Role: roleNode, Dir: dir, Ranges: []keyRange{{}}, PagedBytes: min(int64(treeBytes(v.Memory()))/rangeShare, mostBudget), Heights: rangeHeights}
 	r.progress.Begin(fmt.Sprintf("starts with %s", harness.Count(r.o.Keys, "key")), "starts", startTurns)

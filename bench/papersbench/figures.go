@@ -204,7 +204,7 @@ var borFigures = []*figure{
 			"Without consensus, a block is sent to two receivers over plain TCP, TCP with TLS, and RDMA.",
 		quick: []string{"relay --rounds 1 --blocks 2 --block-bytes 256KiB,1MiB,4MiB"}, full: []string{"relay --block-bytes 256KiB,1MiB,4MiB"},
 		differs: []string{
-			"RDMA only with --devices, which nobody has run, or with --guest: Soft-RoCE in a VM does not predict hardware.",
+			"RDMA needs --devices, which nobody has run yet, or --guest. Soft-RoCE in a VM does not predict hardware.",
 			"CometBFT's consensus instead of DPoS, and all validators on this machine.",
 			"No node has plain TCP: it is measured without consensus only, with both sides in one process.",
 		},
@@ -222,7 +222,7 @@ var borFigures = []*figure{
 // borDiffers returns what differs in all figures of BoR, and one more difference.
 func borDiffers(more string) []string {
 	return []string{
-		"TCP with TLS. RDMA only with --devices, which nobody has run, or with --guest: Soft-RoCE in a VM is slower than TCP.",
+		"TCP with TLS. RDMA needs --devices, which nobody has run yet, or --guest. Soft-RoCE in a VM is slower than TCP.",
 		"Another consensus; both ways here run in the same node, which also executes and stores the blocks.", more,
 	}
 }

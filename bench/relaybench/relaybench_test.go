@@ -52,13 +52,14 @@ func TestWorth(t *testing.T) {
 // A full block leaves room for its header, its commit and the lengths of its transactions, and has
 // more parts than one that misses a transaction.
 func TestShapes(t *testing.T) {
-	require.Equal(t, shape{bytes: defaultBytes, txBytes: 64 << 10, txs: 63, parts: 64}, shapeOf(defaultBytes))
+	require.Equal(t, shape{bytes: defaultBytes, txs: 63, parts: 64}, shapeOf(defaultBytes))
+	require.Equal(t, 64<<10, partBytes)
 	for _, bytes := range []int{leastBytes, 300_000, 1 << 20, mostBytes} {
 		s := shapeOf(bytes)
-		used := s.txs * s.txBytes
+		used := s.txs * partBytes
 		require.Greater(t, types.MaxDataBytes(int64(bytes), 0, validators), int64(used+8*s.txs), "%d bytes", bytes)
 		require.Equal(t, s.parts, (used+1+partBytes-1)/partBytes)
-		require.Greater(t, s.parts, (used-s.txBytes+10_000+partBytes-1)/partBytes, "without a transaction, and with 10 KB of header and commit")
+		require.Greater(t, s.parts, (used-partBytes+10_000+partBytes-1)/partBytes, "without a transaction, and with 10 KB of header and commit")
 	}
 }
 

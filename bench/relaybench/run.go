@@ -53,15 +53,14 @@ const defaultRate = 5_120_000
 
 // shape says what a full block of a size has.
 type shape struct {
-	bytes   int // limit
-	txBytes int // of each transaction
-	txs     int // leaving room for the header and the commit
-	parts   int // with the header and the commit in the last one
+	bytes int // limit
+	txs   int // of partBytes, leaving room for the header and the commit
+	parts int // with the header and the commit in the last one
 }
 
 func shapeOf(bytes int) shape {
 	// A block without one of its transactions has one part less.
-	s := shape{bytes: bytes, txBytes: partBytes, txs: bytes/partBytes - 1}
+	s := shape{bytes: bytes, txs: bytes/partBytes - 1}
 	s.parts = s.txs + 1
 	return s
 }
@@ -274,7 +273,7 @@ func (s shape) fillOne(ctx context.Context, h *runner.Home, keys string, count i
 	}
 	for k := range count {
 		tx := fmt.Sprintf("%s-%d=", keys, k)
-		res, err := client.BroadcastTxSync(ctx, types.Tx(tx+strings.Repeat("x", s.txBytes-len(tx))))
+		res, err := client.BroadcastTxSync(ctx, types.Tx(tx+strings.Repeat("x", partBytes-len(tx))))
 		if err != nil {
 			return fmt.Errorf("%s: %w", h.Name, err)
 		}

@@ -76,12 +76,8 @@ func blocksBehind(w *world, depth int) {
 // Fetch names a range that no node serves; nothing else is known of the range.
 func TestRangeOfNobody(t *testing.T) {
 	inWorld(t, 1, 3, 2, func(w *world) {
-		w.block(w.draw())
-		w.feed(1)
-		s := w.source(nil)
+		s := w.claimed()
 		defer func() { require.NoError(t, s.Close()) }()
-		_, err := s.Claims(context.Background())
-		require.NoError(t, err)
 		h := w.join(s, 2, 4)
 		defer func() { h.partial.Release() }()
 		w.nodes[2].listener.Close()

@@ -15,12 +15,8 @@ import (
 // but not while a replica might still have it, nor before a fetch has failed.
 func TestGone(t *testing.T) {
 	inWorld(t, 12, 2, 2, func(w *world) {
-		w.block(w.draw())
-		w.feed(1)
-		s := w.source(nil)
+		s := w.claimed()
 		defer func() { require.NoError(t, s.Close()) }()
-		_, err := s.Claims(context.Background())
-		require.NoError(t, err)
 		h := w.join(s, 0, 4)
 		defer func() { h.partial.Release() }()
 		var changes []avlstar.Change

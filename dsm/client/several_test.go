@@ -66,12 +66,8 @@ func TestBlocksOnNodesOfSeveralRanges(t *testing.T) {
 func TestOneRequestForSeveralRanges(t *testing.T) {
 	inWorld(t, 21, 6, 1, func(w *world) {
 		node := w.together(1)[0]
-		w.block(w.draw())
-		w.feed(1)
-		s := w.source(nil)
+		s := w.claimed()
 		defer func() { require.NoError(t, s.Close()) }()
-		_, err := s.Claims(context.Background())
-		require.NoError(t, err)
 		h := w.join(s, 3, 4)
 		defer func() { h.partial.Release() }()
 		lacking, held := h.partial.Version().Missing(w.spread())
@@ -94,12 +90,8 @@ func TestOneRequestForSeveralRanges(t *testing.T) {
 func TestNodeThatRefusesSeveralRanges(t *testing.T) {
 	inWorld(t, 22, 6, 1, func(w *world) {
 		w.together(1)
-		w.block(w.draw())
-		w.feed(1)
-		s := w.source(nil)
+		s := w.claimed()
 		defer func() { require.NoError(t, s.Close()) }()
-		_, err := s.Claims(context.Background())
-		require.NoError(t, err)
 		h := w.join(s, 0, 4)
 		defer func() { h.partial.Release() }()
 		refused := 0
@@ -126,12 +118,8 @@ func TestNodeThatRefusesSeveralRanges(t *testing.T) {
 func TestLieAboutOneOfSeveralRanges(t *testing.T) {
 	inWorld(t, 23, 6, 1, func(w *world) {
 		nodes := w.together(2)
-		w.block(w.draw())
-		w.feed(1)
-		s := w.source(nil)
+		s := w.claimed()
 		defer func() { require.NoError(t, s.Close()) }()
-		_, err := s.Claims(context.Background())
-		require.NoError(t, err)
 		var left atomic.Int64 // nodes answer at the same time
 		left.Store(-1)
 		for i, n := range nodes {

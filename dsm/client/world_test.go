@@ -227,6 +227,17 @@ func (w *world) feed(height int64) {
 	}
 }
 
+// claimed makes a block, feeds it to all nodes, and returns a Client that has their claims.
+func (w *world) claimed() *client.Client {
+	w.t.Helper()
+	w.block(w.draw())
+	w.feed(1)
+	s := w.source(nil)
+	_, err := s.Claims(context.Background())
+	require.NoError(w.t, err)
+	return s
+}
+
 // source returns a Client connected to all nodes.
 func (w *world) source(change func(*client.Options)) *client.Client {
 	o := client.Options{

@@ -28,8 +28,8 @@ type rangeChange struct {
 	err   error // set when ended is closed
 }
 
-// changesRanges reports whether ranges will change. Containers have other addresses in the homes
-// than this process has, and their connections cannot be told apart.
+// changesRanges reports whether ranges will change. The homes of containers have other addresses
+// than this process, and the relay cannot find out which container a connection is from.
 func (n *Network) changesRanges() bool {
 	return n.Manifest.ChangesRanges() && n.options.Provider != nil && n.options.Provider.Name() == "process" && runtime.GOOS == "linux"
 }

@@ -136,7 +136,8 @@ func (p *Peers) keep(a transport.Address) {
 	}
 }
 
-// over reports whether the node at an address is banned, or is this node.
+// over reports whether the node at an address is banned, or is this node. Then it is no longer
+// awaited.
 func (p *Peers) over(id transport.ID, a transport.Address) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

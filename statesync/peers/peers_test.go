@@ -16,8 +16,8 @@ import (
 // However many peers are banned, few bans are remembered, with few bytes of each reason; all are
 // counted.
 func TestBansAreBounded(t *testing.T) {
-	told := 0
-	p := New(Options{Logger: log.NewNopLogger(), Dialer: unanswered{}, Banned: func(transport.ID, statesync.BanReason) { told++ }})
+	reported := 0
+	p := New(Options{Logger: log.NewNopLogger(), Dialer: unanswered{}, Banned: func(transport.ID, statesync.BanReason) { reported++ }})
 	defer p.Close()
 	const n = maxBanned + 100
 	for i := range n {
@@ -33,7 +33,7 @@ func TestBansAreBounded(t *testing.T) {
 	}
 	_, count := p.Count()
 	require.Equal(t, n, count)
-	require.Equal(t, n, told, "each once")
+	require.Equal(t, n, reported, "each once")
 }
 
 // ended is a connection that has ended.

@@ -31,7 +31,7 @@ func (m *Machine) isSilent(s silence, height int64) bool {
 //
 // A replica does not say what it has of another sender's update. So a Send counts only if it took
 // less time than the first validator had before it: then the first one is not merely still sending.
-// While uploads are slow, nobody is found silent, and no copies make them slower.
+// So slow uploads do not make validators send more copies.
 func (m *Machine) missed(r *replica, height int64) {
 	first := m.first(r, height)
 	if first == m.self {
@@ -47,8 +47,8 @@ func (m *Machine) missed(r *replica, height int64) {
 	s.turns, s.last = s.turns+1, max(s.last, height)
 }
 
-// mayMiss reports whether the update of a height is late: a block has ended long ago, since when
-// this node could send to the replica, which is not catching up.
+// mayMiss reports whether a Send that begins now may show a missed turn: the block ended at least
+// Stagger ago, this node could send to the replica ever since, and the replica is not catching up.
 func (m *Machine) mayMiss(r *replica, height int64) bool {
 	at := r.queue.updates[height-r.queue.first].at
 	return at >= r.ready && r.since <= at+m.policy.Poll && m.now-at >= m.policy.Stagger
