@@ -95,6 +95,6 @@ func newDraw() *cobra.Command {
 			return err
 		},
 	}
-	o.Flags(cmd.Flags())
+	o.Flags(&harness.Flags{FlagSet: cmd.Flags()})
 	return cmd
 }

@@ -106,17 +106,29 @@ func (p *Progress) show() {
 		}
 		return
 	}
-	if time.Since(p.phase.said) >= logEvery {
-		p.line(", now " + p.phase.who)
+	if time.Since(p.phase.said) < logEvery {
+		return
 	}
+	note := ""
+	if took := time.Since(p.phase.start); p.phase.done > 0 {
+		left := time.Duration(float64(took) * float64(p.phase.total-p.phase.done) / float64(p.phase.done))
+		note = fmt.Sprintf(", %s left", left.Round(time.Second))
+	}
+	if p.phase.who != "" {
+		note += ", now " + p.phase.who
+	}
+	p.line(note)
 }
 
 // line writes the progress of the phase. The caller holds p.mu.
 func (p *Progress) line(note string) {
 	f := p.phase
 	f.said = time.Now()
-	fmt.Fprintf(p.out, "%6.1f s  %s: %s of %s %s, %.0f/s%s\n", time.Since(p.start).Seconds(), f.name, Group(f.done), Group(f.total), f.unit,
-		float64(f.done)/max(time.Since(f.start).Seconds(), 1e-3), note)
+	rate, digits := float64(f.done)/max(time.Since(f.start).Seconds(), 1e-3), 0
+	if rate < 10 {
+		digits = 2
+	}
+	fmt.Fprintf(p.out, "%6.1f s  %s: %s of %s %s, %.*f/s%s\n", time.Since(p.start).Seconds(), f.name, Group(f.done), Group(f.total), f.unit, digits, rate, note)
 }
 
 // Say ends the phase, and writes a line.

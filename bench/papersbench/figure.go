@@ -19,10 +19,11 @@ type figure struct {
 	title string
 	// paper is what the paper measured, with its numbers.
 	paper string
-	// how says how ours is measured. quick and full are the commands of this program that measure
-	// it, or options of the figure's own run.
-	how         string
-	quick, full []string
+	// how says how ours is measured. quick, usual and full are the commands of this program that
+	// measure it, or options of the figure's own run, at three sizes. quick and full are those of
+	// usual where they are nil.
+	how                string
+	quick, usual, full []string
 	// rdma: the commands also measure RDMA on the devices, or in the VM, that the run names.
 	rdma bool
 	// differs lists what differs from the paper's set-up.
@@ -34,10 +35,13 @@ type figure struct {
 	run func(ctx context.Context, commands []string, progress *harness.Progress) (*outcome, error)
 }
 
-// commands returns the commands of a run. A figure whose full run is the quick one has only that.
+// commands returns the commands of a run.
 func (f *figure) commands(o Options) []string {
-	commands := f.quick
-	if o.Full && f.full != nil {
+	commands := f.usual
+	switch {
+	case o.Quick && f.quick != nil:
+		commands = f.quick
+	case o.Full && f.full != nil:
 		commands = f.full
 	}
 	if !f.rdma {

@@ -22,7 +22,8 @@ var joinFigures = []*figure{{
 	id: "join/moving", title: "A join while the chain moves",
 	paper: "No paper has this figure. AVL* §4 fetches one fixed snapshot; a chain makes new ones meanwhile, and peers drop the old ones.",
 	how:   "One peer over loopback. A share of the keys changes between two snapshots. A node that has the old state fetches the differences. A new node is retargeted when the peer drops the old snapshot halfway.",
-	quick: []string{"join/moving --keys 200000"},
+	quick: []string{"join/moving --keys 50000 --shares 0.1,1,10"},
+	usual: []string{"join/moving --keys 200000"},
 	full:  []string{"join/moving --keys 2000000"},
 	differs: []string{
 		"A node keeps a snapshot for three minutes after the last request; here the peer drops it at once, so that each join is retargeted.",
@@ -37,7 +38,7 @@ var chainkvFigures = []*figure{
 		id: "chainkv/cache", title: "§8.5: the space-gaming cache against one LRU and fixed splits",
 		paper: "Throughput 2.72 to 6.51 % higher than with one LRU, by ratio of transaction to account queries.",
 		how:   "Queries are replayed on the caches alone; hits after a warm-up count.",
-		quick: []string{"chainkv/cache --requests 60000"}, full: []string{"chainkv/cache --requests 1000000"},
+		usual: []string{"chainkv/cache --requests 60000"}, full: []string{"chainkv/cache --requests 1000000"},
 		differs: []string{
 			"Hits instead of throughput, 4 MiB of cache for 40 MiB of data, without a database.",
 			"By default a node keeps its state in memory, and the cache has one player.",
@@ -48,7 +49,8 @@ var chainkvFigures = []*figure{
 		id: "chainkv/stores", title: "§8.3 and §8.4: writes, reads, and the steps to them",
 		paper: "Writes 30.77 to 99.69 % faster than Geth. Account queries 190.13 to 320.77 % faster, transaction queries 2.52 to 12.57 %, by distribution.",
 		how:   "The program storage: a chain is replayed and queried. Each baseline keeps the blocks and the nodes of its state in one database, Pebble or goleveldb: mixed has IAVL's nodes, geth-hash and geth-path those of Ethereum's trie in geth's two schemes, geth-row and geth-column those by hash with ChainKV's prefixes.",
-		quick: []string{"storage --keys 50000 --blocks 40 --queries 1000 --only write,reads --against " + strings.Join(storePeers, ",")},
+		quick: []string{"storage --keys 20000 --blocks 20 --queries 500 --only write,reads --against mixed,geth-hash,geth-path"},
+		usual: []string{"storage --keys 50000 --blocks 40 --queries 1000 --only write,reads --against " + strings.Join(storePeers, ",")},
 		full:  []string{"storage --only write,reads --against " + strings.Join(storePeers, ",")},
 		differs: []string{
 			"Requests of geth's trie are replayed, not geth. geth-hash makes each block durable, geth does so after many; geth-path has geth's flat state and a write buffer, without its history.",
@@ -62,7 +64,7 @@ var chainkvFigures = []*figure{
 		paper: "0 to 24.42 s by level of crash, 7.59 s on average.",
 		how: "The program start: a node is killed, and started with its state in memory and paged. A level of crash is the number of blocks after a flush; " +
 			"blocks that were not durable are read from the block store and executed again.",
-		quick: []string{"start --keys 50000,200000"}, full: []string{"start --keys 1000000,10000000"},
+		quick: []string{"start --keys 20000,50000"}, usual: []string{"start --keys 50000,200000"}, full: []string{"start --keys 1000000,10000000"},
 		differs: []string{
 			"SIGKILL, so that the page cache survives; the levels are ours, since the summary that we have does not name the paper's.",
 			"A replay reads blocks and writes accounts. Signatures are not checked (CometBFT does not check them again, either), and CometBFT's own start does not count.",
@@ -72,8 +74,8 @@ var chainkvFigures = []*figure{
 	{
 		id: "chainkv/observation2", title: "§6.2.2: a hash-keyed Merkle Patricia trie has no locality on disk",
 		paper: "An observation without a number: the keys of nodes are hashes, so that a read visits unrelated blocks of the database.",
-		how:   "The program storage, part locality: reads of files by account queries, with five limits for all caches of a contestant. Each read is a block of the database: of data, of an index, or of a filter. Whiskers are the least and the most of three chains.",
-		quick: localityCommands("--keys 200000 --blocks 100 --queries 2000"), full: localityCommands(""),
+		how:   "The program storage, part locality: reads of files by account queries, with five limits for all caches of a contestant. Each read is a block of the database: of data, of an index, or of a filter. Whiskers are the least and the most of all chains.",
+		quick: localityCommands("--keys 20000 --blocks 20 --queries 500")[:2], usual: localityCommands("--keys 200000 --blocks 100 --queries 2000"), full: localityCommands(""),
 		differs: []string{
 			"A count of reads, not a distance between them. Compactions in the background differ from run to run; a filter is one block, of up to hundreds of KB.",
 			"Starling's tree above the pages is in memory, also where the limit is smaller. By default a node has its whole state in memory, and reads nothing.",
@@ -94,7 +96,8 @@ var rainblockFigures = []*figure{
 		id: "rainblock/fig8", title: "Fig. 8: memory, witnesses and aborts by retention",
 		paper: "(a) A tree of depth 5 takes 40 % of the memory of the full one. (b) Witnesses are up to 95 % smaller. (c) More retention and more accounts mean fewer aborts.",
 		how:   "The program dsm, phase sizes.",
-		quick: []string{"dsm --phases sizes --keys 100000 --accounts 10000,30000,100000 --blocks 4 --window 2 --retain 12 --depths 0,4,8,16"},
+		quick: []string{"dsm --phases sizes --keys 20000 --accounts 10000,20000 --blocks 2 --window 2 --retain 12 --depths 0,4,8,16"},
+		usual: []string{"dsm --phases sizes --accounts 100000,300000,1000000 --blocks 8 --window 2 --depths 0,4,8,10,14,16"},
 		full:  []string{"dsm --phases sizes --accounts 100000,300000,1000000,3000000"},
 		differs: []string{
 			"A binary tree: depth 4r here is about r in the paper's tree of 16 children.",
@@ -107,7 +110,9 @@ var rainblockFigures = []*figure{
 		id: "rainblock/fig7", title: "Fig. 7: puts and gets of storage nodes",
 		paper: "1.19M accounts: 216K gets per second, 150 × of Ethereum's trie, and 245K puts.",
 		how:   "The program dsm, phase nodes: witnesses of random keys, and updates of blocks, by the number of storage nodes. The baseline runs in this program.",
-		quick: []string{"dsm --phases nodes --keys 100000 --blocks 10 --shards 1,4", "rainblock/trie --keys 100000"}, full: []string{"dsm --phases nodes", "rainblock/trie --keys 1000000"},
+		quick: []string{"dsm --phases nodes --keys 20000 --blocks 5 --shards 1,2", "rainblock/trie --keys 20000"},
+		usual: []string{"dsm --phases nodes --keys 100000 --blocks 10 --shards 1,4", "rainblock/trie --keys 100000"},
+		full:  []string{"dsm --phases nodes", "rainblock/trie --keys 1000000"},
 		differs: []string{
 			"Keys of a block share one witness, without the tree to depth r, which the receiver has; it goes over TLS. A get of Ethereum's trie has a full proof of its own, and no network.",
 			"The receiver's verification does not count in either.",
@@ -120,7 +125,8 @@ var rainblockFigures = []*figure{
 		id: "rainblock/fig3", title: "Fig. 3: I/O per block, witness sizes, and time of a block",
 		paper: "More than 10K random I/O operations for a block of about 100 transactions.",
 		how:   "Blocks of 100 transfers change geth's trie in the hash scheme over Pebble without a block cache. A transfer reads and writes two accounts.",
-		quick: trieCommands(10_000, 30_000, 100_000, 300_000),
+		quick: trieCommands(10_000, 50_000),
+		usual: trieCommands(10_000, 30_000, 100_000, 300_000),
 		full:  trieCommands(10_000, 100_000, 1_000_000, 3_000_000),
 		differs: []string{
 			"A trie alone, not Ethereum: without contracts, receipts, the index and other columns, and with at most 3M accounts.",
@@ -135,7 +141,9 @@ var rainblockFigures = []*figure{
 		paper: "About 30K transactions per second with r = 7; a storage node goes from 1.3K to 9.4K requests per second.",
 		how: "The program programs: clients send transfers of an ERC-20 token and puts through gateways, to four sharded validators with four storage nodes. " +
 			"Each network keeps the tree to another depth r.",
-		quick: []string{"programs --quick --phases grid"}, full: []string{"programs --phases grid"},
+		quick: []string{"programs --quick --phases grid"},
+		usual: []string{"programs --phases grid --net-rounds 1 --grid-retain 0,4,8,12 --grid-gateways 1,2"},
+		full:  []string{"programs --phases grid"},
 		differs: []string{
 			"All nodes and clients share one machine of two cores, so each further gateway takes CPU time from the others.",
 			"Four storage nodes instead of 16; clients sign, and validators agree by CometBFT.",
@@ -147,7 +155,9 @@ var rainblockFigures = []*figure{
 		id: "rainblock/fig9b", title: "Fig. 9b: four regions",
 		paper: "About 20K transactions per second in four regions, 80 % of one region.",
 		how:   "The program programs: one load on two networks, with and without 40 ms between every two validators, and between validators and storage nodes.",
-		quick: []string{"programs --quick --phases network,wan"}, full: []string{"programs --phases network,wan"},
+		quick: []string{"programs --quick --phases network,wan"},
+		usual: []string{"programs --phases network,wan --net-rounds 1"},
+		full:  []string{"programs --phases network,wan"},
 		differs: []string{
 			"All nodes share one machine of two cores. Relays make the delays.",
 			"Clients send to the validator of their region; storage nodes read headers without a delay.",
@@ -158,7 +168,7 @@ var rainblockFigures = []*figure{
 		id: "rainblock/contracts", title: "§8.4: contract calls",
 		paper: "17.9K ± 796 calls per second of one ERC-20 contract.",
 		how:   "The program programs: an application without CometBFT executes and commits blocks of transfers of an ERC-20 token, alone and among puts. Signatures are checked before.",
-		quick: []string{"programs --phases app --accounts 2000 --keys 20000 --rounds 3 --blocks 10"}, full: []string{"programs --phases app"},
+		usual: []string{"programs --phases app --accounts 2000 --keys 20000 --rounds 3 --blocks 10"}, full: []string{"programs --phases app"},
 		differs: []string{
 			"One application, without consensus, network or storage nodes; the paper's figure is of its whole network.",
 			"Our own token, in the EVM of go-ethereum; every record of a transfer is named.",
@@ -173,7 +183,7 @@ var borFigures = []*figure{
 		id: "bor/fig9", title: "Fig. 9 and 10: time and CPU of fetching blocks, by size of the chain",
 		paper: "10 to 50 GB: BoR takes up to 20.2 % less time than plain EOS (50 GB: 91 s and 114 s), and 26.4 to 33.9 % less CPU: 0.49 % and 0.75 % on average in the best case.",
 		how:   "The program join: a new node fetches the chain by CometBFT's block sync and over the transport. The CPU time of the node is divided by the time of the join; a part of it is spent in the kernel, for the network and files.",
-		quick: []string{"join --blocks 20 --rounds 1", "join --blocks 60 --rounds 1"}, full: []string{"join --blocks 200", "join --blocks 1000", "join --blocks 5000"},
+		quick: []string{"join --blocks 10 --rounds 1", "join --blocks 30 --rounds 1"}, usual: []string{"join --blocks 20 --rounds 1", "join --blocks 60 --rounds 1"}, full: []string{"join --blocks 200", "join --blocks 1000", "join --blocks 5000"},
 		differs: borDiffers("The text gives 114 s to BoR and 91 s to EOS. Its 20.2 % implies the opposite, which we state."),
 		rdma:    true,
 		run:     drawn(joinbench.Run, drawBlocks),
@@ -182,7 +192,7 @@ var borFigures = []*figure{
 		id: "bor/fig8", title: "Fig. 8: CPU over time",
 		paper: "The CPU use of BoR is mostly below that of plain EOS.",
 		how:   "The program join, with one size: the CPU time of the new node, sampled each 100 ms.",
-		quick: []string{"join --blocks 100 --rounds 1"}, full: []string{"join --blocks 1000 --rounds 3"},
+		quick: []string{"join --blocks 30 --rounds 1"}, usual: []string{"join --blocks 100 --rounds 1"}, full: []string{"join --blocks 1000 --rounds 3"},
 		differs: borDiffers("The paper samples the server's CPU each second; here it is the node's, in processors. The paper's curves are in a picture, without numbers."),
 		rdma:    true,
 		run:     drawn(joinbench.Run, drawUse),
@@ -191,7 +201,8 @@ var borFigures = []*figure{
 		id: "bor/components", title: "Ours: CPU by component",
 		paper:   "The paper gives reasons (no kernel, no copies of the stack), without a figure.",
 		how:     "The program join, with --profile: a CPU profile of a new node, from its start until it has the blocks. A sample belongs to the innermost function of its stack whose package is part of a component.",
-		quick:   []string{"join --blocks 60 --rounds 1 --profile"},
+		quick:   []string{"join --blocks 30 --rounds 1 --profile"},
+		usual:   []string{"join --blocks 60 --rounds 1 --profile"},
 		full:    []string{"join --blocks 1000 --rounds 1 --profile"},
 		differs: borDiffers("A profile has 100 samples for each second of CPU time. A system call of a connection counts as network, one of a file as storage."),
 		rdma:    true,
@@ -202,7 +213,9 @@ var borFigures = []*figure{
 		paper: "A mechanism without a figure.",
 		how: "The program relay: three validators pass on blocks of several sizes by CometBFT's p2p, at two rates, and over the transport. A time is that from the proposal until the last validator has the last part. " +
 			"Without consensus, a block is sent to two receivers over plain TCP, TCP with TLS, and RDMA.",
-		quick: []string{"relay --rounds 1 --blocks 2 --block-bytes 256KiB,1MiB,4MiB"}, full: []string{"relay --block-bytes 256KiB,1MiB,4MiB"},
+		quick: []string{"relay --rounds 1 --blocks 1 --block-bytes 256KiB,1MiB --rates 500000000"},
+		usual: []string{"relay --rounds 1 --blocks 2 --block-bytes 256KiB,1MiB,4MiB"},
+		full:  []string{"relay --block-bytes 256KiB,1MiB,4MiB"},
 		differs: []string{
 			"RDMA needs --devices, which nobody has run yet, or --guest. Soft-RoCE in a VM does not predict hardware.",
 			"CometBFT's consensus instead of DPoS, and all validators on this machine.",

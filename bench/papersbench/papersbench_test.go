@@ -72,9 +72,9 @@ func TestRegistry(t *testing.T) {
 		require.Empty(t, f.reason, f.id)
 		require.NotEmpty(t, f.how, f.id)
 		require.NotEmpty(t, f.differs, "%s: what differs from the paper", f.id)
-		for _, full := range []bool{false, true} {
-			require.NotEmpty(t, f.commands(Options{Full: full}), f.id)
-			for _, c := range f.commands(Options{Full: full}) {
+		for _, o := range []Options{{}, {Quick: true}, {Full: true}} {
+			require.NotEmpty(t, f.commands(o), f.id)
+			for _, c := range f.commands(o) {
 				word, _, _ := strings.Cut(c, " ")
 				require.NotNil(t, parsers[word], c)
 				require.NoError(t, parsers[word](c))
@@ -184,7 +184,7 @@ func TestPage(t *testing.T) {
 	require.Contains(t, text, "Not measured yet.")
 }
 
-// A saved report is loaded as it was, and one in the format of before December 2026, too.
+// A saved report is loaded as it was.
 func TestLoad(t *testing.T) {
 	dir, r := t.TempDir(), sample()
 	r.Charts = nil
@@ -192,12 +192,6 @@ func TestLoad(t *testing.T) {
 	loaded, err := load(dir, r.ID)
 	require.NoError(t, err)
 	require.Equal(t, r, loaded)
-
-	old := `{"id": "avlstar/fig7", "commit": "0123456789abcdef", "started": "2026-09-01T10:00:00Z", "machine": {"cpus": 2}, "cpu": "A", "load": 1.5}`
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "avlstar-fig7.json"), []byte(old), 0o600))
-	loaded, err = load(dir, r.ID)
-	require.NoError(t, err)
-	require.Equal(t, "measured 2026-09-01, commit 012345678, 2 × A, load 1.5 before the run", loaded.label())
 }
 
 // A report is used again for the same commands at the same known commit only.
@@ -253,11 +247,11 @@ func TestRun(t *testing.T) {
 		return &sample().outcome, nil
 	}
 	figures = []*figure{
-		{id: "avlstar/a", quick: []string{"a"}, run: good},
-		{id: "avlstar/b", quick: []string{"b"}, run: func(context.Context, []string, *harness.Progress) (*outcome, error) {
+		{id: "avlstar/a", usual: []string{"a"}, run: good},
+		{id: "avlstar/b", usual: []string{"b"}, run: func(context.Context, []string, *harness.Progress) (*outcome, error) {
 			return nil, os.ErrPermission
 		}},
-		{id: "avlstar/c", quick: []string{"c"}, run: func(ctx context.Context, _ []string, _ *harness.Progress) (*outcome, error) {
+		{id: "avlstar/c", usual: []string{"c"}, run: func(ctx context.Context, _ []string, _ *harness.Progress) (*outcome, error) {
 			cancel()
 			return nil, harness.ErrInterrupted
 		}},

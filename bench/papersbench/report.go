@@ -53,21 +53,11 @@ func load(dir, id string) (*report, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Reports had these fields outside of their machine until December 2026.
-	old := struct {
-		*report
-		Commit  string    `json:"commit"`
-		Started time.Time `json:"started"`
-		CPU     string    `json:"cpu"`
-		Load    float64   `json:"load"`
-	}{report: &report{}}
-	if err := json.Unmarshal(b, &old); err != nil {
+	r := &report{}
+	if err := json.Unmarshal(b, r); err != nil {
 		return nil, fmt.Errorf("%s: %w (remove the file to measure the figure again)", path, err)
 	}
-	if m := &old.Machine; m.Date.IsZero() {
-		m.Commit, m.Date, m.CPU, m.Load = old.Commit, old.Started, old.CPU, old.Load
-	}
-	return old.report, nil
+	return r, nil
 }
 
 // fits reports whether a report stands for a run of the same commands at the same commit.

@@ -19,23 +19,22 @@ import (
 type Options struct {
 	guest.Target          // of the figures of RDMA
 	Only         []string // ids of figures; empty: all
-	Full         bool
+	Quick, Full  bool
 	Out          string
 	Force        bool
 }
 
 // Flags adds the flags of papers.
 func (o *Options) Flags(f *harness.Flags) {
-	var quick bool
-	f.BoolVar(&quick, "quick", false, "small states, for minutes on two cores (the default)")
-	f.BoolVar(&o.Full, "full", false, "the papers' sizes where they fit into this machine: hours")
+	f.BoolVar(&o.Quick, "quick", false, "small states, for ten minutes on two cores (default: the sizes of the pictures in the documentation, for about an hour)")
+	f.BoolVar(&o.Full, "full", false, "the papers' sizes where they fit into this machine: overnight")
 	f.Names(&o.Only, "only", nil, ids(), "figures to run (default: all), of "+fmt.Sprint(len(figures))+": see docs/explanation/papers.md")
 	f.StringVar(&o.Out, "out", "../build/papers", "folder for the reports, the pictures and index.html; figures that it has from the same commit and options are not run again")
 	f.BoolVar(&o.Force, "force", false, "run figures again that the folder has")
 	o.Target.Flags(f, new(string))
 	f.Also(func() error {
 		switch {
-		case quick && o.Full:
+		case o.Quick && o.Full:
 			return errors.New("--quick and --full exclude each other")
 		case o.Out == "":
 			return errors.New("--out is empty, it must name a folder")

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/spf13/pflag"
+	"github.com/starling-kv/starling/bench/harness"
 )
 
 // Options configure a run of draw.
@@ -15,7 +15,7 @@ type Options struct {
 }
 
 // Flags adds the flags of draw.
-func (o *Options) Flags(f *pflag.FlagSet) {
+func (o *Options) Flags(f *harness.Flags) {
 	f.StringVar(&o.Runs, "runs", "../docs/runs", "folder with the output of runs")
 	f.StringVar(&o.Out, "out", "../docs", "folder for the pictures")
 }
