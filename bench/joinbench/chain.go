@@ -3,6 +3,7 @@ package joinbench
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -23,111 +24,133 @@ import (
 	"github.com/starling-kv/starling/storage/sgc"
 )
 
-// chain is a home whose blocks are made without consensus, but executed normally.
-type chain struct {
-	o        Options
-	key      *privval.FilePV
-	states   sm.Store
-	executor *comet.Executor
-	random   *rand.ChaCha8
+// Chain is an open home without a network. Its blocks are made without consensus, or fetched, and
+// executed as by a node that catches up.
+type Chain struct {
+	Databases   *comet.Databases
+	Application *node.Application
+	Executor    *comet.Executor
+
+	key    *privval.FilePV // of the home: see Add
+	states sm.Store
+	last   *types.Commit // of the last block that Add made
+	failed error
 }
 
-// makeChain makes the blocks in a validator's empty home. It calls made after each block.
-func makeChain(ctx context.Context, dir string, o Options, made func()) (err error) {
+// OpenChain opens a home on which no node is running.
+func OpenChain(ctx context.Context, dir string) (_ *Chain, err error) {
 	conf, err := config.Load(dir, viper.New())
 	if err != nil {
-		return err
+		return nil, err
 	}
 	genesis, err := config.LoadGenesis(conf.CometBFT.GenesisFile())
 	if err != nil {
-		return err
+		return nil, err
 	}
+	c := &Chain{key: privval.LoadFilePV(conf.CometBFT.PrivValidatorKeyFile(), conf.CometBFT.PrivValidatorStateFile()), last: new(types.Commit)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
 	logger := log.NewNopLogger()
-	var failed error
 	cache := sgc.New(conf.App.Disk.SharedCache())
-	databases := comet.NewDatabases(conf.CometBFT, logger, blocks.Options{Logger: logger, Cache: cache, CacheBytes: conf.App.Disk.DatabaseCache()})
-	defer func() { err = first(err, databases.Close()) }()
-	if _, err := databases.Open(); err != nil {
-		return err
+	c.Databases = comet.NewDatabases(conf.CometBFT, logger, blocks.Options{Logger: logger, Cache: cache, CacheBytes: conf.App.Disk.DatabaseCache()})
+	have, err := c.Databases.Open()
+	if err != nil {
+		return nil, err
 	}
-	application, err := node.NewApplication(node.ApplicationOptions{
-		DataDir: conf.CometBFT.DBDir(), Config: conf.App, Logger: logger, Genesis: genesis, Cache: cache, NoBlocks: true, SyncBlocks: databases.Sync,
-		Failed: func(err error) { failed = err },
+	failed := func(err error) { c.failed = err }
+	c.Application, err = node.NewApplication(node.ApplicationOptions{
+		DataDir: conf.CometBFT.DBDir(), Config: conf.App, Logger: logger, Genesis: genesis, Cache: cache, NoBlocks: have.None(), SyncBlocks: c.Databases.Sync, Failed: failed,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { err = first(err, application.Close()) }()
 	instance := comet.New(comet.Options{
-		Config: conf.CometBFT, Logger: logger, Genesis: genesis, Databases: databases,
-		Application: comet.NewHalter(application, 0, application.CanGoOn, func(err error) { failed = err }),
-		Height:      application.Height, Restored: func() int64 { return 0 },
+		Config: conf.CometBFT, Logger: logger, Genesis: genesis, Databases: c.Databases,
+		Application: comet.NewHalter(c.Application, 0, c.Application.CanGoOn, failed),
+		Height:      c.Application.Height, Restored: func() int64 { return 0 },
 		Serve: func(*store.BlockStore, sm.Store, func(types.Evidence) error) {},
 	})
-	c := &chain{o: o, key: privval.LoadFilePV(conf.CometBFT.PrivValidatorKeyFile(), conf.CometBFT.PrivValidatorStateFile()), random: rand.NewChaCha8([32]byte{byte(o.Seed)})}
-	if c.executor, err = instance.Executor(ctx); err != nil {
-		return err
+	if c.Executor, err = instance.Executor(ctx); err != nil {
+		return nil, err
 	}
-	defer func() { err = first(err, c.executor.Close()) }()
-	if c.states, err = databases.States(); err != nil {
-		return err
+	if c.states, err = c.Databases.States(); err != nil {
+		return nil, err
 	}
-	last := new(types.Commit)
-	for range o.Blocks + 1 { // nodes do not serve their last block
-		if last, err = c.add(ctx, last); err != nil {
-			return err
-		}
-		if failed != nil {
-			return failed
-		}
-		made()
-	}
-	return nil
+	return c, nil
 }
 
-// add makes, signs and executes a block, and returns its commit.
-func (c *chain) add(ctx context.Context, last *types.Commit) (*types.Commit, error) {
+// Close makes all blocks durable and closes the home. Later calls do nothing.
+func (c *Chain) Close() (err error) {
+	if c.Executor != nil {
+		err = c.Executor.Close()
+	}
+	if c.Application != nil {
+		err = errors.Join(err, c.Application.Close())
+	}
+	if c.Databases != nil {
+		err = errors.Join(err, c.Databases.Close())
+	}
+	c.Executor, c.Application, c.Databases = nil, nil, nil
+	return err
+}
+
+// Add makes, signs and executes a block. The home must have the key of the only validator, and no
+// blocks when it is opened.
+func (c *Chain) Add(ctx context.Context, txs types.Txs) error {
 	state, err := c.states.Load()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	height := state.LastBlockHeight + 1
-	block, err := state.MakeBlock(height, c.txs(height), last, nil, state.Validators.Proposer.Address)
+	block, err := state.MakeBlock(height, txs, c.last, nil, state.Validators.Proposer.Address)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	parts, err := block.MakePartSet(types.BlockPartSizeBytes)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	id := types.BlockID{Hash: block.Hash(), PartSetHeader: parts.Header()}
 	vote := types.Vote{
 		Type: cmtproto.PrecommitType, Height: height, BlockID: id, Timestamp: block.Time.Add(time.Second), ValidatorAddress: c.key.Key.Address,
 	}
 	if vote.Signature, err = c.key.Key.PrivKey.Sign(types.VoteSignBytes(state.ChainID, vote.ToProto())); err != nil {
-		return nil, err
+		return err
 	}
-	commit := &types.Commit{Height: height, BlockID: id, Signatures: []types.CommitSig{vote.CommitSig()}}
-	return commit, c.executor.Apply(ctx, catchup.Block{Block: block, ID: id, Parts: parts, Commit: commit, Bytes: block.Size()})
+	c.last = &types.Commit{Height: height, BlockID: id, Signatures: []types.CommitSig{vote.CommitSig()}}
+	if err := c.Executor.Apply(ctx, catchup.Block{Block: block, ID: id, Parts: parts, Commit: c.last, Bytes: block.Size()}); err != nil {
+		return err
+	}
+	return c.failed
+}
+
+// makeChain makes the blocks in a validator's empty home. It calls made after each block.
+func makeChain(ctx context.Context, dir string, o Options, made func()) (err error) {
+	c, err := OpenChain(ctx, dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	random := rand.NewChaCha8([32]byte{byte(o.Seed)})
+	for height := range int64(o.Blocks + 1) { // nodes do not serve their last block
+		if err := c.Add(ctx, o.txs(height+1, random)); err != nil {
+			return err
+		}
+		made()
+	}
+	return nil
 }
 
 // txs returns the transactions of a block. Each writes a value that hardly compresses.
-func (c *chain) txs(height int64) types.Txs {
-	txs := make(types.Txs, c.o.BlockBytes/c.o.ValueBytes)
+func (o Options) txs(height int64, random *rand.ChaCha8) types.Txs {
+	txs := make(types.Txs, o.BlockBytes/o.ValueBytes)
 	for i := range txs {
-		raw := make([]byte, c.o.ValueBytes*3/4)
-		_, _ = c.random.Read(raw) // never fails
+		raw := make([]byte, o.ValueBytes*3/4)
+		_, _ = random.Read(raw) // never fails
 		txs[i] = fmt.Appendf(nil, "key-%06d-%02d=%s", height, i, base64.RawStdEncoding.EncodeToString(raw))
 	}
 	return txs
-}
-
-// first returns the first error.
-func first(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

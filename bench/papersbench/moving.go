@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -61,7 +62,7 @@ const (
 	oldHeight, newHeight = 1000, 2000
 	movingInterval       = 1000
 	movingChain          = "starling-bench"
-	movingLimit          = 5 * time.Minute // of one join
+	movingLimit          = 15 * time.Minute // of one join
 )
 
 // movingRow has the joins with one share of changed keys. A join ends when the state is durable.
@@ -70,6 +71,7 @@ type movingRow struct {
 	Changed int     `json:"changed"`
 	Chunks  int     `json:"chunks"` // of the new state
 	Delta   joined  `json:"delta"`  // of a node that has the old state
+	Blocks  joined  `json:"blocks"` // of such a node, by the blocks between the states
 	// Of a new node that had fetched half of the old state when its peer dropped it.
 	Retarget joined `json:"retarget"`
 	Whole    joined `json:"whole"` // of a new node, from the new state on
@@ -98,7 +100,9 @@ func runMoving(ctx context.Context, commands []string, progress *harness.Progres
 		rng := rand.New(rand.NewPCG(o.Seed, 0)) //nolint:gosec // reproducible by its seed
 		keys := make([]string, o.Keys)
 		for i := range keys {
-			keys[i] = newKey(rng)
+			key := []byte(newKey(rng))
+			key[0] |= 1 // 0x00 begins the application's own keys
+			keys[i] = string(key)
 		}
 		empty, err := avlstar.Empty(avlstar.DefaultChunkBytes)
 		if err != nil {
@@ -110,10 +114,12 @@ func runMoving(ctx context.Context, commands []string, progress *harness.Progres
 			return err
 		}
 		defer old.Release()
-		progress.Begin("join", "joins", 3*len(shares))
+		sets := make([][]string, len(shares)) // of changed keys
+		progress.Begin("join", "joins", 4*len(shares))
 		for i, share := range shares {
 			rng.Shuffle(len(keys), func(a, b int) { keys[a], keys[b] = keys[b], keys[a] })
 			n := max(1, int(share/100*float64(len(keys))))
+			sets[i] = slices.Clone(keys[:n])
 			m := &mover{dir: filepath.Join(dir, strconv.Itoa(i)), old: old, progress: progress}
 			if m.next, err = changed(rng, old, keys[:n]); err != nil {
 				return err
@@ -126,7 +132,8 @@ func runMoving(ctx context.Context, commands []string, progress *harness.Progres
 			row.Percent, row.Changed = share, n
 			rows = append(rows, *row)
 		}
-		return nil
+		// These come last, because an open application has work in the background.
+		return joinByBlocks(ctx, dir, o.Seed, keys, sets, rows, progress)
 	})
 	if err != nil {
 		return nil, err
@@ -206,15 +213,13 @@ func (m *mover) join(ctx context.Context, name string, local *avlstar.Version, h
 	}
 	defer func() { err = errors.Join(err, zone.Close()) }()
 	target := treestore.New(treestore.Options{ChainID: movingChain, Zone: zone}).JoinTarget(treestore.JoinOptions{})
-	_, key, err := ed25519.GenerateKey(crand.Reader)
+	dialer, err := movingDialer()
 	if err != nil {
 		return j, err
 	}
 	harness.SyncDisk()
 	from := time.Now()
-	ps := peers.New(peers.Options{
-		Logger: log.NewNopLogger(), Dialer: tcp.NewDialer(tcp.Options{Key: key, ChainID: movingChain}), Addresses: []transport.Address{server.address},
-	})
+	ps := peers.New(peers.Options{Logger: log.NewNopLogger(), Dialer: dialer, Addresses: []transport.Address{server.address}})
 	defer ps.Close()
 	o := restore.Options{Logger: log.NewNopLogger(), Peers: ps, Headers: server, Target: target, Interval: movingInterval, Local: local}
 	if local != nil {
@@ -255,10 +260,6 @@ func (m *mover) serve(half int64) (*movingServer, error) {
 	}
 	mux := new(transport.Mux)
 	serve.New(serve.Options{Snapshots: s.snapshots}).Register(mux)
-	_, key, err := ed25519.GenerateKey(crand.Reader)
-	if err != nil {
-		return nil, err
-	}
 	counted := transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
 		answer, err := mux.Serve(ctx, r)
 		if s.bytes.Add(int64(len(answer))) >= s.half {
@@ -266,11 +267,29 @@ func (m *mover) serve(half int64) (*movingServer, error) {
 		}
 		return answer, err
 	})
-	if s.listener, err = tcp.Listen("127.0.0.1:0", tcp.Options{Key: key, ChainID: movingChain, Handler: counted}); err != nil {
+	var err error
+	if s.listener, s.address, err = listen(counted); err != nil {
 		return nil, errors.Join(err, s.snapshots.Close())
 	}
-	s.address = transport.Address{ID: tcp.IDOf(key.Public().(ed25519.PublicKey)), HostPort: s.listener.Addr().String()}
 	return s, nil
+}
+
+// listen serves on loopback.
+func listen(handler transport.Handler) (*tcp.Server, transport.Address, error) {
+	_, key, err := ed25519.GenerateKey(crand.Reader)
+	if err != nil {
+		return nil, transport.Address{}, err
+	}
+	listener, err := tcp.Listen("127.0.0.1:0", tcp.Options{Key: key, ChainID: movingChain, Handler: handler})
+	if err != nil {
+		return nil, transport.Address{}, err
+	}
+	return listener, transport.Address{ID: tcp.IDOf(key.Public().(ed25519.PublicKey)), HostPort: listener.Addr().String()}, nil
+}
+
+func movingDialer() (transport.Dialer, error) {
+	_, key, err := ed25519.GenerateKey(crand.Reader)
+	return tcp.NewDialer(tcp.Options{Key: key, ChainID: movingChain}), err
 }
 
 // move replaces the old snapshot by the new one.
@@ -314,23 +333,24 @@ func movingOutcome(keys int, rows []movingRow) *outcome {
 	seconds := chart{
 		Name: "time", Title: fmt.Sprintf("Time of a join while the chain moves, %s keys", harness.Group(keys)), X: bytes.X, Y: "seconds until durable", LogX: true,
 	}
-	names := []string{"has the old state: deltas", "retargeted at half of the old state", "starts again at half", "fetches the new state only"}
+	names := []string{"has the old state: deltas", "has the old state: blocks", "retargeted at half of the old state", "starts again at half", "fetches the new state only"}
 	for _, n := range names {
 		bytes.Lines = append(bytes.Lines, line{Name: n})
 	}
-	for _, n := range []string{names[0], names[1], names[3]} {
+	for _, n := range slices.Delete(slices.Clone(names), 3, 4) {
 		seconds.Lines = append(seconds.Lines, line{Name: n})
 	}
 	const mb = 1e6
 	for _, r := range rows {
 		again := r.Half + r.Whole.Bytes
 		out.add(fmt.Sprintf("%g %% of the keys change (%s keys)", r.Percent, harness.Group(r.Changed)), "",
-			"deltas %.2f MB in %.2f s; retargeted %.2f MB in %.2f s; starting again %.2f MB; the new state only %.2f MB in %.2f s",
-			float64(r.Delta.Bytes)/mb, r.Delta.Seconds, float64(r.Retarget.Bytes)/mb, r.Retarget.Seconds, float64(again)/mb, float64(r.Whole.Bytes)/mb, r.Whole.Seconds)
-		for i, b := range []int64{r.Delta.Bytes, r.Retarget.Bytes, again, r.Whole.Bytes} {
+			"deltas %.2f MB in %.2f s; blocks %.2f MB in %.2f s; retargeted %.2f MB in %.2f s; starting again %.2f MB; the new state only %.2f MB in %.2f s",
+			float64(r.Delta.Bytes)/mb, r.Delta.Seconds, float64(r.Blocks.Bytes)/mb, r.Blocks.Seconds, float64(r.Retarget.Bytes)/mb, r.Retarget.Seconds,
+			float64(again)/mb, float64(r.Whole.Bytes)/mb, r.Whole.Seconds)
+		for i, b := range []int64{r.Delta.Bytes, r.Blocks.Bytes, r.Retarget.Bytes, again, r.Whole.Bytes} {
 			bytes.Lines[i].Points = append(bytes.Lines[i].Points, at(r.Percent, float64(b)/mb))
 		}
-		for i, s := range []float64{r.Delta.Seconds, r.Retarget.Seconds, r.Whole.Seconds} {
+		for i, s := range []float64{r.Delta.Seconds, r.Blocks.Seconds, r.Retarget.Seconds, r.Whole.Seconds} {
 			seconds.Lines[i].Points = append(seconds.Lines[i].Points, at(r.Percent, s))
 		}
 	}
