@@ -27,7 +27,6 @@ var joinFigures = []*figure{{
 	full:  []string{"join/moving --keys 2000000"},
 	differs: []string{
 		"A node keeps a snapshot for three minutes after the last request; here the peer drops it at once, so that each join is retargeted.",
-		"The time of a retargeted join includes about 4 s in which the joiner waits for another peer with the old snapshot.",
 		"Without catching up by blocks.",
 	},
 	run: runMoving,
