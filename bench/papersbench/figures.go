@@ -27,7 +27,6 @@ var joinFigures = []*figure{{
 	full:  []string{"join/moving --keys 2000000"},
 	differs: []string{
 		"A node keeps a snapshot for three minutes after the last request; here the peer drops it at once, so that each join is retargeted.",
-		"The time of a retargeted join includes about 4 s in which the joiner waits for another peer with the old snapshot.",
 		"By blocks, the old state is another one: the same keys with other values, and five records of the application.",
 		"Each key changes once, in a signed transaction of its own, and blocks have 1,000 transactions. If keys change repeatedly, there are more blocks for the same differences.",
 		"The chain has one validator, so a block has one signature of a validator. The node saves, executes and indexes blocks as usual, and then flushes at once instead of within 5 s.",

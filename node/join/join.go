@@ -290,6 +290,7 @@ type joining struct {
 	log     log.Logger
 	began   time.Time
 	network *Network
+	ahead   *ahead // nil: none
 }
 
 // join is for a node without blocks, or without the state of its blocks.
@@ -428,6 +429,8 @@ func (j *joining) fetch(ctx context.Context) error {
 			j.log.Error("The present state cannot be read, so all of the new one is fetched", "height", height, "err", err)
 		}
 	}
+	o.Begun = func(height int64) { j.fetchAhead(ctx, height) }
+	defer j.takeAhead(0)
 	result, err := restore.Run(ctx, o)
 	if err != nil {
 		return err
@@ -453,29 +456,21 @@ func (j *joining) settle(ctx context.Context, height int64) error {
 // bootstrap records the restored state for CometBFT. CometBFT's old blocks are removed once
 // everything that replaces them has been fetched.
 func (j *joining) bootstrap(ctx context.Context, height int64) error {
-	limited, cancel := context.WithTimeout(ctx, BootstrapTimeout)
-	defer cancel()
-	verifier := j.network.verifier
-	state, err := verifier.State(limited, height, j.Genesis)
-	if err != nil {
-		return err
+	h := j.takeAhead(height)
+	if h == nil || h.err != nil {
+		h = j.headersOf(ctx, height)
 	}
-	commit, err := verifier.Commit(limited, height)
-	if err != nil {
-		return err
+	if h.err != nil {
+		return h.err
 	}
-	if err := j.sameAppHash(height, state); err != nil {
+	if err := j.sameAppHash(height, h.state); err != nil {
 		return err
-	}
-	before, gap := comet.Ancestors(ctx, verifier, state, j.Config.App.Join.EvidenceHeaders, j.log)
-	if ctx.Err() != nil {
-		return ctx.Err()
 	}
 	j.network.releaseOwn()
 	if err := j.Chain.PutAside(j.way != New); err != nil {
 		return err
 	}
-	return j.Chain.Bootstrap(state, commit, before, gap)
+	return j.Chain.Bootstrap(h.state, h.commit, h.before, h.gap)
 }
 
 // sameAppHash compares the present state with the headers.

@@ -190,14 +190,14 @@ func (p *Peers) attend(conn transport.Conn, own bool) transport.Conn {
 	if !own {
 		p.mu.book.connected(time.Now(), conn.Remote())
 	}
-	gone := make(chan struct{})
+	gone, again := make(chan struct{}), make(chan struct{}, 1)
 	defer close(gone)
-	p.mu.up[id] = &peer{Conn: conn, own: own, gone: gone}
+	p.mu.up[id] = &peer{Conn: conn, own: own, gone: gone, again: again}
 	for _, w := range p.mu.watchers {
 		w.up(conn)
 	}
 	p.mu.Unlock()
-	next := p.ask(id, conn, own)
+	next := p.ask(id, conn, own, again)
 	p.mu.Lock()
 	defer p.mu.Unlock() // before gone is closed
 	delete(p.mu.up, id)
@@ -209,11 +209,11 @@ func (p *Peers) attend(conn transport.Conn, own bool) transport.Conn {
 
 // ask repeatedly asks a peer for its status and for other nodes. It returns when the connection
 // ends, or returns a better connection to the peer.
-func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool) transport.Conn {
+func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool, again <-chan struct{}) transport.Conn {
 	ctx, cancel := context.WithCancel(p.ctx)
 	defer cancel()
 	var asked time.Time
-	mayHaveParts := true
+	mayHaveParts, early := true, again
 	for {
 		status, err := AskStatus(ctx, conn)
 		if err == nil && mayHaveParts && len(status.Snapshots) == 0 {
@@ -250,7 +250,10 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool) transport.Co
 			return nil
 		case <-conn.Done():
 			return nil
+		case <-early:
+			early = nil // until the next regular time
 		case <-time.After(StatusEvery):
+			early = again
 		}
 	}
 }

@@ -70,6 +70,7 @@ type peer struct {
 	transport.Conn
 	own    bool            // dialled at an address of the operator
 	gone   chan struct{}   // closed on disconnection
+	again  chan struct{}   // receives one element when the status has probably changed
 	status protocol.Status // latest status
 	known  bool            // status is set
 }
@@ -78,7 +79,7 @@ type peer struct {
 // functions must neither block nor call Peers. nil functions are not called.
 type Watcher struct {
 	Up     func(transport.Conn)
-	Status func(transport.ID, protocol.Status) // claims, every StatusEvery
+	Status func(transport.ID, protocol.Status) // claims, every StatusEvery or after AskAgain
 	Down   func(transport.ID)
 }
 
@@ -188,6 +189,19 @@ func (p *Peers) Status(id transport.ID) protocol.Status {
 		return c.status
 	}
 	return protocol.Status{}
+}
+
+// AskAgain asks a peer for its status at once: it has probably changed. A peer is asked so once
+// between two regular times.
+func (p *Peers) AskAgain(id transport.ID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c := p.mu.up[id]; c != nil {
+		select {
+		case c.again <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // Conns returns the connections to the peers in random order. A nil Peers has none.

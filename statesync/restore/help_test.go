@@ -117,6 +117,7 @@ func (w *world) state(keys int, chunkBytes uint64, heights ...int64) *avlstar.Ve
 type testNode struct {
 	manager  *statesync.Manager
 	listener *transporttest.Listener
+	config   transporttest.Config // of listener
 
 	mu     sync.Mutex
 	asked  map[transport.Method]int
@@ -165,7 +166,7 @@ func (w *world) addAt(hostPort string, meddle meddler, heights ...int64) *testNo
 			return list
 		},
 	}).Register(mux)
-	listener, err := w.net.Listen(hostPort, transporttest.Config{
+	n.config = transporttest.Config{
 		ID: transporttest.ID(i), Host: "host", ChainID: "chain",
 		Handler: transport.HandlerFunc(func(ctx context.Context, r transport.Request) ([]byte, error) {
 			truth, err := mux.Serve(ctx, r)
@@ -176,13 +177,18 @@ func (w *world) addAt(hostPort string, meddle meddler, heights ...int64) *testNo
 			n.note(r.Method, truth, answer, err)
 			return answer, err
 		}),
-	})
-	require.NoError(w.t, err)
-	n.listener = listener
+	}
+	n.listen(w, hostPort)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.nodes = append(w.nodes, n)
 	return n
+}
+
+func (n *testNode) listen(w *world, hostPort string) {
+	var err error
+	n.listener, err = w.net.Listen(hostPort, n.config)
+	require.NoError(w.t, err)
 }
 
 func (n *testNode) note(m transport.Method, truth, answer []byte, err error) {

@@ -50,7 +50,10 @@ type Options struct {
 	// MemoryBytes limits the bytes of answers in flight or being verified. 0:
 	// scheduler.DefaultMemory.
 	MemoryBytes int64
-	Metrics     *statesync.Metrics
+	// Begun, if not nil, is called with the height of each snapshot whose fetching begins, never
+	// concurrently.
+	Begun   func(height int64)
+	Metrics *statesync.Metrics
 	// Progress, if not nil, is called periodically, never concurrently.
 	Progress func(view.Progress)
 	// View publishes the progress of the join, for instance to the status page; nil: nowhere.
@@ -78,6 +81,7 @@ type joiner struct {
 	buffers fetch.Buffers // for answers; used by all goroutines
 
 	has      map[scheduler.PeerID]protocol.Status // claims of the connected peers
+	lost     time.Time                            // when a peer was last disconnected
 	round    *round
 	tried    map[int64]bool // heights of all rounds so far
 	compared map[int64]bool // heights that the current one was compared with by lookAround
@@ -136,6 +140,7 @@ func (j *joiner) restore() (*avlstar.Version, error) {
 		Down: func(id transport.ID) {
 			j.loop.Post(func() {
 				delete(j.has, scheduler.PeerID(id))
+				j.lost = time.Now()
 				j.loop.Down(scheduler.PeerID(id))
 			})
 		},
@@ -189,6 +194,9 @@ func (j *joiner) Call(ctx context.Context, conn transport.Conn, r *fetch.Request
 	data, err := conn.Call(ctx, call)
 	if err != nil {
 		j.buffers.Give(call.Into)
+		if errors.Is(err, transport.ErrGone) {
+			j.o.Peers.AskAgain(conn.Remote().ID)
+		}
 		return fetch.Answer{}, err
 	}
 	// Only answers in a lent buffer can bypass TLS.

@@ -16,6 +16,7 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/fetch"
+	"github.com/starling-kv/starling/statesync/peers"
 	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/statesync/snapshot"
 	"github.com/starling-kv/starling/statesync/statetest"
@@ -372,6 +373,75 @@ func TestJoinRetargets(t *testing.T) {
 		require.Positive(t, result.Summary.Reused)
 		require.Less(t, w.chunkBytesServed(), int(first.Root().Bytes)*5/4, "changed chunks cost pieces only")
 		require.Positive(t, a.count(protocol.MethodSubManifest)+b.count(protocol.MethodSubManifest))
+	})
+}
+
+// When the only peer drops the snapshot, the join asks for its claims at once, and retargets.
+func TestJoinRetargetsAtOnce(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		first := w.state(12_000, 100_000, 10)
+		second := statetest.Touched(t, w.rng, first, 300)
+		var left atomic.Int64
+		left.Store(int64(first.NumChunks() / 2))
+		var n *testNode
+		var dropped time.Time
+		n = w.add(func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
+			switch {
+			case r.Method == protocol.MethodStatus && left.Load() < 0:
+				s, err := protocol.DecodeStatus(answer)
+				s.Snapshots = []int64{20}
+				return s.Encode(), err
+			case r.Method != protocol.MethodChunk:
+				return answer, err
+			case left.Add(-1) == 0:
+				dropped = time.Now()
+				w.chain.set(20, second)
+				n.manager.Committed(20, second)
+			}
+			c, decoded := protocol.DecodeChunkRequest(r.Body)
+			if decoded == nil && c.Height == 10 && left.Load() < 0 {
+				return nil, transport.ErrGone
+			}
+			return answer, err
+		}, 10)
+		p := w.peers()
+		pass(peers.StatusEvery / 4) // the next regular status is not due when the snapshot goes
+		result := w.join(time.Minute, w.options(p, newDisk()), 20)
+		require.Equal(t, 1, result.Summary.Retargets)
+		require.Less(t, time.Since(dropped), peers.StatusEvery/2)
+	})
+}
+
+// While the only peer with the snapshot is disconnected, the join waits for it instead of changing
+// to another peer's snapshot.
+func TestLostPeersAreAwaited(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		first := w.state(12_000, 100_000, 10)
+		second := statetest.Touched(t, w.rng, first, 300)
+		var left atomic.Int64
+		left.Store(int64(first.NumChunks() / 2))
+		var a, b *testNode
+		gone, back := make(chan struct{}), make(chan struct{})
+		meddle := func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
+			if r.Method == protocol.MethodChunk && left.Add(-1) == 0 {
+				close(gone)
+			}
+			return answer, err
+		}
+		a, b = w.add(meddle, 10), w.add(nil)
+		go func() {
+			<-gone
+			w.chain.set(20, second)
+			b.manager.Committed(20, second)
+			a.listener.Close()
+			pass(lackAfter / 2)
+			a.listen(w, hostOf(0))
+			close(back)
+		}()
+		p := w.peersOver(w.dialer(), 0, 1)
+		result := w.join(time.Minute, w.options(p, newDisk()), 10)
+		<-back
+		require.Zero(t, result.Summary.Retargets)
 	})
 }
 

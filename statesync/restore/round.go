@@ -19,8 +19,8 @@ const (
 	// doubles up to maxStall while none is found, so the only peer may be arbitrarily slow.
 	firstStall = 15 * time.Second
 	maxStall   = 10 * time.Minute
-	// lackAfter is how long no peer may claim the snapshot before another one is searched: long
-	// enough to ask every peer again.
+	// lackAfter is how long no peer may claim the snapshot before another one is searched, if a peer
+	// was lost or has not reported yet: long enough to connect to it again.
 	lackAfter = 2 * peers.StatusEvery
 	// missedEvery is the interval of searching for chunks that no peer has, if peers have only
 	// parts of the snapshot.
@@ -73,6 +73,9 @@ func (j *joiner) begin(c *snapshot.Choice) error {
 	r := &round{Choice: c, group: group, restorer: restorer, verified: time.Now(), looked: time.Now(), stall: stall}
 	r.ctx, r.cancel = context.WithCancel(j.ctx) //nolint:gosec // drop and leave call cancel
 	j.round = r
+	if j.o.Begun != nil {
+		j.o.Begun(c.Height)
+	}
 	j.tried[c.Height] = true
 	j.count.begin(c.Manifest, restorer)
 	j.o.Metrics.Restoring(len(c.Manifest.Entries))
@@ -156,7 +159,7 @@ func (j *joiner) watch() {
 	}
 }
 
-// True if, for a while, no peer has claimed the snapshot, or some chunk that the node needs.
+// True if no peer claims the snapshot, or some chunk that the node needs, and none is expected to.
 func (j *joiner) lacks(r *round) bool {
 	for _, s := range j.has {
 		if slices.Contains(s.Snapshots, r.Height) {
@@ -174,7 +177,8 @@ func (j *joiner) lacks(r *round) bool {
 	if r.lacking.IsZero() {
 		r.lacking = time.Now()
 	}
-	return time.Since(r.lacking) > lackAfter
+	awaited, _ := j.o.Peers.Awaited()
+	return awaited == 0 && time.Since(j.lost) > lackAfter || time.Since(r.lacking) > lackAfter
 }
 
 // search searches in the background for another snapshot: the best one not tried yet. The current
