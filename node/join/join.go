@@ -52,8 +52,10 @@ const (
 	// time between two attempts.
 	bootstrapTries = 10
 	bootstrapPause = 2 * time.Second
-	// newestPoll is the interval of checks for the newest proved height.
+	// newestPoll is the interval of checks for the newest proved height, and newestAge how long a
+	// height counts as the newest.
 	newestPoll = 100 * time.Millisecond
+	newestAge  = time.Second
 )
 
 // Way is the task of a start over the transport.
@@ -290,6 +292,7 @@ type joining struct {
 	log     log.Logger
 	began   time.Time
 	network *Network
+	newest  newest
 	ahead   *ahead // nil: none
 }
 
@@ -342,7 +345,10 @@ func (j *joining) young(ctx context.Context) (bool, error) {
 		switch {
 		case errors.Is(err, lightblocks.ErrConflict):
 			return false, err
-		case err != nil || newest >= first:
+		case err != nil:
+			return false, ctx.Err()
+		case newest >= first:
+			j.newest.height, j.newest.at = newest, time.Now()
 			return false, ctx.Err()
 		}
 		list, _, settled := known.list()
@@ -401,7 +407,7 @@ func (j *joining) catchUp(ctx context.Context) error {
 // fetch fetches a state, or the difference to the present one, and records it for CometBFT.
 func (j *joining) fetch(ctx context.Context) error {
 	o := restore.Options{
-		Logger: j.log, Peers: j.network.peers, Headers: headers{j.network.verifier}, Target: j.State.Target(), Interval: j.State.SnapshotInterval(),
+		Logger: j.log, Peers: j.network.peers, Headers: headers{j.network.verifier, j.newest}, Target: j.State.Target(), Interval: j.State.SnapshotInterval(),
 		MemoryBytes: j.Config.App.Join.MemoryBytes, Metrics: j.Metrics, Progress: j.Progress, View: j.View,
 	}
 	switch j.way {

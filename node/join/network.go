@@ -254,7 +254,7 @@ func (n *Network) Restore(ctx context.Context, target restore.Target, interval i
 		return nil, err
 	}
 	return restore.Run(ctx, restore.Options{
-		Logger: n.o.Logger, Peers: n.peers, Headers: headers{n.verifier}, Target: target, Interval: interval,
+		Logger: n.o.Logger, Peers: n.peers, Headers: headers{Verifier: n.verifier}, Target: target, Interval: interval,
 		MinHeight: n.o.Config.CometBFT.StateSync.TrustHeight - oldSnapshots*interval, MemoryBytes: n.o.Config.App.Join.MemoryBytes, Progress: progress,
 	})
 }
@@ -300,7 +300,16 @@ func (c *selfConn) Call(ctx context.Context, call transport.Call) ([]byte, error
 }
 
 // headers is the verifier. It turns errors that waiting cannot resolve into the end of the join.
-type headers struct{ *lightblocks.Verifier }
+type headers struct {
+	*lightblocks.Verifier
+	newest newest // spares a question
+}
+
+// newest is the newest proved height at a time.
+type newest struct {
+	height int64
+	at     time.Time
+}
 
 var _ snapshot.Headers = headers{}
 
@@ -313,6 +322,9 @@ func hopeless(err error) error {
 }
 
 func (h headers) Newest(ctx context.Context) (int64, error) {
+	if h.newest.height > 0 && time.Since(h.newest.at) < newestAge {
+		return h.newest.height, nil
+	}
 	height, err := h.Verifier.Newest(ctx)
 	return height, hopeless(err)
 }

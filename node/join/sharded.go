@@ -121,7 +121,7 @@ func takeUpOnce(ctx context.Context, headers snapshot.Headers, s Sharded, limit 
 // takeUp is the join of a sharded node, once the trusted header has been fetched.
 func (j *joining) takeUp(ctx context.Context) error {
 	began := time.Now()
-	height, err := takeUp(ctx, headers{j.network.verifier}, j.Sharded, j.log)
+	height, err := takeUp(ctx, headers{Verifier: j.network.verifier}, j.Sharded, j.log)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	cmtstate "github.com/cometbft/cometbft/proto/tendermint/state"
@@ -31,12 +32,17 @@ func (v *Verifier) State(ctx context.Context, height int64, genesis *types.Genes
 	if height < initial {
 		return sm.State{}, fmt.Errorf("state: height %d is below the first height %d", height, initial)
 	}
-	var blocks [3]*types.LightBlock
+	var (
+		blocks [3]*types.LightBlock
+		failed [3]error
+		wg     sync.WaitGroup
+	)
 	for i := range blocks {
-		var err error
-		if blocks[i], err = v.LightBlock(ctx, height+int64(i)); err != nil {
-			return sm.State{}, fmt.Errorf("state after height %d: %w", height, err)
-		}
+		wg.Go(func() { blocks[i], failed[i] = v.LightBlock(ctx, height+int64(i)) })
+	}
+	wg.Wait()
+	if err := errors.Join(failed[:]...); err != nil {
+		return sm.State{}, fmt.Errorf("state after height %d: %w", height, err)
 	}
 	last, current, next := blocks[0], blocks[1], blocks[2]
 	params, err := v.params(ctx, current, genesis)
