@@ -5,58 +5,48 @@ import (
 
 	sm "github.com/cometbft/cometbft/state"
 	cmttypes "github.com/cometbft/cometbft/types"
-
-	"github.com/starling-kv/starling/node/comet"
-	"github.com/starling-kv/starling/statesync/lightblocks"
 )
 
-// This file fetches what CometBFT has to know about the height of a state while the chunks of the
-// state arrive. Over a slow network, these headers take several round trips.
+// This file fetches CometBFT's state of a height while the chunks of the application's state
+// arrive. Over a slow network, its headers take several round trips.
 
-// headersOf has what CometBFT has to know about a height, or the reason why that is missing.
-type headersOf struct {
+// chainState is CometBFT's state after a height, with the commit, or the reason why it is missing.
+type chainState struct {
 	state  sm.State
 	commit *cmttypes.Commit
-	before []lightblocks.Ancestor
-	gap    comet.Gap
 	err    error
 }
 
-func (j *joining) headersOf(ctx context.Context, height int64) *headersOf {
-	h := &headersOf{}
+// stateAt fetches CometBFT's state. It may run in another goroutine than joining's own.
+func (j *joining) stateAt(ctx context.Context, height int64) *chainState {
 	limited, cancel := context.WithTimeout(ctx, BootstrapTimeout)
 	defer cancel()
-	verifier := j.network.verifier
-	if h.state, h.err = verifier.State(limited, height, j.Genesis); h.err != nil {
-		return h
+	c, verifier := new(chainState), j.network.verifier
+	if c.state, c.err = verifier.State(limited, height, j.Genesis); c.err == nil {
+		c.commit, c.err = verifier.Commit(limited, height)
 	}
-	if h.commit, h.err = verifier.Commit(limited, height); h.err != nil {
-		return h
-	}
-	h.before, h.gap = comet.Ancestors(ctx, verifier, h.state, j.Config.App.Join.EvidenceHeaders, j.log)
-	h.err = ctx.Err()
-	return h
+	return c
 }
 
-// ahead is a fetch of headers in progress.
+// ahead is a fetch in the background.
 type ahead struct {
 	height int64
 	cancel context.CancelFunc
-	fetch  chan *headersOf // receives one element
+	result chan *chainState // receives one element
 }
 
-// fetchAhead fetches the headers of a height in the background, in place of those of another one.
+// fetchAhead fetches the state of a height in the background, in place of that of another one.
 func (j *joining) fetchAhead(ctx context.Context, height int64) {
 	j.takeAhead(0)
 	ctx, cancel := context.WithCancel(ctx)
-	a := &ahead{height, cancel, make(chan *headersOf, 1)}
+	a := &ahead{height, cancel, make(chan *chainState, 1)}
 	j.ahead = a
-	go func() { a.fetch <- j.headersOf(ctx, height) }()
+	go func() { a.result <- j.stateAt(ctx, height) }()
 }
 
 // takeAhead ends the fetch in the background, which no longer runs when it returns. It returns the
-// headers of a height once they have been fetched; nil if others were fetched, or none.
-func (j *joining) takeAhead(height int64) *headersOf {
+// state of a height once it has been fetched; nil if another one was fetched, or none.
+func (j *joining) takeAhead(height int64) *chainState {
 	a := j.ahead
 	if a == nil {
 		return nil
@@ -65,8 +55,8 @@ func (j *joining) takeAhead(height int64) *headersOf {
 	defer a.cancel()
 	if a.height != height {
 		a.cancel()
-		<-a.fetch
+		<-a.result
 		return nil
 	}
-	return <-a.fetch
+	return <-a.result
 }

@@ -285,15 +285,15 @@ func Run(ctx context.Context, way Way, o Options) error {
 	return j.blocks(ctx, j.network.peers)
 }
 
-// joining is a join in progress. It is used by one goroutine.
+// joining is a join in progress. It is used by one goroutine, except as ahead.go says.
 type joining struct {
 	Options
 	way     Way
 	log     log.Logger
 	began   time.Time
 	network *Network
-	newest  newest
-	ahead   *ahead // nil: none
+	proved  provedHeight // as of young
+	ahead   *ahead       // nil: none
 }
 
 // join is for a node without blocks, or without the state of its blocks.
@@ -348,7 +348,7 @@ func (j *joining) young(ctx context.Context) (bool, error) {
 		case err != nil:
 			return false, ctx.Err()
 		case newest >= first:
-			j.newest.height, j.newest.at = newest, time.Now()
+			j.proved = provedHeight{newest, time.Now()}
 			return false, ctx.Err()
 		}
 		list, _, settled := known.list()
@@ -407,7 +407,7 @@ func (j *joining) catchUp(ctx context.Context) error {
 // fetch fetches a state, or the difference to the present one, and records it for CometBFT.
 func (j *joining) fetch(ctx context.Context) error {
 	o := restore.Options{
-		Logger: j.log, Peers: j.network.peers, Headers: headers{j.network.verifier, j.newest}, Target: j.State.Target(), Interval: j.State.SnapshotInterval(),
+		Logger: j.log, Peers: j.network.peers, Headers: headers{j.network.verifier, j.proved}, Target: j.State.Target(), Interval: j.State.SnapshotInterval(),
 		MemoryBytes: j.Config.App.Join.MemoryBytes, Metrics: j.Metrics, Progress: j.Progress, View: j.View,
 	}
 	switch j.way {
@@ -462,21 +462,29 @@ func (j *joining) settle(ctx context.Context, height int64) error {
 // bootstrap records the restored state for CometBFT. CometBFT's old blocks are removed once
 // everything that replaces them has been fetched.
 func (j *joining) bootstrap(ctx context.Context, height int64) error {
-	h := j.takeAhead(height)
-	if h == nil || h.err != nil {
-		h = j.headersOf(ctx, height)
+	c := j.takeAhead(height)
+	if c == nil || c.err != nil {
+		c = j.stateAt(ctx, height)
 	}
-	if h.err != nil {
-		return h.err
+	if c.err != nil {
+		return c.err
 	}
-	if err := j.sameAppHash(height, h.state); err != nil {
+	if err := j.sameAppHash(height, c.state); err != nil {
+		return err
+	}
+	before, gap := comet.Ancestors(ctx, j.network.verifier, c.state, j.Config.App.Join.EvidenceHeaders, j.log)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	// The state may have been fetched long ago.
+	if err := j.network.verifier.Conflict(); err != nil {
 		return err
 	}
 	j.network.releaseOwn()
 	if err := j.Chain.PutAside(j.way != New); err != nil {
 		return err
 	}
-	return j.Chain.Bootstrap(h.state, h.commit, h.before, h.gap)
+	return j.Chain.Bootstrap(c.state, c.commit, before, gap)
 }
 
 // sameAppHash compares the present state with the headers.

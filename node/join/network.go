@@ -302,11 +302,11 @@ func (c *selfConn) Call(ctx context.Context, call transport.Call) ([]byte, error
 // headers is the verifier. It turns errors that waiting cannot resolve into the end of the join.
 type headers struct {
 	*lightblocks.Verifier
-	newest newest // spares a question
+	proved provedHeight // if it is recent, Newest returns it without asking peers
 }
 
-// newest is the newest proved height at a time.
-type newest struct {
+// provedHeight is the newest proved height at a time.
+type provedHeight struct {
 	height int64
 	at     time.Time
 }
@@ -322,8 +322,8 @@ func hopeless(err error) error {
 }
 
 func (h headers) Newest(ctx context.Context) (int64, error) {
-	if h.newest.height > 0 && time.Since(h.newest.at) < newestAge {
-		return h.newest.height, nil
+	if h.proved.height > 0 && time.Since(h.proved.at) < newestAge {
+		return h.proved.height, nil
 	}
 	height, err := h.Verifier.Newest(ctx)
 	return height, hopeless(err)

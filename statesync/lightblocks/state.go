@@ -5,13 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	cmtstate "github.com/cometbft/cometbft/proto/tendermint/state"
 	sm "github.com/cometbft/cometbft/state"
 	"github.com/cometbft/cometbft/types"
 	"github.com/cometbft/cometbft/version"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/starling-kv/starling/statesync/lightclient"
 )
@@ -32,16 +32,15 @@ func (v *Verifier) State(ctx context.Context, height int64, genesis *types.Genes
 	if height < initial {
 		return sm.State{}, fmt.Errorf("state: height %d is below the first height %d", height, initial)
 	}
-	var (
-		blocks [3]*types.LightBlock
-		failed [3]error
-		wg     sync.WaitGroup
-	)
+	var blocks [3]*types.LightBlock
+	all, asking := errgroup.WithContext(ctx)
 	for i := range blocks {
-		wg.Go(func() { blocks[i], failed[i] = v.LightBlock(ctx, height+int64(i)) })
+		all.Go(func() (err error) {
+			blocks[i], err = v.LightBlock(asking, height+int64(i))
+			return err
+		})
 	}
-	wg.Wait()
-	if err := errors.Join(failed[:]...); err != nil {
+	if err := all.Wait(); err != nil {
 		return sm.State{}, fmt.Errorf("state after height %d: %w", height, err)
 	}
 	last, current, next := blocks[0], blocks[1], blocks[2]

@@ -215,6 +215,10 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool, again <-chan
 	var asked time.Time
 	mayHaveParts, early := true, again
 	for {
+		select {
+		case <-again: // answered by this status
+		default:
+		}
 		status, err := AskStatus(ctx, conn)
 		if err == nil && mayHaveParts && len(status.Snapshots) == 0 {
 			status.Parts, mayHaveParts, err = partsOf(func(c transport.Call) ([]byte, error) { return call(ctx, conn, c) })

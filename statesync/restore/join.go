@@ -81,7 +81,7 @@ type joiner struct {
 	buffers fetch.Buffers // for answers; used by all goroutines
 
 	has      map[scheduler.PeerID]protocol.Status // claims of the connected peers
-	lost     time.Time                            // when a peer was last disconnected
+	lost     time.Time                            // when a peer with the snapshot may last have been lost
 	round    *round
 	tried    map[int64]bool // heights of all rounds so far
 	compared map[int64]bool // heights that the current one was compared with by lookAround
@@ -125,10 +125,14 @@ func (j *joiner) restore() (*avlstar.Version, error) {
 	if err != nil {
 		return nil, err
 	}
+	chosen := time.Now()
 	if err := j.begin(c); err != nil {
 		return nil, err
 	}
 	defer j.leave()
+	if time.Since(chosen) > peers.StatusEvery { // it verified chunks on disk meanwhile
+		j.lost = time.Now()
+	}
 	stop := j.o.Peers.Watch(peers.Watcher{
 		Up: func(c transport.Conn) { j.loop.Post(func() { j.loop.Up(c) }) },
 		Status: func(id transport.ID, s protocol.Status) {
@@ -139,8 +143,10 @@ func (j *joiner) restore() (*avlstar.Version, error) {
 		},
 		Down: func(id transport.ID) {
 			j.loop.Post(func() {
+				if _, _, had := j.has[scheduler.PeerID(id)].Part(j.round.Height); had {
+					j.lost = time.Now()
+				}
 				delete(j.has, scheduler.PeerID(id))
-				j.lost = time.Now()
 				j.loop.Down(scheduler.PeerID(id))
 			})
 		},

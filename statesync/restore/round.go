@@ -20,7 +20,7 @@ const (
 	firstStall = 15 * time.Second
 	maxStall   = 10 * time.Minute
 	// lackAfter is how long no peer may claim the snapshot before another one is searched, if a peer
-	// was lost or has not reported yet: long enough to connect to it again.
+	// that had it was lost, or one has not reported yet: long enough to connect to it again.
 	lackAfter = 2 * peers.StatusEvery
 	// missedEvery is the interval of searching for chunks that no peer has, if peers have only
 	// parts of the snapshot.
@@ -145,13 +145,13 @@ func (j *joiner) watch() {
 			j.log.Info("Joining: no peer has some chunks of the snapshot, looking for another; what peers have is fetched meanwhile",
 				"height", r.Height, "no_peer_has", snapshot.ChunkNames(r.missing), "of", len(r.Manifest.Entries))
 		}
-		j.search()
+		j.search(false)
 	case time.Since(r.looked) > j.look && j.left() > longLeft && j.unlooked():
 		j.log.Info("Joining: the rest will take long, looking for a faster snapshot", "height", r.Height)
 		j.lookAround()
 	case idle > r.stall:
 		j.log.Info("Joining: nothing was verified for a while, looking for another snapshot", "height", r.Height, "seconds", int(idle.Seconds()))
-		j.search()
+		j.search(true)
 	}
 	if j.loop.Items() == 0 && r.restorer.Missing() > 0 {
 		j.log.Error("Joining: chunks are missing that are not being fetched, requesting them again", "missing", r.restorer.Missing())
@@ -177,13 +177,17 @@ func (j *joiner) lacks(r *round) bool {
 	if r.lacking.IsZero() {
 		r.lacking = time.Now()
 	}
+	if time.Since(r.lacking) > lackAfter {
+		return true
+	}
 	awaited, _ := j.o.Peers.Awaited()
-	return awaited == 0 && time.Since(j.lost) > lackAfter || time.Since(r.lacking) > lackAfter
+	silent := slices.ContainsFunc(j.o.Peers.Connected(), func(p peers.Peer) bool { return !p.Known })
+	return awaited == 0 && !silent && time.Since(j.lost) > lackAfter
 }
 
 // search searches in the background for another snapshot: the best one not tried yet. The current
-// one is still being fetched.
-func (j *joiner) search() {
+// one is still being fetched. idle: nothing was verified for a while.
+func (j *joiner) search(idle bool) {
 	r := j.round
 	r.searching = true
 	tried := maps.Clone(j.tried)
@@ -202,12 +206,12 @@ func (j *joiner) search() {
 		if err != nil {
 			c = nil
 		}
-		j.loop.Post(func() { j.chosen(r, c) })
+		j.loop.Post(func() { j.chosen(r, c, idle) })
 	})
 }
 
 // chosen handles the end of search. c is nil if no snapshot was found.
-func (j *joiner) chosen(of *round, c *snapshot.Choice) {
+func (j *joiner) chosen(of *round, c *snapshot.Choice, idle bool) {
 	r := j.round
 	if of != r {
 		return
@@ -215,7 +219,9 @@ func (j *joiner) chosen(of *round, c *snapshot.Choice) {
 	r.searching = false
 	r.verified = time.Now() // the next search follows after another r.stall
 	if c == nil || c.Height == r.Height {
-		r.stall = min(2*r.stall, maxStall)
+		if idle {
+			r.stall = min(2*r.stall, maxStall)
+		}
 		return
 	}
 	if !j.tried[c.Height] {

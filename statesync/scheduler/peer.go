@@ -161,8 +161,8 @@ func (s *Scheduler) gone(p *peer, g *group) {
 }
 
 // strike counts the failure of a request that was sent at the given time, and the peer is not asked
-// for a while. Requests sent until the last failure do not count again: sixteen requests lost at
-// once are one failure.
+// for a while. Requests sent at or before the last failure do not count again: sixteen requests
+// lost at once are one failure.
 func (s *Scheduler) strike(p *peer, asked time.Duration) (counted bool) {
 	if p.failures > 0 && asked <= p.struck {
 		return false
