@@ -38,7 +38,7 @@ type ahead struct {
 // fetchAhead fetches the state of a height in the background, in place of that of another one.
 func (j *joining) fetchAhead(ctx context.Context, height int64) {
 	j.takeAhead(0)
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancel(ctx) //nolint:gosec // takeAhead calls cancel
 	a := &ahead{height, cancel, make(chan *chainState, 1)}
 	j.ahead = a
 	go func() { a.result <- j.stateAt(ctx, height) }()
