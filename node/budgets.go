@@ -21,8 +21,8 @@ import (
 func shardedBudgets(c *config.Config, processors int) budget.Table {
 	s, disk := c.App.State, c.App.Disk
 	return budget.Table{
-		// Pebble takes the memory of memtables from its block cache, as far as that is enough.
-		{Name: "blocks", Bytes: disk.SharedCache() + max(disk.DatabaseCache(), blocks.MemTables)},
+		// Memtables beyond half of them take their memory from the block cache, as far as it goes.
+		{Name: "blocks", Bytes: disk.SharedCache() + max(disk.DatabaseCache()+blocks.MemTables/2, blocks.MemTables)},
 		{Name: "tree", Bytes: disk.CacheBytes + int64(upperTreeBytes(s.RetainDepth))},
 		{Name: "heights", Bytes: s.KeepRecentBytes},
 		{Name: "updates", Bytes: s.KeepUpdatesBytes + s.MaxLagBytes},

@@ -46,7 +46,9 @@ type Options struct {
 	// durable that must not be older than the state. Its error fails the zone. Default: no call.
 	Before func(height int64) error
 
-	CacheBytes int64 // size of the database's block cache, default 8 MiB
+	// CacheBytes is the size of the database's block cache, from which Pebble takes the memory of
+	// memtables; default 8 MiB.
+	CacheBytes int64
 
 	FlushBlocks   int           // a flush is due when this many blocks wait (default 50) ...
 	FlushBytes    int64         // ... or this many bytes of changes (default 16 MiB) ...

@@ -68,7 +68,8 @@ func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingL
 		// l.state.Close releases it.
 		l.pages.byKey = treestore.RecordsOf(&l.pages.Pages, l.state.Kept(l.height))
 	}
-	bo := blocks.Options{Logger: errorsOnly{}, Cache: l.cache, CacheBytes: max(1, l.memory.BlockCache/2)}
+	// As in the other layouts, memtables take their memory from Pebble's block cache.
+	bo := blocks.Options{Logger: errorsOnly{}, Cache: l.cache, CacheBytes: max(1, (l.memory.BlockCache-l.memory.Memtables)/2)}
 	bo.MemTableBytes = uint64(l.memory.Memtables / 2 / blockMemtables)
 	if l.blocks, err = blocks.Open(filepath.Join(dir, "blocks"), bo); err != nil {
 		return nil, errors.Join(err, l.state.Close())

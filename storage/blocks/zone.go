@@ -57,8 +57,10 @@ type Options struct {
 	ReadFailed func(error)
 	// Reads with Get use the zone Blocks of this cache. No other zone may use it; Open clears it.
 	// nil: no cache.
-	Cache      *sgc.Cache
-	CacheBytes int64 // size of Pebble's block cache; default 8 MiB
+	Cache *sgc.Cache
+	// CacheBytes is the size of Pebble's block cache beside two memtables of the full size; smaller
+	// ones leave it more. Default 8 MiB.
+	CacheBytes int64
 	// ReadOnly is for offline commands: nothing on disk changes, and writes return ErrReadOnly.
 	ReadOnly bool
 
@@ -72,7 +74,8 @@ type Options struct {
 const (
 	memTableBytes = 32 << 20
 	memTables     = 4
-	// MemTables is the memory of all memtables by default, in bytes.
+	// MemTables is the memory of all memtables by default, in bytes. Two of them have memory of
+	// their own, the others take it from Pebble's block cache.
 	MemTables = memTables * memTableBytes
 )
 
@@ -127,7 +130,10 @@ func Open(dir string, o Options) (*Zone, error) {
 		z.cache = newCoherentCache(o.Cache)
 	}
 	options := &pebble.Options{
-		CacheSize: o.CacheBytes, MemTableSize: o.MemTableBytes, MemTableStopWritesThreshold: memTables, ReadOnly: o.ReadOnly,
+		// Pebble takes the memory of memtables from the cache (db.go, newMemTable): usually of one
+		// that is written, and of one that is flushed or kept for reuse.
+		CacheSize:    o.CacheBytes + 2*int64(o.MemTableBytes),
+		MemTableSize: o.MemTableBytes, MemTableStopWritesThreshold: memTables, ReadOnly: o.ReadOnly,
 		LBaseMaxBytes: engine.BaseLevelBytes(o.MemTableBytes),
 	}
 	// Most lookups of transactions and hashes find nothing.

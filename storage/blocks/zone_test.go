@@ -461,6 +461,27 @@ func TestCompactAndMetrics(t *testing.T) {
 	require.ErrorIs(t, z.Compact(canceled, nil), context.Canceled)
 }
 
+// TestMemTablesLeaveTheCache: memtables of the full size leave Pebble's block cache its memory.
+func TestMemTablesLeaveTheCache(t *testing.T) {
+	const size = 4 << 20
+	z := openZone(t, vfs.NewMem(), Options{MemTableBytes: size, CacheBytes: size})
+	db := z.DB("tx_index")
+	noise := rand.NewChaCha8([32]byte{})
+	value := make([]byte, 10<<10)
+	const values = 4000
+	for i := range values {
+		_, _ = noise.Read(value)
+		require.NoError(t, db.Set(fmt.Append(nil, i), value))
+	}
+	require.NoError(t, z.db.Flush())
+	require.EqualValues(t, size, z.Metrics().MemTableBytes) // and as much is kept for reuse
+	for i := range values {
+		_, err := db.Get(fmt.Append(nil, i))
+		require.NoError(t, err)
+	}
+	require.Greater(t, z.Metrics().BlockCacheBytes, int64(size/2))
+}
+
 // crashFS copies a crashable file system as a crash would leave it, just before its n-th change. A
 // random part of the unsynced data survives.
 type crashFS struct {
