@@ -299,17 +299,28 @@ func TestCosmos(t *testing.T) {
 			require.LessOrEqual(t, c.P50MS, c.BlockP50MS)
 		}
 		require.Less(t, f.Overhead, 6.5)
+		require.Equal(t, f.PlainBytes, f.Bytes, "random bytes are not compressed")
+		require.Less(t, f.BytesX, 1.1)
 		require.GreaterOrEqual(t, f.Chunks, 3)
 		require.Greater(t, f.Bytes, int64(20_000*120))
 	}
-	require.Len(t, result.Targets, 6)
-	require.Contains(t, result.Targets[5].Undecided, "20 blocks")
+	require.Len(t, result.Targets, 7)
+	require.Contains(t, result.Targets[6].Undecided, "20 blocks")
 	require.Len(t, result.Stores, 3)
 	for name, f := range result.Stores {
 		positive(t, figures["stores"].(map[string]any)[name].(map[string]any), "load_s", "commit_p50_ms", "commit_one_core_p50_ms", "get_ns", "iterate_ns", "proof_us", "open_s")
 		require.Greater(t, f.ProofBytes, 500, name)
 		require.Len(t, f.Root, 64, name)
 	}
+}
+
+func TestCosmosRecords(t *testing.T) {
+	_, result, _ := measure[syncbench.CosmosResult](t, []string{"sent over SDK snapshot"}, "cosmos", "--keys", "20000", "--engines", "goleveldb", "--repeat", "1", "--records")
+	f := result.Engines["goleveldb"]
+	require.Less(t, f.Bytes, f.PlainBytes)
+	require.Less(t, f.BytesX, 1.1)
+	require.Empty(t, result.Stores)
+	require.Empty(t, f.Commits)
 }
 
 func TestE2E(t *testing.T) {

@@ -5,6 +5,7 @@
 //	nodedb               the records of an application's database: reads a state, installs one
 //	tables               writes and reads databases of goleveldb and Pebble
 //	serve, join          serve such a state, and fetch it, over Starling's transport
+//	packed               compresses chunks on their way
 //	cmd/starling-iavl    serves a stopped node's home, and creates a new one (docs/how-to/cosmos.md)
 //	store                stores of the SDK over Starling's tree, and their multi-store
 //	sdkstore             compares all of this with the SDK's multi-store on cosmos/iavl v1.2

@@ -188,7 +188,7 @@ func (h *hiccups) sdk(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	store, err := startSDK(ctx, program, dir, Engines[0])
+	store, err := startSDK(ctx, program, sdkBegin{Dir: dir, Backend: Engines[0]})
 	if err != nil {
 		return err
 	}

@@ -353,7 +353,7 @@ func (r *runner) sdk(ctx context.Context, program string) (_ *entrant, err error
 	if err != nil {
 		return nil, err
 	}
-	store, err := startSDK(ctx, program, dir, Engines[0])
+	store, err := startSDK(ctx, program, sdkBegin{Dir: dir, Backend: Engines[0]})
 	if err != nil {
 		return nil, err
 	}

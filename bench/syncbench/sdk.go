@@ -14,6 +14,7 @@ type sdkBegin struct {
 	Backend  string `json:"backend"`
 	Mode     string `json:"mode,omitempty"`
 	Interval int64  `json:"interval,omitempty"`
+	Records  bool   `json:"records,omitempty"`
 }
 
 type sdkRequest struct {
@@ -33,11 +34,14 @@ type sdkAnswer struct {
 
 	ManifestMS float64 `json:"manifest_ms"`
 	ServeCPUS  float64 `json:"serve_cpu_s"`
+	PackCPUS   float64 `json:"pack_cpu_s"`
+	UnpackCPUS float64 `json:"unpack_cpu_s"`
 	VerifyCPUS float64 `json:"verify_cpu_s"`
 	WriteCPUS  float64 `json:"write_cpu_s"`
 	AgainS     float64 `json:"again_s"`
 	AgainCPUS  float64 `json:"again_cpu_s"`
 	Overhead   float64 `json:"overhead_bytes_per_leaf"`
+	PlainBytes int64   `json:"plain_bytes"`
 
 	// For bench/sdk/node.
 	BlockNanos int64  `json:"block_nanos"`
@@ -48,8 +52,8 @@ type sdkAnswer struct {
 // sdkStore is a process of bench/sdk/store.
 type sdkStore struct{ *harness.Process }
 
-func startSDK(ctx context.Context, program, dir, backend string) (sdkStore, error) {
-	p, err := harness.StartProgram(ctx, nameSDK, sdkBegin{Dir: dir, Backend: backend}, nil, program, "store")
+func startSDK(ctx context.Context, program string, b sdkBegin) (sdkStore, error) {
+	p, err := harness.StartProgram(ctx, nameSDK, b, nil, program, "store")
 	return sdkStore{p}, err
 }
 

@@ -24,7 +24,8 @@ func (r *CosmosResult) targets() (t []harness.Target) {
 			harness.AtLeast(engine+": from a server that has served before, at least 20×", 20, harness.Ratio(f.SDKCreateS+f.SDKRestoreS, f.AgainS)),
 			harness.Within(engine+": a manifest within 50 ms", 50, f.ManifestMS, "ms"),
 			harness.Within(engine+": verification within 1 s of CPU time", 1, f.VerifyCPUS, "s"),
-			harness.Within(engine+": at most 6 bytes per leaf without keys and values", 6, f.Overhead, "bytes"))
+			harness.Within(engine+": at most 6 bytes per leaf without keys and values", 6, f.Overhead, "bytes"),
+			harness.AtMost(engine+": at most 1.1× the bytes of the SDK's snapshot", 1.1, f.BytesX))
 		if len(f.Commits) > 0 {
 			t = append(t, harness.AtMost(engine+": p99 of Commit with a joiner at most 1.1× that of the unwrapped application", 1.1, f.CommitP99).OfBlocks(r.Commits, harness.FewBlocks))
 		}

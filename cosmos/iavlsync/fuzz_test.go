@@ -114,6 +114,7 @@ func FuzzVerifyHalves(f *testing.F) {
 func FuzzDecodeRequest(f *testing.F) {
 	for _, q := range iavlsynctest.LoadVectors(f, vectorsFile).Requests {
 		f.Add([]byte(q.Encoded))
+		f.Add(append(bytes.Clone(q.Encoded), 1))
 	}
 	tree := &iavlsynctest.Tree{}
 	for i := range 50 {

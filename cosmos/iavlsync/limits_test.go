@@ -250,7 +250,7 @@ func TestInvalid(t *testing.T) {
 	}
 	for want, b := range map[string][]byte{
 		"height 0": {0, 1, 'a', 0, 1, 0}, "no store": {1, 0, 0, 1, 0}, "no leaves": {1, 1, 'a', 0, 0, 0}, "the message ends": {1, 1, 'a', 0, 1},
-		"1 more bytes follow": {1, 1, 'a', 0, 1, 0, 0}, "offset 1 in 1 leaves": {1, 1, 'a', 0, 1, 1},
+		"1 more bytes follow": {1, 1, 'a', 0, 1, 0, 0}, "2 more bytes follow": {1, 1, 'a', 0, 1, 0, 1, 1}, "offset 1 in 1 leaves": {1, 1, 'a', 0, 1, 1},
 		"offset 4194304 in 2": {1, 1, 'a', 0, 2, 0x80, 0x80, 0x80, 2},
 		"at most 2147483647":  {1, 1, 'a', 0xff, 0xff, 0xff, 0xff, 7, 1, 0},
 	} {

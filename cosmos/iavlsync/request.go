@@ -27,18 +27,24 @@ type Request struct {
 	// Offset is the byte offset in the leaf's chunk at which the requested part of a long leaf
 	// begins. It is a multiple of PartBytes, and 0 unless Leaves is 1.
 	Offset int64
+	// Packed accepts a compressed answer, which packed.Unpacker splits.
+	Packed bool
 }
 
 // Encode returns the only encoding of q (docs/spec/iavl.md#requests):
 //
-//	request = uvarint(H) ‖ uvarint(len name) ‖ name ‖ uvarint(first leaf) ‖ uvarint(leaves) ‖ uvarint(offset)
+//	request = uvarint(H) ‖ uvarint(len name) ‖ name ‖ uvarint(first leaf) ‖ uvarint(leaves) ‖ uvarint(offset) [‖ 01]
 func (q *Request) Encode() []byte {
 	b := binary.AppendUvarint(nil, uint64(q.Height))
 	b = binary.AppendUvarint(b, uint64(len(q.Store)))
 	b = append(b, q.Store...)
 	b = binary.AppendUvarint(b, uint64(q.First))
 	b = binary.AppendUvarint(b, uint64(q.Leaves))
-	return binary.AppendUvarint(b, uint64(q.Offset))
+	b = binary.AppendUvarint(b, uint64(q.Offset))
+	if q.Packed {
+		b = append(b, 1)
+	}
+	return b
 }
 
 // DecodeRequest is the inverse of Encode.
@@ -46,6 +52,9 @@ func DecodeRequest(b []byte) (Request, error) {
 	r := wire.NewReader(b)
 	q := Request{Height: int64(r.Uvarint("height", math.MaxInt64)), Store: string(r.Bytes("store", MaxNameBytes)), First: int64(r.Uvarint("first leaf", MaxLeaves)),
 		Leaves: int64(r.Uvarint("leaves", MaxLeaves)), Offset: int64(r.Uvarint("offset", maxLeafChunk))}
+	if r.Len() == 1 && b[len(b)-1] == 1 {
+		q.Packed = r.Byte("packed") == 1
+	}
 	err := r.End()
 	if err == nil {
 		err = q.check()

@@ -2,6 +2,7 @@ package join
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -122,6 +123,7 @@ func (j *joiner) Verify(r *fetch.Request[int], a fetch.Answer) (none struct{}, e
 	if err != nil {
 		return none, err
 	}
+	j.state.chunkBytes.Add(int64(len(a.Data)))
 	return none, j.state.installer.Install(r.Item, c, a.Data)
 }
 
@@ -164,7 +166,7 @@ func (f *fetching) chunk(ctx context.Context) ([]byte, error) {
 	i, e := f.m.At(f.r.Item)
 	root := &f.m.Stores[i].Entries[e].Root
 	q := iavlsync.Request{Height: f.m.Height, Store: f.m.Stores[i].Name, First: f.first[f.r.Item], Leaves: root.Size}
-	kind, b, err := f.ask(ctx, &q)
+	kind, b, err := f.ask(ctx, q)
 	if err != nil {
 		return nil, err
 	}
@@ -179,15 +181,31 @@ func (f *fetching) chunk(ctx context.Context) ([]byte, error) {
 	if f.proved+20*root.Size <= iavlsync.MaxAnswerBytes {
 		return nil, fmt.Errorf("%w: it came in halves, and has only about %d bytes", iavlsync.ErrInvalidChunk, f.proved)
 	}
+	f.chunkBytes.Add(f.proved)
 	return nil, nil
 }
 
-func (f *fetching) ask(ctx context.Context, q *iavlsync.Request) (iavlsync.AnswerKind, []byte, error) {
-	b, err := f.conn.Call(ctx, transport.Call{Method: iavlsync.MethodLeaves, Body: q.Encode(), Max: maxAnswer, Received: &f.r.Received})
-	if err != nil {
+// ask sends a request, and decompresses the answer.
+func (f *fetching) ask(ctx context.Context, q iavlsync.Request) (iavlsync.AnswerKind, []byte, error) {
+	_, old := f.old.Load(f.r.Peer)
+	q.Packed = !old
+	b, err := f.call(ctx, &q)
+	if q.Packed && errors.Is(err, transport.ErrRefused) {
+		f.old.Store(f.r.Peer, true)
+		q.Packed = false
+		b, err = f.call(ctx, &q)
+	}
+	switch {
+	case err != nil:
 		return 0, nil, err
+	case q.Packed:
+		return f.unpacker.Split(b)
 	}
 	return iavlsync.SplitAnswer(b)
+}
+
+func (f *fetching) call(ctx context.Context, q *iavlsync.Request) ([]byte, error) {
+	return f.conn.Call(ctx, transport.Call{Method: iavlsync.MethodLeaves, Body: q.Encode(), Max: maxAnswer, Received: &f.r.Received})
 }
 
 // part verifies a response to q against the verified image root, and installs all leaves below it.
@@ -228,7 +246,7 @@ func (f *fetching) leaf(ctx context.Context, q iavlsync.Request, root *iavlsync.
 			return parts.Verify(root)
 		}
 		q.Offset = parts.Offset()
-		kind, next, err := f.ask(ctx, &q)
+		kind, next, err := f.ask(ctx, q)
 		if err != nil {
 			return nil, err
 		}
@@ -247,7 +265,7 @@ func (f *fetching) halves(ctx context.Context, q iavlsync.Request, root *iavlsyn
 	var placed [2]*nodedb.Placed
 	for i, half := range []*iavlsync.Image{left, right} {
 		below := iavlsync.Request{Height: q.Height, Store: q.Store, First: q.First + int64(i)*left.Size, Leaves: half.Size}
-		kind, part, err := f.ask(ctx, &below)
+		kind, part, err := f.ask(ctx, below)
 		if err != nil {
 			return nil, err
 		}

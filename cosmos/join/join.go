@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/packed"
 	"github.com/starling-kv/starling/statesync/fetch"
 	"github.com/starling-kv/starling/statesync/scheduler"
 	"github.com/starling-kv/starling/transport"
@@ -72,8 +75,10 @@ type Result struct {
 	AppHash iavlsync.Hash
 	Chunks  int   // chunks of the state
 	Fetched int   // chunks fetched by this Join
-	Bytes   int64 // bytes of valid responses
-	Banned  int   // banned peers
+	Bytes   int64 // bytes of valid responses, which may be compressed
+	// ChunkBytes is the length of the chunks in them.
+	ChunkBytes int64
+	Banned     int // banned peers
 }
 
 // Time limits of a peer for one part of a manifest, and for a whole manifest.
@@ -126,6 +131,11 @@ type state struct {
 	m         *iavlsync.Manifest
 	first     []int64 // at k: number of the first leaf of chunk k
 	installer Installer
+	unpacker  *packed.Unpacker
+	// old has the scheduler.PeerID of each server that refuses requests for compressed answers, as
+	// those before they were defined do.
+	old        sync.Map
+	chunkBytes atomic.Int64 // Result.ChunkBytes
 }
 
 // Join fetches a state, verifies it and installs it durably in the database. Errors: ctx's,
@@ -170,6 +180,7 @@ func Join(ctx context.Context, o Options) (*Result, error) {
 	// otherwise write its mark next to a finished state.
 	cancel()
 	j.loop.Stop()
+	j.result.ChunkBytes = j.state.chunkBytes.Load()
 	if o.Final != nil {
 		if err := o.Final(); err != nil {
 			return nil, err
@@ -394,7 +405,7 @@ func isLie(err error) bool {
 
 // begin opens the installer.
 func (j *joiner) begin(m *iavlsync.Manifest, appHash iavlsync.Hash) error {
-	s := &state{m: m}
+	s := &state{m: m, unpacker: packed.NewUnpacker()}
 	for i := range m.Stores {
 		u, err := m.Upper(i)
 		if err != nil {

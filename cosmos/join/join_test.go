@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
@@ -20,6 +21,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/join"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+	"github.com/starling-kv/starling/cosmos/packed"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
@@ -154,6 +156,88 @@ func TestHostilePeers(t *testing.T) {
 					return
 				}
 				require.LessOrEqual(t, r.Banned, 2)
+			})
+		})
+	}
+}
+
+// accounts returns a world whose values are similar.
+func accounts(t *testing.T) *world {
+	tree := &iavlsynctest.Tree{}
+	rnd := seeds.Rand(t)
+	for i := range 10_000 {
+		tree.Set(fmt.Appendf(nil, "balance/%08x", i), fmt.Appendf(nil, "/cosmos.auth.v1beta1.BaseAccount/%d/uatom", rnd.Uint32()))
+	}
+	tree.SaveAs(height)
+	return newWorld(t, iavlsynctest.State{"bank": tree.Root})
+}
+
+// TestPacked: chunks are compressed on their way, except by a server from before that was defined.
+func TestPacked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := accounts(t)
+		w.add(nil)
+		r := w.join(nodedbtest.NewMem())
+		require.Greater(t, r.Chunks, 1)
+		require.Greater(t, r.ChunkBytes, int64(10_000*50))
+		require.Less(t, r.Bytes, r.ChunkBytes/2)
+
+		w = newWorld(t, w.naive)
+		var refused atomic.Int64
+		w.add(leaves(func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+			if q, err := iavlsync.DecodeRequest(r.Body); err != nil || q.Packed {
+				refused.Add(1)
+				return nil, transport.ErrRefused
+			}
+			return honest.Serve(ctx, r)
+		}))
+		old := w.join(nodedbtest.NewMem())
+		require.Equal(t, r.ChunkBytes, old.ChunkBytes)
+		require.Equal(t, r.ChunkBytes+int64(r.Chunks), old.Bytes)
+		require.LessOrEqual(t, refused.Load(), int64(r.Chunks))
+	})
+}
+
+// TestFalsePackedAnswers: a sender of a compressed answer that no honest server sends is banned.
+func TestFalsePackedAnswers(t *testing.T) {
+	e, err := zstd.NewWriter(nil)
+	require.NoError(t, err)
+	bomb := e.EncodeAll(make([]byte, iavlsync.MaxAnswerBytes), []byte{packed.Kind})
+	always := func(b []byte) func([]byte) []byte { return func([]byte) []byte { return b } }
+	for name, change := range map[string]func(answer []byte) []byte{
+		"a bomb":    always(bomb),
+		"truncated": func(answer []byte) []byte { return answer[:len(answer)/2] },
+		"garbage":   always([]byte{packed.Kind, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}),
+		"another chunk of the same length": func(answer []byte) []byte {
+			_, chunk, err := packed.NewUnpacker().Split(answer)
+			require.NoError(t, err)
+			chunk[len(chunk)-1] ^= 1
+			return packed.NewPacker().Pack(append([]byte{byte(iavlsync.AnswerWhole)}, chunk...))
+		},
+		"nobody asked": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := accounts(t)
+				w.add(leaves(func(ctx context.Context, honest transport.Handler, r transport.Request) ([]byte, error) {
+					q, err := iavlsync.DecodeRequest(r.Body)
+					require.NoError(t, err)
+					if change == nil && q.Packed {
+						return nil, transport.ErrRefused
+					}
+					q.Packed = true
+					r.Body = q.Encode()
+					b, err := honest.Serve(ctx, r)
+					if err == nil && change != nil {
+						b = change(b)
+					}
+					return b, err
+				}))
+				_, err := join.Join(context.Background(), w.options(nodedbtest.NewMem()))
+				require.ErrorIs(t, err, join.ErrNoPeers)
+				require.Contains(t, w.logs[len(w.logs)-1], "is banned")
+				w.add(nil)
+				require.LessOrEqual(t, w.join(nodedbtest.NewMem()).Banned, 1)
 			})
 		})
 	}

@@ -3,8 +3,8 @@
 //
 //	nodedb.State ──Add──▶ Server ◀── offers, manifest, leaves ── transport.Mux ◀── joiners
 //
-// It keeps no copy of a state: each request reads and verifies its chunk. It does not limit
-// joiners; the transport limits connections and their rate.
+// It keeps no copy of a state: each request reads, verifies and compresses its chunk. It does
+// not limit joiners; the transport limits connections and their rate.
 package serve
 
 import (
@@ -17,6 +17,7 @@ import (
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
 	"github.com/starling-kv/starling/cosmos/nodedb"
+	"github.com/starling-kv/starling/cosmos/packed"
 	"github.com/starling-kv/starling/transport"
 	"github.com/starling-kv/starling/transport/tcp"
 )
@@ -27,6 +28,7 @@ type Server struct {
 	// that of a damaged database. Set it before using the server.
 	Failed func(err error)
 
+	packer *packed.Packer
 	mu     sync.RWMutex
 	states map[int64]*served // guarded by mu
 }
@@ -41,7 +43,7 @@ type served struct {
 const format = iavlsync.Format8192
 
 // New returns a Server without states.
-func New() *Server { return &Server{states: map[int64]*served{}} }
+func New() *Server { return &Server{packer: packed.NewPacker(), states: map[int64]*served{}} }
 
 // Add cuts a state into chunks, and offers it from then on.
 func (s *Server) Add(state *nodedb.State) error {
@@ -148,6 +150,8 @@ func (s *Server) leaves(_ context.Context, r transport.Request) ([]byte, error) 
 		return nil, transport.ErrRefused
 	case err != nil:
 		return nil, s.failed(err)
+	case q.Packed:
+		b = s.packer.Pack(b)
 	}
 	return b, nil
 }

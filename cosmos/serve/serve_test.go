@@ -13,6 +13,7 @@ import (
 	"github.com/starling-kv/starling/cosmos/iavlsync/iavlsynctest"
 	"github.com/starling-kv/starling/cosmos/nodedb"
 	"github.com/starling-kv/starling/cosmos/nodedb/nodedbtest"
+	"github.com/starling-kv/starling/cosmos/packed"
 	"github.com/starling-kv/starling/cosmos/serve"
 	"github.com/starling-kv/starling/internal/seeds"
 	"github.com/starling-kv/starling/transport"
@@ -63,6 +64,12 @@ func TestServer(t *testing.T) {
 	b, err = ask(iavlsync.MethodLeaves, q.Encode())
 	require.NoError(t, err)
 	require.Equal(t, append([]byte{0}, naive["bank"].Chunk()...), b)
+	q.Packed = true
+	b, err = ask(iavlsync.MethodLeaves, q.Encode())
+	require.NoError(t, err)
+	_, b, err = packed.NewUnpacker().Split(b)
+	require.NoError(t, err)
+	require.Equal(t, naive["bank"].Chunk(), b)
 
 	q.Leaves++
 	_, err = ask(iavlsync.MethodLeaves, q.Encode())

@@ -106,7 +106,7 @@ func (j *joiner) chunks(conn transport.Conn, m *iavlsync.Manifest) error {
 			return err
 		}
 		for e, first := range u.First {
-			requests = append(requests, iavlsync.Request{Height: m.Height, Store: m.Stores[i].Name, First: first, Leaves: m.Stores[i].Entries[e].Root.Size})
+			requests = append(requests, iavlsync.Request{Height: m.Height, Store: m.Stores[i].Name, First: first, Leaves: m.Stores[i].Entries[e].Root.Size, Packed: true})
 		}
 	}
 	var next atomic.Int64

@@ -12,8 +12,6 @@ import (
 	"fmt"
 	"io"
 
-	dbm "github.com/cosmos/cosmos-db"
-
 	"github.com/starling-kv/starling/internal/child"
 )
 
@@ -21,6 +19,8 @@ import (
 type Begin struct {
 	Dir     string `json:"dir"`
 	Backend string `json:"backend"` // goleveldb or pebbledb
+	// Records makes commits write records like those of a chain's modules, instead of random bytes.
+	Records bool `json:"records,omitempty"`
 }
 
 // Request is a request. A commit is followed by N changes.
@@ -40,17 +40,21 @@ type Answer struct {
 	Seconds float64 `json:"seconds,omitempty"` // create, restore
 	CPUS    float64 `json:"cpu_s,omitempty"`   // create, restore, join
 	Chunks  int     `json:"chunks,omitempty"`
-	Bytes   int64   `json:"bytes,omitempty"` // of all chunks; the SDK's are compressed
+	// Bytes is the length of all chunks as they are sent, for join with the manifest.
+	Bytes int64 `json:"bytes,omitempty"`
 
 	// For join: the cost of each stage alone, and the bytes per leaf sent in addition to keys and
 	// values.
 	ManifestMS float64 `json:"manifest_ms,omitempty"`
 	ServeCPUS  float64 `json:"serve_cpu_s,omitempty"`
+	PackCPUS   float64 `json:"pack_cpu_s,omitempty"`
+	UnpackCPUS float64 `json:"unpack_cpu_s,omitempty"`
 	VerifyCPUS float64 `json:"verify_cpu_s,omitempty"`
 	WriteCPUS  float64 `json:"write_cpu_s,omitempty"`
 	AgainS     float64 `json:"again_s,omitempty"` // the join, from a server that has served before
 	AgainCPUS  float64 `json:"again_cpu_s,omitempty"`
 	Overhead   float64 `json:"overhead_bytes_per_leaf,omitempty"`
+	PlainBytes int64   `json:"plain_bytes,omitempty"` // Bytes without compression
 
 	// Number of snapshots finished in the background so far, and whether one is in progress.
 	Snapshots int  `json:"snapshots,omitempty"`
@@ -60,7 +64,7 @@ type Answer struct {
 // Run runs a child process.
 func Run(in io.Reader, out io.Writer) error {
 	return child.Run(in, out, func(b Begin) (child.Worker[Request, Answer], Answer, error) {
-		n, err := openNode(b.Dir, dbm.BackendType(b.Backend))
+		n, err := openNode(b)
 		return n, Answer{}, err
 	})
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/cosmos/cosmos-sdk/store/v2/types"
 
 	"github.com/starling-kv/starling/bench/sdk/usage"
+	"github.com/starling-kv/starling/cosmos/packed"
 	"github.com/starling-kv/starling/internal/child"
 )
 
@@ -75,6 +76,9 @@ type node struct {
 	dir      string
 	joins    int
 	backend  dbm.BackendType
+	records  bool // Begin.Records
+	packer   *packed.Packer
+	unpacker *packed.Unpacker
 	snapshot *snapshottypes.Snapshot // nil: none created
 
 	busy atomic.Bool // a background snapshot is in progress
@@ -82,16 +86,22 @@ type node struct {
 	err  atomic.Pointer[error]
 }
 
-func openNode(dir string, backend dbm.BackendType) (*node, error) {
-	e, err := openEnd(filepath.Join(dir, "source"), backend)
+func openNode(b Begin) (*node, error) {
+	backend := dbm.BackendType(b.Backend)
+	e, err := openEnd(filepath.Join(b.Dir, "source"), backend)
 	if err != nil {
 		return nil, err
 	}
-	return &node{end: e, dir: dir, backend: backend}, nil
+	return &node{end: e, dir: b.Dir, backend: backend, records: b.Records, packer: packed.NewPacker(), unpacker: packed.NewUnpacker()}, nil
 }
 
 // commit makes a block of changes, which are in key order, as the SDK's cache hands them to IAVL.
 func (n *node) commit(changes []child.Change, snapshot bool) (Answer, error) {
+	if n.records {
+		for i, c := range changes {
+			changes[i] = record(c)
+		}
+	}
 	from := time.Now()
 	slices.SortFunc(changes, func(a, b child.Change) int { return bytes.Compare(a.Key, b.Key) })
 	kv := n.state.GetKVStore(storeKey)

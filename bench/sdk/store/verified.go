@@ -30,7 +30,7 @@ func (n *node) join() (a Answer, err error) {
 		return a, err
 	}
 	a.ManifestMS, a.Chunks = j.manifestMS, j.m.Chunks()
-	answers := make([][]byte, a.Chunks)
+	answers, sent := make([][]byte, a.Chunks), make([][]byte, a.Chunks)
 	chunks := make([]*iavlsync.Chunk, a.Chunks)
 	each := func(fn func(k int) error) (seconds float64, err error) {
 		debug.FreeOSMemory()
@@ -45,24 +45,34 @@ func (n *node) join() (a Answer, err error) {
 	if a.ServeCPUS, err = each(func(k int) (err error) { answers[k], err = j.answer(k); return err }); err != nil {
 		return a, err
 	}
-	if a.VerifyCPUS, err = each(func(k int) (err error) { chunks[k], err = j.verify(k, answers[k]); return err }); err != nil {
+	if a.PackCPUS, err = each(func(k int) error { sent[k] = n.packer.Pack(answers[k]); return nil }); err != nil {
+		return a, err
+	}
+	data := make([][]byte, a.Chunks)
+	if a.UnpackCPUS, err = each(func(k int) (err error) { data[k], err = n.unpack(sent[k]); return err }); err != nil {
+		return a, err
+	}
+	if a.VerifyCPUS, err = each(func(k int) (err error) { chunks[k], err = j.verify(k, data[k]); return err }); err != nil {
 		return a, err
 	}
 	leaves, content := 0, 0
+	a.Bytes = int64(len(j.m.Encode()))
+	a.PlainBytes = a.Bytes
 	for k, c := range chunks {
-		a.Bytes += int64(len(answers[k]))
+		a.Bytes += int64(len(sent[k]))
+		a.PlainBytes += int64(len(answers[k]))
 		leaves += len(c.Leaves)
 		for _, leaf := range c.Leaves {
 			content += len(leaf.Key) + len(leaf.Value)
 		}
 	}
-	a.Overhead = float64(a.Bytes+int64(len(j.m.Encode()))-int64(content)) / float64(max(1, leaves))
+	a.Overhead = float64(a.PlainBytes-int64(content)) / float64(max(1, leaves))
 	err = n.inTarget(func(dir string) error {
 		in, err := nodedb.NewSpool(filepath.Join(dir, "spool"), j.m)
 		if err != nil {
 			return err
 		}
-		if a.WriteCPUS, err = each(func(k int) error { return in.Install(k, chunks[k], answers[k][1:]) }); err != nil {
+		if a.WriteCPUS, err = each(func(k int) error { return in.Install(k, chunks[k], data[k]) }); err != nil {
 			return err
 		}
 		cpu := usage.CPUSeconds()
@@ -73,7 +83,9 @@ func (n *node) join() (a Answer, err error) {
 	if err != nil {
 		return a, err
 	}
-	clear(answers)
+	for _, b := range [][][]byte{answers, sent, data} {
+		clear(b)
+	}
 	clear(chunks)
 	debug.FreeOSMemory()
 	// Join from a server that has served before, which the first stage made j; then from a new one.
@@ -84,6 +96,23 @@ func (n *node) join() (a Answer, err error) {
 	a.AgainS, a.AgainCPUS = a.Seconds, a.CPUS
 	debug.FreeOSMemory()
 	return a, n.inTarget(func(dir string) error { return n.joinAt(dir, nil, &a) })
+}
+
+// fetch does what a server and a joiner do for chunk k.
+func (n *node) fetch(j *source, in *nodedb.Spool, k int) error {
+	answer, err := j.answer(k)
+	if err != nil {
+		return err
+	}
+	data, err := n.unpack(n.packer.Pack(answer))
+	if err != nil {
+		return err
+	}
+	c, err := j.verify(k, data)
+	if err != nil {
+		return err
+	}
+	return in.Install(k, c, data)
 }
 
 // finish builds the database from a spool, as starling-iavl does.
@@ -152,16 +181,18 @@ func (j *source) answer(k int) ([]byte, error) {
 	return j.state.Answer(&iavlsync.Request{Height: j.m.Height, Store: s.Name, First: j.first[k], Leaves: s.Entries[e].Root.Size})
 }
 
-func (j *source) verify(k int, answer []byte) (*iavlsync.Chunk, error) {
-	kind, b, err := iavlsync.SplitAnswer(answer)
+// unpack returns the chunk in an answer.
+func (n *node) unpack(answer []byte) ([]byte, error) {
+	kind, b, err := n.unpacker.Split(answer)
 	if err == nil && kind != iavlsync.AnswerWhole {
-		err = fmt.Errorf("chunk %d is longer than the benchmark's chunks", k)
+		err = errors.New("a chunk is longer than the benchmark's chunks")
 	}
-	if err != nil {
-		return nil, err
-	}
+	return b, err
+}
+
+func (j *source) verify(k int, data []byte) (*iavlsync.Chunk, error) {
 	i, e := j.m.At(k)
-	return iavlsync.VerifyChunk(&j.m.Stores[i].Entries[e].Root, b)
+	return iavlsync.VerifyChunk(&j.m.Stores[i].Entries[e].Root, data)
 }
 
 // inTarget calls fn with an empty folder, and removes the folder.
@@ -196,14 +227,7 @@ func (n *node) joinAt(dir string, j *source, a *Answer) (err error) {
 	for w := range errs {
 		wg.Go(func() {
 			for k := range next {
-				answer, err := j.answer(k)
-				if err == nil {
-					var c *iavlsync.Chunk
-					if c, err = j.verify(k, answer); err == nil {
-						err = in.Install(k, c, answer[1:])
-					}
-				}
-				if err != nil {
+				if err := n.fetch(j, in, k); err != nil {
 					errs[w] = err
 					return
 				}

@@ -199,9 +199,18 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	if err := finish(r.Height); err != nil {
 		return err
 	}
-	fmt.Fprintf(stdout, "joined at height %d, app hash %s: %d chunks, %d of them fetched now, %.1f MB in %.1f s\n",
-		r.Height, r.AppHash, r.Chunks, r.Fetched, float64(r.Bytes)/1e6, time.Since(from).Seconds())
+	fmt.Fprintf(stdout, "joined at height %d, app hash %s: %d chunks, %d of them fetched now, %s in %.1f s\n",
+		r.Height, r.AppHash, r.Chunks, r.Fetched, fetched(r), time.Since(from).Seconds())
 	return nil
+}
+
+// fetched describes the bytes that a join has received, and their chunks if most were compressed.
+func fetched(r *join.Result) string {
+	text := fmt.Sprintf("%.1f MB", float64(r.Bytes)/1e6)
+	if r.Bytes < r.ChunkBytes {
+		text += fmt.Sprintf(" (%.1f MB before compression)", float64(r.ChunkBytes)/1e6)
+	}
+	return text
 }
 
 // chooseTimeout is the time limit for finding a state that can be verified.
