@@ -118,9 +118,9 @@ type piece struct {
 type part struct {
 	mu     sync.Mutex
 	pieces []piece       // if there is no file; guarded by mu
-	file   *os.File      // (uvarint(store) ‖ uvarint(version) ‖ uvarint(len piece) ‖ piece) × filed; nil: none
+	file   *os.File      // (uvarint(store) ‖ uvarint(version) ‖ uvarint(len b) ‖ b) × filed; nil: none
 	w      *bufio.Writer // guarded by mu
-	filed  int           // guarded by mu
+	filed  int           // pieces in the file; guarded by mu
 }
 
 func (p *part) add(pieces []piece) error {
@@ -148,6 +148,8 @@ func (p *part) add(pieces []piece) error {
 
 // take returns the sorted pieces, which p does not keep.
 func (p *part) take() (pieces []piece, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	pieces, p.pieces = p.pieces, nil
 	if p.file != nil {
 		if err := p.w.Flush(); err != nil {
