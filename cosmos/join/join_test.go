@@ -490,7 +490,7 @@ func TestLongChunks(t *testing.T) {
 		db := nodedbtest.NewMem()
 		o := w.options(db)
 		if folder {
-			o.Target = join.InFolder(filepath.Join(t.TempDir(), "chunks"), 0, func() (nodedb.Tables, error) { return nodedb.InDB(db), nil })
+			o.Target = join.InFolder(filepath.Join(t.TempDir(), "chunks"), 0, func() (nodedb.Tables, error) { return nodedb.InDB(db), nil }, nil)
 		}
 		r, err := join.Join(context.Background(), o)
 		require.NoError(t, err)
@@ -530,7 +530,7 @@ func TestFolder(t *testing.T) {
 					return nil, nodedbtest.ErrKilled // such as a full disk
 				}
 				return nodedb.InDB(db), nil
-			})
+			}, nil)
 			_, err := join.Join(ctx, o)
 			require.Error(t, err)
 			damage(t, rnd, dir)

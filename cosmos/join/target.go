@@ -29,15 +29,17 @@ type Installer interface {
 }
 
 // InFolder keeps chunks in a folder, from which Finish makes the database that tables returns. The
-// folder is removed afterwards. snapshots is the nodedb.Spool's SnapshotInterval.
-func InFolder(dir string, snapshots int64, tables func() (nodedb.Tables, error)) Target {
-	return folder{dir, snapshots, tables}
+// folder is removed afterwards. snapshots is the nodedb.Spool's SnapshotInterval, and progress, which
+// may be nil, its Progress.
+func InFolder(dir string, snapshots int64, tables func() (nodedb.Tables, error), progress func(share float64)) Target {
+	return folder{dir, snapshots, tables, progress}
 }
 
 type folder struct {
 	dir       string
 	snapshots int64
 	tables    func() (nodedb.Tables, error)
+	progress  func(share float64)
 }
 
 func (f folder) Unfinished() (iavlsync.Format, []byte, error) { return nodedb.UnfinishedSpool(f.dir) }
@@ -47,7 +49,7 @@ func (f folder) Begin(m *iavlsync.Manifest) (Installer, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.SnapshotInterval = f.snapshots
+	s.SnapshotInterval, s.Progress = f.snapshots, f.progress
 	return spooled{s, f.tables}, nil
 }
 

@@ -1,10 +1,12 @@
 package nodedb
 
 import (
+	"bufio"
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"fmt"
-	"math"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -15,24 +17,35 @@ import (
 // Finish makes the database. All chunks must be installed. After an error or a crash, call Finish
 // again with another Tables.
 //
-//	chunks in key order ─▶ fast index                                  runs in this order
-//	                    └▶ nodes, by version in each chunk ─▶ pieces   sorted by version and nonce ─▶ runs
+//	chunks in key order ─▶ fast index                                        runs in this order
+//	                    └▶ nodes, by version in each chunk ─▶ pieces
+//	pieces ─▶ parts of the key range, one after another ─▶ sorted by version and nonce ─▶ runs
 //
 // Nonces ascend with places, and therefore with chunks, so pieces of chunks are sorted instead of
-// nodes.
-func (s *Spool) Finish(t Tables) error {
+// nodes. A part has the nodes in a range of keys. If there are several, their pieces are in files:
+// to verify all chunks once for each part would take longer.
+func (s *Spool) Finish(t Tables) (err error) {
 	if n := len(s.Missing()); n > 0 {
 		return fmt.Errorf("finish: %d chunks are missing", n)
 	}
-	b := building{Spool: s, t: t, placed: make([]*Placed, s.m.Chunks()), begun: map[int]bool{}}
-	from := nodeAt{}
-	for _, to := range s.borders() {
-		if err := b.pass(from, to); err != nil {
-			return fmt.Errorf("finish: %w", err)
+	b := building{Spool: s, t: t, placed: make([]*Placed, s.m.Chunks()), begun: map[int]bool{}, borders: s.borders()}
+	defer func() {
+		for _, p := range b.parts {
+			err = errors.Join(err, p.remove())
 		}
-		from = to
+	}()
+	if err = b.divide(); err == nil {
+		for _, p := range b.parts {
+			if err = b.write(p); err != nil {
+				break
+			}
+			b.advance(0.5 / float64(len(b.parts)))
+		}
 	}
-	if err := t.Commit(s.last()); err != nil {
+	if err == nil {
+		err = t.Commit(s.last())
+	}
+	if err != nil {
 		return fmt.Errorf("finish: %w", err)
 	}
 	return nil
@@ -42,8 +55,8 @@ func (a nodeAt) compare(b nodeAt) int {
 	return cmp.Or(cmp.Compare(a.store, b.store), cmp.Compare(a.version, b.version), cmp.Compare(a.nonce, b.nonce))
 }
 
-// borders returns the ends of the passes. The last end is after all nodes.
-func (s *Spool) borders() (ends []nodeAt) {
+// borders returns the first nodes of all parts except the first part.
+func (s *Spool) borders() (borders []nodeAt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	memory := s.MemoryBytes
@@ -51,55 +64,180 @@ func (s *Spool) borders() (ends []nodeAt) {
 		memory = DefaultSpoolMemory
 	}
 	slices.SortFunc(s.some, nodeAt.compare)
-	passes := int(s.bytes/memory) + 1
-	for i := 1; i < passes && len(s.some) > 0; i++ {
-		end := s.some[i*len(s.some)/passes]
-		if n := len(ends); n == 0 || ends[n-1].compare(end) < 0 {
-			ends = append(ends, end)
+	parts := int(s.bytes/memory) + 1
+	for i := 1; i < parts && len(s.some) > 0; i++ {
+		border := s.some[i*len(s.some)/parts]
+		if n := len(borders); n == 0 || borders[n-1].compare(border) < 0 {
+			borders = append(borders, border)
 		}
 	}
-	return append(ends, nodeAt{store: math.MaxInt})
+	return borders
+}
+
+// partOf returns the number of the part that has a node.
+func partOf(borders []nodeAt, at nodeAt) int {
+	i, first := slices.BinarySearchFunc(borders, at, nodeAt.compare)
+	if first {
+		i++
+	}
+	return i
 }
 
 // building is the state of one Finish.
 type building struct {
 	*Spool
-	t      Tables
-	placed []*Placed // by chunk; complete after the first pass
+	t       Tables
+	borders []nodeAt
+	parts   []*part
+	placed  []*Placed    // by chunk; complete after divide
+	begun   map[int]bool // stores whose first piece was written
 
-	mu     sync.Mutex
-	pieces []piece      // pieces of this pass; guarded by mu
-	heads  map[int]bool // indexes of the pieces that are the first of their stores
-	begun  map[int]bool // stores with a piece in an earlier pass
+	mu    sync.Mutex
+	share float64 // share of Finish that is done; guarded by mu
 }
 
-// piece is a run of nodes of one version with ascending nonces. No other node sorts between them.
+// advance reports progress.
+func (b *building) advance(share float64) {
+	if b.Progress == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.share += share
+	b.Progress(b.share)
+}
+
+// piece is a run of nodes of one version with ascending nonces, in one part. No other node sorts
+// between them.
 type piece struct {
 	at nodeAt
 	b  []byte // (nonce:4 ‖ len record:4 ‖ record) × n
 }
 
-// pass writes the nodes in [from, to). The first pass also writes the fast index.
-func (b *building) pass(from, to nodeAt) error {
-	first := from == nodeAt{}
-	b.pieces = nil
-	groups := b.groups()
-	err := parallel(len(groups), func(g int) error { return b.group(groups[g], first, from, to) })
-	if err == nil {
-		err = b.above(from, to)
+// part has pieces in a range of keys.
+type part struct {
+	mu     sync.Mutex
+	pieces []piece       // if there is no file; guarded by mu
+	file   *os.File      // (uvarint(store) ‖ uvarint(version) ‖ uvarint(len b) ‖ b) × filed; nil: none
+	w      *bufio.Writer // guarded by mu
+	filed  int           // pieces in the file; guarded by mu
+}
+
+func (p *part) add(pieces []piece) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.file == nil {
+		p.pieces = append(p.pieces, pieces...)
+		return nil
 	}
+	p.filed += len(pieces)
+	var head []byte
+	for i := range pieces {
+		head = binary.AppendUvarint(head[:0], uint64(pieces[i].at.store))
+		head = binary.AppendUvarint(head, uint64(pieces[i].at.version))
+		head = binary.AppendUvarint(head, uint64(len(pieces[i].b)))
+		if _, err := p.w.Write(head); err != nil {
+			return err
+		}
+		if _, err := p.w.Write(pieces[i].b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take returns the sorted pieces, which p does not keep.
+func (p *part) take() (pieces []piece, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	pieces, p.pieces = p.pieces, nil
+	if p.file != nil {
+		if err := p.w.Flush(); err != nil {
+			return nil, err
+		}
+		b, err := os.ReadFile(p.file.Name())
+		if err != nil {
+			return nil, err
+		}
+		pieces = make([]piece, 0, p.filed)
+		for d := (decoder{b: b}); len(d.b) > 0; {
+			at := nodeAt{store: int(d.uvarint()), version: int64(d.uvarint())}
+			records := d.bytes()
+			if d.err != nil || len(records) < 4 {
+				return nil, fmt.Errorf("file %s: %w", p.file.Name(), ErrInvalidRecord)
+			}
+			at.nonce = binary.BigEndian.Uint32(records)
+			pieces = append(pieces, piece{at, records})
+		}
+	}
+	slices.SortFunc(pieces, func(a, b piece) int { return a.at.compare(b.at) })
+	return pieces, p.remove()
+}
+
+// remove removes the file, if there is one.
+func (p *part) remove() error {
+	if p.file == nil {
+		return nil
+	}
+	err := errors.Join(p.file.Close(), os.Remove(p.file.Name()))
+	p.file, p.w = nil, nil
+	return err
+}
+
+// partBuffer is the length of a part's buffer before its file.
+const partBuffer = 256 << 10
+
+// divide writes the fast index, and divides all nodes into parts.
+func (b *building) divide() error {
+	for range len(b.borders) + 1 {
+		p := &part{}
+		if len(b.borders) > 0 {
+			f, err := os.CreateTemp(b.dir, temporary)
+			if err != nil {
+				return err
+			}
+			p.file, p.w = f, bufio.NewWriterSize(f, partBuffer)
+		}
+		b.parts = append(b.parts, p)
+	}
+	groups := b.groups()
+	if err := parallel(len(groups), func(g int) error { return b.group(groups[g]) }); err != nil {
+		return err
+	}
+	return b.above()
+}
+
+// keep adds pieces to their parts.
+func (b *building) keep(pieces []piece) error {
+	for from, to := 0, 1; from < len(pieces); from, to = to, to+1 {
+		i := partOf(b.borders, pieces[from].at)
+		for to < len(pieces) && partOf(b.borders, pieces[to].at) == i {
+			to++
+		}
+		if err := b.parts[i].add(pieces[from:to]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write writes the nodes of a part.
+func (b *building) write(p *part) error {
+	pieces, err := p.take()
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(b.pieces, func(a, b piece) int { return a.at.compare(b.at) })
-	b.heads = map[int]bool{}
-	for i := range b.pieces {
-		if store := b.pieces[i].at.store; !b.begun[store] {
-			b.begun[store], b.heads[i] = true, true
+	heads := map[int]bool{} // indexes of the pieces that are the first of their stores
+	for i := range pieces {
+		if store := pieces[i].at.store; !b.begun[store] {
+			b.begun[store], heads[i] = true, true
 		}
 	}
-	spans := b.spans()
-	return parallel(len(spans), func(i int) error { return b.nodes(spans[i]) })
+	spans := spansOf(pieces)
+	return parallel(len(spans), func(i int) error {
+		from, to := spans[i][0], spans[i][1]
+		return b.nodes(pieces[from:to], heads[from])
+	})
 }
 
 // groups returns ranges of chunks, each within one store, several for each processor.
@@ -114,45 +252,36 @@ func (b *building) groups() (groups [][2]int) {
 	return groups
 }
 
-func (b *building) group(g [2]int, first bool, from, to nodeAt) (err error) {
-	var run Run
-	one := first && to.store == math.MaxInt // the only pass needs all nodes of a chunk
-	if first {
-		if run, err = b.t.Run(); err != nil {
-			return err
-		}
+func (b *building) group(g [2]int) error {
+	run, err := b.t.Run()
+	if err != nil {
+		return err
 	}
 	for k := g[0]; k < g[1]; k++ {
-		w := pieceWriter{from: from, to: to}
+		w := pieceWriter{borders: b.borders}
 		p, err := b.chunk(k, func(i int, at int64, c *iavlsync.Chunk) (*Placed, error) {
-			if run != nil {
-				if err := b.fastIndex(run, i, c); err != nil {
-					return nil, err
-				}
+			if err := b.fastIndex(run, i, c); err != nil {
+				return nil, err
 			}
 			w.end()
-			if one {
-				w.grow(c)
-			}
+			w.grow(c)
 			return b.subtree(&w, i, at, c)
 		}, func(i int, image *iavlsync.Image, left, right *Placed) (*Placed, error) {
 			n := iavlsync.Inner{Hash: image.Hash(), Size: image.Size, Version: image.Version, Height: image.Height}
 			w.end()
 			return b.inner(&w, i, &n, left, right)
 		})
+		if err == nil {
+			w.end()
+			err = b.keep(w.pieces)
+		}
 		if err != nil {
 			return fmt.Errorf("chunk %d: %w", k, err)
 		}
-		w.end()
 		b.placed[k] = p
-		b.mu.Lock()
-		b.pieces = append(b.pieces, w.pieces...)
-		b.mu.Unlock()
+		b.advance(0.5 / float64(len(b.placed)))
 	}
-	if run != nil {
-		return run.Finish()
-	}
-	return nil
+	return run.Finish()
 }
 
 func (b *building) fastIndex(run Run, i int, c *iavlsync.Chunk) error {
@@ -169,8 +298,8 @@ func (b *building) fastIndex(run Run, i int, c *iavlsync.Chunk) error {
 }
 
 // above adds the nodes above the chunks, and the records at the places of the roots.
-func (b *building) above(from, to nodeAt) error {
-	w := pieceWriter{from: from, to: to, alone: true}
+func (b *building) above() error {
+	w := pieceWriter{alone: true}
 	for i := range b.m.Stores {
 		version, err := b.upperTree(&w, i, b.placed)
 		if err != nil {
@@ -183,19 +312,18 @@ func (b *building) above(from, to nodeAt) error {
 		}
 	}
 	w.end()
-	b.pieces = append(b.pieces, w.pieces...)
-	return nil
+	return b.keep(w.pieces)
 }
 
-// pieceWriter makes pieces of the nodes in a range. Until end is called, nodes of one version
+// pieceWriter makes pieces of nodes. Until end is called, nodes of one version
 // arrive in ascending order, except a store's root, which becomes a piece of its own.
 type pieceWriter struct {
-	from, to nodeAt
-	alone    bool // make each node a piece
-	pieces   []piece
-	open     bool // the last piece may grow
-	b        []byte
-	start    int
+	borders []nodeAt // pieces end before them
+	alone   bool     // make each node a piece
+	pieces  []piece
+	open    bool // the last piece may grow
+	b       []byte
+	start   int
 }
 
 func (w *pieceWriter) end() {
@@ -217,11 +345,8 @@ func (w *pieceWriter) grow(c *iavlsync.Chunk) {
 
 func (w *pieceWriter) record(store int, version int64, nonce uint32, fn func(b []byte) []byte) error {
 	at := nodeAt{store, version, nonce}
-	if at.compare(w.from) < 0 || at.compare(w.to) >= 0 {
-		return nil
-	}
 	if last := len(w.pieces) - 1; !w.open || w.alone || w.pieces[last].at.version != version || w.pieces[last].at.store != store ||
-		nonce == rootNonce || w.pieces[last].at.nonce == rootNonce {
+		nonce == rootNonce || w.pieces[last].at.nonce == rootNonce || partOf(w.borders, w.pieces[last].at) != partOf(w.borders, at) {
 		w.end()
 		w.pieces, w.open, w.start = append(w.pieces, piece{at: at}), true, len(w.b)
 	}
@@ -233,16 +358,16 @@ func (w *pieceWriter) record(store int, version int64, nonce uint32, fn func(b [
 	return nil
 }
 
-// spans returns ranges of pieces, each within one store, several for each processor.
-func (b *building) spans() (spans [][2]int) {
+// spansOf returns ranges of pieces, each within one store, several for each processor.
+func spansOf(pieces []piece) (spans [][2]int) {
 	total := 0
-	for i := range b.pieces {
-		total += len(b.pieces[i].b)
+	for i := range pieces {
+		total += len(pieces[i].b)
 	}
 	most := total/(4*runtime.GOMAXPROCS(0)) + 1
-	for start, size, i := 0, 0, 0; i < len(b.pieces); i++ {
-		size += len(b.pieces[i].b)
-		if last := i+1 == len(b.pieces); last || size >= most || b.pieces[i+1].at.store != b.pieces[i].at.store {
+	for start, size, i := 0, 0, 0; i < len(pieces); i++ {
+		size += len(pieces[i].b)
+		if last := i+1 == len(pieces); last || size >= most || pieces[i+1].at.store != pieces[i].at.store {
 			spans = append(spans, [2]int{start, i + 1})
 			start, size = i+1, 0
 		}
@@ -250,22 +375,22 @@ func (b *building) spans() (spans [][2]int) {
 	return spans
 }
 
-// nodes writes a span of pieces. The version of a store's fast index precedes the store's nodes.
-func (b *building) nodes(span [2]int) error {
+// nodes writes pieces of one store. If they are its first, the version of its fast index precedes
+// them.
+func (b *building) nodes(pieces []piece, first bool) error {
 	run, err := b.t.Run()
 	if err != nil {
 		return err
 	}
-	i := b.pieces[span[0]].at.store
-	s := &b.stores[i]
-	if b.heads[span[0]] {
+	s := &b.stores[pieces[0].at.store]
+	if first {
 		if err := run.Set(s.key(kindMetadata, []byte(storageVersionKey)), encodeStorageVersion(b.m.Height)); err != nil {
 			return err
 		}
 	}
 	key := s.key(kindNode, make([]byte, nodeKeyBytes))
 	tail := key[len(key)-nodeKeyBytes:]
-	for _, p := range b.pieces[span[0]:span[1]] {
+	for _, p := range pieces {
 		binary.BigEndian.PutUint64(tail, uint64(p.at.version))
 		for rest := p.b; len(rest) > 0; {
 			copy(tail[8:], rest[:4])

@@ -25,18 +25,20 @@ import (
 type Spool struct {
 	*placing
 	dir string
-	// MemoryBytes is the approximate size of the records that Finish holds at a time. Finish reads
-	// all chunks once for each part of the state of this size. 0: DefaultSpoolMemory.
+	// MemoryBytes is the approximate size of the records that Finish holds at a time. It keeps those
+	// of a larger state in files. 0: DefaultSpoolMemory.
 	MemoryBytes int64
+	// Progress, if not nil, is called with the share of Finish that is done, not concurrently.
+	Progress func(share float64)
 
 	mu    sync.Mutex
 	done  []bool   // by chunk; guarded by mu
 	bytes int64    // record bytes of the installed chunks; guarded by mu
-	some  []nodeAt // every sampleEvery-th leaf of the installed chunks; guarded by mu
+	some  []nodeAt // every sampleEvery-th leaf and inner node of the installed chunks; guarded by mu
 }
 
 // DefaultSpoolMemory is the default of Spool.MemoryBytes.
-const DefaultSpoolMemory = 1 << 30
+const DefaultSpoolMemory = 256 << 20
 
 // nodeAt is a node's position in the key order of a database.
 type nodeAt struct {
@@ -197,21 +199,26 @@ func parallelUpTo(processors, n int, fn func(k int) error) error {
 	return failed
 }
 
-// sample returns the approximate record size of a subtree, and some of its leaves.
+// sample returns the approximate record size of a subtree, and some of its nodes. Inner nodes are
+// newer than most leaves.
 func (s *Spool) sample(i int, first int64, c *iavlsync.Chunk) (total int64, some []nodeAt) {
 	for j := range c.Leaves {
 		leaf := &c.Leaves[j]
 		total += int64(len(leaf.Key)+len(leaf.Value)) + recordBytes
 		if (first+int64(j))%sampleEvery == 0 {
-			some = append(some, nodeAt{i, leaf.Version, s.stores[i].nonce(2*(first+int64(j)), 1)})
+			place := 2 * (first + int64(j))
+			some = append(some, nodeAt{i, leaf.Version, s.stores[i].nonce(place, 1)})
+			if j > 0 {
+				some = append(some, nodeAt{i, c.Inner[j].Version, s.stores[i].nonce(place-1, c.Inner[j].Size)})
+			}
 		}
 	}
 	return total, some
 }
 
-// recordBytes is the approximate size that Finish holds for a leaf and an inner node, without the
-// leaf's key and value.
-const recordBytes = 150
+// recordBytes is the approximate size that Finish holds for a leaf and an inner node with versions
+// of their own, without the leaf's key and value.
+const recordBytes = 200
 
 func (s *Spool) add(k int, total int64, some []nodeAt) {
 	s.mu.Lock()

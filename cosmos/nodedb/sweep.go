@@ -57,7 +57,7 @@ const (
 	// of the tree, and those of older versions that are not pruned. A walk takes as long as reading
 	// 5 to 15 records per leaf.
 	worthRecords = 8
-	mostSwept    = 1 << 24 // maximum number of leaves in a state's sweeps, to limit memory
+	mostSwept    = 1 << 25 // maximum number of leaves in a state's sweeps, to limit memory
 	sweepPieces  = 64      // ranges of versions, which processors take one by one
 	sweepReport  = 1 << 10 // records between two updates of the shared count
 )

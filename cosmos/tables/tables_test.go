@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	dbm "github.com/cosmos/cosmos-db"
@@ -118,6 +120,19 @@ func write(into nodedb.Tables, records []nodedb.Record) error {
 	return run.Finish()
 }
 
+// full is a database on a disk with room for some runs.
+type full struct {
+	nodedb.Tables
+	room atomic.Int64
+}
+
+func (f *full) Run() (nodedb.Run, error) {
+	if f.room.Add(-1) < 0 {
+		return nil, syscall.ENOSPC
+	}
+	return f.Tables.Run()
+}
+
 func TestOverlap(t *testing.T) {
 	forEngines(t, func(t *testing.T, _ dbm.BackendType, begin func(dir string) (nodedb.Tables, error)) {
 		into, err := begin(filepath.Join(t.TempDir(), "db"))
@@ -128,7 +143,8 @@ func TestOverlap(t *testing.T) {
 	})
 }
 
-// TestSpool: a spool that is resumed repeatedly makes the same database as the Installer.
+// TestSpool: a spool that is resumed repeatedly makes the same database as the Installer, in memory
+// or with parts in files.
 func TestSpool(t *testing.T) {
 	forEngines(t, func(t *testing.T, engine dbm.BackendType, begin func(dir string) (nodedb.Tables, error)) {
 		rnd := seeds.Rand(t)
@@ -162,6 +178,12 @@ func spooled(t *testing.T, rnd *rand.Rand, engine dbm.BackendType, begin func(di
 	}
 	require.NoError(t, in.Finish())
 	home := t.TempDir()
+	files := func() int {
+		left, err := os.ReadDir(filepath.Join(home, "spool"))
+		require.NoError(t, err)
+		return len(left)
+	}
+	chunkFiles := 1 + len(chunks) // with the manifest
 	for {
 		s, err := nodedb.NewSpool(filepath.Join(home, "spool"), m)
 		require.NoError(t, err)
@@ -170,10 +192,25 @@ func spooled(t *testing.T, rnd *rand.Rand, engine dbm.BackendType, begin func(di
 		if len(missing) == 0 {
 			into, err := begin(filepath.Join(home, "application.db"))
 			require.NoError(t, err)
+			disk := &full{Tables: into}
+			disk.room.Store(rnd.Int64N(2))
+			require.ErrorIs(t, s.Finish(disk), syscall.ENOSPC)
+			require.Equal(t, chunkFiles, files(), "no parts are left")
+			into, err = begin(filepath.Join(home, "application.db"))
+			require.NoError(t, err)
+			done := 0.0
+			s.Progress = func(share float64) {
+				require.Greater(t, share, done)
+				done = share
+			}
 			require.NoError(t, s.Finish(into))
+			require.InDelta(t, 1, done, 1e-6)
+			require.Equal(t, chunkFiles, files())
 			require.NoError(t, s.Remove())
 			break
 		}
+		// A killed join leaves parts of the database.
+		require.NoError(t, os.WriteFile(filepath.Join(home, "spool", ".part-1"), []byte("part"), 0o600))
 		k := missing[rnd.IntN(len(missing))]
 		require.NoError(t, s.Install(k, chunks[k], data[k]))
 		require.Len(t, s.Missing(), len(missing)-1)

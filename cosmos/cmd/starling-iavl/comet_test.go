@@ -168,7 +168,7 @@ func TestCometStateUnknown(t *testing.T) {
 	s.params = *otherParams()
 	require.NoError(t, os.RemoveAll(dbDir(s.home, "state")))
 	require.NoError(t, os.RemoveAll(dbDir(s.home, "blockstore")))
-	s.consensus(t, latest+2)
+	s.consensus(t, 1, latest+2)
 	address := serving(t, "--home", s.home)
 	home := t.TempDir()
 	writeGenesis(t, home, chainID)

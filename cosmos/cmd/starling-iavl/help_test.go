@@ -106,12 +106,13 @@ func newChain(t *testing.T, backend dbm.BackendType, more, blocks int, params *c
 		s.hashes[h] = block(store, keys, h)
 	}
 	require.NoError(t, db.Close())
-	s.consensus(t, latest+int64(blocks))
+	s.consensus(t, 1, latest+int64(blocks))
 	return s
 }
 
-// consensus writes CometBFT's databases up to height last, for a chain with one validator.
-func (s *stopped) consensus(t *testing.T, last int64) {
+// consensus writes CometBFT's databases up to height last, for a chain with one validator that
+// begins at height first.
+func (s *stopped) consensus(t *testing.T, first, last int64) {
 	blockDB, err := cmtdb.NewGoLevelDB("blockstore", dataDir(s.home))
 	require.NoError(t, err)
 	stateDB, err := cmtdb.NewGoLevelDB("state", dataDir(s.home))
@@ -121,18 +122,18 @@ func (s *stopped) consensus(t *testing.T, last int64) {
 	key, err := pv.GetPubKey()
 	require.NoError(t, err)
 	start := time.Now().Add(-time.Hour).UTC()
-	state, err := sm.MakeGenesisState(&cmt.GenesisDoc{ChainID: chainID, GenesisTime: start, InitialHeight: 1,
+	state, err := sm.MakeGenesisState(&cmt.GenesisDoc{ChainID: chainID, GenesisTime: start, InitialHeight: first,
 		ConsensusParams: &s.params, Validators: []cmt.GenesisValidator{{PubKey: key, Power: 10}}})
 	require.NoError(t, err)
 	require.NoError(t, states.Save(state))
 	commit := &cmt.Commit{}
-	for h := int64(1); h <= last; h++ {
+	for h := first; h <= last; h++ {
 		b, err := state.MakeBlock(h, nil, commit, nil, key.Address())
 		require.NoError(t, err)
 		parts, err := b.MakePartSet(cmt.BlockPartSizeBytes)
 		require.NoError(t, err)
 		id := cmt.BlockID{Hash: b.Hash(), PartSetHeader: parts.Header()}
-		vote := &cmt.Vote{Type: cmtproto.PrecommitType, Height: h, BlockID: id, Timestamp: start.Add(time.Duration(h) * time.Second),
+		vote := &cmt.Vote{Type: cmtproto.PrecommitType, Height: h, BlockID: id, Timestamp: start.Add(time.Duration(h-first+1) * time.Second),
 			ValidatorAddress: key.Address()}
 		v := vote.ToProto()
 		require.NoError(t, pv.SignVote(chainID, v))

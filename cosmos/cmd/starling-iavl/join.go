@@ -162,7 +162,8 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	from := time.Now()
 	leaves := int64(0) // leaves in the state
 	r, err := join.Join(ctx, join.Options{
-		Target:  join.InFolder(filepath.Join(joiningDir(*home), chunksFolder), snapshots, func() (nodedb.Tables, error) { return newTables(dbDir(*home, joiningDB), backend) }),
+		Target: join.InFolder(filepath.Join(joiningDir(*home), chunksFolder), snapshots,
+			func() (nodedb.Tables, error) { return newTables(dbDir(*home, joiningDB), backend) }, making(stderr)),
 		Headers: provable, Dialer: dialer, ChooseTimeout: chooseTimeout,
 		Addresses: addresses, Height: *height,
 		Accept: func(m *iavlsync.Manifest) error {
@@ -226,6 +227,23 @@ func once(w io.Writer) func(text string) {
 			said[text] = true
 			fmt.Fprintln(w, text)
 		}
+	}
+}
+
+// making returns a function that writes how far the database is, at most every 5 seconds.
+func making(w io.Writer) func(share float64) {
+	var began, said time.Time
+	return func(share float64) {
+		now := time.Now()
+		if began.IsZero() {
+			began, said = now, now
+		}
+		if now.Sub(said) < 5*time.Second {
+			return
+		}
+		said = now
+		left := time.Duration(float64(now.Sub(began)) * (1 - share) / share)
+		fmt.Fprintf(w, "%.0f%% of the database is made, about %v left\n", 100*share, max(left.Round(time.Second), time.Second))
 	}
 }
 

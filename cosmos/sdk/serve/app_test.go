@@ -186,7 +186,7 @@ func TestServe(t *testing.T) {
 					return tables.NewPebble(filepath.Join(home, "application.db"))
 				}
 				return tables.NewGoLevelDB(filepath.Join(home, "application.db"))
-			}),
+			}, nil),
 			Headers: hashes, Addresses: []transport.Address{{HostPort: address()}},
 			Dialer: tcp.NewDialer(tcp.Options{Key: transporttest.Key(1), ChainID: chainID}),
 		})

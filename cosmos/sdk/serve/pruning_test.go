@@ -110,7 +110,7 @@ func TestPrunesAfterJoin(t *testing.T) {
 	_, err := join.Join(context.Background(), join.Options{
 		Target: join.InFolder(filepath.Join(t.TempDir(), "chunks"), every, func() (nodedb.Tables, error) {
 			return tables.NewGoLevelDB(filepath.Join(dirs[home], "application.db"))
-		}),
+		}, nil),
 		Headers: hashes, Addresses: []transport.Address{{HostPort: address()}}, Height: joined,
 		Dialer: tcp.NewDialer(tcp.Options{Key: transporttest.Key(1), ChainID: chainID}),
 	})
