@@ -21,8 +21,7 @@ import (
 func shardedBudgets(c *config.Config, processors int) budget.Table {
 	s, disk := c.App.State, c.App.Disk
 	return budget.Table{
-		// Memtables beyond half of them take their memory from the block cache, as far as it goes.
-		{Name: "blocks", Bytes: disk.SharedCache() + max(disk.DatabaseCache()+blocks.MemTables/2, blocks.MemTables)},
+		{Name: "blocks", Bytes: disk.SharedCache() + blocks.MemTables},
 		{Name: "tree", Bytes: disk.CacheBytes + int64(upperTreeBytes(s.RetainDepth))},
 		{Name: "heights", Bytes: s.KeepRecentBytes},
 		{Name: "updates", Bytes: s.KeepUpdatesBytes + s.MaxLagBytes},

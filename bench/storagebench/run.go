@@ -316,6 +316,7 @@ func (r *runner) readers() (all []reader) {
 func (r *runner) reopen() error {
 	r.progress.Begin("reopen", "processes", len(r.entrants))
 	return r.slices(1, func(_ int, e *entrant) error {
+		defer r.progress.Add(1)
 		if strings.HasSuffix(e.Name, tuned) {
 			return nil // nothing is read from it
 		}
@@ -324,7 +325,6 @@ func (r *runner) reopen() error {
 				return err
 			}
 		}
-		r.progress.Add(1)
 		return nil
 	})
 }

@@ -51,7 +51,8 @@ type Options struct {
 	// Stall is the time without received data after which the join fails; 0: 2 minutes.
 	Stall time.Duration
 	// MemoryBytes limits the bytes of responses in flight or being verified; 0:
-	// scheduler.DefaultMemory.
+	// scheduler.DefaultMemory. A compressed response takes up to twice its share while it is
+	// verified.
 	MemoryBytes int64
 	// Accept may reject a state with a verified manifest before anything is written; nil: all
 	// states are accepted.

@@ -10,6 +10,7 @@ package packed
 import (
 	"errors"
 	"fmt"
+	"runtime"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -19,8 +20,8 @@ import (
 // Kind is the first byte of a compressed answer. A zstd frame (RFC 8878) of a whole chunk follows.
 const Kind = 3
 
-// Packer compresses answers. It may be used concurrently; at most one answer per CPU is compressed
-// at a time.
+// Packer compresses answers. It may be used concurrently. At most four answers, and one for two
+// processors, are compressed at a time: a validator executes blocks meanwhile.
 type Packer struct{ zstd *zstd.Encoder }
 
 // maxRatio limits the length of a chunk over that of its frame, and so the memory that a false
@@ -31,6 +32,7 @@ const maxRatio = 256
 func NewPacker() *Packer {
 	e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest),
 		zstd.WithEncoderCRC(false), // the chunk is verified
+		zstd.WithEncoderConcurrency(max(1, min(4, runtime.GOMAXPROCS(0)/2))), zstd.WithLowerEncoderMem(true),
 		zstd.WithSingleSegment(true))
 	if err != nil {
 		panic(err) // the options are constants
@@ -79,9 +81,12 @@ func NewUnpacker() *Unpacker {
 	return &Unpacker{d}
 }
 
-// Split is iavlsync.SplitAnswer, which also accepts compressed answers. It allocates at most
-// 16 MiB, the length of the longest chunk that is sent whole, and at most 256 times the length of
-// the answer. Errors wrap iavlsync.ErrInvalidChunk.
+// maxBlock is the length of the longest block of a frame (RFC 8878, section 3.1.1.2.4).
+const maxBlock = 128 << 10
+
+// Split is iavlsync.SplitAnswer, which also accepts compressed answers. It allocates one block more
+// than the chunk, which has at most 16 MiB, and at most 256 times the length of the answer. Errors
+// wrap iavlsync.ErrInvalidChunk.
 func (u *Unpacker) Split(answer []byte) (iavlsync.AnswerKind, []byte, error) {
 	if len(answer) == 0 || answer[0] != Kind {
 		return iavlsync.SplitAnswer(answer)
@@ -96,11 +101,13 @@ func (u *Unpacker) Split(answer []byte) (iavlsync.AnswerKind, []byte, error) {
 		err = errors.New("the frame does not have the length of its chunk")
 	case n > iavlsync.MaxAnswerBytes || n <= uint64(len(frame)) || n > maxRatio*uint64(len(frame)):
 		err = fmt.Errorf("a frame of %d bytes with a chunk of %d", len(frame), n)
+	case !isWhole(frame, head):
+		err = errors.New("not one whole frame")
 	}
 	var chunk []byte
 	if err == nil {
-		// The output is limited to the capacity, and has exactly the length in the frame.
-		chunk, err = u.zstd.DecodeAll(frame, make([]byte, 0, n))
+		// The output is limited to the capacity. A false block may be longer than the rest of it.
+		chunk, err = u.zstd.DecodeAll(frame, make([]byte, 0, n+maxBlock))
 	}
 	if err == nil && uint64(len(chunk)) != n {
 		err = fmt.Errorf("%d bytes, the frame has %d", len(chunk), n)
@@ -109,4 +116,24 @@ func (u *Unpacker) Split(answer []byte) (iavlsync.AnswerKind, []byte, error) {
 		return 0, nil, fmt.Errorf("%w: compressed: %w", iavlsync.ErrInvalidChunk, err)
 	}
 	return iavlsync.AnswerWhole, chunk, nil
+}
+
+// isWhole reports whether b is one frame with this header, and nothing more.
+func isWhole(b []byte, head zstd.Header) bool {
+	for at := head.HeaderSize; at+3 <= len(b); {
+		block := uint32(b[at]) | uint32(b[at+1])<<8 | uint32(b[at+2])<<16
+		const runLength = 1
+		if at += 3; block>>1&3 == runLength {
+			at++
+		} else {
+			at += int(block >> 3)
+		}
+		if last := block&1 == 1; last {
+			if head.HasCheckSum {
+				at += 4
+			}
+			return at == len(b)
+		}
+	}
+	return false
 }

@@ -91,6 +91,9 @@ func invalid(t testing.TB) map[string][]byte {
 		"truncated in the middle":      good[:len(good)/2],
 		"a skippable frame":            append([]byte{packed.Kind, 0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0, 1, 2, 3, 4}, good[1:]...),
 		"two frames":                   append(bytes.Clone(good), good[1:]...),
+		"a skippable frame at the end": append(bytes.Clone(good), 0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0),
+		"an empty frame at the end":    append(bytes.Clone(good), frame(t, nil)[1:]...),
+		"bytes at the end":             append(bytes.Clone(good), 0),
 		"longer than what it contains": frame(t, []byte("short")),
 	}
 }

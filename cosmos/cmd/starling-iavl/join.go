@@ -205,7 +205,8 @@ func runJoin(ctx context.Context, args []string, stdout, stderr io.Writer) (err 
 	return nil
 }
 
-// fetched describes the bytes that a join has received, and their chunks if most were compressed.
+// fetched describes the bytes that a join has received, and those of their chunks if some were
+// compressed.
 func fetched(r *join.Result) string {
 	text := fmt.Sprintf("%.1f MB", float64(r.Bytes)/1e6)
 	if r.Bytes < r.ChunkBytes {
