@@ -631,7 +631,7 @@ func drawRelay(results []*relaybench.Result) (*outcome, error) {
 		ours := fmt.Sprintf("plain TCP %.1f ms, with TLS %.1f ms", s.Plain.Median, s.TLS.Median)
 		if s.RDMA != nil {
 			add("RDMA", *s.RDMA)
-			ours += fmt.Sprintf(", RDMA %.1f ms", s.RDMA.Median)
+			ours += fmt.Sprintf(", RDMA %.1f ms (%.0f %% of the bytes)", s.RDMA.Median, 100*s.RDMAShare)
 		}
 		out.add(fmt.Sprintf("block of %.2f MB, without consensus", mb), "", "%s", ours)
 	}

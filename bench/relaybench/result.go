@@ -141,7 +141,7 @@ func (r *Result) printSends(out io.Writer) {
 	for _, s := range r.Sends {
 		line := []string{harness.SizeText(s.BlockBytes), s.Plain.Text("%.1f"), s.TLS.Text("%.1f"), ""}
 		if s.RDMA != nil {
-			line[3] = s.RDMA.Text("%.1f")
+			line[3] = fmt.Sprintf("%s, %.0f %% of the bytes", s.RDMA.Text("%.1f"), 100*s.RDMAShare)
 		}
 		cells = append(cells, line)
 	}
