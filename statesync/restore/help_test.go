@@ -186,9 +186,11 @@ func (w *world) addAt(hostPort string, meddle meddler, heights ...int64) *testNo
 }
 
 func (n *testNode) listen(w *world, hostPort string) {
-	var err error
-	n.listener, err = w.net.Listen(hostPort, n.config)
+	listener, err := w.net.Listen(hostPort, n.config)
 	require.NoError(w.t, err)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n.listener = listener
 }
 
 func (n *testNode) note(m transport.Method, truth, answer []byte, err error) {

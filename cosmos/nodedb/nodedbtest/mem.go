@@ -138,7 +138,11 @@ func (b *batch) Delete(key []byte) error {
 	return nil
 }
 
-func (b *batch) Write() error {
+func (b *batch) Write() error { return b.write(false) }
+
+func (b *batch) WriteSync() error { return b.write(true) }
+
+func (b *batch) write(sync bool) error {
 	m := b.m
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -163,16 +167,10 @@ func (b *batch) Write() error {
 			m.values[key] = append([]byte{}, c.value...)
 		}
 	}
-	m.log = append(m.log, undo)
-	return nil
-}
-
-func (b *batch) WriteSync() error {
-	err := b.Write()
-	if err == nil {
-		b.m.log = nil
+	if m.log = append(m.log, undo); sync {
+		m.log = nil
 	}
-	return err
+	return nil
 }
 
 func (b *batch) Close() error { return nil }
