@@ -58,8 +58,8 @@ type Options struct {
 	// Reads with Get use the zone Blocks of this cache. No other zone may use it; Open clears it.
 	// nil: no cache.
 	Cache *sgc.Cache
-	// CacheBytes is the size of Pebble's block cache beside two memtables of the full size; smaller
-	// ones leave it more. Default 8 MiB.
+	// CacheBytes is the size of Pebble's block cache in addition to two memtables of the full size;
+	// smaller ones leave it more. Default 8 MiB.
 	CacheBytes int64
 	// ReadOnly is for offline commands: nothing on disk changes, and writes return ErrReadOnly.
 	ReadOnly bool
