@@ -29,8 +29,8 @@ type Installer interface {
 }
 
 // InFolder keeps chunks in a folder, from which Finish makes the database that tables returns. The
-// folder is removed afterwards. snapshots is the nodedb.Spool's SnapshotInterval, and progress, which
-// may be nil, its Progress.
+// folder is removed afterwards. snapshots is the nodedb.Spool's SnapshotInterval, and progress,
+// which may be nil, its Progress.
 func InFolder(dir string, snapshots int64, tables func() (nodedb.Tables, error), progress func(share float64)) Target {
 	return folder{dir, snapshots, tables, progress}
 }

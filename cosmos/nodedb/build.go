@@ -117,10 +117,11 @@ type piece struct {
 // part has pieces in a range of keys.
 type part struct {
 	mu     sync.Mutex
-	pieces []piece       // if there is no file; guarded by mu
-	file   *os.File      // (uvarint(store) ‖ uvarint(version) ‖ uvarint(len b) ‖ b) × filed; nil: none
-	w      *bufio.Writer // guarded by mu
-	filed  int           // pieces in the file; guarded by mu
+	pieces []piece // if there is no file; guarded by mu
+	// file has (uvarint(store) ‖ uvarint(version) ‖ uvarint(len b) ‖ b) × filed; nil: none
+	file  *os.File
+	w     *bufio.Writer // guarded by mu
+	filed int           // pieces in the file; guarded by mu
 }
 
 func (p *part) add(pieces []piece) error {

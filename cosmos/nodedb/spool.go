@@ -25,8 +25,8 @@ import (
 type Spool struct {
 	*placing
 	dir string
-	// MemoryBytes is the approximate size of the records that Finish holds at a time. It keeps those
-	// of a larger state in files. 0: DefaultSpoolMemory.
+	// MemoryBytes is the approximate size of the records that Finish holds at a time. It keeps
+	// those of a larger state in files. 0: DefaultSpoolMemory.
 	MemoryBytes int64
 	// Progress, if not nil, is called with the share of Finish that is done, not concurrently.
 	Progress func(share float64)
@@ -34,7 +34,7 @@ type Spool struct {
 	mu    sync.Mutex
 	done  []bool   // by chunk; guarded by mu
 	bytes int64    // record bytes of the installed chunks; guarded by mu
-	some  []nodeAt // every sampleEvery-th leaf and inner node of the installed chunks; guarded by mu
+	some  []nodeAt // each sampleEvery-th leaf and inner node of installed chunks; guarded by mu
 }
 
 // DefaultSpoolMemory is the default of Spool.MemoryBytes.

@@ -66,7 +66,8 @@ func frame(t testing.TB, data []byte, options ...zstd.EOption) []byte {
 // invalid returns compressed answers that no honest server sends.
 func invalid(t testing.TB) map[string][]byte {
 	good := frame(t, whole(t, 5000, false)[1:], zstd.WithSingleSegment(true))
-	// claims returns the beginning of a frame of n bytes, up to its blocks (RFC 8878, section 3.1.1).
+	// claims returns the beginning of a frame of n bytes, up to its blocks (RFC 8878, section
+	// 3.1.1).
 	claims := func(n int) []byte {
 		return []byte{packed.Kind, 0x28, 0xb5, 0x2f, 0xfd, 0xa0, byte(n), byte(n >> 8), byte(n >> 16), byte(n >> 24)}
 	}

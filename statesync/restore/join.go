@@ -81,7 +81,7 @@ type joiner struct {
 	buffers fetch.Buffers // for answers; used by all goroutines
 
 	has      map[scheduler.PeerID]protocol.Status // claims of the connected peers
-	lost     time.Time                            // when a peer with the snapshot may last have been lost
+	lost     time.Time                            // when a peer with the snapshot was last lost
 	round    *round
 	tried    map[int64]bool // heights of all rounds so far
 	compared map[int64]bool // heights that the current one was compared with by lookAround

@@ -19,8 +19,8 @@ const (
 	// doubles up to maxStall while none is found, so the only peer may be arbitrarily slow.
 	firstStall = 15 * time.Second
 	maxStall   = 10 * time.Minute
-	// lackAfter is how long no peer may claim the snapshot before another one is searched, if a peer
-	// that had it was lost, or one has not reported yet: long enough to connect to it again.
+	// lackAfter is how long no peer may claim the snapshot before another one is searched, if a
+	// peer that had it was lost, or one has not reported yet: long enough to connect to it again.
 	lackAfter = 2 * peers.StatusEvery
 	// missedEvery is the interval of searching for chunks that no peer has, if peers have only
 	// parts of the snapshot.
