@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/cometbft/cometbft/libs/log"
@@ -33,8 +34,8 @@ type Chain struct {
 
 	key    *privval.FilePV // of the home: see Add
 	states sm.Store
-	last   *types.Commit // of the last block that Add made
-	failed error
+	last   *types.Commit         // of the last block that Add made
+	failed atomic.Pointer[error] // of another goroutine; nil: none
 }
 
 // OpenChain opens a home on which no node is running.
@@ -60,7 +61,7 @@ func OpenChain(ctx context.Context, dir string) (_ *Chain, err error) {
 	if err != nil {
 		return nil, err
 	}
-	failed := func(err error) { c.failed = err }
+	failed := func(err error) { c.failed.Store(&err) }
 	c.Application, err = node.NewApplication(node.ApplicationOptions{
 		DataDir: conf.CometBFT.DBDir(), Config: conf.App, Logger: logger, Genesis: genesis, Cache: cache, NoBlocks: have.None(), SyncBlocks: c.Databases.Sync, Failed: failed,
 	})
@@ -94,7 +95,7 @@ func (c *Chain) Close() (err error) {
 		err = errors.Join(err, c.Databases.Close())
 	}
 	c.Executor, c.Application, c.Databases = nil, nil, nil
-	return err
+	return errors.Join(err, c.err())
 }
 
 // Add makes, signs and executes a block. The home must have the key of the only validator, and no
@@ -124,7 +125,15 @@ func (c *Chain) Add(ctx context.Context, txs types.Txs) error {
 	if err := c.Executor.Apply(ctx, catchup.Block{Block: block, ID: id, Parts: parts, Commit: c.last, Bytes: block.Size()}); err != nil {
 		return err
 	}
-	return c.failed
+	return c.err()
+}
+
+// err returns the failure of another goroutine.
+func (c *Chain) err() error {
+	if err := c.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // makeChain makes the blocks in a validator's empty home. It calls made after each block.

@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/starling-kv/starling/cosmos/iavlsync"
+	"github.com/starling-kv/starling/internal/crc32c"
 )
 
 // Finish makes the database. All chunks must be installed. After an error or a crash, call Finish
@@ -55,6 +56,10 @@ func (a nodeAt) compare(b nodeAt) int {
 	return cmp.Or(cmp.Compare(a.store, b.store), cmp.Compare(a.version, b.version), cmp.Compare(a.nonce, b.nonce))
 }
 
+// maxParts limits the open files and their buffers. The parts of states of more than 64 GiB are
+// larger than MemoryBytes by default.
+const maxParts = 256
+
 // borders returns the first nodes of all parts except the first part.
 func (s *Spool) borders() (borders []nodeAt) {
 	s.mu.Lock()
@@ -64,7 +69,7 @@ func (s *Spool) borders() (borders []nodeAt) {
 		memory = DefaultSpoolMemory
 	}
 	slices.SortFunc(s.some, nodeAt.compare)
-	parts := int(s.bytes/memory) + 1
+	parts := int(min(s.bytes/memory+1, maxParts))
 	for i := 1; i < parts && len(s.some) > 0; i++ {
 		border := s.some[i*len(s.some)/parts]
 		if n := len(borders); n == 0 || borders[n-1].compare(border) < 0 {
@@ -122,6 +127,7 @@ type part struct {
 	file  *os.File
 	w     *bufio.Writer // guarded by mu
 	filed int           // pieces in the file; guarded by mu
+	sum   uint32        // CRC-32C of the file; guarded by mu
 }
 
 func (p *part) add(pieces []piece) error {
@@ -137,11 +143,11 @@ func (p *part) add(pieces []piece) error {
 		head = binary.AppendUvarint(head[:0], uint64(pieces[i].at.store))
 		head = binary.AppendUvarint(head, uint64(pieces[i].at.version))
 		head = binary.AppendUvarint(head, uint64(len(pieces[i].b)))
-		if _, err := p.w.Write(head); err != nil {
-			return err
-		}
-		if _, err := p.w.Write(pieces[i].b); err != nil {
-			return err
+		for _, b := range [][]byte{head, pieces[i].b} {
+			p.sum = crc32c.Update(p.sum, b)
+			if _, err := p.w.Write(b); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -159,6 +165,9 @@ func (p *part) take() (pieces []piece, err error) {
 		b, err := os.ReadFile(p.file.Name())
 		if err != nil {
 			return nil, err
+		}
+		if crc32c.Sum(b) != p.sum {
+			return nil, fmt.Errorf("file %s: %w: its checksum is wrong", p.file.Name(), ErrInvalidRecord)
 		}
 		pieces = make([]piece, 0, p.filed)
 		for d := (decoder{b: b}); len(d.b) > 0; {
@@ -266,7 +275,9 @@ func (b *building) group(g [2]int) error {
 			}
 			w.end()
 			w.grow(c)
-			return b.subtree(&w, i, at, c)
+			p, err := b.subtree(&w, i, at, c)
+			w.end()
+			return p, errors.Join(err, w.keep(b))
 		}, func(i int, image *iavlsync.Image, left, right *Placed) (*Placed, error) {
 			n := iavlsync.Inner{Hash: image.Hash(), Size: image.Size, Version: image.Version, Height: image.Height}
 			w.end()
@@ -274,7 +285,7 @@ func (b *building) group(g [2]int) error {
 		})
 		if err == nil {
 			w.end()
-			err = b.keep(w.pieces)
+			err = w.keep(b)
 		}
 		if err != nil {
 			return fmt.Errorf("chunk %d: %w", k, err)
@@ -313,7 +324,7 @@ func (b *building) above() error {
 		}
 	}
 	w.end()
-	return b.keep(w.pieces)
+	return w.keep(b)
 }
 
 // pieceWriter makes pieces of nodes. Until end is called, nodes of one version
@@ -332,6 +343,13 @@ func (w *pieceWriter) end() {
 		w.pieces[len(w.pieces)-1].b = w.b[w.start:len(w.b):len(w.b)]
 	}
 	w.open = false
+}
+
+// keep gives the pieces to their parts, after end.
+func (w *pieceWriter) keep(b *building) error {
+	pieces := w.pieces
+	w.pieces = nil
+	return b.keep(pieces)
 }
 
 // grow allocates space for the nodes of a subtree.

@@ -33,8 +33,8 @@ type Spool struct {
 
 	mu    sync.Mutex
 	done  []bool   // by chunk; guarded by mu
-	bytes int64    // record bytes of the installed chunks; guarded by mu
-	some  []nodeAt // each sampleEvery-th leaf and inner node of installed chunks; guarded by mu
+	bytes int64    // record bytes of the installed subtrees; guarded by mu
+	some  []nodeAt // a leaf and an inner node for each sampleEvery of these bytes; guarded by mu
 }
 
 // DefaultSpoolMemory is the default of Spool.MemoryBytes.
@@ -49,7 +49,7 @@ type nodeAt struct {
 
 const (
 	spoolManifest = "manifest" // format:u32, big endian ‖ the manifest
-	sampleEvery   = 256
+	sampleEvery   = 64 << 10
 )
 
 // NewSpool begins, or resumes, the join of a verified manifest's state in a folder, which it
@@ -158,7 +158,7 @@ func (s *Spool) resume() error {
 			return nil // the chunk is fetched again
 		}
 		if err == nil {
-			s.add(k, total, some)
+			s.add(k, true, total, some)
 		}
 		return err
 	})
@@ -200,12 +200,16 @@ func parallelUpTo(processors, n int, fn func(k int) error) error {
 }
 
 // sample returns the approximate record size of a subtree, and some of its nodes. Inner nodes are
-// newer than most leaves.
+// newer than most leaves. Subtrees are sampled from different offsets, so that short ones count.
 func (s *Spool) sample(i int, first int64, c *iavlsync.Chunk) (total int64, some []nodeAt) {
+	const golden = 40503 // 2^16 divided by the golden ratio: multiples are spread evenly
+	at := first * golden % sampleEvery
 	for j := range c.Leaves {
 		leaf := &c.Leaves[j]
-		total += int64(len(leaf.Key)+len(leaf.Value)) + recordBytes
-		if (first+int64(j))%sampleEvery == 0 {
+		n := int64(2*len(leaf.Key)+len(leaf.Value)) + recordBytes
+		total += n
+		if at += n; at >= sampleEvery {
+			at %= sampleEvery
 			place := 2 * (first + int64(j))
 			some = append(some, nodeAt{i, leaf.Version, s.stores[i].nonce(place, 1)})
 			if j > 0 {
@@ -217,14 +221,15 @@ func (s *Spool) sample(i int, first int64, c *iavlsync.Chunk) (total int64, some
 }
 
 // recordBytes is the approximate size that Finish holds for a leaf and an inner node with versions
-// of their own, without the leaf's key and value.
+// of their own, without the key, which both have, and the value.
 const recordBytes = 200
 
-func (s *Spool) add(k int, total int64, some []nodeAt) {
+// add counts an installed subtree of chunk k, or the whole chunk.
+func (s *Spool) add(k int, whole bool, total int64, some []nodeAt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.done[k] {
-		s.done[k] = true
+		s.done[k] = whole
 		s.bytes += total
 		s.some = append(s.some, some...)
 	}
@@ -269,9 +274,7 @@ func (s *Spool) InstallPart(k int, first int64, c *iavlsync.Chunk, data []byte) 
 // verified by VerifyHalves. When the subtree is the whole chunk, the chunk is complete.
 func (s *Spool) Join(k int, _ *iavlsync.Image, left, right *Placed, data []byte) (*Placed, error) {
 	p := &Placed{first: left.first, leaves: left.leaves + right.leaves}
-	// Chunks that arrive in halves are long.
-	total := p.leaves * iavlsync.MaxAnswerBytes / max(1, s.image(k).Size)
-	return p, s.put(k, p, append([]byte{byte(iavlsync.AnswerHalves)}, data...), total, nil)
+	return p, s.put(k, p, append([]byte{byte(iavlsync.AnswerHalves)}, data...), 0, nil)
 }
 
 func (s *Spool) put(k int, p *Placed, b []byte, total int64, some []nodeAt) error {
@@ -279,9 +282,7 @@ func (s *Spool) put(k int, p *Placed, b []byte, total int64, some []nodeAt) erro
 	if err := s.write(s.name(i, p.first, p.leaves), b, false); err != nil {
 		return fmt.Errorf("keep chunk %d: %w", k, err)
 	}
-	if p.leaves == s.image(k).Size {
-		s.add(k, total, some)
-	}
+	s.add(k, p.leaves == s.image(k).Size, total, some)
 	return nil
 }
 
