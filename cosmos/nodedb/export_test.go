@@ -10,14 +10,15 @@ func (s *State) Swept(store string) (made, kept bool) {
 	return w.idle != nil, w.ready != nil
 }
 
-// SweepRoom returns the number of leaves by which the sweeps of a state may still grow.
-func (s *State) SweepRoom() int64 { return s.room.leaves.Load() }
+// SweepRoom returns the number of leaves by which sweeps may still grow.
+func SweepRoom() int64 { return sweepRoom.leaves.Load() }
 
-// LimitSweeps sets SweepRoom.
-func (s *State) LimitSweeps(leaves int64) { s.room.leaves.Store(leaves) }
-
-// MostSwept is the SweepRoom of a state without sweeps.
-const MostSwept = mostSwept
+// LimitSweeps sets SweepRoom until the test ends.
+func LimitSweeps(t *testing.T, leaves int64) {
+	before := sweepRoom
+	t.Cleanup(func() { sweepRoom = before })
+	sweepRoom = newRoom(leaves)
+}
 
 // Changes returns the number of keys by which a store's fast index is corrected; ok is false if the
 // index cannot be used.

@@ -38,7 +38,6 @@ type State struct {
 	commit *Commit
 	stores []*store
 	byName map[string]*store
-	room   room
 
 	preparing sync.Mutex // held by the request that may prepare responses; see Answer
 }
@@ -60,13 +59,11 @@ func Open(db DB, height int64) (*State, error) {
 		return nil, fmt.Errorf("commit: %w: its height is %d, not %d", ErrInvalidRecord, commit.Height, height)
 	}
 	s := &State{height: height, commit: commit, byName: map[string]*store{}}
-	s.room.leaves.Store(mostSwept)
 	for _, c := range commit.Stores {
 		st, err := openStore(db, c.Name, height)
 		if err != nil {
 			return nil, fmt.Errorf("store %q at height %d: %w", c.Name, height, err)
 		}
-		st.sweeping.room = &s.room
 		s.stores = append(s.stores, st)
 		s.byName[c.Name] = st
 	}

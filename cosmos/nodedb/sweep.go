@@ -57,7 +57,7 @@ const (
 	// of the tree, and those of older versions that are not pruned. A walk takes as long as reading
 	// 5 to 15 records per leaf.
 	worthRecords = 8
-	mostSwept    = 1 << 25 // maximum number of leaves in a state's sweeps, to limit memory
+	mostSwept    = 1 << 25 // maximum number of leaves in all sweeps, to limit memory
 	sweepPieces  = 64      // ranges of versions, which processors take one by one
 	sweepReport  = 1 << 10 // records between two updates of the shared count
 )
@@ -275,8 +275,6 @@ func (w *sweep) get(key []byte) (version int64, node inner) {
 
 // sweeping manages the sweep of a store.
 type sweeping struct {
-	room *room // shared by the state's sweeps
-
 	mu    sync.Mutex
 	asked int64       // requested leaves in chunks without a shape; guarded by mu
 	begun bool        // a sweep was begun, or no sweep may be made anymore; guarded by mu
@@ -286,8 +284,17 @@ type sweeping struct {
 	idle  *time.Timer // drops ready; nil: never set; guarded by mu
 }
 
-// room limits memory: the number of leaves by which the sweeps of a state's stores may still grow.
+// sweepRoom is that of all states: a server may have several heights, and other joiners for each.
+var sweepRoom = newRoom(mostSwept)
+
+// room limits memory: the number of leaves by which sweeps may still grow.
 type room struct{ leaves atomic.Int64 }
+
+func newRoom(leaves int64) *room {
+	r := new(room)
+	r.leaves.Store(leaves)
+	return r
+}
 
 // take reserves room for a sweep; give releases it. take returns false if there is too little.
 func (r *room) take(leaves int64) bool {
@@ -328,7 +335,7 @@ func (w *sweeping) ask(size, leaves int64, mayBegin bool) (ready *sweep, begin b
 	defer w.mu.Unlock()
 	first := w.asked < size
 	w.asked += leaves
-	if mayBegin && first && !w.begun && w.asked > size/worthSweep && w.room.take(size) {
+	if mayBegin && first && !w.begun && w.asked > size/worthSweep && sweepRoom.take(size) {
 		w.begun, w.took = true, size
 		return nil, true
 	}
@@ -365,7 +372,7 @@ func (w *sweeping) keep(made *sweep, size int64) {
 // drop frees the memory of the sweep. The caller holds mu.
 func (w *sweeping) drop() {
 	w.ready = nil
-	w.room.give(w.took)
+	sweepRoom.give(w.took)
 	w.took = 0
 	if w.idle != nil {
 		w.idle.Stop()

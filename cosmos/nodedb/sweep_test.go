@@ -59,7 +59,7 @@ func (h *history) index(version int64, fn func(int64) int64) {
 // answers requests all chunks in random order. It returns whether a sweep was used, and the number
 // of records read by key per chunk.
 func (h *history) answers(t *testing.T, version int64) (swept bool, gets int) {
-	rnd := seeds.Rand(t)
+	rnd, room := seeds.Rand(t), nodedb.SweepRoom()
 	s, err := nodedb.Open(h, version)
 	require.NoError(t, err)
 	m, err := s.Manifest(iavlsync.Format8192)
@@ -76,7 +76,7 @@ func (h *history) answers(t *testing.T, version int64) (swept bool, gets int) {
 	}
 	swept, kept := s.Swept("bank")
 	require.False(t, kept, "all leaves were requested")
-	require.EqualValues(t, nodedb.MostSwept, s.SweepRoom())
+	require.Equal(t, room, nodedb.SweepRoom())
 	return swept, (h.gets - before) / len(chunks)
 }
 
@@ -146,7 +146,7 @@ func TestNoSweep(t *testing.T) {
 // TestSweepOverflows: most keys of a store are deleted but not pruned, so a sweep has too little
 // space for them. The sweep stops, on all processors.
 func TestSweepOverflows(t *testing.T) {
-	h := newHistory()
+	h, room := newHistory(), nodedb.SweepRoom()
 	tree := &iavlsynctest.Tree{}
 	const versions, leaves, replaced = 13, 4500, 500
 	next := 0
@@ -189,13 +189,13 @@ func TestSweepOverflows(t *testing.T) {
 	}
 	made, _ := s.Swept("bank")
 	require.False(t, made)
-	require.EqualValues(t, nodedb.MostSwept, s.SweepRoom())
+	require.Equal(t, room, nodedb.SweepRoom())
 }
 
 // TestSweepIsKept: a sweep in progress does not block other requests. It is kept until all leaves,
 // including walked ones, have been requested, or the state is closed.
 func TestSweepIsKept(t *testing.T) {
-	h := newHistory()
+	h, room := newHistory(), nodedb.SweepRoom()
 	tree := &iavlsynctest.Tree{}
 	tree.Apply(iavlsynctest.RandomOps(seeds.Rand(t), 20_000, 60_000, 0))
 	tree.SaveAs(1)
@@ -240,7 +240,7 @@ func TestSweepIsKept(t *testing.T) {
 		first := make(chan error, 1)
 		go func() { first <- ask(s.Answer, 8192, 1, 2) }()
 		<-b.reached
-		require.Less(t, s.SweepRoom(), int64(nodedb.MostSwept))
+		require.Less(t, nodedb.SweepRoom(), room)
 		require.NoError(t, ask(s.Answer, 8192, 2, all-1))
 		if closes {
 			s.Close()
@@ -253,11 +253,11 @@ func TestSweepIsKept(t *testing.T) {
 		require.NoError(t, ask(s.Answer, 8192, all-1, all))
 		_, kept = s.Swept("bank")
 		require.False(t, kept)
-		require.EqualValues(t, nodedb.MostSwept, s.SweepRoom())
+		require.Equal(t, room, nodedb.SweepRoom())
 	}
 
 	_, s, ask = begin()
-	s.LimitSweeps(h.root.Size() - 1) // the room that other stores have left
+	nodedb.LimitSweeps(t, h.root.Size()-1) // the room that other stores have left
 	require.NoError(t, ask(s.Answer, 8192, 0, all))
 	made, _ = s.Swept("bank")
 	require.False(t, made)
