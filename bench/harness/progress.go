@@ -128,7 +128,8 @@ func (p *Progress) line(note string) {
 	if rate < 10 {
 		digits = 2
 	}
-	fmt.Fprintf(p.out, "%6.1f s  %s: %s of %s %s, %.*f/s%s\n", time.Since(p.start).Seconds(), f.name, Group(f.done), Group(f.total), f.unit, digits, rate, note)
+	fmt.Fprintf(p.out, "%6.1f s  %s: %s of %s %s, %.*f/s%s\n",
+		time.Since(p.start).Seconds(), f.name, Group(f.done), Group(f.total), f.unit, digits, rate, note)
 }
 
 // Say ends the phase, and writes a line.

@@ -83,7 +83,8 @@ func OpenChain(ctx context.Context, dir string) (_ *Chain, err error) {
 	return c, nil
 }
 
-// Close makes all blocks durable and closes the home. Later calls do nothing.
+// Close makes all blocks durable and closes the home. It also returns the failure of another
+// goroutine. Later calls close nothing.
 func (c *Chain) Close() (err error) {
 	if c.Executor != nil {
 		err = c.Executor.Close()

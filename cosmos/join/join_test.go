@@ -214,7 +214,7 @@ func TestFalsePackedAnswers(t *testing.T) {
 			chunk[len(chunk)-1] ^= 1
 			return packed.NewPacker().Pack(append([]byte{byte(iavlsync.AnswerWhole)}, chunk...))
 		},
-		"nobody asked": nil,
+		"not requested": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

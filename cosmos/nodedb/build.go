@@ -276,7 +276,6 @@ func (b *building) group(g [2]int) error {
 			w.end()
 			w.grow(c)
 			p, err := b.subtree(&w, i, at, c)
-			w.end()
 			return p, errors.Join(err, w.keep(b))
 		}, func(i int, image *iavlsync.Image, left, right *Placed) (*Placed, error) {
 			n := iavlsync.Inner{Hash: image.Hash(), Size: image.Size, Version: image.Version, Height: image.Height}
@@ -284,7 +283,6 @@ func (b *building) group(g [2]int) error {
 			return b.inner(&w, i, &n, left, right)
 		})
 		if err == nil {
-			w.end()
 			err = w.keep(b)
 		}
 		if err != nil {
@@ -323,12 +321,11 @@ func (b *building) above() error {
 			}
 		}
 	}
-	w.end()
 	return w.keep(b)
 }
 
-// pieceWriter makes pieces of nodes. Until end is called, nodes of one version
-// arrive in ascending order, except a store's root, which becomes a piece of its own.
+// pieceWriter makes pieces of nodes. Until end is called, nodes of one version arrive in ascending
+// order, except a store's root, which becomes a piece of its own.
 type pieceWriter struct {
 	borders []nodeAt // pieces end before them
 	alone   bool     // make each node a piece
@@ -345,8 +342,9 @@ func (w *pieceWriter) end() {
 	w.open = false
 }
 
-// keep gives the pieces to their parts, after end.
+// keep ends the last piece, and gives all to their parts.
 func (w *pieceWriter) keep(b *building) error {
+	w.end()
 	pieces := w.pieces
 	w.pieces = nil
 	return b.keep(pieces)

@@ -130,7 +130,9 @@ func (j *joiner) restore() (*avlstar.Version, error) {
 		return nil, err
 	}
 	defer j.leave()
-	if time.Since(chosen) > peers.StatusEvery { // it verified chunks on disk meanwhile
+	if time.Since(chosen) > peers.StatusEvery {
+		// While begin verified the chunks on disk, a peer may have been lost: nothing watched,
+		// since the statuses of so long a time would pile up.
 		j.lost = time.Now()
 	}
 	stop := j.o.Peers.Watch(peers.Watcher{

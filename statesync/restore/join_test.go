@@ -376,13 +376,20 @@ func TestJoinRetargets(t *testing.T) {
 	})
 }
 
+// halfway sets a first state at height 10. It returns a second one, and a counter of half of the
+// first one's chunks.
+func (w *world) halfway() (second *avlstar.Version, left *atomic.Int64) {
+	w.t.Helper()
+	first := w.state(12_000, 100_000, 10)
+	left = new(atomic.Int64)
+	left.Store(int64(first.NumChunks() / 2))
+	return statetest.Touched(w.t, w.rng, first, 300), left
+}
+
 // When the only peer drops the snapshot, the join asks for its claims at once, and retargets.
 func TestJoinRetargetsAtOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		first := w.state(12_000, 100_000, 10)
-		second := statetest.Touched(t, w.rng, first, 300)
-		var left atomic.Int64
-		left.Store(int64(first.NumChunks() / 2))
+		second, left := w.halfway()
 		var n *testNode
 		var dropped time.Time
 		n = w.add(func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
@@ -416,10 +423,7 @@ func TestJoinRetargetsAtOnce(t *testing.T) {
 // to another peer's snapshot.
 func TestLostPeersAreAwaited(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		first := w.state(12_000, 100_000, 10)
-		second := statetest.Touched(t, w.rng, first, 300)
-		var left atomic.Int64
-		left.Store(int64(first.NumChunks() / 2))
+		second, left := w.halfway()
 		var a, b *testNode
 		gone, back := make(chan struct{}), make(chan struct{})
 		meddle := func(_ *testNode, r transport.Request, answer []byte, err error) ([]byte, error) {
