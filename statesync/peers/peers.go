@@ -191,8 +191,8 @@ func (p *Peers) Status(id transport.ID) protocol.Status {
 	return protocol.Status{}
 }
 
-// AskAgain asks a peer for its status at once, because it has probably changed. That happens at most
-// once between two regular requests.
+// AskAgain asks a peer for its status at once, because it has probably changed. That happens at
+// most once between two regular requests.
 func (p *Peers) AskAgain(id transport.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
