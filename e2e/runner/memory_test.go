@@ -22,9 +22,10 @@ func TestMemoryGroup(t *testing.T) {
 			t.Cleanup(func() { require.NoError(t, group.Remove()) })
 			p := NewProcesses(context.Background())
 			t.Cleanup(func() { require.NoError(t, p.Stop(time.Minute)) })
-			// tail keeps a line, here the whole input, in memory
+			// dd fills one buffer of that size. One process alone: while a killed process ends, the
+			// kernel may kill another one of the group that needs memory.
 			process, err := p.Start(Spec{
-				Name: "tail", Path: "/bin/sh", Args: []string{"-c", `head -c "$0" /dev/zero | tail -n 1 >/dev/null`, size},
+				Name: "dd", Path: "/bin/dd", Args: []string{"if=/dev/zero", "of=/dev/null", "count=1", "bs=" + size},
 				Log: filepath.Join(t.TempDir(), "log"), Memory: group, Ends: true,
 			})
 			require.NoError(t, err)
