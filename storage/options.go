@@ -29,6 +29,10 @@ const DatabaseFormat = uint64(engine.Format)
 // *slog.Logger and CometBFT's logger implement it. It is called concurrently.
 type Logger = engine.Logger
 
+// MemTableBytes is the default size of a state zone's memtable, of which there are usually two: one
+// that was flushed is kept for reuse.
+const MemTableBytes = 4 << 20
+
 // Options configure a state zone. The zero value is usable.
 type Options struct {
 	FS     vfs.FS // default: the operating system's
@@ -46,8 +50,8 @@ type Options struct {
 	// durable that must not be older than the state. Its error fails the zone. Default: no call.
 	Before func(height int64) error
 
-	// CacheBytes is the size of the database's block cache, from which Pebble takes the memory of
-	// memtables; default 8 MiB.
+	// CacheBytes is the size of the database's block cache; default 8 MiB. Two memtables take
+	// memory of their own.
 	CacheBytes int64
 
 	FlushBlocks   int           // a flush is due when this many blocks wait (default 50) ...
@@ -65,7 +69,7 @@ type Options struct {
 	Remedy string
 
 	// MemTableBytes is the size of the database's memtable, which is flushed when it is full, even
-	// if no flush is due; default 4 MiB.
+	// if no flush is due; default MemTableBytes.
 	MemTableBytes uint64
 	// CompactAfter is the number of flushes whose tables overlap before a compaction merges them
 	// (default 2, Pebble's; at most maxL0). With more, the same keys are rewritten less often, and
@@ -92,7 +96,7 @@ func (o Options) withDefaults(dir string) Options {
 	setDefault(&o.FlushInterval, 5*time.Second)
 	setDefault(&o.MaxLagBlocks, 200)
 	setDefault(&o.MaxLagBytes, 64<<20)
-	setDefault(&o.MemTableBytes, 4<<20)
+	setDefault(&o.MemTableBytes, MemTableBytes)
 	setDefault(&o.CompactAfter, 2)
 	o.CompactAfter = min(o.CompactAfter, maxL0) // a flush waits above maxL0
 	// Write must not wait for blocks whose flush is not due yet.

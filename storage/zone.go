@@ -152,8 +152,10 @@ func Open(dir string, opts Options) (*Zone, error) {
 func open(dir string, opts Options) (*Zone, error) {
 	opts = opts.withDefaults(dir)
 	s := &Zone{
-		dir: dir, opts: opts, log: opts.Logger, cache: pebble.NewCache(opts.CacheBytes),
-		wake: make(chan struct{}, 1), compacted: make(chan struct{}, 1), flusherDone: make(chan struct{}),
+		dir: dir, opts: opts, log: opts.Logger,
+		// Pebble takes the memory of memtables from the cache (db.go, newMemTable).
+		cache: pebble.NewCache(opts.CacheBytes + 2*int64(opts.MemTableBytes)),
+		wake:  make(chan struct{}, 1), compacted: make(chan struct{}, 1), flusherDone: make(chan struct{}),
 	}
 	if opts.ReadOnly {
 		close(s.flusherDone)

@@ -545,6 +545,36 @@ func TestCompact(t *testing.T) {
 	_ = s.Compact(ctx, nil) // must end
 }
 
+// TestMemTablesLeaveTheCache: memtables of the full size leave Pebble's block cache its memory.
+func TestMemTablesLeaveTheCache(t *testing.T) {
+	const size = 1 << 20
+	o := testOptions(vfs.NewMem())
+	o.MemTableBytes, o.CacheBytes, o.Generations = size, size, true
+	s, err := Open("zone", o)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	rng := newRNG(1)
+	var keys []string
+	for height := range int64(20) {
+		b := Block{Meta: testMeta(height + 1)}
+		for range 30 {
+			keys = append(keys, fmt.Sprintf("%03d", len(keys)))
+			b.Puts = append(b.Puts, record.Leaf{Key: []byte(keys[len(keys)-1]), Value: randomBytes(rng, 10<<10)})
+		}
+		write(t, s, b)
+	}
+	require.EqualValues(t, size, s.Metrics().MemTableBytes) // and as much is kept for reuse
+	k := s.Kept(20)
+	require.NotNil(t, k)
+	defer k.Release()
+	for _, key := range keys {
+		_, ok, err := k.Get([]byte(key))
+		require.NoError(t, err)
+		require.True(t, ok)
+	}
+	require.Greater(t, s.Metrics().CacheBytes, int64(size/2))
+}
+
 // TestScanOfManyTables: a scan is split into parts, which are yielded in order.
 func TestScanOfManyTables(t *testing.T) {
 	s := openZone(t, vfs.NewMem())

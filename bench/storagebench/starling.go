@@ -46,10 +46,11 @@ func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingL
 	l = &starlingLayout{Spec: spec, memory: planPages(budget, upper, r), dbs: map[byte]dbm.DB{}}
 	// Memory for waiting blocks, for blocks being flushed, and for the batch made of them.
 	flush := l.memory.Memtables / 2 / 3
+	// As in the other layouts, memtables take their memory from Pebble's block cache.
 	so := storage.Options{
-		Logger: errorsOnly{}, CacheBytes: max(1, l.memory.BlockCache/2), FlushBytes: flush, MaxLagBytes: 2 * flush,
+		Logger: errorsOnly{}, CacheBytes: max(1, l.memory.BlockCache/2-2*flush), FlushBytes: flush, MaxLagBytes: 2 * flush,
+		MemTableBytes: uint64(flush),
 	}
-	so.MemTableBytes = uint64(flush)
 	if l.state, err = storage.Open(filepath.Join(dir, "state"), so); err != nil {
 		return nil, err
 	}
@@ -68,7 +69,6 @@ func openStarling(dir string, spec Spec, budget int64, r *reading) (l *starlingL
 		// l.state.Close releases it.
 		l.pages.byKey = treestore.RecordsOf(&l.pages.Pages, l.state.Kept(l.height))
 	}
-	// As in the other layouts, memtables take their memory from Pebble's block cache.
 	bo := blocks.Options{Logger: errorsOnly{}, Cache: l.cache, CacheBytes: max(1, (l.memory.BlockCache-l.memory.Memtables)/2)}
 	bo.MemTableBytes = uint64(l.memory.Memtables / 2 / blockMemtables)
 	if l.blocks, err = blocks.Open(filepath.Join(dir, "blocks"), bo); err != nil {

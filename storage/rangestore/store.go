@@ -24,17 +24,13 @@ var ErrOther = errors.New("of another chain or key range")
 // remedy ends the messages of storage.ErrCorrupt.
 const remedy = "remove the folder, and the node fetches the range again"
 
-// databaseCache is the size of the block cache of each range's database, in bytes. Pebble takes the
-// memory of memtables from it, of which there are usually two: one is kept for reuse.
-const databaseCache = 4<<20 + 2*memTableBytes
-
-// memTableBytes is the size of the memtable of each range's database, in bytes.
-const memTableBytes = 4 << 20
+// databaseCache is the size of the block cache of each range's database, in bytes.
+const databaseCache = 4 << 20
 
 // OpenBytes is the memory that an open range takes in addition to Memory, in bytes: its database's
-// full block cache, including memtables, and what the database takes when nothing happens (0.6 MiB,
+// block cache and memtables, and what the database takes when nothing happens (0.6 MiB,
 // measured with 50 empty ranges). Changes that are not durable yet are not included.
-const OpenBytes = databaseCache + 1<<20
+const OpenBytes = databaseCache + 2*storage.MemTableBytes + 1<<20
 
 // flushBlocks is the number of versions that a flush writes. Fewer take less memory until they are
 // durable, and less time to replay after a kill; more cost fewer bytes on disk.
@@ -102,7 +98,7 @@ func Open(o Options) (*Store, error) {
 	}
 	zone, err := storage.Open(o.Dir, storage.Options{
 		FS: o.FS, Logger: o.Logger, Failed: o.Failed, Fatal: o.Fatal, CacheBytes: o.blockCache, Generations: true, FlushBlocks: flushBlocks,
-		FlushBytes: flushBytes, FlushInterval: flushInterval, MaxLagBytes: 4 * flushBytes, MemTableBytes: memTableBytes, CompactAfter: compactAfter,
+		FlushBytes: flushBytes, FlushInterval: flushInterval, MaxLagBytes: 4 * flushBytes, CompactAfter: compactAfter,
 		Remedy: remedy,
 	})
 	if err != nil {
