@@ -215,6 +215,10 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool, again <-chan
 	var asked time.Time
 	mayHaveParts, early := true, again
 	for {
+		// Before each call, since a slow proxy delays its answer.
+		if next := p.elsewhere(id, own); next != nil {
+			return next
+		}
 		select {
 		case <-again: // answered by this status
 		default:
@@ -236,17 +240,15 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool, again <-chan
 		} else if errors.Is(err, protocol.ErrMessage) {
 			p.Ban(id, statesync.BanMessage, err.Error())
 		}
+		if next := p.elsewhere(id, own); next != nil {
+			return next
+		}
 		if asked.IsZero() || time.Since(asked) > peersEvery {
 			asked = time.Now()
 			if list, err := askPeers(ctx, conn); err == nil {
 				p.advertised(id, own, list)
 			} else if errors.Is(err, protocol.ErrMessage) {
 				p.Ban(id, statesync.BanMessage, err.Error())
-			}
-		}
-		if !own {
-			if next := p.elsewhere(id); next != nil {
-				return next
 			}
 		}
 		select {
@@ -285,8 +287,11 @@ func (p *Peers) advertised(by transport.ID, own bool, list []transport.Address) 
 }
 
 // elsewhere dials a discovered peer at another address that may be faster. It returns nil if there
-// is none, or if dialling fails.
-func (p *Peers) elsewhere(id transport.ID) transport.Conn {
+// is none, if dialling fails, and for an address of the operator (own).
+func (p *Peers) elsewhere(id transport.ID, own bool) transport.Conn {
+	if own {
+		return nil
+	}
 	p.mu.Lock()
 	a, ok := p.mu.book.better(time.Now(), id)
 	p.mu.Unlock()

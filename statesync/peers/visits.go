@@ -18,7 +18,7 @@ const (
 	// firstStay is how long a node with several addresses stays at a new one. It is short, because
 	// a Byzantine proxy costs the join this time. A slow line, on which no chunk arrives so soon,
 	// gets twice as long each time, up to maxPatience.
-	firstStay = 5 * time.Second
+	firstStay = 2 * time.Second
 	// rotateEvery is the interval at which the worst useful node loses its slot, if slots are
 	// short.
 	rotateEvery = 10 * time.Second
