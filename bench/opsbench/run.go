@@ -24,12 +24,13 @@ const (
 	StarlingTree     = "starling, tree alone"
 	Memiavl          = "memiavl"
 	MemiavlLogged    = "memiavl, log in commit"
+	MemiavlSynced    = "memiavl, log synced"
 	MemiavlTree      = "memiavl, tree alone"
 	IAVL             = "iavl"
 )
 
 // Names lists all stores in the order of the table.
-var Names = []string{Starling, StarlingUnsynced, StarlingTree, Memiavl, MemiavlLogged, MemiavlTree, IAVL}
+var Names = []string{Starling, StarlingUnsynced, StarlingTree, Memiavl, MemiavlLogged, MemiavlSynced, MemiavlTree, IAVL}
 
 const (
 	batch         = 10_000 // changes per commit of the load

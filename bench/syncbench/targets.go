@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/starling-kv/starling/bench/harness"
+	"github.com/starling-kv/starling/bench/opsbench"
 )
 
 // besideTreeMB is the target for the joiner's memory without its tree.
@@ -29,6 +30,10 @@ func (r *CosmosResult) targets() (t []harness.Target) {
 		if len(f.Commits) > 0 {
 			t = append(t, harness.AtMost(engine+": p99 of Commit with a joiner at most 1.1× that of the unwrapped application", 1.1, f.CommitP99).OfBlocks(r.Commits, harness.FewBlocks))
 		}
+	}
+	ours, measured := r.Stores[opsbench.Starling]
+	if theirs, both := r.Stores[opsbench.MemiavlSynced]; measured && both {
+		t = append(t, harness.AtLeast("a durable commit at least 4× as fast as memiavl's with a synced log", 4, harness.Ratio(theirs.CommitP50MS, ours.CommitP50MS)))
 	}
 	return t
 }

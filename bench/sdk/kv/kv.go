@@ -104,6 +104,8 @@ func open(name, dir string) (Store, error) {
 		return openMemiavl(dir, 0)
 	case "memiavl, log in commit":
 		return openMemiavl(dir, -1)
+	case "memiavl, log synced":
+		return openSyncedMemiavl(dir)
 	case "memiavl, tree alone":
 		return &memiavlTree{memiavl.New(0)}, nil
 	}

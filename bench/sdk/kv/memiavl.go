@@ -3,6 +3,7 @@ package kv
 import (
 	"errors"
 	"math"
+	"os"
 	"path/filepath"
 
 	"github.com/crypto-org-chain/cronos/memiavl"
@@ -18,10 +19,39 @@ type memiavlStore struct {
 	memiavlTree
 }
 
+// syncedMemiavl syncs memiavl's log after each commit, which memiavl has no option for.
+type syncedMemiavl struct {
+	*memiavlStore
+	log string // folder of the segments of the log, whose names are in order
+}
+
+func openSyncedMemiavl(dir string) (Store, error) {
+	s, err := openMemiavl(dir, -1)
+	if err != nil {
+		return nil, err
+	}
+	return &syncedMemiavl{s, filepath.Join(dir, "memiavl", "wal")}, nil
+}
+
+func (m *syncedMemiavl) Commit() error {
+	if err := m.memiavlStore.Commit(); err != nil {
+		return err
+	}
+	segments, err := os.ReadDir(m.log)
+	if err != nil {
+		return err
+	}
+	newest, err := os.Open(filepath.Join(m.log, segments[len(segments)-1].Name()))
+	if err != nil {
+		return err
+	}
+	return errors.Join(newest.Sync(), newest.Close())
+}
+
 // memiavlTree is memiavl's tree without a log.
 type memiavlTree struct{ tree *memiavl.Tree }
 
-func openMemiavl(dir string, buffer int) (Store, error) {
+func openMemiavl(dir string, buffer int) (*memiavlStore, error) {
 	db, err := memiavl.Load(filepath.Join(dir, "memiavl"), memiavl.Options{
 		CreateIfMissing: true, InitialStores: []string{"kv"}, AsyncCommitBuffer: buffer, SnapshotInterval: math.MaxUint32,
 	})
