@@ -137,6 +137,7 @@ var arrows = map[string]struct {
 	"internal/bounded":    {nil, "it keeps arbitrary values"},
 	"internal/mailbox":    {nil, "it passes arbitrary events"},
 	"internal/places":     {nil, "it counts callers of any kind"},
+	"internal/wake":       {nil, "it wakes any goroutine"},
 	"internal/protowalk":  {nil, "it counts elements of any messages"},
 	"internal/rowtable":   {nil, "it writes a file format for any records"},
 	"internal/hexruns":    {nil, "it is for the vectors of any package"},
@@ -181,7 +182,7 @@ var arrows = map[string]struct {
 }
 
 // helpers may be imported by every package: they import no other package of this module.
-var helpers = []string{"internal/backoff", "internal/crc32c", "internal/durable", "internal/durable/onvfs", "internal/heap", "internal/keyspace", "internal/places", "internal/protowalk", "internal/sleep", "internal/wire"}
+var helpers = []string{"internal/backoff", "internal/crc32c", "internal/durable", "internal/durable/onvfs", "internal/heap", "internal/keyspace", "internal/places", "internal/protowalk", "internal/sleep", "internal/wake", "internal/wire"}
 
 type goPackage struct {
 	ImportPath string
