@@ -33,6 +33,7 @@ var arrows = map[string]struct {
 	"storage/events": {[]string{"app/event", "storage/internal/engine"},
 		"the log keeps events of any origin"},
 	"storage/sgc":             {nil, "a cache keeps arbitrary values"},
+	"storage/sgc/sgctest":     {nil, "it is for the tests and benchmarks of any cache, also those inside storage/sgc"},
 	"storage/internal/engine": {nil, "it opens databases with any content"},
 	"storage/seglog": {[]string{"storage/internal/engine"},
 		"it keeps arbitrary values; from the engine it needs only the file suffix"},
