@@ -14,7 +14,7 @@ const (
 	// queryPatience is the time that a query waits for the Source, as a multiple of
 	// Options.WitnessTimeout.
 	queryPatience = 5
-	// maxWaitingQueries limits the fetches of queries in progress (queryPlaces). Queries that wait
+	// maxWaitingQueries limits the fetches of queries in progress (App.queries). Queries that wait
 	// for one of them do not count.
 	maxWaitingQueries = 64
 	// rangeRound limits the bytes of leaf records that one request of a query fetches.
@@ -23,6 +23,15 @@ const (
 	// record, or a stub with a key of usual length.
 	lengthBytes = 1 << 10
 )
+
+// clientKey is the key of a query's client in its context.
+type clientKey struct{}
+
+// ForClient returns a context for the queries of a client. Queries without it, such as those over
+// JSON-RPC, are those of one client.
+func ForClient(ctx context.Context, client string) context.Context {
+	return context.WithValue(ctx, clientKey{}, client)
+}
 
 // read implements backing. It calls read with a version of the state at until read reports no
 // missing nodes: first with the version that is kept, then with those of a shared tree, which grows

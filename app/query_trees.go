@@ -241,7 +241,7 @@ func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avl
 		close(done)
 	}()
 
-	if err := t.copyFromOthers(ctx, at.version, n.wants, a.queries.areTaken()); err != nil {
+	if err := t.copyFromOthers(ctx, at.version, n.wants, a.queries.Taken() >= maxWaitingQueries); err != nil {
 		return err
 	}
 	t.mu.Lock()
@@ -251,7 +251,8 @@ func (a byWitness) bring(ctx context.Context, t *queryTree, at committed, v *avl
 			return nil
 		}
 	}
-	release := a.queries.take(ctx)
+	client, _ := ctx.Value(clientKey{}).(string)
+	release := a.queries.Take(client, maxWaitingQueries)
 	if release == nil {
 		return tx.Errorf(tx.CodeBusy, "too many queries wait for missing parts of this node's state: ask again later, or ask another node")
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+
+	"github.com/starling-kv/starling/internal/wake"
 )
 
 // maxL0 is the maximum number of sublevels of L0. Above it, the next flush waits for compactions.
@@ -145,12 +147,7 @@ func (s *Zone) behind(height int64) bool {
 	return s.mu.flushing > 0 && s.mu.flushingFrom <= height || len(s.mu.waiting) > 0 && s.mu.waiting[0].Meta.Height <= height
 }
 
-func (s *Zone) wakeFlusher() {
-	select {
-	case s.wake <- struct{}{}:
-	default: // a wake-up is already pending
-	}
-}
+func (s *Zone) wakeFlusher() { wake.Up(s.wake) }
 
 // moved wakes all goroutines that wait for the backlog to change. The caller holds s.mu.
 func (s *Zone) moved() {

@@ -14,6 +14,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/bloom"
 
 	"github.com/starling-kv/starling/avlstar/record"
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
@@ -205,10 +206,7 @@ func (s *Zone) pebbleOptions() *pebble.Options {
 		LBaseMaxBytes:              engine.BaseLevelBytes(min(s.opts.MemTableBytes, uint64(s.opts.FlushBytes))),
 		CompactionConcurrencyRange: func() (int, int) { return 1, max(1, min(4, runtime.GOMAXPROCS(0)/2)) },
 		EventListener: &pebble.EventListener{CompactionEnd: func(pebble.CompactionInfo) {
-			select {
-			case s.compacted <- struct{}{}:
-			default:
-			}
+			wake.Up(s.compacted)
 		}},
 	}
 	// With filters, a lookup by key (Kept.Get) reads one table instead of one in each level. The

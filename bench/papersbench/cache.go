@@ -1,7 +1,6 @@
 package papersbench
 
 import (
-	"container/list"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/starling-kv/starling/bench/harness"
 	"github.com/starling-kv/starling/storage/sgc"
+	"github.com/starling-kv/starling/storage/sgc/sgctest"
 )
 
 // cacheOptions configure a replay of queries on caches.
@@ -73,7 +73,7 @@ func runCache(ctx context.Context, commands []string, progress *harness.Progress
 	distributions := []struct {
 		name   string
 		choose func(*rand.Rand, int) func() int
-	}{{"Zipf 0.9", zipf(0.9)}, {"Zipf 1.2", zipf(1.2)}, {"normal", normal}}
+	}{{"Zipf 0.9", sgctest.Zipf(0.9)}, {"Zipf 1.2", sgctest.Zipf(1.2)}, {"normal", sgctest.Normal}}
 	mixes := []struct {
 		tx    int
 		shift bool
@@ -91,7 +91,7 @@ func runCache(ctx context.Context, commands []string, progress *harness.Progress
 			for i := range fixedSplits {
 				r.Splits = append(r.Splits, replay(all, sizes, sgc.New(cacheBudget, sgc.WithFixedSplit(float64(i+1)/(fixedSplits+1)))))
 			}
-			r.LRU = replay(all, sizes, newLRU(cacheBudget))
+			r.LRU = replay(all, sizes, sgctest.NewLRU[sgc.Zone](cacheBudget, lruCharge))
 			r.Game = replay(all, sizes, sgc.New(cacheBudget))
 			rows = append(rows, r)
 			progress.Add(1)
@@ -156,32 +156,6 @@ func queries(rng *rand.Rand, n int, choose func(*rand.Rand, int) func() int, tx 
 	return all
 }
 
-// zipf draws from a Zipf distribution over keys in random order.
-func zipf(exponent float64) func(*rand.Rand, int) func() int {
-	return func(rng *rand.Rand, n int) func() int {
-		sums, total := make([]float64, n), 0.0
-		for i := range sums {
-			total += math.Pow(float64(i+1), -exponent)
-			sums[i] = total
-		}
-		place := rng.Perm(n)
-		return func() int {
-			i, _ := slices.BinarySearch(sums, rng.Float64()*total)
-			return place[min(i, n-1)]
-		}
-	}
-}
-
-func normal(rng *rand.Rand, n int) func() int {
-	return func() int {
-		for {
-			if i := int(float64(n) * (0.5 + rng.NormFloat64()/8)); i >= 0 && i < n {
-				return i
-			}
-		}
-	}
-}
-
 // replay returns the hit rate after the warm-up, in percent.
 func replay(all []query, sizes map[sgc.Zone][]int, c cache) float64 {
 	hits, warm := 0, len(all)/3
@@ -197,40 +171,5 @@ func replay(all []query, sizes map[sgc.Zone][]int, c cache) float64 {
 	return 100 * float64(hits) / float64(len(all)-warm)
 }
 
-// lru is one list for both zones, as a database's block cache is.
-type lru struct {
-	budget  int
-	bytes   int
-	order   *list.List // of *lruEntry, most recently used first
-	entries map[string]*list.Element
-}
-
-type lruEntry struct {
-	key  string
-	size int
-}
-
-// lruOverhead is what the space-gaming cache adds to the size of an entry.
-const lruOverhead = 64
-
-func newLRU(budget int) *lru {
-	return &lru{budget: budget, order: list.New(), entries: map[string]*list.Element{}}
-}
-
-func (l *lru) Get(z sgc.Zone, key []byte) (any, bool) {
-	e, ok := l.entries[string(append(key, byte(z)))]
-	if ok {
-		l.order.MoveToFront(e)
-	}
-	return nil, ok
-}
-
-func (l *lru) Put(z sgc.Zone, key []byte, _ any, size int) {
-	e := &lruEntry{string(append(key, byte(z))), size + len(key) + lruOverhead}
-	l.entries[e.key] = l.order.PushFront(e)
-	for l.bytes += e.size; l.bytes > l.budget; {
-		last := l.order.Remove(l.order.Back()).(*lruEntry)
-		delete(l.entries, last.key)
-		l.bytes -= last.size
-	}
-}
+// lruCharge adds to the size of an entry what the space-gaming cache adds.
+func lruCharge(key, size int) int64 { return int64(key + size + 64) }

@@ -1,6 +1,10 @@
 package storagebench
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/starling-kv/starling/bench/workload"
+)
 
 // avl is the AVL tree of the chain's accounts as IAVL v1.3.6 keeps it, without values and hashes.
 // It tracks the new nodes of each version, their keys, and the nodes that are no longer part of any
@@ -234,7 +238,7 @@ func (t *avl) encode(n uint32) []byte {
 	if at.height == 0 {
 		return t.appendValue(binary.AppendUvarint(b, valueBytes), at.key, at.step)
 	}
-	b = appendRandom(binary.AppendUvarint(b, 32), 32, t.Seed^0x68617368, at.id.version<<32|uint64(at.id.nonce))
+	b = workload.AppendRandom(binary.AppendUvarint(b, 32), 32, t.Seed^0x68617368, at.id.version<<32|uint64(at.id.nonce))
 	b = binary.AppendVarint(b, 0) // mode: children by node key
 	for _, child := range []uint32{at.left, at.right} {
 		id := t.nodes[child].id

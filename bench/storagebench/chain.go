@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/starling-kv/starling/bench/workload"
 )
 
 // Sizes of the parts of the chain. Signatures, hashes and values are random, so that they are as
@@ -131,26 +133,26 @@ func (c *chain) insert() change {
 }
 
 // prefix returns the first eight bytes of a key as a number. They differ for all accounts, because
-// mix is a bijection, so they determine the order of the keys.
-func (s Spec) prefix(id uint32) uint64 { return mix(mix(s.Seed) + uint64(id)) }
+// workload.Mix is a bijection, so they determine the order of the keys.
+func (s Spec) prefix(id uint32) uint64 { return workload.Mix(workload.Mix(s.Seed) + uint64(id)) }
 
 func (s Spec) appendKey(b []byte, id uint32) []byte {
 	p := s.prefix(id)
 	b = binary.BigEndian.AppendUint64(b, p)
-	b = binary.BigEndian.AppendUint64(b, mix(p))
-	return binary.BigEndian.AppendUint32(b, uint32(mix(^p)))
+	b = binary.BigEndian.AppendUint64(b, workload.Mix(p))
+	return binary.BigEndian.AppendUint32(b, uint32(workload.Mix(^p)))
 }
 
 func (s Spec) key(id uint32) []byte { return s.appendKey(make([]byte, 0, keyBytes), id) }
 
 func (s Spec) appendValue(b []byte, id, step uint32) []byte {
-	return appendRandom(b, valueBytes, s.Seed^0x76616c7565, uint64(id)<<32|uint64(step))
+	return workload.AppendRandom(b, valueBytes, s.Seed^0x76616c7565, uint64(id)<<32|uint64(step))
 }
 
 // txHash returns the hash of transaction tx of a block. The transaction in the block begins with
 // the first eight bytes of its hash.
 func (s Spec) txHash(height, tx int) []byte {
-	return appendRandom(make([]byte, 0, 32), 32, s.Seed^0x7478, uint64(height)<<32|uint64(tx))
+	return workload.AppendRandom(make([]byte, 0, 32), 32, s.Seed^0x7478, uint64(height)<<32|uint64(tx))
 }
 
 // txPlace returns where transaction tx begins: the part of its block, and the offset in that part.
@@ -173,20 +175,20 @@ const (
 // the block store (store/store.go, saveBlockToBatch), its own state (state/store.go), and the index
 // by hash and by height (state/txindex/kv/kv.go).
 func (s Spec) blockData(height int) []batch {
-	body := appendRandom(nil, blockHead, s.Seed^0x626c6f636b, uint64(height))
+	body := workload.AppendRandom(nil, blockHead, s.Seed^0x626c6f636b, uint64(height))
 	index, results := batch{db: dbIndex, sync: true}, batch{db: dbState, sync: true}
 	for tx := range s.Txs {
 		hash := s.txHash(height, tx)
 		body = append(body, 0x0a, 0xf0, 0x01)
 		at := len(body)
 		body = append(body, hash[:8]...)
-		body = appendRandom(body, txBytes-8, s.Seed^0x626f6479, uint64(height)<<32|uint64(tx))
+		body = workload.AppendRandom(body, txBytes-8, s.Seed^0x626f6479, uint64(height)<<32|uint64(tx))
 		result := append(txResultHead(height, tx), body[at:]...)
-		index.set(hash, appendRandom(result, txResultBytes-12, s.Seed, uint64(tx)))
+		index.set(hash, workload.AppendRandom(result, txResultBytes-12, s.Seed, uint64(tx)))
 		index.set(fmt.Appendf(nil, "tx.height/%d/%d/%d$es$0", height, height, tx), hash)
 	}
 	random := func(n int, what uint64) []byte {
-		return appendRandom(make([]byte, 0, n), n, s.Seed^what<<56, uint64(height))
+		return workload.AppendRandom(make([]byte, 0, n), n, s.Seed^what<<56, uint64(height))
 	}
 	blocks := batch{db: dbBlocks, sync: true}
 	parts := (len(body) + partBytes - 1) / partBytes
@@ -217,22 +219,4 @@ func txResultHead(height, tx int) []byte {
 
 func random(seed, stream uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, stream)) //nolint:gosec // reproducible by its seed
-}
-
-func appendRandom(b []byte, n int, seed, what uint64) []byte {
-	end := len(b) + n
-	for state := mix(mix(seed) + what); len(b) < end; {
-		state += 0x9e3779b97f4a7c15
-		b = binary.LittleEndian.AppendUint64(b, mix(state))
-	}
-	return b[:end]
-}
-
-// mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
-// Generators, OOPSLA 2014).
-func mix(z uint64) uint64 {
-	z += 0x9e3779b97f4a7c15
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+
+	"github.com/starling-kv/starling/bench/workload"
 )
 
 // distribution is how often each of n things is read. Ranks are scattered over the things, so that
@@ -62,7 +64,9 @@ func (a *asker) queries(n int, m mix10) []query {
 	return all
 }
 
-func scatter(rank, n int, salt uint64) int { return int(mix(uint64(rank)<<8|salt) % uint64(n)) }
+func scatter(rank, n int, salt uint64) int {
+	return int(workload.Mix(uint64(rank)<<8|salt) % uint64(n))
+}
 
 func (d distribution) ranks(rng *rand.Rand, z *zipfs, n int) func() int {
 	switch d {

@@ -519,8 +519,8 @@ func (r *runner) recovery() error {
 		c.All, c.PagedAll = append(c.All, memory[i].Seconds), append(c.PagedAll, paged[i].Seconds)
 	}
 	c.LeavesS, c.LeavesCPUS, c.FillS, c.FillCPUS, c.FillBlocks = leaves.Seconds, leaves.CPU, fill.Seconds, fill.CPU, fill.Done
-	c.FillP50, c.FillP99 = harness.Percentile(fill.Millis[:fill.Done], 50), harness.Percentile(fill.Millis[:fill.Done], 99)
-	c.FilledP50, c.FilledP99 = harness.Percentile(fill.Millis[fill.Done:], 50), harness.Percentile(fill.Millis[fill.Done:], 99)
+	c.FillP50, c.FillP99 = harness.Median(fill.Millis[:fill.Done]), harness.Percentile(fill.Millis[:fill.Done], 99)
+	c.FilledP50, c.FilledP99 = harness.Median(fill.Millis[fill.Done:]), harness.Percentile(fill.Millis[fill.Done:], 99)
 	r.result.Recovery = c
 	if err := r.crashes(spec); err != nil {
 		return err
@@ -643,8 +643,8 @@ func (r *runner) commits() error {
 	}
 	memory, durable := millis[roleMemory], millis[roleDurable]
 	c.Operations, c.Blocks, c.UnpacedBlocks = r.o.TxsPerBlock, len(durable), unpaced
-	c.MemoryP50, c.MemoryP99 = harness.Percentile(memory, 50), harness.Percentile(memory, 99)
-	c.DurableP50, c.DurableP99 = harness.Percentile(durable, 50), harness.Percentile(durable, 99)
+	c.MemoryP50, c.MemoryP99 = harness.Median(memory), harness.Percentile(memory, 99)
+	c.DurableP50, c.DurableP99 = harness.Median(durable), harness.Percentile(durable, 99)
 	c.RatioP50, c.RatioP99 = harness.Ratio(c.DurableP50, c.MemoryP50), harness.Ratio(c.DurableP99, c.MemoryP99)
 	r.result.Commit = c
 	return r.slices(1, func(_ int, e *entrant) error {

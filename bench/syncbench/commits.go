@@ -133,8 +133,8 @@ func (n *commitNode) figure() (f CommitFigure, err error) {
 		return f, errors.New("the joiner received nothing, so the measurement is void")
 	}
 	return CommitFigure{
-		P50MS: harness.Percentile(n.commit, 50), P99MS: harness.Percentile(n.commit, 99),
-		BlockP50MS: harness.Percentile(n.block, 50), BlockP99MS: harness.Percentile(n.block, 99),
+		P50MS: harness.Median(n.commit), P99MS: harness.Percentile(n.commit, 99),
+		BlockP50MS: harness.Median(n.block), BlockP99MS: harness.Percentile(n.block, 99),
 		MBPerS: float64(a.Bytes) / 1e6 / n.took.Seconds(), PeakMB: float64(a.PeakBytes) / 1e6,
 	}, nil
 }

@@ -40,8 +40,8 @@ func (r *runner) result() (*Result, error) {
 func (e *entrant) figures() *Figures {
 	f := &Figures{
 		LoadS:       e.load,
-		CommitP50MS: harness.Percentile(e.without, 50), CommitP99MS: harness.Percentile(e.without, 99),
-		CommitP50DuringExportMS: harness.Percentile(e.during, 50), CommitP99DuringExportMS: harness.Percentile(e.during, 99),
+		CommitP50MS: harness.Median(e.without), CommitP99MS: harness.Percentile(e.without, 99),
+		CommitP50DuringExportMS: harness.Median(e.during), CommitP99DuringExportMS: harness.Percentile(e.during, 99),
 		CommitOneCoreP50MS: harness.Median(e.oneCore), Versions: len(e.without),
 		GetNS: harness.Median(e.gets), GetManyNS: harness.Median(e.manyGets), ProofUS: harness.Median(e.proofs), ProofBytes: e.proofBytes,
 		ExportS: harness.Median(e.exports), ImportS: harness.Median(e.imports), ExportBytes: e.exportLen,

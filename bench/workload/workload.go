@@ -165,29 +165,33 @@ func (w *Workload) key(id uint32) []byte {
 
 func (w *Workload) appendKey(b []byte, id uint32) []byte {
 	end := len(b) + KeyBytes
-	// mix is a bijection, so the first 8 bytes of all keys differ.
-	state := mix(w.spec.Seed) + uint64(id)
+	// Mix is a bijection, so the first 8 bytes of all keys differ.
+	state := Mix(w.spec.Seed) + uint64(id)
 	for range 3 {
-		state = mix(state)
+		state = Mix(state)
 		b = binary.LittleEndian.AppendUint64(b, state)
 	}
 	return b[:end]
 }
 
 func (w *Workload) value(id, step uint32) []byte {
-	const words = (ValueBytes + 7) / 8
-	b := make([]byte, 0, words*8)
-	state := mix(mix(w.spec.Seed^0x76616c7565) + (uint64(id)<<32 | uint64(step)))
-	for range words {
-		state += 0x9e3779b97f4a7c15
-		b = binary.LittleEndian.AppendUint64(b, mix(state))
-	}
-	return b[:ValueBytes:ValueBytes]
+	return AppendRandom(make([]byte, 0, ValueBytes+7), ValueBytes, w.spec.Seed^0x76616c7565, uint64(id)<<32|uint64(step))[:ValueBytes:ValueBytes]
 }
 
-// mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+// AppendRandom appends n bytes, which differ for each seed and what. It writes up to seven bytes
+// more into the capacity of b.
+func AppendRandom(b []byte, n int, seed, what uint64) []byte {
+	end := len(b) + n
+	for state := Mix(Mix(seed) + what); len(b) < end; {
+		state += 0x9e3779b97f4a7c15
+		b = binary.LittleEndian.AppendUint64(b, Mix(state))
+	}
+	return b[:end]
+}
+
+// Mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
 // Generators, OOPSLA 2014).
-func mix(z uint64) uint64 {
+func Mix(z uint64) uint64 {
 	z += 0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb

@@ -14,6 +14,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/client/feed"
+	"github.com/starling-kv/starling/internal/wake"
 )
 
 // maxMaking is the maximum number of blocks that wait for their updates to be encoded. Each of them
@@ -268,10 +269,7 @@ func (c *Client) Committed(height int64, v, base *avlstar.Version, changes []avl
 	}
 	f.mu.last = height
 	f.mu.making = append(f.mu.making, made{height, v, base, changes, c.due(v)})
-	select {
-	case f.mu.wake <- struct{}{}:
-	default: // already awake
-	}
+	wake.Up(f.mu.wake)
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server/witness"
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -140,7 +141,7 @@ func (n *Server) Run(ctx context.Context) error {
 func (n *Server) boundLog() error {
 	for i, r := range n.replicas {
 		if r.logIsLong() {
-			nudge(n.wake[i])
+			wake.Up(n.wake[i])
 		}
 	}
 	o := n.replicas[0].o
@@ -168,18 +169,11 @@ func wait(ctx context.Context, c <-chan struct{}) bool {
 	}
 }
 
-func nudge(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // already awake
-	}
-}
-
 // Proved must be called after headers were proved; it wakes the replicas to check their waiting
 // updates. It does not block.
 func (n *Server) Proved() {
 	for _, c := range n.wake {
-		nudge(c)
+		wake.Up(c)
 	}
 }
 
@@ -207,7 +201,7 @@ func (n *Server) update(r transport.Request) ([]byte, error) {
 		return nil, err
 	}
 	if answer.Have == p.Total {
-		nudge(n.wake[i])
+		wake.Up(n.wake[i])
 	}
 	return answer.Encode(), nil
 }

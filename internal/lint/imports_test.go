@@ -33,6 +33,7 @@ var arrows = map[string]struct {
 	"storage/events": {[]string{"app/event", "storage/internal/engine"},
 		"the log keeps events of any origin"},
 	"storage/sgc":             {nil, "a cache keeps arbitrary values"},
+	"storage/sgc/sgctest":     {nil, "it is for the tests and benchmarks of any cache, also those inside storage/sgc"},
 	"storage/internal/engine": {nil, "it opens databases with any content"},
 	"storage/seglog": {[]string{"storage/internal/engine"},
 		"it keeps arbitrary values; from the engine it needs only the file suffix"},
@@ -136,6 +137,8 @@ var arrows = map[string]struct {
 	"internal/lint":       {nil, "it holds only tests"},
 	"internal/bounded":    {nil, "it keeps arbitrary values"},
 	"internal/mailbox":    {nil, "it passes arbitrary events"},
+	"internal/places":     {nil, "it counts callers of any kind"},
+	"internal/wake":       {nil, "it wakes any goroutine"},
 	"internal/protowalk":  {nil, "it counts elements of any messages"},
 	"internal/rowtable":   {nil, "it writes a file format for any records"},
 	"internal/hexruns":    {nil, "it is for the vectors of any package"},
@@ -180,7 +183,7 @@ var arrows = map[string]struct {
 }
 
 // helpers may be imported by every package: they import no other package of this module.
-var helpers = []string{"internal/backoff", "internal/crc32c", "internal/durable", "internal/durable/onvfs", "internal/heap", "internal/keyspace", "internal/protowalk", "internal/sleep", "internal/wire"}
+var helpers = []string{"internal/backoff", "internal/crc32c", "internal/durable", "internal/durable/onvfs", "internal/heap", "internal/keyspace", "internal/places", "internal/protowalk", "internal/sleep", "internal/wake", "internal/wire"}
 
 type goPackage struct {
 	ImportPath string

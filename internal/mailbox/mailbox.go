@@ -1,7 +1,11 @@
 // Package mailbox passes events from goroutines to the loop that handles them.
 package mailbox
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/starling-kv/starling/internal/wake"
+)
 
 // Mailbox collects events from any goroutine, in order. It has no size limit; its user must bound
 // the number of events. Put never blocks, so it may be called under a lock.
@@ -23,10 +27,7 @@ func (m *Mailbox[E]) Put(e E) {
 	m.mu.Lock()
 	m.queue = append(m.queue, e)
 	m.mu.Unlock()
-	select {
-	case m.wake <- struct{}{}:
-	default: // the loop is about to wake up, and will take everything
-	}
+	wake.Up(m.wake)
 }
 
 // Take returns the events added since the last call.

@@ -8,6 +8,8 @@ import (
 	"github.com/cometbft/cometbft/mempool"
 	"github.com/cometbft/cometbft/p2p"
 	protomem "github.com/cometbft/cometbft/proto/tendermint/mempool"
+
+	"github.com/starling-kv/starling/internal/wake"
 )
 
 // inboxKey is the key of a peer's inbox among the values of the peer.
@@ -112,7 +114,7 @@ func (in *inbox) add(txs [][]byte) (rest [][]byte) {
 		in.mu.bytes += bytes
 	}
 	in.mu.txs = append(in.mu.txs, txs[:n]...)
-	signal(in.more)
+	wake.Up(in.more)
 	return txs[n:]
 }
 
@@ -144,16 +146,9 @@ func (in *inbox) next() (txs [][]byte) {
 	}
 	clear(first) // the array may be used for longer than they are
 	in.mu.txs = in.mu.txs[len(first):]
-	signal(in.less)
+	wake.Up(in.less)
 	return txs
 }
 
 // memory returns the bytes that a transaction takes, with its slice.
 func memory(tx []byte) int { return len(tx) + 40 }
-
-func signal(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // the receiver will look anyway
-	}
-}

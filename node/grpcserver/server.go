@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -26,11 +27,17 @@ import (
 
 	"github.com/starling-kv/starling/api"
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/internal/places"
 )
 
 const (
 	// MaxRequestBytes limits a request: the largest transaction fits.
 	MaxRequestBytes = 4 << 20
+	// MaxCalls limits the calls in progress, over all connections, and so the memory of requests
+	// and responses. localCalls of them are for callers on this machine, so that strangers cannot
+	// keep its operator out.
+	MaxCalls   = 1024
+	localCalls = 128
 	// maxStreams limits the calls in progress on one connection.
 	maxStreams = MaxCalls / 2
 	// callTimeout limits a call, including the time in which the client reads the response. In a
@@ -75,7 +82,7 @@ type Server struct {
 	listener net.Listener
 	grpc     *grpc.Server
 	serving  sync.WaitGroup
-	calls    places
+	calls    places.Places[netip.Prefix] // by host
 	counted  *prometheus.CounterVec
 
 	// comet guards the CometBFT: calls hold it for reading while they use it.
@@ -177,11 +184,16 @@ func (s *Server) admit(ctx context.Context, info *tap.Info) (context.Context, er
 	if p, ok := peer.FromContext(ctx); ok {
 		caller = p.Addr
 	}
-	release := s.calls.take(caller)
+	host, local := hostOf(caller)
+	var release func()
+	if local {
+		release = s.calls.TakeAny(MaxCalls)
+	} else {
+		release = s.calls.Take(host, MaxCalls-localCalls)
+	}
 	if release == nil {
 		return nil, status.Error(codes.ResourceExhausted, "too many calls are in progress: call again later, or call another node")
 	}
-	host, _ := hostOf(caller)
 	ctx = app.ForClient(ctx, host.String())
 	var limited context.Context
 	var cancel context.CancelFunc

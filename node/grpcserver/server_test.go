@@ -82,7 +82,7 @@ func TestCallsAreBounded(t *testing.T) {
 	for range MaxCalls {
 		require.Equal(t, codes.Canceled, status.Code(<-ended))
 	}
-	require.Eventually(t, func() bool { return s.calls.inProgress() == 0 }, 5*time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return s.calls.Taken() == 0 }, 5*time.Minute, time.Millisecond)
 	_, err = first.Get(t.Context(), now)
 	require.NoError(t, err)
 	s.Close()
@@ -158,7 +158,7 @@ func TestSlowReaders(t *testing.T) {
 	require.NoError(t, err)
 	_, err = watch.Recv()
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return s.calls.inProgress() == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return s.calls.Taken() == 0 }, time.Minute, time.Millisecond)
 	for err == nil {
 		_, err = watch.Recv()
 	}

@@ -17,6 +17,7 @@ import (
 	cmttypes "github.com/cometbft/cometbft/types"
 
 	"github.com/starling-kv/starling/app"
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/statesync"
@@ -227,12 +228,7 @@ func (n *Network) Peers() *peers.Peers { return n.peers }
 func (n *Network) Reach(ctx context.Context, timeout time.Duration) error {
 	up := make(chan struct{}, 1)
 	stop := n.peers.Watch(peers.Watcher{
-		Up: func(transport.Conn) {
-			select {
-			case up <- struct{}{}:
-			default:
-			}
-		},
+		Up: func(transport.Conn) { wake.Up(up) },
 	})
 	defer stop()
 	select {

@@ -13,6 +13,8 @@ import (
 	cmtcons "github.com/cometbft/cometbft/proto/tendermint/consensus"
 	cmtproto "github.com/cometbft/cometbft/proto/tendermint/types"
 	"github.com/cometbft/cometbft/types"
+
+	"github.com/starling-kv/starling/internal/wake"
 )
 
 // pusher sends a validator's own votes and proposals to its peers without waiting for CometBFT's
@@ -106,10 +108,7 @@ func (p *pusher) voted(vote *types.Vote) {
 // expect makes read hand the state of the round to a peer. It is called under p.mu.
 func (p *pusher) expect(to *pushedPeer) {
 	to.due = true
-	select {
-	case p.look <- struct{}{}:
-	default: // read has not looked since
-	}
+	wake.Up(p.look)
 }
 
 // moved is called when a peer has moved to another height or round.

@@ -9,6 +9,7 @@ import (
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/dsm"
 	"github.com/starling-kv/starling/dsm/server"
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/node/config"
 	"github.com/starling-kv/starling/transport"
 )
@@ -54,10 +55,7 @@ func replicasOf(nodes *config.StorageNodes, r avlstar.KeyRange) []dsm.NodeID {
 // other nodes have all their keys.
 func (n *Process) SetMap(nodes *config.StorageNodes) {
 	n.newMap.Store(nodes)
-	select {
-	case n.mapSet <- struct{}{}:
-	default: // the follower is about to look
-	}
+	wake.Up(n.mapSet)
 }
 
 // changeMap applies the last SetMap. Only the follower calls it.

@@ -24,6 +24,7 @@ import (
 	"github.com/starling-kv/starling/dsm/server"
 	"github.com/starling-kv/starling/dsm/server/witness"
 	"github.com/starling-kv/starling/internal/durable/onvfs"
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/node/budget"
 	"github.com/starling-kv/starling/node/buildinfo"
 	"github.com/starling-kv/starling/node/config"
@@ -439,10 +440,7 @@ func (n *Process) proved() {
 	node := n.mu.node
 	n.mu.Unlock()
 	node.Proved()
-	select {
-	case n.chunks.wake <- struct{}{}:
-	default: // already awake
-	}
+	wake.Up(n.chunks.wake)
 }
 
 // join connects to validators, beginning with a trusted header.

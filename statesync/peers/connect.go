@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/starling-kv/starling/internal/sleep"
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
@@ -24,12 +25,7 @@ const (
 )
 
 // look wakes recruit.
-func (p *Peers) look() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
-}
+func (p *Peers) look() { wake.Up(p.wake) }
 
 // recruit dials the nodes that the book draws, and closes the connections of nodes that make room,
 // until Peers is closed.

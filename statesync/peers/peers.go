@@ -11,6 +11,7 @@ import (
 	"github.com/cometbft/cometbft/libs/log"
 
 	"github.com/starling-kv/starling/internal/bounded"
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/protocol"
 	"github.com/starling-kv/starling/transport"
@@ -197,10 +198,7 @@ func (p *Peers) AskAgain(id transport.ID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if c := p.mu.up[id]; c != nil {
-		select {
-		case c.again <- struct{}{}:
-		default:
-		}
+		wake.Up(c.again)
 	}
 }
 

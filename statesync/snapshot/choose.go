@@ -12,6 +12,7 @@ import (
 
 	"github.com/starling-kv/starling/avlstar"
 	"github.com/starling-kv/starling/internal/hedge"
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/statesync"
 	"github.com/starling-kv/starling/statesync/peers"
 	"github.com/starling-kv/starling/statesync/protocol"
@@ -62,10 +63,7 @@ func (f *Finder) Choose(ctx context.Context, avoid func(height int64) int) (*Cho
 	stop := f.o.Peers.Watch(peers.Watcher{
 		Status: func(id transport.ID, s protocol.Status) {
 			fresh.heard(id, s)
-			select {
-			case heard <- struct{}{}:
-			default:
-			}
+			wake.Up(heard)
 		},
 	})
 	defer stop()

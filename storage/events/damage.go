@@ -6,6 +6,7 @@ import (
 
 	"github.com/cockroachdb/pebble/v2"
 
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
@@ -73,7 +74,7 @@ func (l *Log) replaceDamaged(d damage) error {
 		l.mu.failure = err
 	}
 	l.changed()
-	signal(l.wake) // the writer writes the blocks in memory, or reports the failure
+	wake.Up(l.wake) // the writer writes the blocks in memory, or reports the failure
 	return err
 }
 

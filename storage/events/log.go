@@ -11,6 +11,7 @@ import (
 	"github.com/cockroachdb/pebble/v2/vfs"
 
 	"github.com/starling-kv/starling/app/event"
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/storage/internal/engine"
 )
 
@@ -350,15 +351,8 @@ func (l *Log) append(n *block) error {
 	l.mu.tailBytes += n.bytes
 	l.mu.backlog += n.bytes
 	l.mu.Unlock()
-	signal(l.wake)
+	wake.Up(l.wake)
 	return nil
-}
-
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default: // a signal is already pending
-	}
 }
 
 // Committed publishes the events up to height. The state of height must be available to queries.
@@ -368,7 +362,7 @@ func (l *Log) Committed(height int64) {
 		l.mu.published = max(l.mu.published, height)
 	}
 	l.mu.Unlock()
-	signal(l.published)
+	wake.Up(l.published)
 }
 
 // Sync waits until the events up to a committed height are durable.

@@ -1,7 +1,6 @@
 package sgc
 
 import (
-	golist "container/list"
 	"encoding/binary"
 	"fmt"
 	"math"
@@ -12,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/starling-kv/starling/storage/sgc/sgctest"
 )
 
 // The workloads follow ChainKV (paper section 8.2): transaction queries (Tx, the block zone) and
@@ -48,34 +49,9 @@ func newWorld(rng *rand.Rand) *world {
 // A chooser draws the index of one of n keys.
 type chooser func(rng *rand.Rand, n int) func() int
 
-func zipf(exponent float64) chooser {
-	return func(rng *rand.Rand, n int) func() int {
-		sums, total := make([]float64, n), 0.
-		for i := range sums {
-			total += math.Pow(float64(i+1), -exponent)
-			sums[i] = total
-		}
-		place := rng.Perm(n)
-		return func() int {
-			i, _ := slices.BinarySearch(sums, rng.Float64()*total)
-			return place[min(i, n-1)]
-		}
-	}
-}
-
-func normal(rng *rand.Rand, n int) func() int {
-	return func() int {
-		for {
-			if i := int(float64(n) * (0.5 + rng.NormFloat64()/8)); i >= 0 && i < n {
-				return i
-			}
-		}
-	}
-}
-
 // moving is a normal distribution around a center that passes over all keys once.
 func moving(rng *rand.Rand, n int) func() int {
-	draw, asked := normal(rng, n), 0
+	draw, asked := sgctest.Normal(rng, n), 0
 	return func() int {
 		asked++
 		return (draw() + asked*n/(simRequests/2)) % n
@@ -129,40 +105,6 @@ func replay(w *world, all []request, c simCache) float64 {
 	return 100 * float64(hits) / float64(len(all)-len(all)/3)
 }
 
-// plainLRU is one list for both zones, like a shared block cache.
-type plainLRU struct {
-	order   *golist.List // of *plainEntry, most recently used first
-	entries map[string]*golist.Element
-	bytes   int64
-}
-
-type plainEntry struct {
-	key    string
-	charge int64
-}
-
-func newPlainLRU() *plainLRU {
-	return &plainLRU{order: golist.New(), entries: map[string]*golist.Element{}}
-}
-
-func (p *plainLRU) Get(z Zone, key []byte) (any, bool) {
-	e, ok := p.entries[string(append(key, byte(z)))]
-	if ok {
-		p.order.MoveToFront(e)
-	}
-	return nil, ok
-}
-
-func (p *plainLRU) Put(z Zone, key []byte, _ any, size int) {
-	e := &plainEntry{key: string(append(key, byte(z))), charge: chargeOf(len(key), size)}
-	p.entries[e.key] = p.order.PushFront(e)
-	for p.bytes += e.charge; p.bytes > simBudget; {
-		last := p.order.Remove(p.order.Back()).(*plainEntry)
-		delete(p.entries, last.key)
-		p.bytes -= last.charge
-	}
-}
-
 // The required hit rate of the game, in percentage points relative to the best fixed border. For a
 // static load, no border is better than the best fixed one, so the game must only not lose (the
 // noise of a run is about half a point). If the load changes midway, the game must win.
@@ -191,7 +133,7 @@ func TestSimulation(t *testing.T) {
 	for _, keys := range []struct {
 		name   string
 		choose chooser
-	}{{"zipf 0.9", zipf(0.9)}, {"zipf 1.2", zipf(1.2)}, {"normal", normal}, {"moving", moving}} {
+	}{{"zipf 0.9", sgctest.Zipf(0.9)}, {"zipf 1.2", sgctest.Zipf(1.2)}, {"normal", sgctest.Normal}, {"moving", moving}} {
 		for _, mix := range []struct {
 			name   string
 			phases []phase
@@ -209,7 +151,7 @@ func TestSimulation(t *testing.T) {
 				r.fixed[i] = replay(w, r.requests, New(simBudget, WithFixedSplit(float64(i+1)/8)))
 			}
 			r.best = slices.Max(r.fixed[:])
-			r.lru = replay(w, r.requests, newPlainLRU())
+			r.lru = replay(w, r.requests, sgctest.NewLRU[Zone](simBudget, chargeOf))
 			c := New(simBudget)
 			r.game = replay(w, r.requests, c)
 			r.share = 100 * float64(c.Target(State)) / simBudget

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -196,12 +197,7 @@ func (c *Conn) cancel(id uint64) {
 	}
 }
 
-func (c *Conn) poke() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
-}
+func (c *Conn) poke() { wake.Up(c.wake) }
 
 // pingEvery is the maximum interval between a dialer's pings. A server waits several times as long
 // for a frame.

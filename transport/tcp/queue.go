@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/starling-kv/starling/internal/wake"
 	"github.com/starling-kv/starling/transport"
 )
 
@@ -79,12 +80,7 @@ func newQueue(s *Server, g *guest) *queue {
 	return q
 }
 
-func (q *queue) poke() {
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
-}
+func (q *queue) poke() { wake.Up(q.wake) }
 
 // open registers a request. cancel is called when it is settled or no longer needed.
 func (q *queue) open(id uint64, cancel context.CancelFunc) error {

@@ -1,6 +1,10 @@
 package tcp
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/starling-kv/starling/internal/wake"
+)
 
 // sideQueue holds the answers of a connection that are written over one path that bypasses TLS.
 //
@@ -71,12 +75,7 @@ func (q *queue) takeSide(r *request) bool {
 	return true
 }
 
-func (f *sideQueue) poke() {
-	select {
-	case f.wake <- struct{}{}:
-	default:
-	}
-}
+func (f *sideQueue) poke() { wake.Up(f.wake) }
 
 // nextSide returns the next piece to write; false if there is none.
 func (q *queue) nextSide(f *sideQueue) (sidePiece, bool) {
