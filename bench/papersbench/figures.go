@@ -292,6 +292,7 @@ func drawStores(results []*storagebench.Result) (*outcome, error) {
 
 // readCharts draws queries per second by mix, a picture for each distribution.
 func readCharts(r *storagebench.Result) (all []chart) {
+	starling := ""
 	for _, cell := range r.Reads {
 		var tx, acc float64
 		if _, err := fmt.Sscanf(cell.Mix, "%f:%f", &tx, &acc); err != nil {
@@ -307,7 +308,15 @@ func readCharts(r *storagebench.Result) (all []chart) {
 		if strings.HasPrefix(cell.Contestant, "geth") || contestant == "" {
 			contestant = strings.TrimSpace(cell.Contestant + " " + cell.Step)
 		}
+		if cell.Contestant == "starling" {
+			starling = contestant
+		}
 		all[i].Lines = appendTo(all[i].Lines, contestant, at(acc, cell.PerS))
+	}
+	// Each mix was measured with another contestant first. In the program's order, Starling is last.
+	for i, c := range all {
+		first := 1 + slices.IndexFunc(c.Lines, func(l line) bool { return l.Name == starling })
+		all[i].Lines = slices.Concat(c.Lines[first:], c.Lines[:first])
 	}
 	return all
 }

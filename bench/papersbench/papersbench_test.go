@@ -162,6 +162,30 @@ func TestPicture(t *testing.T) {
 	}
 }
 
+// All pictures of reads have their lines in the same order, which a line's color follows. Each mix
+// was measured with another contestant first.
+func TestReadCharts(t *testing.T) {
+	r, contestants := new(storagebench.Result), []string{"mixed", "zones", "geth-path", "starling"}
+	for i, distribution := range []string{"normal", "zipf"} {
+		for j, mix := range []string{"10:0", "0:10"} {
+			for k := range contestants {
+				contestant := contestants[(2*i+j+k+1)%len(contestants)]
+				step := map[string]string{"zones": "+ zones", "starling": "+ no log"}[contestant]
+				r.Reads = append(r.Reads, storagebench.ReadCell{Contestant: contestant, Step: step, Mix: mix, Distribution: distribution})
+			}
+		}
+	}
+	charts := readCharts(r)
+	require.Len(t, charts, 2)
+	for _, c := range charts {
+		var names []string
+		for _, l := range c.Lines {
+			names = append(names, l.Name)
+		}
+		require.Equal(t, []string{"mixed", "+ zones", "geth-path", "+ no log"}, names)
+	}
+}
+
 func TestShort(t *testing.T) {
 	for v, want := range map[float64]string{0: "0", 0.05: "0.05", 5000: "5000", 20_000: "20k", 1.5e6: "1.5M", -30_000: "-30k", 2e9: "2G"} {
 		require.Equal(t, want, short(v))

@@ -172,6 +172,13 @@ func (l *link) release() {
 	l.mu.freed = make(chan struct{})
 }
 
+// connect begins to dial, if there is no connection.
+func (l *link) connect() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.connection(time.Now())
+}
+
 // connection returns the connection, or begins to dial; nil: none yet. The caller holds l.mu.
 func (l *link) connection(now time.Time) transport.Conn {
 	if l.mu.conn != nil {

@@ -69,11 +69,9 @@ func (p *pair) close() {
 	p.server.Close()
 }
 
-// connect makes the link dial, by a message that belongs to no block.
+// connect makes the link dial.
 func (p *pair) connect() {
-	p.link.mu.Lock()
-	p.link.connection(time.Now())
-	p.link.mu.Unlock()
+	p.link.connect()
 	synctest.Wait()
 }
 

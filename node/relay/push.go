@@ -184,12 +184,16 @@ func each[T any](p *pusher, to *pushedPeer, from <-chan T, push func(T)) {
 	}
 }
 
-// pushRound sends a peer of the same height and round what this validator has signed there.
+// pushRound sends a peer of the same height and round what this validator has signed there. It also
+// connects the peer's link, because a block whose proposal finds no connection goes over p2p.
 func (p *pusher) pushRound(to *pushedPeer, rs *cstypes.RoundState) {
 	index, _ := rs.Validators.GetByAddress([]byte(p.own))
 	prs := to.state.GetRoundState()
 	if index < 0 || prs.Height != rs.Height || prs.Round != rs.Round {
 		return
+	}
+	if l := linkOf(to.Peer); l != nil {
+		l.connect()
 	}
 	for _, votes := range []*types.VoteSet{rs.Votes.Prevotes(rs.Round), rs.Votes.Precommits(rs.Round)} {
 		if votes != nil {

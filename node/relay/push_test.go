@@ -75,11 +75,15 @@ func (w *world) vote(of int, kind cmtproto.SignedMsgType) {
 // at returns a peer that is at a height, in round 0.
 func (w *world) at(height int64, step cstypes.RoundStepType, lastRound int32) *fakePeer {
 	peer := newFakePeer()
+	w.add(peer, height, step, lastRound)
+	return peer
+}
+
+func (w *world) add(peer *fakePeer, height int64, step cstypes.RoundStepType, lastRound int32) {
 	state := consensus.NewPeerState(peer)
 	state.ApplyNewRoundStepMessage(&consensus.NewRoundStepMessage{Height: height, Step: step, LastCommitRound: lastRound})
 	peer.Set(types.PeerStateKey, state)
 	w.push.add(peer)
-	return peer
 }
 
 func kinds(sent []p2p.Envelope) (all []string) {
@@ -148,6 +152,31 @@ func TestPushProposal(t *testing.T) {
 			require.Equal(t, want, kinds(peer.got()))
 			require.NoError(t, peer.Stop())
 			w.end()
+		}
+	})
+}
+
+// A validator connects to a peer at its height before it has anything to send. So its first block
+// takes the link. Other nodes do not connect.
+func TestValidatorsConnectEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for own := -1; own < 4; own++ {
+			p, w := newPair(t, nil, nil), newWorld(t, own)
+			p.peer.Set(linkKey, p.link)
+			w.add(p.peer, 5, cstypes.RoundStepNewHeight, 0)
+			synctest.Wait()
+			p.sendBlock(t)
+			synctest.Wait()
+			all := 1 + int(p.block.parts.Total())
+			if own < 0 {
+				require.Len(t, p.peer.got(), all)
+			} else {
+				require.Len(t, p.calls(), all)
+				require.Empty(t, p.peer.got())
+			}
+			require.NoError(t, p.peer.Stop())
+			w.end()
+			p.close()
 		}
 	})
 }
