@@ -313,7 +313,7 @@ func readCharts(r *storagebench.Result) (all []chart) {
 		}
 		all[i].Lines = appendTo(all[i].Lines, contestant, at(acc, cell.PerS))
 	}
-	// Each mix was measured with another contestant first. In the program's order, Starling is last.
+	// Each mix begins with another contestant. In the program's order, Starling is last.
 	for i, c := range all {
 		first := 1 + slices.IndexFunc(c.Lines, func(l line) bool { return l.Name == starling })
 		all[i].Lines = slices.Concat(c.Lines[first:], c.Lines[:first])
