@@ -51,7 +51,7 @@ type Options struct {
 	Before func(height int64) error
 
 	// CacheBytes is the size of the database's block cache; default 8 MiB. Two memtables take
-	// memory of their own.
+	// memory of their own, each at most that many bytes.
 	CacheBytes int64
 
 	FlushBlocks   int           // a flush is due when this many blocks wait (default 50) ...
@@ -108,6 +108,15 @@ func (o Options) withDefaults(dir string) Options {
 		o.PinDir = dir + "-pins"
 	}
 	return o
+}
+
+// databaseCache returns the size of Pebble's cache, from which Pebble takes the memory of memtables
+// (db.go, newMemTable).
+func (o Options) databaseCache() int64 {
+	if o.ReadOnly {
+		return o.CacheBytes
+	}
+	return o.CacheBytes + 2*min(int64(o.MemTableBytes), o.CacheBytes)
 }
 
 func setDefault[T int | int64 | uint64 | time.Duration](v *T, value T) {

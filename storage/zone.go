@@ -154,8 +154,7 @@ func open(dir string, opts Options) (*Zone, error) {
 	opts = opts.withDefaults(dir)
 	s := &Zone{
 		dir: dir, opts: opts, log: opts.Logger,
-		// Pebble takes the memory of memtables from the cache (db.go, newMemTable).
-		cache: pebble.NewCache(opts.CacheBytes + 2*int64(opts.MemTableBytes)),
+		cache: pebble.NewCache(opts.databaseCache()),
 		wake:  make(chan struct{}, 1), compacted: make(chan struct{}, 1), flusherDone: make(chan struct{}),
 	}
 	if opts.ReadOnly {

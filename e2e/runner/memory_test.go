@@ -22,8 +22,8 @@ func TestMemoryGroup(t *testing.T) {
 			t.Cleanup(func() { require.NoError(t, group.Remove()) })
 			p := NewProcesses(context.Background())
 			t.Cleanup(func() { require.NoError(t, p.Stop(time.Minute)) })
-			// dd fills one buffer of that size. One process alone: while a killed process ends, the
-			// kernel may kill another one of the group that needs memory.
+			// dd fills one buffer of that size. A pipeline would not do: while a killed process
+			// ends, the kernel may kill another one of the group that needs memory.
 			process, err := p.Start(Spec{
 				Name: "dd", Path: "/bin/dd", Args: []string{"if=/dev/zero", "of=/dev/null", "count=1", "bs=" + size},
 				Log: filepath.Join(t.TempDir(), "log"), Memory: group, Ends: true,

@@ -211,8 +211,16 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool, again <-chan
 	var asked time.Time
 	mayHaveParts, early := true, again
 	for {
-		// Before each call, since a slow proxy delays its answer.
-		if next := p.elsewhere(id, own); next != nil {
+		// A slow proxy can delay each answer until its limit. So another address is looked for
+		// before and after each call, and at most one is dialled until the next round.
+		move := !own
+		elsewhere := func() (next transport.Conn) {
+			if move {
+				next, move = p.elsewhere(id)
+			}
+			return next
+		}
+		if next := elsewhere(); next != nil {
 			return next
 		}
 		select {
@@ -236,7 +244,7 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool, again <-chan
 		} else if errors.Is(err, protocol.ErrMessage) {
 			p.Ban(id, statesync.BanMessage, err.Error())
 		}
-		if next := p.elsewhere(id, own); next != nil {
+		if next := elsewhere(); next != nil {
 			return next
 		}
 		if asked.IsZero() || time.Since(asked) > peersEvery {
@@ -245,6 +253,9 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool, again <-chan
 				p.advertised(id, own, list)
 			} else if errors.Is(err, protocol.ErrMessage) {
 				p.Ban(id, statesync.BanMessage, err.Error())
+			}
+			if next := elsewhere(); next != nil {
+				return next
 			}
 		}
 		select {
@@ -283,16 +294,13 @@ func (p *Peers) advertised(by transport.ID, own bool, list []transport.Address) 
 }
 
 // elsewhere dials a discovered peer at another address that may be faster. It returns nil if there
-// is none, if dialling fails, and for an address of the operator (own).
-func (p *Peers) elsewhere(id transport.ID, own bool) transport.Conn {
-	if own {
-		return nil
-	}
+// is none, or if dialling fails; more is false in the second case.
+func (p *Peers) elsewhere(id transport.ID) (next transport.Conn, more bool) {
 	p.mu.Lock()
 	a, ok := p.mu.book.better(time.Now(), id)
 	p.mu.Unlock()
 	if !ok {
-		return nil
+		return nil, true
 	}
 	conn, err := p.dial(a)
 	if err != nil {
@@ -301,9 +309,9 @@ func (p *Peers) elsewhere(id transport.ID, own bool) transport.Conn {
 		if p.ctx.Err() == nil {
 			p.unreachable(a, err)
 		}
-		return nil
+		return nil, false
 	}
-	return conn
+	return conn, false
 }
 
 // call makes a call with a small answer.

@@ -43,11 +43,18 @@ func tells(list ...transport.Address) meddler {
 // An attacker advertises the ID of an honest peer at a proxy of its own, before others advertise
 // the peer's address. The proxy relays as slowly as the attacker likes.
 func TestHostileAliasOfAToldPeer(t *testing.T) {
-	type limited struct {
-		rate int64 // bytes per second
-		most time.Duration
+	type proxy struct {
+		rate   int64            // bytes per second
+		silent transport.Method // never answered
+		most   time.Duration    // of the join
 	}
-	for name, c := range map[string]limited{"slow": {16 << 10, 3 * time.Second}, "throttled": {100, 3 * time.Second}, "stalled": {1, 10 * time.Second}} {
+	for name, c := range map[string]proxy{
+		"slow":      {16 << 10, 0, 3 * time.Second},
+		"throttled": {100, 0, 3 * time.Second},
+		"stalled":   {1, 0, 10 * time.Second},
+		"no peers":  {16 << 10, protocol.MethodPeers, 6 * time.Second},
+		"no status": {16 << 10, protocol.MethodStatus, 6 * time.Second},
+	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				w.state(3000, 20_000, 10)
@@ -55,7 +62,7 @@ func TestHostileAliasOfAToldPeer(t *testing.T) {
 				w.add(tells(alias))
 				w.add(both(after(50*time.Millisecond, protocol.MethodPeers), tells(addressOf(2))))
 				honest := w.add(nil, 10)
-				w.sybil(alias, honest, after(0, protocol.MethodChunk))
+				w.sybil(alias, honest, after(time.Hour, c.silent))
 				p := w.peersOver(&transporttest.Faulty{Dialer: w.dialer(), Faults: func(a transport.Address) (f transporttest.Faults) {
 					if a == alias {
 						f.Rate = c.rate

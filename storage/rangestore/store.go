@@ -63,7 +63,7 @@ type Options struct {
 	// Fatal is storage.Options.Fatal.
 	Fatal func(error)
 
-	blockCache int64 // default: databaseCache; tests read from the disk
+	blockCache int64 // default: databaseCache; tests have almost none
 }
 
 // Store is a key range on disk. Create, Load, Commit and Trim are called by one goroutine at a

@@ -19,7 +19,7 @@ type memiavlStore struct {
 	memiavlTree
 }
 
-// syncedMemiavl syncs memiavl's log after each commit, which memiavl has no option for.
+// syncedMemiavl syncs memiavl's log after each commit. memiavl has no option for this.
 type syncedMemiavl struct {
 	*memiavlStore
 	log string // folder of the segments of the log, whose names are in order
