@@ -13,7 +13,7 @@ import (
 
 	"github.com/starling-kv/starling/app/program"
 	"github.com/starling-kv/starling/avlstar"
-	"github.com/starling-kv/starling/internal/places"
+	"github.com/starling-kv/starling/internal/slots"
 	"github.com/starling-kv/starling/tx"
 )
 
@@ -144,10 +144,10 @@ type App struct {
 	expected    expectedKeys
 	trees       *queryTrees
 	witnesses   blockWitnesses
-	queries     places.Places[string] // fetches of queries in progress, by client
-	simulations chan struct{}         // one element for each simulation that runs
-	life        context.Context       //nolint:containedctx // ends with Stop
-	end         context.CancelFunc    // ends life
+	queries     slots.Slots[string] // fetches of queries in progress, by client
+	simulations chan struct{}       // one element for each simulation that runs
+	life        context.Context     //nolint:containedctx // ends with Stop
+	end         context.CancelFunc  // ends life
 
 	// block is the state machine, which advances block by block.
 	block struct {

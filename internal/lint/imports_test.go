@@ -137,7 +137,7 @@ var arrows = map[string]struct {
 	"internal/lint":       {nil, "it holds only tests"},
 	"internal/bounded":    {nil, "it keeps arbitrary values"},
 	"internal/mailbox":    {nil, "it passes arbitrary events"},
-	"internal/places":     {nil, "it counts callers of any kind"},
+	"internal/slots":      {nil, "it counts callers of any kind"},
 	"internal/wake":       {nil, "it wakes any goroutine"},
 	"internal/protowalk":  {nil, "it counts elements of any messages"},
 	"internal/rowtable":   {nil, "it writes a file format for any records"},
@@ -183,7 +183,7 @@ var arrows = map[string]struct {
 }
 
 // helpers may be imported by every package: they import no other package of this module.
-var helpers = []string{"internal/backoff", "internal/crc32c", "internal/durable", "internal/durable/onvfs", "internal/heap", "internal/keyspace", "internal/places", "internal/protowalk", "internal/sleep", "internal/wake", "internal/wire"}
+var helpers = []string{"internal/backoff", "internal/crc32c", "internal/durable", "internal/durable/onvfs", "internal/heap", "internal/keyspace", "internal/protowalk", "internal/sleep", "internal/slots", "internal/wake", "internal/wire"}
 
 type goPackage struct {
 	ImportPath string

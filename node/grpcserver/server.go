@@ -27,7 +27,7 @@ import (
 
 	"github.com/starling-kv/starling/api"
 	"github.com/starling-kv/starling/app"
-	"github.com/starling-kv/starling/internal/places"
+	"github.com/starling-kv/starling/internal/slots"
 )
 
 const (
@@ -82,7 +82,7 @@ type Server struct {
 	listener net.Listener
 	grpc     *grpc.Server
 	serving  sync.WaitGroup
-	calls    places.Places[netip.Prefix] // by host
+	calls    slots.Slots[netip.Prefix] // by host
 	counted  *prometheus.CounterVec
 
 	// comet guards the CometBFT: calls hold it for reading while they use it.

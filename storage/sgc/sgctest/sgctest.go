@@ -1,6 +1,6 @@
-// Package sgctest has what simulations compare the space-gaming cache with, and their keys: the
-// tests of package sgc and the benchmarks use it. It does not import package sgc, whose own tests
-// import it.
+// Package sgctest provides a reference LRU and key distributions for simulations of the
+// space-gaming cache, in the tests of package sgc and in benchmarks. It does not import package
+// sgc, whose own tests import it.
 package sgctest
 
 import (
@@ -50,7 +50,7 @@ type entry struct {
 	charge int64
 }
 
-// NewLRU returns an empty cache of budget bytes, of which a value takes charge.
+// NewLRU returns an empty cache of budget bytes. charge returns the bytes that a value costs.
 func NewLRU[Z ~int](budget int64, charge func(key, size int) int64) *LRU[Z] {
 	return &LRU[Z]{budget: budget, charge: charge, order: list.New(), entries: map[string]*list.Element{}}
 }

@@ -1,4 +1,4 @@
-package places
+package slots
 
 import (
 	"testing"
@@ -8,15 +8,15 @@ import (
 	"github.com/starling-kv/starling/internal/seeds"
 )
 
-// No number of clients keeps a further one from a place before all are taken, and no client has
+// No number of clients keeps a further one from a slot before all are taken, and no client has
 // more than half.
-func TestClientsLeavePlaces(t *testing.T) {
+func TestClientsLeaveSlots(t *testing.T) {
 	const most = 64
-	var p Places[string]
+	var s Slots[string]
 	var given []func()
 	all := func(client string) (n int) {
 		for {
-			release := p.Take(client, most)
+			release := s.Take(client, most)
 			if release == nil {
 				return n
 			}
@@ -26,27 +26,27 @@ func TestClientsLeavePlaces(t *testing.T) {
 	}
 	require.Equal(t, most/2, all("a"))
 	require.Equal(t, most/4, all("b"))
-	require.Nil(t, p.Take("a", most))
+	require.Nil(t, s.Take("a", most))
 	require.Equal(t, most/8, all(""))
-	require.Less(t, p.Taken(), most)
+	require.Less(t, s.Taken(), most)
 	for _, client := range []string{"c", "d", "e", "f"} {
 		all(client)
 	}
-	require.Equal(t, most, p.Taken())
-	require.Nil(t, p.TakeAny(most))
-	require.NotNil(t, p.TakeAny(most+1))
+	require.Equal(t, most, s.Taken())
+	require.Nil(t, s.TakeAny(most))
+	require.NotNil(t, s.TakeAny(most+1))
 	for _, release := range given {
 		release()
 	}
-	require.Equal(t, 1, p.Taken())
-	require.Empty(t, p.clients)
+	require.Equal(t, 1, s.Taken())
+	require.Empty(t, s.clients)
 }
 
-// Places that were given back are free again, and clients without a call are forgotten.
-func TestPlacesAreGivenBack(t *testing.T) {
+// Freed slots can be taken again, and clients without a call are forgotten.
+func TestSlotsAreFreed(t *testing.T) {
 	const most = 1024
 	rng := seeds.Rand(t)
-	var p Places[int]
+	var s Slots[int]
 	var held []func()
 	for range 20_000 {
 		if n := len(held); n > 0 && rng.IntN(3) == 0 {
@@ -55,19 +55,19 @@ func TestPlacesAreGivenBack(t *testing.T) {
 			held[i], held = held[n-1], held[:n-1]
 			continue
 		}
-		take := func() func() { return p.Take(rng.IntN(20), most) }
+		take := func() func() { return s.Take(rng.IntN(20), most) }
 		if rng.IntN(10) == 0 {
-			take = func() func() { return p.TakeAny(most) }
+			take = func() func() { return s.TakeAny(most) }
 		}
 		if release := take(); release != nil {
 			held = append(held, release)
 		}
-		require.Equal(t, len(held), p.Taken())
+		require.Equal(t, len(held), s.Taken())
 	}
 	require.Greater(t, len(held), most/2)
 	for _, release := range held {
 		release()
 	}
-	require.Zero(t, p.Taken())
-	require.Empty(t, p.clients)
+	require.Zero(t, s.Taken())
+	require.Empty(t, s.clients)
 }
