@@ -38,7 +38,8 @@ func Print(out io.Writer, keys int, stores map[string]Figures) {
 A commit is 1,000 sorted changes (80 % updates, 15 % inserts, 5 % deletes), each a Set or Delete, then the app hash and Commit.
 In it, starling and iavl sync a batch of the SDK's database (goleveldb). memiavl itself never syncs its log: a goroutine writes it,
 or, with "log in commit", the commit. With "log synced", we sync the log after each commit, which is as durable as starling. "not synced"
-is starling over a database whose WriteSync is Write, as durable as memiavl's log in the commit. The trees alone have no log and no multi-store. Times are medians; gets, entries and proofs alternate between stores.
+is starling over a database whose WriteSync is Write, as durable as memiavl's log in the commit. The trees alone have no log and no
+multi-store. Times are medians; gets, entries and proofs alternate between stores.
 "open" is a new process: IAVL loads no nodes, memiavl maps the snapshot that it has just made, ours reads all leaves into memory.
 memory: anonymous, after the load. memiavl's proof excludes the SDK's query around it.
 `)
