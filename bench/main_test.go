@@ -304,7 +304,7 @@ func TestCosmos(t *testing.T) {
 		require.GreaterOrEqual(t, f.Chunks, 3)
 		require.Greater(t, f.Bytes, int64(20_000*120))
 	}
-	require.Len(t, result.Targets, 7)
+	require.Len(t, result.Targets, 8)
 	require.Contains(t, result.Targets[6].Undecided, "20 blocks")
 	require.Len(t, result.Stores, 3)
 	for name, f := range result.Stores {
