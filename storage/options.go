@@ -50,8 +50,8 @@ type Options struct {
 	// durable that must not be older than the state. Its error fails the zone. Default: no call.
 	Before func(height int64) error
 
-	// CacheBytes is the size of the database's block cache; default 8 MiB. Two memtables take
-	// memory of their own, each at most that many bytes.
+	// CacheBytes is the size of the database's block cache; default 8 MiB. In addition, two
+	// memtables take memory, each at most as much as the cache.
 	CacheBytes int64
 
 	FlushBlocks   int           // a flush is due when this many blocks wait (default 50) ...

@@ -26,7 +26,9 @@ func Print(out io.Writer, keys int, stores map[string]Figures) {
 		rows = append(rows, row)
 	}
 	harness.PrintAligned(out, rows)
-	for _, pair := range [][2]string{{Starling, Memiavl}, {Starling, MemiavlSynced}, {StarlingUnsynced, MemiavlLogged}, {StarlingTree, MemiavlTree}, {Starling, IAVL}} {
+	for _, pair := range [][2]string{
+		{Starling, Memiavl}, {Starling, MemiavlSynced}, {StarlingUnsynced, MemiavlLogged}, {StarlingTree, MemiavlTree}, {Starling, IAVL},
+	} {
 		ours, a := stores[pair[0]]
 		theirs, b := stores[pair[1]]
 		if a && b {

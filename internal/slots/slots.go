@@ -10,8 +10,8 @@ type Slots[K comparable] struct {
 	clients map[K]int // guarded by mu; never 0
 }
 
-// Take takes a slot for a client, of limit slots. A client gets at most half of those that others
-// leave. release frees the slot; nil: the client gets none.
+// Take takes one of limit slots for a client, which gets at most half of those that others leave.
+// release frees the slot; it is nil if the client gets none.
 func (s *Slots[K]) Take(client K, limit int) (release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -33,7 +33,7 @@ func (s *Slots[K]) Take(client K, limit int) (release func()) {
 	}
 }
 
-// TakeAny takes a slot for a client that may take all of limit slots.
+// TakeAny takes one of limit slots for a client that may take all of them.
 func (s *Slots[K]) TakeAny(limit int) (release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

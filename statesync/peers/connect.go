@@ -211,8 +211,8 @@ func (p *Peers) ask(id transport.ID, conn transport.Conn, own bool, again <-chan
 	var asked time.Time
 	mayHaveParts, early := true, again
 	for {
-		// A slow proxy can delay each answer until its limit. So another address is looked for
-		// before and after each call, and at most one is dialled until the next round.
+		// A slow proxy can delay each answer until the call's time limit. So the loop looks for
+		// another address before and after each call, and dials at most one in a round.
 		move := !own
 		elsewhere := func() (next transport.Conn) {
 			if move {
@@ -294,8 +294,8 @@ func (p *Peers) advertised(by transport.ID, own bool, list []transport.Address) 
 }
 
 // elsewhere dials a discovered peer at another address that may be faster. It returns nil if there
-// is none, or if dialling fails; more is false in the second case.
-func (p *Peers) elsewhere(id transport.ID) (next transport.Conn, more bool) {
+// is none, or if dialling fails. none: it has dialled no address.
+func (p *Peers) elsewhere(id transport.ID) (next transport.Conn, none bool) {
 	p.mu.Lock()
 	a, ok := p.mu.book.better(time.Now(), id)
 	p.mu.Unlock()

@@ -45,7 +45,7 @@ func tells(list ...transport.Address) meddler {
 func TestHostileAliasOfAToldPeer(t *testing.T) {
 	type proxy struct {
 		rate   int64            // bytes per second
-		silent transport.Method // never answered
+		silent transport.Method // answered after an hour; 0: none
 		most   time.Duration    // of the join
 	}
 	for name, c := range map[string]proxy{
